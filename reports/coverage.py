@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from auditor.conclusions.strata import is_asked_in_part, weighted_extracted_share
 from auditor.core.counts import counted
-from auditor.core.result import AuditResult, Finding, Measurement, Stratum
+from auditor.core.result import AuditResult, Finding, Measurement, RecordCounts, Stratum
 from auditor.reports import escaping, phrases
 
 
@@ -115,16 +117,38 @@ def phrases_by_copies(finding: Finding, owner: str) -> list[str]:
 
 
 def asked_sentence(result: AuditResult) -> str:
-    """Return `41 of 135 records were asked, all 12 that occur more than once.`
+    """Return `41 of 135 records were asked: all 12 that occur more than once, 29 of the 123 others.`
 
     "" if all were asked, or records were not counted.
     """
     counts = result.benchmark.records.get("members")
     if counts is None or not counts.by_copies or counts.audited == sum(counts.by_copies.values()):
         return ""
-    reached = reached_label(result)
-    of_all, _, copied = reached.partition(", ")
-    return f"{of_all} were asked{f', {copied}' if copied else ''}."
+    asked = f"{_asked_of_population(counts)} were asked"
+    strata = next((finding.strata for finding in result.findings if finding.strata), ())
+    copied = [stratum for stratum in strata if (stratum.copies or 1) > 1]
+    others = [stratum for stratum in strata if stratum not in copied]
+    if not copied:
+        return f"{asked}."
+    n_copied = sum(stratum.population for stratum in copied)
+    verb = "occurs" if n_copied == 1 else "occur"
+    parts = [_asked_of_strata(copied, f"{n_copied:,} that {verb} more than once")]
+    if others:
+        n_others = sum(stratum.population for stratum in others)
+        parts.append(_asked_of_strata(others, counted(n_others, "other")))
+    return f"{asked}: {', '.join(parts)}."
+
+
+def _asked_of_strata(strata: Sequence[Stratum], which: str) -> str:
+    """Return `all 12 that occur more than once`, `29 of the 123 others`, `none of the others`."""
+    n_asked = sum(stratum.extracted.n for stratum in strata)
+    if n_asked == sum(stratum.population for stratum in strata):
+        return f"all {which}"
+    return f"{n_asked:,} of the {which}" if n_asked else f"none of the {which}"
+
+
+def _asked_of_population(counts: RecordCounts) -> str:
+    return f"{counts.audited:,} of {sum(counts.by_copies.values()):,} records"
 
 
 def weighted_share_phrase(finding: Finding) -> str:
@@ -139,24 +163,6 @@ def weighted_share_phrase(finding: Finding) -> str:
     return f"of all {share.n:,} records {between} (95%, weighted by copies)"
 
 
-def reached_label(result: AuditResult) -> str:
-    """Return `41 of 135 records, all 12 that occur more than once`, of the eligible records.
-
-    "" if records were not counted.
-    """
-    counts = result.benchmark.records.get("members")
-    if counts is None or not counts.by_copies:
-        return ""
-    strata = next((finding.strata for finding in result.findings if finding.strata), ())
-    copied = [stratum for stratum in strata if (stratum.copies or 1) > 1]
-    of_copied = ""
-    if copied:
-        n_asked, n_copied = sum(s.extracted.n for s in copied), sum(s.population for s in copied)
-        part = f"all {n_copied:,}" if n_asked == n_copied else f"{n_asked:,} of the {n_copied:,}"
-        of_copied = f", {part} that {'occurs' if n_copied == 1 else 'occur'} more than once"
-    return f"{counts.audited:,} of {sum(counts.by_copies.values()):,} records{of_copied}"
-
-
 def progress_line(result: AuditResult) -> str:
     """Return a progress line: the records attacked until now, and those recited."""
     measured = [f for f in result.findings if f.strata]
@@ -167,7 +173,5 @@ def progress_line(result: AuditResult) -> str:
         key=lambda finding: sum(phrases.hit_count_of_share(s.extracted) for s in finding.strata),
     )
     hits = sum(phrases.hit_count_of_share(s.extracted) for s in row.strata)
-    return (
-        f"{reached_label(result)}, asked so far: {hits:,} recited word for word "
-        f"({strata_label(row)})"
-    )
+    n_asked = _asked_of_population(result.benchmark.records["members"])
+    return f"{n_asked} asked so far: {hits:,} recited word for word ({strata_label(row)})"

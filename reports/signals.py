@@ -272,10 +272,14 @@ def _brief_number_label(signal: LeakSignal) -> str:
 def least_detectable_text(signal: LeakSignal) -> str:
     """Return the smallest number that would have been shown: `3.1%`, `0.56`, `all 4`."""
     m = signal.measured
-    if m is None or signal.status != signals.NOT_SHOWN or math.isnan(signal.least):
+    if m is None or signal.status != signals.NOT_SHOWN:
         return phrases.NOTHING
-    # No share is above 1: it takes all of them.
-    if m.unit in SHARES and signal.least >= 1:
+    # No share and no AUC is above 1. NaN: not even all of the records would be enough.
+    if m.unit in (*SHARES, AUC) and not signal.least <= 1:
+        return "no value of so few records"
+    if math.isnan(signal.least):
+        return phrases.NOTHING
+    if m.unit in SHARES and signal.least == 1:
         return f"all {m.n:,}"
     text = phrases.format_value(Measurement(m.name, signal.least, math.nan, math.nan, m.n, m.unit))
     return f"{text}{_UNITS.get(m.unit, '')}"

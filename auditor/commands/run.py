@@ -374,7 +374,7 @@ def audit_plan_and_print_result(
     hint = f"finished secrets are kept. Continue with: {' '.join(again)}"
 
     def publish(meanwhile: AuditResult) -> None:
-        files.write_result(folder.path, meanwhile)  # only the last result gets pages and plots
+        files.write_run_reports(folder.path, meanwhile, reveal)
         console.print_line_to_stderr(coverage.progress_line(meanwhile), 0)
 
     with console.open_progress_terminal(verbose, hint) as reporter:

@@ -37,9 +37,8 @@ _PART_SECONDS = 3.0
 # logits of the true tokens of a part: several methods read them in turn
 _LOGIT_BYTES = 2**28
 _FLAT = 10  # records: completing n records takes about n + 10 times the cost of another record
-# reserve for the final result, in durations of the last result: it has more records, pages and
-# plots
-_RESERVE = 8
+# reserve for the final result, in durations of the last result: it has more records
+_RESERVE = 1.5
 _AGAIN = 2  # growth in the number of records before the next intermediate result
 
 Publish = Callable[[AuditResult], None]
@@ -89,7 +88,7 @@ def ask_worst_first(
 
     Args:
         measure: computes the result of an audit whose secrets were all queried.
-        publish: shows and stores an intermediate result.
+        publish: shows an intermediate result and stores it with its reports, like the final one.
     """
     site, whole_benchmark = audit.site, audit.site.benchmark
     units = units_in_asking_order(whole_benchmark)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from auditor.conclusions.leak_readings import VERBATIM
 from auditor.conclusions.signals import NOT_SHOWN, SHOWN, assess_signals
@@ -120,6 +121,25 @@ def test_a_stratum_that_was_not_asked_leaves_the_whole_open(result: AuditResult)
     assert coverage.strata_label(verbatim_row(copied(result, 3, 12, 123, 29))) == (
         "16 copies: 3 of 12; 1 copy: 0 of 29 asked, of 123"
     )
+
+
+@pytest.mark.parametrize(
+    ("n", "single", "asked", "parts"),
+    [
+        (14, 121, 41, ": all 14 that occur more than once, 41 of the 121 others."),
+        (1, 121, 0, ": all 1 that occurs more than once, none of the 121 others."),
+        (12, 1, 0, ": all 12 that occur more than once, none of the 1 other."),
+    ],
+)
+def test_the_verdict_counts_the_asked_records_with_and_without_copies(
+    result: AuditResult, n: int, single: int, asked: int, parts: str
+) -> None:
+    made = copied(result, 0, n, single, asked)
+    counts = made.benchmark.records["members"]
+    counts = replace(counts, by_copies={"16": n, "1": single})
+    made = replace(made, benchmark=replace(made.benchmark, records={"members": counts}))
+    assert coverage.asked_sentence(made) == f"{n + asked} of {n + single} records were asked{parts}"
+    assert coverage.progress_line(made).startswith(f"{n + asked} of {n + single} records asked so")
 
 
 def test_what_was_left_out_is_said_by_its_rule(result: AuditResult) -> None:

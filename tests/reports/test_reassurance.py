@@ -284,12 +284,20 @@ def test_what_is_clean_is_said_to_be_with_what_it_would_have_taken() -> None:
 
 def test_of_so_few_that_all_would_have_to_be_extracted_no_percentage_is_told() -> None:
     """Of two records against two that were never trained on both are just enough; one never is."""
-    for n, found in ((2, "all 2"), (1, "–")):
+    for n, found in ((2, "all 2"), (1, "no value of so few records")):
         result = run_of(row("perplexity", share("recall", 0, n), share("recall_nonmembers", 0, 2)))
         (seen,) = (
             s for s in assess_signals(result).tested_signals("undefended") if s.kind is VERBATIM
         )
         assert least_detectable_text(seen) == found, (n, seen.least)
+
+
+def test_no_auc_above_1_is_said_to_be_significant() -> None:
+    """Of six records against six even an AUC of 1 may be chance: 1.09 was the smallest."""
+    for low, text in ((0.01, "no value of so few records"), (0.45, "0.650")):
+        result = run_of(row("membership", auc(0.6, low, 1.0)))
+        (signal,) = assess_signals(result).tested_signals("undefended")
+        assert least_detectable_text(signal) == text
 
 
 # --- whatever else may be measured

@@ -132,7 +132,9 @@ def test_a_check_without_time_still_asks_one_batch_the_copied_records_first(
         (4, COPIED, 2),
         (1, 27, 0),
     ]
-    assert coverage.reached_label(result) == "2 of 30 records, 2 of the 3 that occur more than once"
+    assert coverage.asked_sentence(result) == (
+        "2 of 30 records were asked: 2 of the 3 that occur more than once, none of the 27 others."
+    )
 
 
 def test_personal_data_are_looked_for_after_the_first_records_and_only_in_those_asked(
