@@ -117,9 +117,10 @@ def phrases_by_copies(finding: Finding, owner: str) -> list[str]:
 
 
 def asked_sentence(result: AuditResult) -> str:
-    """Return `41 of 135 records were asked: all 12 that occur more than once, 29 of the 123 others.`
+    """Return how many records were asked, of those with copies and of the others.
 
-    "" if all were asked, or records were not counted.
+    `41 of 135 records were asked: all 12 that occur more than once, 29 of the 123 others.` "" if
+    all were asked, or records were not counted.
     """
     counts = result.benchmark.records.get("members")
     if counts is None or not counts.by_copies or counts.audited == sum(counts.by_copies.values()):

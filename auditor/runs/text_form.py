@@ -8,7 +8,8 @@ nothing of attacks.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date, timedelta
 from pathlib import Path
@@ -28,6 +29,7 @@ from auditor.core.plan_parts import DataPlan
 from auditor.models.base import LanguageModel, implies_capability
 from auditor.runs.likeliest_reading import (
     choose_likeliest_reading,
+    is_choice_clear,
     lower_bound_of_mean_nll_gain,
     mean_suffix_nll_of_each_pair,
 )
@@ -36,13 +38,35 @@ from auditor.statistics.compare import compute_welch_interval
 from auditor.statistics.intervals import CONFIDENCE
 
 ROWS = 64  # rows of members, and of non-members, in a choice
+_FIRST_ROWS = 4  # of a hurried choice, which ends there if it is clear
 # lead in nats a token of non-members' answers that confirms a rendering
 MARGIN = 0.1
 _ANSWERS, _SAID, _BEFORE = 4, 128, 1024  # answers of a row; tokens of an answer; tokens before it
+_HURRIED_SAID = 32  # tokens of an answer in a hurried choice
 _DAYS_BEFORE, _DAYS = 14, 24  # most days tried before the model's files, and in all
 
 # (rows,) nats a token of the answers of the same rows
-Scores = dict[ChatRendering, Floats]
+Scores = Mapping[ChatRendering, Floats]
+
+
+class _ScoresOnDemand(Scores):
+    """Scores in each of these renderings, computed when they are first read."""
+
+    def __init__(
+        self,
+        forms: Sequence[ChatRendering],
+        score: Callable[[ChatRendering], Floats],
+    ) -> None:
+        self._forms, self._score = forms, functools.cache(score)
+
+    def __getitem__(self, form: ChatRendering) -> Floats:
+        return self._score(form)
+
+    def __iter__(self) -> Iterator[ChatRendering]:
+        return iter(self._forms)
+
+    def __len__(self) -> int:
+        return len(self._forms)
 
 
 @dataclass(frozen=True)
@@ -70,7 +94,8 @@ def choose_text_form(
     tokens.
 
     **Choice.** Rows of `--known`, else of `--data`, at most `most`: each answer's mean nll a token
-    in every candidate. The default rendering stays unless another is significantly more likely
+    in every candidate; if `most` is below `ROWS`, of the beginnings of a few answers, if these are
+    enough. The default rendering stays unless another is significantly more likely
     (`choose_likeliest_reading`); then, for a template that writes the day, the day is chosen alike.
     `--template` and `--date` decide it; the alternatives are scored all the same, and a more likely
     alternative is a doubt. A requested form needs no confirmation: only the user knows it.
@@ -119,7 +144,10 @@ def choose_text_form(
             "check it by"
         )
         return usual, TextForm(usual.name, usual.day, usual.digest, sentence)
-    sample = _score_renderings(model, candidates, usual, rows, nonmembers, f"rows of {flag}")
+    hurried = most < ROWS
+    sample = _score_renderings(
+        model, candidates, usual, rows, nonmembers, f"rows of {flag}", hurried
+    )
     best = usual
     if len(sample) and not is_requested:
         # The usual rendering may be missing if it writes too few of the rows.
@@ -128,7 +156,7 @@ def choose_text_form(
     doubts = _text_form_doubt_sentences(sample, best, is_requested) if len(sample) else []
     if best.writes_day:
         best, day_doubts = _rendering_on_likeliest_day(
-            _plausible_template_days(plan.date, name), model, best, rows
+            _plausible_template_days(plan.date, name), model, best, rows, hurried
         )
         doubts += day_doubts
     sentence = _text_form_choice_sentence(sample, best, usual, is_requested) + (
@@ -216,14 +244,19 @@ def _score_renderings(
     rows: Sequence[Conversation],
     others: Sequence[Conversation],
     description: str,
+    hurried: bool,
 ) -> _RenderingScores:
-    """Score the renderings. Drop a rendering that writes less than half of another's rows, and
-    of equal renderings all but the first. Raise AuditError for a row that the usual rendering
-    refuses."""
+    """Score the members' rows in each rendering, and the others' on demand.
+
+    Drop a rendering that writes less than half of another's rows, and of equal renderings all but
+    the first. Raise AuditError for a row that the usual rendering refuses.
+    """
     conversations = (*rows, *others)
     texts = {
         form: [
-            _rendered_answer_pairs(model, form, conversation, form == usual)
+            _rendered_answer_pairs(
+                model, form, conversation, form == usual, _HURRIED_SAID if hurried else _SAID
+            )
             for conversation in conversations
         ]
         for form in tried
@@ -241,21 +274,31 @@ def _score_renderings(
     members, outside = (
         [i for i in complete if (i < len(rows)) is inside] for inside in (True, False)
     )
-    nll = {
-        form: _mean_answer_nll_by_row(model, [texts[form][i] for i in complete]) for form in forms
-    }
-    split = len(members)
-    return _RenderingScores(
-        {form: values[:split] for form, values in nll.items()} if members else {},
-        {form: values[split:] for form, values in nll.items()} if outside else {},
-        f"{len(members)} {description}",
-    )
+
+    def score(form: ChatRendering, indices: Sequence[int]) -> Floats:
+        return _mean_answer_nll_by_row(model, [texts[form][i] for i in indices])
+
+    first = members[: _FIRST_ROWS if hurried else None]
+    nll = {form: score(form, first) for form in forms} if members else {}
+    if len(first) < len(members):
+        best = choose_likeliest_reading(forms[0], nll, looks=2)
+        if not is_choice_clear(best, nll, margin=0.0, looks=2, hurried=True):
+            rest = members[len(first) :]
+            nll = {form: np.concatenate([nll[form], score(form, rest)]) for form in forms}
+    others_nll = _ScoresOnDemand(forms, lambda form: score(form, outside)) if outside else {}
+    n_scored = len(next(iter(nll.values()), ()))
+    return _RenderingScores(nll, others_nll, f"{n_scored} {description}")
 
 
 def _rendered_answer_pairs(
-    model: LanguageModel, form: ChatRendering, conversation: Conversation, usual: bool
+    model: LanguageModel,
+    form: ChatRendering,
+    conversation: Conversation,
+    usual: bool,
+    n_tokens: int,
 ) -> tuple[Pair, ...]:
-    """Pair the answers of a row with their contexts, as far as the model has room."""
+    """Pair the first tokens of a row's answers with their contexts, as far as the model has
+    room."""
     try:
         rendered = chat.render_chat(model.tokenizer, conversation, form)
     except UnusableConversation:
@@ -268,14 +311,14 @@ def _rendered_answer_pairs(
         return ()
     default = model.prepended or tokenizer_default_prefix_token(model.tokenizer)
     prefix_token: Tokens = default if form.source is None else ()
-    room = min(_BEFORE + _SAID, model.max_positions or _BEFORE + _SAID) - len(prefix_token)
+    room = min(_BEFORE + n_tokens, model.max_positions or _BEFORE + n_tokens) - len(prefix_token)
     pairs = []
     trained_answers = [answer for answer in rendered.usable_answers if not answer.no_loss]
     # Each form spells tool calls differently: they decide only without other answers.
     answers = [answer for answer in trained_answers if answer.of == "content"] or trained_answers
     for start, end in [answer.said for answer in answers][:_ANSWERS]:
         # room - 1: a long answer leaves room for a token of its context.
-        suffix = rendered.tokens[start : min(end, start + _SAID, start + room - 1)]
+        suffix = rendered.tokens[start : min(end, start + n_tokens, start + room - 1)]
         prefix = (*prefix_token, *rendered.tokens[max(0, start - room + len(suffix)) : start])
         if prefix and suffix:
             pairs.append(Pair(prefix, suffix))
@@ -291,13 +334,17 @@ def _mean_answer_nll_by_row(model: LanguageModel, rows: Sequence[Sequence[Pair]]
 
 
 def _rendering_on_likeliest_day(
-    days: Sequence[str], model: LanguageModel, form: ChatRendering, rows: Sequence[Conversation]
+    days: Sequence[str],
+    model: LanguageModel,
+    form: ChatRendering,
+    rows: Sequence[Conversation],
+    hurried: bool,
 ) -> tuple[ChatRendering, list[str]]:
     """Return the form on the day with the most likely answers, and doubts about that day."""
     if len(days) == 1:  # --date
         return form, []
     dated = [replace(form, day=day) for day in days]
-    members = _score_renderings(model, dated, dated[0], rows, (), "").members
+    members = _score_renderings(model, dated, dated[0], rows, (), "", hurried).members
     best = choose_likeliest_reading(dated[0], members) if members else dated[0]
     rivals = [other for other in members if other != best]
     if rivals and all(
@@ -360,10 +407,10 @@ def _text_form_doubt_sentences(
         )
     if not sample.others:
         return doubts
-    remembers = [form for form in sample.members if _has_likelier_members(sample, form)]
-    if best in remembers:
+    if _has_likelier_members(sample, best):
         # The run reports the model's knowledge in this form (`scoring.doubt_if_members_likelier`).
         return doubts
+    remembers = [form for form in sample.members if _has_likelier_members(sample, form)]
     if remembers:
         doubts.append(
             f"members are more likely than non-members as {remembers[0].name_with_day}, but not as "

@@ -18,7 +18,7 @@ from auditor.core.nouns import TextForm
 from auditor.core.plan import Plan
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.plugins.benchmark import Benchmark
-from auditor.runs import text_form
+from auditor.runs import quick_check, text_form
 from auditor.runs.lab_site import make_site
 from auditor.runs.own_data import load_own_benchmark
 from auditor.runs.prefix_token import tokenizer_default_prefix_token, with_prefix_token
@@ -91,13 +91,16 @@ class World:
             model="tiny", data=data, **{"nonmembers": fresh, "known_fraction": 0.0, **asked}
         )
 
-    def data(self, held: TextForm | None = None, **asked: Any) -> Benchmark:
+    def data(
+        self, held: TextForm | None = None, form_rows: int | None = None, **asked: Any
+    ) -> Benchmark:
         return load_own_benchmark(
             self.plan(**asked).data,
             "tiny",
             0,
             HuggingFaceModel(self.model, self.words, "tiny"),
             held,
+            form_rows,
         )
 
     def recall(self, found: Benchmark) -> int:
@@ -146,6 +149,25 @@ def test_a_model_is_asked_in_the_form_that_it_was_trained_in(name: str, tmp_path
     assert found.text_form is not None and found.text_form.template == CHOSEN[name]
     assert world.truth == world.recall(found) >= MEMBERS // 2
     assert found.text_form.said in found.notes and "nats a token" in found.text_form.said
+    hurried = world.data(form_rows=quick_check.FORM_ROWS, **world.case.asked)
+    assert hurried.text_form is not None and hurried.text_form.template == CHOSEN[name]
+
+
+def test_a_check_reads_few_rows_for_a_clear_choice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before, it read non-members in every rendering, though members were likelier in the best."""
+    world, n_rows = World("messages", tmp_path), list[int]()
+    score = text_form._mean_answer_nll_by_row
+    monkeypatch.setattr(
+        text_form,
+        "_mean_answer_nll_by_row",
+        lambda model, rows: (n_rows.append(len(rows)), score(model, rows))[1],
+    )
+    world.data(form_rows=quick_check.FORM_ROWS)
+    *members, others = n_rows
+    assert len(members) > 1 and set(members) == {text_form._FIRST_ROWS}
+    assert others == quick_check.FORM_ROWS
 
 
 # --- when nothing seen is no evidence
