@@ -143,14 +143,21 @@ def _plan_with_answerable_methods(plan: Plan, site: Site) -> tuple[Plan, Limits]
     )
     known, chosen, limits = registry.list_methods(), list[str](), list[str]()
     sample = evenly_spaced_secrets(site.benchmark.secrets, SAMPLE)
+    substitutes = [name for name in plan.attacks.attack if known[name].instead_of_nonmembers]
+    unusable = [name for name in substitutes if not _has_subject_in(known[name], sample)]
+    # Ranks of personal data show what was trained on, as membership does.
+    only = " and ".join(
+        f"{name} ({known[name].measures})" for name in substitutes if name not in unusable
+    )
+    is_tested = f"tested only by {only}" if only else "not tested"
     for name in plan.attacks.attack:
         least = known[name].least_nonmembers
-        if known[name].instead_of_nonmembers and not _has_subject_in(known[name], sample):
+        if name in unusable:
             continue
         if least and plan.data.nonmembers is None:
             limits.append(
-                f"Without --nonmembers, records like these that it never saw, {name} cannot be "
-                "known."
+                "Without --nonmembers, records like these that it never saw, "
+                f"{name} is {is_tested}."
             )
         elif min(members, nonmembers) < least:
             limits.append(

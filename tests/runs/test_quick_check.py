@@ -326,10 +326,11 @@ def test_a_deep_check_is_the_usual_audit_of_the_same_records(given: Path) -> Non
 def test_personal_data_are_ranked_if_there_are_no_nonmembers_and_records_hold_some(
     given: Path, tmp_path: Path
 ) -> None:
-    def asked(data: Path, nonmembers: bool) -> tuple[str, ...]:
+    def asked(data: Path, nonmembers: bool) -> tuple[tuple[str, ...], quick_check.Limits]:
         fresh = str(given / "fresh.jsonl") if nonmembers else None
         plan = quick_check.quick_plan(str(given / "model"), str(data), fresh, 0)
-        return quick_check.prepare_check(plan, SilentReporter(), SweepCache())[0].attacks.attack
+        plan, limits = quick_check.prepare_check(plan, SilentReporter(), SweepCache())
+        return plan.attacks.attack, limits
 
     marked = tmp_path / "marked.jsonl"
     rows = [json.loads(line) for line in (given / "private.jsonl").read_text().splitlines()]
@@ -337,6 +338,12 @@ def test_personal_data_are_ranked_if_there_are_no_nonmembers_and_records_hold_so
         row["suffix"] += "11"
         row["pii"] = {"code": [row["suffix"][-5:]]}
     marked.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert "identifiers" in asked(marked, nonmembers=False)
-    assert "identifiers" not in asked(marked, nonmembers=True)
-    assert "identifiers" not in asked(given / "private.jsonl", nonmembers=False)
+    without = "Without --nonmembers, records like these that it never saw, membership is "
+    attacks, limits = asked(marked, nonmembers=False)
+    assert "identifiers" in attacks
+    # Their ranks are evidence of membership: the limits do not say that there is none.
+    assert limits == (f"{without}tested only by identifiers (rank among fresh values).",)
+    attacks, limits = asked(marked, nonmembers=True)
+    assert "identifiers" not in attacks and not limits
+    attacks, limits = asked(given / "private.jsonl", nonmembers=False)
+    assert "identifiers" not in attacks and limits == (f"{without}not tested.",)
