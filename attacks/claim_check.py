@@ -16,7 +16,7 @@ from torch import Tensor
 
 from auditor.core.nouns import Observation, Secret
 from auditor.core.result import Measurement
-from auditor.core.secret_randomness import secret_uniform_draws
+from auditor.core.secret_randomness import draw_secret_uniforms
 from auditor.models.base import DivergenceCheck
 from auditor.models.decoding import ANCESTRAL
 from auditor.plugins.options import require_options_at_least
@@ -32,7 +32,9 @@ from auditor.plugins.view import Sampling, View
 from auditor.statistics.composition import compute_renyi_conversion_penalty
 
 _DISTRIBUTION_ELEMENTS = 2**24  # probabilities of all parts in memory at once: 128 MiB of float64
-_SLACK, _LEAST = 1e-6, 1e-9  # tolerance for rounding: relative, and nats
+# tolerance for rounding: relative, and nats
+_SLACK = 1e-6
+_LEAST = 1e-9
 _FALSE_ALARM = 1e-9  # false alarm rate for draws that do have the distribution
 _PRIVATE = "realised divergences depend on the private data: do not publish"
 _COST = ("loss", "realised", "order")  # if nothing is claimed
@@ -77,7 +79,8 @@ class ClaimCheck(Probe):
         size = max(1, _DISTRIBUTION_ELEMENTS // (longest * model.vocab_size * model.parts))
 
         def look(batch: Sequence[Secret], prefixes: Tensor, suffixes: Tensor) -> list[Observation]:
-            length, results = suffixes.shape[1], list[Observation]()
+            length = suffixes.shape[1]
+            results = list[Observation]()
             positions = evenly_spaced_suffix_positions(self.positions, length)
             # Without the last token: suffix token i is drawn from the distribution after position
             # i.
@@ -112,7 +115,8 @@ class ClaimCheck(Probe):
 
         Y ~ p; the variance is the one under y ~ p.
         """
-        model, key = view.target, (view.seed, view.target_name, self.name)
+        model = view.target
+        key = (view.seed, view.target_name, self.name)
         # Normalise again in float64: float32 probabilities add up to 1 only roughly, and the sums
         # below are long.
         p = model.log_probs(prefixes, 1)[:, 0].double().log_softmax(-1).exp()
@@ -120,7 +124,7 @@ class ClaimCheck(Probe):
         mean = (p**2).sum(-1)
         # (secrets x draws, CHANNELS): a token has one position, and its own draw on every channel.
         noise = np.concatenate(
-            [secret_uniform_draws(self.draws, 1, *key, secret.id)[:, 0] for secret in secrets]
+            [draw_secret_uniforms(self.draws, 1, *key, secret.id)[:, 0] for secret in secrets]
         )
         owner = torch.arange(len(secrets), device=p.device).repeat_interleave(self.draws)
         excess = torch.zeros_like(mean)
@@ -159,7 +163,8 @@ class ClaimCheck(Probe):
             ]
         for relation in relations_claimed_in_observations(observations):
             values = _observation_nearest_to_breaking_claim(observations, relation).values
-            realised, claimed = values[f"realised_{relation}"], values[f"claimed_{relation}"]
+            realised = values[f"realised_{relation}"]
+            claimed = values[f"claimed_{relation}"]
             margin = 1 - _realised_to_claimed_ratio(realised, claimed)
             measured += [
                 _point_measurement_of_checked_queries(
@@ -179,10 +184,8 @@ class ClaimCheck(Probe):
         for relation in relations_claimed_in_observations(observations):
             worst = _observation_nearest_to_breaking_claim(observations, relation)
             if not _is_claim_violated(worst, relation):
-                realised, claimed = (
-                    worst.values[f"realised_{relation}"],
-                    worst.values[f"claimed_{relation}"],
-                )
+                realised = worst.values[f"realised_{relation}"]
+                claimed = worst.values[f"claimed_{relation}"]
                 # below 0 only by rounding
                 margin = max(0.0, 1 - _realised_to_claimed_ratio(realised, claimed))
                 sentences.append(
@@ -207,10 +210,8 @@ class ClaimCheck(Probe):
     def claim_violations(
         self, secrets: Sequence[Secret], observations: Observed
     ) -> tuple[str, ...]:
-        sentences, alias = (
-            non_divergence_claim_faults(observations),
-            {secret.id: secret.alias for secret in secrets},
-        )
+        sentences = non_divergence_claim_faults(observations)
+        alias = {secret.id: secret.alias for secret in secrets}
         for relation in relations_claimed_in_observations(observations):
             worst = _observation_nearest_to_breaking_claim(observations, relation)
             if _is_claim_violated(worst, relation):
@@ -286,10 +287,8 @@ def relations_unclaimed_in_observations(observations: Sequence[Observation]) -> 
 
 def data_dependent_epsilon_of_queries(observations: Sequence[Observation], relation: str) -> float:
     """Return epsilon (nats) at `DELTA` of all checked queries, by their own distributions."""
-    loss, order = (
-        float(value_column(observations, f"loss_{relation}").sum()),
-        observations[0].values[f"order_{relation}"],
-    )
+    loss = float(value_column(observations, f"loss_{relation}").sum())
+    order = observations[0].values[f"order_{relation}"]
     # Identical distributions cost 0, without the constant that the conversion to epsilon adds
     # (formulas B2.5).
     return max(0.0, loss + compute_renyi_conversion_penalty(order, DELTA)) if loss else 0.0
@@ -321,7 +320,8 @@ def non_divergence_claim_faults(observations: Observed) -> list[str]:
 
 
 def _is_claim_violated(worst: Observation, relation: str) -> bool:
-    realised, claimed = worst.values[f"realised_{relation}"], worst.values[f"claimed_{relation}"]
+    realised = worst.values[f"realised_{relation}"]
+    claimed = worst.values[f"claimed_{relation}"]
     return not realised <= claimed * (1 + _SLACK) + _LEAST  # NaN is not within a claim
 
 

@@ -125,10 +125,8 @@ class EpsilonAudit(Probe):
         queries = [Query(secret.id, secret.prefix, len(secret.suffix)) for secret in secrets]
         for batch in view.candidates(queries, self.sampling()):
             for query, samples in batch:
-                matches, weights = (
-                    samples.suffixes.cpu().numpy() == suffixes[query.id],
-                    samples.counts.cpu().numpy(),
-                )
+                matches = samples.suffixes.cpu().numpy() == suffixes[query.id]
+                weights = samples.counts.cpu().numpy()
                 # (distinct, length): 1 up to the first different token; counts are the draws of
                 # each.
                 agreeing = matches.cumprod(axis=1).sum(axis=1) @ weights / weights.sum()
@@ -183,10 +181,8 @@ class EpsilonAudit(Probe):
     ) -> tuple[Audited, ...]:
         # Tuples, since the cache takes only hashable arguments.
         coins = tuple(secret.canary is not None and bool(secret.canary.coin) for secret in secrets)
-        scores, delta = (
-            tuple(value_column(observations, "score").tolist()),
-            observations.facts["delta"],
-        )
+        scores = tuple(value_column(observations, "score").tolist())
+        delta = observations.facts["delta"]
         copies = self._count_unit_copies(secrets)
         return tuple(
             replace(a, unit=self.unit)
@@ -215,7 +211,8 @@ class EpsilonAudit(Probe):
     def notes(self, secrets: Sequence[Secret], observations: Observed) -> tuple[str, ...]:
         main = self.epsilon_lower_bounds(secrets, observations)[0]
         inside = sum(secret.member for secret in secrets)
-        times, copied = self._canary_insertion_count(secrets), main.copies > 1
+        times = self._canary_insertion_count(secrets)
+        copied = main.copies > 1
         unit = f"one {self.unit}" + (
             f", of which {main.copies} copies are a group" if copied else ""
         )
@@ -237,11 +234,9 @@ class EpsilonAudit(Probe):
     def _inclusion_score_phrase(self, observations: Sequence[Observation]) -> str:
         if self.draws_samples:
             return f"how far {self.samples} drawn completions agree with it, in tokens"
-        return (
-            "loss minus that under the reference model"
-            if self._is_compared_to_reference(observations)
-            else "loss"
-        )
+        if self._is_compared_to_reference(observations):
+            return "loss minus that under the reference model"
+        return "loss"
 
 
 @lru_cache(maxsize=8)

@@ -18,7 +18,7 @@ from auditor.attacks.likelihood_ranking import (
 )
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.nouns import Pair
-from auditor.core.secret_randomness import keyed_random_generator
+from auditor.core.secret_randomness import make_keyed_generator
 from auditor.generation.sample import SuffixCandidates
 from auditor.models.base import LanguageModel
 from auditor.models.memory import BatchSizeLimit
@@ -77,11 +77,9 @@ class Ethicist(SamplingAttack):
 
     @property
     def required_capabilities(self) -> tuple[str, ...]:
-        return (
-            super().required_capabilities
-            if self.confidence == "calibrated"
-            else add_required_capability(super().required_capabilities, "likelihood")
-        )
+        if self.confidence == "calibrated":
+            return super().required_capabilities
+        return add_required_capability(super().required_capabilities, "likelihood")
 
     def soft_prompt_rows(self) -> int:
         return self.prompt_length
@@ -96,11 +94,9 @@ class Ethicist(SamplingAttack):
             return self.tune_on
         if view.has_capability("embeddings"):
             return "target"
-        return (
-            "none"
-            if view.public is None or "embeddings" not in view.target.capabilities
-            else "public"
-        )
+        if view.public is None or "embeddings" not in view.target.capabilities:
+            return "none"
+        return "public"
 
     def soft_prompt_name(self, view: View) -> str:
         on = self.choose_tuning_model_label(view)
@@ -180,10 +176,10 @@ class Ethicist(SamplingAttack):
         validation: Sequence[Pair],
         key: tuple[str | int, ...],
     ) -> dict[str, Any]:
-        order = keyed_random_generator(*key, "order")
+        order = make_keyed_generator(*key, "order")
         # On the CPU, to draw the same members for any device of the model.
         noise = torch.Generator().manual_seed(
-            int(keyed_random_generator(*key, "members").integers(2**62))
+            int(make_keyed_generator(*key, "members").integers(2**62))
         )
         # Start at embedding rows 0..P-1 with AdamW's eps 1e-6: the authors' settings (formulas A1).
         # Use float32 for any model: bfloat16 would round small steps away.
@@ -198,7 +194,10 @@ class Ethicist(SamplingAttack):
             optimizer, partial(_prompt_learning_rate_factor, warmup, steps)
         )
         # The initial prompt is not a candidate: the paper keeps the best *epoch*.
-        best, best_epoch, best_loss, history = prompt, 0, np.inf, []
+        best = prompt
+        best_epoch = 0
+        best_loss = np.inf
+        history = []
         at_once = BatchSizeLimit(_PAIRS_AT_ONCE)
 
         def loss_of(pairs: Sequence[Pair], learn: Callable[[Tensor], None]) -> float:
@@ -227,7 +226,9 @@ class Ethicist(SamplingAttack):
             history.append(loss)
             # NaN is never smaller, so a diverged epoch is never the best.
             if loss < best_loss:
-                best, best_epoch, best_loss = prompt.detach().clone(), epoch, loss
+                best = prompt.detach().clone()
+                best_epoch = epoch
+                best_loss = loss
             if epoch - best_epoch >= self.patience:
                 break
         return {
@@ -257,10 +258,8 @@ class Ethicist(SamplingAttack):
             for start in range(0, len(group), size):
                 noise.set_state(members)
                 batch = group[start : start + size]
-                weight, loss = (
-                    share * len(batch) / len(group),
-                    self._prompt_tuning_loss(model, batch, prompt, noise),
-                )
+                weight = share * len(batch) / len(group)
+                loss = self._prompt_tuning_loss(model, batch, prompt, noise)
                 # backward immediately: gradients add up, and graphs need not coexist in memory
                 learn(loss * weight)
                 total += weight * float(loss.detach())
@@ -274,7 +273,8 @@ class Ethicist(SamplingAttack):
         Shorter pairs are padded at their end, which no earlier distribution depends on.
         """
         suffixes = torch.tensor([pair.suffix for pair in pairs], device=model.device)
-        most, length = max(len(pair.prefix) for pair in pairs), suffixes.shape[1]
+        most = max(len(pair.prefix) for pair in pairs)
+        length = suffixes.shape[1]
         padding = torch.tensor([most - len(pair.prefix) for pair in pairs], device=model.device)
         texts = [
             [*pair.prefix, *pair.suffix[:-1], *[0] * (most - len(pair.prefix))] for pair in pairs
@@ -313,11 +313,10 @@ class Ethicist(SamplingAttack):
     def _ranking_phrase_and_score_function(self, view: View) -> tuple[str, Callable[[Any], Tensor]]:
         """Return the ranking in words, and the function that scores one prefix's candidates."""
         if self.confidence != "calibrated":
-            words = (
-                "perplexity against the reference model's"
-                if self.confidence == "reference"
-                else "perplexity"
-            )
+            if self.confidence == "reference":
+                words = "perplexity against the reference model's"
+            else:
+                words = "perplexity"
             return f"candidates ranked by {words}", lambda c: -mean_nll_of_candidates(c)
         if not view.has_capability("likelihood"):
             return (
@@ -371,7 +370,7 @@ def split_prompt_tuning_and_validation_pairs(
             f"{len(known)}: give --known FILE or --known-fraction, or -A ethicist.tune_on=none"
         )
     # Keyed only by the seed: every prompt is validated on the same pairs.
-    order = keyed_random_generator(seed, "known", "split").permutation(len(known))
+    order = make_keyed_generator(seed, "known", "split").permutation(len(known))
     n_validation = min(len(known) - 1, max(1, round(validation * len(known))))
     return [known[i] for i in order[n_validation:]], [known[i] for i in order[:n_validation]]
 
@@ -395,10 +394,8 @@ def _prompt_tuning_groups_with_shares(
     group: list[Pair] = []
     for pair in sorted(pairs, key=lambda pair: (len(pair.suffix), len(pair.prefix))):
         if group:
-            other, size = (
-                len(pair.suffix) != len(group[0].suffix),
-                rows + len(group[0].prefix) + len(pair.suffix),
-            )
+            other = len(pair.suffix) != len(group[0].suffix)
+            size = rows + len(group[0].prefix) + len(pair.suffix)
             if (
                 other
                 or len(group) == _PAIRS_AT_ONCE
@@ -416,6 +413,6 @@ def _prompt_learning_rate_factor(warmup: int, steps: int, step: int) -> float:
     The decay reaches zero at `steps`.
     """
     # `LambdaLR` counts from 0: the first step has 1 / warmup of the rate instead of 0.
-    return (
-        (step + 1) / warmup if step < warmup else max(0.0, (steps - step) / max(1, steps - warmup))
-    )
+    if step < warmup:
+        return (step + 1) / warmup
+    return max(0.0, (steps - step) / max(1, steps - warmup))

@@ -14,7 +14,7 @@ from auditor.core.canary_space import CanarySpace
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.nouns import Canary, Observation, Secret, Tokens
 from auditor.core.result import Measurement
-from auditor.core.secret_randomness import keyed_random_generator
+from auditor.core.secret_randomness import make_keyed_generator
 from auditor.generation import constrained, tries
 from auditor.models.decoding import ANCESTRAL
 from auditor.plugins.probe import (
@@ -88,7 +88,8 @@ class Exposure(Probe):
         return completed
 
     def measurements(self, secrets: Sequence[Secret], observations: Observed) -> list[Measurement]:
-        member, most = member_mask(secrets), _maximum_exposure_bits(observations)
+        member = member_mask(secrets)
+        most = _maximum_exposure_bits(observations)
         # As shares of the most possible bits: the interval of a mean needs numbers in [0, 1].
         bits = value_column(observations, "exposure_bits") / most
         measured = mean_probability_with_nonmember_baseline("exposure", bits, member, _WHICH)
@@ -215,10 +216,12 @@ class _CanarySpaceRanking:
     """Rank the canaries of one space on one target."""
 
     def __init__(self, probe: Exposure, view: View, space: CanarySpace) -> None:
-        self.probe, self.view, self.space = probe, view, space
+        self.probe = probe
+        self.view = view
+        self.space = space
         self.exact = space.size <= probe.enumerate
         # Keyed without the target, to measure every model by the same references.
-        noise = keyed_random_generator("exposure", "references", view.seed, space.format)
+        noise = make_keyed_generator("exposure", "references", view.seed, space.format)
         self.references = [space.draw(noise) for _ in range(probe.references)]
         encoded = tries.encode_without_special_tokens(view.tokenizer, self.references)
         self.tokens = {text: tuple(ids) for text, ids in zip(self.references, encoded, strict=True)}
@@ -228,11 +231,10 @@ class _CanarySpaceRanking:
         encoded = [
             tuple(ids) for ids in tries.encode_without_special_tokens(self.view.tokenizer, texts)
         ]
-        exposures = (
-            self._exact_exposures(encoded)
-            if self.exact
-            else self._estimated_exposures(texts, encoded)
-        )
+        if self.exact:
+            exposures = self._exact_exposures(encoded)
+        else:
+            exposures = self._estimated_exposures(texts, encoded)
         for secret, values in zip(secrets, exposures, strict=True):
             yield Observation(secret.id, values)
 
@@ -249,18 +251,18 @@ class _CanarySpaceRanking:
         return head
 
     def _exact_exposures(self, suffixes: Sequence[Tokens]) -> list[dict[str, float]]:
-        view, tree = self.view, tries.load_or_build_trie(self.space, self.view.tokenizer)
+        view = self.view
+        tree = tries.load_or_build_trie(self.space, self.view.tokenizer)
         tries.check_model_has_trie_tokens(view.target, tree)
-        context, tails = (
-            self._require_token_before_canaries(tree.head),
-            [tokens[len(tree.head) :] for tokens in suffixes],
-        )
+        context = self._require_token_before_canaries(tree.head)
+        tails = [tokens[len(tree.head) :] for tokens in suffixes]
         nll = tries.compute_continuation_nlls(view.target, context, tails)
         uniform = [self.tokens[text][len(tree.head) :] for text in self.references]
         references = tries.compute_continuation_nlls(view.target, context, uniform)
         # Ties count against exposure (formulas B6), including those that float noise may have
         # split.
-        limits, nodes = tries.add_tie_margin(nll), self.probe.nodes
+        limits = tries.add_tie_margin(nll)
+        nodes = self.probe.nodes
         # Without a budget one search serves all: a canary's count does not depend on the other
         # canaries.
         groups = [[limit] for limit in limits] if nodes else [list(limits)]
@@ -285,11 +287,12 @@ class _CanarySpaceRanking:
             least = max(1, better)  # the canary itself may be among the unseen
             # Unseen texts may all be likelier, but at most e^nll are as likely as the canary: their
             # masses add up to 1.
-            most = (
-                max(least, min(least + n_unseen, exposure.rank_upper_bound(x, self.space.size)))
-                if n_unseen
-                else least
-            )
+            if n_unseen:
+                most = max(
+                    least, min(least + n_unseen, exposure.rank_upper_bound(x, self.space.size))
+                )
+            else:
+                most = least
             estimate = exposure.RankEstimate(least, least, most)
             # For a canary that was never inserted, P(exposure >= e) <= 2^-e (formulas A8).
             null_p = 2.0 ** -exposure.compute_exposure(most, self.space.bits)
@@ -300,17 +303,16 @@ class _CanarySpaceRanking:
     def _estimated_exposures(
         self, texts: Sequence[str], suffixes: Sequence[Tokens]
     ) -> list[dict[str, float]]:
-        view, size = self.view, self.space.size
+        view = self.view
+        size = self.space.size
         head = constrained.find_common_proper_prefix([*suffixes, *self.tokens.values()])
-        guide, context = (
-            constrained.TokenGuide(self.space, view.tokenizer, head),
-            self._require_token_before_canaries(head),
-        )
+        guide = constrained.TokenGuide(self.space, view.tokenizer, head)
+        context = self._require_token_before_canaries(head)
         tails = [tokens[len(head) :] for tokens in suffixes]
         uniform = [self.tokens[text][len(head) :] for text in self.references]
         for tail in (*tails, *uniform):
             guide.check_tokens_can_be_drawn(tail)
-        noise = keyed_random_generator("exposure", "draws", view.seed, self.space.format)
+        noise = make_keyed_generator("exposure", "draws", view.seed, self.space.format)
         uniforms = noise.random((self.probe.draws, guide.get_max_tail()))
         samples = constrained.draw_constrained_texts(view.target, guide, context, uniforms)
         scored = constrained.score_constrained_texts(
@@ -326,15 +328,14 @@ class _CanarySpaceRanking:
             len(samples.texts),
             size,
         )
-        distribution, exposures = exposure.fit_skew_normal(scored.nll), []
+        distribution = exposure.fit_skew_normal(scored.nll)
+        exposures = []
         nll = tries.compute_continuation_nlls(view.target, context, tails)
         for x, limit, text in zip(
             nll.tolist(), tries.add_tie_margin(nll).tolist(), texts, strict=True
         ):
-            estimate, null_p = (
-                exposure.estimate_canary_rank(limit, text, draws),
-                exposure.compute_canary_p_value(x, scored.nll),
-            )
+            estimate = exposure.estimate_canary_rank(limit, text, draws)
+            null_p = exposure.compute_canary_p_value(x, scored.nll)
             values = self._exposure_values_of_canary(x, estimate, null_p, scored.nll, distribution)
             exposures.append({**values, "exact": 0.0, "estimated": 1.0})
         return exposures

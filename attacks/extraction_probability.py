@@ -128,9 +128,9 @@ class ExtractionProbability(DistributionProbe):
 
     def window_token_lengths(self) -> list[int]:
         """Return the window lengths in tokens; empty without `bracket`."""
-        return (
-            _parse_extraction_option_numbers("windows", self.windows, int) if self.bracket else []
-        )
+        if self.bracket:
+            return _parse_extraction_option_numbers("windows", self.windows, int)
+        return []
 
     def observe_secrets(self, view: View, secrets: Sequence[Secret]) -> Iterator[Observation]:
         view.require_capability(*self.required_capabilities)
@@ -152,11 +152,10 @@ class ExtractionProbability(DistributionProbe):
                 for i, secret in enumerate(batch)
             ]
 
-        size = (
-            min(_SECRETS_AT_ONCE, near_verbatim_batch_size(model, self.near_beams))
-            if self.bracket
-            else _SECRETS_AT_ONCE
-        )
+        if self.bracket:
+            size = min(_SECRETS_AT_ONCE, near_verbatim_batch_size(model, self.near_beams))
+        else:
+            size = _SECRETS_AT_ONCE
         yield from observe_in_batches(view, secrets, size, look)
 
     def add_joint_values(
@@ -178,22 +177,23 @@ class ExtractionProbability(DistributionProbe):
         ]
 
     def measurements(self, secrets: Sequence[Secret], observations: Observed) -> list[Measurement]:
-        member, exact = member_mask(secrets), _has_exact_probability(observations)
-        measured, ends = list[Measurement](), _suffix_log_p_columns_by_name_ending(observations)
+        member = member_mask(secrets)
+        exact = _has_exact_probability(observations)
+        measured = list[Measurement]()
+        ends = _suffix_log_p_columns_by_name_ending(observations)
         lengths = suffix_lengths_note([len(secret.suffix) for secret in secrets if secret.member])
         one_sample = ", ".join(filter(None, ("one sample", lengths)))
         for end, log_p in ends:
-            name, any_of_1 = (
-                f"extraction_probability{end}",
-                compute_any_sample_probability(log_p, 1),
-            )
+            name = f"extraction_probability{end}"
+            any_of_1 = compute_any_sample_probability(log_p, 1)
             measured += mean_probability_with_nonmember_baseline(
                 name, any_of_1, member, one_sample, excess=exact
             )
         for n, (end, log_p) in itertools.product(self.any_of_n_sample_counts(), ends):
             # The mean of 1 - (1 - p)^n over secrets (formulas A4), by log1p, since p may be far
             # below the resolution of 1 - p.
-            name, any_of_n = f"expected_any_of_{n}{end}", compute_any_sample_probability(log_p, n)
+            name = f"expected_any_of_{n}{end}"
+            any_of_n = compute_any_sample_probability(log_p, n)
             measured += mean_probability_with_nonmember_baseline(
                 name, any_of_n, member, lengths, excess=False
             )
@@ -371,7 +371,8 @@ _NEAR = "near_verbatim_probability"
 
 def suffix_lengths_note(lengths: Sequence[int]) -> str:
     """Return `suffixes of 8 to 50 tokens`; "" if all are of one length."""
-    shortest, longest = min(lengths, default=0), max(lengths, default=0)
+    shortest = min(lengths, default=0)
+    longest = max(lengths, default=0)
     return f"suffixes of {shortest} to {longest} tokens" if shortest < longest else ""
 
 
@@ -383,11 +384,10 @@ def _suffix_log_p_columns_by_name_ending(
     observations: Sequence[Observation],
 ) -> list[tuple[str, Floats]]:
     """Return (ending of a measurement's name, log p in nats): the exact value or its bounds."""
-    ends = (
-        {"": "log_p"}
-        if _has_exact_probability(observations)
-        else {AT_LEAST: "log_p_least", AT_MOST: "log_p_most"}
-    )
+    if _has_exact_probability(observations):
+        ends = {"": "log_p"}
+    else:
+        ends = {AT_LEAST: "log_p_least", AT_MOST: "log_p_most"}
     return [(end, value_column(observations, name)) for end, name in ends.items()]
 
 

@@ -68,7 +68,8 @@ class GradientAudit(Probe):
         )
 
     def observe_secrets(self, view: View, secrets: Sequence[Secret]) -> Iterator[Observation]:
-        canaries, ids = view.recorded_gradient_canaries(), {secret.id for secret in secrets}
+        canaries = view.recorded_gradient_canaries()
+        ids = {secret.id for secret in secrets}
         scores = canaries.scores if self.score == "likelihood" else canaries.sums
         for secret, score in zip(self.textless_subjects(view), scores, strict=True):
             if secret.id in ids:
@@ -88,7 +89,8 @@ class GradientAudit(Probe):
     def epsilon_lower_bounds(
         self, secrets: Sequence[Secret], observations: Observed
     ) -> tuple[Audited, ...]:
-        facts, scores = observations.facts, value_column(observations, "score")
+        facts = observations.facts
+        scores = value_column(observations, "score")
         unit = "user" if facts["per_user"] else "record"
         # the reported sampling
         sampling = (
@@ -134,7 +136,8 @@ def _gradient_accounting_fault_sentences(counts: Mapping[str, float]) -> Iterato
         yield (
             f"the training released {releases:,.0f} noisy sums, and {steps:,.0f} are accounted for"
         )
-    draws, rate = counts["canaries"] * releases, counts["sampling_rate"]
+    draws = counts["canaries"] * releases
+    rate = counts["sampling_rate"]
     # P[X >= drawn], X ~ Binomial(draws, rate): `sf` is strictly above.
     if binom.sf(counts["drawn"] - 1, draws, rate) < _FALSE_ALARM:
         yield (

@@ -23,7 +23,7 @@ from auditor.core.arrays import Bools, Floats, Ints
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.nouns import Observation, Secret, Tokens
 from auditor.core.result import Finding, Measurement, OwnSection, OwnTable
-from auditor.core.secret_randomness import keyed_random_generator
+from auditor.core.secret_randomness import make_keyed_generator
 from auditor.generation.constrained import find_common_proper_prefix
 from auditor.generation.tries import add_tie_margin, encode_without_special_tokens
 from auditor.models.base import LanguageModel
@@ -165,7 +165,7 @@ class Identifiers(Probe):
         self, view: View, base: LanguageModel | None, secret: Secret, value: FoundValue
     ) -> dict[str, float] | None:
         """Return the value's rank under the target and the base; None for an unrankable value."""
-        noise = keyed_random_generator("identifiers", view.seed, secret.id, value.text)
+        noise = make_keyed_generator("identifiers", view.seed, secret.id, value.text)
         alternatives = value.format.alternatives_of_value(
             value.text, self.alternatives, self.enumerate, noise
         )

@@ -180,9 +180,10 @@ def scores_against_lower_case(
     assert view.tokenizer is not None
     texts_by_index: dict[int, tuple[tuple[Tokens, Tokens], tuple[Tokens, Tokens]]] = {}
     for i, (prefix, suffix) in enumerate(pairs):
-        room = (
-            None if view.target.max_positions is None else view.target.max_positions - len(prefix)
-        )
+        if view.target.max_positions is None:
+            room = None
+        else:
+            room = view.target.max_positions - len(prefix)
         text = view.tokenizer.decode(suffix)
         as_is, lowered = (
             _tokens_of_text(view.tokenizer, form)[:room] for form in (text, text.lower())

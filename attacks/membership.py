@@ -118,22 +118,23 @@ class Membership(Probe):
         view.require_capability(*self.required_capabilities)
         self.check_inputs(view, secrets)
         reference = self._usable_reference_model(view)
-        references = (
-            view.references(self.references) if self.references and view.references else None
-        )
+        if self.references and view.references:
+            references = view.references(self.references)
+        else:
+            references = None
 
         def look(batch: Sequence[Secret], prefixes: Tensor, suffixes: Tensor) -> list[Observation]:
-            readings, observed = (
-                measure_token_readings(view.target, prefixes, suffixes),
-                list[Observation](),
-            )
-            reference_readings = (
-                measure_token_readings(reference, prefixes, suffixes) if reference else None
-            )
+            readings = measure_token_readings(view.target, prefixes, suffixes)
+            observed = list[Observation]()
+            if reference:
+                reference_readings = measure_token_readings(reference, prefixes, suffixes)
+            else:
+                reference_readings = None
             others = self._reference_log_probs_and_seen_flags(references, batch, prefixes, suffixes)
-            lowered = (
-                self._scores_against_lower_case(view, batch, readings) if self.lowercase else []
-            )
+            if self.lowercase:
+                lowered = self._scores_against_lower_case(view, batch, readings)
+            else:
+                lowered = []
             for i, secret in enumerate(batch):
                 values = self._scores_from_token_readings(
                     readings.readings_of_text(i),
@@ -310,10 +311,8 @@ class Membership(Probe):
         )
         log_probs = value_column(observations, "loss")
         ratio = membership.compute_rmia_log_ratio(log_probs, reference_log_probs, saw == 1)
-        confidences, reference_confidences = (
-            membership.compute_logit_confidence(log_probs),
-            membership.compute_logit_confidence(reference_log_probs),
-        )
+        confidences = membership.compute_logit_confidence(log_probs)
+        reference_confidences = membership.compute_logit_confidence(reference_log_probs)
         return {
             _RATIO: ratio,
             "rmia": membership.compute_rmia_share(ratio, ~member, group),
@@ -350,9 +349,10 @@ class Membership(Probe):
         """Return AUCs of detecting a person's data from untrained records, and the reference's."""
         if all(secret.user is None for secret in secrets):
             return ()
-        chosen = (
-            "reference" if "reference" in self._usable_scores_by_name(observations) else self.score
-        )
+        if "reference" in self._usable_scores_by_name(observations):
+            chosen = "reference"
+        else:
+            chosen = self.score
         scores = {people.INFERENCE: _score_of_each_record(chosen, observations)}
         if "reference_alone" in self._target_free_baseline_scores(observations):
             scores[people.INFERENCE_CONTROL] = _score_of_each_record(
@@ -397,7 +397,8 @@ class Membership(Probe):
         self, secrets: Sequence[Secret], observations: Observed
     ) -> dict[str, Measurement]:
         """Return the main AUC of the members of each repeat count against all non-members."""
-        main, member = _score_of_each_record(self.score, observations), member_mask(secrets)
+        main = _score_of_each_record(self.score, observations)
+        member = member_mask(secrets)
         widen = _auc_widening_by_score(observations, member)[self.score]
         return {
             str(r): roc.estimate_auc(auc_name(""), main[mask], main[~member], widen=widen)
@@ -409,10 +410,8 @@ class Membership(Probe):
         self, secrets: Sequence[Secret], observations: Observed
     ) -> dict[str, list[float]]:
         """Return the scores, from which every number of the row can be recomputed."""
-        main, sound = (
-            _score_of_each_record(self.score, observations),
-            self._usable_scores_by_name(observations),
-        )
+        main = _score_of_each_record(self.score, observations)
+        sound = self._usable_scores_by_name(observations)
         columns = {"": main, **self._target_free_baseline_scores(observations), **sound}
         return {name_score_column(name): scores.tolist() for name, scores in columns.items()}
 
@@ -550,7 +549,8 @@ def _unrankable_scores_reason(scores: Floats) -> str:
 
 def _too_few_records_reason(member: Bools) -> str:
     """Explain which records are missing to distinguish members; "" if none are."""
-    n_members, n_nonmembers = int(member.sum()), int((~member).sum())
+    n_members = int(member.sum())
+    n_nonmembers = int((~member).sum())
     if min(n_members, n_nonmembers) >= roc.LEAST:
         return ""
     return (
@@ -619,10 +619,8 @@ def _membership_token_statistics(
 
     Mean and deviation are under the distribution.
     """
-    log_prob, leads = (
-        distribution.gather(-1, tokens.unsqueeze(-1)).squeeze(-1),
-        distribution.argmax(-1) == tokens,
-    )
+    log_prob = distribution.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+    leads = distribution.argmax(-1) == tokens
     log_p = distribution.clamp_min(_LEAST_LOG)  # a copy, overwritten below
     p = log_p.exp()
     mean = (p * log_p).sum(-1, keepdim=True)

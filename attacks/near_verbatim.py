@@ -181,7 +181,8 @@ def near_verbatim_probability_bound(
         # 0.
         if not len(parents):
             break
-        log_q, owner = children[parents, tokens], owner[parents]
+        log_q = children[parents, tokens]
+        owner = owner[parents]
         verbatim = verbatim[parents] & (tokens == truth[parents])
         matches = aims[parents] == tokens.unsqueeze(-1)
         place = matches.int().argmax(-1)  # any place of the token: its rows are equal
@@ -202,7 +203,8 @@ def _edit_distances_of_beam_children(edits: Tensor, aims: Tensor) -> tuple[Tenso
     equal = aims.unsqueeze(1) == aims.unsqueeze(2)  # (rows, L tokens, L places)
     other = torch.zeros_like(equal[:, :1])
     equal = torch.cat([equal, other], dim=1)  # the last token is in no place
-    shorter, deletion_base = edits[:, None, :-1], edits[:, None, 1:]
+    shorter = edits[:, None, :-1]
+    deletion_base = edits[:, None, 1:]
     best = torch.minimum(
         shorter + ~equal, deletion_base + 1
     )  # substitute or match; drop the new token
@@ -231,14 +233,17 @@ def _prune_beams_keep_verbatim(
     width = min(beams, children.shape[-1])
     values, tokens = children.topk(width, dim=-1)  # a row has at most this many of the likeliest
     parents = torch.arange(len(owner), device=owner.device).unsqueeze(-1).expand_as(tokens)
-    values, tokens, parents = values.flatten(), tokens.flatten(), parents.flatten()
+    values = values.flatten()
+    tokens = tokens.flatten()
+    parents = parents.flatten()
     order = values.argsort(descending=True, stable=True)
     order = order[owner[parents[order]].argsort(stable=True)]  # by secret, likeliest first
     owners = owner[parents[order]]
     first = torch.searchsorted(owners, owners)  # first row of its secret
     place = torch.arange(len(owners), device=owners.device) - first
     order = order[(place < beams) & values[order].isfinite()]
-    parents, tokens = parents[order], tokens[order]
+    parents = parents[order]
+    tokens = tokens[order]
     row = exact.isfinite().nonzero().squeeze(-1)  # the verbatim rows whose path continues
     is_kept = torch.isin(
         row * children.shape[-1] + truth[row], parents * children.shape[-1] + tokens

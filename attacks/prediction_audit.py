@@ -34,7 +34,7 @@ from auditor.core.arrays import Bools, Floats
 from auditor.core.errors import AuditError, TargetLacks
 from auditor.core.nouns import Claim, Observation, Secret
 from auditor.core.result import Audited, Measurement
-from auditor.core.secret_randomness import CHANNELS, keyed_random_generator
+from auditor.core.secret_randomness import CHANNELS, make_keyed_generator
 from auditor.models.base import LanguageModel, Neighbours
 from auditor.models.decoding import ANCESTRAL
 from auditor.plugins.options import require_options_at_least
@@ -131,16 +131,16 @@ class PredictionAudit(Probe):
         size = max(1, _DISTRIBUTION_ELEMENTS // elements)
 
         def look(batch: Sequence[Secret], prefixes: Tensor, suffixes: Tensor) -> list[Observation]:
-            contexts, length = torch.cat([prefixes, suffixes[:, :-1]], dim=1), suffixes.shape[1]
-            positions, results = (
-                evenly_spaced_suffix_positions(self.positions, length),
-                list[Observation](),
-            )
+            contexts = torch.cat([prefixes, suffixes[:, :-1]], dim=1)
+            length = suffixes.shape[1]
+            positions = evenly_spaced_suffix_positions(self.positions, length)
+            results = list[Observation]()
             reported = _normalised_game_log_probs(
                 view.target.log_probs(contexts, length)[:, positions]
             )
             offered, _ = self._neighbours_to_play_against(view, contexts, length, positions)
-            tokens, often = int(terms["tokens"]), max(terms["delta"], 1 / terms["games"])
+            tokens = int(terms["tokens"])
+            often = max(terms["delta"], 1 / terms["games"])
             # nats, (B, positions, neighbours): distance of the two after a game. Events rarer than
             # once in all games show nothing.
             reaches = {
@@ -172,11 +172,10 @@ class PredictionAudit(Probe):
             raise TargetLacks(
                 "its claim is about how it was trained, not about drawn tokens: see epsilon-audit"
             )
-        covered = (
-            self.tokens
-            if claim is None or claim.queries is None
-            else min(self.tokens, max(1, claim.queries))
-        )
+        if claim is None or claim.queries is None:
+            covered = self.tokens
+        else:
+            covered = min(self.tokens, max(1, claim.queries))
         delta = self.delta or (DELTA if claim is None else claim.delta)
         terms = {
             "tokens": covered,
@@ -241,7 +240,9 @@ class PredictionAudit(Probe):
             int(observation.values[f"{field}_{relation}"]) for field in ("position", "neighbour")
         )
         terms = self._game_terms(view.claim)
-        tokens, games, delta = int(terms["tokens"]), int(terms["games"]), terms["delta"]
+        tokens = int(terms["tokens"])
+        games = int(terms["games"])
+        delta = terms["delta"]
         context = torch.tensor(
             [[*secret.prefix, *secret.suffix[:position]]], device=view.target.device
         )
@@ -270,7 +271,8 @@ class PredictionAudit(Probe):
     def epsilon_lower_bounds(
         self, secrets: Sequence[Secret], observations: Observed
     ) -> tuple[Audited, ...]:
-        relation, values = _played_relation(observations), observations.facts
+        relation = _played_relation(observations)
+        values = observations.facts
         tp, fn, fp, tn = (int(values[name]) for name in _COUNTS)
         # Without a claim, use the relation of the games, and a shard.
         (claimed_relation, *_), (unit, *_) = (
@@ -298,11 +300,13 @@ class PredictionAudit(Probe):
     def notes(self, secrets: Sequence[Secret], observations: Observed) -> tuple[str, ...]:
         (audit,), values = self.epsilon_lower_bounds(secrets, observations), observations.facts
         relation = _played_relation(observations)
-        tokens, covered = int(values["tokens"]), values.get("covered", 0)
+        tokens = int(values["tokens"])
+        covered = values.get("covered", 0)
         of = f" of the {covered:,.0f} that the claim covers" if math.inf > covered > tokens else ""
-        neighbour = (
-            "the public model in its place" if values["stand_in"] else relation.replace("_", " ")
-        )
+        if values["stand_in"]:
+            neighbour = "the public model in its place"
+        else:
+            neighbour = relation.replace("_", " ")
         sentences = [
             f"{audit.canaries:,} games that count, each of {tokens:,} drawn tokens{of}; by a fair "
             f"coin the model answered, or its neighbour ({neighbour}); {audit.right:,} guesses "
@@ -347,10 +351,11 @@ class PredictionDistinguishingGame:
         ratio = torch.from_numpy(
             _game_log_ratio_of_each_token(*self.log_distributions_of_both_models)
         )
-        coins, scores = keyed_random_generator(*key, "coins").random(games) < 0.5, np.empty(games)
+        coins = make_keyed_generator(*key, "coins").random(games) < 0.5
+        scores = np.empty(games)
         for model, side in ((self.inside, coins), (self.outside, ~coins)):
             # A stream for each side: draws of one model do not shift those of the other.
-            noise = keyed_random_generator(*key, "inside" if model is self.inside else "outside")
+            noise = make_keyed_generator(*key, "inside" if model is self.inside else "outside")
             # `or`: perhaps no coin fell on this side.
             scores[side] = np.concatenate(
                 [
@@ -366,10 +371,8 @@ class PredictionDistinguishingGame:
     ) -> Iterator[Tensor]:
         """Yield (some games, tokens) per batch, drawn as the model itself serves them."""
         # Never advance: all tokens of all games follow the single context.
-        rows, at_once = (
-            model.start(self.context, 1, distribution=False),
-            max(1, _AT_ONCE // self.tokens),
-        )
+        rows = model.start(self.context, 1, distribution=False)
+        at_once = max(1, _AT_ONCE // self.tokens)
         for start in range(0, games, at_once):
             draws = min(at_once, games - start) * self.tokens
             uniforms = torch.from_numpy(noise.random((draws, CHANNELS))).to(model.device)

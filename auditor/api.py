@@ -63,7 +63,7 @@ class FinishedRun:
         unit, and the claim."""
         import pandas as pd
 
-        sheet = export.measurement_sheet([self.result])
+        sheet = export.build_measurement_sheet([self.result])
         frame = pd.DataFrame(sheet.rows, columns=list(sheet.columns))
         return frame.astype({name: _KINDS[kind] for name, kind in sheet.columns.items()})
 
@@ -74,9 +74,7 @@ class FinishedRun:
 
         Raises AuditError where the folder holds none.
         """
-        return table.read_table_as_dataframe(
-            self.folder, secret_details.secret_alias_by_id(self.folder)
-        )
+        return table.read_table_as_dataframe(self.folder, secret_details.map_aliases(self.folder))
 
     def gate(
         self, rules: str | Path | Sequence[str], *, baseline: str | Path | FinishedRun | None = None
@@ -111,19 +109,21 @@ class FinishedRun:
         page, markdown = files.rewrite_run_reports(self.folder, changes, reveal)
         if path is None:
             return page
-        wanted, forms = Path(path), {".html": page, ".md": markdown}
+        wanted = Path(path)
+        forms = {".html": page, ".md": markdown}
         if wanted.suffix not in forms:
             raise AuditError(f"expected a report in .html or .md, got {wanted.name!r}")
         disk.replace_atomically(wanted, forms[wanted.suffix].read_bytes())
         return wanted
 
     def __repr__(self) -> str:
-        return f"<audit {self.folder}: {escaping.to_printable_line(verdict.headline(self.result))}>"
+        headline = escaping.make_printable_line(verdict.write_headline(self.result))
+        return f"<audit {self.folder}: {headline}>"
 
     def _repr_html_(self) -> str:
         # pandas escapes the cells itself
         table = self.to_frame().to_html(max_rows=40, notebook=True)
-        return f"<p>{escaping.escape_for_html(verdict.headline(self.result))}</p>{table}"
+        return f"<p>{escaping.escape_for_html(verdict.write_headline(self.result))}</p>{table}"
 
 
 def load_run(folder: str | Path) -> FinishedRun:
@@ -219,9 +219,11 @@ def open_prepared_audit(
     models = {"model": model, "public": public, "reference": reference}
     given = {name: one for name, one in models.items() if live_models.is_live_model(name, one)}
     if isinstance(tokenizer, (str, Path)):  # of a model behind an API, which the plan sees to
-        plan, tokenizer = {**plan, "tokenizer": tokenizer}, None
+        plan = {**plan, "tokenizer": tokenizer}
+        tokenizer = None
     _check_audit_arguments(tokenizer, given, plan)
-    reporter, shared = reporter or SilentReporter(), SweepCache()
+    reporter = reporter or SilentReporter()
+    shared = SweepCache()
     with ExitStack() as stack:
         # first: wrapping a model freezes its parameters and leaves it in eval mode
         stack.enter_context(live_models.training_state_restored_at_exit(*given.values()))
@@ -304,11 +306,10 @@ def _device_and_dtype_of_live_model_argument(live: Mapping[str, LanguageModel]) 
     if "model" not in live:
         return {}
     one = live["model"]
-    precision = (
-        {"dtype": str(one.model.dtype).removeprefix("torch.")}
-        if isinstance(one, HuggingFaceModel)
-        else {}
-    )
+    if isinstance(one, HuggingFaceModel):
+        precision = {"dtype": str(one.model.dtype).removeprefix("torch.")}
+    else:
+        precision = {}
     return {"device": str(one.device), **precision}
 
 
@@ -316,7 +317,7 @@ def _device_and_dtype_of_live_model_argument(live: Mapping[str, LanguageModel]) 
 def _open_temporary_files_of_row_arguments(rows: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Yields a path by name: for rows in memory a file of their owner only, gone after the block;
     paths as given."""
-    with disk.scratch_folder(Path(tempfile.gettempdir()), "records") as scratch:
+    with disk.open_scratch_folder(Path(tempfile.gettempdir()), "records") as scratch:
         paths = {name: str(given) for name, given in rows.items() if isinstance(given, (str, Path))}
         for name, given in rows.items():
             if _is_in_memory_argument(given):

@@ -24,7 +24,7 @@ from auditor.commands.gate import gate
 from auditor.commands.history import history
 from auditor.commands.list import list_plugins
 from auditor.commands.mitigate import mitigate
-from auditor.commands.options import add_command_to_app
+from auditor.commands.options import add_command
 from auditor.commands.panels import SETTINGS, PanelGroup
 from auditor.commands.report import report
 from auditor.commands.reproduce import reproduce
@@ -33,7 +33,7 @@ from auditor.commands.score import score
 from auditor.commands.show import show
 from auditor.commands.synthetic import synthetic
 from auditor.commands.train import train
-from auditor.core.errors import AuditError, file_access_error, out_of_memory_error
+from auditor.core.errors import AuditError, make_file_access_error, make_memory_error
 from auditor.core.threads import set_thread_count
 
 EXIT_CODES = {
@@ -78,7 +78,7 @@ for panel, commands in {
     for command in commands:
         safe = True if command in READING else False if command is run else None
         # Named `list_plugins` because `list` would hide the built-in.
-        add_command_to_app(
+        add_command(
             app,
             command,
             command.__name__.removesuffix("_plugins").replace("_", "-"),
@@ -139,9 +139,9 @@ def run_command_line(arguments: list[str]) -> int:
             sys.stdout.flush()  # unwritten output is no success
         return code
     except AuditError as error:
-        return console.print_line_to_stderr(f"error: {error}", 2)
+        return console.print_stderr_line(f"error: {error}", 2)
     except _UsageError as error:
-        return console.print_line_to_stderr(f"error: {error.format_message()}", 2)
+        return console.print_stderr_line(f"error: {error.format_message()}", 2)
     except KeyboardInterrupt:
         return 130
     except BaseException as error:
@@ -155,18 +155,20 @@ def _print_unexpected_error_for_exit_code(error: BaseException) -> int:
         return 128 + signal.SIGPIPE  # silently, like every filter of a pipe
     if isinstance(error, SystemExit):
         console.print_error_traceback(error)
-        return console.print_line_to_stderr(
+        return console.print_stderr_line(
             f"stopped from inside, by a plug-in or a library: SystemExit({error.code!r})", 3
         )
     # The refused path may be stdout itself, as on a full disk: its final flush would fail again.
-    refused = file_access_error(error, str(Path(__file__).parents[1])) or out_of_memory_error(error)
+    refused = make_file_access_error(error, str(Path(__file__).parents[1])) or make_memory_error(
+        error
+    )
     if refused is not None:
         console.redirect_output_to_devnull()
         if console.debugging:
             console.print_error_traceback(error)
-        return console.print_line_to_stderr(f"error: {refused}", 2)
+        return console.print_stderr_line(f"error: {refused}", 2)
     console.print_error_traceback(error)
-    return console.print_line_to_stderr(
+    return console.print_stderr_line(
         "this is a bug of ours, not of your input; please report it with the lines above", 3
     )
 

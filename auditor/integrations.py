@@ -41,14 +41,16 @@ from auditor.models.huggingface import HuggingFaceModel
 from auditor.plugins.probe import Probe, member_mask, value_column
 from auditor.plugins.view import WHITE_BOX, View
 from auditor.reports import phrases
-from auditor.reports.training_curve import Curve, Panel, training_curve_svg
+from auditor.reports.training_curve import Curve, Panel, draw_training_curve
 from auditor.runs.live_models import live_model_name, training_state_restored_at_exit
 from auditor.runs.prefix_token import resolve_prefix_token, with_prefix_token
 from auditor.training import preflight
 
 PREFIX = "audit/"  # of what is logged
-MEMBERS, OTHERS = "extraction_probability", "extraction_probability_nonmembers"
-LOSS, LOSS_OTHERS = "loss_members", "loss_nonmembers"
+MEMBERS = "extraction_probability"
+OTHERS = "extraction_probability_nonmembers"
+LOSS = "loss_members"
+LOSS_OTHERS = "loss_nonmembers"
 EXPOSURE = "exposure"
 LOGGED = (MEMBERS, OTHERS, LOSS, LOSS_OTHERS, EXPOSURE)
 NOT_CHECKED = (
@@ -137,7 +139,9 @@ class AuditCallback(TrainerCallback):
                     f"expected a model that one process holds, got {name}, which shards it: audit "
                     "a checkpoint"
                 )
-        self.trainer, self.every, self.out = trainer, every, out
+        self.trainer = trainer
+        self.every = every
+        self.out = out
         # processing_class: a Trainer's tokenizer, by the name that it has in transformers 5
         self.tokenizer = (
             tokenizer if tokenizer is not None else getattr(trainer, "processing_class", None)
@@ -180,8 +184,10 @@ class AuditCallback(TrainerCallback):
         with api.open_prepared_audit(
             self._unwrapped_model_in_training(), self.tokenizer, attacks=self.probes, **self.asked
         ) as (_, site, _, _):
-            benchmark, asked = site.benchmark, site.data_plan
-            self.secrets, self.canaries = benchmark.secrets, benchmark.canaries
+            benchmark = site.benchmark
+            asked = site.data_plan
+            self.secrets = benchmark.secrets
+            self.canaries = benchmark.canaries
             self.prefix_token = resolve_prefix_token(
                 asked.prefix_token,
                 site.model,
@@ -195,10 +201,8 @@ class AuditCallback(TrainerCallback):
                     "template": form.template,
                     **({"date": form.day} if form.day else {}),
                 }
-        cut, mode = (
-            getattr(args, "max_length", None),
-            getattr(args, "truncation_mode", "keep_start"),
-        )
+        cut = getattr(args, "max_length", None)
+        mode = getattr(args, "truncation_mode", "keep_start")
         # TRL's SFTTrainer says whether it reads a completion_mask.
         completion_only = getattr(self.trainer, "completion_only_loss", True)
         training = preflight.read_training_set(
@@ -257,7 +261,7 @@ class AuditCallback(TrainerCallback):
             for title, names in _PANELS
         ]
         panels = [Panel(title, tuple(lines)) for title, lines in drawn if lines]
-        disk.replace_atomically(out / "curve.svg", training_curve_svg(panels, self.stopped_at))
+        disk.replace_atomically(out / "curve.svg", draw_training_curve(panels, self.stopped_at))
 
     # --- what is looked at ---
 
@@ -312,7 +316,8 @@ class AuditCallback(TrainerCallback):
         observations = [seen[secret.id] for secret in self.secrets]
         # (secrets,) each. log_p: under the decoding that is attacked; log_p_ancestral: of the plain
         # softmax, as a loss
-        member, log_p = member_mask(self.secrets), value_column(observations, "log_p")
+        member = member_mask(self.secrets)
+        log_p = value_column(observations, "log_p")
         # nats a token: the sum of each suffix by its own length
         loss = -value_column(observations, "log_p_ancestral") / [
             len(secret.suffix) for secret in self.secrets

@@ -28,7 +28,7 @@ from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.jsonable import from_json, to_json
 from auditor.core.nouns import Canary, Guesses, Observation, Pair, Query, Secret, Wording
 from auditor.core.result import Measurement
-from auditor.core.secret_randomness import secret_uniform_draws
+from auditor.core.secret_randomness import draw_secret_uniforms
 from auditor.defenses.uniform_mixing import UniformMixing
 from auditor.generation.sample import sample_candidates
 from auditor.models import consistency
@@ -327,7 +327,7 @@ def _model_contract_faults(model: LanguageModel) -> Iterator[str]:
     yield from consistency.find_inconsistencies(model)
     prefix = torch.tensor([[1, 2, 3]], device=model.device)
     if "draw" in model.capabilities:
-        noise = secret_uniform_draws(20, 3, 0)[None]
+        noise = draw_secret_uniforms(20, 3, 0)[None]
         (drawn,) = sample_candidates(model, prefix, 3, ANCESTRAL, noise, distribution=False)
         if drawn.suffixes.shape[1] != 3 or int(drawn.counts.sum()) != 20:
             yield (
@@ -451,7 +451,7 @@ def make_test_secrets(model: LanguageModel) -> list[Secret]:
         if i % 4 < 2:
             prefix, noise = (
                 torch.tensor([query.prefix]),
-                secret_uniform_draws(1, query.length, i)[None],
+                draw_secret_uniforms(1, query.length, i)[None],
             )
             (drawn,) = sample_candidates(model, prefix, query.length, Decoding(top_p=0.7), noise)
             suffix = tuple(drawn.suffixes[0].tolist())

@@ -12,7 +12,7 @@ import torch
 
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens
-from auditor.core.secret_randomness import keyed_random_generator
+from auditor.core.secret_randomness import make_keyed_generator
 from auditor.plugins.options import require_options_at_least
 from auditor.plugins.trainer import TrainingJob, TrainingRecord
 from auditor.training import loss_masks
@@ -100,7 +100,7 @@ class EarlyStop(Variant):
     ) -> tuple[str, ...]:
         parameters = list_trainable_parameters(model)
         course = FineTuningRecipe(self.epochs, self.learning_rate, self.batch, job.block, job.end)
-        order = keyed_random_generator("train", job.seed)
+        order = make_keyed_generator("train", job.seed)
         fitting = StepwiseFineTuning(parameters, sequences, course, order)
         compute_loss = make_autocast_loss(job.half)
         _, heldout_records = self.split_heldout_records(job)
@@ -162,7 +162,7 @@ class _HeldoutLoss:
     ) -> None:
         self.model = model
         self.compute_loss = make_autocast_loss(job.half)
-        order = keyed_random_generator("held out", job.seed)
+        order = make_keyed_generator("held out", job.seed)
         self.batches = pack_blocks(sequences, job.block, job.end, order).split(batch)
         # The first token of a block is not predicted.
         labels = [loss_masks.make_row_labels(batch)[:, 1:] for batch in self.batches]

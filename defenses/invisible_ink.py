@@ -58,7 +58,8 @@ from auditor.privacy.accounting import (
 
 UNIT = "reference"
 _RELATIONS = ("zero_out", "replace")
-_MOST_BATCH, _MOST_EPSILON = 1024, 1000
+_MOST_BATCH = 1024
+_MOST_EPSILON = 1000
 # a clip that is solved for costs no more than was asked, however it is rounded
 _PRIVATE_END = 1 - 1e-12
 # of the divergences that are looked at: the lowest whole one, where a bounded range uses most of
@@ -117,10 +118,8 @@ class InvisibleInk(Defense):
         require_listed_options(self)
 
     def protect(self, scenario: Scenario) -> LanguageModel:
-        ink, held = (
-            self._clip_and_decoding_parameters(scenario),
-            _record_batch_ensemble(scenario, self.batch),
-        )
+        ink = self._clip_and_decoding_parameters(scenario)
+        held = _record_batch_ensemble(scenario, self.batch)
         return InvisibleInkModel(
             held, ink, "InvisibleInk", InkLogRatioRange.from_ink_options(ink, self.batch)
         )
@@ -179,10 +178,8 @@ class InvisibleInk(Defense):
         return InkOptions(clip, self.temperature, self.top_k)
 
     def claim(self, scenario: Scenario, n_tokens: int) -> Claim:
-        queries, ink = (
-            self._covered_token_count(scenario),
-            self._clip_and_decoding_parameters(scenario),
-        )
+        queries = self._covered_token_count(scenario)
+        ink = self._clip_and_decoding_parameters(scenario)
         # beyond, no record has a say
         promise, n_tokens = (
             InkLogRatioRange.from_ink_options(ink, self.batch),
@@ -254,7 +251,8 @@ class InkOptions:
 
         In float64: a small clip makes claims that float32's rounding would break.
         """
-        public, private = distributions[..., 0, :].double(), distributions[..., 1:, :].double()
+        public = distributions[..., 0, :].double()
+        private = distributions[..., 1:, :].double()
         impossible = (public == -math.inf).unsqueeze(-2)  # stays so, whatever a record says
         # -inf less -inf would be NaN; a record's own -inf is clamped to -C.
         change = (
@@ -336,7 +334,10 @@ class InvisibleInkModel(WrappingModel):
         promise: InkLogRatioRange | None = None,
     ) -> None:
         super().__init__(ensemble.public)
-        self.held, self.ink, self.name, self.promise = ensemble, ink, name, promise
+        self.held = ensemble
+        self.ink = ink
+        self.name = name
+        self.promise = promise
         # A neighbour is a permuted ensemble around the one that knows the records.
         inner = ensemble.inner if isinstance(ensemble, PermutedEnsemble) else ensemble
         # tokens of a record in a context
@@ -392,10 +393,8 @@ class InvisibleInkModel(WrappingModel):
         if order < 2:
             raise AuditError(f"expected order >= 2, got {order}")
         distributions = self._public_and_member_distributions(contexts, last)[:, at]
-        own, checks = (
-            self.released_token_distribution(distributions).unsqueeze(-2).cpu().numpy(),
-            [],
-        )
+        own = self.released_token_distribution(distributions).unsqueeze(-2).cpu().numpy()
+        checks = []
         for relation in _RELATIONS:
             other = self._neighbour_token_distributions(relation, distributions).cpu().numpy()
             realised = torch.from_numpy(compute_two_sided_renyi(own, other, order))
@@ -448,7 +447,8 @@ class InvisibleInkModel(WrappingModel):
 class _InkRows(WrappingRows):
     def __init__(self, model: InvisibleInkModel, rows: Rows, distribution: bool) -> None:
         super().__init__(rows)
-        self.model, self.distribution = model, distribution
+        self.model = model
+        self.distribution = distribution
         self._read_token_distributions()
 
     def _read_token_distributions(self) -> None:

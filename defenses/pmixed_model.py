@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from auditor.core.errors import AuditError, NotApplicable
-from auditor.core.secret_randomness import keyed_random_generator
+from auditor.core.secret_randomness import make_keyed_generator
 from auditor.models.base import DivergenceCheck, LanguageModel, Neighbours
 from auditor.models.decoding import Decoding
 from auditor.models.ensemble import Ensemble, PermutedEnsemble
@@ -184,7 +184,7 @@ class PMixedModel(WrappingModel):
             return {}
         nll = []
         for index, text in enumerate(texts):
-            noise = keyed_random_generator("subset average", seed, index)
+            noise = make_keyed_generator("subset average", seed, index)
             nll.append(
                 self._nll_under_poisson_subsets(
                     text, noise.random((len(text) - n_context, self.ensemble.size))

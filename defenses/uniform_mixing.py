@@ -208,7 +208,8 @@ class UniformMixingModel(WrappingModel):
         tail: bool = False,
     ) -> None:
         super().__init__(target)
-        self.claimed, self.public = claimed, public
+        self.claimed = claimed
+        self.public = public
         self.mixing = UniformMixture(weight, target.vocab_size, top_k, tail)
         self.name = f"{target.name} under uniform mixing"
         if top_k and public is not None:
@@ -313,11 +314,10 @@ class UniformMixingModel(WrappingModel):
         )
 
     def row_bytes(self, positions: int, distribution: bool = True) -> int:
-        support = (
-            self.public.row_bytes(positions, distribution)
-            if self.mixing.top_k and self.public
-            else 0
-        )
+        if self.mixing.top_k and self.public:
+            support = self.public.row_bytes(positions, distribution)
+        else:
+            support = 0
         return (
             self.model.row_bytes(positions, distribution)
             + support
@@ -330,7 +330,8 @@ class _LeastLikelyTokenModel(WrappingModel):
 
     def __init__(self, mixed: UniformMixingModel) -> None:
         super().__init__(mixed)
-        self.mixed, self.name = mixed, f"the opposite of {mixed.name}"
+        self.mixed = mixed
+        self.name = f"the opposite of {mixed.name}"
 
     def row_bytes(self, positions: int, distribution: bool = True) -> int:
         return self.mixed.row_bytes(positions) + super().row_bytes(positions)
@@ -346,7 +347,8 @@ class _LeastLikelyTokenModel(WrappingModel):
         return _LeastLikelyTokenRows(self.mixed, self.mixed.start(prefixes, length, prompt=prompt))
 
     def log_probs(self, contexts: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:
-        mixed, public = self.mixed, None
+        mixed = self.mixed
+        public = None
         if mixed.mixing.top_k:
             assert mixed.public is not None
             public = mixed.public.log_probs(contexts, last, prompt=prompt)
@@ -371,7 +373,8 @@ class _LeastLikelyTokenRows(WrappingRows):
 class _UniformMixingRows(WrappingRows):
     def __init__(self, rows: Rows, mixing: UniformMixture, public: Rows | None = None) -> None:
         super().__init__(rows)
-        self.mixing, self.public = mixing, public
+        self.mixing = mixing
+        self.public = public
 
     def log_probs(self) -> Tensor:
         return self.mixing.mix_next_token_distribution(
@@ -395,20 +398,19 @@ class UniformMixingMasked(MaskedModel):
     def __init__(
         self, target: MaskedModel, mixing: UniformMixture, public: MaskedModel | None = None
     ) -> None:
-        self.target, self.mixing, self.public = target, mixing, public
+        self.target = target
+        self.mixing = mixing
+        self.public = public
         self.name = f"{target.name} under uniform mixing"
-        self.vocab_size, self.max_positions, self.device = (
-            target.vocab_size,
-            target.max_positions,
-            target.device,
-        )
+        self.vocab_size = target.vocab_size
+        self.max_positions = target.max_positions
+        self.device = target.device
 
     def log_probs(self, contexts: Tensor, positions: Tensor) -> Tensor:
-        public = (
-            self.public.log_probs(contexts, positions)
-            if self.mixing.top_k and self.public
-            else None
-        )
+        if self.mixing.top_k and self.public:
+            public = self.public.log_probs(contexts, positions)
+        else:
+            public = None
         return self.mixing.mix_next_token_distribution(
             self.target.log_probs(contexts, positions), public
         )

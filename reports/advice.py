@@ -15,25 +15,32 @@ from auditor.conclusions.leak_readings import VERBATIM
 from auditor.conclusions.secret_details import SecretDetails
 from auditor.conclusions.signals import LeakAssessment, assess_signals
 from auditor.core.arrays import Bools
-from auditor.core.counts import counted
+from auditor.core.counts import format_count
 from auditor.core.nouns import UNDEFENDED
 from auditor.core.result import AuditResult, Finding, Measurement
 from auditor.records.attacked_secrets import SecretFacts
 from auditor.reports import escaping, phrases, severity, signals
 from auditor.reports.blocks import Block, Bullets, Code
-from auditor.reports.topics import DECIDE, Topic, row_title_with_attack
-from auditor.reports.verdict import strongest_attack_row
+from auditor.reports.topics import DECIDE, Topic, title_attack_row
+from auditor.reports.verdict import find_strongest_attack_row
 from auditor.statistics import copies_effect
 from auditor.statistics.bootstrap import CONFIDENCE
 from auditor.statistics.compare import measure_mean_difference
 from auditor.statistics.judging import Outcome
 from auditor.statistics.metrics import RECALL
 
-RESOLVE, LEAKS, CLEAR, TEST = "resolve first", "leaks", "nothing shown", "not tested"
-HELPS, HIDES, COPIES, WHERE = "helps", "may only hide", "fewer copies", "where it sits"
+RESOLVE = "resolve first"
+LEAKS = "leaks"
+CLEAR = "nothing shown"
+TEST = "not tested"
+HELPS = "helps"
+HIDES = "may only hide"
+COPIES = "fewer copies"
+WHERE = "where it sits"
 _LEVEL = 1 - CONFIDENCE
 _MOST_LIMITS = 4  # limits on copies listed in one advice
-NO_DETAILS, RUN = SecretDetails(), "RUN"
+NO_DETAILS = SecretDetails()
+RUN = "RUN"
 
 
 @dataclass(frozen=True)
@@ -51,7 +58,7 @@ class Advice:
         return f"{self.kind} ({self.row}): {self.said}{keep}"
 
 
-def advice(
+def list_advice(
     result: AuditResult, details: SecretDetails = NO_DETAILS, run: str = RUN
 ) -> tuple[Advice, ...]:
     """Return the doubts, the leaks with a gate, the concentration of leaks and helpful defenses.
@@ -60,15 +67,15 @@ def advice(
     stored. run: the run's name in commands.
     """
     assessment = assess_signals(result)
-    if not any(assessment.tested_signals(target) for target in assessment.targets):
+    if not any(assessment.list_tested_signals(target) for target in assessment.targets):
         return ()
     doubts = (
-        Advice(RESOLVE, doubt.sentence, doubt.kind) for doubt in signals.all_doubts(assessment)
+        Advice(RESOLVE, doubt.sentence, doubt.kind) for doubt in signals.list_doubts(assessment)
     )
     return (
         *doubts,
-        *_severity_advice(result, assessment, run),
-        *_verbatim_leakage_advice(result, details),
+        *_list_severity_advice(result, assessment, run),
+        *_list_verbatim_leakage_advice(result, details),
         *(
             Advice(TEST, text, on.removeprefix(" on ") or "audit run")
             for on, text in signals.list_untested_signals(result, assessment)
@@ -76,31 +83,35 @@ def advice(
     )
 
 
-def _severity_advice(result: AuditResult, assessment: LeakAssessment, run: str) -> Iterator[Advice]:
+def _list_severity_advice(
+    result: AuditResult, assessment: LeakAssessment, run: str
+) -> Iterator[Advice]:
     """Yield the reason for the severity of each judged target, and a gate for the next model."""
     for target in assessment.targets:
-        kinds = signals.group_signals_by_kind(assessment.shown_signals(target))
+        kinds = signals.group_signals(assessment.list_shown_signals(target))
         if not kinds and not assessment.shows_no_leakage(target):
             continue
         strongest = map(signals.pick_strongest_signal, kinds)
         gated = [signal for signal in strongest if signal.gate_rule]
-        if not kinds and (signal := assessment.signal_for_gate(target)):
+        if not kinds and (signal := assessment.find_gate_signal(target)):
             gated = [signal]
-        command = signals.gate_command_to_suggest(assessment, gated, run) if gated else ""
-        severe = severity.severity_of_target(assessment, target)
+        command = signals.suggest_gate_command(assessment, gated, run) if gated else ""
+        severe = severity.rate_severity(assessment, target)
         proof = f" ({severe.proof})" if severe.proof else ""
         kind = LEAKS if kinds else CLEAR
-        title = phrases.target_title(result, target)
+        title = phrases.title_target(result, target)
         yield Advice(kind, f"{severe.why}{proof}", title, command)
 
 
-def _verbatim_leakage_advice(result: AuditResult, details: SecretDetails) -> tuple[Advice, ...]:
+def _list_verbatim_leakage_advice(
+    result: AuditResult, details: SecretDetails
+) -> tuple[Advice, ...]:
     """Return the parts with most verbatim leakage, and the effect of fewer copies and defenses."""
-    known = _strongest_attack_row_with_members(result, details)
+    known = _find_strongest_attack_row(result, details)
     if known is None:
         return ()
     worst, members = known
-    row = row_title_with_attack(result, worst)
+    row = title_attack_row(result, worst)
     facts = {secret.id: secret for secret in details.secrets}
     if _has_document_parts(details, members):
         reason = (
@@ -114,17 +125,17 @@ def _verbatim_leakage_advice(result: AuditResult, details: SecretDetails) -> tup
     # One advice covers all limits: the inner `for` only gives them a name.
     copies = (
         Advice(COPIES, _copy_limits_sentence(limits, members), row)
-        for limits in [list(_advised_copy_limits_with_predicted_recall(members))]
+        for limits in [list(_predict_recall_under_copy_limits(members))]
         if limits
     )
-    return (*sits, *copies, *_defense_advice(result, details, worst, members))
+    return (*sits, *copies, *_list_defense_advice(result, details, worst, members))
 
 
-def _strongest_attack_row_with_members(
+def _find_strongest_attack_row(
     result: AuditResult, details: SecretDetails
 ) -> tuple[Finding, Outcome] | None:
     """Return the undefended row of highest recall and its members; None without extractions."""
-    worst = strongest_attack_row(result, UNDEFENDED)
+    worst = find_strongest_attack_row(result, UNDEFENDED)
     values = None if worst is None else details.rows.get(worst.cell_key)
     if worst is None or values is None or values.outcome is None:
         return None
@@ -146,20 +157,21 @@ def _leak_concentration_sentences(
 ) -> Iterator[str]:
     """Yield the parts, by repeats, group and length, with more extractions than by chance."""
     for parts in (
-        _member_masks_by_copies_phrase(members),
-        _member_masks_by_group_phrase(members, facts),
-        _member_masks_by_length_phrase(members, facts),
+        _mask_members_per_copies(members),
+        _mask_members_per_group(members, facts),
+        _mask_members_per_length(members, facts),
     ):
         if (
             top := copies_effect.find_most_concentrated_part(parts, members.hit, _LEVEL)
         ) is not None:
             yield (
                 f"{top.hits:,} of the {top.of_hits:,} extracted members {top.part}, and so do "
-                f"{top.members:,} of all {counted(top.of_members, 'member')} (Fisher p {top.p:.2g})"
+                f"{top.members:,} of all {format_count(top.of_members, 'member')} (Fisher p "
+                f"{top.p:.2g})"
             )
 
 
-def _member_masks_by_copies_phrase(members: Outcome) -> dict[str, Bools]:
+def _mask_members_per_copies(members: Outcome) -> dict[str, Bools]:
     if None in members.repeats:
         return {}
     times = np.array(members.repeats)
@@ -167,17 +179,15 @@ def _member_masks_by_copies_phrase(members: Outcome) -> dict[str, Bools]:
     return {f"occur {count:,} times or more": times >= count for count in np.unique(times)[1:]}
 
 
-def _member_masks_by_group_phrase(
-    members: Outcome, facts: Mapping[str, SecretFacts]
-) -> dict[str, Bools]:
+def _mask_members_per_group(members: Outcome, facts: Mapping[str, SecretFacts]) -> dict[str, Bools]:
     member_groups = [facts[id].group if id in facts else None for id in members.ids]
     # Skip a group of all members: Fisher's test has nothing to compare it with.
     names = sorted({name for name in member_groups if name is not None})
-    labels = {name: f"belong to the group {escaping.to_printable_line(name)}" for name in names}
+    labels = {name: f"belong to the group {escaping.make_printable_line(name)}" for name in names}
     return {labels[name]: np.array([group == name for group in member_groups]) for name in names}
 
 
-def _member_masks_by_length_phrase(
+def _mask_members_per_length(
     members: Outcome, facts: Mapping[str, SecretFacts]
 ) -> dict[str, Bools]:
     # Unknown lengths count as 0. Split at the median; if it is the maximum, the upper half is
@@ -194,7 +204,7 @@ def _member_masks_by_length_phrase(
 # -----------------------------------------------------------------------------------------------
 
 
-def _advised_copy_limits_with_predicted_recall(
+def _predict_recall_under_copy_limits(
     members: Outcome,
 ) -> Iterator[tuple[int, Measurement]]:
     """Yield each count but the highest as a limit on copies, with its predicted recall."""
@@ -212,7 +222,7 @@ def _copy_limits_sentence(limits: Sequence[tuple[int, Measurement]], members: Ou
     # Every k-th limit, with k rounded up.
     listed_limits = limits[:: -(-len(limits) // _MOST_LIMITS)]
     predictions = "; ".join(
-        f"{counted(most, 'copy', 'copies')}: {phrases.value_with_interval(recall)}"
+        f"{format_count(most, 'copy', 'copies')}: {phrases.format_measurement_value(recall)}"
         for most, recall in listed_limits
     )
     return (
@@ -221,28 +231,28 @@ def _copy_limits_sentence(limits: Sequence[tuple[int, Measurement]], members: Ou
     )
 
 
-def mildest_copy_limit_phrase(result: AuditResult, details: SecretDetails) -> str:
+def describe_mildest_copy_limit(result: AuditResult, details: SecretDetails) -> str:
     """Return the mildest copy limit with predicted recall within `VERBATIM.limits`, or the lowest.
 
     "" if copies are unknown, the attack used parts of documents, or nothing is extracted.
     """
-    known = _strongest_attack_row_with_members(result, details)
-    limits = (
-        []
-        if known is None or _has_document_parts(details, known[1])
-        else list(_advised_copy_limits_with_predicted_recall(known[1]))
-    )
+    known = _find_strongest_attack_row(result, details)
+    if known is None or _has_document_parts(details, known[1]):
+        limits = []
+    else:
+        limits = list(_predict_recall_under_copy_limits(known[1]))
     if not limits:
         return ""
     # Compare the upper end, as a gate does: the prediction may be too low.
     within = [limit for limit in limits if limit[1].high <= dict(VERBATIM.limits)[RECALL]]
     # Limits rise: the last limit within is the mildest, the first overall the strictest.
     most, recall = within[-1] if within else limits[0]
-    text = phrases.value_with_interval(recall)
-    return f"at most {counted(most, 'copy', 'copies')} of a record: {text} predicted, not measured"
+    text = phrases.format_measurement_value(recall)
+    copies = format_count(most, "copy", "copies")
+    return f"at most {copies} of a record: {text} predicted, not measured"
 
 
-def undefended_row_and_recall_with_copies_left(
+def predict_undefended_recall(
     result: AuditResult, details: SecretDetails, count_remaining: Callable[[int], int | None]
 ) -> tuple[Finding, Measurement] | None:
     """Return the undefended row of highest recall, and its recall predicted after removing copies.
@@ -250,7 +260,7 @@ def undefended_row_and_recall_with_copies_left(
     count_remaining: maps a count of copies to the count that remains. None if nothing is extracted,
     the attack used parts of documents, or a remaining count was not measured.
     """
-    known = _strongest_attack_row_with_members(result, details)
+    known = _find_strongest_attack_row(result, details)
     if known is None or _has_document_parts(details, known[1]) or None in known[1].repeats:
         return None
     worst, members = known
@@ -273,7 +283,7 @@ def undefended_row_and_recall_with_copies_left(
 # --- measured defenses
 
 
-def _defense_advice(
+def _list_defense_advice(
     result: AuditResult, details: SecretDetails, worst: Finding, members: Outcome
 ) -> Iterator[Advice]:
     """Compare each defense with the worst row: paired verbatim and near-verbatim recall, and cost.
@@ -289,14 +299,14 @@ def _defense_advice(
         values = None if finding is None or aside else details.rows.get(finding.cell_key)
         if finding is None or values is None or values.outcome is None:
             continue
-        pair = _recall_changes_for_defense_advice(members, values.outcome)
+        pair = _compare_defended_recall(members, values.outcome)
         if pair is None:
             continue
-        (verbatim, near), row = pair, row_title_with_attack(result, finding)
-        exact, near_change = map(phrases.difference_with_interval, (verbatim, near))
+        (verbatim, near), row = pair, title_attack_row(result, finding)
+        exact, near_change = map(phrases.format_difference, (verbatim, near))
         changes = f"verbatim {exact}, near-verbatim {near_change}"
         if verbatim.high < 0 and near.high < 0:
-            yield Advice(HELPS, f"{changes}; {_perplexity_cost_sentence(result, target.name)}", row)
+            yield Advice(HELPS, f"{changes}; {_describe_perplexity_cost(result, target.name)}", row)
         elif verbatim.high < 0:
             # As with a filter of verbatim text (Ippolito et al. 2022): the words change, little
             # else.
@@ -305,7 +315,7 @@ def _defense_advice(
             )
 
 
-def _recall_changes_for_defense_advice(
+def _compare_defended_recall(
     members: Outcome, defended: Outcome
 ) -> tuple[Measurement, Measurement] | None:
     """Return verbatim and near-verbatim recall minus the undefended model's, on common members."""
@@ -328,8 +338,9 @@ def _recall_changes_for_defense_advice(
     )
 
 
-def _perplexity_cost_sentence(result: AuditResult, name: str) -> str:
-    perplexity, base = result.target(name).perplexity, result.target(UNDEFENDED).perplexity
+def _describe_perplexity_cost(result: AuditResult, name: str) -> str:
+    perplexity = result.target(name).perplexity
+    base = result.target(UNDEFENDED).perplexity
     if perplexity is None or base is None:
         return "what it costs was not measured"
     change = f"{phrases.format_value(perplexity)} instead of {phrases.format_value(base)}"
@@ -340,13 +351,13 @@ def _perplexity_cost_sentence(result: AuditResult, name: str) -> str:
 # -----------------------------------------------------------------------------------------------
 
 
-def _decision_blocks(result: AuditResult, details: SecretDetails) -> Sequence[Block]:
+def _build_decision_blocks(result: AuditResult, details: SecretDetails) -> Sequence[Block]:
     """Return the run's advice on a fix, and the next command to run.
 
     Leaks and untested signals are in the verdict and the picture, and are not repeated.
     """
     run = f"runs/{shlex.quote(result.name)}"
-    advices = advice(result, details, run)
+    advices = list_advice(result, details, run)
     listed = [item for item in advices if item.kind in (WHERE, COPIES, HELPS, HIDES)]
     rows = ["", *(item.row for item in listed)]
     items = tuple(
@@ -366,7 +377,7 @@ TOPICS = (
     Topic(
         "advice",
         "What to do now",
-        lambda m: _decision_blocks(m.result, m.details),
+        lambda m: _build_decision_blocks(m.result, m.details),
         DECIDE,
         1,
         turn=1,

@@ -11,14 +11,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from auditor.conclusions.disagreements import is_measured
-from auditor.conclusions.outcomes import RowValuesBySecret, align_rows_by_secret
+from auditor.conclusions.outcomes import RowValuesBySecret, align_rows
 from auditor.conclusions.secret_details import SecretDetails
 from auditor.core.arrays import Floats
-from auditor.core.counts import counted
+from auditor.core.counts import format_count
 from auditor.core.result import AuditResult, Finding, Measurement
 from auditor.reports import phrases
 from auditor.reports.blocks import Block, Forest, ForestSpan, Group, Paragraph, Table
-from auditor.reports.topics import CHECK, ReportMaterial, Topic, forest_span
+from auditor.reports.topics import CHECK, ReportMaterial, Topic, build_forest_span
 from auditor.statistics import documents, roc
 from auditor.statistics.bounds import make_measurement
 from auditor.statistics.compare import paired_difference
@@ -58,14 +58,17 @@ class AttackRow:
         if m is None:
             return f"did not run: {self.finding.not_applicable or 'nothing was measured'}"
         if m.name in (RECALL, documents.RECALL):
-            share, parts = phrases.format_share_with_interval(m), self.finding.measurement(RECALL)
+            share = phrases.format_share(m)
+            parts = self.finding.measurement(RECALL)
             if m.name == RECALL or parts is None:
                 return f"{share} recited word for word"
-            return f"{share} recited, at least in part (parts: {phrases.hit_count_text(parts)})"
+            return f"{share} recited, at least in part (parts: {phrases.format_hit_count(parts)})"
         is_named = m.note not in ("", self.finding.attack)
         note = f" ({m.note})" if m.name == auc_name("") and is_named else ""
         title = find_metric(m.name).short or phrases.lower_first(phrases.metric_label(m.name))
-        return f"{title} {phrases.value_with_interval(m)}{note}{phrases.suffix_lengths_phrase(m)}"
+        return (
+            f"{title} {phrases.format_measurement_value(m)}{note}{phrases.suffix_lengths_phrase(m)}"
+        )
 
     @property
     def difference_text(self) -> str:
@@ -73,9 +76,7 @@ class AttackRow:
         if self.difference is None:
             return phrases.NOTHING
         m = self.difference
-        number = (
-            phrases.format_difference_in_points(m) if m.unit in SHARES else phrases.format_value(m)
-        )
+        number = phrases.format_point_difference(m) if m.unit in SHARES else phrases.format_value(m)
         return f"{number} {phrases.format_interval(m)} from {self.base}"
 
 
@@ -92,12 +93,12 @@ def compare_attacks(
     first: dict[str, Finding] = {}
     rows = []
     for finding in findings:
-        main = _main_number(finding)
+        main = _find_main_number(finding)
         base = None if main is None else first.setdefault(main.name, finding)
         difference = None
         if main is not None and base is not None and base is not finding:
             pair = (details.rows.get(finding.cell_key), details.rows.get(base.cell_key))
-            difference = _paired_difference(main.name, *pair, records)
+            difference = _find_paired_difference(main.name, *pair, records)
         if finding.stopped or (base is not None and base.stopped):
             # early stopping picked the records by the results: no fixed-size interval holds
             difference = None
@@ -106,14 +107,14 @@ def compare_attacks(
     return rows
 
 
-def _main_number(finding: Finding) -> Measurement | None:
+def _find_main_number(finding: Finding) -> Measurement | None:
     if finding.not_applicable:
         return None
     shares = (finding.measurement(documents.RECALL), finding.measurement(RECALL), finding.main)
     return next((m for m in shares if is_measured(m)), None)
 
 
-def _paired_difference(
+def _find_paired_difference(
     metric: str,
     new: RowValuesBySecret | None,
     base: RowValuesBySecret | None,
@@ -128,9 +129,9 @@ def _paired_difference(
     column = {auc_name(""): name_score_column(""), documents.RECALL: RECALL}.get(metric, metric)
     if column not in new.values or column not in base.values:
         return None
-    members, (new_values, other) = align_rows_by_secret([new, base], column, True)
+    members, (new_values, other) = align_rows([new, base], column, True)
     if metric == auc_name(""):
-        nonmembers, floors = align_rows_by_secret([new, base], column, False)
+        nonmembers, floors = align_rows([new, base], column, False)
         if min(len(members), len(nonmembers)) < roc.LEAST:
             return None
         sides = [roc.orient_scores(*side) for side in zip((new_values, other), floors, strict=True)]
@@ -139,14 +140,12 @@ def _paired_difference(
         return None
     if metric == documents.RECALL:
         new_values, other = (
-            _greatest_value_by_record(values, members, records) for values in (new_values, other)
+            _find_greatest_values(values, members, records) for values in (new_values, other)
         )
     return replace(paired_difference(new_values, other), unit=find_metric(metric).unit)
 
 
-def _greatest_value_by_record(
-    values: Floats, ids: Sequence[str], records: Mapping[str, str]
-) -> Floats:
+def _find_greatest_values(values: Floats, ids: Sequence[str], records: Mapping[str, str]) -> Floats:
     greatest: dict[str, float] = {}
     for id, value in zip(ids, values.tolist(), strict=True):
         record = records.get(id, id)
@@ -156,15 +155,16 @@ def _greatest_value_by_record(
 
 def _attack_table_blocks(material: ReportMaterial) -> list[Block]:
     result = material.result
-    groups, spans = [], []
-    for target in dict.fromkeys(f.target for f in phrases.findings_in_report_order(result)):
+    groups = []
+    spans = []
+    for target in dict.fromkeys(f.target for f in phrases.sort_findings(result)):
         for setting in phrases.SETTINGS:
             compared = compare_attacks(result, material.details, target, setting)
             if len(compared) < 2:
                 continue
-            title = f"{phrases.target_title(result, target)}, {setting}"
+            title = f"{phrases.title_target(result, target)}, {setting}"
             groups.append(Group(title, tuple(_attack_table_rows(compared))))
-            spans += [_span_of(row.main) for row in compared]
+            spans += [_build_span(row.main) for row in compared]
     if not groups:
         return []
     head = ("Attack", "Result", "Difference, paired")
@@ -180,18 +180,18 @@ def _attack_table_rows(compared: Sequence[AttackRow]) -> Iterator[tuple[str, ...
         yield row.title, row.number_text, row.difference_text
 
 
-def _span_of(m: Measurement | None) -> ForestSpan | None:
+def _build_span(m: Measurement | None) -> ForestSpan | None:
     if m is None or m.unit not in (*SHARES, roc.AUC):
         return None
-    return forest_span(m, 0.5 if m.unit == roc.AUC else None)
+    return build_forest_span(m, 0.5 if m.unit == roc.AUC else None)
 
 
-def attack_lines_for_screen(result: AuditResult, details: SecretDetails, most: int) -> list[str]:
+def format_attack_lines(result: AuditResult, details: SecretDetails, most: int) -> list[str]:
     """Return a heading and attack lines for the target and setting with the most attacks.
 
     Return nothing if only one attack ran, or if there is no room for two.
     """
-    cells = dict.fromkeys((f.target, f.setting) for f in phrases.findings_in_report_order(result))
+    cells = dict.fromkeys((f.target, f.setting) for f in phrases.sort_findings(result))
     tables = [compare_attacks(result, details, *cell) for cell in cells]
     compared = max(tables, key=lambda table: sum(row.main is not None for row in table), default=[])
     # The table above has a single attack, unless it did not run.
@@ -202,15 +202,16 @@ def attack_lines_for_screen(result: AuditResult, details: SecretDetails, most: i
     first = rows_shown[0].finding
     bases = {row.base for row in rows_shown if row.difference is not None}
     of_all = f" from {min(bases)}" if len(bases) == 1 else ""  # stated once, above
-    paired = (
-        f"; differences{of_all or ' are'}{',' if of_all else ''} paired by record" if bases else ""
-    )
-    lines = [f"{phrases.target_title(result, first.target)}, {first.setting}{paired}"]
+    if bases:
+        paired = f"; differences{of_all or ' are'}{',' if of_all else ''} paired by record"
+    else:
+        paired = ""
+    lines = [f"{phrases.title_target(result, first.target)}, {first.setting}{paired}"]
     for row in rows_shown:
         differs = "" if row.difference is None else f"; {row.difference_text.removesuffix(of_all)}"
         lines.append(f"{row.title:<{names}}  {row.number_text}{differs}")
     n_left = len(compared) - len(rows_shown)
-    return [*lines, f"and {counted(n_left, 'more attack')} in the report"] if n_left else lines
+    return [*lines, f"and {format_count(n_left, 'more attack')} in the report"] if n_left else lines
 
 
 TOPICS = (Topic("attacks", "All attacks", _attack_table_blocks, CHECK, 14, turn=18),)

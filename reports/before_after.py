@@ -25,7 +25,7 @@ from auditor.reports.blocks import (
     Section,
     Table,
 )
-from auditor.reports.escaping import to_printable_line
+from auditor.reports.escaping import make_printable_line
 
 _MOST = 12  # rows on screen; the page has all
 _NOT_PREDICTED = (
@@ -57,24 +57,28 @@ class BeforeAfter:
         return Comparison(("before", "after"), self.compared.secrets, lines)
 
 
-def mitigation_terminal_lines(change: BeforeAfter) -> Iterator[str]:
+def format_mitigation_lines(change: BeforeAfter) -> Iterator[str]:
     """Yield at most 25 lines."""
     yield (
-        f"BEFORE AND AFTER {to_printable_line(change.by)}, trained in "
+        f"BEFORE AND AFTER {make_printable_line(change.by)}, trained in "
         f"{phrases.format_duration(change.seconds)}"
     )
-    rows = [_metric_change_row(line) for line in change.undefended_comparison.lines]
-    lines = [("", "before", "after", "difference"), *rows[:_MOST], *_perplexity_change_row(change)]
+    rows = [_build_metric_change_row(line) for line in change.undefended_comparison.lines]
+    lines = [
+        ("", "before", "after", "difference"),
+        *rows[:_MOST],
+        *_build_perplexity_change_row(change),
+    ]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for row in lines:
         yield "  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
     if len(rows) > _MOST:
         yield f"{len(rows) - _MOST} more in the page"
-    for name, text in _severity_prediction_and_promise_facts(change):
+    for name, text in _build_comparison_facts(change):
         yield f"{name + ':':11} {text}"
 
 
-def mitigation_markdown(change: BeforeAfter) -> str:
+def render_mitigation_markdown(change: BeforeAfter) -> str:
     return marked.render_markdown_document(_build_mitigation_document(change))
 
 
@@ -83,47 +87,44 @@ def render_mitigation_page(change: BeforeAfter) -> str:
     return html.render_html_document(_build_mitigation_document(change))
 
 
-def _metric_change_row(line: ComparisonRow) -> tuple[str, str, str, str]:
+def _build_metric_change_row(line: ComparisonRow) -> tuple[str, str, str, str]:
     before, after = line.cells
     name = (
-        f"{phrases.metric_label(line.metric)} ({to_printable_line(line.row.attack)}, "
+        f"{phrases.metric_label(line.metric)} ({make_printable_line(line.row.attack)}, "
         f"{line.row.setting})"
     )
-    delta = (
-        phrases.difference_with_interval(after.delta)
-        if after.delta
-        else to_printable_line(after.why)
-    )
+    if after.delta:
+        delta = phrases.format_difference(after.delta)
+    else:
+        delta = make_printable_line(after.why)
     return (
         name,
-        phrases.value_with_interval(before.measured),
-        phrases.value_with_interval(after.measured),
+        phrases.format_measurement_value(before.measured),
+        phrases.format_measurement_value(after.measured),
         delta,
     )
 
 
-def _perplexity_change_row(change: BeforeAfter) -> Sequence[tuple[str, str, str, str]]:
+def _build_perplexity_change_row(change: BeforeAfter) -> Sequence[tuple[str, str, str, str]]:
     before, after = (
         result.target(UNDEFENDED).perplexity for result in (change.before, change.after)
     )
     if before is None or after is None:
         return ()
-    delta = (
-        phrases.difference_with_interval(change.perplexity) if change.perplexity else "not paired"
-    )
+    delta = phrases.format_difference(change.perplexity) if change.perplexity else "not paired"
     return [
         (
             "Held-out perplexity",
-            phrases.value_with_interval(before),
-            phrases.value_with_interval(after),
+            phrases.format_measurement_value(before),
+            phrases.format_measurement_value(after),
             delta,
         )
     ]
 
 
-def _severity_prediction_and_promise_facts(change: BeforeAfter) -> Facts:
+def _build_comparison_facts(change: BeforeAfter) -> Facts:
     before, after = (
-        severity.severity_of_target(assess_signals(result), UNDEFENDED).word
+        severity.rate_severity(assess_signals(result), UNDEFENDED).word
         for result in (change.before, change.after)
     )
     return (
@@ -138,7 +139,9 @@ def _predicted_recall_sentence(change: BeforeAfter) -> str:
     if change.predicted is None:
         return _NOT_PREDICTED
     row, expected = change.predicted
-    prediction = f"recall {phrases.value_with_interval(expected)} ({to_printable_line(row.title)})"
+    prediction = (
+        f"recall {phrases.format_measurement_value(expected)} ({make_printable_line(row.title)})"
+    )
     measured = next((f for f in change.after.findings if f.cell_key == row), None)
     recall = None if measured is None else measured.measurement("recall")
     if recall is None:
@@ -151,7 +154,7 @@ def _predicted_recall_sentence(change: BeforeAfter) -> str:
         if recall.value > expected.high
         else "as"
     )
-    return f"{prediction}; measured {phrases.value_with_interval(recall)}, {lies} predicted"
+    return f"{prediction}; measured {phrases.format_measurement_value(recall)}, {lies} predicted"
 
 
 def _promised_epsilon_sentence(result: AuditResult) -> str:
@@ -173,7 +176,7 @@ def _promised_epsilon_sentence(result: AuditResult) -> str:
 def _build_mitigation_document(comparison: BeforeAfter) -> Document:
     undefended = comparison.undefended_comparison
     rows = (
-        side_by_side.side_by_side_table(undefended)
+        side_by_side.build_paired_table(undefended)
         if undefended.lines
         else Paragraph("No configuration was measured.")
     )
@@ -181,7 +184,7 @@ def _build_mitigation_document(comparison: BeforeAfter) -> Document:
     cost: Table | Paragraph = Paragraph(
         "Held-out perplexity was not measured: the run has no non-members."
     )
-    if perplexity := _perplexity_change_row(comparison):
+    if perplexity := _build_perplexity_change_row(comparison):
         cost = Table(
             "utility",
             "On text that neither model was trained on",
@@ -190,19 +193,20 @@ def _build_mitigation_document(comparison: BeforeAfter) -> Document:
         )
     remarks = (
         f"trained in {phrases.format_duration(comparison.seconds)}",
-        *map(to_printable_line, comparison.told),
+        *map(make_printable_line, comparison.told),
     )
-    expected = FactList("", _severity_prediction_and_promise_facts(comparison))
+    expected = FactList("", _build_comparison_facts(comparison))
     deltas = [line.cells[1].delta for line in undefended.lines if line.cells[1].delta is not None]
     # Each has its own 95% interval: of twenty unchanged rows, expect one to count.
-    less, more = sum(change.high < 0 for change in deltas), sum(change.low > 0 for change in deltas)
+    less = sum(change.high < 0 for change in deltas)
+    more = sum(change.low > 0 for change in deltas)
     significant = f"Significantly lower: {less} of {len(deltas)}; higher: {more}"
     return Document(
-        title=f"Before and after {to_printable_line(comparison.by)}",
+        title=f"Before and after {make_printable_line(comparison.by)}",
         facts=(
-            ("Secrets", to_printable_line(comparison.compared.secrets)),
-            ("Before", to_printable_line(comparison.compared.runs[0])),
-            ("After", to_printable_line(comparison.compared.runs[1])),
+            ("Secrets", make_printable_line(comparison.compared.secrets)),
+            ("Before", make_printable_line(comparison.compared.runs[0])),
+            ("After", make_printable_line(comparison.compared.runs[1])),
         ),
         headline=f"{significant}; the others do not differ significantly.",
         verdict=side_by_side.NOTE,

@@ -26,13 +26,13 @@ from auditor.statistics.audit_power import (
 from auditor.statistics.bounds import LEVEL
 
 
-def claims_to_report(result: AuditResult) -> list[ClaimEvidence]:
+def select_reported_claims(result: AuditResult) -> list[ClaimEvidence]:
     """Return the evidence for every target with a claim, a nominal ε or an audit."""
     evidence = (weigh_claim_against_audits(result, target) for target in result.targets)
     return [stands for stands in evidence if stands.has_anything_to_report]
 
 
-def claim_verdict_sentence(stands: ClaimEvidence) -> str:
+def describe_claim_verdict(stands: ClaimEvidence) -> str:
     """Return `DP-SGD: claimed ε 1.00 (...); audited ε ≥ 0.42 (...), provable at best 5.79, and
     of the claimed ε 1 this audit could show at most about 0.16 (...): consistent.`"""
     parts = [
@@ -46,10 +46,10 @@ def claim_verdict_sentence(stands: ClaimEvidence) -> str:
     ]
     if stands.verdict is None:
         return f"{'; '.join(parts)}; {_not_audited_sentence(stands)}."
-    return f"{'; '.join(parts)}: {claim_verdict_phrase(stands)}."
+    return f"{'; '.join(parts)}: {format_claim_verdict(stands)}."
 
 
-def claim_summary_phrase(stands: ClaimEvidence) -> str:
+def summarise_claim(stands: ClaimEvidence) -> str:
     """Return `PMixED: claimed ε 8 (zero-out, shard, δ 1e-5); 6,400 drawn tokens, all spent; not
     audited`"""
     claim = stands.target.claim
@@ -60,49 +60,48 @@ def claim_summary_phrase(stands: ClaimEvidence) -> str:
     )
     reasons = f" ({'; '.join(stands.refuted)})" if stands.refuted else ""
     opening = f"{stands.target.title}: {_claimed_epsilon_sentence(stands)}"
-    return f"{'; '.join(filter(None, (opening, *covers, claim_verdict_phrase(stands))))}{reasons}"
+    return f"{'; '.join(filter(None, (opening, *covers, format_claim_verdict(stands))))}{reasons}"
 
 
-def claim_verdict_phrase(stands: ClaimEvidence) -> str:
+def format_claim_verdict(stands: ClaimEvidence) -> str:
     """Return the verdict; after "consistent", the smallest violation that such an audit detects."""
     if stands.verdict is None:
         return "not audited"
     strongest = stands.most_sensitive_bound if stands.verdict == CONSISTENT else None
-    power = (
-        ""
-        if strongest is None
-        else f" ({describe_detection_power(strongest.audit, strongest.promised)})"
-    )
+    if strongest is None:
+        power = ""
+    else:
+        power = f" ({describe_detection_power(strongest.audit, strongest.promised)})"
     if stands.claimed is not None:
         return f"{stands.verdict}{power}"
     nominal = f"nominal ε {phrases.format_number(stands.nominal or math.nan)}"
-    return (
-        f"{nominal} contradicted"
-        if stands.verdict == CONTRADICTED
-        else f"{nominal}: {stands.verdict}{power}"
-    )
+    if stands.verdict == CONTRADICTED:
+        return f"{nominal} contradicted"
+    return f"{nominal}: {stands.verdict}{power}"
 
 
 def _claimed_epsilon_sentence(stands: ClaimEvidence) -> str:
-    claim, nominal = stands.target.claim, stands.nominal
-    nominal_phrase = (
-        ""
-        if nominal is None
-        else f"; nominal ε {phrases.format_number(nominal)}, which is no claim"
-    )
+    claim = stands.target.claim
+    nominal = stands.nominal
+    if nominal is None:
+        nominal_phrase = ""
+    else:
+        nominal_phrase = f"; nominal ε {phrases.format_number(nominal)}, which is no claim"
     if claim is None:
         return f"it claims no ε{nominal_phrase}"
     number = phrases.format_number
-    epsilon = (
-        "it claims no finite ε" if stands.claimed is None else f"claimed ε {number(stands.claimed)}"
-    )
+    if stands.claimed is None:
+        epsilon = "it claims no finite ε"
+    else:
+        epsilon = f"claimed ε {number(stands.claimed)}"
     terms = f"{phrases.relation_label(claim.relation)}, {claim.unit}, δ {number(claim.delta)}"
     return f"{epsilon} ({terms}){nominal_phrase}"
 
 
 def _audited_bound_sentence(stands: ClaimEvidence, bound: BoundAgainstClaim) -> str:
     """Return an audit with its level, and the ε promised for its game if it is another ε."""
-    audit, number = bound.audit, phrases.format_number
+    audit = bound.audit
+    number = phrases.format_number
     differs = stands.claimed is not None and bound.promised != stands.claimed
     against = f", against ε {number(bound.promised)} of one {audit.unit}" if differs else ""
     shared = f", one of {len(stands.bounds)} audits" if len(stands.bounds) > 1 else ""
@@ -113,11 +112,10 @@ def _audited_bound_sentence(stands: ClaimEvidence, bound: BoundAgainstClaim) -> 
         f"{audit.canaries_or_games_label}, one-sided {100 * (1 - audit.level):.4g}%{shared}"
     )
     # If no audit could have proved more than the promise, "provable at best" says so.
-    weak = (
-        f", but {bound.powerless_reason}"
-        if bound.powerless_reason and audit.best > bound.promised
-        else ""
-    )
+    if bound.powerless_reason and audit.best > bound.promised:
+        weak = f", but {bound.powerless_reason}"
+    else:
+        weak = ""
     best = f"provable at best {number(audit.best)}{against}{weak}"
     power = filter(None, (best, describe_audit_ceiling(audit, stands.target.claim)))
     return f"audited ε ≥ {number(audit.epsilon)} ({game}), {', and '.join(power)}"
@@ -142,7 +140,8 @@ def _not_audited_sentence(stands: ClaimEvidence) -> str:
 def claim_audit_table(result: AuditResult) -> Table | None:
     """Return a line for each audit of each target, also for unrelated and missing audits."""
     groups = tuple(
-        Group(stands.target.title, _claim_audit_rows(stands)) for stands in claims_to_report(result)
+        Group(stands.target.title, _claim_audit_rows(stands))
+        for stands in select_reported_claims(result)
     )
     if not groups:
         return None
@@ -164,14 +163,14 @@ def claim_audit_table(result: AuditResult) -> Table | None:
 
 
 def _claim_audit_rows(stands: ClaimEvidence) -> tuple[tuple[str, ...], ...]:
-    number, nothing = phrases.format_number, phrases.NOTHING
+    number = phrases.format_number
+    nothing = phrases.NOTHING
     claimed = nothing if stands.claimed is None else number(stands.claimed)
     nominal = nothing if stands.nominal is None else number(stands.nominal)
-    end = (
-        claim_verdict_phrase(stands)
-        if stands.verdict or not stands.bounds
-        else "nothing to hold it to"
-    )
+    if stands.verdict or not stands.bounds:
+        end = format_claim_verdict(stands)
+    else:
+        end = "nothing to hold it to"
     lines = [(bound.row.attack, bound.audit, end) for bound in stands.bounds]
     lines += [(other.row.attack, other.audit, other.why) for other in stands.unheld]
     rows = tuple(

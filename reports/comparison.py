@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from auditor.core.counts import counted
+from auditor.core.counts import format_count
 from auditor.gate.compare import Comparison, ComparisonRow
 from auditor.reports import html, phrases
 from auditor.reports import markdown as marked
 from auditor.reports.blocks import Document, Group, Paragraph, Section, Table
-from auditor.reports.escaping import csv_text, to_printable_line
+from auditor.reports.escaping import csv_text, make_printable_line
 
 _BEST = "leaks least"
 NOTE = (
@@ -25,11 +25,11 @@ NOTE = (
 )
 
 
-def terminal_comparison_blocks(comparison: Comparison) -> Iterator[RichTable | Text]:
+def build_terminal_blocks(comparison: Comparison) -> Iterator[RichTable | Text]:
     """Yield a block of lines for each row, so that any number of runs fits a narrow terminal."""
-    names = list(map(to_printable_line, comparison.runs))
+    names = list(map(make_printable_line, comparison.runs))
     blocks = [
-        [(name, *_run_table_cells_with_change_to_first(line, i)) for i, name in enumerate(names)]
+        [(name, *_format_run_table_cells(line, i)) for i, name in enumerate(names)]
         for line in comparison.lines
     ]
     # Over all blocks, so that columns align between blocks; text wider than 30 may fold.
@@ -39,7 +39,7 @@ def terminal_comparison_blocks(comparison: Comparison) -> Iterator[RichTable | T
     ]
     for line, rows in zip(comparison.lines, blocks, strict=True):
         yield Text(
-            f"{to_printable_line(line.row.title)}: {phrases.metric_label(line.metric)}",
+            f"{make_printable_line(line.row.title)}: {phrases.metric_label(line.metric)}",
             style="bold cyan",
         )
         table = RichTable.grid(padding=(0, 2))
@@ -80,39 +80,38 @@ def comparison_csv(comparison: Comparison) -> str:
 def _comparison_csv_rows(comparison: Comparison) -> Iterator[tuple[object, ...]]:
     for line in comparison.lines:
         for i, (name, cell) in enumerate(zip(comparison.runs, line.cells, strict=True)):
-            m, d = cell.measured, cell.delta
+            m = cell.measured
+            d = cell.delta
             numbers = (m.value, m.low, m.high, m.n) if m else (None,) * 4
             deltas = (d.value, d.low, d.high) if d else (None,) * 3
             yield (*line.row, line.metric, name, *numbers, *deltas, int(line.best == i), cell.why)
 
 
-def side_by_side_table(comparison: Comparison) -> Table:
+def build_paired_table(comparison: Comparison) -> Table:
     """Return a table with a row for each configuration and metric, and a column for each run."""
     body = tuple(
         (
-            to_printable_line(line.row.title),
-            phrases.metric_label(to_printable_line(line.metric)),
+            make_printable_line(line.row.title),
+            phrases.metric_label(make_printable_line(line.metric)),
             *(
-                "; ".join(
-                    filter(None, _run_table_cells_with_change_to_first(line, i, "difference "))
-                )
+                "; ".join(filter(None, _format_run_table_cells(line, i, "difference ")))
                 for i in range(len(line.cells))
             ),
         )
         for line in comparison.lines
     )
-    head = ("Row", "Metric", *map(to_printable_line, comparison.runs))
+    head = ("Row", "Metric", *map(make_printable_line, comparison.runs))
     return Table("comparison", "Each run by target, setting and attack", head, (Group("", body),))
 
 
 def _build_comparison_document(comparison: Comparison) -> Document:
     marks = sum(line.best is not None for line in comparison.lines)
-    total = counted(len(comparison.lines), "configuration has", "configurations have")
-    rows = side_by_side_table(comparison) if comparison.lines else Paragraph("No row was measured.")
+    total = format_count(len(comparison.lines), "configuration has", "configurations have")
+    rows = build_paired_table(comparison) if comparison.lines else Paragraph("No row was measured.")
     return Document(
-        title=" · ".join(map(to_printable_line, comparison.runs)),
+        title=" · ".join(map(make_printable_line, comparison.runs)),
         facts=(
-            ("Secrets", to_printable_line(comparison.secrets)),
+            ("Secrets", make_printable_line(comparison.secrets)),
             ("Runs", str(len(comparison.runs))),
         ),
         headline=f"{marks} of {total} a run that leaks significantly less than all others.",
@@ -124,14 +123,13 @@ def _build_comparison_document(comparison: Comparison) -> Document:
     )
 
 
-def _run_table_cells_with_change_to_first(
+def _format_run_table_cells(
     line: ComparisonRow, i: int, description: str = ""
 ) -> tuple[str, str, str]:
     """Return the number, its difference to the first run or a reason, and whether it is best."""
     cell = line.cells[i]
-    delta = (
-        f"{description}{phrases.value_with_interval(cell.delta)}"
-        if cell.delta
-        else to_printable_line(cell.why)
-    )
-    return phrases.value_with_interval(cell.measured), delta, _BEST if line.best == i else ""
+    if cell.delta:
+        delta = f"{description}{phrases.format_measurement_value(cell.delta)}"
+    else:
+        delta = make_printable_line(cell.why)
+    return phrases.format_measurement_value(cell.measured), delta, _BEST if line.best == i else ""

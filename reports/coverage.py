@@ -4,29 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from auditor.conclusions.strata import is_asked_in_part, weighted_extracted_share
-from auditor.core.counts import counted
+from auditor.conclusions.strata import is_partly_asked, measure_weighted_share
+from auditor.core.counts import format_count
 from auditor.core.result import AuditResult, Finding, Measurement, RecordCounts, Stratum
 from auditor.reports import escaping, phrases
 
 
-def stratum_sentence_part(stratum: Stratum) -> str:
+def format_stratum(stratum: Stratum) -> str:
     """Return `all 14 records that occur 16 times are recited` or `3 of the 12 asked records ...`"""
     m = stratum.extracted
-    often = f"that {'occurs' if m.n == 1 else 'occur'} {counted(stratum.copies or 1, 'time')}"
+    often = f"that {'occurs' if m.n == 1 else 'occur'} {format_count(stratum.copies or 1, 'time')}"
     return _recited_phrase(m, often, is_whole=m.n == stratum.population)
 
 
 def group_sentence_part(group: tuple[str, Measurement]) -> str:
     """Return `all 36 records of the group wanted are recited`. group: name and extraction."""
     name, m = group
-    return _recited_phrase(m, f"of the group {escaping.to_printable_line(name)}", is_whole=True)
+    return _recited_phrase(m, f"of the group {escaping.make_printable_line(name)}", is_whole=True)
 
 
 def _recited_phrase(m: Measurement, clause: str, *, is_whole: bool) -> str:
-    hits = phrases.hit_count_of_share(m)
+    hits = phrases.count_hits(m)
     if hits == m.n:
-        records = counted(m.n, "record" if is_whole else "asked record")
+        records = format_count(m.n, "record" if is_whole else "asked record")
         return f"all {records} {clause} {'is' if m.n == 1 else 'are'} recited"
     return (
         f"{hits:,} of the {m.n:,}{'' if is_whole else ' asked'} records {clause} "
@@ -41,21 +41,20 @@ def strata_label(finding: Finding) -> str:
     """
     parts = []
     for stratum in finding.strata:
-        copies = (
-            "copies not known"
-            if stratum.copies is None
-            else counted(stratum.copies, "copy", "copies")
-        )
+        if stratum.copies is None:
+            copies = "copies not known"
+        else:
+            copies = format_count(stratum.copies, "copy", "copies")
         m = stratum.extracted
         if not m.n:
             parts.append(f"{copies}: none of {stratum.population:,} asked")
             continue
         rest = "" if m.n == stratum.population else f" asked, of {stratum.population:,}"
-        parts.append(f"{copies}: {phrases.hit_count_of_share(m):,} of {m.n:,}{rest}")
+        parts.append(f"{copies}: {phrases.count_hits(m):,} of {m.n:,}{rest}")
     return "; ".join(parts)
 
 
-def audited_of_given(result: AuditResult) -> str:
+def format_audited_share(result: AuditResult) -> str:
     """Return `41 of 150`, the audited and the given records; "" if not counted."""
     counts = result.benchmark.records.get("members")
     return "" if counts is None else f"{counts.audited:,} of {counts.given:,}"
@@ -74,10 +73,10 @@ def coverage_label(result: AuditResult) -> str:
     tokens = ""
     if counts.attacked_tokens < counts.tokens:  # half of a short record is the prefix
         tokens = f", {counts.attacked_tokens / counts.tokens:.0%} of their tokens attacked"
-    return f"{audited_of_given(result)} records audited{tokens}{f' ({rest})' if rest else ''}"
+    return f"{format_audited_share(result)} records audited{tokens}{f' ({rest})' if rest else ''}"
 
 
-def attacks_that_did_not_run(result: AuditResult) -> list[str]:
+def list_missing_attacks(result: AuditResult) -> list[str]:
     """Return `Ethicist did not run on Undefended, white-box: WHY.` for each attack and target.
 
     Omits the access if the attack ran at no access. Limits of accesses below the widest are not
@@ -92,7 +91,7 @@ def attacks_that_did_not_run(result: AuditResult) -> list[str]:
             continue
         access = f", {widest}" if is_in_part else ""
         key = (finding.attack, access, finding.not_applicable)
-        targets.setdefault(key, {})[phrases.target_title(result, finding.target)] = None
+        targets.setdefault(key, {})[phrases.title_target(result, finding.target)] = None
     return [
         f"{attack[:1].upper()}{attack[1:]} did not run on {', '.join(titles)}{access}: {reason}."
         for (attack, access, reason), titles in targets.items()
@@ -104,19 +103,19 @@ def _has_run(finding: Finding) -> bool:
     return not finding.not_applicable or finding.seconds > 0
 
 
-def attacks_without_any_row(result: AuditResult) -> dict[str, str]:
+def explain_missing_attack_rows(result: AuditResult) -> dict[str, str]:
     """Return each attack that queried no target, with the reason."""
     ran = {f.attack for f in result.findings if _has_run(f)}
     return {f.attack: f.not_applicable for f in result.findings if f.attack not in ran}
 
 
-def phrases_by_copies(finding: Finding, owner: str) -> list[str]:
+def list_copies_phrases(finding: Finding, owner: str) -> list[str]:
     """Return the extraction by copies and, for a sample, its weighted share of all records."""
     of_all = weighted_share_phrase(finding)
     return [f"recited by copies: {strata_label(finding)} {owner}", *([of_all] if of_all else [])]
 
 
-def asked_sentence(result: AuditResult) -> str:
+def describe_asked_records(result: AuditResult) -> str:
     """Return how many records were asked, of those with copies and of the others.
 
     `41 of 135 records were asked: all 12 that occur more than once, 29 of the 123 others.` "" if
@@ -136,7 +135,7 @@ def asked_sentence(result: AuditResult) -> str:
     parts = [_asked_of_strata(copied, f"{n_copied:,} that {verb} more than once")]
     if others:
         n_others = sum(stratum.population for stratum in others)
-        parts.append(_asked_of_strata(others, counted(n_others, "other")))
+        parts.append(_asked_of_strata(others, format_count(n_others, "other")))
     return f"{asked}: {', '.join(parts)}."
 
 
@@ -157,8 +156,8 @@ def weighted_share_phrase(finding: Finding) -> str:
 
     "" if all were asked, or records were not counted.
     """
-    share = weighted_extracted_share(finding)
-    if share is None or not is_asked_in_part(finding):
+    share = measure_weighted_share(finding)
+    if share is None or not is_partly_asked(finding):
         return ""
     between = f"{phrases.format_percent(share.low)}% to {phrases.format_percent(share.high)}%"
     return f"of all {share.n:,} records {between} (95%, weighted by copies)"
@@ -171,8 +170,8 @@ def progress_line(result: AuditResult) -> str:
         return f"{result.benchmark.members:,} records asked"
     row = max(
         measured,
-        key=lambda finding: sum(phrases.hit_count_of_share(s.extracted) for s in finding.strata),
+        key=lambda finding: sum(phrases.count_hits(s.extracted) for s in finding.strata),
     )
-    hits = sum(phrases.hit_count_of_share(s.extracted) for s in row.strata)
+    hits = sum(phrases.count_hits(s.extracted) for s in row.strata)
     n_asked = _asked_of_population(result.benchmark.records["members"])
     return f"{n_asked} asked so far: {hits:,} recited word for word ({strata_label(row)})"

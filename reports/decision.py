@@ -7,15 +7,13 @@ from collections.abc import Iterator, Sequence
 
 from auditor.gate.rulings import Decision, Ruling
 from auditor.reports.blocks import Group, Table
-from auditor.reports.escaping import escape_for_markdown, to_printable_line
-from auditor.reports.markdown import truncated_table_markdown
+from auditor.reports.escaping import escape_for_markdown, make_printable_line
+from auditor.reports.markdown import render_truncated_table
 from auditor.reports.phrases import NOTHING, shorten
 
 # sentences below the table, and characters of each: the JUnit file has the rest
-_MOST_SAID, _LONGEST = (
-    10,
-    300,
-)
+_MOST_SAID = 10
+_LONGEST = 300
 _WORST = ("failed", "inconclusive", "held")
 # The head of a table of rulings, and its columns of numbers.
 HEAD = (
@@ -33,14 +31,14 @@ NUMERIC = frozenset({2, 3, 4, 5})
 def ruling_terminal_lines(decision: Decision) -> Iterator[str]:
     """Yield the subject, one line a ruling, and the verdict, with cleaned names."""
     if decision.about:
-        yield to_printable_line(decision.about)
+        yield make_printable_line(decision.about)
     if decision.baseline and not any("baseline" in ruling.rule for ruling in decision.rulings):
-        yield to_printable_line(
+        yield make_printable_line(
             f"no rule compares with {decision.baseline}: --max-increase METRIC=MARGIN would"
         )
     for ruling in decision.rulings:
-        yield f"{ruling.verdict:12}  {to_printable_line(f'{ruling.cell_title}: {ruling.reason}')}"
-    yield to_printable_line(decision.headline)
+        yield f"{ruling.verdict:12}  {make_printable_line(f'{ruling.cell_title}: {ruling.reason}')}"
+    yield make_printable_line(decision.headline)
 
 
 def decision_markdown(decision: Decision) -> str:
@@ -48,38 +46,38 @@ def decision_markdown(decision: Decision) -> str:
 
     It has as many rows as fit a comment next to a report; the verdict counts them all.
     """
-    title = _printable_and_shortened(decision.run) + (
-        f" against {_printable_and_shortened(decision.baseline)}" if decision.baseline else ""
+    title = _shorten_printable(decision.run) + (
+        f" against {_shorten_printable(decision.baseline)}" if decision.baseline else ""
     )
     parts = [f"## Leakage {escape_for_markdown(decision.headline)}", escape_for_markdown(title)]
-    parts += [escape_for_markdown(_printable_and_shortened(decision.about))]
+    parts += [escape_for_markdown(_shorten_printable(decision.about))]
     if rows := ruling_table_rows(decision):
-        parts += [truncated_table_markdown(Table("gate", "", HEAD, (Group("", rows),), NUMERIC))]
+        parts += [render_truncated_table(Table("gate", "", HEAD, (Group("", rows),), NUMERIC))]
     # The table has no column of reasons: list them for rows without numbers.
-    reasons = [
-        f"{r.cell_title}: {r.reason}" for r in _rulings_in_report_order(decision) if not r.n
-    ][:_MOST_SAID]
-    parts += [f"- {escape_for_markdown(_printable_and_shortened(text))}" for text in reasons]
+    reasons = [f"{r.cell_title}: {r.reason}" for r in _sort_rulings(decision) if not r.n][
+        :_MOST_SAID
+    ]
+    parts += [f"- {escape_for_markdown(_shorten_printable(text))}" for text in reasons]
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
-def _printable_and_shortened(text: str) -> str:
-    return shorten(to_printable_line(text), _LONGEST)
+def _shorten_printable(text: str) -> str:
+    return shorten(make_printable_line(text), _LONGEST)
 
 
 def ruling_table_rows(decision: Decision) -> tuple[tuple[str, ...], ...]:
     """Return a row for each ruling under HEAD, the worst first."""
-    return tuple(map(_ruling_table_cells, _rulings_in_report_order(decision)))
+    return tuple(map(_ruling_table_cells, _sort_rulings(decision)))
 
 
-def _rulings_in_report_order(decision: Decision) -> list[Ruling]:
+def _sort_rulings(decision: Decision) -> list[Ruling]:
     return sorted(decision.rulings, key=lambda ruling: _WORST.index(ruling.verdict))
 
 
 def _ruling_table_cells(ruling: Ruling) -> tuple[str, ...]:
     measured = (f"{ruling.value:.4g}", f"{ruling.low:.4f} to {ruling.high:.4f}", f"{ruling.n:,}")
     missed = NOTHING if ruling.missed is None else f"{ruling.missed:.4g}"
-    about = (to_printable_line(ruling.cell_title), to_printable_line(ruling.rule))
+    about = (make_printable_line(ruling.cell_title), make_printable_line(ruling.rule))
     return (*about, *(measured if ruling.n else (NOTHING,) * 3), missed, ruling.verdict)
 
 
@@ -94,7 +92,7 @@ def decision_junit_xml(decision: Decision) -> str:
         cases = [ET.Element("testcase", {"classname": "run", "name": "gate", "time": "0"})]
         nothing = "nothing was judged"
         ET.SubElement(cases[0], "failure", {"type": "failed", "message": nothing}).text = nothing
-    return junit_xml("audit gate", to_printable_line(decision.run), cases)
+    return junit_xml("audit gate", make_printable_line(decision.run), cases)
 
 
 def junit_xml(program: str, suite: str, cases: Sequence[ET.Element]) -> str:
@@ -111,7 +109,7 @@ def junit_xml(program: str, suite: str, cases: Sequence[ET.Element]) -> str:
 
 def _ruling_junit_test_case(decision: Decision, ruling: Ruling) -> ET.Element:
     # XML 1.0 forbids control characters, and ElementTree would write them.
-    row, rule, reason = map(to_printable_line, (ruling.cell_title, ruling.rule, ruling.reason))
+    row, rule, reason = map(make_printable_line, (ruling.cell_title, ruling.rule, ruling.reason))
     case = ET.Element("testcase", {"classname": row, "name": rule, "time": "0"})
     # the reason is both attribute and text: GitHub's readers show the first, GitLab's the second
     if element := {"failed": "failure", "inconclusive": "error"}.get(

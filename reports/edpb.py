@@ -18,10 +18,10 @@ from itertools import groupby
 from pathlib import Path
 
 from auditor.conclusions.claims import weigh_claim_against_audits
-from auditor.conclusions.leak_kinds import bonferroni_widened_leak_measurement
+from auditor.conclusions.leak_kinds import widen_leak_measurement
 from auditor.conclusions.leak_readings import MEMBERSHIP, PERSONAL, RANKED
 from auditor.conclusions.signals import NOT_TESTED, LeakAssessment, assess_signals
-from auditor.core.counts import counted
+from auditor.core.counts import format_count
 from auditor.core.errors import AuditError
 from auditor.core.result import AuditResult, Finding, Measurement, TargetRecord
 from auditor.gate.contradictions import find_result_contradictions
@@ -30,7 +30,7 @@ from auditor.gate.decision_log import KeptDecision, load_gate_decisions
 from auditor.records.result_file import RESULT
 from auditor.reports import claims, edpb_summary, personal, phrases, signals
 from auditor.reports.blocks import Document, Group, Paragraph, Section, Table
-from auditor.reports.topics import row_title_with_attack
+from auditor.reports.topics import title_attack_row
 from auditor.statistics import documents
 from auditor.statistics.membership import FALSE_POSITIVES
 from auditor.statistics.memorised import MEMORISED, RECORDS
@@ -75,23 +75,21 @@ class EdpbQuestion:
         methods = [
             names[0]
             for measure in self.measured_by
-            if (names := e.result.methods_measuring(measure))
+            if (names := e.result.list_measuring_methods(measure))
         ]
-        return (
-            f"`audit run {' '.join(f'--attack {name}' for name in methods)}` would"
-            if methods
-            else self.otherwise
-        )
+        if methods:
+            return f"`audit run {' '.join(f'--attack {name}' for name in methods)}` would"
+        return self.otherwise
 
 
 # --- answers
 
 
-def _targets_without_controls(e: EdpbEvidence) -> list[TargetRecord]:
+def _exclude_control_targets(e: EdpbEvidence) -> list[TargetRecord]:
     return [target for target in e.result.targets if not target.companion]
 
 
-def _measurements_with_row(
+def _pair_measurements(
     e: EdpbEvidence,
     target: TargetRecord,
     numbers: Callable[[Finding], Mapping[str, Measurement | None]],
@@ -101,7 +99,7 @@ def _measurements_with_row(
     return [(m, part, f) for f in rows for part, m in numbers(f).items() if m and _has_value(m)]
 
 
-def _highest_measurement(
+def _find_highest_measurement(
     candidates: Iterable[tuple[Measurement, str, Finding]],
 ) -> tuple[Measurement, str, Finding]:
     return max(candidates, key=lambda row: (row[0].value, row[0].n))
@@ -111,13 +109,13 @@ def _make_highest_value_answer(*metrics: str) -> Callable[[EdpbEvidence], list[s
     """Answer with each target's highest value of each metric, next to the non-members' value."""
     return lambda e: [
         sentence
-        for target in _targets_without_controls(e)
+        for target in _exclude_control_targets(e)
         for metric in metrics
         if (sentence := _highest_value_sentence(e, target, metric))
     ]
 
 
-def _extraction_by_queries_sentences(e: EdpbEvidence) -> list[str]:
+def _describe_extraction_per_query(e: EdpbEvidence) -> list[str]:
     """Return the extraction by queries with the start of a record, and without it."""
     first_guess = (documents.RECALL, "recall", documents.NEAR, "near_verbatim_recall")
     sentences = _make_highest_value_answer(*first_guess)(e) or _make_highest_value_answer(
@@ -127,38 +125,35 @@ def _extraction_by_queries_sentences(e: EdpbEvidence) -> list[str]:
 
 
 def _highest_value_sentence(e: EdpbEvidence, target: TargetRecord, metric: str) -> str:
-    if not (
-        candidates := _measurements_with_row(e, target, lambda f: {metric: f.measurement(metric)})
-    ):
+    if not (candidates := _pair_measurements(e, target, lambda f: {metric: f.measurement(metric)})):
         return ""
-    m, _, row = _highest_measurement(candidates)
+    m, _, row = _find_highest_measurement(candidates)
     floor = row.measurement(name_nonmember_metric(metric))
-    baseline = (
-        f"; of records never trained on {_value_and_count_phrase(floor)}"
-        if floor and _has_value(floor)
-        else ""
-    )
+    if floor and _has_value(floor):
+        baseline = f"; of records never trained on {_format_counted_value(floor)}"
+    else:
+        baseline = ""
     among = f"; the highest of {len(candidates)} configurations" if len(candidates) > 1 else ""
-    number = f"{phrases.metric_label(metric)} {_value_and_count_phrase(m)}"
-    return f"{row_title_with_attack(e.result, row)}: {number}{baseline}{among}."
+    number = f"{phrases.metric_label(metric)} {_format_counted_value(m)}"
+    return f"{title_attack_row(e.result, row)}: {number}{baseline}{among}."
 
 
 def _has_value(m: Measurement) -> bool:
     return m.n > 0 and not math.isnan(m.value)
 
 
-def _value_and_count_phrase(m: Measurement) -> str:
+def _format_counted_value(m: Measurement) -> str:
     """Return `43/300 = 14% [11–19]` or `0.3% [0.1–0.9] of 300`."""
     if find_metric(m.name).exact:
         return f"{phrases.format_share_without_interval(m)} {phrases.format_interval(m)}"
-    return f"{phrases.value_with_interval(m)} of {m.n:,}"
+    return f"{phrases.format_measurement_value(m)} of {m.n:,}"
 
 
 def _worst_repeat_count_sentences(e: EdpbEvidence) -> list[str]:
     """Return the repeat count and row with most extraction, for each target."""
     sentences = []
-    for target in _targets_without_controls(e):
-        rows = _measurements_with_row(e, target, lambda f: f.by_repeats)
+    for target in _exclude_control_targets(e):
+        rows = _pair_measurements(e, target, lambda f: f.by_repeats)
         # Non-numeric names may come from the data and must not be published.
         groups = [(m, count, f) for m, count, f in rows if count.isdecimal() and m.unit in SHARES]
         if len({count for _, count, _ in groups}) > 1:  # otherwise it repeats the mean
@@ -168,10 +163,10 @@ def _worst_repeat_count_sentences(e: EdpbEvidence) -> list[str]:
                 key=lambda group: (group[0].value, group[0].n if group[0].value else group[0].high),
             )
             # Use the deciding interval: the repeat counts of a row share the level.
-            m = bonferroni_widened_leak_measurement(m, sum(f is row for *_, f in groups))
+            m = widen_leak_measurement(m, sum(f is row for *_, f in groups))
             sentences.append(
-                f"{row_title_with_attack(e.result, row)}: at repeat count {count}, "
-                f"{phrases.lower_first(phrases.metric_label(m.name))} {_value_and_count_phrase(m)}."
+                f"{title_attack_row(e.result, row)}: at repeat count {count}, "
+                f"{phrases.lower_first(phrases.metric_label(m.name))} {_format_counted_value(m)}."
             )
     return sentences
 
@@ -183,33 +178,33 @@ def _membership_sentences(e: EdpbEvidence) -> list[str]:
         *_make_highest_value_answer(auc_name(""), name_tpr_metric("", FALSE_POSITIVES[0]))(e),
         *_make_highest_value_answer(RANKED)(e),
         *(
-            f"{phrases.target_title(e.result, s.target)}: {signals.describe_signal_number(s)}."
+            f"{phrases.title_target(e.result, s.target)}: {signals.describe_signal_number(s)}."
             for s in groups
         ),
     ]
 
 
 def _greedy_recall_sentences(e: EdpbEvidence) -> list[str]:
-    recalls = phrases.sort_by_repeats(e.result.benchmark.greedy_recall)
+    recalls = phrases.sort_repeats(e.result.benchmark.greedy_recall)
     known = [
         (count, m)
         for count, m in recalls
         if (count.isdecimal() or count == "all") and _has_value(m)
     ]
-    parts = [f"{count}: {_value_and_count_phrase(m)}" for count, m in known]
-    return (
-        [f"Greedy decoding behind the start of each record, by repeat count: {'; '.join(parts)}."]
-        if parts
-        else []
-    )
+    parts = [f"{count}: {_format_counted_value(m)}" for count, m in known]
+    if parts:
+        return [
+            f"Greedy decoding behind the start of each record, by repeat count: {'; '.join(parts)}."
+        ]
+    return []
 
 
 def _leak_signals_section(e: EdpbEvidence) -> Section:
     """Return all signals of all targets, after the doubts that may hide a leak from this audit."""
     assessment = assess_signals(e.result)
-    against = " ".join(doubt.sentence for doubt in signals.all_doubts(assessment))
+    against = " ".join(doubt.sentence for doubt in signals.list_doubts(assessment))
     publishable = [
-        replace(s, why="", part=_publishable_kind(s.part) if s.kind is PERSONAL else s.part)
+        replace(s, why="", part=_generalise_personal_kind(s.part) if s.kind is PERSONAL else s.part)
         for s in assessment.signals
     ]
     blocks = signals.signal_blocks(e.result, replace(assessment, signals=tuple(publishable)))
@@ -231,40 +226,42 @@ def _signal_counts_paragraph(e: EdpbEvidence) -> str:
 
 
 def _signal_count_sentence(result: AuditResult, assessment: LeakAssessment, target: str) -> str:
-    title = phrases.target_title(result, target)
+    title = phrases.title_target(result, target)
     titles = [
         group[0].kind.title.lower()
-        for group in signals.group_signals_by_kind(assessment.shown_signals(target))
+        for group in signals.group_signals(assessment.list_shown_signals(target))
     ]
     if titles:
         return f"{title}: leakage is shown by {', '.join(titles)}."
-    untested_signals = [s for s in assessment.signals_of_target(target) if s.status == NOT_TESTED]
+    untested_signals = [s for s in assessment.list_target_signals(target) if s.status == NOT_TESTED]
     tested, untested = (
-        len(signals.group_signals_by_kind(signal_set))
-        for signal_set in (assessment.tested_signals(target), untested_signals)
+        len(signals.group_signals(signal_set))
+        for signal_set in (assessment.list_tested_signals(target), untested_signals)
     )
-    verdict = (
-        signals.no_leakage_phrase(assessment, target)
-        if assessment.shows_no_leakage(target)
-        else "inconclusive"
+    if assessment.shows_no_leakage(target):
+        verdict = signals.no_leakage_phrase(assessment, target)
+    else:
+        verdict = "inconclusive"
+    return (
+        f"{title}: {verdict}, of {format_count(tested, 'signal')} tested; {untested:,} not tested."
     )
-    return f"{title}: {verdict}, of {counted(tested, 'signal')} tested; {untested:,} not tested."
 
 
 def _claimed_epsilon_sentences(e: EdpbEvidence) -> list[str]:
     """Return the epsilon of each claim with its terms, and whether an audit contradicts it."""
     sentences = []
-    for target in _targets_without_controls(e):
-        stands, claim = weigh_claim_against_audits(e.result, target), target.claim
+    for target in _exclude_control_targets(e):
+        stands = weigh_claim_against_audits(e.result, target)
+        claim = target.claim
         if claim is None or stands.claimed is None:
             continue
         least = max((bound.audit.epsilon for bound in stands.bounds), default=None)
         audited = "" if least is None else f", audited ε at least {phrases.format_number(least)}"
         sentences.append(
-            f"{target.title}: claimed ε {phrases.promised_epsilon_with_unit(claim)}, "
+            f"{target.title}: claimed ε {phrases.format_promised_epsilon(claim)}, "
             f"{phrases.relation_label(claim.relation)}, δ {phrases.format_number(claim.delta)}, "
             f"{phrases.covered_tokens_phrase(claim)}{audited}: "
-            f"{claims.claim_verdict_phrase(stands)}."
+            f"{claims.format_claim_verdict(stands)}."
         )
     return sentences
 
@@ -285,8 +282,8 @@ def _provenance_sentences(e: EdpbEvidence) -> list[str]:
 def _defense_effect_sentences(e: EdpbEvidence) -> list[str]:
     """Return the change by each defense, at its row with the highest recall, and its cost."""
     sentences = []
-    for target in _targets_without_controls(e):
-        differences = _measurements_with_row(
+    for target in _exclude_control_targets(e):
+        differences = _pair_measurements(
             e, target, lambda f: {"recall": f.measurement("recall_difference")}
         )
         if differences:
@@ -298,10 +295,10 @@ def _defense_effect_sentences(e: EdpbEvidence) -> list[str]:
             ]
             change, _, row = differences[recalls.index(max(recalls))]
             lost = target.perplexity
-            cost = f"; held-out perplexity {phrases.value_with_interval(lost)}" if lost else ""
+            cost = f"; held-out perplexity {phrases.format_measurement_value(lost)}" if lost else ""
             sentences.append(
-                f"{row_title_with_attack(e.result, row)}: "
-                f"{phrases.difference_with_interval(change)} against no defense{cost}."
+                f"{title_attack_row(e.result, row)}: "
+                f"{phrases.format_difference(change)} against no defense{cost}."
             )
     return sentences
 
@@ -309,22 +306,21 @@ def _defense_effect_sentences(e: EdpbEvidence) -> list[str]:
 def _personal_data_kind_sentences(e: EdpbEvidence) -> list[str]:
     """Return each kind of personal data at the row of each target that extracts most of it."""
     sentences = []
-    for target in _targets_without_controls(e):
-        rows = _measurements_with_row(e, target, lambda f: f.by_kind)
-        measurements = [(m, _publishable_kind(kind), f) for m, kind, f in rows]
+    for target in _exclude_control_targets(e):
+        rows = _pair_measurements(e, target, lambda f: f.by_kind)
+        measurements = [(m, _generalise_personal_kind(kind), f) for m, kind, f in rows]
         for kind in dict.fromkeys(kind for _, kind, _ in measurements):
-            m, _, row = _highest_measurement(
+            m, _, row = _find_highest_measurement(
                 candidate for candidate in measurements if candidate[1] == kind
             )
             number = (
-                f"{personal.personal_kind_in_sentence(kind)} "
-                f"{personal.personal_data_share_phrase(m)}"
+                f"{personal.format_personal_kind(kind)} {personal.personal_data_share_phrase(m)}"
             )
-            sentences.append(f"{row_title_with_attack(e.result, row)}: {number}.")
+            sentences.append(f"{title_attack_row(e.result, row)}: {number}.")
     return sentences
 
 
-def _publishable_kind(kind: str) -> str:
+def _generalise_personal_kind(kind: str) -> str:
     """Return the kind of personal data if its name is ours: names from the data stay private."""
     return kind if kind in personal.TITLES else "other personal data"
 
@@ -361,12 +357,12 @@ def _make_main_number_answer(description: str) -> Callable[[EdpbEvidence], list[
         rows = [
             (f, f.main)
             for f in e.result.findings
-            if f.attack in e.result.methods_measuring(description)
+            if f.attack in e.result.list_measuring_methods(description)
         ]
         known = [(f, m) for f, m in rows if m and _has_value(m)]
         return [
-            f"{row_title_with_attack(e.result, f)}: {phrases.metric_label(m.name)} "
-            f"{_value_and_count_phrase(m)}."
+            f"{title_attack_row(e.result, f)}: {phrases.metric_label(m.name)} "
+            f"{_format_counted_value(m)}."
             for f, m in known
         ]
 
@@ -396,7 +392,7 @@ QUESTIONS = (
     _opinion(
         "¶43 (ii)",
         "How likely is personal data of the training records to be obtained by queries?",
-        _extraction_by_queries_sentences,
+        _describe_extraction_per_query,
         f"{_LOWER} Asked with the start of a record, but for untargeted extraction.",
         measured_by=("verbatim",),
     ),
@@ -516,7 +512,7 @@ QUESTIONS = (
 # -----------------------------------------------------------------------------------------------
 
 
-def edpb_document_from_run_folder(folder: Path) -> Document:
+def read_edpb_document(folder: Path) -> Document:
     """Return the answers of a finished run. Raise AuditError if it is missing or inconsistent."""
     run = read_run(folder)
     for row, fault in find_result_contradictions(run.result, run.outcomes):
@@ -525,14 +521,12 @@ def edpb_document_from_run_folder(folder: Path) -> Document:
             "nothing"
         )
     digest = hashlib.sha256((folder / RESULT).read_bytes()).hexdigest()
-    return edpb_document(
-        EdpbEvidence(
-            phrases.result_with_printable_strings(run.result), digest, load_gate_decisions(folder)
-        )
+    return build_edpb_document(
+        EdpbEvidence(phrases.make_result_printable(run.result), digest, load_gate_decisions(folder))
     )
 
 
-def edpb_document(e: EdpbEvidence) -> Document:
+def build_edpb_document(e: EdpbEvidence) -> Document:
     missing = {
         question: "" if question.answer(e) else question.answering_command_phrase(e)
         for question in QUESTIONS
@@ -543,9 +537,9 @@ def edpb_document(e: EdpbEvidence) -> Document:
     n_untested = len(QUESTIONS) - n_measured - n_controller
     questions = [(question.where, question.asked, remedy) for question, remedy in missing.items()]
     sections = [
-        edpb_summary.limits_section(),
+        edpb_summary.build_limits_section(),
         _leak_signals_section(e),
-        edpb_summary.coverage_section(questions),
+        edpb_summary.build_coverage_section(questions),
     ]
     # A group of groupby ends when the next begins: read each in turn.
     for n, (title, of_source) in enumerate(groupby(QUESTIONS, key=lambda question: question.of), 1):
@@ -555,7 +549,7 @@ def edpb_document(e: EdpbEvidence) -> Document:
         )
         sections.append(Section(f"part-{n}", title, (table,)))
     return Document(
-        title=edpb_summary.edpb_title(e.result),
+        title=edpb_summary.write_edpb_title(e.result),
         facts=(("Run of", e.result.created), ("Record, SHA-256", e.digest)),
         headline=f"{_signal_counts_paragraph(e)} {edpb_summary.describe_audited_records(e.result)}",
         verdict=f"{edpb_summary.describe_threat(e.result)} Of {len(QUESTIONS)} questions, "

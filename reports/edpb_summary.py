@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from auditor.core.counts import counted
+from auditor.core.counts import format_count
 from auditor.core.result import AuditResult
 from auditor.reports import coverage, subject_line
 from auditor.reports.blocks import Group, Paragraph, Section, Table
@@ -22,14 +22,15 @@ _ATTACKERS = {
 }
 
 
-def limits_section() -> Section:
+def build_limits_section() -> Section:
     """Return the limits of the page."""
     return Section("limits", "What this is not", (Paragraph(_WHAT_IT_IS),))
 
 
-def edpb_title(result: AuditResult) -> str:
+def write_edpb_title(result: AuditResult) -> str:
     """Return `Test results for the impact assessment of MODEL (...), tested 1 June 2026`."""
-    model, date = subject_line.model_phrase(result), subject_line.date_phrase(result)
+    model = subject_line.format_model(result)
+    date = subject_line.format_date(result)
     return f"Test results for the impact assessment of {model}, tested {date}"
 
 
@@ -46,7 +47,7 @@ def describe_audited_records(result: AuditResult) -> str:
     return f"{counted or f'{result.benchmark.members:,} records attacked'}."
 
 
-def coverage_section(questions: Sequence[tuple[str, str, str]]) -> Section:
+def build_coverage_section(questions: Sequence[tuple[str, str, str]]) -> Section:
     """Return a table of paragraphs: the scope of this test, and the omissions with their reason.
 
     questions: paragraph, question, and the reason for a missing answer; "" if it has an answer.
@@ -67,13 +68,14 @@ def coverage_section(questions: Sequence[tuple[str, str, str]]) -> Section:
     return Section("coverage", "What is in scope and what is not", (table,))
 
 
-def _attacked_label(result: AuditResult, side: Literal["members", "nonmembers"]) -> str:
+def _format_attacked_records(result: AuditResult, side: Literal["members", "nonmembers"]) -> str:
     """Return `41 members`; `33 members (52 parts)` if records were attacked in several places."""
-    n_parts, counts = getattr(result.benchmark, side), result.benchmark.records.get(side)
+    n_parts = getattr(result.benchmark, side)
+    counts = result.benchmark.records.get(side)
     noun = {"members": "member", "nonmembers": "non-member"}[side]
     if counts is None or counts.audited == n_parts:
-        return counted(n_parts, noun)
-    return f"{counted(counts.audited, noun)} ({counted(n_parts, 'part')})"
+        return format_count(n_parts, noun)
+    return f"{format_count(counts.audited, noun)} ({format_count(n_parts, 'part')})"
 
 
 def audit_scope_sentences(r: AuditResult) -> list[str]:
@@ -85,10 +87,13 @@ def audit_scope_sentences(r: AuditResult) -> list[str]:
     settings = " and ".join(dict.fromkeys(f.setting for f in measured))
     idle = sum(1 for f in r.findings if f.not_applicable)
     rest = f"; {idle} more did not apply" if idle else ""
-    n_drawn, rows = sum(f.drawn for f in measured), sum(f.rows for f in measured)
+    n_drawn = sum(f.drawn for f in measured)
+    rows = sum(f.rows for f in measured)
     return [
-        f"{_attacked_label(r, 'members')} and {_attacked_label(r, 'nonmembers')} attacked, "
-        f"{counted(r.benchmark.known, 'auxiliary record')}; "
-        f"{counted(len(measured), 'configuration')} of model, access and attack ({attacks}; "
-        f"{settings}){rest}; {counted(n_drawn, 'token')} drawn, {counted(rows, 'forward row')}."
+        f"{_format_attacked_records(r, 'members')} and "
+        f"{_format_attacked_records(r, 'nonmembers')} attacked, "
+        f"{format_count(r.benchmark.known, 'auxiliary record')}; "
+        f"{format_count(len(measured), 'configuration')} of model, access and attack ({attacks}; "
+        f"{settings}){rest}; {format_count(n_drawn, 'token')} drawn, "
+        f"{format_count(rows, 'forward row')}."
     ]

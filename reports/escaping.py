@@ -1,6 +1,6 @@
 """Escape text of data, models, plug-ins and users, one function a medium. Knows no report.
 
-Names, notes and paths become one bounded printable line (`to_printable_line`); requested private
+Names, notes and paths become one bounded printable line (`make_printable_line`); requested private
 text keeps every character visible (`show_invisible_characters`). Then anything a medium would run,
 link, hide or reorder is made harmless.
 """
@@ -79,18 +79,16 @@ _LATEX = {
 # -----------------------------------------------------------------------------------------------
 
 
-def to_printable_line(text: str) -> str:
+def make_printable_line(text: str) -> str:
     """Return one printable line of at most LONGEST characters, safe for terminals and reports."""
     # Remove full escape sequences before control characters, or their rest would stay as text.
     text = _SURROGATE.sub("\ufffd", _ESCAPE_SEQUENCE.sub("", text))
-    return _cut_text_to_report_limit(
-        " ".join(_UNPRINTABLE.sub(" ", _INVISIBLE.sub("", text)).split())
-    )
+    return _cut_long_text(" ".join(_UNPRINTABLE.sub(" ", _INVISIBLE.sub("", text)).split()))
 
 
 def show_invisible_characters(text: str) -> str:
     """Return private text on one line: a line end as `↵`, invisible characters as `‹U+202E›`."""
-    return _cut_text_to_report_limit(_UNSEEN.sub(_show_invisible_character, text))
+    return _cut_long_text(_UNSEEN.sub(_show_invisible_character, text))
 
 
 def _show_invisible_character(match: re.Match[str]) -> str:
@@ -98,7 +96,7 @@ def _show_invisible_character(match: re.Match[str]) -> str:
     return "↵" if match[0] == "\n" else f"‹U+{ord(match[0]):04X}›"
 
 
-def _cut_text_to_report_limit(text: str) -> str:
+def _cut_long_text(text: str) -> str:
     if len(text) <= LONGEST:
         return text
     end = f"… ({len(text):,} characters)"
@@ -113,7 +111,7 @@ def escape_for_terminal(text: str) -> Text:
     """Return text for rich, which never parses it as markup."""
     from rich.text import Text
 
-    return Text(to_printable_line(text))
+    return Text(make_printable_line(text))
 
 
 def escape_for_html(text: str) -> str:
@@ -129,7 +127,7 @@ def strip_unprintable(text: str) -> str:
 def escape_for_markdown(text: str) -> str:
     """Return text that GitHub shows literally, without HTML, links, mentions or mathematics."""
     # `&` first, and _SPLIT last: it is an entity, which must not be escaped.
-    text = to_printable_line(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    text = make_printable_line(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     # `^` matches the start of the text: only one line is left.
     text = _MARKDOWN_LINE_START.sub(r"\1\\\2", _MARKDOWN.sub(r"\\\g<0>", text))
     return _MARKDOWN_LINK.sub(_SPLIT, text)
@@ -140,7 +138,7 @@ def escape_csv_cell(value: object) -> object:
     # Numbers stay numbers: a negative number as text would get the apostrophe.
     if isinstance(value, str):
         # Tabs and line ends, which also begin a formula, have become spaces.
-        return _FORMULA.sub(r"\1'", to_printable_line(value))
+        return _FORMULA.sub(r"\1'", make_printable_line(value))
     return "" if value is None else value
 
 
@@ -155,4 +153,4 @@ def csv_text(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 def escape_for_latex(text: str) -> str:
     """Return text for a LaTeX document."""
-    return "".join(_LATEX.get(character, character) for character in to_printable_line(text))
+    return "".join(_LATEX.get(character, character) for character in make_printable_line(text))

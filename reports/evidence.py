@@ -28,10 +28,10 @@ from auditor.reports.topics import (
     CHECK,
     Topic,
     figures_blocks,
-    row_title_with_attack,
-    table_groups_by_target,
+    group_table_rows,
+    title_attack_row,
 )
-from auditor.reports.verdict import strongest_attack_row
+from auditor.reports.verdict import find_strongest_attack_row
 from auditor.statistics.documents import LONGEST
 from auditor.statistics.extraction import compute_any_sample_probability
 from auditor.statistics.roc import AUC
@@ -68,7 +68,7 @@ def _results_section_blocks(result: AuditResult) -> list[Block]:
         "Excess",
         "PPL",
     )
-    groups = table_groups_by_target(result, partial(_result_table_row, result))
+    groups = group_table_rows(result, partial(_result_table_row, result))
     caption, units = (
         "Recall of each target, setting and attack",
         {f.main.unit for f in result.findings if f.main},
@@ -87,11 +87,11 @@ def _effect_causes_tables(result: AuditResult) -> list[Block]:
     """Return the causes of each defense's effect: every chain of every row, step by step."""
     chains = [
         (
-            f"{row_title_with_attack(result, f)}{phrases.above_nonmembers_phrase(f.chain.whole)}",
+            f"{title_attack_row(result, f)}{phrases.above_nonmembers_phrase(f.chain.whole)}",
             f.target,
             f.chain,
         )
-        for f in phrases.findings_in_report_order(result)
+        for f in phrases.sort_findings(result)
         if f.chain
     ]
     chains += [
@@ -111,11 +111,11 @@ def _effect_causes_tables(result: AuditResult) -> list[Block]:
 def _control_chain_table_rows(
     result: AuditResult, target: str, chain: Chain
 ) -> Iterator[tuple[str, ...]]:
-    for step in phrases.chain_steps_worth_reporting(phrases.chain_steps_of_target(chain, target)):
+    for step in phrases.select_chain_steps(phrases.list_chain_steps(chain, target)):
         yield _control_step_table_row(result, step)
-    title = phrases.target_title(result, target)
+    title = phrases.title_target(result, target)
     yield ("all of these", title, *_difference_table_cells(chain.whole), "")
-    for step in phrases.chain_steps_of_target(chain, target, beyond=True):
+    for step in phrases.list_chain_steps(chain, target, beyond=True):
         yield _control_step_table_row(result, step)
 
 
@@ -123,7 +123,7 @@ def _control_step_table_row(result: AuditResult, step: ChainStep) -> tuple[str, 
     causes = "; ".join(step.causes.values())
     row = (
         ": ".join(filter(None, (phrases.chain_step_causes_phrase(step), causes))),
-        phrases.target_title(result, step.after) or phrases.NOTHING,
+        phrases.title_target(result, step.after) or phrases.NOTHING,
     )
     if step.difference is None:
         return (*row, f"no step: {step.note}")
@@ -136,32 +136,32 @@ def _control_step_table_row(result: AuditResult, step: ChainStep) -> tuple[str, 
 
 
 def _difference_table_cells(m: Measurement) -> tuple[str, str, str]:
-    return phrases.format_difference_in_points(m), phrases.format_interval(m), f"{m.n:,}"
+    return phrases.format_point_difference(m), phrases.format_interval(m), f"{m.n:,}"
 
 
 def _result_table_row(result: AuditResult, finding: Finding) -> tuple[str, ...]:
-    title = phrases.row_title(result, finding)
+    title = phrases.title_row(result, finding)
     if finding.not_applicable:
         return (title, finding.attack, f"not applicable: {finding.not_applicable}")
     return (
         title,
         finding.attack,
-        *phrases.main_baseline_excess_table_cells(finding),
+        *phrases.format_baseline_excess_cells(finding),
         phrases.target_perplexity_text(result, finding.target),
     )
 
 
 def _ranking_figure_blocks(result: AuditResult) -> list[Block]:
     return figures_blocks(
-        figure for figure in figures.all_figures(result) if figure.plot in figures.RESEARCH
+        figure for figure in figures.draw_all_figures(result) if figure.plot in figures.RESEARCH
     )
 
 
 def _calibration_blocks(result: AuditResult, details: SecretDetails) -> list[Block]:
     calibrations = [
         (f, name, r)
-        for f in phrases.findings_in_report_order(result)
-        for name, r in _titled_calibrations_of_scores(result, details, f)
+        for f in phrases.sort_findings(result)
+        for name, r in _list_titled_calibrations(result, details, f)
     ]
     if not calibrations:
         return []
@@ -210,13 +210,13 @@ def _calibration_error_table(reliabilities: Sequence[tuple[Finding, str, Reliabi
 def _reliability_bin_row_group(title: str, r: Reliability) -> Group:
     error, brier = phrases.format_percent(r.error), phrases.format_number(r.brier)
     rows = tuple(
-        (f"{phrases.format_percent(b.score)}%", *phrases.cells_of_measurement(b.right)[:2])
+        (f"{phrases.format_percent(b.score)}%", *phrases.format_measurement_cells(b.right)[:2])
         for b in r.bins
     )
     return Group(f"{title}: calibration error {error}%, Brier score {brier}, n = {r.n:,}", rows)
 
 
-def _titled_calibrations_of_scores(
+def _list_titled_calibrations(
     result: AuditResult, details: SecretDetails, finding: Finding
 ) -> list[tuple[str, Reliability]]:
     """Return the calibration of probability scores; for sampling attacks also of the exact one."""
@@ -224,7 +224,7 @@ def _titled_calibrations_of_scores(
     if values is None or values.outcome is None:
         return []
     title, o, calibrations = (
-        phrases.target_title(result, finding.target),
+        phrases.title_target(result, finding.target),
         values.outcome.select_secrets(values.outcome.member),
         [],
     )
@@ -233,23 +233,21 @@ def _titled_calibrations_of_scores(
         calibrations.append(
             (
                 f"{title} · {finding.attack}",
-                detailed.calibration_of_guess_scores(o.score.clip(max=1.0), o.hit),
+                detailed.calibrate_guess_scores(o.score.clip(max=1.0), o.hit),
             )
         )
-    p = _calibration_chance_by_secret(result, details, finding)
+    p = _list_calibration_chances(result, details, finding)
     # `dtype`: an empty array defaults to floats, which cannot select.
     known = np.array([id in p for id in o.ids], dtype=bool)
     if known.any():
         # (known secrets,), in the order of o.any_hit[known].
         foretold = np.array([p[id] for id in o.ids if id in p])
         name = f"{title} · extraction probability"
-        calibrations.append(
-            (name, detailed.calibration_of_guess_scores(foretold, o.any_hit[known]))
-        )
+        calibrations.append((name, detailed.calibrate_guess_scores(foretold, o.any_hit[known])))
     return calibrations
 
 
-def _calibration_chance_by_secret(
+def _list_calibration_chances(
     result: AuditResult, details: SecretDetails, finding: Finding
 ) -> Mapping[str, float]:
     """Return each secret's exact chance to be among samples drawn after its prefix only.
@@ -277,7 +275,7 @@ def _privacy_utility_blocks(result: AuditResult) -> list[Block]:
     points = []
     for target in result.targets:
         for setting in phrases.SETTINGS:
-            finding = strongest_attack_row(result, target.name, setting)
+            finding = find_strongest_attack_row(result, target.name, setting)
             recall, cost = finding.measurement("recall") if finding else None, target.perplexity
             if finding and recall and cost and math.isfinite(cost.value):
                 points.append((target, finding, recall, cost))
@@ -286,7 +284,7 @@ def _privacy_utility_blocks(result: AuditResult) -> list[Block]:
     series = tuple(
         Series(
             f"{t.title} · "
-            f"{f'ε {phrases.promised_epsilon_with_unit(t.claim)}' if t.claim else 'no claim'}",
+            f"{f'ε {phrases.format_promised_epsilon(t.claim)}' if t.claim else 'no claim'}",
             (PlotPoint(cost.value, recall.value, recall.low, recall.high),),
             f.setting,
         )
@@ -294,10 +292,10 @@ def _privacy_utility_blocks(result: AuditResult) -> list[Block]:
     )
     rows = tuple(
         (
-            phrases.row_title(result, f),
-            phrases.promised_epsilon_with_unit(t.claim) if t.claim else "no claim",
-            phrases.value_with_interval(cost),
-            phrases.format_share_with_interval(recall),
+            phrases.title_row(result, f),
+            phrases.format_promised_epsilon(t.claim) if t.claim else "no claim",
+            phrases.format_measurement_value(cost),
+            phrases.format_share(recall),
         )
         for t, f, recall, cost in points
     )
@@ -327,14 +325,14 @@ def _plugin_measurement_table(result: AuditResult) -> list[Block]:
     """Return the numbers of no other section: those of plug-ins, and documents' longest blocks."""
     groups = [
         Group(
-            f"{phrases.row_title(result, finding)} · {finding.attack}",
+            f"{phrases.title_row(result, finding)} · {finding.attack}",
             tuple(
-                (phrases.metric_label(m.name), *phrases.cells_of_measurement(m))
+                (phrases.metric_label(m.name), *phrases.format_measurement_cells(m))
                 for m in finding.measurements
                 if m.name in result.metrics or m.name == LONGEST
             ),
         )
-        for finding in phrases.findings_in_report_order(result)
+        for finding in phrases.sort_findings(result)
     ]
     groups = [group for group in groups if group.rows]
     head = ("Measurement", "Value", "95% interval", "n")

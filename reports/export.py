@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from auditor.conclusions.outcomes import RunOutcomes
-from auditor.conclusions.secret_details import secret_alias_by_id
+from auditor.conclusions.secret_details import map_aliases
 from auditor.core.errors import AuditError
 from auditor.core.result import SCHEMA_VERSION, AuditResult, Finding, Measurement
 from auditor.gate.decide import read_run
@@ -72,20 +72,20 @@ class Sheet:
     rows: tuple[tuple[Value, ...], ...]
 
 
-def measurement_sheet(results: Sequence[AuditResult]) -> Sheet:
+def build_measurement_sheet(results: Sequence[AuditResult]) -> Sheet:
     """Return a row each run, target, setting, attack, measurement, repeats and kind, or why not."""
     rows = [
-        (*_sheet_row_and_claim_values(result, finding), *measured)
-        for result in map(phrases.result_with_printable_strings, results)
-        for finding in phrases.findings_in_report_order(result)
+        (*_list_finding_values(result, finding), *measured)
+        for result in map(phrases.make_result_printable, results)
+        for finding in phrases.sort_findings(result)
         for measured in _measurement_sheet_rows(finding)
     ]
     return Sheet({**_ABOUT, **_CLAIM, **_MEASURED}, tuple(rows))
 
 
-def _sheet_row_and_claim_values(result: AuditResult, f: Finding) -> tuple[Value, ...]:
+def _list_finding_values(result: AuditResult, f: Finding) -> tuple[Value, ...]:
     """Return the values of the columns of _ABOUT, then of _CLAIM."""
-    target = phrases.find_target_to_report(result, f.target)
+    target = phrases.find_reported_target(result, f.target)
     perplexity, claim = (target.perplexity, target.claim) if target else (None, None)
     run = (result.benchmark.name, result.seed, result.name, *f.cell_key)
     cost = (perplexity.value if perplexity else None, f.drawn, f.rows, f.seconds)
@@ -93,7 +93,7 @@ def _sheet_row_and_claim_values(result: AuditResult, f: Finding) -> tuple[Value,
     if claim is None:
         return (*about, *(None,) * len(_CLAIM))
     promised = (
-        phrases.claimed_epsilon_to_report(claim),
+        phrases.select_claimed_epsilon(claim),
         claim.delta,
         claim.relation,
         claim.unit,
@@ -117,7 +117,7 @@ def _measurement_sheet_rows(finding: Finding) -> Iterator[tuple[Value, ...]]:
         )
     for m in finding.measurements:
         yield _measurement_sheet_values(m)
-    for repeats, m in phrases.sort_by_repeats(finding.by_repeats):
+    for repeats, m in phrases.sort_repeats(finding.by_repeats):
         yield _measurement_sheet_values(m, repeats)
     for kind, m in (*finding.by_kind.items(), *finding.by_kind_nonmembers.items()):
         yield _measurement_sheet_values(m, kind=kind)
@@ -133,12 +133,13 @@ def _measurement_sheet_values(
     return (m.name, count, group, kind, m.value, m.low, m.high, m.n, m.unit, m.note, None)
 
 
-def read_run_for_export_with_aliases(folder: Path) -> RunOutcomes:
+def read_exported_run(folder: Path) -> RunOutcomes:
     """Read a run, with the aliases of its reports instead of secret ids.
 
     Raise AuditError if it stores no values by secret.
     """
-    run, names = read_run(folder), secret_alias_by_id(folder)
+    run = read_run(folder)
+    names = map_aliases(folder)
     if not run.outcomes:
         raise AuditError(f"{folder} holds nothing by secret: no row was measured")
     outcomes = {
@@ -148,7 +149,7 @@ def read_run_for_export_with_aliases(folder: Path) -> RunOutcomes:
     return replace(run, outcomes=outcomes)
 
 
-def per_secret_sheet(runs: Sequence[RunOutcomes]) -> Sheet:
+def build_secret_sheet(runs: Sequence[RunOutcomes]) -> Sheet:
     """Return a row each (run, target, setting, attack, secret), with a column for each number."""
     run_rows = [
         (run.result.name, row, entry) for run in runs for row, entry in run.outcomes.items()
@@ -157,7 +158,8 @@ def per_secret_sheet(runs: Sequence[RunOutcomes]) -> Sheet:
     rows = list[tuple[Value, ...]]()
     for run, row, entry in run_rows:
         # A missing number leaves its column empty.
-        columns, clean = [entry.values.get(name) for name in names], escaping.to_printable_line
+        columns = [entry.values.get(name) for name in names]
+        clean = escaping.make_printable_line
         for i, secret in enumerate(entry.ids):
             numbers = (None if column is None else float(column[i]) for column in columns)
             about = map(clean, (run, *row, secret))
@@ -197,18 +199,18 @@ def to_latex(results: Sequence[AuditResult]) -> str:
     """Return each run's results and claims as `tabular`s with booktabs rules, for \\input."""
     grids = [
         grid
-        for result in map(phrases.result_with_printable_strings, results)
+        for result in map(phrases.make_result_printable, results)
         for grid in (_main_number_row_table(result), _epsilon_claims_row_table(result))
         if grid.rows
     ]
-    return "\n\\par\\bigskip\n".join(map(tables.row_table_to_latex, grids))
+    return "\n\\par\\bigskip\n".join(map(tables.render_latex_table, grids))
 
 
 def _main_number_row_table(result: AuditResult) -> tables.RowTable:
     head = ("Target", "Attack", "Metric", "Members", "Non-members")
     rows = tuple(
-        (phrases.row_title(result, f), f.attack, *_main_number_cells(f))
-        for f in phrases.findings_in_report_order(result)
+        (phrases.title_row(result, f), f.attack, *_main_number_cells(f))
+        for f in phrases.sort_findings(result)
     )
     note = "excess, perplexity and claims: audit export --csv"
     return tables.RowTable(
@@ -222,7 +224,7 @@ def _main_number_cells(finding: Finding) -> tuple[str, str, str]:
     if finding.not_applicable or main is None:
         return "not applicable", phrases.NOTHING, phrases.NOTHING
     name = find_metric(main.name).short or find_metric(main.name).title
-    members, nonmembers, _ = phrases.main_baseline_excess_table_cells(finding)
+    members, nonmembers, _ = phrases.format_baseline_excess_cells(finding)
     return name, members.removeprefix(f"{name} "), nonmembers
 
 

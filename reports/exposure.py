@@ -11,7 +11,7 @@ from auditor.conclusions.secret_details import SecretDetails
 from auditor.core.result import AuditResult
 from auditor.reports import phrases
 from auditor.reports.blocks import Block, Figure, Figures, Group, PlotPoint, Series
-from auditor.reports.topics import CHECK, Topic, row_title_with_attack
+from auditor.reports.topics import CHECK, Topic, title_attack_row
 from auditor.statistics.exposure import bound_null_exposure_tail
 
 
@@ -19,23 +19,23 @@ def _exposure_tail_blocks(result: AuditResult, details: SecretDetails) -> list[B
     # non-members show the null, not the model
     members = {secret.id for secret in details.secrets if secret.member}
     exposures = []
-    for f in phrases.findings_in_report_order(result):
+    for f in phrases.sort_findings(result):
         row = details.exposure.get(f.cell_key, {})
         if values := [bits for id, bits in row.items() if id in members and math.isfinite(bits)]:
             exposures.append((f, values))
     if not exposures:
         return []
-    tails = [(f, detailed.survival_function(values)) for f, values in exposures]
+    tails = [(f, detailed.compute_survival_function(values)) for f, values in exposures]
     n = min(len(values) for _, values in exposures)  # fewer canaries widen the band
     series = tuple(
         Series(
-            phrases.target_title(result, f.target), tuple(PlotPoint(x, y) for x, y in t), f.setting
+            phrases.title_target(result, f.target), tuple(PlotPoint(x, y) for x, y in t), f.setting
         )
         for f, t in tails
     )
     groups = tuple(
         Group(
-            row_title_with_attack(result, f),
+            title_attack_row(result, f),
             tuple(
                 (
                     phrases.format_number(x),
@@ -50,7 +50,7 @@ def _exposure_tail_blocks(result: AuditResult, details: SecretDetails) -> list[B
         for f, t in tails
     )
     titles_above = [
-        phrases.row_title(result, f)
+        phrases.title_row(result, f)
         for f, t in tails
         if any(y > bound_null_exposure_tail(x, n) for x, y in t)
     ]

@@ -8,35 +8,35 @@ from auditor.core.nouns import UNDEFENDED
 from auditor.core.result import AuditResult, Finding, Measurement
 from auditor.reports import phrases
 from auditor.reports.blocks import Figure, Group
-from auditor.reports.topics import row_title_with_attack
-from auditor.reports.verdict import strongest_attack_row
+from auditor.reports.topics import title_attack_row
+from auditor.reports.verdict import find_strongest_attack_row
 from auditor.statistics.metrics import SHARES
 
 RESEARCH = ("errors", "any_of_n")  # plots of the evidence section
 _FIRST = frozenset({0})  # the column of labels
 
 
-def all_figures(result: AuditResult) -> list[Figure]:
+def draw_all_figures(result: AuditResult) -> list[Figure]:
     """Return every figure of a result, setting by setting."""
     figures: list[Figure] = []
-    measured = [f for f in phrases.findings_in_report_order(result) if not f.not_applicable]
+    measured = [f for f in phrases.sort_findings(result) if not f.not_applicable]
     for setting in phrases.SETTINGS:
         findings = tuple(f for f in measured if f.setting == setting)
-        figures += _recall_by_repeats_figures(result, setting, findings)
+        figures += _draw_repeat_recall_figures(result, setting, findings)
         if selected := tuple(f for f in findings if f.curve):
-            figures.append(_recall_by_wrong_guesses_figure(result, setting, selected))
-        if selected := tuple(f for f in findings if phrases.any_of_n_recall_to_report(f)):
-            figures.append(_any_of_n_samples_figure(result, setting, selected))
-        if selected := tuple(f for f in findings if phrases.exposure_by_insertions_to_report(f)):
-            figures.append(_exposure_figure(result, setting, selected))
+            figures.append(_draw_wrong_guess_figure(result, setting, selected))
+        if selected := tuple(f for f in findings if phrases.select_any_sample_recall(f)):
+            figures.append(_draw_sample_count_figure(result, setting, selected))
+        if selected := tuple(f for f in findings if phrases.select_insertion_exposure(f)):
+            figures.append(_draw_exposure_figure(result, setting, selected))
     return figures
 
 
-def _recall_by_repeats_figures(
+def _draw_repeat_recall_figures(
     result: AuditResult, setting: str, findings: Sequence[Finding]
 ) -> list[Figure]:
     """Plot only the attack that did best against the undefended model: error bars would overlap."""
-    best = strongest_attack_row(result, UNDEFENDED, setting)
+    best = find_strongest_attack_row(result, UNDEFENDED, setting)
     measured = [f for f in findings if f.by_repeats and f.main and f.main.unit in SHARES]
     if not measured:
         return []
@@ -54,8 +54,8 @@ def _recall_by_repeats_figures(
     head, groups = table_by_target(
         "Copies",
         {
-            phrases.row_title(result, f): {
-                count: _cell_with_count(m) for count, m in phrases.sort_by_repeats(f.by_repeats)
+            phrases.title_row(result, f): {
+                count: _cell_with_count(m) for count, m in phrases.sort_repeats(f.by_repeats)
             }
             for f in selected
         },
@@ -70,8 +70,8 @@ def _recall_by_repeats_figures(
 def _cell_with_count(m: Measurement) -> str:
     """Return `18/24 (75% [53–90])`, or `11.2 [10.9–11.5] of 24` if m is not a share."""
     if m.unit == "share":
-        return phrases.format_share_with_interval(m)
-    return f"{phrases.value_with_interval(m)} of {m.n:,}"
+        return phrases.format_share(m)
+    return f"{phrases.format_measurement_value(m)} of {m.n:,}"
 
 
 def table_by_target(
@@ -82,9 +82,7 @@ def table_by_target(
     first: head of the first column; cells: by target title and row label, in order.
     """
     labels = dict.fromkeys(label for column in cells.values() for label in column)
-    order = sorted(
-        labels, key=lambda label: phrases.report_sort_key_of_repeats(label.replace(",", ""))
-    )
+    order = sorted(labels, key=lambda label: phrases.key_repeats(label.replace(",", "")))
     rows = tuple(
         (label, *(column.get(label, phrases.NOTHING) for column in cells.values()))
         for label in order
@@ -95,13 +93,13 @@ def table_by_target(
 def repeat_count_row_group(title: str, by_repeats: Mapping[str, Measurement]) -> Group:
     """Return a row for each repeat count: the number, its interval and n."""
     rows = (
-        (count, *phrases.cells_of_measurement(m))
-        for count, m in phrases.sort_by_repeats(by_repeats)
+        (count, *phrases.format_measurement_cells(m))
+        for count, m in phrases.sort_repeats(by_repeats)
     )
     return Group(title, tuple(rows))
 
 
-def _recall_by_wrong_guesses_figure(
+def _draw_wrong_guess_figure(
     result: AuditResult, setting: str, findings: tuple[Finding, ...]
 ) -> Figure:
     title = f"Recall by wrong guesses allowed, {setting}"
@@ -111,13 +109,13 @@ def _recall_by_wrong_guesses_figure(
     )
     head = ("Wrong guesses allowed", "Recall")
     groups = tuple(
-        Group(row_title_with_attack(result, f), tuple(_recall_by_wrong_guesses_table_rows(f.curve)))
+        Group(title_attack_row(result, f), tuple(_build_wrong_guess_rows(f.curve)))
         for f in findings
     )
     return Figure(f"errors-{setting}", "errors", title, description, head, groups, findings)
 
 
-def _any_of_n_samples_figure(
+def _draw_sample_count_figure(
     result: AuditResult, setting: str, findings: tuple[Finding, ...]
 ) -> Figure:
     title = f"Expected recall of any of n samples, {setting}"
@@ -127,22 +125,22 @@ def _any_of_n_samples_figure(
     )
     groups = []
     for f in findings:
-        floor, cell = (
-            phrases.any_of_n_recall_to_report(f, "_nonmembers"),
-            phrases.value_with_interval,
-        )
+        floor = phrases.select_any_sample_recall(f, "_nonmembers")
+        cell = phrases.format_measurement_value
         rows = (
             (f"{n:,}", cell(m), cell(floor.get(n)))
-            for n, m in phrases.any_of_n_recall_to_report(f).items()
+            for n, m in phrases.select_any_sample_recall(f).items()
         )
-        groups.append(Group(phrases.row_title(result, f), tuple(rows)))
+        groups.append(Group(phrases.title_row(result, f), tuple(rows)))
     head = ("Samples", "Members", "Non-members")
     return Figure(
         f"any-of-{setting}", "any_of_n", title, description, head, tuple(groups), findings
     )
 
 
-def _exposure_figure(result: AuditResult, setting: str, findings: tuple[Finding, ...]) -> Figure:
+def _draw_exposure_figure(
+    result: AuditResult, setting: str, findings: tuple[Finding, ...]
+) -> Figure:
     """Plot exposure by insertions (Figure 1 of the ADP paper), a line a target with its cost."""
     title = f"Exposure by insertions, {setting}"
     description = (
@@ -150,9 +148,9 @@ def _exposure_figure(result: AuditResult, setting: str, findings: tuple[Finding,
         "was inserted, with 95% intervals; dotted: what a canary that was never inserted has on "
         "average."
     )
-    labels = tuple((f.target, phrases.target_title_with_costs(result, f.target)) for f in findings)
+    labels = tuple((f.target, phrases.title_target_costs(result, f.target)) for f in findings)
     groups = tuple(
-        repeat_count_row_group(label, dict(phrases.exposure_by_insertions_to_report(f)))
+        repeat_count_row_group(label, dict(phrases.select_insertion_exposure(f)))
         for (_, label), f in zip(labels, findings, strict=True)
     )
     head = ("Insertions", "Exposure, bits", "95% interval", "n")
@@ -170,7 +168,7 @@ def _exposure_figure(result: AuditResult, setting: str, findings: tuple[Finding,
     )
 
 
-def _recall_by_wrong_guesses_table_rows(
+def _build_wrong_guess_rows(
     curve: Sequence[tuple[int, float]],
 ) -> list[tuple[str, ...]]:
     """Return the first points with at least 0, 1, 2, 5, 10, … wrong guesses, and the last point."""

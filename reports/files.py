@@ -13,7 +13,8 @@ from auditor.gate.compare import Comparison
 from auditor.records import manifest
 from auditor.records.result_file import RESULT, read_result
 
-MARKDOWN, HTML = "report.md", "report.html"
+MARKDOWN = "report.md"
+HTML = "report.html"
 
 
 def write_run_reports(folder: Path, result: AuditResult, reveal: bool = False) -> None:
@@ -22,7 +23,7 @@ def write_run_reports(folder: Path, result: AuditResult, reveal: bool = False) -
     Both reports are rendered before either is written. The result comes last: a folder that holds
     it is finished. reveal: whether the reports show the private text in the folder.
     """
-    _render_and_write_run_reports(folder, result, None, reveal)
+    _write_run_reports(folder, result, None, reveal)
     write_result(folder, result)
 
 
@@ -43,11 +44,11 @@ def rewrite_run_reports(
     since: a comparison of an earlier run with this run. reveal: also show the private text in the
     folder.
     """
-    _render_and_write_run_reports(folder, read_result(folder), since, reveal)
+    _write_run_reports(folder, read_result(folder), since, reveal)
     return folder / HTML, folder / MARKDOWN
 
 
-def _render_and_write_run_reports(
+def _write_run_reports(
     folder: Path, result: AuditResult, since: Comparison | None, reveal: bool
 ) -> None:
     from auditor.conclusions import secret_details
@@ -68,12 +69,10 @@ def _render_and_write_run_reports(
     for name, report in rendered.items():
         disk.replace_atomically(folder / name, report)
     if result.frontiers:
-        frontier.write_frontier_files(
-            folder, phrases.result_with_printable_strings(result).frontiers
-        )
+        frontier.write_frontier_files(folder, phrases.make_result_printable(result).frontiers)
 
 
-def append_report_to_job_summary(path: Path, text: str) -> None:
+def append_job_summary(path: Path, text: str) -> None:
     """Append to a file with other writers, such as a job summary."""
     try:
         with open(path, "a", encoding="utf-8", newline="\n") as file:

@@ -8,14 +8,14 @@ from itertools import compress
 import numpy as np
 
 from auditor.conclusions import outcomes
-from auditor.conclusions.leak_kinds import bonferroni_widened_leak_measurement
+from auditor.conclusions.leak_kinds import widen_leak_measurement
 from auditor.conclusions.secret_details import SecretDetails
 from auditor.core.nouns import UNDEFENDED
-from auditor.core.plan_parts import deployed_form_name
+from auditor.core.plan_parts import name_deployed_form
 from auditor.core.result import AuditResult, Finding, Measurement
 from auditor.reports import phrases
 from auditor.reports.blocks import Block, Forest, ForestSpan, Group, Paragraph, Table
-from auditor.reports.topics import DECIDE, Topic, forest_span
+from auditor.reports.topics import DECIDE, Topic, build_forest_span
 from auditor.statistics import bounds
 from auditor.statistics.frontier import estimate_perplexity_ratios
 from auditor.statistics.metrics import SHARES
@@ -30,30 +30,32 @@ _NOTE = (
 
 
 def _deployed_form_blocks(result: AuditResult, details: SecretDetails) -> list[Block]:
-    names = [deployed_form_name(form) for form in result.plan.get("forms", ())]
-    groups, spans = list[Group](), list[ForestSpan | None]()
-    for finding in phrases.findings_in_report_order(result):
+    names = [name_deployed_form(form) for form in result.plan.get("forms", ())]
+    groups = list[Group]()
+    spans = list[ForestSpan | None]()
+    for finding in phrases.sort_findings(result):
         if finding.target != UNDEFENDED or finding.main is None:
             continue
         rows = []
         for name in names:
-            change = _leak_change_of_deployed_form(details, finding, name)
-            delta = phrases.difference_with_interval(change) if change else phrases.NOTHING
+            change = _measure_leak_change(details, finding, name)
+            delta = phrases.format_difference(change) if change else phrases.NOTHING
             rows.append((*_deployed_form_table_cells(result, finding, finding.main, name), delta))
-            spans.append(forest_span(change) if change and change.unit in (*SHARES, AUC) else None)
+            spans.append(
+                build_forest_span(change) if change and change.unit in (*SHARES, AUC) else None
+            )
         title = f"{phrases.metric_label(finding.main.name)} · {finding.attack} ({finding.setting})"
         groups.append(Group(title, tuple(rows)))
     if not names or not groups:
         return []
     costs = []
     for name in names:
-        m = _deployed_form_perplexity_ratio(result, details, name)
-        cells = (
-            ("", "", f"× {phrases.value_with_interval(m)}")
-            if m
-            else ("", _NOT_ASKED, phrases.NOTHING)
-        )
-        costs.append((phrases.target_title(result, name), *cells))
+        m = _find_perplexity_ratio(result, details, name)
+        if m:
+            cells = ("", "", f"× {phrases.format_measurement_value(m)}")
+        else:
+            cells = ("", _NOT_ASKED, phrases.NOTHING)
+        costs.append((phrases.title_target(result, name), *cells))
     groups.append(Group("Held-out perplexity", tuple(costs)))
     head = ("Form", "Full", "Form's", "Change")
     table = Table(
@@ -76,31 +78,28 @@ def _deployed_form_table_cells(
     """Return the form's title, the full model's main number, and the form's number."""
     rows = [f for f in result.findings if f.cell_key == full.cell_key._replace(target=name)]
     measurement = rows[0].measurement(main.name) if rows and not rows[0].not_applicable else None
-    number = phrases.value_with_interval(measurement) if measurement else _NOT_ASKED
-    return phrases.target_title(result, name), phrases.value_with_interval(main), number
+    number = phrases.format_measurement_value(measurement) if measurement else _NOT_ASKED
+    return phrases.title_target(result, name), phrases.format_measurement_value(main), number
 
 
-def _leak_change_of_deployed_form(
-    details: SecretDetails, full: Finding, name: str
-) -> Measurement | None:
+def _measure_leak_change(details: SecretDetails, full: Finding, name: str) -> Measurement | None:
     assert full.main is not None
-    form_values, base = (
-        details.rows.get(full.cell_key._replace(target=name)),
-        details.rows.get(full.cell_key),
-    )
+    form_values = details.rows.get(full.cell_key._replace(target=name))
+    base = details.rows.get(full.cell_key)
     # Changes are paired by secret: rows about different secrets have no change.
     if form_values is None or base is None or set(form_values.ids) != set(base.ids):
         return None
-    difference = outcomes.paired_row_difference_or_reason(full.main.name, None, form_values, base)
+    difference = outcomes.compare_paired_rows(full.main.name, None, form_values, base)
     if isinstance(difference, str):
         return None
     return bounds.make_measurement(f"{full.main.name}_difference", difference, full.main.unit)
 
 
-def _deployed_form_perplexity_ratio(
+def _find_perplexity_ratio(
     result: AuditResult, details: SecretDetails, name: str
 ) -> Measurement | None:
-    full, form_texts = details.heldout.get(UNDEFENDED), details.heldout.get(name)
+    full = details.heldout.get(UNDEFENDED)
+    form_texts = details.heldout.get(name)
     if full is None or form_texts is None or not np.isfinite(form_texts["perplexity"]).all():
         return None
     # "perplexity" holds summed nats a text (`Details.heldout`), not perplexities.
@@ -117,21 +116,19 @@ def _deployed_form_leak_sentences(
 ) -> Iterator[str]:
     """Yield the forms shown to leak more, or less, at 95% over all compared changes."""
     rows = [
-        f
-        for f in phrases.findings_in_report_order(result)
-        if f.target == UNDEFENDED and f.main is not None
+        f for f in phrases.sort_findings(result) if f.target == UNDEFENDED and f.main is not None
     ]
     changes = [
         (name, f, change)
         for name in names
         for f in rows
-        if (change := _leak_change_of_deployed_form(details, f, name)) is not None
+        if (change := _measure_leak_change(details, f, name)) is not None
     ]
     # Bonferroni over all changes, so that "leaks more" is wrong in at most 5% of runs.
-    wide = [bonferroni_widened_leak_measurement(change, len(changes)) for *_, change in changes]
+    wide = [widen_leak_measurement(change, len(changes)) for *_, change in changes]
     labels = [
-        f"{phrases.target_title(result, n)} ({f.attack}, {f.setting}: "
-        f"{phrases.difference_with_interval(c)})"
+        f"{phrases.title_target(result, n)} ({f.attack}, {f.setting}: "
+        f"{phrases.format_difference(c)})"
         for n, f, c in changes
     ]
     for direction, significant in (

@@ -12,7 +12,7 @@ from itertools import groupby
 from pathlib import Path
 
 from auditor.core import disk
-from auditor.core.counts import counted
+from auditor.core.counts import format_count
 from auditor.core.jsonable import to_json
 from auditor.core.result import Frontier, FrontierPoint
 from auditor.reports import escaping, phrases, plot_files, tables
@@ -38,16 +38,15 @@ HEAD = ("Model", "× perplexity", "Within", "Leakage", "Proved", "Leaks least", 
 # -----------------------------------------------------------------------------------------------
 
 
-def frontier_sentence(f: Frontier) -> str:
+def describe_frontier(f: Frontier) -> str:
     """Return which model leaks least at equal usefulness, as far as it is shown."""
     within = [p for p in f.points if p.within == "shown"]
     unsure = [p for p in f.points if p.within == "not shown"]
     most = phrases.format_percent(f.margin)
-    unproven = (
-        f" Not shown to be within {most}%, nor beyond: {_models_grouped_by_defense_phrase(unsure)}."
-        if unsure
-        else ""
-    )
+    if unsure:
+        unproven = f" Not shown to be within {most}%, nor beyond: {_format_defense_models(unsure)}."
+    else:
+        unproven = ""
     leak = _leak_metric_label(f)
     if within == [f.points[0]]:
         return (
@@ -56,33 +55,34 @@ def frontier_sentence(f: Frontier) -> str:
         )
     return (
         f"{leak}: at perplexity within {most}% of undefended, "
-        f"{_leaks_least_sentence(f, within)}.{unproven}"
+        f"{_describe_least_leaking(f, within)}.{unproven}"
     )
 
 
-def _leaks_least_sentence(f: Frontier, points: Sequence[FrontierPoint]) -> str:
+def _describe_least_leaking(f: Frontier, points: Sequence[FrontierPoint]) -> str:
     # The first point is the undefended model.
     base, *_ = f.points
     least = sorted((p for p in points if p.least), key=lambda p: p.leak.value)
     first, *equal = least
     worse = [p for p in points if not p.least]
-    undefended = "" if first is base else f"; undefended {phrases.value_with_interval(base.leak)}"
-    number = f"({phrases.value_with_interval(first.leak)}{undefended})"
+    if first is base:
+        undefended = ""
+    else:
+        undefended = f"; undefended {phrases.format_measurement_value(base.leak)}"
+    number = f"({phrases.format_measurement_value(first.leak)}{undefended})"
     if not equal:
         rest = (
-            f"{_models_grouped_by_defense_phrase(worse)} {'is' if len(worse) == 1 else 'are'} "
+            f"{_format_defense_models(worse)} {'is' if len(worse) == 1 else 'are'} "
             "shown to leak more"
         )
         return f"{first.label} leaks least {number}: {rest}"
     verb = "does" if len(equal) == 1 else "do"
-    same = f"{_models_grouped_by_defense_phrase(equal)} {verb} not differ significantly from it"
+    same = f"{_format_defense_models(equal)} {verb} not differ significantly from it"
     sentence = f"{first.label} measures least {number}; {same}"
     if base in least:
         sentence += ", so that no defense is shown to help there"
     if worse:
-        sentence += (
-            f"; shown to leak more than the least: {_models_grouped_by_defense_phrase(worse)}"
-        )
+        sentence += f"; shown to leak more than the least: {_format_defense_models(worse)}"
     return sentence
 
 
@@ -98,7 +98,7 @@ def _leak_metric_label(f: Frontier) -> str:
     return f"{phrases.metric_label(f.metric)}{method}"
 
 
-def _models_grouped_by_defense_phrase(points: Sequence[FrontierPoint]) -> str:
+def _format_defense_models(points: Sequence[FrontierPoint]) -> str:
     """Return `Uniform mixing (weight 0.9; weight 0.5) and Public model`."""
     names = []
     # groupby joins only neighbours: sort lines by first appearance.
@@ -111,10 +111,10 @@ def _models_grouped_by_defense_phrase(points: Sequence[FrontierPoint]) -> str:
 
 
 def _frontier_basis_sentences(f: Frontier) -> str:
-    """Return the numbers of secrets, seeds and models of `frontier_sentence`, and the test."""
+    """Return the numbers of secrets, seeds and models of `describe_frontier`, and the test."""
     seeds = f", the mean over seeds {', '.join(map(str, f.seeds))}" if len(f.seeds) > 1 else ""
-    models = counted(sum(p.within == "shown" for p in f.points), "model")
-    secrets = counted(f.points[0].leak.n, "secret")
+    models = format_count(sum(p.within == "shown" for p in f.points), "model")
+    secrets = format_count(f.points[0].leak.n, "secret")
     return (
         f"{secrets} that every model was asked for{seeds}. {models} within. "
         f"{_comparison_method_sentences(f)}"
@@ -156,28 +156,28 @@ def frontier_report_blocks(frontiers: Sequence[Frontier]) -> list[Block]:
         f"{_comparison_method_sentences(frontiers[0])}"
     )
     return [
-        Figures(frontier_figures(frontiers)),
+        Figures(draw_frontier_figures(frontiers)),
         Paragraph(reading),
         *([Bullets(left_out)] if left_out else []),
     ]
 
 
-def frontier_figures(frontiers: Sequence[Frontier]) -> tuple[Figure, ...]:
+def draw_frontier_figures(frontiers: Sequence[Frontier]) -> tuple[Figure, ...]:
     """Return a picture each; a defense keeps its colour and marker in all of them."""
     lines = list(dict.fromkeys(p.line for f in frontiers for p in f.points))
-    return tuple(_leak_metric_figure(f, lines) for f in frontiers)
+    return tuple(_draw_leak_metric_figure(f, lines) for f in frontiers)
 
 
-def _leak_metric_figure(f: Frontier, lines: Sequence[str]) -> Figure:
+def _draw_leak_metric_figure(f: Frontier, lines: Sequence[str]) -> Figure:
     grid = frontier_row_table(f)
     return Figure(
         f"frontier-{f.metric}-{f.attack}".replace("_", "-"),
         "frontier_of_shares" if find_metric(f.metric).unit in SHARES else "frontier",
         grid.title,
-        frontier_sentence(f),
+        describe_frontier(f),
         grid.head,
         (Group("", grid.rows),),
-        series=tuple(_frontier_plot_series_by_defense(f, lines)),
+        series=tuple(_build_defense_series(f, lines)),
         text=frozenset({0, 2, 4, 5, 6}),
         of=f", of {f.points[0].leak.n:,} secrets",
         axes=("Held-out perplexity, × undefended", phrases.metric_label(f.metric)),
@@ -185,7 +185,7 @@ def _leak_metric_figure(f: Frontier, lines: Sequence[str]) -> Figure:
     )
 
 
-def _frontier_plot_series_by_defense(f: Frontier, lines: Sequence[str]) -> Iterator[Series]:
+def _build_defense_series(f: Frontier, lines: Sequence[str]) -> Iterator[Series]:
     """Yield each line's finite points, a series for each stretch of one kind; last, the corners."""
     finite = [p for p in f.points if math.isfinite(p.ratio.value)]
     for line in lines:
@@ -212,9 +212,9 @@ def _frontier_table_rows(f: Frontier) -> tuple[tuple[str, ...], ...]:
     return tuple(
         (
             p.label,
-            phrases.value_with_interval(p.ratio),
+            phrases.format_measurement_value(p.ratio),
             {"shown": "yes", "not shown": "not shown", "beyond": "no"}[p.within],
-            phrases.value_with_interval(p.leak),
+            phrases.format_measurement_value(p.leak),
             _promised_epsilon_label(p),
             _leaks_least_label(f, p),
             "corner" if p.corner else "",
@@ -258,15 +258,13 @@ TOPICS = (
 
 def frontier_row_table(f: Frontier) -> tables.RowTable:
     """Return a row for each model, for people and LaTeX; its note names the best model."""
-    title, head = (
-        f"{_leak_metric_label(f)}, at what perplexity",
-        (*HEAD[:3], phrases.metric_label(f.metric), *HEAD[4:]),
-    )
+    title = f"{_leak_metric_label(f)}, at what perplexity"
+    head = (*HEAD[:3], phrases.metric_label(f.metric), *HEAD[4:])
     return tables.RowTable(
         title,
         head,
         _frontier_table_rows(f),
-        f"{frontier_sentence(f)}\n{_frontier_basis_sentences(f)}",
+        f"{describe_frontier(f)}\n{_frontier_basis_sentences(f)}",
     )
 
 
@@ -326,17 +324,17 @@ def write_frontier_files(folder: Path, frontiers: Sequence[Frontier]) -> list[Pa
     if not frontiers:
         return []
     grids = [frontier_row_table(f) for f in frontiers]
-    alt = escaping.to_printable_line(" ".join(map(frontier_sentence, frontiers)))
+    alt = escaping.make_printable_line(" ".join(map(describe_frontier, frontiers)))
     texts = {
         ".md": f"![{escaping.escape_for_markdown(alt)}]({NAME}.svg)\n\n"
-        + "\n".join(map(tables.row_table_to_markdown, grids)),
+        + "\n".join(map(tables.render_markdown_table, grids)),
         ".csv": frontier_csv(frontiers),
-        ".tex": "\n\\par\\bigskip\n".join(map(tables.row_table_to_latex, grids)),
+        ".tex": "\n\\par\\bigskip\n".join(map(tables.render_latex_table, grids)),
         ".json": json.dumps(to_json(list(frontiers)), indent=1, allow_nan=False) + "\n",
     }
     for ending, text in texts.items():
         disk.replace_atomically(folder / f"{NAME}{ending}", text)
     pictures = [folder / f"{NAME}{ending}" for ending in (".svg", ".png")]
     for path in pictures:
-        plot_files.save_frontier_plot(path, frontier_figures(frontiers), alt)
+        plot_files.save_frontier_plot(path, draw_frontier_figures(frontiers), alt)
     return [*pictures, *(folder / f"{NAME}{ending}" for ending in texts)]

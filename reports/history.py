@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 from urllib.parse import quote
 
 from auditor.conclusions.signals import assess_signals
-from auditor.core.counts import counted
+from auditor.core.counts import format_count
 from auditor.core.nouns import UNDEFENDED, CellKey
 from auditor.core.result import AuditResult, Finding, Measurement
 from auditor.gate.compare import Comparison
@@ -37,7 +37,7 @@ from auditor.reports.blocks import (
     Series,
     Table,
 )
-from auditor.reports.escaping import to_printable_line
+from auditor.reports.escaping import make_printable_line
 from auditor.statistics.metrics import SHARES, name_nonmember_metric
 
 _ALONG: dict[By, str] = {
@@ -72,7 +72,7 @@ class _ShownRun:
 
     @property
     def name(self) -> str:
-        return to_printable_line(self.entry.folder.name) or self.result.name
+        return make_printable_line(self.entry.folder.name) or self.result.name
 
     @property
     def date(self) -> str:
@@ -83,25 +83,25 @@ class _ShownRun:
         """Return the change of this row's metric since the run before, or why it is unknown."""
         for line in self.change.lines if self.change else ():
             # Comparisons hold raw names, `result` has cleaned names.
-            if (CellKey(*map(to_printable_line, line.row)), to_printable_line(line.metric)) == (
+            if (CellKey(*map(make_printable_line, line.row)), make_printable_line(line.metric)) == (
                 row,
                 metric,
             ):
                 before, now = line.cells[0], line.cells[-1]
                 if now.delta:
-                    return phrases.value_with_interval(now.delta)
+                    return phrases.format_measurement_value(now.delta)
                 reason = now.why or (before.why if before.measured is None else "")
-                return to_printable_line(reason) or phrases.NOTHING
+                return make_printable_line(reason) or phrases.NOTHING
         return phrases.NOTHING
 
 
 def render_history_page(history: History, folder: Path) -> str:
     """Render one page that loads nothing. folder: its future folder, the base of its links."""
-    lines = [_shown_comparable_runs(history.by, line, folder) for line in history.lines]
+    lines = [_list_shown_runs(history.by, line, folder) for line in history.lines]
     return html.render_html_document(_build_timeline_document(lines, history))
 
 
-def _shown_comparable_runs(by: By, line: ComparableRuns, folder: Path) -> list[_ShownRun]:
+def _list_shown_runs(by: By, line: ComparableRuns, folder: Path) -> list[_ShownRun]:
     runs = []
     for entry, change, label in zip(
         line.entries, line.changes, _run_tick_labels(by, line.entries), strict=True
@@ -113,9 +113,9 @@ def _shown_comparable_runs(by: By, line: ComparableRuns, folder: Path) -> list[_
             if report.is_file()
             else ""
         )
-        cleaned = phrases.result_with_printable_strings(entry.run.result)
+        cleaned = phrases.make_result_printable(entry.run.result)
         # `quote` escapes `:` too, so that no path can begin with `javascript:`.
-        runs.append(_ShownRun(entry, change, cleaned, to_printable_line(label), quote(link)))
+        runs.append(_ShownRun(entry, change, cleaned, make_printable_line(label), quote(link)))
     return runs
 
 
@@ -147,21 +147,21 @@ def _build_timeline_document(lines: Sequence[Sequence[_ShownRun]], history: Hist
     for i, (line, runs) in enumerate(zip(history.lines[1:], lines[1:], strict=True), 1):
         course = _leakage_over_runs_blocks(history.by, runs, i) if len(runs) > 1 else ()
         blocks = (
-            Paragraph(f"{to_printable_line(line.why)}."),
+            Paragraph(f"{make_printable_line(line.why)}."),
             *course,
             _runs_table(runs, f"apart-{i}-runs"),
         )
         more = f" and {len(runs) - 1} more" if len(runs) > 1 else ""
         sections.append(Section(f"apart-{i}", f"Apart: {runs[-1].name}{more}", blocks))
     if history.left_out:
-        items = tuple(to_printable_line(f"{name}: {reason}") for name, reason in history.left_out)
+        items = tuple(make_printable_line(f"{name}: {reason}") for name, reason in history.left_out)
         sections.append(Section("left-out", "Left out", (Bullets(items),)))
     sections.append(Section("reading", "How to read this", (Bullets(_READING),)))
     answers = (
         ("The last run", f"{last.name}, {last.date}"),
         (
             "Since the run before",
-            changes.headline(last.change) if last.change else "It is the first of its line.",
+            changes.write_headline(last.change) if last.change else "It is the first of its line.",
         ),
         ("What gates decided of it", _gate_decisions_label(last)),
     )
@@ -169,7 +169,7 @@ def _build_timeline_document(lines: Sequence[Sequence[_ShownRun]], history: Hist
     return Document(
         title="The built-in lab" if model is None else _last_path_part_label(str(model)),
         facts=_timeline_header_facts(lines, history),
-        headline=verdict.headline(last.result),
+        headline=verdict.write_headline(last.result),
         verdict=" ".join(text for _, text in answers),
         sections=tuple(sections),
         kind="History of the privacy audits of a language model",
@@ -189,8 +189,8 @@ def _timeline_header_facts(lines: Sequence[Sequence[_ShownRun]], history: Histor
         ("Made", " to ".join(dict.fromkeys(f"{date:%Y-%m-%d}" for date in (dates[0], dates[-1])))),
         (
             "Secrets",
-            f"{record.name}: {counted(record.members, 'member')}, "
-            f"{counted(record.nonmembers, 'non-member')}",
+            f"{record.name}: {format_count(record.members, 'member')}, "
+            f"{format_count(record.nonmembers, 'non-member')}",
         ),
         *(
             (("Records of the last run", records),)
@@ -213,7 +213,7 @@ def _leakage_over_runs_blocks(by: By, runs: Sequence[_ShownRun], line: int) -> I
     """Yield a figure for each main number and setting, white-box first; each row is a line."""
     kinds: dict[tuple[str, str], dict[CellKey, list[_MainNumber]]] = {}
     for i, run in enumerate(runs):
-        for finding in phrases.findings_in_report_order(run.result):
+        for finding in phrases.sort_findings(run.result):
             # A run without the number has no point, and the others keep their places.
             main = finding.main
             if main is not None and not any(
@@ -244,7 +244,10 @@ class _MainNumber:
     def history_table_cells(self) -> tuple[str, ...]:
         floor = self.finding.measurement(name_nonmember_metric(self.main.name))
         since = self.run.change_since_run_before_phrase(self.finding.cell_key, self.main.name)
-        number = (*phrases.cells_of_measurement(self.main), phrases.value_with_interval(floor))
+        number = (
+            *phrases.format_measurement_cells(self.main),
+            phrases.format_measurement_value(floor),
+        )
         return (f"{self.run.label} · {self.run.name}", *number, since)
 
 
@@ -261,7 +264,7 @@ def _leakage_over_runs_figure(
     text = f"{_ALONG[by]}, evenly spaced, with 95% intervals."
     series, groups = [], []
     for row, numbers in rows.items():
-        target = phrases.target_title(numbers[-1].run.result, row.target)
+        target = phrases.title_target(numbers[-1].run.result, row.target)
         points = tuple(PlotPoint(s.place, s.main.value, s.main.low, s.main.high) for s in numbers)
         series.append(Series(target, points, row.attack))
         groups.append(
@@ -309,7 +312,7 @@ def _runs_table(runs: Sequence[_ShownRun], id: str) -> Table:
         (
             run.name,
             run.date,
-            coverage.audited_of_given(run.result) or phrases.NOTHING,
+            coverage.format_audited_share(run.result) or phrases.NOTHING,
             *(_strongest_leak_phrase(run.result, target) for target in targets),
             phrases.target_perplexity_text(run.result, UNDEFENDED),
             changes.change_counts_phrase(run.change) if run.change else phrases.NOTHING,
@@ -335,11 +338,14 @@ def _runs_table(runs: Sequence[_ShownRun], id: str) -> Table:
 def _strongest_leak_phrase(result: AuditResult, target: str) -> str:
     """Return the strongest signal of each shown kind, or the first tested kind and the verdict."""
     assessment = assess_signals(result)
-    shown_signals, tested = assessment.shown_signals(target), assessment.tested_signals(target)
+    shown_signals, tested = (
+        assessment.list_shown_signals(target),
+        assessment.list_tested_signals(target),
+    )
     if not tested:
         return phrases.NOTHING
     strongest = map(
-        signals.pick_strongest_signal, signals.group_signals_by_kind(shown_signals or tested[:1])
+        signals.pick_strongest_signal, signals.group_signals(shown_signals or tested[:1])
     )
     numbers = "; ".join(map(signals.describe_signal_number, strongest))
     if shown_signals:
@@ -372,7 +378,7 @@ def _gate_decisions_label(run: _ShownRun) -> str:
         decisions.append(
             f"{gate.decision.verdict}: {rules or 'nothing was judged'}{_gate_baseline_label(gate)}"
         )
-    return to_printable_line("; ".join(decisions)) or "none was asked"
+    return make_printable_line("; ".join(decisions)) or "none was asked"
 
 
 def _gate_baseline_label(recorded: KeptDecision) -> str:
@@ -387,7 +393,7 @@ def _gate_rulings_section(lines: Sequence[Sequence[_ShownRun]]) -> list[Section]
     """Return the counts of verdicts, and every ruling, the last run's and failures first."""
     groups = tuple(
         Group(
-            to_printable_line(
+            make_printable_line(
                 f"{run.name}: {gate.decision.headline}{_gate_baseline_label(gate)}, decided "
                 f"{gate.decided}"
             ),

@@ -33,10 +33,10 @@ def render_html_report(
     details: values stored by secret. since: a comparison of an earlier run with this run. texts:
     the private text to show, by secret; none by default.
     """
-    clean = escaping.to_printable_line
+    clean = escaping.make_printable_line
     titles = {clean(target.name): clean(target.title) for target in result.targets}
     return render_html_document(
-        table_of_contents.page_document(result, details, since, texts), titles
+        table_of_contents.build_page_document(result, details, since, texts), titles
     )
 
 
@@ -54,13 +54,13 @@ def render_html_document(doc: Document, titles: Mapping[str, str] | None = None)
     # The content security policy names the script by its hash: no other script runs, even if a text
     # smuggles it in.
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    template = _html_template_environment().get_template("report.html")
+    template = _build_template_environment().get_template("report.html")
     return template.render(
-        doc=doc, plot=plot, data=_script_safe_json, script=Markup(script), script_hash=digest
+        doc=doc, plot=plot, data=_encode_script_json, script=Markup(script), script_hash=digest
     )
 
 
-def _script_safe_json(values: Mapping[str, Any]) -> Markup:
+def _encode_script_json(values: Mapping[str, Any]) -> Markup:
     """Return JSON that no HTML parser reads as markup, such as an early `</script`."""
     text = json.dumps(values, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     for (
@@ -71,11 +71,11 @@ def _script_safe_json(values: Mapping[str, Any]) -> Markup:
 
 
 @cache
-def _html_template_environment() -> Environment:
+def _build_template_environment() -> Environment:
     return Environment(
         loader=PackageLoader("auditor.reports", "templates"),
         autoescape=True,
-        finalize=_finalize_html_template_value,
+        finalize=_finalize_template_value,
         # A misspelt name in a template raises, while jinja would print nothing by default.
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -83,10 +83,8 @@ def _html_template_environment() -> Environment:
     )
 
 
-def _finalize_html_template_value(value: object) -> object:
+def _finalize_template_value(value: object) -> object:
     """Strip every template expression of unprintable characters, before it is escaped."""
-    return (
-        escaping.strip_unprintable(value)
-        if isinstance(value, str) and not isinstance(value, Markup)
-        else value
-    )
+    if isinstance(value, str) and not isinstance(value, Markup):
+        return escaping.strip_unprintable(value)
+    return value

@@ -24,8 +24,8 @@ from auditor.reports.blocks import (
     Series,
     Table,
 )
-from auditor.reports.topics import MEND, Topic, figures_blocks, forest_span, row_title_with_attack
-from auditor.reports.verdict import strongest_attack_row, strongest_rows_to_report_by_access
+from auditor.reports.topics import MEND, Topic, build_forest_span, figures_blocks, title_attack_row
+from auditor.reports.verdict import find_strongest_attack_row, list_strongest_rows
 from auditor.statistics import intervals
 
 _DOCUMENTS = 20  # documents listed for each row
@@ -34,11 +34,11 @@ _POSITIONS = 400  # suffix tokens in the figure by place
 _REVEALED_AT_MOST = 1_000_000  # characters: browsers still handle such a page well
 
 
-def _strongest_rows_to_report_with_outcomes(
+def _pair_strongest_rows(
     result: AuditResult, details: SecretDetails
 ) -> list[tuple[Finding, RowValuesBySecret]]:
     """Return the strongest row against each target, if its outcomes are stored."""
-    best = (strongest_attack_row(result, target.name) for target in result.targets)
+    best = (find_strongest_attack_row(result, target.name) for target in result.targets)
     return [
         (finding, details.rows[finding.cell_key])
         for finding in best
@@ -46,17 +46,19 @@ def _strongest_rows_to_report_with_outcomes(
     ]
 
 
-def _where_it_leaks_blocks(result: AuditResult, details: SecretDetails) -> list[Block]:
-    rows = _strongest_rows_to_report_with_outcomes(result, details)
+def _build_leak_location_blocks(result: AuditResult, details: SecretDetails) -> list[Block]:
+    rows = _pair_strongest_rows(result, details)
     more_figures = [
-        *_recall_by_length_figures(result, details, rows),
-        *_probability_by_position_figures(result, details),
+        *_draw_length_recall_figures(result, details, rows),
+        *_draw_position_probability_figures(result, details),
     ]
     return [
-        *figures_blocks(f for f in figures.all_figures(result) if f.plot not in figures.RESEARCH),
+        *figures_blocks(
+            f for f in figures.draw_all_figures(result) if f.plot not in figures.RESEARCH
+        ),
         *figures_blocks(more_figures),
-        *_probability_by_suffix_length_blocks(result, details),
-        *_recall_by_group_blocks(
+        *_build_suffix_length_blocks(result, details),
+        *_build_group_recall_blocks(
             result, [f for f, _ in rows if not result.target(f.target).companion]
         ),
         *_worst_document_blocks(result, details, rows),
@@ -69,23 +71,24 @@ def _personal_data_blocks(result: AuditResult) -> list[Block]:
         f
         for target in result.targets
         if not target.companion
-        for f in strongest_rows_to_report_by_access(result, target.name)
+        for f in list_strongest_rows(result, target.name)
     ]
-    return personal.personal_data_by_kind_blocks(result, best)
+    return personal.build_personal_kind_blocks(result, best)
 
 
-def _recall_by_group_blocks(result: AuditResult, rows: Sequence[Finding]) -> list[Block]:
-    tables, spans = list[Group](), list[ForestSpan | None]()
+def _build_group_recall_blocks(result: AuditResult, rows: Sequence[Finding]) -> list[Block]:
+    tables = list[Group]()
+    spans = list[ForestSpan | None]()
     for finding in rows:
         if result.target(finding.target).companion:
             continue
         if groups := finding.by_group:
-            printable_groups = ((escaping.to_printable_line(name), m) for name, m in groups.items())
-            shares = tuple(
-                (name, phrases.format_share_with_interval(m)) for name, m in printable_groups
+            printable_groups = (
+                (escaping.make_printable_line(name), m) for name, m in groups.items()
             )
-            tables.append(Group(row_title_with_attack(result, finding), shares))
-            spans += map(forest_span, groups.values())
+            shares = tuple((name, phrases.format_share(m)) for name, m in printable_groups)
+            tables.append(Group(title_attack_row(result, finding), shares))
+            spans += map(build_forest_span, groups.values())
     column = result.plan.get("group_column")
     caption = f"Recall by {column}" if isinstance(column, str) else "Recall by kind of record"
     table = Table("groups-table", caption, ("Group", "Extracted"), tuple(tables), frozenset({1}))
@@ -98,13 +101,13 @@ def _worst_document_blocks(
     """Return documents with several secrets by their longest extracted block, for each row."""
     groups = []
     for finding, values in rows:
-        if counts := detailed.extraction_counts_by_document(details, values):
+        if counts := detailed.count_document_extractions(details, values):
             cells = [
                 (name, f"{block:,}", f"{out:,} of {total:,}")
                 for name, (block, out, total) in counts.items()
                 if block
             ]
-            groups.append(Group(row_title_with_attack(result, finding), tuple(cells[:_DOCUMENTS])))
+            groups.append(Group(title_attack_row(result, finding), tuple(cells[:_DOCUMENTS])))
     caption = (
         f"Longest block extracted from a document, in tokens; at most {_DOCUMENTS} documents a row"
     )
@@ -113,16 +116,17 @@ def _worst_document_blocks(
     return [table] if any(group.rows for group in groups) else []
 
 
-def _recall_by_length_figures(
+def _draw_length_recall_figures(
     result: AuditResult, details: SecretDetails, rows: Sequence[tuple[Finding, RowValuesBySecret]]
 ) -> list[Figure]:
-    series, cells = [], {}
+    series = []
+    cells = {}
     for f, values in rows:
-        if lengths := detailed.first_suffix_tokens_accuracy_by_length(details, values):
+        if lengths := detailed.measure_length_accuracy(details, values):
             points = tuple(PlotPoint(L, m.value, m.low, m.high) for L, m in lengths.items())
-            series.append(Series(phrases.target_title(result, f.target), points))
-            cells[row_title_with_attack(result, f)] = {
-                f"{L:,}": phrases.value_with_interval(m) for L, m in lengths.items()
+            series.append(Series(phrases.title_target(result, f.target), points))
+            cells[title_attack_row(result, f)] = {
+                f"{L:,}": phrases.format_measurement_value(m) for L, m in lengths.items()
             }
     title = "Recall of the first tokens of a suffix"
     text = (
@@ -135,12 +139,13 @@ def _recall_by_length_figures(
     return [figure] if cells else []
 
 
-def _probability_by_position_figures(result: AuditResult, details: SecretDetails) -> list[Figure]:
+def _draw_position_probability_figures(result: AuditResult, details: SecretDetails) -> list[Figure]:
     """Plot the mean probability of the true token at each place in the suffix, over the members."""
-    series, cells = [], {}
+    series = []
+    cells = {}
     for t in result.targets:
         if suffixes := details.tokens.get(t.name):
-            means = list(enumerate(_plotted_mean_probability_by_position(suffixes.values()), 1))
+            means = list(enumerate(_compute_position_means(suffixes.values()), 1))
             series.append(Series(t.title, tuple(PlotPoint(i, p) for i, p in means)))
             cells[t.title] = {f"{i:,}": f"{phrases.format_percent(p)}%" for i, p in means}
     title = "Probability of the true token, by its place in the suffix"
@@ -153,9 +158,7 @@ def _probability_by_position_figures(result: AuditResult, details: SecretDetails
     return [figure] if cells else []
 
 
-def _probability_by_suffix_length_blocks(
-    result: AuditResult, details: SecretDetails
-) -> list[Block]:
+def _build_suffix_length_blocks(result: AuditResult, details: SecretDetails) -> list[Block]:
     """Return a table of the probability of full suffixes by length, if their lengths differ."""
     groups: list[Group] = []
     for target in result.targets:
@@ -172,12 +175,11 @@ def _probability_by_suffix_length_blocks(
             mean = intervals.mean_probability(
                 "extraction_probability_ancestral", probabilities[bands == band]
             )
-            tokens = (
-                f"{min(lengths)} to {max(lengths)}"
-                if min(lengths) < max(lengths)
-                else f"{min(lengths)}"
-            )
-            rows.append((tokens, f"{len(lengths):,}", *phrases.cells_of_measurement(mean)[:2]))
+            if min(lengths) < max(lengths):
+                tokens = f"{min(lengths)} to {max(lengths)}"
+            else:
+                tokens = f"{min(lengths)}"
+            rows.append((tokens, f"{len(lengths):,}", *phrases.format_measurement_cells(mean)[:2]))
         if len(rows) > 1:
             groups.append(Group(target.title, tuple(rows)))
     caption = (
@@ -186,14 +188,12 @@ def _probability_by_suffix_length_blocks(
         "the same length"
     )
     head = ("Tokens of the suffix", "Secrets", "Mean probability", "95% interval")
-    return (
-        [Table("suffix-lengths-table", caption, head, tuple(groups), frozenset({1, 2, 3}))]
-        if groups
-        else []
-    )
+    if groups:
+        return [Table("suffix-lengths-table", caption, head, tuple(groups), frozenset({1, 2, 3}))]
+    return []
 
 
-def _plotted_mean_probability_by_position(suffixes: Iterable[Sequence[float]]) -> list[float]:
+def _compute_position_means(suffixes: Iterable[Sequence[float]]) -> list[float]:
     """Return the mean probability by position, over the suffixes that reach it."""
     # `Details.tokens` holds log-probabilities, in nats.
     rows = [np.exp(np.array(suffix[:_POSITIONS])) for suffix in suffixes]
@@ -204,14 +204,14 @@ def _plotted_mean_probability_by_position(suffixes: Iterable[Sequence[float]]) -
 def _per_secret_blocks(
     result: AuditResult, details: SecretDetails, texts: Mapping[str, SecretText]
 ) -> list[Block]:
-    block = secrets.secret_list_block(result, details, texts)
+    block = secrets.build_secret_list(result, details, texts)
     return [*_extraction_count_blocks(result, details), *([block] if block else [])]
 
 
 def _extraction_count_blocks(result: AuditResult, details: SecretDetails) -> list[Block]:
     """Count the members that each row extracted: the totals of the list below."""
     rows = []
-    for finding in phrases.findings_in_report_order(result):
+    for finding in phrases.sort_findings(result):
         values = details.rows.get(finding.cell_key)
         if values is None or values.outcome is None:
             continue
@@ -225,7 +225,7 @@ def _extraction_count_blocks(result: AuditResult, details: SecretDetails) -> lis
         )
         counted = (f"{int(kind.sum()):,}" for kind in kinds)
         rows.append(
-            (phrases.row_title(result, finding), finding.attack, *counted, f"{len(o.ids):,}")
+            (phrases.title_row(result, finding), finding.attack, *counted, f"{len(o.ids):,}")
         )
     head = ("Target", "Attack", "Verbatim", "Another guess", "Nearly", "Not", "Members")
     caption = "Members by what each configuration extracts of them"
@@ -238,12 +238,13 @@ def _extraction_count_blocks(result: AuditResult, details: SecretDetails) -> lis
 def _revealed_secret_blocks(result: AuditResult, texts: Mapping[str, SecretText]) -> list[Block]:
     """Return up to _REVEALED_AT_MOST characters of private text, most extracted secrets first."""
     titles = {
-        str(f.cell_key): f"{phrases.row_title(result, f)}: {f.attack}" for f in result.findings
+        str(f.cell_key): f"{phrases.title_row(result, f)}: {f.attack}" for f in result.findings
     }
-    best = strongest_attack_row(result, UNDEFENDED)
+    best = find_strongest_attack_row(result, UNDEFENDED)
     # Private texts name rows by the string of their key.
     row = str(best.cell_key) if best else ""
-    rows, n_characters_left = [], _REVEALED_AT_MOST
+    rows = []
+    n_characters_left = _REVEALED_AT_MOST
     for text in sorted(texts.values(), key=lambda text: -len(text.verbatim)):
         rows_phrase = ", ".join(titles.get(name, name) for name in text.verbatim) or phrases.NOTHING
         cells = (
@@ -252,7 +253,7 @@ def _revealed_secret_blocks(result: AuditResult, texts: Mapping[str, SecretText]
                 escaping.show_invisible_characters,
                 (text.prefix, text.suffix, text.guesses.get(row, "")),
             ),
-            escaping.to_printable_line(rows_phrase),
+            escaping.make_printable_line(rows_phrase),
         )
         n_characters_left -= sum(map(len, cells))
         if n_characters_left < 0:
@@ -276,12 +277,12 @@ TOPICS = (
     Topic(
         "where",
         "Where it leaks",
-        lambda m: _where_it_leaks_blocks(m.result, m.details),
+        lambda m: _build_leak_location_blocks(m.result, m.details),
         MEND,
         1,
         6,
         lambda m: figures_blocks(
-            figures.all_figures(m.result)
+            figures.draw_all_figures(m.result)
         ),  # the page shows some of these with the evidence
     ),
     Topic("personal", "Personal data", lambda m: _personal_data_blocks(m.result), MEND, 2, turn=16),

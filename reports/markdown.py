@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from auditor.conclusions.secret_details import SecretDetails
-from auditor.core.counts import counted
+from auditor.core.counts import format_count
 from auditor.core.result import AuditResult
 from auditor.gate.compare import Comparison
 from auditor.records.private_texts import SecretText
@@ -36,21 +36,20 @@ from auditor.reports.blocks import (
     TargetSummary,
 )
 from auditor.reports.escaping import escape_for_markdown as escape
-from auditor.reports.table_of_contents import markdown_document
+from auditor.reports.table_of_contents import build_markdown_document
 
 # characters of a report; GitHub takes 65,536 in a comment, which leaves room for a gate's decision
 MOST = 32_000
-_MOST_TABLE, _MOST_TEXT, _MOST_CELL, _MOST_CLAIM, _MOST_CLAIMS, _MOST_POINTS = (
-    6_000,
-    500,
-    160,
-    300,
-    3,
-    12,
-)
+_MOST_TABLE = 6_000
+_MOST_TEXT = 500
+_MOST_CELL = 160
+_MOST_CLAIM = 300
+_MOST_CLAIMS = 3
+_MOST_POINTS = 12
 # of a claim: a consistent audit names the violation it would have detected
 _MOST_VERDICT = 400
-_MOST_HEADLINE, _MOST_STANDINGS = 1_500, 8
+_MOST_HEADLINE = 1_500
+_MOST_STANDINGS = 8
 _AT_ONCE = ("advice", "glance", "results")  # unfolded sections
 
 
@@ -65,8 +64,8 @@ def render_markdown_report(
     since: a comparison of a baseline with this run. texts: the private text to show, by id; none by
     default. details: values stored by secret.
     """
-    result = phrases.result_with_printable_strings(result)
-    doc = markdown_document(result, details, texts)
+    result = phrases.make_result_printable(result)
+    doc = build_markdown_document(result, details, texts)
     plain = [section for section in doc.sections if section.id in _AT_ONCE]
     rest = [section for section in doc.sections if section.id not in _AT_ONCE]
     parts = [
@@ -79,80 +78,80 @@ def render_markdown_report(
         else []
     )
     parts += [] if doc.standings else [escape(doc.headline)]
-    parts += ["\n".join(map(_target_severity_line, doc.standings[:_MOST_STANDINGS]))]
+    parts += ["\n".join(map(_format_target_severity, doc.standings[:_MOST_STANDINGS]))]
     n_left = len(doc.standings) - _MOST_STANDINGS
-    parts += [f"… and {counted(n_left, 'more target')}, in report.html."] if n_left > 0 else []
+    parts += [f"… and {format_count(n_left, 'more target')}, in report.html."] if n_left > 0 else []
     for section in plain:
-        parts += [f"### {escape(section.title)}", *_unfolded_section_markdown_parts(section)]
+        parts += [f"### {escape(section.title)}", *_render_unfolded_sections(section)]
     parts += [
         escape(
             phrases.shorten(" · ".join(f"{term}: {text}" for term, text in doc.facts), _MOST_TEXT)
         )
     ]
-    violations = _claim_violation_lines(result)[:_MOST_CLAIMS]
+    violations = _format_claim_violations(result)[:_MOST_CLAIMS]
     verdicts = [
-        claims.claim_verdict_sentence(claim)
-        for claim in claims.claims_to_report(result)[:_MOST_CLAIMS]
+        claims.describe_claim_verdict(claim)
+        for claim in claims.select_reported_claims(result)[:_MOST_CLAIMS]
     ]
-    parts += [_bullet_list_markdown(phrases.shorten(line, _MOST_CLAIM) for line in violations)]
-    parts += [_bullet_list_markdown(phrases.shorten(line, _MOST_VERDICT) for line in verdicts)]
+    parts += [_render_bullet_list(phrases.shorten(line, _MOST_CLAIM) for line in violations)]
+    parts += [_render_bullet_list(phrases.shorten(line, _MOST_VERDICT) for line in verdicts)]
     if since is not None:
-        before = phrases.shorten(escaping.to_printable_line(since.runs[0]), _MOST_CELL)
+        before = phrases.shorten(escaping.make_printable_line(since.runs[0]), _MOST_CELL)
         parts += [
             f"### Since {escape(before)}",
-            escape(changes.headline(since)),
-            truncated_table_markdown(changes.paired_change_table(since)),
+            escape(changes.write_headline(since)),
+            render_truncated_table(changes.build_paired_change_table(since)),
         ]
     # Unfolded sections show tables and lists above: their paragraphs come last, folded.
     notes = (
         Paragraph(doc.rule),
         *(block for section in plain for block in section.blocks if isinstance(block, Paragraph)),
     )
-    return _markdown_fitted_to_comment(
-        parts, [Section("reading", "How to read this", notes), *rest]
-    )
+    return _fit_comment(parts, [Section("reading", "How to read this", notes), *rest])
 
 
-def _target_severity_line(standing: TargetSummary) -> str:
+def _format_target_severity(standing: TargetSummary) -> str:
     # Shorten before escaping, here and below: a cut could split an entity.
     name, reason = (phrases.shorten(t, _MOST_CLAIM) for t in (standing.name, standing.reason))
     return f"- {escape(name)}: **{standing.word.upper()}**. {escape(reason)} {standing.decision}"
 
 
-def _unfolded_section_markdown_parts(section: Section) -> list[str]:
+def _render_unfolded_sections(section: Section) -> list[str]:
     """Return a section's tables, cut, and the first points of its lists."""
     parts = list[str]()
     for block in section.blocks:
         match block:
             case Forest() | Table():
                 parts.append(
-                    truncated_table_markdown(block.table if isinstance(block, Forest) else block)
+                    render_truncated_table(block.table if isinstance(block, Forest) else block)
                 )
             case Bullets():
                 n_left = len(block.items) - _MOST_POINTS
                 parts.append(
-                    _bullet_list_markdown(
+                    _render_bullet_list(
                         phrases.shorten(item, _MOST_TEXT) for item in block.items[:_MOST_POINTS]
                     )
                 )
                 parts += (
-                    [f"… and {counted(n_left, 'more point')}, in report.html."]
+                    [f"… and {format_count(n_left, 'more point')}, in report.html."]
                     if n_left > 0
                     else []
                 )
             case Code():
-                fenced = _block_markdown(replace(block, title=""))
+                fenced = _render_block(replace(block, title=""))
                 parts.append(f"{escape(block.title)}:\n\n{fenced}")
     return parts
 
 
-def _markdown_fitted_to_comment(parts: list[str], folded: Iterable[Section]) -> str:
+def _fit_comment(parts: list[str], folded: Iterable[Section]) -> str:
     """Return the parts, the folded sections as far as they fit, and the titles of cut sections."""
-    parts, cut_titles = list(filter(None, parts)), []
+    parts = list(filter(None, parts))
+    cut_titles = []
     for section in folded:
         # Reserve 1,000 for folds and the last line; 2 are the blank line between two parts.
-        room, bodies = MOST - 1_000 - sum(len(part) + 2 for part in parts), []
-        for body in filter(None, map(_block_markdown, section.blocks)):
+        room = MOST - 1_000 - sum(len(part) + 2 for part in parts)
+        bodies = []
+        for body in filter(None, map(_render_block, section.blocks)):
             if len(body) <= room:
                 bodies.append(body)
                 room -= len(body) + 2
@@ -170,20 +169,23 @@ def _markdown_fitted_to_comment(parts: list[str], folded: Iterable[Section]) -> 
     return "\n\n".join(parts) + "\n"
 
 
-def _claim_violation_lines(result: AuditResult) -> list[str]:
+def _format_claim_violations(result: AuditResult) -> list[str]:
     """Return the claim violations found by a probe, which must stay unfolded."""
     return [
-        f"{phrases.row_title(result, finding)}, {finding.attack}: {violation}"
-        for finding in phrases.findings_in_report_order(result)
-        for violation in phrases.violation_warnings(finding)
+        f"{phrases.title_row(result, finding)}, {finding.attack}: {violation}"
+        for finding in phrases.sort_findings(result)
+        for violation in phrases.list_violation_warnings(finding)
     ]
 
 
-def truncated_table_markdown(table: Table) -> str:
+def render_truncated_table(table: Table) -> str:
     """Return the table with long cells shortened, and as many of its rows as fit."""
-    groups, room, n_left = list[Group](), _MOST_TABLE, 0
+    groups = list[Group]()
+    room = _MOST_TABLE
+    n_left = 0
     for group in table.groups:
-        title, short_rows = phrases.shorten(group.title, _MOST_CELL), list[tuple[str, ...]]()
+        title = phrases.shorten(group.title, _MOST_CELL)
+        short_rows = list[tuple[str, ...]]()
         room -= len(escape(title))
         for row in group.rows:
             short = tuple(phrases.shorten(cell, _MOST_CELL) for cell in row)
@@ -193,79 +195,78 @@ def truncated_table_markdown(table: Table) -> str:
             short_rows += [short] if room >= 0 else []
         n_left += len(group.rows) - len(short_rows)
         groups += [replace(group, title=title, rows=tuple(short_rows))] if short_rows else []
-    more = f"\n\n… and {counted(n_left, 'more row')}." if n_left else ""
-    return table_rows_markdown(replace(table, groups=tuple(groups))) + more
+    more = f"\n\n… and {format_count(n_left, 'more row')}." if n_left else ""
+    return render_table_rows(replace(table, groups=tuple(groups))) + more
 
 
 def render_markdown_document(doc: Document) -> str:
     """Render a document as GitHub-flavoured Markdown."""
     warning = f"**{escape(doc.warning)}**" if doc.warning else ""
-    parts = [f"# {escape(doc.title)}", warning, _facts_bullet_list(doc.facts)]
+    parts = [f"# {escape(doc.title)}", warning, _render_facts(doc.facts)]
     parts += [f"## {escape(doc.lead)}", f"**{escape(doc.headline)}**", escape(doc.verdict)]
     for section in doc.sections:
-        parts += [f"## {escape(section.title)}", *map(_block_markdown, section.blocks)]
+        parts += [f"## {escape(section.title)}", *map(_render_block, section.blocks)]
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
-def _block_markdown(block: Block) -> str:
+def _render_block(block: Block) -> str:
     match block:
         case Paragraph():
             return escape(block.text)
         case Bullets():
-            return _bullet_list_markdown(block.items)
+            return _render_bullet_list(block.items)
         case FactList():
-            return _body_under_heading_markdown(block.title, _facts_bullet_list(block.facts))
+            return _render_headed_body(block.title, _render_facts(block.facts))
         case Code():
             longest = max((len(run) for run in re.findall("`+", block.text)), default=0)
             fence = "`" * max(3, longest + 1)  # longer than any run in the text
             # Not escaped: within a fence Markdown reads only the end of the fence.
-            return _body_under_heading_markdown(block.title, f"{fence}\n{block.text}\n{fence}")
+            return _render_headed_body(block.title, f"{fence}\n{block.text}\n{fence}")
         case Table():
-            return _captioned_table_markdown(block)
+            return _render_captioned_table(block)
         case Figures():
             return "\n\n".join(
-                _body_under_heading_markdown(
-                    f.title, f"{escape(f.description)}\n\n{table_rows_markdown(f.table)}"
+                _render_headed_body(
+                    f.title, f"{escape(f.description)}\n\n{render_table_rows(f.table)}"
                 )
                 for f in block.figures
             )
         case Forest():
-            return _captioned_table_markdown(block.table)
+            return _render_captioned_table(block.table)
         case Secrets():
-            return _bullet_list_markdown(block.notes)
+            return _render_bullet_list(block.notes)
         case Cards():
             return "\n\n".join(
-                _body_under_heading_markdown(card.title, _card_markdown(card))
-                for card in block.cards
+                _render_headed_body(card.title, _render_card(card)) for card in block.cards
             )
 
 
-def _card_markdown(card: Card) -> str:
+def _render_card(card: Card) -> str:
     return "\n\n".join(
         filter(
             None,
-            (escape(card.text), _facts_bullet_list(card.facts), _bullet_list_markdown(card.notes)),
+            (escape(card.text), _render_facts(card.facts), _render_bullet_list(card.notes)),
         )
     )
 
 
-def _body_under_heading_markdown(title: str, body: str) -> str:
+def _render_headed_body(title: str, body: str) -> str:
     return f"### {escape(title)}\n\n{body}" if title and body else body
 
 
-def _bullet_list_markdown(items: Iterable[str]) -> str:
+def _render_bullet_list(items: Iterable[str]) -> str:
     return "\n".join(f"- {escape(item)}" for item in items)
 
 
-def _facts_bullet_list(facts: Facts) -> str:
+def _render_facts(facts: Facts) -> str:
     return "\n".join(f"- {escape(term)}: {escape(text)}" for term, text in facts)
 
 
-def _captioned_table_markdown(table: Table) -> str:
-    return f"{escape(table.caption)}:\n\n{table_rows_markdown(table)}"
+def _render_captioned_table(table: Table) -> str:
+    return f"{escape(table.caption)}:\n\n{render_table_rows(table)}"
 
 
-def table_rows_markdown(table: Table) -> str:
+def render_table_rows(table: Table) -> str:
     """Return the table without its caption."""
     lines = [list(map(escape, table.head))]
     lines += [["---:" if column in table.numeric else "---" for column in range(len(table.head))]]

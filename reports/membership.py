@@ -20,7 +20,7 @@ from auditor.reports.blocks import (
     Series,
     Table,
 )
-from auditor.reports.topics import CHECK, Topic, row_title_with_attack
+from auditor.reports.topics import CHECK, Topic, title_attack_row
 from auditor.statistics import roc
 from auditor.statistics.membership import BELOW, FALSE_POSITIVES, SCORES
 from auditor.statistics.metrics import (
@@ -55,17 +55,15 @@ _OLD_NOTE = (
 )
 
 
-def membership_rows_to_report(result: AuditResult) -> list[Finding]:
+def select_membership_rows(result: AuditResult) -> list[Finding]:
     """Return the rows measured by a membership probe."""
     return [
-        finding
-        for finding in phrases.findings_in_report_order(result)
-        if finding.measurement(auc_name(""))
+        finding for finding in phrases.sort_findings(result) if finding.measurement(auc_name(""))
     ]
 
 
 def _membership_tables(result: AuditResult) -> list[Block]:
-    rows = membership_rows_to_report(result)
+    rows = select_membership_rows(result)
     if not rows:
         return []
     rates = [f"{100 * rate:g}" for rate in FALSE_POSITIVES]
@@ -78,8 +76,7 @@ def _membership_tables(result: AuditResult) -> list[Block]:
         f"Counts behind the {rates[0]}%",
     )
     groups = tuple(
-        Group(row_title_with_attack(result, f), tuple(_membership_score_table_rows(f)))
-        for f in rows
+        Group(title_attack_row(result, f), tuple(_membership_score_table_rows(f))) for f in rows
     )
     table = Table(
         "membership-table",
@@ -92,7 +89,7 @@ def _membership_tables(result: AuditResult) -> list[Block]:
     return [
         table,
         *_reversed_score_blocks(result, rows),
-        *_auc_by_copies_blocks(result, rows),
+        *_build_copies_auc_blocks(result, rows),
         Paragraph(note),
     ]
 
@@ -100,7 +97,7 @@ def _membership_tables(result: AuditResult) -> list[Block]:
 def _reversed_score_blocks(result: AuditResult, findings: list[Finding]) -> list[Block]:
     """Report rows whose members score lower, as if a defense forbids training text."""
     reversed_rows = [
-        (row_title_with_attack(result, f), m)
+        (title_attack_row(result, f), m)
         for f in findings
         if (m := f.measurement(auc_name(""))) is not None and m.high < 0.5
     ]
@@ -109,36 +106,36 @@ def _reversed_score_blocks(result: AuditResult, findings: list[Finding]) -> list
         f"{phrases.format_number(1 - m.value)}"
         for title, m in reversed_rows
     )
-    return (
-        [Paragraph(f"{'; '.join(parts)}. A gate reads an AUC either way.")] if reversed_rows else []
-    )
+    if reversed_rows:
+        return [Paragraph(f"{'; '.join(parts)}. A gate reads an AUC either way.")]
+    return []
 
 
 def _membership_score_table_rows(finding: Finding) -> Iterator[tuple[str, ...]]:
     main = finding.measurement(auc_name(""))
     first = f"{'strongest' if finding.scores_tried else 'main'}: {main.note if main else ''}"
-    for name, title in {"": first, **CONTROLS, **SCORES, **_plugin_scores(finding)}.items():
+    for name, title in {"": first, **CONTROLS, **SCORES, **_list_plugin_scores(finding)}.items():
         auc = finding.measurement(auc_name(name))
         if auc is None:
             continue
         rates = [finding.measurement(name_tpr_metric(name, rate)) for rate in FALSE_POSITIVES]
         partial = finding.measurement(name_partial_auc_metric(name))
         cells = [
-            phrases.value_with_interval(m)
+            phrases.format_measurement_value(m)
             if m
             else f"needs {roc.count_nonmembers_for_threshold(rate):,} non-members"
             for m, rate in zip(rates, FALSE_POSITIVES, strict=True)
         ]
-        cells.append(phrases.value_with_interval(partial))
+        cells.append(phrases.format_measurement_value(partial))
         yield (
             title,
-            phrases.value_with_interval(auc),
+            phrases.format_measurement_value(auc),
             *cells,
             rates[0].note if rates[0] else phrases.NOTHING,
         )
 
 
-def _plugin_scores(finding: Finding) -> dict[str, str]:
+def _list_plugin_scores(finding: Finding) -> dict[str, str]:
     """Return the titles of the row's plug-in scores, by name."""
     before = f"{auc_name('')}_"
     names = (m.name.removeprefix(before) for m in finding.measurements if m.name.startswith(before))
@@ -149,19 +146,19 @@ def _plugin_scores(finding: Finding) -> dict[str, str]:
     }
 
 
-def _auc_by_copies_blocks(result: AuditResult, findings: list[Finding]) -> list[Block]:
+def _build_copies_auc_blocks(result: AuditResult, findings: list[Finding]) -> list[Block]:
     def rows(f: Finding) -> Iterator[tuple[str, ...]]:
-        for count, m in phrases.sort_by_repeats(f.by_repeats):
-            yield count, *phrases.cells_of_measurement(m), m.note
+        for count, m in phrases.sort_repeats(f.by_repeats):
+            yield count, *phrases.format_measurement_cells(m), m.note
 
     groups = tuple(
-        Group(row_title_with_attack(result, f), tuple(rows(f))) for f in findings if f.by_repeats
+        Group(title_attack_row(result, f), tuple(rows(f))) for f in findings if f.by_repeats
     )
     caption = "The strongest score, by copies of members in the data; each against all non-members"
     head = ("Repetitions", "AUC", "95% interval", "n", "Score")
-    return (
-        [Table("membership-repeats", caption, head, groups, frozenset({1, 2, 3}))] if groups else []
-    )
+    if groups:
+        return [Table("membership-repeats", caption, head, groups, frozenset({1, 2, 3}))]
+    return []
 
 
 # --- the curves
@@ -171,22 +168,22 @@ def _auc_by_copies_blocks(result: AuditResult, findings: list[Finding]) -> list[
 def _roc_curve_blocks(result: AuditResult, details: SecretDetails) -> list[Block]:
     curves = [
         (f, name, points)
-        for f in membership_rows_to_report(result)
-        for name, points in _plotted_roc_curves_by_score(details, f)
+        for f in select_membership_rows(result)
+        for name, points in _list_roc_curves(details, f)
     ]
     if not curves:
         return []
     series = tuple(
         Series(
-            phrases.row_title(result, f),
+            phrases.title_row(result, f),
             tuple(PlotPoint(x, y) for x, y in points),
-            _membership_score_title(f, name),
+            _title_membership_score(f, name),
         )
         for f, name, points in curves
     )
     groups = tuple(
         Group(
-            f"{row_title_with_attack(result, f)} · {_membership_score_title(f, name)}",
+            f"{title_attack_row(result, f)} · {_title_membership_score(f, name)}",
             tuple(_roc_step_table_rows(points)),
         )
         for f, name, points in curves
@@ -204,7 +201,7 @@ def _roc_curve_blocks(result: AuditResult, details: SecretDetails) -> list[Block
     ]
 
 
-def _plotted_roc_curves_by_score(
+def _list_roc_curves(
     details: SecretDetails, finding: Finding
 ) -> Iterator[tuple[str, list[tuple[float, float]]]]:
     """Yield the strongest and blind scores' curves; for the undefended model also the stacked."""
@@ -212,7 +209,8 @@ def _plotted_roc_curves_by_score(
     names = ("", "blind", *(("stacked",) if finding.target == UNDEFENDED else ()))
     if row is None:
         return
-    member, no_scores = row.member, np.empty(0)
+    member = row.member
+    no_scores = np.empty(0)
     for name in names:
         scores = row.values.get(name_score_column(name), no_scores)
         # A curve needs a score of every secret, and both members and non-members.
@@ -225,7 +223,7 @@ def _plotted_roc_curves_by_score(
             yield name, roc.compute_roc_curve(scores[member], scores[~member])
 
 
-def _membership_score_title(finding: Finding, name: str) -> str:
+def _title_membership_score(finding: Finding, name: str) -> str:
     main = finding.measurement(auc_name(""))
     return {**CONTROLS, **SCORES}.get(name) or (main.note if main else "")
 

@@ -20,7 +20,7 @@ from auditor.reports.blocks import (
     Paragraph,
     Table,
 )
-from auditor.reports.topics import CHECK, Topic, row_title_with_attack
+from auditor.reports.topics import CHECK, Topic, title_attack_row
 
 _NEVER = (
     "A claim is consistent where an audit could have contradicted it and did not: that does not "
@@ -35,16 +35,18 @@ _TRANSCRIPT = (
 )
 
 
-def _claims_and_spending_blocks(result: AuditResult) -> list[Block]:
+def _build_claim_blocks(result: AuditResult) -> list[Block]:
     """Return a line each neighbouring relation: the promise, this audit's spending, the rest."""
-    audited = (stands for stands in claims.claims_to_report(result) if stands.verdict is not None)
-    verdicts = tuple(map(claims.claim_verdict_sentence, audited))
+    audited = (
+        stands for stands in claims.select_reported_claims(result) if stands.verdict is not None
+    )
+    verdicts = tuple(map(claims.describe_claim_verdict, audited))
     audit_table = claims.claim_audit_table(result)
     evidence: list[Block] = [Bullets(verdicts)] if verdicts else []
     evidence += [] if audit_table is None else [audit_table, Paragraph(_NEVER)]
     promised = [(target.title, target.claim) for target in result.targets if target.claim]
     groups = tuple(
-        Group(f"{title}: {claim.theorem}", _claim_table_rows_by_relation(claim))
+        Group(f"{title}: {claim.theorem}", _build_claim_table_rows(claim))
         for title, claim in promised
     )
     if not groups:
@@ -80,7 +82,7 @@ def _claimed_tokens_table_cells(claim: Claim) -> tuple[str, str, str]:
     )
 
 
-def _claim_table_rows_by_relation(claim: Claim) -> tuple[tuple[str, ...], ...]:
+def _build_claim_table_rows(claim: Claim) -> tuple[tuple[str, ...], ...]:
     tokens = _claimed_tokens_table_cells(claim)
     return tuple(
         (
@@ -102,7 +104,7 @@ def _adversary_access_blocks(result: AuditResult) -> list[Block]:
     explained = tuple(text for setting, text in phrases.SETTINGS.items() if setting in settings)
     if not explained:
         return []
-    findings = phrases.findings_in_report_order(result)
+    findings = phrases.sort_findings(result)
     names = tuple(
         dict.fromkeys((*phrases.ACCESS, *(name for finding in findings for name in finding.access)))
     )
@@ -115,7 +117,8 @@ def _adversary_access_blocks(result: AuditResult) -> list[Block]:
         budget = phrases.attack_budget_phrase(
             f, result.benchmark.members + result.benchmark.nonmembers
         )
-        title, decoding = phrases.row_title(result, f), f.decoding or phrases.NOTHING
+        title = phrases.title_row(result, f)
+        decoding = f.decoding or phrases.NOTHING
         key = (f.target, title, *allowed, decoding, budget, phrases.claim_applies_phrase(f))
         attacks.setdefault(key, []).append(f.attack)
     grouped: dict[str, list[tuple[str, ...]]] = {}
@@ -142,7 +145,7 @@ def _attacked_records_blocks(result: AuditResult) -> list[Block]:
         *((("Records", records),) if (records := coverage.coverage_label(result)) else ()),
         *(
             (("Extracted by copies", copies),)
-            if (copies := _extracted_by_copies_label(result))
+            if (copies := _format_extracted_copies(result))
             else ()
         ),
         ("Members attacked", f"{n.members:,}"),
@@ -158,7 +161,7 @@ def _attacked_records_blocks(result: AuditResult) -> list[Block]:
     return [*blocks, *([Bullets(n.notes)] if n.notes else [])]
 
 
-def _extracted_by_copies_label(result: AuditResult) -> str:
+def _format_extracted_copies(result: AuditResult) -> str:
     """Return the extraction by copies for each attack on the undefended model, or ""."""
     rows = [f for f in result.findings if f.target == UNDEFENDED and len(f.strata) > 1]
     return "; ".join(f"{f.attack} ({f.setting}): {coverage.strata_label(f)}" for f in rows)
@@ -176,12 +179,12 @@ def _near_duplicates_label(n: BenchmarkRecord) -> str:
 
 
 def _greedy_recall_table(n: BenchmarkRecord) -> Table:
-    names = sorted({**n.repeats, **n.greedy_recall}, key=phrases.report_sort_key_of_repeats)
+    names = sorted({**n.repeats, **n.greedy_recall}, key=phrases.key_repeats)
     rows = tuple(
         (
             name,
             f"{n.repeats.get(name, 0):,}",
-            phrases.format_share_with_interval(n.greedy_recall.get(name)),
+            phrases.format_share(n.greedy_recall.get(name)),
         )
         for name in names
     )
@@ -191,13 +194,13 @@ def _greedy_recall_table(n: BenchmarkRecord) -> Table:
 
 
 def _target_card_blocks(result: AuditResult) -> list[Block]:
-    shared = _notes_shared_by_all([target.notes for target in result.targets])
+    shared = _select_shared_notes([target.notes for target in result.targets])
     cards = (
         Card(
             t.title,
             t.description,
             (*_target_cost_facts(t), *_claim_facts(t.claim)),
-            _notes_not_shared(t.notes, shared),
+            _exclude_shared_notes(t.notes, shared),
         )
         for t in result.targets
     )
@@ -205,28 +208,26 @@ def _target_card_blocks(result: AuditResult) -> list[Block]:
     return [*of_all, Cards(tuple(cards))] if result.targets else []
 
 
-def _notes_shared_by_all(notes_by_run: Sequence[Sequence[str]]) -> tuple[str, ...]:
+def _select_shared_notes(notes_by_run: Sequence[Sequence[str]]) -> tuple[str, ...]:
     """Return the notes common to all of several lists, in the order of the first."""
     # A single list has nothing to share.
     first, *rest = notes_by_run or [()]
     return tuple(note for note in first if rest and all(note in other for other in rest))
 
 
-def _notes_not_shared(notes: Sequence[str], shared: Sequence[str]) -> tuple[str, ...]:
+def _exclude_shared_notes(notes: Sequence[str], shared: Sequence[str]) -> tuple[str, ...]:
     return tuple(note for note in notes if note not in shared)
 
 
 def _target_cost_facts(target: TargetRecord) -> Facts:
-    per_token, memory, training = (
-        target.milliseconds_per_token,
-        target.peak_memory_mb,
-        target.training_seconds,
-    )
+    per_token = target.milliseconds_per_token
+    memory = target.peak_memory_mb
+    training = target.training_seconds
     nominal = target.nominal_epsilon  # promises nothing, as its title says
     return (
-        ("Held-out perplexity", phrases.value_with_interval(target.perplexity)),
+        ("Held-out perplexity", phrases.format_measurement_value(target.perplexity)),
         *(
-            (phrases.metric_label(m.name), phrases.value_with_interval(m))
+            (phrases.metric_label(m.name), phrases.format_measurement_value(m))
             for m in target.other_perplexities
         ),
         (
@@ -261,17 +262,17 @@ def _claim_facts(claim: Claim | None) -> Facts:
     )
 
 
-def _how_rows_ran_blocks(result: AuditResult) -> list[Block]:
+def _build_row_method_blocks(result: AuditResult) -> list[Block]:
     """Return each option and note of the configurations, once, with the rows that it is about."""
-    rows = phrases.findings_in_report_order(result)
+    rows = phrases.sort_findings(result)
     noted: dict[str, list[str]] = {}
     for f in rows:
-        title = row_title_with_attack(result, f)
-        for note in (_options_phrase(f), *_row_notes(f)):
+        title = title_attack_row(result, f)
+        for note in (_options_phrase(f), *_list_row_notes(f)):
             noted.setdefault(note, []).append(title)
     costs = tuple(
         (
-            phrases.row_title(result, f),
+            phrases.title_row(result, f),
             f.attack,
             f"{f.drawn:,}",
             phrases.format_duration(f.seconds),
@@ -294,12 +295,10 @@ def _options_phrase(f: Finding) -> str:
     return f"{f.attack}: {options}" if options else ""
 
 
-def _row_notes(f: Finding) -> tuple[str, ...]:
-    return (
-        (f"not applicable: {f.not_applicable}",)
-        if f.not_applicable
-        else phrases.violation_and_note_sentences(f)
-    )
+def _list_row_notes(f: Finding) -> tuple[str, ...]:
+    if f.not_applicable:
+        return (f"not applicable: {f.not_applicable}",)
+    return phrases.list_claim_remarks(f)
 
 
 def _reproduction_blocks(result: AuditResult) -> list[Block]:
@@ -310,15 +309,13 @@ def _reproduction_blocks(result: AuditResult) -> list[Block]:
     return [
         Code("Command", result.command),
         Paragraph(seeds),
-        *(_how_rows_ran_blocks(result) if result.findings else []),
+        *(_build_row_method_blocks(result) if result.findings else []),
         FactList("Environment", (("audit", result.tool_version), *result.environment.items())),
     ]
 
 
 TOPICS = (
-    Topic(
-        "claims", "Claims and spending", lambda m: _claims_and_spending_blocks(m.result), CHECK, 9
-    ),
+    Topic("claims", "Claims and spending", lambda m: _build_claim_blocks(m.result), CHECK, 9),
     Topic(
         "adversary",
         "What the adversary was allowed",

@@ -2,36 +2,36 @@
 
 from __future__ import annotations
 
-from auditor.core.counts import counted
+from auditor.core.counts import format_count
 from auditor.core.result import AuditResult
 from auditor.gate.compare import Comparison
 from auditor.reports import changes, phrases, signals
 from auditor.reports.blocks import Block, Bullets, Forest, Paragraph
-from auditor.reports.topics import BEFORE, DECIDE, Topic, forest_span
-from auditor.reports.verdict import fewest_attacked_member_count
+from auditor.reports.topics import BEFORE, DECIDE, Topic, build_forest_span
+from auditor.reports.verdict import count_fewest_attacked_members
 
 
 def _changes_since_blocks(since: Comparison) -> list[Block]:
     """Return every row's paired change and interval on one scale; the last run is this run."""
-    deltas = [line.cells[-1].delta for line in changes.table_rows_leaking_more_first(since)]
-    spans = [forest_span(delta) if delta else None for delta in deltas]
+    deltas = [line.cells[-1].delta for line in changes.sort_rows_leaking_more_first(since)]
+    spans = [build_forest_span(delta) if delta else None for delta in deltas]
     note = Paragraph(
         "Left of the line in the middle less leaks than before, right of it more; a bar that "
         "crosses it shows neither."
     )
     return [
-        Paragraph(changes.headline(since)),
-        Forest.of_differences(changes.paired_change_table(since), spans),
+        Paragraph(changes.write_headline(since)),
+        Forest.of_differences(changes.build_paired_change_table(since), spans),
         note,
     ]
 
 
 def _limitations_blocks(result: AuditResult) -> list[Block]:
-    n = fewest_attacked_member_count(result)
+    n = count_fewest_attacked_members(result)
     limits = []
     if n:
-        most = phrases.format_percent(phrases.recall_bound_at_zero_hits(n))
-        members = counted(n, "member was", "members were")
+        most = phrases.format_percent(phrases.bound_recall_without_hits(n))
+        members = format_count(n, "member was", "members were")
         limits.append(
             f"Zero hits is not zero leakage: if {members} attacked, the fewest of any target, "
             f"none extracted leaves up to {most}% possible (95% interval)."

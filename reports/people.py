@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from auditor.conclusions.secret_details import SecretDetails, extracted_and_asked_counts_by_person
+from auditor.conclusions.secret_details import SecretDetails, count_person_extractions
 from auditor.core.nouns import UNDEFENDED
 from auditor.core.result import AuditResult, Finding
 from auditor.reports import phrases
 from auditor.reports.blocks import Block, Forest, Group, Paragraph, Table
-from auditor.reports.topics import MEND, Topic, forest_span, row_title_with_attack
-from auditor.reports.verdict import strongest_attack_row
+from auditor.reports.topics import MEND, Topic, build_forest_span, title_attack_row
+from auditor.reports.verdict import find_strongest_attack_row
 from auditor.statistics import people
 from auditor.statistics.intervals import share_with_interval
 
@@ -25,8 +25,8 @@ _BANDS = (
 )
 
 
-def _extraction_by_person_blocks(result: AuditResult, details: SecretDetails) -> list[Block]:
-    best = [strongest_attack_row(result, target.name) for target in result.targets]
+def _build_person_extraction_blocks(result: AuditResult, details: SecretDetails) -> list[Block]:
+    best = [find_strongest_attack_row(result, target.name) for target in result.targets]
     rows = [f for f in best if f is not None and f.measurement("user_recall") is not None]
     if not rows:
         return _person_inference_blocks(result)
@@ -39,8 +39,8 @@ def _extraction_by_person_blocks(result: AuditResult, details: SecretDetails) ->
     names = ("user_recall", "user_recall_nonmembers", "users_extracted")
     rows_by_person = tuple(
         (
-            row_title_with_attack(result, f),
-            *(phrases.format_share_with_interval(f.measurement(name)) for name in names),
+            title_attack_row(result, f),
+            *(phrases.format_share(f.measurement(name)) for name in names),
         )
         for f in rows
     )
@@ -54,16 +54,15 @@ def _extraction_by_person_blocks(result: AuditResult, details: SecretDetails) ->
     return [
         intro,
         table,
-        *_spread_over_people_blocks(result, details, rows),
+        *_build_people_spread_blocks(result, details, rows),
         *_person_inference_blocks(result),
     ]
 
 
 def _person_inference_blocks(result: AuditResult) -> list[Block]:
     results = [
-        f"{row_title_with_attack(result, f)}: AUC {m.value:.3f} [{m.low:.3f}–{m.high:.3f}], "
-        f"{m.note}."
-        for f in phrases.findings_in_report_order(result)
+        f"{title_attack_row(result, f)}: AUC {m.value:.3f} [{m.low:.3f}–{m.high:.3f}], {m.note}."
+        for f in phrases.sort_findings(result)
         if (m := f.measurement(people.INFERENCE)) is not None
     ]
     intro = (
@@ -73,27 +72,29 @@ def _person_inference_blocks(result: AuditResult) -> list[Block]:
     return [Paragraph(" ".join((intro, *results)))] if results else []
 
 
-def _spread_over_people_blocks(
+def _build_people_spread_blocks(
     result: AuditResult, details: SecretDetails, rows: Sequence[Finding]
 ) -> list[Block]:
     """Return people by the extracted share of their records, and those affected worst."""
     by_row = [
-        (f, extracted_and_asked_counts_by_person(details, details.rows[f.cell_key]))
+        (f, count_person_extractions(details, details.rows[f.cell_key]))
         for f in rows
         if f.cell_key in details.rows
     ]
-    groups, spans, worst = [], [], []
+    groups = []
+    spans = []
+    worst = []
     for finding, counts in by_row:
         # (people,): the extracted share of each person's attacked records.
         shares = np.array([out / attacked for out, attacked in counts.values()])
         # From the left: a share at the end of a band belongs to it, and only 0 to "no record".
         band = np.searchsorted([most for most, _ in _BANDS], shares)
         parts = [share_with_interval(name, band == i) for i, (_, name) in enumerate(_BANDS)]
-        cells = tuple((m.name.capitalize(), phrases.format_share_with_interval(m)) for m in parts)
-        groups.append(Group(row_title_with_attack(result, finding), cells))
-        spans += [forest_span(m) for m in parts]
+        cells = tuple((m.name.capitalize(), phrases.format_share(m)) for m in parts)
+        groups.append(Group(title_attack_row(result, finding), cells))
+        spans += [build_forest_span(m) for m in parts]
         if finding.target == UNDEFENDED:
-            # `extracted_and_asked_counts_by_person` lists the worst affected first.
+            # `count_person_extractions` lists the worst affected first.
             worst = [
                 (person, f"{out:,} of {attacked:,}")
                 for person, (out, attacked) in counts.items()
@@ -120,7 +121,7 @@ TOPICS = (
     Topic(
         "people",
         "By person",
-        lambda m: _extraction_by_person_blocks(m.result, m.details),
+        lambda m: _build_person_extraction_blocks(m.result, m.details),
         MEND,
         6,
         turn=17,

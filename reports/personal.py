@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from auditor.core.result import AuditResult, Finding, Measurement
 from auditor.reports import phrases
 from auditor.reports.blocks import Block, Forest, ForestSpan, Group, Paragraph, Table
-from auditor.reports.topics import forest_span, row_title_with_attack
+from auditor.reports.topics import build_forest_span, title_attack_row
 
 TITLES = {
     "email": "E-mail addresses",
@@ -22,46 +22,41 @@ TITLES = {
 _MARKED_ALONE = ("name", "address")  # no pattern finds these: known only if the data mark them
 
 
-def personal_kind_title(kind: str) -> str:
+def title_personal_kind(kind: str) -> str:
     return TITLES.get(kind, kind.replace("-", " ").capitalize())
 
 
-def personal_kind_in_sentence(kind: str) -> str:
+def format_personal_kind(kind: str) -> str:
     """Return the title within a sentence: `card numbers`, `IBANs`."""
-    return (
-        personal_kind_title(kind)
-        if kind == "iban"
-        else phrases.lower_first(personal_kind_title(kind))
-    )
+    if kind == "iban":
+        return title_personal_kind(kind)
+    return phrases.lower_first(title_personal_kind(kind))
 
 
-def personal_data_by_kind_blocks(result: AuditResult, findings: Sequence[Finding]) -> list[Block]:
+def build_personal_kind_blocks(result: AuditResult, findings: Sequence[Finding]) -> list[Block]:
     """Return a table of these rows' extraction by kind of personal data; no block without any."""
     rows_with_kinds = [finding for finding in findings if finding.by_kind]
     if not rows_with_kinds:  # there is personal data, but no attack could have extracted it
-        return (
-            [Paragraph(_personal_kind_counts_sentence(result))]
-            if result.benchmark.kinds and result.findings
-            else []
-        )
-    groups, spans = list[Group](), list[ForestSpan | None]()
+        if result.benchmark.kinds and result.findings:
+            return [Paragraph(_personal_kind_counts_sentence(result))]
+        return []
+    groups = list[Group]()
+    spans = list[ForestSpan | None]()
     for f in rows_with_kinds:
         rows = []
-        for kind, m in _personal_kinds_most_extracted_first(f):
+        for kind, m in _sort_personal_kinds(f):
             floor = f.by_kind_nonmembers.get(kind)
             rows.append(
                 (
-                    personal_kind_title(kind),
+                    title_personal_kind(kind),
                     personal_data_share_phrase(m),
                     personal_data_share_phrase(floor) if floor else phrases.NOTHING,
                 )
             )
-            spans.append(forest_span(m, floor.value if floor else None))
-        groups.append(Group(row_title_with_attack(result, f), tuple(rows)))
-    caption, head = (
-        "Personal data extracted, letter for letter, with 95% intervals",
-        ("Extracted", "Non-members"),
-    )
+            spans.append(build_forest_span(m, floor.value if floor else None))
+        groups.append(Group(title_attack_row(result, f), tuple(rows)))
+    caption = "Personal data extracted, letter for letter, with 95% intervals"
+    head = ("Extracted", "Non-members")
     table = Table(
         "kinds-table", caption, ("Personal data", *head), tuple(groups), frozenset({1, 2})
     )
@@ -77,22 +72,20 @@ _NOTE = (
 )
 
 
-def _personal_kinds_most_extracted_first(finding: Finding) -> list[tuple[str, Measurement]]:
+def _sort_personal_kinds(finding: Finding) -> list[tuple[str, Measurement]]:
     return sorted(finding.by_kind.items(), key=lambda item: -item[1].value)
 
 
 def personal_data_share_phrase(m: Measurement) -> str:
     """Return `12/80 (15% [8.1–25])`; for several texts in a secret `15% [8.1–25] of 80`."""
-    return (
-        phrases.format_share_with_interval(m)
-        if m.unit == "share"
-        else f"{phrases.value_with_interval(m)} of {m.n:,}"
-    )
+    if m.unit == "share":
+        return phrases.format_share(m)
+    return f"{phrases.format_measurement_value(m)} of {m.n:,}"
 
 
 def _personal_kind_counts_sentence(result: AuditResult) -> str:
     """Count the values by kind, then those left out, by the reason."""
-    kinds = [(personal_kind_in_sentence(k), count) for k, count in result.benchmark.kinds.items()]
+    kinds = [(format_personal_kind(k), count) for k, count in result.benchmark.kinds.items()]
     counted = ", ".join(f"{title} {count.members:,}" for title, count in kinds)
     reasons: dict[str, list[str]] = {}
     for title, count in kinds:
@@ -119,29 +112,26 @@ def _personal_kind_counts_sentence(result: AuditResult) -> str:
 def unmarked_personal_kinds_sentence(result: AuditResult) -> str:
     """Name the kinds that no pattern recognises and the data did not mark; "" if all are marked."""
     titles = [
-        personal_kind_in_sentence(kind)
-        for kind in _MARKED_ALONE
-        if kind not in result.benchmark.kinds
+        format_personal_kind(kind) for kind in _MARKED_ALONE if kind not in result.benchmark.kinds
     ]
     # `capitalize` lowers all other letters: none of these kinds is an abbreviation.
-    return (
-        f"{' and '.join(titles)} count as personal data only if the data mark them.".capitalize()
-        if titles
-        else ""
-    )
+    if titles:
+        kinds = " and ".join(titles).capitalize()
+        return f"{kinds} count as personal data only if the data mark them."
+    return ""
 
 
-def personal_data_by_kind_phrase(finding: Finding) -> str:
+def format_personal_kinds(finding: Finding) -> str:
     """Return `card numbers 15/80 (19% [11–29]), names 22/94 (23% [15–33])`."""
     return ", ".join(
-        f"{personal_kind_in_sentence(kind)} {personal_data_share_phrase(m)}"
-        for kind, m in _personal_kinds_most_extracted_first(finding)
+        f"{format_personal_kind(kind)} {personal_data_share_phrase(m)}"
+        for kind, m in _sort_personal_kinds(finding)
     )
 
 
 def personal_data_counts_phrase(finding: Finding) -> str:
     """Return `card numbers 15/80, names 22/94`; for several texts in a secret `15% of 80`."""
     return ", ".join(
-        f"{personal_kind_in_sentence(kind)} {phrases.hit_count_text(m)}"
-        for kind, m in _personal_kinds_most_extracted_first(finding)
+        f"{format_personal_kind(kind)} {phrases.format_hit_count(m)}"
+        for kind, m in _sort_personal_kinds(finding)
     )

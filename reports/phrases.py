@@ -14,7 +14,7 @@ from typing import Any, Literal
 from auditor.core.jsonable import from_json, to_json
 from auditor.core.nouns import UNDEFENDED, Claim
 from auditor.core.result import AuditResult, Chain, ChainStep, Finding, Measurement, TargetRecord
-from auditor.reports.escaping import to_printable_line
+from auditor.reports.escaping import make_printable_line
 from auditor.statistics import compare, metrics
 from auditor.statistics.metrics import make_label
 
@@ -35,24 +35,24 @@ _RELATIONS = {"add_remove": "add/remove", "zero_out": "zero-out", "replace": "re
 # -----------------------------------------------------------------------------------------------
 
 
-def result_with_printable_strings(result: AuditResult) -> AuditResult:
+def make_result_printable(result: AuditResult) -> AuditResult:
     """Return the result with every string cleaned, so that no renderer can forget one."""
     # Use JSON, which reaches each string in any record.
-    cleaned_result: AuditResult = from_json(AuditResult, _with_printable_strings(to_json(result)))
+    cleaned_result: AuditResult = from_json(AuditResult, _make_strings_printable(to_json(result)))
     return cleaned_result
 
 
-def _with_printable_strings(value: Any) -> Any:
+def _make_strings_printable(value: Any) -> Any:
     if isinstance(value, str):
-        return to_printable_line(value)
+        return make_printable_line(value)
     if isinstance(value, Mapping):
         # Keys equal after cleaning merge, and the last value stays.
         return {
-            to_printable_line(str(key)): _with_printable_strings(item)
+            make_printable_line(str(key)): _make_strings_printable(item)
             for key, item in value.items()
         }
     if isinstance(value, list):
-        return [_with_printable_strings(item) for item in value]
+        return [_make_strings_printable(item) for item in value]
     return value
 
 
@@ -76,10 +76,10 @@ def format_percent(value: float, like: float | None = None) -> str:
     size = abs(value if like is None else like)
     # One decimal near 1 too: 99.6% must not round to 100%.
     decimals = 2 if 0 < size < 0.001 else 1 if size < 0.1 or size >= 0.99 else 0
-    return _with_typographic_minus(f"{100 * value:.{decimals}f}")
+    return _typeset_minus(f"{100 * value:.{decimals}f}")
 
 
-def _with_typographic_minus(number: str) -> str:
+def _typeset_minus(number: str) -> str:
     """Return a number with a typographic minus, and without a minus if it rounds to zero."""
     return number.lstrip("-") if not number.strip("-0.%") else number.replace("-", "−")
 
@@ -104,37 +104,31 @@ def format_value(m: Measurement | None) -> str:
         return f"{m.value:,.0f}"
     if m.unit == "probability" and 0 < m.value < _TINY:
         return f"<{format_percent(_TINY)}%"  # not 0.00%: the value is not zero
-    return (
-        f"{format_percent(m.value)}%" if m.unit in metrics.SHARES else format_number(m.value, "#")
-    )
+    if m.unit in metrics.SHARES:
+        return f"{format_percent(m.value)}%"
+    return format_number(m.value, "#")
 
 
-def value_with_interval(m: Measurement | None) -> str:
+def format_measurement_value(m: Measurement | None) -> str:
     """Return `52% [46–57]` or `11.2 [10.9–11.5]`."""
-    return (
-        format_value(m)
-        if m is None or format_interval(m) == NOTHING
-        else f"{format_value(m)} {format_interval(m)}"
-    )
+    if m is None or format_interval(m) == NOTHING:
+        return format_value(m)
+    return f"{format_value(m)} {format_interval(m)}"
 
 
-def format_share_with_interval(m: Measurement | None) -> str:
+def format_share(m: Measurement | None) -> str:
     """Return `166/320 (52% [46–57])`: a share with its count."""
     if m is None or math.isnan(m.value) or m.n == 0:
         return NOTHING
-    return f"{hit_count_of_share(m):,}/{m.n:,} ({value_with_interval(m)})"
+    return f"{count_hits(m):,}/{m.n:,} ({format_measurement_value(m)})"
 
 
-def hit_count_text(m: Measurement) -> str:
+def format_hit_count(m: Measurement) -> str:
     """Return `15/80`; without a count `15% of 80`."""
-    return (
-        f"{hit_count_of_share(m):,}/{m.n:,}"
-        if m.unit == "share"
-        else f"{format_value(m)} of {m.n:,}"
-    )
+    return f"{count_hits(m):,}/{m.n:,}" if m.unit == "share" else f"{format_value(m)} of {m.n:,}"
 
 
-def hit_count_of_share(m: Measurement) -> int:
+def count_hits(m: Measurement) -> int:
     # Records hold the share: times n it equals the count up to rounding.
     return 0 if math.isnan(m.value) else round(m.value * m.n)
 
@@ -143,11 +137,11 @@ def format_share_without_interval(m: Measurement) -> str:
     """Return `166/320 = 52%`, for tables with columns for the interval and n."""
     if m.unit != "share" or metrics.find_metric(m.name).signed or math.isnan(m.value):
         return format_value(m)
-    counted = abs(m.value * m.n - hit_count_of_share(m)) <= 1e-6 * m.n  # else a mean of shares
-    return f"{hit_count_of_share(m):,}/{m.n:,} = {format_value(m)}" if counted else format_value(m)
+    counted = abs(m.value * m.n - count_hits(m)) <= 1e-6 * m.n  # else a mean of shares
+    return f"{count_hits(m):,}/{m.n:,} = {format_value(m)}" if counted else format_value(m)
 
 
-def cells_of_measurement(m: Measurement) -> tuple[str, str, str]:
+def format_measurement_cells(m: Measurement) -> tuple[str, str, str]:
     """Return a measurement in three columns: `166/320 = 52%`, `[46–57]`, `320`."""
     return format_share_without_interval(m), format_interval(m), f"{m.n:,}"
 
@@ -159,14 +153,14 @@ def format_number(value: float, zeros: Literal["", "#"] = "") -> str:
     if math.isinf(value):
         return "∞" if value > 0 else "−∞"
     if abs(value) >= 100:
-        return _with_typographic_minus(f"{value:,.0f}")
+        return _typeset_minus(f"{value:,.0f}")
     # `1e-05` becomes `1e-5`: its hyphen stays, all others become a minus.
-    return _with_typographic_minus(re.sub(r"e-0*", "e−", f"{value:{zeros}.3g}")).replace("e−", "e-")
+    return _typeset_minus(re.sub(r"e-0*", "e−", f"{value:{zeros}.3g}")).replace("e−", "e-")
 
 
 def format_relative_change(ratio: float) -> str:
     """Return a relative change in whole percent: `+90%`, `−3%`."""
-    return _with_typographic_minus(f"{100 * ratio:+,.0f}%")
+    return _typeset_minus(f"{100 * ratio:+,.0f}%")
 
 
 def format_duration(seconds: float) -> str:
@@ -177,18 +171,16 @@ def format_duration(seconds: float) -> str:
     if seconds < 59.5:
         return f"{seconds:.1f} s" if seconds < 9.95 else f"{seconds:.0f} s"
     minutes, rest = divmod(round(seconds), 60)
-    return (
-        f"{minutes} min {rest:02d} s"
-        if minutes < 60
-        else f"{minutes // 60} h {minutes % 60:02d} min"
-    )
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    return f"{minutes // 60} h {minutes % 60:02d} min"
 
 
 def format_memory(megabytes: float) -> str:
     return f"{megabytes:.0f} MB" if megabytes < 1000 else f"{megabytes / 1000:.1f} GB"
 
 
-def recall_bound_at_zero_hits(n: int) -> float:
+def bound_recall_without_hits(n: int) -> float:
     """Return the upper limit of the two-sided 95% Clopper-Pearson interval of 0 hits among n."""
     # (1 - p)^n = 0.025, solved for p.
     return 1 - 0.025 ** (1 / n) if n else 1.0
@@ -203,22 +195,22 @@ def metric_label(name: str) -> str:
 # -----------------------------------------------------------------------------------------------
 
 
-def find_target_to_report(result: AuditResult, name: str) -> TargetRecord | None:
+def find_reported_target(result: AuditResult, name: str) -> TargetRecord | None:
     return next((target for target in result.targets if target.name == name), None)
 
 
-def target_title(result: AuditResult, name: str) -> str:
-    record = find_target_to_report(result, name)
+def title_target(result: AuditResult, name: str) -> str:
+    record = find_reported_target(result, name)
     return record.title if record else name
 
 
-def row_title(result: AuditResult, finding: Finding) -> str:
+def title_row(result: AuditResult, finding: Finding) -> str:
     """Return `PMixED` for text-only access, `PMixED, white-box` for white-box access."""
-    title = target_title(result, finding.target)
+    title = title_target(result, finding.target)
     return f"{title}, white-box" if finding.setting == "white-box" else title
 
 
-def findings_in_report_order(result: AuditResult) -> tuple[Finding, ...]:
+def sort_findings(result: AuditResult) -> tuple[Finding, ...]:
     """Return the findings in report order: undefended first, then in the order of the result."""
     return tuple(sorted(result.findings, key=lambda finding: finding.target != UNDEFENDED))
 
@@ -228,15 +220,15 @@ def decoding_label(finding: Finding) -> str:
     return f"{finding.decoding}, {OUTSIDE}" if finding.claim_applies is False else finding.decoding
 
 
-def main_baseline_excess_table_cells(finding: Finding) -> tuple[str, str, str]:
+def format_baseline_excess_cells(finding: Finding) -> tuple[str, str, str]:
     """Return the row's main number, that of the non-members, and the excess, or `–`."""
     main = finding.main
     if main is None:
         return NOTHING, NOTHING, NOTHING
     floor = finding.measurement(metrics.name_nonmember_metric(main.name))
-    excess = value_with_interval(finding.measurement(metrics.name_excess_metric(main.name)))
+    excess = format_measurement_value(finding.measurement(metrics.name_excess_metric(main.name)))
     if main.unit == "share":
-        return format_share_with_interval(main), format_share_with_interval(floor), excess
+        return format_share(main), format_share(floor), excess
     short = metrics.find_metric(main.name).short or make_label(main.name).lower()
     return (
         f"{short} {value_or_bracket_phrase(finding, main)}",
@@ -248,14 +240,12 @@ def main_baseline_excess_table_cells(finding: Finding) -> tuple[str, str, str]:
 def value_or_bracket_phrase(finding: Finding, m: Measurement | None) -> str:
     """Return `52% [46–57]`; with only a bracket known both limits, `52% [46–57] to 55% [48–60]`."""
     upper = finding.measurement(metrics.name_upper_bound_metric(m.name)) if m else None
-    return (
-        value_with_interval(m)
-        if upper is None
-        else f"{value_with_interval(m)} to {value_with_interval(upper)}"
-    )
+    if upper is None:
+        return format_measurement_value(m)
+    return f"{format_measurement_value(m)} to {format_measurement_value(upper)}"
 
 
-def any_of_n_recall_to_report(
+def select_any_sample_recall(
     finding: Finding, suffix: Literal["", "_nonmembers"] = ""
 ) -> dict[int, Measurement]:
     """Return the expected recall of any of n samples by rising n; empty if the row has none."""
@@ -285,23 +275,24 @@ def attack_budget_phrase(finding: Finding, secrets: int) -> str:
     if finding.not_applicable or not (finding.drawn or finding.rows) or not secrets:
         return NOTHING
     samples = finding.options.get("samples") if finding.drawn else None
-    tokens = (
-        f"{format_number(finding.drawn / secrets)} tokens" if finding.drawn else "no tokens drawn"
-    )
+    if finding.drawn:
+        tokens = f"{format_number(finding.drawn / secrets)} tokens"
+    else:
+        tokens = "no tokens drawn"
     return f"{samples} samples, {tokens}" if samples else tokens
 
 
-def sort_by_repeats(measured: Mapping[str, Measurement]) -> list[tuple[str, Measurement]]:
+def sort_repeats(measured: Mapping[str, Measurement]) -> list[tuple[str, Measurement]]:
     """Return repeat counts in rising order; non-numeric names follow in their order."""
-    return sorted(measured.items(), key=lambda item: report_sort_key_of_repeats(item[0]))
+    return sorted(measured.items(), key=lambda item: key_repeats(item[0]))
 
 
-def exposure_by_insertions_to_report(finding: Finding) -> list[tuple[str, Measurement]]:
+def select_insertion_exposure(finding: Finding) -> list[tuple[str, Measurement]]:
     """Return exposure by insertions, in rising order; empty if the row has none."""
-    return [item for item in sort_by_repeats(finding.by_repeats) if item[1].unit == "bits"]
+    return [item for item in sort_repeats(finding.by_repeats) if item[1].unit == "bits"]
 
 
-def chain_steps_of_target(chain: Chain, target: str, beyond: bool = False) -> tuple[ChainStep, ...]:
+def list_chain_steps(chain: Chain, target: str, beyond: bool = False) -> tuple[ChainStep, ...]:
     """Return the steps of a target's chain up to its own row; beyond: the steps after it."""
     steps = chain.steps
     # A chain without the target belongs to it entirely.
@@ -309,7 +300,7 @@ def chain_steps_of_target(chain: Chain, target: str, beyond: bool = False) -> tu
     return steps[n_steps:] if beyond else steps[:n_steps]
 
 
-def chain_steps_worth_reporting(steps: Iterable[ChainStep]) -> list[ChainStep]:
+def select_chain_steps(steps: Iterable[ChainStep]) -> list[ChainStep]:
     """Return the steps that lead to another target: a step within a target changes nothing."""
     return [step for step in steps if step.before != step.after]
 
@@ -319,14 +310,14 @@ def chain_step_effect_phrase(step: ChainStep) -> str:
     if step.difference is None:
         return f"{chain_step_causes_phrase(step)}: {step.note}"
     remark = "" if is_chain_step_significant(step) else ", not significant"
-    return f"{chain_step_causes_phrase(step)} {difference_with_interval(step.difference)}{remark}"
+    return f"{chain_step_causes_phrase(step)} {format_difference(step.difference)}{remark}"
 
 
 def brief_chain_step_effect_phrase(step: ChainStep) -> str:
     """Return `splitting −12 points [−16 to −8]` or `mixing: not significant [−3.0 to 0.7]`."""
     assert step.difference is not None
     if is_chain_step_significant(step):
-        return f"{chain_step_causes_phrase(step)} {difference_with_interval(step.difference)}"
+        return f"{chain_step_causes_phrase(step)} {format_difference(step.difference)}"
     return f"{chain_step_causes_phrase(step)}: not significant {format_interval(step.difference)}"
 
 
@@ -345,9 +336,9 @@ def is_chain_step_significant(step: ChainStep) -> bool:
 MORE_LIKELY = "how much more likely members' true tokens are than non-members'"
 
 
-def difference_with_interval(m: Measurement) -> str:
+def format_difference(m: Measurement) -> str:
     """Return `−12 points [−16 to −8]` or `−3.10 bits [−4.00 to −2.20]`."""
-    return f"{format_difference_in_points(m)} {format_interval(m)}"
+    return f"{format_point_difference(m)} {format_interval(m)}"
 
 
 def above_nonmembers_phrase(m: Measurement) -> str:
@@ -355,33 +346,32 @@ def above_nonmembers_phrase(m: Measurement) -> str:
     return f", {m.note}" if m.note == compare.ABOVE else ""
 
 
-def format_difference_in_points(m: Measurement) -> str:
-    return (
-        f"{format_percent(m.value)} points"
-        if m.unit in metrics.SHARES
-        else f"{format_value(m)} {m.unit}"
-    )
+def format_point_difference(m: Measurement) -> str:
+    if m.unit in metrics.SHARES:
+        return f"{format_percent(m.value)} points"
+    return f"{format_value(m)} {m.unit}"
 
 
-def report_sort_key_of_repeats(repeats: str) -> float:
+def key_repeats(repeats: str) -> float:
     return float(repeats) if repeats.isdecimal() else math.inf
 
 
 def target_perplexity_text(result: AuditResult, target: str) -> str:
-    record = find_target_to_report(result, target)
+    record = find_reported_target(result, target)
     return format_value(record.perplexity if record else None)
 
 
-def target_title_with_costs(result: AuditResult, target: str) -> str:
+def title_target_costs(result: AuditResult, target: str) -> str:
     """Return `PMixED · PPL 90.6 · ε 8 (shard)`: a target's cost and promise, for comparisons."""
-    record = find_target_to_report(result, target)
+    record = find_reported_target(result, target)
     if record is None:
         return target
-    parts, claim = [record.title, f"PPL {format_value(record.perplexity)}"], record.claim
+    parts = [record.title, f"PPL {format_value(record.perplexity)}"]
+    claim = record.claim
     if (
-        claim is not None and claimed_epsilon_to_report(claim) > 0
+        claim is not None and select_claimed_epsilon(claim) > 0
     ):  # 0: nothing was drawn, so it promises nothing
-        parts.append(f"{'' if claim.sound else 'claimed '}ε {promised_epsilon_with_unit(claim)}")
+        parts.append(f"{'' if claim.sound else 'claimed '}ε {format_promised_epsilon(claim)}")
     return " · ".join(parts)
 
 
@@ -393,14 +383,14 @@ def relation_label(name: str) -> str:
     return _RELATIONS.get(name, name.replace("_", " "))
 
 
-def claimed_epsilon_to_report(claim: Claim) -> float:
+def select_claimed_epsilon(claim: Claim) -> float:
     """Return the epsilon of the defense's configured relation; NaN if the claim lacks it."""
     return claim.epsilon.get(claim.relation, math.nan)
 
 
-def promised_epsilon_with_unit(claim: Claim) -> str:
+def format_promised_epsilon(claim: Claim) -> str:
     """Return `8 (shard)`: next to numbers about records, an epsilon needs its unit."""
-    return f"{format_number(claimed_epsilon_to_report(claim))} ({claim.unit})"
+    return f"{format_number(select_claimed_epsilon(claim))} ({claim.unit})"
 
 
 def epsilon_line(claim: Claim) -> str:
@@ -419,7 +409,7 @@ def epsilon_line(claim: Claim) -> str:
     ]
     terms = "; ".join(filter(None, parts))
     return (
-        f"ε {format_number(claimed_epsilon_to_report(claim))} ({terms}) · spent "
+        f"ε {format_number(select_claimed_epsilon(claim))} ({terms}) · spent "
         f"{spent_budget_phrase(claim)}"
     )
 
@@ -451,14 +441,14 @@ def single_record_epsilon_phrase(claim: Claim) -> str:
     return f"for a single {claim.whole} in it{exception}, ε {format_number(replaced)} (replace)"
 
 
-def violation_warnings(finding: Finding) -> tuple[str, ...]:
+def list_violation_warnings(finding: Finding) -> tuple[str, ...]:
     """Return prominent warnings: `VIOLATED: 3 records are in more than one shard`."""
     return tuple(f"VIOLATED: {violation}" for violation in finding.violations)
 
 
-def violation_and_note_sentences(finding: Finding) -> tuple[str, ...]:
+def list_claim_remarks(finding: Finding) -> tuple[str, ...]:
     """Return all notes that a reader needs about a row, violations first."""
-    return (*violation_warnings(finding), *finding.notes)
+    return (*list_violation_warnings(finding), *finding.notes)
 
 
 def spent_budget_phrase(claim: Claim) -> str:
@@ -466,7 +456,8 @@ def spent_budget_phrase(claim: Claim) -> str:
     epsilon = claim.spent_epsilon.get(claim.relation)
     if claim.queries is None:
         return "in training: asking the model costs nothing more"
-    tokens, n_left = f"{claim.spent_queries:,} tokens", claim.queries - claim.spent_queries
+    tokens = f"{claim.spent_queries:,} tokens"
+    n_left = claim.queries - claim.spent_queries
     rest = (
         f", more than the {claim.queries:,} covered"
         if n_left < 0

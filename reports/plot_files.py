@@ -21,8 +21,8 @@ from auditor.reports.plot_style import (
     LIGHT_STYLE,
     MARKERS,
     METADATA,
-    add_grid_and_labels,
-    draw_line_at_100_wrong_guesses,
+    draw_wrong_guess_line,
+    format_axes,
     set_percent_axis,
     styled_figure_context,
 )
@@ -36,9 +36,9 @@ _TRADEOFF = ("#1f5fa8", "#b4472e", "#3c7a4d")  # line colours of a standalone fi
 
 def save_wrong_guesses_curve(path: Path, points: Sequence[tuple[int, float]]) -> None:
     """Save (wrong guesses, recall) as .svg or .png, else raise AuditError; logarithmic from 0."""
-    with _plot_axes_saved_on_exit(path) as (_, axes):
+    with _open_plot_axes(path) as (_, axes):
         axes.step(*zip(*points, strict=True), where="post", color=LIGHT[COLOURS[0]])
-        draw_line_at_100_wrong_guesses(axes, LIGHT[GRID])
+        draw_wrong_guess_line(axes, LIGHT[GRID])
         # A logarithm has no 0: the axis is linear up to `linthresh`.
         axes.set_xscale("symlog", linthresh=1)
         axes.set_xlim(left=0, right=max(1, points[-1][0]))
@@ -61,7 +61,7 @@ def save_perplexity_tradeoff_plot(
     path: Path, lines: Sequence[TradeoffLine], axis: str, undefended: float, title: str
 ) -> None:
     """Save log perplexity over epsilon (nats) or an option, .svg or .png; undefended: dotted."""
-    with _plot_axes_saved_on_exit(path) as (figure, axes):
+    with _open_plot_axes(path) as (figure, axes):
         for i, line in enumerate(line for line in lines if line.points):
             x, y, low, high = zip(*line.points, strict=True)
             colour = "#8b95a3" if line.faint else _TRADEOFF[i % len(_TRADEOFF)]
@@ -87,7 +87,7 @@ def save_perplexity_tradeoff_plot(
         # After the scale, which brings formatters of its own.
         axes.yaxis.set_major_formatter("{x:,g}")
         axes.yaxis.set_minor_formatter("")
-        add_grid_and_labels(axes, "ε (nats)" if axis == "ε" else axis, "Perplexity")
+        format_axes(axes, "ε (nats)" if axis == "ε" else axis, "Perplexity")
         axes.set_title(title)
         # Below the axes, clear of lines; `bbox_inches="tight"` makes the room.
         figure.legend(loc="upper center", bbox_to_anchor=(0.5, 0.0), ncols=2)
@@ -101,14 +101,14 @@ def save_frontier_plot(path: Path, blocks: Sequence[Block], alt: str) -> None:
 
     columns = min(2, len(blocks))
     lines = -(-len(blocks) // columns)
-    with _plot_axes_saved_on_exit(path) as (figure, first):
+    with _open_plot_axes(path) as (figure, first):
         first.remove()  # the default axes of every styled figure
         figure.set_size_inches(5.2 * columns, 3.6 * lines)
         for i, block in enumerate(blocks):
             axes = figure.add_subplot(lines, columns, i + 1)
             plot_frontier.draw_frontier(axes, block, paint)
         figure.tight_layout(h_pad=1.6, w_pad=2.0)
-        handles, labels = plot_frontier.frontier_legend_entries(blocks, paint)
+        handles, labels = plot_frontier.build_legend_entries(blocks, paint)
         figure.legend(
             handles, labels, loc="upper center", bbox_to_anchor=(0.5, 0.0), ncols=1 + columns
         )
@@ -123,7 +123,7 @@ def save_frontier_plot(path: Path, blocks: Sequence[Block], alt: str) -> None:
 
 
 @contextmanager
-def _plot_axes_saved_on_exit(path: Path) -> Iterator[tuple[Figure, Axes]]:
+def _open_plot_axes(path: Path) -> Iterator[tuple[Figure, Axes]]:
     """Yield light axes, saved on exit. Raise AuditError unless the suffix is .svg or .png."""
     if path.suffix.lower() not in METADATA:
         raise AuditError(f"expected --plot to end in {' or '.join(METADATA)}, got {path.name!r}")
@@ -132,7 +132,7 @@ def _plot_axes_saved_on_exit(path: Path) -> Iterator[tuple[Figure, Axes]]:
     with styled_figure_context(LIGHT_STYLE) as (figure, axes):
         yield figure, axes
         ending = path.suffix.lower()
-        with disk.atomic_replacement_file(path) as scratch:  # private to its owner, and atomic
+        with disk.open_atomic_replacement(path) as scratch:  # private to its owner, and atomic
             # `format`, as the scratch file ends in .tmp.
             figure.savefig(
                 scratch,

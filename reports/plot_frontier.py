@@ -12,20 +12,18 @@ from auditor.reports.blocks import Figure as Block
 from auditor.reports.plot_style import (
     GRID,
     INK,
-    add_grid_and_labels,
-    distinct_in_order,
-    error_bar_lengths,
-    plot_style_of_target,
+    choose_target_style,
+    compute_error_bars,
+    format_axes,
+    list_distinct,
 )
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-PROVED, MEASURED, CORNERS = (
-    "filled: an ε is proved",
-    "hollow: it only measures well",
-    "convex frontier",
-)
+PROVED = "filled: an ε is proved"
+MEASURED = "hollow: it only measures well"
+CORNERS = "convex frontier"
 _CORNERS: Any = {
     "color": INK,
     "linestyle": (0, (4, 2)),
@@ -62,10 +60,11 @@ _RATIOS = (
 
 def draw_frontier(axes: Axes, block: Block, paint: Callable[[str], str] = str) -> None:
     """Draw a line a defense with intervals; ringed and joined: the frontier; shaded: as useful."""
-    names = distinct_in_order(s.label for s in block.series if s.kind != CORNERS)
+    names = list_distinct(s.label for s in block.series if s.kind != CORNERS)
     for i, name in enumerate(names):
         group = [s for s in block.series if s.label == name and s.kind != CORNERS]
-        points, style = [p for s in group for p in s.points], plot_style_of_target(i)
+        points = [p for s in group for p in s.points]
+        style = choose_target_style(i)
         colour = paint(style["color"])
         axes.plot(
             [p.x for p in points], [p.y for p in points], color=colour, linewidth=0.9, alpha=0.55
@@ -79,7 +78,7 @@ def draw_frontier(axes: Axes, block: Block, paint: Callable[[str], str] = str) -
             xy = [p.x for p in s.points], [p.y for p in s.points]
             axes.errorbar(
                 *xy,
-                yerr=error_bar_lengths(s.points),
+                yerr=compute_error_bars(s.points),
                 xerr=across,
                 fmt="none",
                 ecolor=colour,
@@ -97,7 +96,7 @@ def draw_frontier(axes: Axes, block: Block, paint: Callable[[str], str] = str) -
     corners = [(p.x, p.y) for s in block.series if s.kind == CORNERS for p in s.points]
     shape = {**_CORNERS, "color": paint(INK)}
     axes.plot(
-        *zip(*_frontier_line_between_corners(corners), strict=True),
+        *zip(*_build_frontier_line(corners), strict=True),
         zorder=0.5,
         **{**shape, "marker": ""},
     )
@@ -110,10 +109,10 @@ def draw_frontier(axes: Axes, block: Block, paint: Callable[[str], str] = str) -
     axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
     if block.plot == "frontier_of_shares":
         axes.yaxis.set_major_formatter(lambda y, _: f"{100 * y:g}%")
-    add_grid_and_labels(axes, *block.axes)
+    format_axes(axes, *block.axes)
 
 
-def _frontier_line_between_corners(
+def _build_frontier_line(
     corners: Sequence[tuple[float, float]],
 ) -> list[tuple[float, float]]:
     """Return points between corners, straight over log x: random choices between two models."""
@@ -125,7 +124,7 @@ def _frontier_line_between_corners(
     return points
 
 
-def _axis_place_of_ratio(ratio: Any) -> Any:
+def _scale_ratio(ratio: Any) -> Any:
     """Return the root of a ratio's logarithm: most models are near 1 and some far from it."""
     import numpy as np
 
@@ -133,7 +132,7 @@ def _axis_place_of_ratio(ratio: Any) -> Any:
     return np.sign(logs) * np.sqrt(np.abs(logs))
 
 
-def _ratio_at_axis_place(place: Any) -> Any:
+def _unscale_ratio(place: Any) -> Any:
     import numpy as np
 
     return np.exp(np.sign(place) * np.square(place))
@@ -148,28 +147,28 @@ def _set_ratio_axis(axes: Axes, block: Block) -> None:
         if math.isfinite(end)
     ]
     # The undefended model, at 1, and the margin are always visible.
-    low, high = (
-        float(_axis_place_of_ratio(min(*ends, 0.99))),
-        float(_axis_place_of_ratio(max(*ends, block.until))),
-    )
-    room, far = 0.03 * (high - low), 0.075 * (high - low)  # outer margin; gap between marks
-    axes.set_xscale("function", functions=(_axis_place_of_ratio, _ratio_at_axis_place))
-    axes.set_xlim(float(_ratio_at_axis_place(low - room)), float(_ratio_at_axis_place(high + room)))
+    low = float(_scale_ratio(min(*ends, 0.99)))
+    high = float(_scale_ratio(max(*ends, block.until)))
+    # outer margin; gap between marks
+    room = 0.03 * (high - low)
+    far = 0.075 * (high - low)
+    axes.set_xscale("function", functions=(_scale_ratio, _unscale_ratio))
+    axes.set_xlim(float(_unscale_ratio(low - room)), float(_unscale_ratio(high + room)))
     marks: list[float] = []
     # Place 1 and the margin first, then marks by their distance to 1.
     for mark in sorted(
         _RATIOS, key=lambda mark: (mark != 1, mark != block.until, abs(math.log(mark)))
     ):
-        place = float(_axis_place_of_ratio(mark))
+        place = float(_scale_ratio(mark))
         if low - room <= place <= high + room and all(
-            abs(place - float(_axis_place_of_ratio(other))) > far for other in marks
+            abs(place - float(_scale_ratio(other))) > far for other in marks
         ):
             marks.append(mark)
     axes.set_xticks(marks, [f"{mark:g}" for mark in marks])
     axes.minorticks_off()
 
 
-def frontier_legend_entries(
+def build_legend_entries(
     blocks: Sequence[Block], paint: Callable[[str], str] = str
 ) -> tuple[list[Any], list[str]]:
     """Return defenses by colour and marker, then the meaning of filled, hollow and ringed."""
@@ -179,14 +178,13 @@ def frontier_legend_entries(
     def key(**style: Any) -> Line2D:
         return Line2D([], [], **{**style, "color": paint(style["color"])})
 
-    names = distinct_in_order(
-        s.label for block in blocks for s in block.series if s.kind != CORNERS
-    )
+    names = list_distinct(s.label for block in blocks for s in block.series if s.kind != CORNERS)
     kinds = {s.label: s.kind for block in blocks for s in block.series if s.points}
-    labels, handles = [name for name in names if name in kinds], list[Any]()
+    labels = [name for name in names if name in kinds]
+    handles = list[Any]()
     for name in labels:
         hollow = {} if kinds[name] == PROVED else {"markerfacecolor": "none"}
-        handles.append(key(**plot_style_of_target(names.index(name)), **hollow, linewidth=0.9))
+        handles.append(key(**choose_target_style(names.index(name)), **hollow, linewidth=0.9))
     ink: Any = {"color": INK, "marker": "o", "linestyle": ""}
     handles += [key(**ink), key(**ink, markerfacecolor="none"), key(**_CORNERS)]
     handles.append(Patch(color=paint(GRID), alpha=0.45, linewidth=0))

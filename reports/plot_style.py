@@ -83,7 +83,7 @@ def styled_figure_context(style: Any) -> Iterator[tuple[Figure, Axes]]:
         yield figure, figure.subplots()
 
 
-def draw_line_at_100_wrong_guesses(axes: Axes, colour: str) -> None:
+def draw_wrong_guess_line(axes: Axes, colour: str) -> None:
     # Beyond the limits `axvline` would widen them.
     if axes.get_xlim()[1] > 100:
         axes.axvline(100, color=colour, linewidth=0.9, linestyle=(0, (2, 2)), zorder=0)
@@ -95,61 +95,57 @@ def set_percent_axis(axes: Axes) -> None:
     axes.set_ylim(-0.02, 1.02)
     axes.set_yticks([0, 0.25, 0.5, 0.75, 1])
     axes.yaxis.set_major_formatter(PercentFormatter(xmax=1, decimals=0))
-    add_grid_and_labels(axes)
+    format_axes(axes)
 
 
-def add_grid_and_labels(axes: Axes, x: str | None = None, y: str | None = None) -> None:
+def format_axes(axes: Axes, x: str | None = None, y: str | None = None) -> None:
     """Add lines behind the plot at each mark of the y axis; x, y: axis labels."""
     axes.grid(axis="y")
     axes.set_axisbelow(True)
     axes.set(**{name: label for name, label in (("xlabel", x), ("ylabel", y)) if label is not None})
 
 
-def error_bar_lengths(points: Sequence[PlotPoint]) -> list[list[float]]:
+def compute_error_bars(points: Sequence[PlotPoint]) -> list[list[float]]:
     """Return the distances from each y down and up to its interval limits: (2, points)."""
     # matplotlib rejects negative lengths. 0 comes first: max(0.0, nan) is 0, and max(nan, 0.0) is
     # nan.
     return [[max(0.0, p.y - p.low) for p in points], [max(0.0, p.high - p.y) for p in points]]
 
 
-def plot_styles_of_findings(findings: Sequence[Finding]) -> list[dict[str, Any]]:
+def choose_finding_styles(findings: Sequence[Finding]) -> list[dict[str, Any]]:
     """Return styles: colour and marker show the target, the line shows the attack."""
-    targets, attacks = (
-        distinct_in_order(f.target for f in findings),
-        distinct_in_order(f.attack for f in findings),
-    )
+    targets = list_distinct(f.target for f in findings)
+    attacks = list_distinct(f.attack for f in findings)
     return [
         {
-            **plot_style_of_target(targets.index(f.target)),
-            "linestyle": line_style(attacks.index(f.attack)),
+            **choose_target_style(targets.index(f.target)),
+            "linestyle": choose_line_style(attacks.index(f.attack)),
         }
         for f in findings
     ]
 
 
-def plot_style_of_target(i: int) -> dict[str, Any]:
+def choose_target_style(i: int) -> dict[str, Any]:
     return {"color": COLOURS[i % SERIES], "marker": MARKERS[i % len(MARKERS)]}
 
 
-def line_style(i: int) -> Any:
+def choose_line_style(i: int) -> Any:
     return LINES[i % len(LINES)]
 
 
-def plot_styles_of_series(series: Sequence[Series]) -> list[dict[str, Any]]:
+def choose_series_styles(series: Sequence[Series]) -> list[dict[str, Any]]:
     """Return styles: colour and marker show the label, line and hollow markers the kind."""
-    labels, kinds = (
-        distinct_in_order(s.label for s in series),
-        distinct_in_order(s.kind for s in series),
-    )
+    labels = list_distinct(s.label for s in series)
+    kinds = list_distinct(s.kind for s in series)
     return [
-        {**plot_style_of_target(labels.index(s.label)), **plot_style_of_kind(kinds.index(s.kind))}
+        {**choose_target_style(labels.index(s.label)), **choose_kind_style(kinds.index(s.kind))}
         for s in series
     ]
 
 
-def plot_style_of_kind(i: int) -> dict[str, Any]:
-    return {"linestyle": line_style(i), **({"markerfacecolor": "none"} if i else {})}
+def choose_kind_style(i: int) -> dict[str, Any]:
+    return {"linestyle": choose_line_style(i), **({"markerfacecolor": "none"} if i else {})}
 
 
-def distinct_in_order(names: Iterable[str]) -> list[str]:
+def list_distinct(names: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(names))

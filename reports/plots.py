@@ -25,14 +25,14 @@ from auditor.reports.plot_style import (
     METADATA,
     POINTS,
     STYLE,
-    add_grid_and_labels,
-    distinct_in_order,
-    draw_line_at_100_wrong_guesses,
-    error_bar_lengths,
-    plot_style_of_kind,
-    plot_style_of_target,
-    plot_styles_of_findings,
-    plot_styles_of_series,
+    choose_finding_styles,
+    choose_kind_style,
+    choose_series_styles,
+    choose_target_style,
+    compute_error_bars,
+    draw_wrong_guess_line,
+    format_axes,
+    list_distinct,
     set_percent_axis,
     styled_figure_context,
 )
@@ -59,9 +59,9 @@ def render_plot_svg(block: Block, titles: Mapping[str, str]) -> str:
     with styled_figure_context(STYLE) as (figure, axes):
         PLOTS[block.plot](axes, block)
         if PLOTS[block.plot] is plot_frontier.draw_frontier:
-            handles, labels = plot_frontier.frontier_legend_entries([block])
+            handles, labels = plot_frontier.build_legend_entries([block])
         else:
-            handles, labels = _legend_entries(block, {**titles, **dict(block.labels)})
+            handles, labels = _build_legend_entries(block, {**titles, **dict(block.labels)})
         # matplotlib hides labels that open with `_`
         legend_labels = [" " + phrases.shorten(label, 60) for label in labels]
         # a legend wider than the axes would shrink them
@@ -84,66 +84,62 @@ def render_plot_svg(block: Block, titles: Mapping[str, str]) -> str:
             bbox_inches="tight",
             pad_inches=0.04,
         )
-    return _inline_svg_element(text.getvalue(), block)
+    return _format_inline_svg(text.getvalue(), block)
 
 
-def _draw_recall_by_wrong_guesses(axes: Axes, block: Block) -> None:
+def _draw_wrong_guess_recall(axes: Axes, block: Block) -> None:
     """Draw a line a finding: recall by wrong guesses allowed, most confident guesses first."""
     findings = block.findings
     budget = max(12, min(200, POINTS // len(findings)))
-    for finding, style in zip(findings, plot_styles_of_findings(findings), strict=True):
+    for finding, style in zip(findings, choose_finding_styles(findings), strict=True):
         points = _thin_plot_curve(finding.curve, budget)
         mark_step = max(1, len(points) // (6 if len(findings) <= 12 else 2))
         axes.plot(*zip(*points, strict=True), markevery=mark_step, **style)
-    draw_line_at_100_wrong_guesses(axes, GRID)
+    draw_wrong_guess_line(axes, GRID)
     axes.set_xlim(left=0)
     axes.set(xlabel="Wrong guesses allowed", ylabel="Recall")
     set_percent_axis(axes)
 
 
-def _draw_recall_by_copies(axes: Axes, block: Block) -> None:
+def _draw_copies_recall(axes: Axes, block: Block) -> None:
     """Draw a line a finding with intervals, shifted so that error bars do not overlap."""
-    _plot_numbers_by_copies(axes, block.findings)
+    _plot_copies_numbers(axes, block.findings)
     shares = all(m.unit == "share" for f in block.findings for m in f.by_repeats.values())
     axes.set(xlabel="Repetitions in the training data", ylabel="Recall" if shares else "Mean")
     set_percent_axis(axes)
 
 
-def _draw_exposure_by_insertions(axes: Axes, block: Block) -> None:
+def _draw_insertion_exposure(axes: Axes, block: Block) -> None:
     """Draw one line a target over the number of insertions, from zero bits to the maximum."""
     findings = block.findings
-    _plot_numbers_by_copies(axes, findings)
+    _plot_copies_numbers(axes, findings)
     # Without insertions the rank is uniform: exposure is -log2 U, of mean 1 / ln 2 = 1.44 bits.
     axes.axhline(1 / math.log(2), color=INK, linewidth=0.9, linestyle=FLOOR["linestyle"], zorder=0)
     axes.set_ylim(-0.4, max(m.high for f in findings for m in f.by_repeats.values()) + 0.4)
-    add_grid_and_labels(axes, "Insertions into the training data", "Exposure, bits")
+    format_axes(axes, "Insertions into the training data", "Exposure, bits")
 
 
-def _plot_numbers_by_copies(axes: Axes, findings: Sequence[Finding]) -> None:
+def _plot_copies_numbers(axes: Axes, findings: Sequence[Finding]) -> None:
     # Evenly spaced by rank, as counts may be 1 and 1,000, and some are names.
-    names = sorted(
-        {name for f in findings for name in f.by_repeats}, key=phrases.report_sort_key_of_repeats
-    )
+    names = sorted({name for f in findings for name in f.by_repeats}, key=phrases.key_repeats)
     spacing = min(0.1, 0.7 / len(findings))
     for i, (finding, style) in enumerate(
-        zip(findings, plot_styles_of_findings(findings), strict=True)
+        zip(findings, choose_finding_styles(findings), strict=True)
     ):
         shift = spacing * (i - (len(findings) - 1) / 2)
-        measured = phrases.sort_by_repeats(finding.by_repeats)
+        measured = phrases.sort_repeats(finding.by_repeats)
         points = [
             PlotPoint(names.index(name) + shift, m.value, m.low, m.high) for name, m in measured
         ]
-        _draw_with_error_bars(axes, points, style)
+        _draw_error_bars(axes, points, style)
     axes.set_xticks(range(len(names)), [phrases.shorten(name, 10) for name in names])
 
 
-def _draw_recall_by_number_of_samples(axes: Axes, block: Block) -> None:
+def _draw_sample_recall(axes: Axes, block: Block) -> None:
     """Draw two lines a finding, members and non-members, over a logarithmic number of samples."""
-    for finding, style in zip(block.findings, plot_styles_of_findings(block.findings), strict=True):
-        members, nonmembers = (
-            phrases.any_of_n_recall_to_report(finding),
-            phrases.any_of_n_recall_to_report(finding, "_nonmembers"),
-        )
+    for finding, style in zip(block.findings, choose_finding_styles(block.findings), strict=True):
+        members = phrases.select_any_sample_recall(finding)
+        nonmembers = phrases.select_any_sample_recall(finding, "_nonmembers")
         for measured, line_style_of_group in ((members, style), (nonmembers, {**style, **FLOOR})):
             axes.plot(list(measured), [m.value for m in measured.values()], **line_style_of_group)
     axes.set_xscale("log")
@@ -180,7 +176,7 @@ def _draw_exposure_tail(axes: Axes, block: Block) -> None:
         bits, chance, band = zip(*((p.x, p.y, p.high) for p in block.null.points), strict=True)
         axes.plot(bits, chance, color=INK, **FLOOR)
         axes.fill_between(bits, chance, band, color=GRID, linewidth=0)
-    for series, style in zip(block.series, plot_styles_of_series(block.series), strict=True):
+    for series, style in zip(block.series, choose_series_styles(block.series), strict=True):
         x, y = [0.0, *(p.x for p in series.points)], [1.0, *(p.y for p in series.points)]
         # y is the share with at least x: it holds up to x, and falls after it.
         axes.step(x, y, where="pre", markevery=max(1, len(x) // 12), **style)
@@ -190,7 +186,7 @@ def _draw_exposure_tail(axes: Axes, block: Block) -> None:
     axes.set_xlim(left=0)
     axes.minorticks_off()
     axes.yaxis.set_major_formatter(lambda y, _: f"{100 * y:g}%")
-    add_grid_and_labels(axes, *block.axes)
+    format_axes(axes, *block.axes)
 
 
 def _draw_leak_against_perplexity(axes: Axes, block: Block) -> None:
@@ -210,15 +206,15 @@ def _draw_lines_over_runs(axes: Axes, block: Block) -> None:
     """Draw a line a series over runs in order, shifted so that error bars do not overlap."""
     spacing = min(0.12, 0.6 / len(block.series))
     for i, (series, style) in enumerate(
-        zip(block.series, plot_styles_of_series(block.series), strict=True)
+        zip(block.series, choose_series_styles(block.series), strict=True)
     ):
         shift = spacing * (i - (len(block.series) - 1) / 2)
-        _draw_with_error_bars(axes, [replace(p, x=p.x + shift) for p in series.points], style)
+        _draw_error_bars(axes, [replace(p, x=p.x + shift) for p in series.points], style)
     step = -(-len(block.ticks) // _TICKS)
     tick_indices = range((len(block.ticks) - 1) % step, len(block.ticks), step)  # newest included
     axes.set_xticks(list(tick_indices), [phrases.shorten(block.ticks[i], 16) for i in tick_indices])
     axes.set_xlim(-0.5, len(block.ticks) - 0.5)
-    add_grid_and_labels(axes, *block.axes)
+    format_axes(axes, *block.axes)
 
 
 def _draw_shares_over_runs(axes: Axes, block: Block) -> None:
@@ -238,9 +234,10 @@ def _draw_roc(axes: Axes, block: Block) -> None:
     least = min((p.x for s in block.series for p in s.points if p.x > 0), default=0.01) / 2
     lowest = min((p.y for s in block.series for p in s.points if p.y > 0), default=0.01) / 2
     axes.plot([least, 1], [least, 1], color=GRID)
-    for series, style in zip(block.series, plot_styles_of_series(block.series), strict=True):
+    for series, style in zip(block.series, choose_series_styles(block.series), strict=True):
         points = _thin_plot_points(series, block)
-        x, y = [max(p.x, least) for p in points], [max(p.y, lowest) for p in points]
+        x = [max(p.x, least) for p in points]
+        y = [max(p.y, lowest) for p in points]
         # "post": members found at a false positive rate are found up to the next rate.
         axes.step(x, y, where="post", markevery=max(1, len(x) // 8), **style)
     for axis, low, label in (
@@ -256,7 +253,7 @@ def _draw_roc(axes: Axes, block: Block) -> None:
 
 
 def _draw_series(axes: Axes, block: Block, **more: Any) -> None:
-    for series, style in zip(block.series, plot_styles_of_series(block.series), strict=True):
+    for series, style in zip(block.series, choose_series_styles(block.series), strict=True):
         points = _thin_plot_points(series, block)
         if all(math.isnan(p.low) for p in points):
             mark_step = max(1, len(points) // 12)
@@ -267,7 +264,7 @@ def _draw_series(axes: Axes, block: Block, **more: Any) -> None:
                 markevery=mark_step,
             )
         else:
-            _draw_with_error_bars(axes, points, {**style, **more})
+            _draw_error_bars(axes, points, {**style, **more})
     axes.set(xlabel=block.axes[0], ylabel=block.axes[1])
 
 
@@ -275,9 +272,10 @@ def _thin_plot_points(series: Series, block: Block) -> Sequence[PlotPoint]:
     return _thin_plot_curve(series.points, max(2, POINTS // len(block.series)))
 
 
-def _draw_with_error_bars(axes: Axes, points: Sequence[PlotPoint], style: dict[str, Any]) -> None:
-    x, y = [p.x for p in points], [p.y for p in points]
-    axes.errorbar(x, y, yerr=error_bar_lengths(points), elinewidth=1.1, capsize=2, **style)
+def _draw_error_bars(axes: Axes, points: Sequence[PlotPoint], style: dict[str, Any]) -> None:
+    x = [p.x for p in points]
+    y = [p.y for p in points]
+    axes.errorbar(x, y, yerr=compute_error_bars(points), elinewidth=1.1, capsize=2, **style)
 
 
 def _thin_plot_curve(curve: Sequence[_Point], most: int) -> Sequence[_Point]:
@@ -288,13 +286,13 @@ def _thin_plot_curve(curve: Sequence[_Point], most: int) -> Sequence[_Point]:
 
 
 PLOTS: dict[str, Callable[[Axes, Block], None]] = {
-    "errors": _draw_recall_by_wrong_guesses,
-    "repeats": _draw_recall_by_copies,
-    "any_of_n": _draw_recall_by_number_of_samples,
+    "errors": _draw_wrong_guess_recall,
+    "repeats": _draw_copies_recall,
+    "any_of_n": _draw_sample_recall,
     "shares": _draw_share_series,
     "calibration": _draw_calibration,
     "exposure": _draw_exposure_tail,
-    "insertions": _draw_exposure_by_insertions,
+    "insertions": _draw_insertion_exposure,
     "tradeoff": _draw_leak_against_perplexity,
     "course": _draw_lines_over_runs,
     "course_of_shares": _draw_shares_over_runs,
@@ -304,27 +302,27 @@ PLOTS: dict[str, Callable[[Axes, Block], None]] = {
 }
 
 
-def _legend_entries(block: Block, titles: Mapping[str, str]) -> tuple[list[Any], list[str]]:
+def _build_legend_entries(block: Block, titles: Mapping[str, str]) -> tuple[list[Any], list[str]]:
     """Return labels (or targets) by colour and marker; several kinds (or attacks) by line."""
     from matplotlib.lines import Line2D
 
     lines = [(s.label, s.kind) for s in block.series] or [
         (f.target, f.attack) for f in block.findings
     ]
-    labels, kinds = (distinct_in_order(names) for names in zip(*lines, strict=True))
+    labels, kinds = (list_distinct(names) for names in zip(*lines, strict=True))
     labels = labels if block.series else [titles.get(name, name) for name in labels]
     line = {"linestyle": ""} if block.plot == "tradeoff" else {}
-    handles = [Line2D([], [], **{**plot_style_of_target(i), **line}) for i in range(len(labels))]
+    handles = [Line2D([], [], **{**choose_target_style(i), **line}) for i in range(len(labels))]
     if len(kinds) > 1:
         marked = {"marker": "o"} if line else {}
         handles += [
-            Line2D([], [], color=INK, **{**plot_style_of_kind(i), **line, **marked})
+            Line2D([], [], color=INK, **{**choose_kind_style(i), **line, **marked})
             for i in range(len(kinds))
         ]
         labels += kinds
     # Without non-members there is no dotted line to explain.
     without_floor = block.plot == "any_of_n" and not any(
-        phrases.any_of_n_recall_to_report(f, "_nonmembers") for f in block.findings
+        phrases.select_any_sample_recall(f, "_nonmembers") for f in block.findings
     )
     if block.plot in _REFERENCES and not without_floor:
         style, name = _REFERENCES[block.plot]
@@ -333,7 +331,7 @@ def _legend_entries(block: Block, titles: Mapping[str, str]) -> tuple[list[Any],
     return handles, labels
 
 
-def _inline_svg_element(file: str, block: Block) -> str:
+def _format_inline_svg(file: str, block: Block) -> str:
     """Return matplotlib's file as a named, themed element with unique ids, in two decimals."""
     opening, body = file[file.index("<svg") :].split(">", 1)
     view_box = re.search(r'viewBox="([^"]+)"', opening)
@@ -341,7 +339,7 @@ def _inline_svg_element(file: str, block: Block) -> str:
     # Keep only the view box of the opening tag: without width and height, CSS decides the size.
     body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
     # matplotlib writes a `>` of a text as an entity: all others end a tag.
-    body = re.sub(r"<[^>]*>", lambda tag: _svg_tag_in_theme(tag.group(), block.id), body)
+    body = re.sub(r"<[^>]*>", lambda tag: _theme_svg_tag(tag.group(), block.id), body)
     body = re.sub(r">\s*\n\s*<", "><", body).strip()
     id, title, description = (
         block.id,
@@ -352,7 +350,7 @@ def _inline_svg_element(file: str, block: Block) -> str:
     return f'<svg class="plot" {labelled}>{names}{body}'
 
 
-def _svg_tag_in_theme(tag: str, id: str) -> str:
+def _theme_svg_tag(tag: str, id: str) -> str:
     """Restyle one tag; the text between tags is the user's and stays."""
     # The opening tag that declared `xlink` is gone; in SVG 2 `href` needs no namespace.
     tag = re.sub(r"\s*\n\s*", " ", tag).replace("xlink:href", "href")

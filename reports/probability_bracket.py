@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from auditor.core.result import AuditResult, Finding
 from auditor.reports import phrases
 from auditor.reports.blocks import Block, Group, Paragraph, Table
-from auditor.reports.topics import CHECK, Topic, row_title_with_attack
+from auditor.reports.topics import CHECK, Topic, title_attack_row
 from auditor.statistics.metrics import name_nonmember_metric
 
 # Formulas C3: a decoding that keeps the order of tokens gives the k-th most likely token at most
@@ -26,7 +26,7 @@ _NOTE = (
 
 
 def _probability_bracket_blocks(result: AuditResult) -> list[Block]:
-    candidates = [f for f in phrases.findings_in_report_order(result) if f.options.get("bracket")]
+    candidates = [f for f in phrases.sort_findings(result) if f.options.get("bracket")]
     bracketed = [finding for finding in candidates if finding.measurement("rank_bound")]
     if not bracketed:
         return []
@@ -40,8 +40,8 @@ def _probability_bracket_blocks(result: AuditResult) -> list[Block]:
     groups = []
     for f in bracketed:
         title = (
-            f"{row_title_with_attack(result, f)} · {phrases.decoding_label(f)} · 1 in "
-            f"{_reported_one_in_threshold(f):,}"
+            f"{title_attack_row(result, f)} · {phrases.decoding_label(f)} · 1 in "
+            f"{_select_one_in_threshold(f):,}"
         )
         groups.append(Group(title, tuple(_probability_bracket_table_rows(f))))
     caption = (
@@ -56,20 +56,18 @@ def _probability_bracket_blocks(result: AuditResult) -> list[Block]:
     ]
 
 
-def _reported_one_in_threshold(finding: Finding) -> int:
+def _select_one_in_threshold(finding: Finding) -> int:
     return int(finding.options["one_in"])
 
 
 def _rank_bound_sentence(result: AuditResult, finding: Finding) -> str:
-    one_in, mean = (
-        _reported_one_in_threshold(finding),
-        phrases.value_with_interval(finding.measurement("rank_bound")),
-    )
-    share = phrases.format_share_with_interval(finding.measurement(f"rank_bound_1_in_{one_in}"))
+    one_in = _select_one_in_threshold(finding)
+    mean = phrases.format_measurement_value(finding.measurement("rank_bound"))
+    share = phrases.format_share(finding.measurement(f"rank_bound_1_in_{one_in}"))
     floor = finding.measurement(name_nonmember_metric("rank_bound"))
-    control = f" (non-members: {phrases.value_with_interval(floor)})" if floor else ""
+    control = f" (non-members: {phrases.format_measurement_value(floor)})" if floor else ""
     return (
-        f"{row_title_with_attack(result, finding)}: whatever temperature, top-k or top-p the "
+        f"{title_attack_row(result, finding)}: whatever temperature, top-k or top-p the "
         "product uses, one sample is a member's suffix, token for token, with a probability of at "
         f"most {mean} on average{control}; for all but {share} of them it is below 1 in {one_in:,}."
     )
@@ -100,13 +98,13 @@ def _probability_bracket_table_rows(finding: Finding) -> Iterator[tuple[str, ...
         },
     }
     for title, (mean, prefix) in kinds.items():
-        share = f"{prefix}_1_in_{_reported_one_in_threshold(finding)}"
+        share = f"{prefix}_1_in_{_select_one_in_threshold(finding)}"
         means = (
-            phrases.value_with_interval(finding.measurement(name))
+            phrases.format_measurement_value(finding.measurement(name))
             for name in (mean, name_nonmember_metric(mean))
         )
         shares = (finding.measurement(name) for name in (share, name_nonmember_metric(share)))
-        yield (title, *means, *map(phrases.format_share_with_interval, shares))
+        yield (title, *means, *map(phrases.format_share, shares))
 
 
 TOPICS = (

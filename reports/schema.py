@@ -12,15 +12,15 @@ import json
 from pathlib import Path
 from typing import Any
 
-from auditor.core.jsonable import json_schema
+from auditor.core.jsonable import build_json_schema
 from auditor.core.result import SCHEMA_VERSION, AuditResult
 
 PATH = Path(__file__).with_name("schema.json")
 
 
-def result_json_schema() -> dict[str, Any]:
+def build_result_schema() -> dict[str, Any]:
     """Return the full schema, draft 2020-12, of an AuditResult of this SCHEMA_VERSION."""
-    schema = json_schema(AuditResult)
+    schema = build_json_schema(AuditResult)
     schema["properties"]["schema_version"] = {"const": SCHEMA_VERSION}
     # a record without a version cannot be read
     schema["required"].append("schema_version")
@@ -32,10 +32,10 @@ def result_json_schema() -> dict[str, Any]:
     }
 
 
-def schema_file_text() -> str:
+def format_schema_file() -> str:
     """Return the text of the published `schema.json`."""
-    return json.dumps(result_json_schema(), indent=1, ensure_ascii=False) + "\n"
+    return json.dumps(build_result_schema(), indent=1, ensure_ascii=False) + "\n"
 
 
 if __name__ == "__main__":
-    PATH.write_text(schema_file_text(), encoding="utf-8")
+    PATH.write_text(format_schema_file(), encoding="utf-8")

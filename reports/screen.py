@@ -19,7 +19,7 @@ from auditor.conclusions import secret_details as detailed
 from auditor.conclusions.claims import CONTRADICTED
 from auditor.conclusions.leak_readings import PERSONAL, VERBATIM
 from auditor.conclusions.signals import SHOWN, LeakAssessment, LeakSignal, assess_signals
-from auditor.core.counts import counted
+from auditor.core.counts import format_count
 from auditor.core.nouns import UNDEFENDED
 from auditor.core.result import AuditResult, Finding, Measurement
 from auditor.records.remarks import CommandRemarks, read_command_remarks
@@ -40,15 +40,15 @@ from auditor.reports.screen_layout import (
     GUTTER,
     RESULT,
     ScreenEntry,
-    cut_to_width,
+    cut_line,
     lay_out_entries,
-    wrap_to_width,
+    wrap_line,
 )
 from auditor.reports.verdict import (
     NOTHING_MEASURED,
+    find_strongest_attack_row,
+    find_strongest_chained_row,
     list_judged_targets,
-    strongest_attack_row,
-    strongest_row_with_chain,
 )
 from auditor.statistics import documents
 from auditor.statistics.metrics import RECALL
@@ -60,37 +60,37 @@ _GROUPS = 4  # groups of secrets listed on the screen
 _SHORT_REMARKS = {RECALL: "", documents.RECALL: "records, in part"}  # by metric
 
 
-def first_screen(result: AuditResult, folder: Path, width: int = WIDTH) -> Text:
+def build_first_screen(result: AuditResult, folder: Path, width: int = WIDTH) -> Text:
     """Return at most LINES lines of `width` columns. folder: of the run, with its outcomes (for
     predictions with fewer copies) and the remarks of its command."""
     remarks = read_command_remarks(folder)
     result, width = (
-        phrases.result_with_printable_strings(result),
+        phrases.make_result_printable(result),
         max(_NARROWEST, min(width, WIDTH)),
     )
     leaks, known = assess_signals(result), detailed.read_secret_details(folder)
     doubt = ScreenEntry(
-        "DOUBT", tuple(doubt.sentence for doubt in signals.all_doubts(leaks)), 3, " "
+        "DOUBT", tuple(doubt.sentence for doubt in signals.list_doubts(leaks)), 3, " "
     )
     top = lay_out_entries((_result_screen_entry(result, leaks, width), doubt), width)
     body = (
         _other_signals_screen_entry(result, leaks),
-        _extraction_by_copies_screen_entry(result, leaks),
+        _build_copies_screen_entry(result, leaks),
         _personal_data_screen_entry(result, leaks),
         _defense_causes_screen_entry(result),
         ScreenEntry(
             "FORGET",
-            tuple(unlearning.forgetting_sentences(result, item) for item in result.unlearning),
+            tuple(unlearning.describe_forgetting(result, item) for item in result.unlearning),
             3,
             " ",
         ),
     )
     stand = sorted(
-        claims.claims_to_report(result), key=lambda stands: stands.verdict != CONTRADICTED
+        claims.select_reported_claims(result), key=lambda stands: stands.verdict != CONTRADICTED
     )
-    claimed = ScreenEntry("CLAIM", tuple(map(claims.claim_summary_phrase, stand)), 2)
+    claimed = ScreenEntry("CLAIM", tuple(map(claims.summarise_claim, stand)), 2)
     report = ScreenEntry(
-        "report", (escaping.to_printable_line(os.path.join(folder, "report.html")),), 3
+        "report", (escaping.make_printable_line(os.path.join(folder, "report.html")),), 3
     )
     after = (_next_step_screen_entry(result, leaks, known, folder, remarks, width), report)
     # With room for every row: the full length of the table.
@@ -111,7 +111,7 @@ def first_screen(result: AuditResult, folder: Path, width: int = WIDTH) -> Text:
 
 
 def _short_target_title(result: AuditResult, target: str) -> str:
-    return cut_to_width(signals.target_title_or_undefended(result, target), _LONGEST)
+    return cut_line(signals.title_signal_target(result, target), _LONGEST)
 
 
 # --- leaks, and doubts that may hide a leak
@@ -127,15 +127,17 @@ def _result_screen_entry(
     judged: dict[str, severity.Severity] = {}
     titles: dict[str, str] = {}
     for target in list_judged_targets(assessment):
-        severe = severity.severity_of_target(assessment, target)
-        titles[target] = signals.target_title_or_undefended(result, target)
+        severe = severity.rate_severity(assessment, target)
+        titles[target] = signals.title_signal_target(result, target)
         # LIMITS shows the bounds of zeros.
-        is_shown = bool(assessment.shown_signals(target))
+        is_shown = bool(assessment.list_shown_signals(target))
         judged[target] = severe if is_shown else replace(severe, proof="")
-    stand = [s.target.title for s in claims.claims_to_report(result) if s.verdict == CONTRADICTED]
+    stand = [
+        s.target.title for s in claims.select_reported_claims(result) if s.verdict == CONTRADICTED
+    ]
     before = [f"The claim of {_first_titles_label(stand, 2)} is contradicted."] if stand else []
     after = [] if UNDEFENDED in assessment.targets else [NOTHING_MEASURED]
-    if asked_sentence := coverage.asked_sentence(result):
+    if asked_sentence := coverage.describe_asked_records(result):
         after.append(asked_sentence)
     worst_first = sorted(judged, key=lambda name: -severity.WORDS.index(judged[name].word))
     entry = ScreenEntry(RESULT, (), 4)
@@ -156,14 +158,14 @@ def _result_screen_entry(
             for verdict, targets in groups.items()
         ]
         entry = ScreenEntry(RESULT, (*before, *sentences, *after), 4, " ")
-        if len(wrap_to_width(" ".join(entry.items), width - GUTTER)) <= entry.most:
+        if len(wrap_line(" ".join(entry.items), width - GUTTER)) <= entry.most:
             break
     return entry
 
 
 def _first_titles_label(titles: Sequence[str], names: int) -> str:
     """Return `A, B and 7 more`."""
-    short, n_left = [cut_to_width(title, _LONGEST) for title in titles[:names]], len(titles) - names
+    short, n_left = [cut_line(title, _LONGEST) for title in titles[:names]], len(titles) - names
     *first_titles, last = [*short, f"{n_left:,} more"] if n_left > 0 else short
     return f"{', '.join(first_titles)} and {last}" if first_titles else last
 
@@ -183,9 +185,9 @@ def _perplexity_cost_label(result: AuditResult, targets: Sequence[str]) -> str:
         or not base.value > 0
     ):
         return ""
-    row, control = strongest_row_with_chain(result, targets[0]), ""
+    row, control = find_strongest_chained_row(result, targets[0]), ""
     if row is not None and row.chain is not None:
-        for step in phrases.chain_steps_of_target(row.chain, targets[0], beyond=True)[-1:]:
+        for step in phrases.list_chain_steps(row.chain, targets[0], beyond=True)[-1:]:
             if end := costs.get(step.after):
                 control = (
                     f" ({_short_target_title(result, step.after)}: "
@@ -213,11 +215,7 @@ def _verbatim_extraction_lines(
     )
     most = max(1, room - 1 - len(baseline_lines))
     # If rows are omitted, one line of the room counts them.
-    fitting = (
-        tested
-        if len(tested) <= most
-        else sorted(tested, key=_most_worrying_first_screen_sort_key)[: max(1, most - 1)]
-    )
+    fitting = tested if len(tested) <= most else sorted(tested, key=_key_worry)[: max(1, most - 1)]
     rows = []
     for _, target_signals in groupby((s for s in tested if s in fitting), key=lambda s: s.target):
         rows += [
@@ -235,7 +233,7 @@ def _verbatim_extraction_lines(
     )
     lines = [Text(f"{'':{GUTTER}}{head.rstrip()}", "dim")]
     lines += [
-        Text(" " * GUTTER + cut_to_width(_aligned_row_text(row, widths), width - GUTTER))
+        Text(" " * GUTTER + cut_line(_aligned_row_text(row, widths), width - GUTTER))
         for row in rows
     ]
     more = len(tested) - len(rows)
@@ -243,7 +241,7 @@ def _verbatim_extraction_lines(
     return [*lines, *baseline_lines]
 
 
-def _most_worrying_first_screen_sort_key(signal: LeakSignal) -> tuple[bool, bool, float]:
+def _key_worry(signal: LeakSignal) -> tuple[bool, bool, float]:
     assert signal.measured is not None
     return signal.status != SHOWN, not signal.suspected, -signal.measured.value
 
@@ -259,7 +257,7 @@ def _verbatim_extraction_screen_cells(
     )
     interval = (
         ""
-        if signal.suspected and signals.is_decided_by_excess(signal)
+        if signal.suspected and signals.is_excess_decisive(signal)
         else phrases.format_interval(m)
     )
     cost = (
@@ -267,7 +265,7 @@ def _verbatim_extraction_screen_cells(
         if first
         else ""
     )
-    counts = f"{phrases.hit_count_of_share(m):,}/{m.n:,}"
+    counts = f"{phrases.count_hits(m):,}/{m.n:,}"
     title = _short_target_title(result, signal.target) if first else ""
     return title, signal.setting, counts, phrases.format_value(m), interval, remark, cost
 
@@ -306,7 +304,7 @@ def _nonmember_baseline_label(result: AuditResult, signals: Sequence[LeakSignal]
             )
         return f"no non-members: what guessing alone would extract is not known {method}"
     counts = (
-        f"{phrases.hit_count_of_share(m):,}/{m.n:,} {_short_target_title(result, target)}"
+        f"{phrases.count_hits(m):,}/{m.n:,} {_short_target_title(result, target)}"
         for target, m in highest.items()
     )
     return f"of non-members: {', '.join(counts)} {method}"
@@ -315,10 +313,10 @@ def _nonmember_baseline_label(result: AuditResult, signals: Sequence[LeakSignal]
 def _attack_table_lines(
     result: AuditResult, known: detailed.SecretDetails, width: int, room: int = LINES
 ) -> list[Text]:
-    lines = attack_table.attack_lines_for_screen(result, known, room)
+    lines = attack_table.format_attack_lines(result, known, room)
     labels = ["ATTACKS", *[""] * len(lines)]
     return [
-        Text.assemble((f"{label:{GUTTER}}", "bold"), cut_to_width(line, width - GUTTER))
+        Text.assemble((f"{label:{GUTTER}}", "bold"), cut_line(line, width - GUTTER))
         for label, line in zip(labels, lines, strict=False)
     ]
 
@@ -329,10 +327,10 @@ def _attack_table_lines(
 
 def _other_signals_screen_entry(result: AuditResult, assessment: LeakAssessment) -> ScreenEntry:
     """Return all other signals, shown signals first, without personal data covered by WHAT."""
-    best = _highest_recall_row_for_screen(result, assessment)
+    best = _find_highest_recall_row(result, assessment)
     entries = list[tuple[tuple[bool, bool], str, str]]()
     for target in assessment.targets:
-        for group in signals.group_signals_by_kind(assessment.tested_signals(target)):
+        for group in signals.group_signals(assessment.list_tested_signals(target)):
             listed = (
                 group[0].kind is PERSONAL
                 and best is not None
@@ -340,12 +338,12 @@ def _other_signals_screen_entry(result: AuditResult, assessment: LeakAssessment)
                 and target == best.target
             )
             if group[0].kind is not VERBATIM and not listed:
-                worst = min(map(_most_worrying_first_screen_sort_key, group))[:2]
+                worst = min(map(_key_worry, group))[:2]
                 entries.append(
                     (
                         worst,
                         _short_target_title(result, target),
-                        signals.describe_signals_of_one_kind(group),
+                        signals.describe_signal_kind(group),
                     )
                 )
     no_verbatim = all(s.kind is not VERBATIM or s.measured is None for s in assessment.signals)
@@ -359,55 +357,55 @@ def _other_signals_screen_entry(result: AuditResult, assessment: LeakAssessment)
     return ScreenEntry("TESTED" if no_verbatim else "ALSO", tuple(texts), 3)
 
 
-def _highest_recall_row_for_screen(
-    result: AuditResult, assessment: LeakAssessment
-) -> Finding | None:
+def _find_highest_recall_row(result: AuditResult, assessment: LeakAssessment) -> Finding | None:
     """Return the row of highest recall: of the undefended model, or else of the first target."""
     return next(
-        (best for target in assessment.targets if (best := strongest_attack_row(result, target))),
+        (
+            best
+            for target in assessment.targets
+            if (best := find_strongest_attack_row(result, target))
+        ),
         None,
     )
 
 
-def _target_and_access_label(result: AuditResult, finding: Finding) -> str:
+def _format_tested_target(result: AuditResult, finding: Finding) -> str:
     target = (
         "" if finding.target == UNDEFENDED else f"{_short_target_title(result, finding.target)}, "
     )
     return f"({target}{finding.setting})"
 
 
-def _extraction_by_copies_screen_entry(
-    result: AuditResult, assessment: LeakAssessment
-) -> ScreenEntry:
+def _build_copies_screen_entry(result: AuditResult, assessment: LeakAssessment) -> ScreenEntry:
     """Return extraction by groups and copies, and exposure by insertions of canaries."""
-    best, items = _highest_recall_row_for_screen(result, assessment), list[str]()
+    best, items = _find_highest_recall_row(result, assessment), list[str]()
     if best is not None and 1 < len(best.by_group) <= _GROUPS:
         counts = ", ".join(
-            f"{escaping.to_printable_line(name)}: {phrases.hit_count_text(m)}"
+            f"{escaping.make_printable_line(name)}: {phrases.format_hit_count(m)}"
             for name, m in best.by_group.items()
         )
-        items.append(f"{counts} {_target_and_access_label(result, best)}")
+        items.append(f"{counts} {_format_tested_target(result, best)}")
     if best is not None and len(best.strata) > 1:
-        items += coverage.phrases_by_copies(best, _target_and_access_label(result, best))
+        items += coverage.list_copies_phrases(best, _format_tested_target(result, best))
     elif (
         best is not None and len(best.by_repeats) > 1 and not best.measurement(documents.RECALL)
     ):  # repeats then count parts
-        groups = phrases.sort_by_repeats(best.by_repeats)
-        counts = ", ".join(f"{name}: {phrases.hit_count_text(m)}" for name, m in groups)
+        groups = phrases.sort_repeats(best.by_repeats)
+        counts = ", ".join(f"{name}: {phrases.format_hit_count(m)}" for name, m in groups)
         open_ = max(
             (m for _, m in groups if m.unit == "share" and m.value == 0),
             key=lambda m: m.high,
             default=None,
         )
-        items.append(f"copies {counts} {_target_and_access_label(result, best)}")
+        items.append(f"copies {counts} {_format_tested_target(result, best)}")
         if open_:
             items[-1] += (
-                f"; {phrases.hit_count_text(open_)} leaves up to "
+                f"; {phrases.format_hit_count(open_)} leaves up to "
                 f"{phrases.format_percent(open_.high)}% possible"
             )
     for finding in result.findings:
         if finding.target == UNDEFENDED and (
-            measured := phrases.exposure_by_insertions_to_report(finding)
+            measured := phrases.select_insertion_exposure(finding)
         ):
             counts = ", ".join(f"{count}: {phrases.format_value(m)} bits" for count, m in measured)
             few = " (a single canary each)" if all(m.n == 1 for _, m in measured) else ""
@@ -416,7 +414,7 @@ def _extraction_by_copies_screen_entry(
 
 
 def _personal_data_screen_entry(result: AuditResult, assessment: LeakAssessment) -> ScreenEntry:
-    best = _highest_recall_row_for_screen(result, assessment)
+    best = _find_highest_recall_row(result, assessment)
     if best is None or not best.by_kind:
         return ScreenEntry("WHAT", (), 2)
     shown_rows = {
@@ -429,16 +427,16 @@ def _personal_data_screen_entry(result: AuditResult, assessment: LeakAssessment)
     nothing_extracted = not any(m.value for m in best.by_kind.values())
     remark = "" if shown_rows else ": none extracted" if nothing_extracted else ", not significant"
     counts = personal.personal_data_counts_phrase(best)
-    return ScreenEntry("WHAT", (f"{counts} {_target_and_access_label(result, best)}{remark}",), 2)
+    return ScreenEntry("WHAT", (f"{counts} {_format_tested_target(result, best)}{remark}",), 2)
 
 
 def _defense_causes_screen_entry(result: AuditResult) -> ScreenEntry:
     """Return the separate effect of each step between control rows, for each defense."""
     items = []
     for target in result.targets:
-        row = strongest_row_with_chain(result, target.name)
+        row = find_strongest_chained_row(result, target.name)
         if row is not None and row.chain is not None:
-            chain_steps = phrases.chain_steps_of_target(row.chain, target.name)
+            chain_steps = phrases.list_chain_steps(row.chain, target.name)
             steps = [
                 phrases.brief_chain_step_effect_phrase(step)
                 for step in chain_steps
@@ -446,8 +444,8 @@ def _defense_causes_screen_entry(result: AuditResult) -> ScreenEntry:
             ]
             n, remark = row.chain.whole.n, phrases.above_nonmembers_phrase(row.chain.whole)
             subject = (
-                f"{cut_to_width(target.title, _LONGEST)} ({row.setting}, the same "
-                f"{counted(n, 'secret')}{remark})"
+                f"{cut_line(target.title, _LONGEST)} ({row.setting}, the same "
+                f"{format_count(n, 'secret')}{remark})"
             )
             items += [f"{subject}: {'; '.join(steps)}"] if steps else []
     return ScreenEntry("WHY", tuple(items), 2, ". ")
@@ -464,7 +462,7 @@ def _limitations_screen_entry(
     ]
     possible = (
         "Once DOUBT is resolved, still possible"
-        if signals.all_doubts(assessment)
+        if signals.list_doubts(assessment)
         else "Still possible"
     )
     items = (
@@ -484,11 +482,9 @@ def _limitations_screen_entry(
             f"{_first_titles_label(unread, 4)}."
         )
     items += [f"{records_label}."] if (records_label := coverage.coverage_label(result)) else []
-    for targets, untested in signals.untested_kinds_to_report_by_targets(assessment).items():
+    for targets, untested in signals.group_untested_kinds(assessment).items():
         # some targets share a title
-        titles = dict.fromkeys(
-            signals.target_title_or_undefended(result, target) for target in targets
-        )
+        titles = dict.fromkeys(signals.title_signal_target(result, target) for target in targets)
         on = f" on {_first_titles_label(list(titles), 2)}" if titles else ""
         items.append(f"Not tested{on}: {', '.join(kind.short for kind in untested)}.")
     items += (
@@ -496,7 +492,7 @@ def _limitations_screen_entry(
         if result.benchmark.is_of_builtin_lab
         else [personal.unmarked_personal_kinds_sentence(result)]
     )
-    idle = coverage.attacks_that_did_not_run(result)
+    idle = coverage.list_missing_attacks(result)
     limits = tuple(filter(None, (*items, *idle))) or ("An attack gives a lower bound.",)
     return ScreenEntry("LIMITS", limits, most + bool(remarks.limits) + bool(idle), " ")
 
@@ -512,17 +508,15 @@ def _next_step_screen_entry(
     """Return the next step and its command, unbroken on a line for copying."""
     if remarks.your_own:
         return ScreenEntry("NEXT", (f"your own model -> {remarks.your_own}",), 2)
-    command = next_step.next_command_to_suggest(assessment, folder)
-    if assessment.unasked and not any(map(assessment.shown_signals, assessment.targets)):
-        return ScreenEntry(
-            "NEXT", (next_step.command_that_asks_the_rest(assessment.unasked, folder),), 2
-        )
+    command = next_step.suggest_next_command(assessment, folder)
+    if assessment.unasked and not any(map(assessment.list_shown_signals, assessment.targets)):
+        return ScreenEntry("NEXT", (next_step.build_resume_command(assessment.unasked, folder),), 2)
     if remarks.deeper and command.startswith("audit gate"):
         command = remarks.deeper
     first = (
         "resolve DOUBT first"
-        if signals.all_doubts(assessment)
-        else advice.mildest_copy_limit_phrase(result, known)
+        if signals.list_doubts(assessment)
+        else advice.describe_mildest_copy_limit(result, known)
     )
     between = " " if cell_len(f"{first} -> {command}") <= width - GUTTER else "\n"
     return ScreenEntry("NEXT", (f"{first} ->{between}{command}" if first else command,), 2)

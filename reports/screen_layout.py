@@ -28,33 +28,31 @@ def lay_out_entries(entries: Sequence[ScreenEntry], width: int) -> list[Text]:
     lines = []
     for entry in entries:
         style = "bold" if entry.label == RESULT else ""
-        for i, line in enumerate(
-            _screen_lines_that_fit(entry, width - GUTTER) if entry.items else ()
-        ):
+        for i, line in enumerate(_fit_screen_lines(entry, width - GUTTER) if entry.items else ()):
             lines.append(
                 Text.assemble((f"{'' if i else entry.label:{GUTTER}}", "bold"), (line, style))
             )
     return lines
 
 
-def _screen_lines_that_fit(entry: ScreenEntry, width: int) -> list[str]:
+def _fit_screen_lines(entry: ScreenEntry, width: int) -> list[str]:
     """Return the items that fit into `entry.most` lines, and how many do not; cut a single one."""
     # From all items down: only wrapping reveals their line count.
     for n_items in range(len(entry.items), 0, -1):
         n_left = len(entry.items) - n_items
         more = (f"{n_left:,} more in the report",) if n_left else ()
-        lines = wrap_to_width(entry.between.join((*entry.items[:n_items], *more)), width)
+        lines = wrap_line(entry.between.join((*entry.items[:n_items], *more)), width)
         if len(lines) <= entry.most:
             return lines
-    *full_lines, last = wrap_to_width(entry.items[0], width)[: entry.most]
-    return [*full_lines, f"{cut_to_width(last, width - 2)} …"]
+    *full_lines, last = wrap_line(entry.items[0], width)[: entry.most]
+    return [*full_lines, f"{cut_line(last, width - 2)} …"]
 
 
-def wrap_to_width(text: str, width: int) -> list[str]:
+def wrap_line(text: str, width: int) -> list[str]:
     """Return a text's lines of at most `width` terminal cells; a wide character takes two."""
     return [line.plain.rstrip() for line in Text(text).wrap(Console(width=width), width)]
 
 
-def cut_to_width(text: str, width: int) -> str:
+def cut_line(text: str, width: int) -> str:
     """Return the text, cut to `width` terminal cells with an ellipsis if it is wider."""
     return text if cell_len(text) <= width else set_cell_size(text, width - 1).rstrip() + "…"

@@ -20,7 +20,7 @@ from auditor.core.result import AuditResult, Finding
 from auditor.records.private_texts import SecretText
 from auditor.reports import escaping, phrases
 from auditor.reports.blocks import Secrets
-from auditor.reports.verdict import strongest_attack_row
+from auditor.reports.verdict import find_strongest_attack_row
 
 BUDGET = 2_000_000
 _ROWS = 1_300_000  # of these, the maximum for rows; tokens get the rest
@@ -37,7 +37,7 @@ OUTCOMES = {
 }
 
 
-def encode_log_probs_for_page(log_probs: Sequence[float]) -> str:
+def encode_page_log_probs(log_probs: Sequence[float]) -> str:
     """Return a character a token, in steps below 0.07, finer towards 0; the last is below 1e-11."""
     # 1 - p^(1/6): the first code is p = 1, the last p = 0. log 0 is -inf, whose `exp` is 0: the
     # last code, and no error.
@@ -45,7 +45,7 @@ def encode_log_probs_for_page(log_probs: Sequence[float]) -> str:
     return "".join(CODES[step] for step in steps.astype(int).clip(0, len(CODES) - 1))
 
 
-def secret_list_block(
+def build_secret_list(
     result: AuditResult, details: SecretDetails, texts: Mapping[str, SecretText] | None = None
 ) -> Secrets | None:
     """Return the secrets with the results of each row; None if the run stored none.
@@ -53,15 +53,17 @@ def secret_list_block(
     texts: the private text to show, by secret.
     """
     secret_ids = {secret.id for secret in details.secrets}  # rows of generations concern no secret
-    stored = [f for f in phrases.findings_in_report_order(result) if f.cell_key in details.rows]
+    stored = [f for f in phrases.sort_findings(result) if f.cell_key in details.rows]
     measured = [f for f in stored if secret_ids.intersection(details.rows[f.cell_key].ids)]
     if not details.secrets or not measured:
         return None
-    facts = _page_columns_of_secrets(details)
-    budget, rows, notes = _ROWS - _page_json_byte_count(facts), [], []
+    facts = _build_page_columns(details)
+    budget = _ROWS - _count_page_json_bytes(facts)
+    rows = []
+    notes = []
     for finding in measured:
-        row = _page_outcomes_and_scores_of_row(result, details, finding)
-        if (budget := budget - _page_json_byte_count(row)) < 0:
+        row = _build_page_row(result, details, finding)
+        if (budget := budget - _count_page_json_bytes(row)) < 0:
             break
         rows.append(row)
     if len(rows) < len(measured):
@@ -69,15 +71,15 @@ def secret_list_block(
             f"{len(measured) - len(rows)} of {len(measured)} rows are left out of this list to "
             "keep the page small; secrets.parquet has them."
         )
-    tokens, n_shown, n_known = _page_token_view_by_target(
-        result, details, texts or {}, BUDGET - _page_json_byte_count([facts, rows])
+    tokens, n_shown, n_known = _build_page_token_views(
+        result, details, texts or {}, BUDGET - _count_page_json_bytes([facts, rows])
     )
     if n_shown < n_known:
         notes.append(
             f"The token view shows the {n_shown:,} secrets that the undefended model gives away "
             f"most, of {n_known:,}; secrets.parquet has all."
         )
-    best = strongest_attack_row(result, UNDEFENDED) or measured[0]
+    best = find_strongest_attack_row(result, UNDEFENDED) or measured[0]
     first = next((i for i, f in enumerate(measured[: len(rows)]) if f is best), 0)
     data = {
         **facts,
@@ -91,17 +93,19 @@ def secret_list_block(
     return Secrets(data, tuple(notes))
 
 
-def _page_json_byte_count(value: Any) -> int:
+def _count_page_json_bytes(value: Any) -> int:
     # a lone surrogate has no UTF-8
     return len(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
 
 
-def _page_columns_of_secrets(details: SecretDetails) -> dict[str, Any]:
+def _build_page_columns(details: SecretDetails) -> dict[str, Any]:
     listed = details.secrets
-    group_names = [None if s.group is None else escaping.to_printable_line(s.group) for s in listed]
+    group_names = [
+        None if s.group is None else escaping.make_printable_line(s.group) for s in listed
+    ]
     groups = [name for name in dict.fromkeys(group_names) if name is not None]
     return {
-        "ids": [phrases.shorten(escaping.to_printable_line(s.alias), _ID) for s in listed],
+        "ids": [phrases.shorten(escaping.make_printable_line(s.alias), _ID) for s in listed],
         "members": "".join("1" if s.member else "0" for s in listed),
         "repeats": [s.repeats for s in listed],
         "lengths": [s.length for s in listed],
@@ -112,7 +116,7 @@ def _page_columns_of_secrets(details: SecretDetails) -> dict[str, Any]:
     }
 
 
-def _page_outcomes_and_scores_of_row(
+def _build_page_row(
     result: AuditResult, details: SecretDetails, finding: Finding
 ) -> dict[str, Any]:
     values = details.rows[finding.cell_key]
@@ -129,18 +133,16 @@ def _page_outcomes_and_scores_of_row(
             [outcome.hit, outcome.any_hit, outcome.is_near_verbatim], ["3", "2", "1"], "0"
         ).tolist()
     return {
-        "target": phrases.target_title(result, finding.target),
+        "target": phrases.title_target(result, finding.target),
         "setting": finding.setting,
         "attack": finding.attack,
         "outcome": "".join("-" if i is None else codes[i] for i in order),
-        "score": [
-            None if i is None else _page_number_in_three_digits(float(scores[i])) for i in order
-        ],
+        "score": [None if i is None else _round_page_number(float(scores[i])) for i in order],
         "lead": [] if lead is None else [None if i is None else int(lead[i]) for i in order],
     }
 
 
-def _page_number_in_three_digits(value: float) -> float | int | None:
+def _round_page_number(value: float) -> float | int | None:
     """Round to three significant digits; None for values that JSON cannot express."""
     if not math.isfinite(value):
         return None
@@ -148,7 +150,7 @@ def _page_number_in_three_digits(value: float) -> float | int | None:
     return int(short) if short.is_integer() else short
 
 
-def _page_token_view_by_target(
+def _build_page_token_views(
     result: AuditResult, details: SecretDetails, texts: Mapping[str, SecretText], budget: int
 ) -> tuple[dict[str, Any], int, int]:
     """Return by target the codes and bits of each suffix; then the numbers shown and known.
@@ -168,7 +170,7 @@ def _page_token_view_by_target(
     page_ids: set[str] = set()
     for id in ranked:
         # A character a token; 12 more for quotes, comma and the bits.
-        text = _page_json_byte_count(_visible_suffix_tokens(texts, id)) if texts else 0
+        text = _count_page_json_bytes(_list_visible_suffix_tokens(texts, id)) if texts else 0
         if (
             budget := budget
             - sum(len(distribution.get(id, ())) + 12 for distribution in distributions)
@@ -181,19 +183,19 @@ def _page_token_view_by_target(
     for target, nats in zip(targets, distributions, strict=True):
         # Nats of the tokens add up to the suffix's; over ln 2 they are bits.
         bits = [round(-sum(nats[id]) / math.log(2), 1) if id in nats else math.nan for id in order]
-        codes = [encode_log_probs_for_page(nats[id]) if id in nats else "" for id in order]
+        codes = [encode_page_log_probs(nats[id]) if id in nats else "" for id in order]
         columns.append(
             {
                 "target": target.title,
                 "codes": codes,
-                "bits": list(map(_page_number_in_three_digits, bits)),
+                "bits": list(map(_round_page_number, bits)),
             }
         )
-    pieces = [_visible_suffix_tokens(texts, id) for id in order] if texts else []
+    pieces = [_list_visible_suffix_tokens(texts, id) for id in order] if texts else []
     return {"tokens": columns, "texts": pieces}, len(page_ids), len(ids)
 
 
-def _visible_suffix_tokens(texts: Mapping[str, SecretText], id: str) -> list[str]:
+def _list_visible_suffix_tokens(texts: Mapping[str, SecretText], id: str) -> list[str]:
     """Return the text of each suffix token, with every character visible."""
     pieces = texts[id].pieces if id in texts else ()
     return [phrases.shorten(escaping.show_invisible_characters(piece), _ID) for piece in pieces]

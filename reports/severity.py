@@ -15,7 +15,7 @@ from typing import Literal
 
 from auditor.conclusions.leak_readings import PERSONAL, PROBABLE
 from auditor.conclusions.signals import NOT_TESTED, LeakAssessment
-from auditor.core.counts import counted
+from auditor.core.counts import format_count
 from auditor.reports import coverage, signals
 
 Word = Literal["none seen", "inconclusive", "moderate", "high"]
@@ -59,16 +59,14 @@ class Severity:
         return f"{title}: {self.word.upper()}{reason}{proof}{cost}."
 
 
-def severity_of_target(assessment: LeakAssessment, target: str) -> Severity:
+def rate_severity(assessment: LeakAssessment, target: str) -> Severity:
     """Return the first word that applies: text is shown, a signal is shown, a signal is open."""
-    shown_signals = assessment.shown_signals(target)
-    suspected = [s for s in assessment.signals_of_target(target) if s.suspected]
+    shown_signals = assessment.list_shown_signals(target)
+    suspected = [s for s in assessment.list_target_signals(target) if s.suspected]
     text_signals = [s for s in shown_signals if s.kind.text]
     if text_signals:
         personal = any(s.kind is PERSONAL for s in text_signals)
-        copied = [
-            coverage.stratum_sentence_part(s.worst) for s in text_signals if s.worst is not None
-        ]
+        copied = [coverage.format_stratum(s.worst) for s in text_signals if s.worst is not None]
         groups = [
             coverage.group_sentence_part(s.worst_group)
             for s in text_signals
@@ -83,7 +81,7 @@ def severity_of_target(assessment: LeakAssessment, target: str) -> Severity:
         text = "text is extracted, but not significantly" if few else "no text is shown to come out"
         reason = f"{text}; another signal is above its baseline"
         return Severity(MODERATE, reason, signals.proof_label(shown_signals, suspected))
-    if open_reasons := tuple(_why_inconclusive_sentences(assessment, target)):
+    if open_reasons := tuple(_explain_inconclusive(assessment, target)):
         clean = assessment.shows_no_leakage(target)
         first = signals.no_leakage_phrase(assessment, target) if clean else "no leak is shown"
         bound = signals.still_possible_label(assessment, target)
@@ -92,19 +90,19 @@ def severity_of_target(assessment: LeakAssessment, target: str) -> Severity:
     return Severity(NONE, reason, signals.still_possible_label(assessment, target))
 
 
-def _why_inconclusive_sentences(assessment: LeakAssessment, target: str) -> Iterator[str]:
+def _explain_inconclusive(assessment: LeakAssessment, target: str) -> Iterator[str]:
     """Yield the reasons against the word "none seen"."""
-    kinds = {s.kind for s in assessment.signals_of_target(target)}
+    kinds = {s.kind for s in assessment.list_target_signals(target)}
     # One tested access is enough: no signal of such a kind says "not tested".
-    untested = {s.kind for s in assessment.signals_of_target(target) if s.status == NOT_TESTED}
-    if suspected := [s for s in assessment.signals_of_target(target) if s.suspected]:
+    untested = {s.kind for s in assessment.list_target_signals(target) if s.status == NOT_TESTED}
+    if suspected := [s for s in assessment.list_target_signals(target) if s.suspected]:
         names = ", ".join(dict.fromkeys(s.kind.short for s in suspected))
         yield f"something is above its baseline, not significantly ({names})"
-    if assessment.doubts_about(target):
+    if assessment.list_target_doubts(target):
         yield "there is a reason to doubt what was measured"
     if assessment.unasked:
-        yield f"time ran out before {counted(assessment.unasked, 'record')}"
-    if not assessment.tested_signals(target):
+        yield f"time ran out before {format_count(assessment.unasked, 'record')}"
+    if not assessment.list_tested_signals(target):
         yield "nothing was measured"
     elif untested:
         yield f"{len(untested)} of {len(kinds)} signals were not"

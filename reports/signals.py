@@ -21,12 +21,12 @@ from auditor.conclusions.leak_readings import (
     VIOLATIONS,
 )
 from auditor.conclusions.signals import LeakAssessment, LeakSignal, assess_signals
-from auditor.core.counts import counted
+from auditor.core.counts import format_count
 from auditor.core.nouns import UNDEFENDED
 from auditor.core.result import AuditResult, Doubt, Measurement
 from auditor.reports import personal, phrases
 from auditor.reports.blocks import Block, Bullets, Forest, ForestSpan, Group, Table
-from auditor.reports.topics import forest_span
+from auditor.reports.topics import build_forest_span
 from auditor.statistics.memorised import RECORDS
 from auditor.statistics.metrics import DISCOVERABLE, EXPECTED_ANY_OF, SHARES, auc_name
 from auditor.statistics.roc import AUC
@@ -51,45 +51,50 @@ def describe_signal_number(signal: LeakSignal) -> str:
     """Return `166/320 (52% [46–57]) extracted verbatim` or `membership AUC 0.642 [0.577–0.704]`."""
     m = signal.measured
     assert m is not None  # callers pass tested signals only
-    if is_decided_by_excess(signal):
+    if is_excess_decisive(signal):
         # Drop its interval: the deciding interval is next to the baseline.
         m = replace(m, low=math.nan, high=math.nan)
     if signal.kind is PERSONAL:
         return (
-            f"{personal.personal_kind_in_sentence(signal.part)} "
-            f"{personal.personal_data_share_phrase(m)}"
+            f"{personal.format_personal_kind(signal.part)} {personal.personal_data_share_phrase(m)}"
         )
-    part = (
-        f"of those trained on {counted(int(signal.count), 'time')}" if signal.count else signal.part
-    )
+    if signal.count:
+        part = f"of those trained on {format_count(int(signal.count), 'time')}"
+    else:
+        part = signal.part
     at = f", {part}" if part else ""
     if m.name in signal.kind.counted:
-        return f"{phrases.format_share_with_interval(m)} {signal.kind.counted[m.name]}{at}"
+        return f"{phrases.format_share(m)} {signal.kind.counted[m.name]}{at}"
     if m.name == RECORDS:
-        return f"{counted(round(m.value), 'training record')} in {counted(m.n, 'drawn text')}"
+        records = format_count(round(m.value), "training record")
+        return f"{records} in {format_count(m.n, 'drawn text')}"
     if m.name.startswith(EPSILON):
         return f"audited ε at least {phrases.format_number(m.value)}"
     if m.name == VIOLATIONS:
         return (
-            f"its claim is VIOLATED {counted(round(m.value), 'time')} in "
-            f"{counted(m.n, 'query', 'queries')}"
+            f"its claim is VIOLATED {format_count(round(m.value), 'time')} in "
+            f"{format_count(m.n, 'query', 'queries')}"
         )
     if tries := EXPECTED_ANY_OF.parse_numbers(m.name):
-        samples = counted(int(tries[0]), "sample")
+        samples = format_count(int(tries[0]), "sample")
         lengths = phrases.suffix_lengths_phrase(m)
-        return f"{samples} each would extract {phrases.value_with_interval(m)} of members{lengths}"
+        share = phrases.format_measurement_value(m)
+        return f"{samples} each would extract {share} of members{lengths}"
     if surely := DISCOVERABLE.parse_numbers(m.name):
-        samples, sure = counted(int(surely[0]), "sample"), phrases.format_percent(float(surely[1]))
+        samples = format_count(int(surely[0]), "sample")
+        sure = phrases.format_percent(float(surely[1]))
         return (
-            f"{phrases.format_share_with_interval(m)} extracted by {samples} with a probability of "
+            f"{phrases.format_share(m)} extracted by {samples} with a probability of "
             f"{sure}% or more"
         )
     chosen = f" ({m.note})" if m.name == auc_name("") and m.note else ""
-    number = f"{phrases.lower_first(phrases.metric_label(m.name))} {phrases.value_with_interval(m)}"
+    number = (
+        f"{phrases.lower_first(phrases.metric_label(m.name))} {phrases.format_measurement_value(m)}"
+    )
     return f"{number}{chosen}{phrases.suffix_lengths_phrase(m)}{at}"
 
 
-def is_decided_by_excess(signal: LeakSignal) -> bool:
+def is_excess_decisive(signal: LeakSignal) -> bool:
     """Return whether the excess over the non-members is the reason that the signal is not shown.
 
     For a shown signal its interval suffices: its lower limit is above the non-members' number too.
@@ -99,20 +104,16 @@ def is_decided_by_excess(signal: LeakSignal) -> bool:
 
 def suspicion_phrase(signal: LeakSignal) -> str:
     """Return why a measured leak is not shown: `not significant`, or only a hint."""
-    return (
-        "not significant"
-        if signal.alone
-        else "only a hint: such a number cannot show a leak by itself"
-    )
+    if signal.alone:
+        return "not significant"
+    return "only a hint: such a number cannot show a leak by itself"
 
 
 def corrected_interval_phrase(signal: LeakSignal) -> str:
     """Return `interval corrected for 5 numbers that share the level`, or ""."""
-    return (
-        f"interval corrected for {signal.looks} numbers that share the level"
-        if signal.looks > 1
-        else ""
-    )
+    if signal.looks > 1:
+        return f"interval corrected for {signal.looks} numbers that share the level"
+    return ""
 
 
 def describe_signal_baseline(signal: LeakSignal) -> str:
@@ -122,19 +123,18 @@ def describe_signal_baseline(signal: LeakSignal) -> str:
         return f"non-members {_baseline_text(b)}{_difference_text(signal)}"
     if b is None:
         return "not compared with non-members"
-    blind = (
-        f", blind baseline {phrases.format_value(signal.blind)}"
-        if signal.blind
-        else ", no blind baseline"
-    )
+    if signal.blind:
+        blind = f", blind baseline {phrases.format_value(signal.blind)}"
+    else:
+        blind = ", no blind baseline"
     return f"chance {phrases.format_number(b)}{blind if signal.kind.alike else ''}" if b else ""
 
 
-def _bracketed(text: str) -> str:
+def _bracket_text(text: str) -> str:
     return f" ({text})" if text else ""
 
 
-def describe_signals_of_one_kind(of_a_kind: Sequence[LeakSignal]) -> str:
+def describe_signal_kind(of_a_kind: Sequence[LeakSignal]) -> str:
     """Return the result of a target's signals of one kind, both accesses together, as a phrase.
 
     `none of 60 extracted verbatim, text-only or white-box (up to 6% not ruled out)`
@@ -150,15 +150,15 @@ def describe_signals_of_one_kind(of_a_kind: Sequence[LeakSignal]) -> str:
             corrected_interval_phrase(best),
         )
         remark = "; ".join(filter(None, remarks))
-        return f"{describe_signal_number(best)}{access}{_bracketed(remark)}"
+        return f"{describe_signal_number(best)}{access}{_bracket_text(remark)}"
     access = " or ".join(s.setting for s in of_a_kind if s.setting)
     access = f", {access}" if access else ""
     worst = max(of_a_kind, key=lambda s: s.measured.high if s.measured else 0.0)
     m = worst.measured
     assert m is not None  # it was tested
     if m.name == VIOLATIONS:
-        return f"no violation of its claim in {counted(m.n, 'query', 'queries')}"
-    if not all(map(_has_counted_secrets_and_found_none, of_a_kind)):
+        return f"no violation of its claim in {format_count(m.n, 'query', 'queries')}"
+    if not all(map(_has_empty_count, of_a_kind)):
         # no bound: the number itself
         never = f"; {NEVER_DRAWN}" if m.name == PROBABLE.main and m.value == 0 else ""
         corrected = corrected_interval_phrase(worst)
@@ -174,31 +174,28 @@ def not_ruled_out_phrase(signal: LeakSignal) -> str:
     """Return `verbatim up to 6.0% (0/60)` for a signal that counts secrets and found none."""
     m = signal.measured
     assert m is not None  # it was tested
-    title = (
-        personal.personal_kind_in_sentence(signal.part)
-        if signal.kind is PERSONAL
-        else signal.kind.short
-    )
+    if signal.kind is PERSONAL:
+        title = personal.format_personal_kind(signal.part)
+    else:
+        title = signal.kind.short
     return f"{title} up to {phrases.format_percent(m.high)}% (0/{m.n:,})"
 
 
 def still_possible_label(assessment: LeakAssessment, target: str) -> str:
     """Return `still possible: verbatim up to 6.0% (0/60)`, the widest bound of the first kind that
     counts secrets and found none; "" without such a kind."""
-    zero_signals = [
-        s for s in assessment.tested_signals(target) if _has_counted_secrets_and_found_none(s)
-    ]
+    zero_signals = [s for s in assessment.list_tested_signals(target) if _has_empty_count(s)]
     first = [s for s in zero_signals if s.kind is zero_signals[0].kind]
     widest = max(first, key=lambda s: s.measured.high if s.measured else 0.0, default=None)
     return f"still possible: {not_ruled_out_phrase(widest)}" if widest else ""
 
 
-def _has_counted_secrets_and_found_none(signal: LeakSignal) -> bool:
+def _has_empty_count(signal: LeakSignal) -> bool:
     m = signal.measured
     return m is not None and m.name in signal.kind.counted and m.value == 0
 
 
-def gate_command_to_suggest(
+def suggest_gate_command(
     assessment: LeakAssessment, target_signals: Sequence[LeakSignal], run: str
 ) -> str:
     """Return a gate on these signals of one target; without --target it judges defenses first."""
@@ -230,13 +227,13 @@ def pick_strongest_signal(signals: Sequence[LeakSignal]) -> LeakSignal:
 def no_leakage_phrase(assessment: LeakAssessment, *targets: str) -> str:
     """Return the reassuring words, used only after `LeakAssessment.shows_no_leakage`."""
     all_tested = all(
-        len(assessment.tested_signals(target)) == len(assessment.signals_of_target(target))
+        len(assessment.list_tested_signals(target)) == len(assessment.list_target_signals(target))
         for target in targets
     )
     return f"no leakage seen{'' if all_tested else ' in what was tested'}"
 
 
-def group_signals_by_kind(signals: Sequence[LeakSignal]) -> list[list[LeakSignal]]:
+def group_signals(signals: Sequence[LeakSignal]) -> list[list[LeakSignal]]:
     # groupby joins only neighbours; an assessment has a target's signals kind by kind.
     return [list(group) for _, group in groupby(signals, key=lambda s: s.kind.name)]
 
@@ -261,7 +258,7 @@ def _brief_number_label(signal: LeakSignal) -> str:
     m = signal.measured
     assert m is not None  # a signal that was tested
     if signal.kind is PERSONAL:
-        return f"{personal.personal_kind_in_sentence(signal.part)} {phrases.format_value(m)}"
+        return f"{personal.format_personal_kind(signal.part)} {phrases.format_value(m)}"
     if m.name in signal.kind.counted and signal.kind.text:
         by = "by " if signal.kind is GREEDILY else ""
         return f"{phrases.format_value(m)} {by}{signal.kind.short}"
@@ -285,11 +282,11 @@ def least_detectable_text(signal: LeakSignal) -> str:
     return f"{text}{_UNITS.get(m.unit, '')}"
 
 
-def untested_kinds_to_report_by_targets(
+def group_untested_kinds(
     assessment: LeakAssessment,
 ) -> dict[tuple[str, ...], list[LeakKind]]:
     """Return the untested kinds by targets; first, under (), kinds tested on no target."""
-    measured = [target for target in assessment.targets if assessment.tested_signals(target)]
+    measured = [target for target in assessment.targets if assessment.list_tested_signals(target)]
     # Insert () first to keep it first.
     kinds_by_targets: dict[tuple[str, ...], list[LeakKind]] = {(): []}
     for kind in dict.fromkeys(s.kind for s in assessment.signals):
@@ -304,7 +301,7 @@ def untested_kinds_to_report_by_targets(
     return {targets: kinds for targets, kinds in kinds_by_targets.items() if kinds}
 
 
-def all_doubts(assessment: LeakAssessment) -> tuple[Doubt, ...]:
+def list_doubts(assessment: LeakAssessment) -> tuple[Doubt, ...]:
     """Return the doubts about all targets, each once, contradictions first."""
     contradictions = [
         d for name in assessment.targets for d in assessment.contradictions.get(name, ())
@@ -319,9 +316,9 @@ def all_doubts(assessment: LeakAssessment) -> tuple[Doubt, ...]:
     )
 
 
-def target_title_or_undefended(result: AuditResult, target: str) -> str:
+def title_signal_target(result: AuditResult, target: str) -> str:
     """Return the target's title; "Undefended" also if the result lacks that model."""
-    record = phrases.find_target_to_report(result, target)
+    record = phrases.find_reported_target(result, target)
     return record.title if record else "Undefended" if target == UNDEFENDED else target
 
 
@@ -331,11 +328,12 @@ def target_title_or_undefended(result: AuditResult, target: str) -> str:
 
 def _signals_forest(result: AuditResult, assessment: LeakAssessment) -> Forest:
     """Return a row a signal, target by target."""
-    groups, spans = list[Group](), list[ForestSpan | None]()
+    groups = list[Group]()
+    spans = list[ForestSpan | None]()
     for target in assessment.targets:
         # Merge signals that differ only in their access into one row.
         settings: dict[tuple[str, ...], list[LeakSignal]] = {}
-        for signal in assessment.tested_signals(target):
+        for signal in assessment.list_tested_signals(target):
             settings.setdefault(_signal_table_row(signal), []).append(signal)
         rows = []
         for (title, *cells), merged in settings.items():
@@ -343,7 +341,7 @@ def _signals_forest(result: AuditResult, assessment: LeakAssessment) -> Forest:
             rows.append((f"{title}, {access}" if access else title, *cells))
             spans.append(_signal_forest_span(merged[0]))
         if rows:
-            groups.append(Group(phrases.target_title_with_costs(result, target), tuple(rows)))
+            groups.append(Group(phrases.title_target_costs(result, target), tuple(rows)))
     caption = "Measured, and the same of records that were never trained on; 95% intervals"
     table = Table("signals-table", caption, _HEAD, tuple(groups), frozenset({1, 2}))
     reach = max((max(span.high, span.floor or 0.0) for span in spans if span), default=1.0)
@@ -355,11 +353,13 @@ def list_untested_signals(
     result: AuditResult, assessment: LeakAssessment
 ) -> Iterator[tuple[str, str]]:
     """Yield ` on PMixED` ("": no target) and the untested signals, with their test or reason."""
-    for targets, untested in untested_kinds_to_report_by_targets(assessment).items():
+    for targets, untested in group_untested_kinds(assessment).items():
         labels = []
         for kind in untested:
             # The attacks on verbatim text measure personal data, and are listed for verbatim.
-            methods = () if kind is PERSONAL else result.methods_measuring(*kind.measured_by[:1])
+            methods = (
+                () if kind is PERSONAL else result.list_measuring_methods(*kind.measured_by[:1])
+            )
             kind_signals = [
                 s
                 for s in assessment.signals
@@ -368,15 +368,15 @@ def list_untested_signals(
             # Give the reason for a planned test that did not run; else advise the test.
             reasons = "; ".join(dict.fromkeys(s.why for s in kind_signals if s.why))
             flags = f"--attack {' or '.join(methods)}" if methods else ""
-            labels.append(f"{kind.short}{_bracketed(reasons or flags)}")
-        titles = dict.fromkeys(target_title_or_undefended(result, target) for target in targets)
+            labels.append(f"{kind.short}{_bracket_text(reasons or flags)}")
+        titles = dict.fromkeys(title_signal_target(result, target) for target in targets)
         yield f" on {', '.join(titles)}" if titles else "", ", ".join(labels)
 
 
 def _signal_table_row(s: LeakSignal) -> tuple[str, ...]:
     """Return the name, the number, its baseline, and whether it is shown."""
     is_personal = s.kind is PERSONAL
-    title = personal.personal_kind_title(s.part) if is_personal else s.kind.short
+    title = personal.title_personal_kind(s.part) if is_personal else s.kind.short
     status = suspicion_phrase(s) if s.suspected else s.status
     difference = _difference_text(s)
     least = least_detectable_text(s)
@@ -389,52 +389,51 @@ def _measured_text(s: LeakSignal) -> str:
     """Return the number, without the name of its metric if the kind states it."""
     m = s.measured
     assert m is not None  # it was tested
-    if is_decided_by_excess(s) and m.value:
+    if is_excess_decisive(s) and m.value:
         m = replace(m, low=math.nan, high=math.nan)
-    corrected = _bracketed(corrected_interval_phrase(s))
+    corrected = _bracket_text(corrected_interval_phrase(s))
     if s.kind is PERSONAL:
         return personal.personal_data_share_phrase(m) + corrected
     if s.count or s.looks > 1 or not (m.unit == "share" or m.name == s.kind.main):
         return describe_signal_number(s) + corrected
     if m.unit == "share":
-        return phrases.format_share_with_interval(m)
+        return phrases.format_share(m)
     chosen = f" ({m.note})" if m.name == auc_name("") and m.note else ""
     unit = _UNITS.get(m.unit, "")
-    return f"{phrases.value_with_interval(m)}{unit}{chosen}{phrases.suffix_lengths_phrase(m)}"
+    return f"{phrases.format_measurement_value(m)}{unit}{chosen}{phrases.suffix_lengths_phrase(m)}"
 
 
 def _difference_text(signal: LeakSignal) -> str:
     """Return `, difference 3.3 points [−1.9 to 11.2]` if the excess decides; else ""."""
-    if not is_decided_by_excess(signal) or _has_counted_secrets_and_found_none(signal):
+    if not is_excess_decisive(signal) or _has_empty_count(signal):
         return ""
     assert signal.excess is not None  # it decides
-    return f", difference {phrases.difference_with_interval(signal.excess)}"
+    return f", difference {phrases.format_difference(signal.excess)}"
 
 
 def _baseline_text(b: Measurement | float | None) -> str:
     if isinstance(b, Measurement):
-        return (
-            f"{phrases.hit_count_of_share(b):,}/{b.n:,}"
-            if b.unit == "share"
-            else phrases.format_value(b)
-        )
+        if b.unit == "share":
+            return f"{phrases.count_hits(b):,}/{b.n:,}"
+        return phrases.format_value(b)
     return phrases.NOTHING if b is None else phrases.format_number(b)
 
 
 def _signal_forest_span(s: LeakSignal) -> ForestSpan | None:
-    m, b = s.measured, s.baseline
+    m = s.measured
+    b = s.baseline
     if m is None or m.unit not in ("share", "probability"):
         return None
-    if is_decided_by_excess(s) and isinstance(b, Measurement) and s.excess is not None and m.value:
+    if is_excess_decisive(s) and isinstance(b, Measurement) and s.excess is not None and m.value:
         # The bar then reaches the non-members' ring, as the interval of the difference reaches 0.
         m = replace(m, low=max(0.0, b.value + s.excess.low), high=min(1.0, b.value + s.excess.high))
-    return forest_span(m, b.value if isinstance(b, Measurement) else None)
+    return build_forest_span(m, b.value if isinstance(b, Measurement) else None)
 
 
 def signals_section_blocks(result: AuditResult) -> list[Block]:
     """Return the picture of all signals; nothing if nothing was measured."""
     assessment = assess_signals(result)
-    tested = any(assessment.tested_signals(target) for target in assessment.targets)
+    tested = any(assessment.list_tested_signals(target) for target in assessment.targets)
     return signal_blocks(result, assessment) if tested else []
 
 

@@ -12,11 +12,11 @@ _MOST = 80  # characters of a name: the line is a heading
 
 def audit_subject_line(result: AuditResult) -> str:
     """Return `Privacy audit of out/chat with records of data/x.jsonl; 1 June 2026, audit 0.1.0`"""
-    audited = f"Privacy audit of {model_phrase(result)} with {_data_phrase(result)}"
-    return f"{audited}; {date_phrase(result)}, audit {result.tool_version}"
+    audited = f"Privacy audit of {format_model(result)} with {_format_data(result)}"
+    return f"{audited}; {format_date(result)}, audit {result.tool_version}"
 
 
-def date_phrase(result: AuditResult) -> str:
+def format_date(result: AuditResult) -> str:
     """Return `1 June 2026`, in UTC."""
     try:
         date = datetime.fromisoformat(result.created)
@@ -27,46 +27,46 @@ def date_phrase(result: AuditResult) -> str:
         return phrases.shorten(result.created, _MOST) or "no date"
 
 
-def model_phrase(result: AuditResult) -> str:
+def format_model(result: AuditResult) -> str:
     """Return the model, its revision, and the base model of an adapter."""
-    objects, model = result.plan.get("objects") or {}, result.plan.get("model")
+    objects = result.plan.get("objects") or {}
+    model = result.plan.get("model")
     if "model" in objects:
         return phrases.shorten(f"a model given in Python ({objects['model']})", _MOST)
     if model is None:
-        lab_model = (
-            "the built-in lab model"
-            if result.benchmark.name == "lab"
-            else "the lab's SmolLM2-135M-Instruct"
-        )
+        if result.benchmark.name == "lab":
+            lab_model = "the built-in lab model"
+        else:
+            lab_model = "the lab's SmolLM2-135M-Instruct"
         if method := (result.plan.get("mitigation") or {}).get("method"):
             lab_model += f" trained by {method}"
-        return (
-            lab_model
-            if result.benchmark.is_of_builtin_lab
-            else "a model that this record does not name"
-        )
-    revision, base = result.plan.get("revision"), result.base or result.plan.get("base")
+        if result.benchmark.is_of_builtin_lab:
+            return lab_model
+        return "a model that this record does not name"
+    revision = result.plan.get("revision")
+    base = result.base or result.plan.get("base")
     more = [f"revision {revision}"] if revision else []
     if base:
-        more.append(f"adapter on {_short_model_name(str(base))}")
+        more.append(f"adapter on {_shorten_model_name(str(base))}")
     elif "model/adapter_config.json" in result.weights:
         more.append("an adapter")
-    return _short_model_name(str(model)) + (
+    return _shorten_model_name(str(model)) + (
         f" ({phrases.shorten('; '.join(more), _MOST)})" if more else ""
     )
 
 
-def _data_phrase(result: AuditResult) -> str:
-    data, canaries = result.plan.get("data"), result.plan.get("canaries")
+def _format_data(result: AuditResult) -> str:
+    data = result.plan.get("data")
+    canaries = result.plan.get("canaries")
     if "data" in (result.plan.get("objects") or {}):
         return "records given in Python"
     if data is None and result.benchmark.is_of_builtin_lab:
         return "synthetic records"
-    names = [_short_model_name(str(source)) for source in (data, canaries) if source]
+    names = [_shorten_model_name(str(source)) for source in (data, canaries) if source]
     return f"records of {' and '.join(names) or phrases.shorten(result.benchmark.name, _MOST)}"
 
 
-def _short_model_name(name: str) -> str:
+def _shorten_model_name(name: str) -> str:
     """Return a full hub id, or the last two parts of a path, which distinguish it."""
     parts = [part for part in name.replace("\\", "/").split("/") if part not in ("", ".")]
     return phrases.shorten("/".join(parts[-2:]) or name, _MOST)

@@ -30,7 +30,7 @@ from auditor.reports.blocks import (
     TargetSummary,
 )
 from auditor.reports.topics import CHECK, DECIDE, MEND, ReportMaterial, Topic
-from auditor.reports.verdict import headline, list_judged_targets
+from auditor.reports.verdict import list_judged_targets, write_headline
 from auditor.statistics import documents
 
 REVEALED = "This report shows private text (--reveal): keep it to yourself."
@@ -38,7 +38,7 @@ PARTS = (DECIDE, MEND, CHECK)
 
 
 @cache
-def all_report_topics() -> tuple[Topic, ...]:
+def list_topics() -> tuple[Topic, ...]:
     """Import all modules of this package and return their topics, in the order of the page."""
     names = (
         f"{reports.__name__}.{module.name}" for module in pkgutil.iter_modules(reports.__path__)
@@ -49,7 +49,7 @@ def all_report_topics() -> tuple[Topic, ...]:
     return tuple(sorted(topics, key=lambda topic: (PARTS.index(topic.part), topic.place)))
 
 
-def markdown_document(
+def build_markdown_document(
     result: AuditResult,
     details: SecretDetails | None = None,
     texts: Mapping[str, SecretText] | None = None,
@@ -60,27 +60,23 @@ def markdown_document(
     id.
     """
     material = ReportMaterial(
-        phrases.result_with_printable_strings(result), details or SecretDetails(), texts=texts
+        phrases.make_result_printable(result), details or SecretDetails(), texts=texts
     )
-    topics = sorted(
-        (topic for topic in all_report_topics() if topic.turn), key=lambda topic: topic.turn
-    )
+    topics = sorted((topic for topic in list_topics() if topic.turn), key=lambda topic: topic.turn)
     blocks_by_topic = (
-        (t, (t.brief or t.make)(material))
-        for t in (*topics, *_plugin_report_topics(material.result))
+        (t, (t.brief or t.make)(material)) for t in (*topics, *_list_plugin_topics(material.result))
     )
     sections = tuple(
         Section(topic.id, topic.title, tuple(blocks)) for topic, blocks in blocks_by_topic if blocks
     )
-    source = (
-        "Rendered from result.json alone"
-        if texts is None
-        else "Rendered from result.json and texts.jsonl"
-    )
+    if texts is None:
+        source = "Rendered from result.json alone"
+    else:
+        source = "Rendered from result.json and texts.jsonl"
     return replace(_build_report_document(material, sections), source=source)
 
 
-def page_document(
+def build_page_document(
     result: AuditResult,
     details: SecretDetails | None = None,
     since: Comparison | None = None,
@@ -91,11 +87,11 @@ def page_document(
     since: a comparison of an earlier run with this run. texts: the private text to show, by id.
     """
     material = ReportMaterial(
-        phrases.result_with_printable_strings(result), details or SecretDetails(), since, texts
+        phrases.make_result_printable(result), details or SecretDetails(), since, texts
     )
     blocks_by_topic = (
         (topic, topic.make(material))
-        for topic in (*all_report_topics(), *_plugin_report_topics(material.result))
+        for topic in (*list_topics(), *_list_plugin_topics(material.result))
     )
     sections = tuple(
         Section(topic.id, topic.title, tuple(blocks), topic.part)
@@ -106,21 +102,22 @@ def page_document(
 
 
 def _build_report_document(material: ReportMaterial, sections: tuple[Section, ...]) -> Document:
-    result, since = material.result, material.since
-    compared = (("Compared with", escaping.to_printable_line(since.runs[0])),) if since else ()
+    result = material.result
+    since = material.since
+    compared = (("Compared with", escaping.make_printable_line(since.runs[0])),) if since else ()
     return Document(
         title=subject_line.audit_subject_line(result),
         facts=(*_report_header_facts(result), *compared),
-        headline=headline(result),
+        headline=write_headline(result),
         sections=sections,
         warning="" if material.texts is None else REVEALED,
-        doubts=tuple(doubt.sentence for doubt in signals.all_doubts(assess_signals(result))),
-        standings=_target_severity_summaries(result),
+        doubts=tuple(doubt.sentence for doubt in signals.list_doubts(assess_signals(result))),
+        standings=_summarise_target_severities(result),
         rule=f"{severity.RULE} {signals.NOTE}",
     )
 
 
-def _plugin_report_topics(result: AuditResult) -> list[Topic]:
+def _list_plugin_topics(result: AuditResult) -> list[Topic]:
     """Return the sections of plug-ins, after all others."""
     topics = []
     for i, (name, section) in enumerate(result.sections.items()):
@@ -150,15 +147,14 @@ def _report_header_facts(result: AuditResult) -> Facts:
     )
 
 
-def _target_severity_summaries(result: AuditResult) -> tuple[TargetSummary, ...]:
+def _summarise_target_severities(result: AuditResult) -> tuple[TargetSummary, ...]:
     assessment = assess_signals(result)
     severities = {
-        name: severity.severity_of_target(assessment, name)
-        for name in list_judged_targets(assessment)
+        name: severity.rate_severity(assessment, name) for name in list_judged_targets(assessment)
     }
     return tuple(
         TargetSummary(
-            signals.target_title_or_undefended(result, name),
+            signals.title_signal_target(result, name),
             grade.word,
             grade.reason,
             grade.decision,

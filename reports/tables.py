@@ -12,8 +12,12 @@ from auditor.reports import escaping
 
 # Points in LaTeX's article class at 10 pt: a line, a space between columns and, on average, a
 # character.
-_LATEX_LINE, _LATEX_GAP, _LATEX_CHARACTER = 345.0, 8.0, 5.2
-_LATEX_CAPITAL, _LATEX_WIDE = 7.5, {"m": 8.4, "w": 7.3, "M": 9.2, "W": 10.3, "%": 8.4}  # points
+_LATEX_LINE = 345.0
+_LATEX_GAP = 8.0
+_LATEX_CHARACTER = 5.2
+# points
+_LATEX_CAPITAL = 7.5
+_LATEX_WIDE = {"m": 8.4, "w": 7.3, "M": 9.2, "W": 10.3, "%": 8.4}
 
 
 @dataclass(frozen=True)
@@ -28,7 +32,7 @@ class RowTable:
     machine_rows: tuple[tuple[object, ...], ...] = field(default=())
 
 
-def row_table_to_rich(grid: RowTable, styles: Sequence[str] = ()) -> RichTable:
+def render_rich_table(grid: RowTable, styles: Sequence[str] = ()) -> RichTable:
     """Return a rich table; `styles`: one a row."""
     clean = escaping.escape_for_terminal
     # Line by line: cleaning the full text would turn line ends into spaces.
@@ -43,7 +47,7 @@ def row_table_to_rich(grid: RowTable, styles: Sequence[str] = ()) -> RichTable:
     return table
 
 
-def row_table_to_markdown(grid: RowTable) -> str:
+def render_markdown_table(grid: RowTable) -> str:
     note = [escaping.escape_for_markdown(grid.note), ""] if grid.note else []
     return (
         "\n".join(
@@ -51,14 +55,14 @@ def row_table_to_markdown(grid: RowTable) -> str:
                 f"# {escaping.escape_for_markdown(grid.title)}",
                 "",
                 *note,
-                *row_table_markdown_lines(grid),
+                *render_markdown_lines(grid),
             ]
         )
         + "\n"
     )
 
 
-def row_table_markdown_lines(grid: RowTable) -> list[str]:
+def render_markdown_lines(grid: RowTable) -> list[str]:
     """Return the rows under their head, as lines of Markdown."""
     head, *rows = (
         list(map(escaping.escape_for_markdown, cells)) for cells in (grid.head, *grid.rows)
@@ -66,25 +70,31 @@ def row_table_markdown_lines(grid: RowTable) -> list[str]:
     return [f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows)]
 
 
-def row_table_to_csv(grid: RowTable) -> str:
+def render_csv_table(grid: RowTable) -> str:
     """Return the rows for programs if there are any, else the readable rows."""
     return escaping.csv_text(grid.machine_head or grid.head, grid.machine_rows or grid.rows)
 
 
-def row_table_to_latex(grid: RowTable) -> str:
+def render_latex_table(grid: RowTable) -> str:
     """Return a `tabular` with booktabs rules, for \\input, at most as wide as an article's line."""
     cells = list(zip(grid.head, *grid.rows, strict=True))
     longest_words = [
-        max(_latex_points(word) for cell in column for word in cell.replace("-", " ").split(" "))
+        max(
+            _measure_latex_points(word)
+            for cell in column
+            for word in cell.replace("-", " ").split(" ")
+        )
         for column in cells
     ]
-    columns = _latex_columns([max(map(_latex_points, column)) for column in cells], longest_words)
+    columns = _format_latex_columns(
+        [max(map(_measure_latex_points, column)) for column in cells], longest_words
+    )
     head, *rows = (
         " & ".join(map(escaping.escape_for_latex, row)) + r" \\" for row in (grid.head, *grid.rows)
     )
     # A comment ends with its line: on one line no title can continue as LaTeX.
     about = [
-        f"% {escaping.to_printable_line(text)}"
+        f"% {escaping.make_printable_line(text)}"
         for text in (grid.title, *filter(None, (grid.note,)))
     ]
     lines = [
@@ -99,7 +109,7 @@ def row_table_to_latex(grid: RowTable) -> str:
     )
 
 
-def _latex_points(text: str) -> float:
+def _measure_latex_points(text: str) -> float:
     """Estimate an upper bound of the width of a text in Computer Modern of 10 points."""
     return sum(
         _LATEX_WIDE.get(sign, _LATEX_CAPITAL if sign.isupper() else _LATEX_CHARACTER)
@@ -107,7 +117,7 @@ def _latex_points(text: str) -> float:
     )
 
 
-def _latex_columns(natural: Sequence[float], words: Sequence[float]) -> str:
+def _format_latex_columns(natural: Sequence[float], words: Sequence[float]) -> str:
     """Return columns that fit a line. natural, words: widths of widest cells and words, in points.
 
     A column no wider than an equal share of the room keeps its width; the others are paragraphs and

@@ -19,17 +19,21 @@ from auditor.conclusions.signals import assess_signals
 from auditor.core.nouns import UNDEFENDED
 from auditor.core.result import AuditResult, Chain, Finding, Measurement
 from auditor.reports import claims, escaping, personal, phrases, signals, unlearning
-from auditor.reports.next_step import next_command_to_suggest
-from auditor.reports.verdict import headline, strongest_attack_row, strongest_row_with_chain
+from auditor.reports.next_step import suggest_next_command
+from auditor.reports.verdict import (
+    find_strongest_attack_row,
+    find_strongest_chained_row,
+    write_headline,
+)
 
 _INDENT = 2
 _SHORTEST = 12  # minimum of a long attack name if the numbers need the room
 _BARS = "▁▂▃▄▅▆▇█"
 
 
-def terminal_run_summary(result: AuditResult, folder: Path | None = None) -> TerminalRunSummary:
+def summarise_run(result: AuditResult, folder: Path | None = None) -> TerminalRunSummary:
     """Return the screen of `--verbose`. folder: the run folder to name, or None."""
-    return TerminalRunSummary(phrases.result_with_printable_strings(result), folder)
+    return TerminalRunSummary(phrases.make_result_printable(result), folder)
 
 
 @dataclass(frozen=True)
@@ -40,15 +44,15 @@ class TerminalRunSummary:
     folder: Path | None
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield Text(headline(self.result), style="bold")
+        yield Text(write_headline(self.result), style="bold")
         yield Text()
         yield from _attack_row_lines(self.result, options.max_width)
         yield Text()
-        yield from _remarks_below_rows(self.result)
+        yield from _list_row_remarks(self.result)
         if self.folder is not None:
             # The folder's name is the user's: `result` is cleaned, a path is not.
-            report = escaping.to_printable_line(str(self.folder / "report.html"))
-            command = next_command_to_suggest(assess_signals(self.result), self.folder)
+            report = escaping.make_printable_line(str(self.folder / "report.html"))
+            command = suggest_next_command(assess_signals(self.result), self.folder)
             yield Text()
             yield Text.assemble(("report", "bold"), f": {report}", overflow="fold")
             yield Text.assemble(("next", "bold"), f":   {command}", overflow="fold")
@@ -61,7 +65,7 @@ def share_measurement_table(measurements: Iterable[Measurement]) -> Table:
         cells = (
             f"{m.value:.3f}",
             f"{m.low:.3f}–{m.high:.3f}",
-            f"{phrases.hit_count_of_share(m):,}",
+            f"{phrases.count_hits(m):,}",
             f"{m.n:,}",
             m.note,
         )
@@ -84,37 +88,36 @@ def _attack_row_lines(result: AuditResult, width: int) -> Iterator[RenderableTyp
     over = _INDENT + sum(widths) + gap * (len(widths) - 1) - width
     widths[0] = max(_SHORTEST, widths[0] - max(0, over))
     yield _column_line(heads, widths, gap, "dim")
-    rows = phrases.findings_in_report_order(result)
+    rows = phrases.sort_findings(result)
     for (title, facts, claim), group in groupby(
-        rows, key=lambda finding: _screen_title_facts_and_claim(result, finding)
+        rows, key=lambda finding: _format_screen_head(result, finding)
     ):
         line = Text.assemble((title, "bold cyan"), (facts, "dim"))
         if line.cell_len + len(claim) + 3 <= width:
             yield line.append(f" · {claim}", "dim")
         else:
-            yield from (line, _indented(Text(claim, "dim")))
+            yield from (line, _indent_block(Text(claim, "dim")))
         for finding in group:
             if finding.not_applicable:
                 name = f"{phrases.shorten(finding.attack, widths[0]):{widths[0] + gap}}"
-                yield _indented(Text(f"{name}not applicable: {finding.not_applicable}"))
+                yield _indent_block(Text(f"{name}not applicable: {finding.not_applicable}"))
             else:
                 yield _column_line(_attack_row_cells(finding), widths, gap)
 
 
-def _screen_title_facts_and_claim(result: AuditResult, finding: Finding) -> tuple[str, str, str]:
+def _format_screen_head(result: AuditResult, finding: Finding) -> tuple[str, str, str]:
     """Return a group's title, decoding and perplexity, and whether the claim applies."""
     facts = f"  {finding.decoding} · PPL {phrases.target_perplexity_text(result, finding.target)}"
     applies = phrases.claim_applies_phrase(finding)
     claim = applies if finding.claim_applies is None else f"claim applies: {applies}"
-    return phrases.row_title(result, finding), facts, claim
+    return phrases.title_row(result, finding), facts, claim
 
 
 def _attack_row_cells(finding: Finding) -> tuple[str, ...]:
-    numbers = (
-        ("", "", "")
-        if finding.not_applicable
-        else phrases.main_baseline_excess_table_cells(finding)
-    )
+    if finding.not_applicable:
+        numbers = ("", "", "")
+    else:
+        numbers = phrases.format_baseline_excess_cells(finding)
     return (phrases.shorten(finding.attack, 24), *numbers)
 
 
@@ -125,10 +128,10 @@ def _column_line(cells: tuple[str, ...], widths: list[int], gap: int, style: str
     attack, recall, *rest = map(Text, (phrases.shorten(cells[0], widths[0]), *cells[1:]))
     recall.stylize(style or "bold")
     table.add_row(attack, recall, *rest, style=style)
-    return _indented(table)
+    return _indent_block(table)
 
 
-def _indented(content: RenderableType) -> Padding:
+def _indent_block(content: RenderableType) -> Padding:
     return Padding(content, (0, 0, 0, _INDENT))
 
 
@@ -136,26 +139,25 @@ def _indented(content: RenderableType) -> Padding:
 # -----------------------------------------------------------------------------------------------
 
 
-def _remarks_below_rows(result: AuditResult) -> Iterator[RenderableType]:
+def _list_row_remarks(result: AuditResult) -> Iterator[RenderableType]:
     assessment = assess_signals(result)
-    for targets, untested in signals.untested_kinds_to_report_by_targets(assessment).items():
-        on = (
-            " on "
-            f"{', '.join(signals.target_title_or_undefended(result, target) for target in targets)}"
-            if targets
-            else ""
-        )
+    for targets, untested in signals.group_untested_kinds(assessment).items():
+        if targets:
+            titles = (signals.title_signal_target(result, target) for target in targets)
+            on = f" on {', '.join(titles)}"
+        else:
+            on = ""
         names = ", ".join(phrases.lower_first(kind.title) for kind in untested)
         yield Text.assemble((f"not tested{on}", "bold"), f"  {names}")
-    best = strongest_attack_row(result, UNDEFENDED)
+    best = find_strongest_attack_row(result, UNDEFENDED)
     if best is not None and best.by_repeats:
-        yield _recall_by_copies_sparkline(best)
+        yield _draw_copies_sparkline(best)
     if best is not None and best.by_kind:
-        kinds = personal.personal_data_by_kind_phrase(best)
+        kinds = personal.format_personal_kinds(best)
         yield Text.assemble(("personal data", "bold"), f"  {kinds} (undefended, {best.attack})")
     for finding in result.findings:
         if finding.target == UNDEFENDED and (
-            measured := phrases.exposure_by_insertions_to_report(finding)
+            measured := phrases.select_insertion_exposure(finding)
         ):
             exposures = ", ".join(phrases.format_value(m) for _, m in measured)
             counts = " ".join(count for count, _ in measured)
@@ -163,7 +165,7 @@ def _remarks_below_rows(result: AuditResult) -> Iterator[RenderableType]:
                 (f"insertions {counts}", "bold"), f"  exposure {exposures} bits (undefended)"
             )
     for target in result.targets:
-        row = strongest_row_with_chain(result, target.name)
+        row = find_strongest_chained_row(result, target.name)
         if row is not None and row.chain is not None:
             source = f"{row.attack}{', white-box' if row.setting == 'white-box' else ''}"
             source += phrases.above_nonmembers_phrase(row.chain.whole)
@@ -174,7 +176,7 @@ def _remarks_below_rows(result: AuditResult) -> Iterator[RenderableType]:
             )
     for unlearning_result in result.unlearning:
         yield Text.assemble(
-            ("forgotten", "bold"), "  ", unlearning.forgetting_sentences(result, unlearning_result)
+            ("forgotten", "bold"), "  ", unlearning.describe_forgetting(result, unlearning_result)
         )
     if result.prefix_token:
         yield Text.assemble(
@@ -183,13 +185,13 @@ def _remarks_below_rows(result: AuditResult) -> Iterator[RenderableType]:
     for target in result.targets:
         if target.claim is not None:
             yield Text.assemble((target.title, "bold"), "  ", phrases.epsilon_line(target.claim))
-    for stands in claims.claims_to_report(result):
-        yield Text(claims.claim_verdict_sentence(stands))
+    for stands in claims.select_reported_claims(result):
+        yield Text(claims.describe_claim_verdict(stands))
 
 
-def _recall_by_copies_sparkline(finding: Finding) -> Text:
+def _draw_copies_sparkline(finding: Finding) -> Text:
     """Return `copies 1 2 4  ▁ ▃ █  0.0%, 31%, 98% (undefended, ethicist)`: bars from 0 to 1."""
-    measured = phrases.sort_by_repeats(finding.by_repeats)
+    measured = phrases.sort_repeats(finding.by_repeats)
     bars = " ".join(_BARS[min(7, max(0, round(7 * m.value)))] if m.n else "·" for _, m in measured)
     shares = ", ".join(phrases.format_value(m) for _, m in measured)
     names = " ".join(name for name, _ in measured)
@@ -205,6 +207,6 @@ def _recall_by_copies_sparkline(finding: Finding) -> Text:
 def _control_chain_line(title: str, chain: Chain, of: str) -> Text:
     """`why PMixED  clipping −1.0 points [−3.0 to 0.7], not significant · noise −12 points [−16 to −8] (ethicist)`"""  # noqa: E501
     effects = " · ".join(
-        map(phrases.chain_step_effect_phrase, phrases.chain_steps_worth_reporting(chain.steps))
+        map(phrases.chain_step_effect_phrase, phrases.select_chain_steps(chain.steps))
     )
     return Text.assemble((title, "bold"), "  ", effects, (f" ({of}, n {chain.whole.n:,})", "dim"))

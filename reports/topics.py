@@ -16,7 +16,9 @@ from auditor.records.private_texts import SecretText
 from auditor.reports import phrases
 from auditor.reports.blocks import Block, Figure, Figures, ForestSpan, Group
 
-DECIDE, MEND, CHECK = "For the decision", "For fixing the model", "For checking the method"
+DECIDE = "For the decision"
+MEND = "For fixing the model"
+CHECK = "For checking the method"
 BEFORE = "Since the last run"
 
 
@@ -56,21 +58,21 @@ def figures_blocks(plotted: Iterable[Figure]) -> list[Block]:
     return [Figures(figures)] if figures else []
 
 
-def table_groups_by_target(
+def group_table_rows(
     result: AuditResult, row: Callable[[Finding], tuple[str, ...]]
 ) -> tuple[Group, ...]:
     """Return one untitled group a target, in report order."""
     grouped: dict[str, list[tuple[str, ...]]] = {}
-    for finding in phrases.findings_in_report_order(result):
+    for finding in phrases.sort_findings(result):
         grouped.setdefault(finding.target, []).append(row(finding))
     return tuple(Group("", tuple(group)) for group in grouped.values())
 
 
-def forest_span(m: Measurement, floor: float | None = None) -> ForestSpan | None:
+def build_forest_span(m: Measurement, floor: float | None = None) -> ForestSpan | None:
     if any(math.isnan(value) for value in (m.low, m.value, m.high)):
         return None
     return ForestSpan(m.low, m.value, m.high, None if floor is None or math.isnan(floor) else floor)
 
 
-def row_title_with_attack(result: AuditResult, finding: Finding) -> str:
-    return f"{phrases.row_title(result, finding)} · {finding.attack}"
+def title_attack_row(result: AuditResult, finding: Finding) -> str:
+    return f"{phrases.title_row(result, finding)} · {finding.attack}"

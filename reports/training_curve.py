@@ -40,7 +40,7 @@ class Panel:
     lines: tuple[Curve, ...]
 
 
-def training_curve_svg(panels: Sequence[Panel], stopped_at: int | None = None) -> str:
+def draw_training_curve(panels: Sequence[Panel], stopped_at: int | None = None) -> str:
     """Return SVG. stopped_at: a step to mark."""
     text = io.StringIO()
     with styled_figure_context(LIGHT_STYLE) as (figure, first):
@@ -55,14 +55,16 @@ def training_curve_svg(panels: Sequence[Panel], stopped_at: int | None = None) -
 
 def _draw_panel(axes: Axes, panel: Panel, stopped_at: int | None) -> None:
     for number, line in enumerate(panel.lines):
-        steps, values = [step for step, _ in line.points], [m.value for _, m in line.points]
+        steps = [step for step, _ in line.points]
+        values = [m.value for _, m in line.points]
         # matplotlib rejects negative lengths, which rounding creates; 0 comes first, as max(0, nan)
         # is 0.
         reach = [
             [max(0.0, m.value - m.low) for _, m in line.points],
             [max(0.0, m.high - m.value) for _, m in line.points],
         ]
-        look, colour = _POINTS_AND_LINES[number % 4], LIGHT[COLOURS[number % SERIES]]
+        look = _POINTS_AND_LINES[number % 4]
+        colour = LIGHT[COLOURS[number % SERIES]]
         axes.errorbar(
             steps,
             values,

@@ -42,9 +42,9 @@ _NOTE = (
 )
 
 
-def forgetting_sentences(result: AuditResult, unlearning: Unlearning) -> str:
+def describe_forgetting(result: AuditResult, unlearning: Unlearning) -> str:
     """Return the remainder, the relearned part and the cost, in measured order."""
-    title = phrases.target_title(result, unlearning.target)
+    title = phrases.title_target(result, unlearning.target)
     labels = [
         _unlearning_before_after_label(row) for row in unlearning.numbers if row.group == FORGOTTEN
     ]
@@ -56,21 +56,20 @@ def forgetting_sentences(result: AuditResult, unlearning: Unlearning) -> str:
         f"{'; '.join(labels)}"
     )
     sentences = (
-        *_forgotten_or_not_sentences(unlearning),
-        *_relearning_sentences(unlearning),
+        *_describe_forgotten_records(unlearning),
+        *_describe_relearning(unlearning),
         _perplexity_cost_sentence(unlearning),
     )
     return " ".join((f"{opening}.", *sentences))
 
 
 def _unlearning_before_after_label(row: GroupRecall) -> str:
-    retrained = (
-        f", never seen {phrases.format_value(row.values[RETRAINED])}"
-        if RETRAINED in row.values
-        else ""
-    )
+    if RETRAINED in row.values:
+        retrained = f", never seen {phrases.format_value(row.values[RETRAINED])}"
+    else:
+        retrained = ""
     before, after = (phrases.format_value(row.values[model]) for model in (BEFORE, AFTER))
-    now = after if before == after else phrases.value_with_interval(row.values[AFTER])
+    now = after if before == after else phrases.format_measurement_value(row.values[AFTER])
     return f"{_recall_measure_label(row)} {before} → {now}{retrained}"
 
 
@@ -78,7 +77,7 @@ def _recall_measure_label(row: GroupRecall) -> str:
     return _NAMES.get(row.name) or phrases.lower_first(phrases.metric_label(row.name))
 
 
-def _forgotten_or_not_sentences(unlearning: Unlearning) -> Iterator[str]:
+def _describe_forgotten_records(unlearning: Unlearning) -> Iterator[str]:
     """Yield whether records are forgotten, against a model without them or else non-members."""
     rows = [row for row in unlearning.numbers if row.group == FORGOTTEN]
     # "left": recall minus that of the model trained without the records.
@@ -108,7 +107,7 @@ def _forgotten_or_not_sentences(unlearning: Unlearning) -> Iterator[str]:
         yield sentence if remaining else "Not shown to be above records it never saw."
 
 
-def _relearning_sentences(unlearning: Unlearning) -> Iterator[str]:
+def _describe_relearning(unlearning: Unlearning) -> Iterator[str]:
     if not unlearning.steps:
         return
     trained = f"{unlearning.steps} steps of relearning on {unlearning.texts:,} other records"
@@ -139,12 +138,12 @@ def _is_relearning_shown(row: GroupRecall) -> bool:
 
 
 def _relearned_label(row: GroupRecall) -> str:
-    share, never = row.changes.get("share_back"), row.values.get(RETRAINED_RELEARNED)
-    part = (
-        f", {phrases.value_with_interval(share)} of what was taken"
-        if share and _is_relearning_shown(row)
-        else ""
-    )
+    share = row.changes.get("share_back")
+    never = row.values.get(RETRAINED_RELEARNED)
+    if share and _is_relearning_shown(row):
+        part = f", {phrases.format_measurement_value(share)} of what was taken"
+    else:
+        part = ""
     retrained = f", never seen {phrases.format_value(never)}" if never else ""
     after, again = (phrases.format_value(row.values[model]) for model in (AFTER, RELEARNED))
     return f"{_recall_measure_label(row)} {after} → {again}{part}{retrained}"
@@ -171,7 +170,7 @@ def _unlearning_blocks(result: AuditResult) -> list[Block]:
     for unlearning in result.unlearning:
         if unlearning.numbers:
             blocks += [
-                Paragraph(forgetting_sentences(result, unlearning)),
+                Paragraph(describe_forgetting(result, unlearning)),
                 _forgotten_records_table(result, unlearning),
             ]
     return [*blocks, Paragraph(_NOTE)] if blocks else []
@@ -195,7 +194,7 @@ def _forgotten_records_table(result: AuditResult, unlearning: Unlearning) -> Tab
     )
     costs = tuple(phrases.format_value(unlearning.perplexity.get(model)) for model in shown_models)
     ratio = unlearning.perplexity.get("ratio")
-    times = f"× {phrases.value_with_interval(ratio)}" if ratio else phrases.NOTHING
+    times = f"× {phrases.format_measurement_value(ratio)}" if ratio else phrases.NOTHING
     last = Group("Held-out perplexity", (("all", *costs, times),))
     head = (
         "Records",
@@ -205,7 +204,7 @@ def _forgotten_records_table(result: AuditResult, unlearning: Unlearning) -> Tab
         "That − never saw",
     )
     caption = (
-        f"What is left of what {phrases.target_title(result, unlearning.target)} was to forget"
+        f"What is left of what {phrases.title_target(result, unlearning.target)} was to forget"
     )
     return Table(
         f"unlearning-{unlearning.target}",
@@ -220,8 +219,8 @@ def _record_group_table_row(row: GroupRecall, models: list[str]) -> tuple[str, .
     changes = (row.changes.get(name) for name in ("unlearned", "relearned", "came_back"))
     return (
         f"{_GROUPS[row.group]} ({row.values[AFTER].n:,})",
-        *(phrases.value_with_interval(row.values.get(model)) for model in models),
-        *map(phrases.value_with_interval, changes),
+        *(phrases.format_measurement_value(row.values.get(model)) for model in models),
+        *map(phrases.format_measurement_value, changes),
     )
 
 

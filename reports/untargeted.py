@@ -11,7 +11,7 @@ from auditor.core.result import AuditResult, Finding
 from auditor.records.table import Column
 from auditor.reports import phrases
 from auditor.reports.blocks import Block, Group, Paragraph, Table
-from auditor.reports.topics import MEND, Topic, row_title_with_attack
+from auditor.reports.topics import MEND, Topic, title_attack_row
 from auditor.statistics.memorised import (
     COMMON,
     GENERATIONS,
@@ -40,11 +40,7 @@ _NOTE = (
 
 def _untargeted_blocks(result: AuditResult, details: SecretDetails | None) -> list[Block]:
     """Report rows compared with all training data. details: None omits the tables by record."""
-    rows = [
-        finding
-        for finding in phrases.findings_in_report_order(result)
-        if finding.measurement(MEMORISED)
-    ]
+    rows = [finding for finding in phrases.sort_findings(result) if finding.measurement(MEMORISED)]
     if not rows:
         return []
     return [
@@ -52,7 +48,7 @@ def _untargeted_blocks(result: AuditResult, details: SecretDetails | None) -> li
         _expected_further_records_table(result, rows),
         *_ranking_precision_tables(result, rows),
         Paragraph(_NOTE),
-        *(_extracted_by_copies_blocks(result, details, rows) if details is not None else []),
+        *(_build_copies_blocks(result, details, rows) if details is not None else []),
         *(_extracted_records_blocks(result, details, rows) if details is not None else []),
     ]
 
@@ -63,9 +59,12 @@ def _memorised_rates_table(result: AuditResult, findings: list[Finding]) -> Tabl
     head = ("Target", "Generations", "That hold some", "Memorised", "Baseline", "Excess", "Common")
     cells = tuple(
         (
-            row_title_with_attack(result, f),
+            title_attack_row(result, f),
             f"{main.n:,}",
-            *(phrases.value_with_interval(f.measurement(name)) for name in (GENERATIONS, *names)),
+            *(
+                phrases.format_measurement_value(f.measurement(name))
+                for name in (GENERATIONS, *names)
+            ),
         )
         for f, main in known
     )
@@ -85,10 +84,10 @@ def _expected_further_records_table(result: AuditResult, findings: list[Finding]
     )
     cells = tuple(
         (
-            row_title_with_attack(result, f),
-            _value_with_note_text(f, RECORDS),
-            _value_with_note_text(f, name_nonmember_metric(RECORDS)),
-            *(phrases.value_with_interval(f.measurement(name)) for name in (NEW, RICHNESS)),
+            title_attack_row(result, f),
+            _format_noted_value(f, RECORDS),
+            _format_noted_value(f, name_nonmember_metric(RECORDS)),
+            *(phrases.format_measurement_value(f.measurement(name)) for name in (NEW, RICHNESS)),
         )
         for f in findings
     )
@@ -100,7 +99,7 @@ def _expected_further_records_table(result: AuditResult, findings: list[Finding]
     return Table("to-come-table", caption, head, (Group("", cells),), frozenset({1, 2, 3, 4}))
 
 
-def _value_with_note_text(finding: Finding, name: str) -> str:
+def _format_noted_value(finding: Finding, name: str) -> str:
     m = finding.measurement(name)
     return f"{phrases.format_value(m)} {m.note}" if m else phrases.NOTHING
 
@@ -113,8 +112,8 @@ def _ranking_precision_tables(result: AuditResult, findings: list[Finding]) -> I
     names = [name for name in RANKINGS if any(name in precisions for _, precisions in measured)]
     cells = tuple(
         (
-            row_title_with_attack(result, f),
-            *(phrases.format_share_with_interval(precisions.get(name)) for name in names),
+            title_attack_row(result, f),
+            *(phrases.format_share(precisions.get(name)) for name in names),
         )
         for f, precisions in measured
         if precisions
@@ -130,7 +129,7 @@ def _ranking_precision_tables(result: AuditResult, findings: list[Finding]) -> I
         )
 
 
-def _untargeted_rows_with_records(
+def _pair_untargeted_rows(
     details: SecretDetails, findings: list[Finding]
 ) -> list[tuple[Finding, Mapping[str, Column]]]:
     """Return the rows that extracted a training record, with their columns of records."""
@@ -141,13 +140,14 @@ def _untargeted_rows_with_records(
     ]
 
 
-def _extracted_by_copies_blocks(
+def _build_copies_blocks(
     result: AuditResult, details: SecretDetails, findings: list[Finding]
 ) -> list[Block]:
     """Return the extracted records by their number of copies in the training data."""
     groups = []
-    for f, columns in _untargeted_rows_with_records(details, findings):
-        out, trained = Counter(columns["generations"].repeats), columns["trained"]
+    for f, columns in _pair_untargeted_rows(details, findings):
+        out = Counter(columns["generations"].repeats)
+        trained = columns["trained"]
         counts = sorted(
             zip(trained.repeats, trained.values, strict=True),
             key=lambda group: (group[0] is None, group[0] or 0),
@@ -157,7 +157,7 @@ def _extracted_by_copies_blocks(
                 ("not known" if n is None else str(n), f"{out[n]:,} of {count:,.0f}")
                 for n, count in counts
             )
-            groups.append(Group(row_title_with_attack(result, f), cells))
+            groups.append(Group(title_attack_row(result, f), cells))
     if not groups:
         return []
     head = ("Copies", "Extracted")
@@ -168,9 +168,9 @@ def _extracted_records_blocks(
     result: AuditResult, details: SecretDetails, findings: list[Finding]
 ) -> list[Block]:
     groups = []
-    for f, columns in _untargeted_rows_with_records(details, findings):
+    for f, columns in _pair_untargeted_rows(details, findings):
         n = len(columns["generations"].ids)
-        title = row_title_with_attack(result, f) + (f" · {_SHOWN} of {n:,}" if n > _SHOWN else "")
+        title = title_attack_row(result, f) + (f" · {_SHOWN} of {n:,}" if n > _SHOWN else "")
         groups.append(Group(title, tuple(_extracted_record_table_rows(columns))))
     if not groups:
         return []
@@ -180,7 +180,8 @@ def _extracted_records_blocks(
 
 
 def _extracted_record_table_rows(columns: Mapping[str, Column]) -> Iterator[tuple[str, ...]]:
-    extracted, inside = columns["generations"], columns.get("record")
+    extracted = columns["generations"]
+    inside = columns.get("record")
     # inside: by attacked secret, the index of its record in `generations`.
     attacked: dict[int, list[str]] = {}
     for secret, place in zip(inside.ids, inside.values, strict=True) if inside else ():

@@ -17,16 +17,16 @@ from auditor.statistics.metrics import RECALL
 NOTHING_MEASURED = "Nothing was measured on the undefended model."
 
 
-def headline(result: AuditResult) -> str:
+def write_headline(result: AuditResult) -> str:
     """Return the doubts that forbid a conclusion, then the severity of each target, and why."""
     signal_assessment = assess_signals(result)
     sentences = [
-        severity.severity_of_target(signal_assessment, target).describe(
-            signals.target_title_or_undefended(result, target)
+        severity.rate_severity(signal_assessment, target).describe(
+            signals.title_signal_target(result, target)
         )
         for target in list_judged_targets(signal_assessment)
     ]
-    doubts = (doubt.sentence for doubt in signals.all_doubts(signal_assessment))
+    doubts = (doubt.sentence for doubt in signals.list_doubts(signal_assessment))
     missing = () if UNDEFENDED in signal_assessment.targets else (NOTHING_MEASURED,)
     return " ".join((*doubts, *sentences, *missing))
 
@@ -34,11 +34,13 @@ def headline(result: AuditResult) -> str:
 def list_judged_targets(assessment: LeakAssessment) -> list[str]:
     """Return the targets with a measured signal, and the undefended model."""
     return [
-        name for name in assessment.targets if name == UNDEFENDED or assessment.tested_signals(name)
+        name
+        for name in assessment.targets
+        if name == UNDEFENDED or assessment.list_tested_signals(name)
     ]
 
 
-def fewest_attacked_member_count(result: AuditResult) -> int:
+def count_fewest_attacked_members(result: AuditResult) -> int:
     """Return the fewest members attacked by any row, whose zero hits leave the widest bound."""
     counts = (
         recall.n
@@ -48,7 +50,7 @@ def fewest_attacked_member_count(result: AuditResult) -> int:
     return min((n for n in counts if n > 0), default=result.benchmark.members)
 
 
-def strongest_attack_row(
+def find_strongest_attack_row(
     result: AuditResult, target: str, setting: str | None = None
 ) -> Finding | None:
     """Return the measured row with the highest recall, the first of equals."""
@@ -58,12 +60,12 @@ def strongest_attack_row(
         for finding in result.findings
         if finding.target == target
         and setting in (None, finding.setting)
-        and (recall := _recall_for_verdict_if_measured(finding))
+        and (recall := _find_verdict_recall(finding))
     ]
     return max(measured, key=lambda measured_row: measured_row[0], default=(0.0, None))[1]
 
 
-def _recall_for_verdict_if_measured(finding: Finding) -> Measurement | None:
+def _find_verdict_recall(finding: Finding) -> Measurement | None:
     recall = finding.measurement(RECALL)
     known = (
         not finding.not_applicable
@@ -74,18 +76,18 @@ def _recall_for_verdict_if_measured(finding: Finding) -> Measurement | None:
     return recall if known else None
 
 
-def strongest_rows_to_report_by_access(result: AuditResult, target: str) -> list[Finding]:
+def list_strongest_rows(result: AuditResult, target: str) -> list[Finding]:
     """Return the strongest row of each setting that has one, text-only first."""
-    best = (strongest_attack_row(result, target, setting) for setting in phrases.SETTINGS)
+    best = (find_strongest_attack_row(result, target, setting) for setting in phrases.SETTINGS)
     return [finding for finding in best if finding is not None]
 
 
-def strongest_row_with_chain(result: AuditResult, target: str) -> Finding | None:
+def find_strongest_chained_row(result: AuditResult, target: str) -> Finding | None:
     """Return the reported row with a chain: highest recall, then largest fall; else a probe's."""
 
     def rank(finding: Finding) -> tuple[float, float]:
         assert finding.chain is not None
-        recall = _recall_for_verdict_if_measured(finding)
+        recall = _find_verdict_recall(finding)
         # A difference is negative if less leaks: the largest fall is first among equals.
         return (recall.value if recall else -1.0, -finding.chain.whole.value)
 

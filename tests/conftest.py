@@ -157,7 +157,7 @@ def drawn_once(block: Figure, titles: Mapping[str, str]) -> str:
 
 def framed(block: Figure, titles: Mapping[str, str]) -> str:
     """A plot with nothing in it."""
-    return plots._inline_svg_element('<svg viewBox="0 0 1 1"></svg>', block)
+    return plots._format_inline_svg('<svg viewBox="0 0 1 1"></svg>', block)
 
 
 def unpainted(path: Path, blocks: Sequence[Figure], alt: str) -> None:

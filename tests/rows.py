@@ -17,7 +17,7 @@ from auditor.records.table import MEASURED, TABLE, Column
 
 def row_of(found: RowValuesBySecret) -> dict[str, Any]:
     """`ids`, `member`, `repeats`, and each quantity by its name, as lists."""
-    return _row(list(found.columns_for_secrets_table(CellKey("", "", ""))))
+    return _row(list(found.list_columns(CellKey("", "", ""))))
 
 
 def read_rows(folder: Path) -> dict[str, dict[str, Any]]:

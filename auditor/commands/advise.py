@@ -45,13 +45,13 @@ def advise(
     result, details = (
         # a run folder may be anybody's: its strings could hold escape sequences that repaint the
         # terminal
-        phrases.result_with_printable_strings(read_run(folder).result),
+        phrases.make_result_printable(read_run(folder).result),
         secret_details.read_secret_details(folder),
     )
     # quoted: the advice ends in commands that are pasted into a shell
-    found = advice.advice(result, details, shlex.quote(str(folder)))
+    found = advice.list_advice(result, details, shlex.quote(str(folder)))
     for one in found:
-        typer.echo(escaping.to_printable_line(one.line))
+        typer.echo(escaping.make_printable_line(one.line))
     if not found:
         typer.echo("nothing can be advised: nothing was measured")
 

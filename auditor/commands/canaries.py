@@ -15,7 +15,7 @@ import typer
 from auditor.commands import console, options
 from auditor.commands.options import Many
 from auditor.commands.panels import PanelGroup
-from auditor.core.counts import counted
+from auditor.core.counts import format_count
 from auditor.core.errors import AuditError
 
 if TYPE_CHECKING:
@@ -155,14 +155,14 @@ def make(
     """
     from auditor.benchmarks.canaries import exposure_canaries, manifests
 
-    own, of_audit = options.given_flags(exposure), options.given_flags(coins)
+    own, of_audit = options.list_given_flags(exposure), options.list_given_flags(coins)
     if of_audit:
         if own:
             raise AuditError(
-                f"expected {_option_names_as_typed_flags(own)} without "
-                f"{_option_names_as_typed_flags(of_audit)}: canaries are for one or the other"
+                f"expected {_format_typed_flags(own)} without "
+                f"{_format_typed_flags(of_audit)}: canaries are for one or the other"
             )
-        _write_audit_canaries_from_flags(
+        _write_audit_canaries(
             coins, out, _parse_insertion_counts_flag("1" if counts is None else counts), seed
         )
         return
@@ -177,11 +177,11 @@ def make(
     )
     manifests.write_canary_manifest(out, manifest)
     copies = len(manifest.canary_copies_to_insert())
-    made = counted(len(manifest.canaries), "canary", "canaries")
-    typer.echo(f"manifest: {out} ({made}, {counted(copies, 'copy', 'copies')} to insert)")
+    made = format_count(len(manifest.canaries), "canary", "canaries")
+    typer.echo(f"manifest: {out} ({made}, {format_count(copies, 'copy', 'copies')} to insert)")
 
 
-def _write_audit_canaries_from_flags(
+def _write_audit_canaries(
     coins: AuditFlags, out: Path | None, counts: list[int], seed: int | None
 ) -> None:
     from auditor.benchmarks.canaries import manifests
@@ -191,7 +191,7 @@ def _write_audit_canaries_from_flags(
     if (coins.audit is None) == (coins.for_epsilon is None):
         raise AuditError(
             f"expected --audit N or --for-epsilon, one of them, with "
-            f"{_option_names_as_typed_flags(options.given_flags(coins))}"
+            f"{_format_typed_flags(options.list_given_flags(coins))}"
         )
     if len(counts) != 1:
         raise AuditError(
@@ -215,7 +215,9 @@ def _write_audit_canaries_from_flags(
     console.silence_libraries()
     of_count = ("audit", "for_epsilon", "delta")
     chosen = {
-        name: value for name, value in options.given_flags(coins).items() if name not in of_count
+        name: value
+        for name, value in options.list_given_flags(coins).items()
+        if name not in of_count
     }
     # Without a seed, a fresh secret seed: the bound holds for coins unknown to the training.
     manifest = making_audit_canaries.make_audit_canaries(
@@ -231,7 +233,7 @@ def _write_audit_canaries_from_flags(
     )
 
 
-def _option_names_as_typed_flags(names: Iterable[str]) -> str:
+def _format_typed_flags(names: Iterable[str]) -> str:
     # `list_` is --list: the name of the built-in is taken.
     return ", ".join(f"--{name.strip('_').replace('_', '-')}" for name in names)
 
@@ -353,20 +355,20 @@ def score(
     with console.open_progress_terminal() as reporter:
         how = LoadingOptions(**loading)
         scores = canary_scores.canary_scores_of_model_or_run(
-            manifest, model, reporter, loading=how, **options.given_flags(flags)
+            manifest, model, reporter, loading=how, **options.list_given_flags(flags)
         )
     if as_json:
         typer.echo(json.dumps(to_json(scores), indent=1))
         return
     for one in scores:
-        console.print_table(_printed_canary_exposure_table(one))
+        console.print_table(_build_exposure_table(one))
 
 
 for command in (make, insert, extend, score):
-    options.add_command_to_app(app, command)
+    options.add_command(app, command)
 
 
-def _printed_canary_exposure_table(score: TargetScores) -> RowTable:
+def _build_exposure_table(score: TargetScores) -> RowTable:
     from auditor.reports import phrases
     from auditor.reports.tables import RowTable
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from auditor.commands import console, options
-from auditor.commands.run import audit_plan_and_print_result
+from auditor.commands.run import print_plan_audit
 from auditor.core.errors import AuditError
 from auditor.core.plan import FIELDS, Plan
 from auditor.core.plan_fields import AUTO
@@ -150,12 +150,11 @@ def check(
             lab_recipe={**_DEMONSTRATION, "seed": seed},
             **quick_check.quick_plan_fields(),
         )
-        _audit_into_new_folder_and_print(
-            plan, out, "demonstration", SweepCache(), (), your_own=_YOUR_OWN
-        )
+        _print_quick_audit(plan, out, "demonstration", SweepCache(), (), your_own=_YOUR_OWN)
         return
     plan = quick_check.quick_plan(model, data, nonmembers, seed, template, base)
-    shared, name = SweepCache(), f"check-{Path(model).name}"
+    shared = SweepCache()
+    name = f"check-{Path(model).name}"
     limits: quick_check.Limits = ()
     with console.open_progress_terminal(verbose=False) as reporter:
         if deep:
@@ -168,7 +167,7 @@ def check(
     given = [model, "--data", data, *(["--nonmembers", nonmembers] if nonmembers else [])]
     given += ["--base", base] if base else []
     given += ["--template", template] if template != AUTO else []
-    _audit_into_new_folder_and_print(
+    _print_quick_audit(
         plan,
         out,
         name,
@@ -190,7 +189,7 @@ def _resume_check(path: Path, begun: float, minutes: float) -> None:
     options.RisksNamedOnCommandLine.from_plan_values({}).check_plan_names_the_same_risks(
         plan, str(path / "plan.json")
     )
-    audit_plan_and_print_result(plan, folder, limit=TimeLimit(begun, 60 * minutes), resume=RESUME)
+    print_plan_audit(plan, folder, limit=TimeLimit(begun, 60 * minutes), resume=RESUME)
 
 
 def _check_options_together(
@@ -215,7 +214,7 @@ def _check_minutes(minutes: float) -> None:
         raise AuditError(f"expected --minutes above 0 and at most {_MOST:,}, got {minutes:g}")
 
 
-def _audit_into_new_folder_and_print(
+def _print_quick_audit(
     plan: Plan,
     out: Path | None,
     name: str,
@@ -235,11 +234,9 @@ def _audit_into_new_folder_and_print(
     # As in `audit run`: if this run is refused below, no older run is mistaken for it.
     if out is None:
         remove_latest_link()
-    plan = plan.with_fields(command=console.current_command_line())
+    plan = plan.with_fields(command=console.get_command_line())
     folder = RunFolder.create(out, name, plan.to_json())
     remarks = CommandRemarks(limits, **after)
     limit = None if until is None else TimeLimit(until[0], 60 * until[1])
     resume = "audit run --resume" if until is None else RESUME
-    audit_plan_and_print_result(
-        plan, folder, shared=shared, remarks=remarks, limit=limit, resume=resume
-    )
+    print_plan_audit(plan, folder, shared=shared, remarks=remarks, limit=limit, resume=resume)

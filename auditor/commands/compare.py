@@ -44,7 +44,7 @@ def compare(
 
     found = comparing.compare_finished_runs([read_run(folder) for folder in folders], metric or [])
     out = Console()
-    for block in reports.terminal_comparison_blocks(found):
+    for block in reports.build_terminal_blocks(found):
         out.print(block)
     for path, render in (
         (markdown, reports.comparison_markdown),

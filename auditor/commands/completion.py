@@ -9,14 +9,14 @@ from auditor.plugins.catalogue import load_plugin_classes
 from auditor.plugins.options import describe_plugin, get_option_defaults
 
 
-def _completable_plugin_classes_of_kinds(kinds: tuple[str, ...]) -> dict[str, type]:
+def _list_plugin_classes(kinds: tuple[str, ...]) -> dict[str, type]:
     known = load_plugin_classes(console.silence_libraries)
     return {name: cls for kind in kinds for name, cls in known[kind].items()}
 
 
 def _make_plugin_name_completer(*kinds: str) -> Callable[[str], list[tuple[str, str]]]:
     def complete(incomplete: str) -> list[tuple[str, str]]:
-        known = _completable_plugin_classes_of_kinds(kinds).items()
+        known = _list_plugin_classes(kinds).items()
         return [(name, describe_plugin(cls)) for name, cls in known if name.startswith(incomplete)]
 
     return complete
@@ -28,7 +28,7 @@ def _make_plugin_option_completer(*kinds: str) -> Callable[[str], list[str]]:
     def complete(incomplete: str) -> list[str]:
         candidates = (
             f"{name}.{option}="
-            for name, cls in _completable_plugin_classes_of_kinds(kinds).items()
+            for name, cls in _list_plugin_classes(kinds).items()
             for option in get_option_defaults(cls)
         )
         return [text for text in candidates if text.startswith(incomplete)]

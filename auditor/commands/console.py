@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from auditor.core import threads
-from auditor.core.errors import error_and_its_causes
+from auditor.core.errors import list_causes
 from auditor.reports import escaping
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def stderr_console() -> Console:
     return Console(stderr=True)
 
 
-def print_line_to_stderr(text: str, code: int) -> int:
+def print_stderr_line(text: str, code: int) -> int:
     """Print a line on stderr, escaped because parts may come from files and arguments.
 
     Returns `code`, which alone informs the caller if nobody reads stderr.
@@ -93,26 +93,26 @@ def print_error_traceback(error: BaseException) -> None:
         stderr_console().print_exception(show_locals=False)
         return
     # The first cause first, as in Python.
-    for cause in reversed(error_and_its_causes(error)):
+    for cause in reversed(list_causes(error)):
         for frame in traceback.extract_tb(cause.__traceback__):
-            print_line_to_stderr(f"  {frame.filename}:{frame.lineno} in {frame.name}", 3)
-        print_line_to_stderr(
+            print_stderr_line(f"  {frame.filename}:{frame.lineno} in {frame.name}", 3)
+        print_stderr_line(
             f"{type(cause).__module__}.{type(cause).__name__} (its message may quote private text: "
             "audit --debug)",
             3,
         )
 
 
-def current_command_line() -> str:
+def get_command_line() -> str:
     return "audit " + " ".join(shlex.quote(word) for word in sys.argv[1:])
 
 
 def print_table(table: Any, styles: Sequence[str] = ()) -> None:
     from rich.console import Console
 
-    from auditor.reports.tables import row_table_to_rich
+    from auditor.reports.tables import render_rich_table
 
-    Console().print(row_table_to_rich(table, styles))
+    Console().print(render_rich_table(table, styles))
 
 
 def seconds_since_start() -> float:
@@ -144,7 +144,7 @@ def silence_libraries() -> None:
         stdlib.getLogger(library).setLevel(stdlib.ERROR)
 
 
-def _lead_and_escaped_terminal_text(lead: str, text: str) -> Text:
+def _format_led_text(lead: str, text: str) -> Text:
     from rich.text import Text
 
     # A Text: in a plain string rich would interpret [words] in brackets as markup and drop them.
@@ -158,7 +158,8 @@ class Terminal:
     """
 
     def __init__(self, progress: Progress, verbose: bool) -> None:
-        self._progress, self._verbose = progress, verbose
+        self._progress = progress
+        self._verbose = verbose
         self._task: Any = None
         self._said_threads = False
         self._what, self._begun = "", time.monotonic()  # the current step, and its start
@@ -171,23 +172,21 @@ class Terminal:
             yield
         if self._verbose:
             stderr_console().print(
-                _lead_and_escaped_terminal_text(f"{time.perf_counter() - start:7.1f} s  ", name)
+                _format_led_text(f"{time.perf_counter() - start:7.1f} s  ", name)
             )
         # After the first stage: a refusal is only one sentence.
         if self._verbose and not self._said_threads:
             import torch
 
             self._said_threads = True
-            used, speed = (
-                threads.describe_threads(torch.get_num_threads()),
-                threads.measure_machine_gflops(),
-            )
+            used = threads.describe_threads(torch.get_num_threads())
+            speed = threads.measure_machine_gflops()
             self.note(f"threads: {used}; {speed:.0f} GFLOP/s in float32")
 
     @contextmanager
     def transient_progress_bar(self, name: str = "") -> Iterator[None]:
         """Show progress that leaves no line."""
-        self._task = task = self._progress.add_task(escaping.to_printable_line(name), total=None)
+        self._task = task = self._progress.add_task(escaping.make_printable_line(name), total=None)
         # No step yet: the first reported step starts its clock here.
         self._what, self._last = "", time.monotonic()
         try:
@@ -198,14 +197,15 @@ class Terminal:
     def progress(self, description: str, n_done: int, total: int) -> None:
         now = time.monotonic()
         if description != self._what:  # earlier work does not predict the time of this step
-            self._what, self._begun = description, self._last
+            self._what = description
+            self._begun = self._last
             if self._task is not None:
                 self._progress.reset(self._task, total=total)
         self._last = now
         if self._task is not None:
             self._progress.update(
                 self._task,
-                description=escaping.to_printable_line(description),
+                description=escaping.make_printable_line(description),
                 completed=n_done,
                 total=total,
             )
@@ -225,12 +225,10 @@ class Terminal:
 
     def note(self, text: str) -> None:
         if self._verbose:
-            stderr_console().print(
-                _lead_and_escaped_terminal_text("           ", text), soft_wrap=True
-            )
+            stderr_console().print(_format_led_text("           ", text), soft_wrap=True)
 
     def announce(self, text: str) -> None:
-        print_line_to_stderr(text, 0)
+        print_stderr_line(text, 0)
 
     def show_greedy_recall(self, recall: Mapping[str, Measurement]) -> None:
         parts = [f"{key} → {m.value:.0%}" for key, m in recall.items()]
@@ -277,5 +275,5 @@ def open_progress_terminal(verbose: bool = True, interrupted: str = "") -> Itera
             yield Terminal(progress, verbose)
         except KeyboardInterrupt:
             if interrupted:
-                print_line_to_stderr(f"interrupted; {interrupted}", 130)
+                print_stderr_line(f"interrupted; {interrupted}", 130)
             raise

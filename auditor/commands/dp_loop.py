@@ -89,19 +89,20 @@ def dp_loop(
             seed=seed,
             tell=partial(reporter.progress, "trainings watched"),
         ).keep_named_checks(check or ())
-    source, again = str(script), f"audit dp-loop {shlex.quote(str(script))}"
+    source = str(script)
+    again = f"audit dp-loop {shlex.quote(str(script))}"
     if function is not None:
         again += f" --function {shlex.quote(function)}"
-    for line in report.crash_test_terminal_lines(tested, again):
+    for line in report.format_crash_test_lines(tested, again):
         typer.echo(line)
     if junit is not None:
-        disk.replace_atomically(junit, report.crash_test_junit_xml(tested, again))
+        disk.replace_atomically(junit, report.render_crash_test_junit(tested, again))
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
-        page = report.crash_test_document(tested, source, again)
+        page = report.build_crash_test_document(tested, source, again)
         disk.replace_atomically(out / "dp-loop.html", html.render_html_document(page))
         disk.replace_atomically(out / "dp-loop.md", markdown.render_markdown_document(page))
-        disk.replace_atomically(out / "dp-loop.json", report.crash_test_json_text(tested, again))
+        disk.replace_atomically(out / "dp-loop.json", report.render_crash_test_json(tested, again))
         typer.echo(f"report  {out / 'dp-loop.html'}")
     if gate:
         raise typer.Exit({"broken": 1, "cannot tell": 4}.get(tested.verdict, 0))
@@ -112,13 +113,13 @@ def _kill_process_if_block_exceeds(seconds: float) -> Iterator[None]:
     """Kill this process and its new children if the block exceeds the time: training may hang."""
     import psutil  # needs a module of Unix: --help works without it
 
-    from auditor.crash.watch import LONG, list_processes_started_by_training
+    from auditor.crash.watch import LONG, list_training_processes
 
     # Equal by pid and start time: a reused pid is another process.
     before = set(psutil.Process().children())
 
     def end() -> None:
-        for process in list_processes_started_by_training(before):
+        for process in list_training_processes(before):
             with contextlib.suppress(psutil.Error):
                 process.kill()
         # Bypasses Python's streams and clean-up: the main thread may hang in a library with their
@@ -152,12 +153,12 @@ def _load_dp_loop_training_function(script: Path, function: str | None) -> Calla
         )
     from auditor.crash import trainers
 
-    module, entry = _import_dp_loop_script_and_trainer(script, f"audit_training_{script.stem}")
+    module, entry = _load_training_script(script, f"audit_training_{script.stem}")
     names = [name for name in _USUAL if hasattr(module, name)] if function is None else [function]
     # Under its own name the file created nothing: its training may be below `if __name__ ==
     # "__main__"`.
     if not names and entry is None:
-        module, entry = _import_dp_loop_script_and_trainer(script, "__main__")
+        module, entry = _load_training_script(script, "__main__")
     if entry is None:
         entry = getattr(module, names[0], None) if names else None
         if not callable(entry) and not trainers.is_transformers_trainer(entry):
@@ -166,12 +167,10 @@ def _load_dp_loop_training_function(script: Path, function: str | None) -> Calla
             raise AuditError(
                 f"expected {expected} in {str(script)!r}; name another with --function"
             )
-    return _entry_as_dp_loop_training_function(entry, script, getattr(module, "CLAIM", None))
+    return _wrap_training_entry(entry, script, getattr(module, "CLAIM", None))
 
 
-def _entry_as_dp_loop_training_function(
-    trainer: Any, script: Path, claim: Any
-) -> Callable[..., Any]:
+def _wrap_training_entry(trainer: Any, script: Path, claim: Any) -> Callable[..., Any]:
     from auditor.crash import trainers
 
     if not trainers.is_transformers_trainer(trainer):
@@ -181,18 +180,18 @@ def _entry_as_dp_loop_training_function(
         except TypeError:  # it has parameters: the model and the records
             function: Callable[..., Any] = trainer
             return function
-        with _blame_script_for_errors_of_block(
+        with _attribute_script_errors(
             f"cannot run {getattr(trainer, '__name__', 'the entry')!r} of {str(script)!r}:"
         ):
-            trainer = trainers.obtain_trainer_from_entry(trainer)
+            trainer = trainers.find_trainer(trainer)
     if claim is None:
         raise AuditError(
             f"expected `CLAIM` in {str(script)!r}, a mapping of what its Trainer claims"
         )
-    return trainers.make_train_function_from_trainer(trainer, claim)
+    return trainers.wrap_trainer(trainer, claim)
 
 
-def _import_dp_loop_script_and_trainer(script: Path, name: str) -> tuple[Any, Any]:
+def _load_training_script(script: Path, name: str) -> tuple[Any, Any]:
     """Return the file's module under this name, and the Trainer about to train in it, or None."""
     spec = importlib.util.spec_from_file_location(name, script)
     if spec is None or spec.loader is None:
@@ -206,7 +205,7 @@ def _import_dp_loop_script_and_trainer(script: Path, name: str) -> tuple[Any, An
         sys.modules[name] = module  # dataclasses look up annotations there
     trainers_found: list[Any] = []
     with (
-        _blame_script_for_errors_of_block(f"cannot load {str(script)!r}:"),
+        _attribute_script_errors(f"cannot load {str(script)!r}:"),
         trainers.catch_trainer_before_training_context(trainers_found),
     ):
         spec.loader.exec_module(module)
@@ -214,7 +213,7 @@ def _import_dp_loop_script_and_trainer(script: Path, name: str) -> tuple[Any, An
 
 
 @contextlib.contextmanager
-def _blame_script_for_errors_of_block(description: str, of_device: str = "") -> Iterator[None]:
+def _attribute_script_errors(description: str, of_device: str = "") -> Iterator[None]:
     """Turn an error of a user's file into AuditError; add `of_device` for accelerator errors."""
     try:
         yield
@@ -230,7 +229,7 @@ def _wrap_training_errors(train: Callable[..., Any], script: Path) -> Callable[.
 
     def run(model: Any, records: Any) -> Any:
         advice = "; the crash test trains on the processor: leave the model on its own device"
-        with _blame_script_for_errors_of_block(f"the training in {str(script)!r} raised", advice):
+        with _attribute_script_errors(f"the training in {str(script)!r} raised", advice):
             return train(model, records)
 
     return run

@@ -72,7 +72,7 @@ def erase(
     if out is not None:
         from auditor.reports import html, markdown
 
-        document = page.make_document(erasure, console.current_command_line())
+        document = page.make_document(erasure, console.get_command_line())
         disk.replace_atomically(out / "erasure.html", html.render_html_document(document))
         disk.replace_atomically(out / "erasure.md", markdown.render_markdown_document(document))
         disk.replace_atomically(out / "erasure.json", page.format_json(erasure))

@@ -59,7 +59,7 @@ def export(
     from auditor.reports import export as exports
 
     results = [result_file.read_result(folder) for folder in folders]
-    sheet = exports.measurement_sheet(results)
+    sheet = exports.build_measurement_sheet(results)
     forms: tuple[tuple[Path | None, Any], ...] = (
         (csv, exports.to_csv),
         (parquet, exports.to_parquet),
@@ -70,9 +70,7 @@ def export(
     if secrets:
         render = exports.to_csv if secrets.suffix == ".csv" else exports.to_parquet
         contents[secrets] = render(
-            exports.per_secret_sheet(
-                [exports.read_run_for_export_with_aliases(folder) for folder in folders]
-            )
+            exports.build_secret_sheet([exports.read_exported_run(folder) for folder in folders])
         )
     # all was rendered first: a run that cannot be exported leaves no table without the others
     for path, content in contents.items():

@@ -70,7 +70,7 @@ class GateLimitFlags:
         ),
     ] = False
 
-    def policy_of_file_and_flags(self) -> Policy:
+    def build_policy(self) -> Policy:
         """Return the rules of the file and the flags; with a baseline there is a default rule."""
         from auditor.gate import policy as policies
 
@@ -219,30 +219,33 @@ def gate(
         audit gate runs/latest --baseline runs/main --policy leakage.toml
     """
     if planning.plan is not None:
-        if folder is not None or any(map(options.given_flags, (limits, scope, signed, outputs))):
+        if folder is not None or any(
+            map(options.list_given_flags, (limits, scope, signed, outputs))
+        ):
             raise AuditError("--plan needs no run: give only --power and --rules with it")
         _print_secrets_needed(planning.plan, planning.power, planning.rules)
         return
-    if options.given_flags(planning):
+    if options.list_given_flags(planning):
         raise AuditError("--power and --rules go with --plan")
     if folder is None:
         raise AuditError("expected a run folder, got none")
-    policy, base = limits.policy_of_file_and_flags(), read_run_of_flag_if_given(limits.baseline)
+    policy = limits.build_policy()
+    base = read_flagged_run(limits.baseline)
     # the attestation first: a key that cannot be read is refused before the models are hashed
     raise typer.Exit(
-        judge_run_and_print_for_exit_code(
+        print_run_judgement(
             folder, policy, base, outputs, scope, signed.judge_given_attestation(folder)
         )
     )
 
 
-def read_run_of_flag_if_given(folder: Path | None) -> RunOutcomes | None:
+def read_flagged_run(folder: Path | None) -> RunOutcomes | None:
     from auditor.gate.decide import read_run
 
     return None if folder is None else read_run(folder)
 
 
-def judge_run_and_print_for_exit_code(
+def print_run_judgement(
     folder: Path,
     policy: Policy,
     baseline: RunOutcomes | None,
@@ -260,17 +263,17 @@ def judge_run_and_print_for_exit_code(
         decision = gate_inputs.judge_run_by_policy(
             folder, policy, baseline, progress=reporter.progress, **judged_rows
         )
-    _print_and_write_decision(decision, outputs)
+    _report_decision(decision, outputs)
     try:
         save_decision(folder, decision)
     except AuditError as why:  # a read-only folder was judged all the same
-        console.print_line_to_stderr(
+        console.print_stderr_line(
             f"audit history will not know of this decision: {why}", decision.exit_code
         )
     return decision.exit_code
 
 
-def _print_and_write_decision(decision: Decision, outputs: GateOutputFlags) -> None:
+def _report_decision(decision: Decision, outputs: GateOutputFlags) -> None:
     from auditor.reports import decision as reports
     from auditor.reports import files
 
@@ -285,7 +288,7 @@ def _print_and_write_decision(decision: Decision, outputs: GateOutputFlags) -> N
         Path(summary_path) if (summary_path := os.environ.get("GITHUB_STEP_SUMMARY")) else None
     )
     if step is not None:
-        files.append_report_to_job_summary(step, reports.decision_markdown(decision))
+        files.append_job_summary(step, reports.decision_markdown(decision))
 
 
 def _print_secrets_needed(changes: list[str], power: float | None, rules: int | None) -> None:
@@ -298,7 +301,8 @@ def _print_secrets_needed(changes: list[str], power: float | None, rules: int | 
     }
     # Decisions of all items, in any order.
     rules = max([1 if rules is None else rules, *map(len, files.values())])
-    needs, n_listed = list[powers.SecretsNeeded](), 0
+    needs = list[powers.SecretsNeeded]()
+    n_listed = 0
     for item in changes:
         if item not in files:
             needs += powers.count_secrets_for_change(

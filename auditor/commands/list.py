@@ -44,7 +44,7 @@ def list_plugins(
         console.silence_libraries()
         from auditor.plugins import registry
 
-        options.load_plugin_files_of_flag(plugin)
+        options.load_plugin_files(plugin)
         found: listing.Found = registry.list_plugin_classes()
     else:
         found = load_plugin_classes(console.silence_libraries)

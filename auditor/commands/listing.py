@@ -11,7 +11,7 @@ from typing import Any
 
 from rich.text import Text
 
-from auditor.core.errors import unknown_name_error
+from auditor.core.errors import make_unknown_name_error
 from auditor.plugins.options import (
     describe_plugin,
     get_option_defaults,
@@ -41,7 +41,8 @@ _FLAGS = {
     "Provider": "--model-arg",
 }
 _CONTROL = "none: the control row"  # claim of a row shown only next to another
-_GUTTER, _NAME = 10, 23
+_GUTTER = 10
+_NAME = 23
 
 
 # --- all plug-ins
@@ -91,20 +92,20 @@ def _is_same_listed_plugin_class(cls: Any, other: Any) -> bool:
 
 
 def _plugin_listing_line(title: str, name: str, summary: str, width: int | None) -> Text:
-    line = Text.assemble((f"{title:{_GUTTER}}", "dim"), (escaping.to_printable_line(name), "bold"))
+    line = Text.assemble(
+        (f"{title:{_GUTTER}}", "dim"), (escaping.make_printable_line(name), "bold")
+    )
     if summary:
         line.pad_right(max(1, _GUTTER + _NAME - line.cell_len))  # cells: a wide character takes two
         line.append(
-            _shorten_listing_at_clause_end(
-                escaping.to_printable_line(summary), width and width - line.cell_len
-            )
+            _shorten_listing(escaping.make_printable_line(summary), width and width - line.cell_len)
         )
     if width is not None:
         line.truncate(width, overflow="ellipsis")
     return line
 
 
-def _shorten_listing_at_clause_end(text: str, room: int | None) -> str:
+def _shorten_listing(text: str, room: int | None) -> str:
     """Return the longest beginning that fits and ends with a clause; all of it if none does."""
     if room is None or len(text) <= room:
         return text
@@ -121,7 +122,7 @@ def plugin_listing_detail_lines(found_plugins: Found, name: str) -> Iterator[Tex
     """Yield the details of every kind with the name. Raises AuditError if there is none."""
     matches = [(kind, plugins[name]) for kind, plugins in found_plugins.items() if name in plugins]
     if not matches:
-        raise unknown_name_error(
+        raise make_unknown_name_error(
             "plug-in", name, dict.fromkeys(n for plugins in found_plugins.values() for n in plugins)
         )
     for i, (kind, cls) in enumerate(matches):
@@ -129,25 +130,24 @@ def plugin_listing_detail_lines(found_plugins: Found, name: str) -> Iterator[Tex
             yield Text()
         title, command_format, page = _KINDS[kind]
         yield Text.assemble(
-            (escaping.to_printable_line(name), "bold"),
-            f": {title} ({command_format.format(escaping.to_printable_line(name))})",
+            (escaping.make_printable_line(name), "bold"),
+            f": {title} ({command_format.format(escaping.make_printable_line(name))})",
         )
         yield from (
-            Text(escaping.to_printable_line(paragraph))
+            Text(escaping.make_printable_line(paragraph))
             for paragraph in (inspect.getdoc(cls) or "").split("\n\n")
         )
-        yield from _listing_lines_of_options_and_needs(kind, cls)
-        yield from _titled_listing_lines("source", [_source_file_of_listed_plugin(cls)])
+        yield from _list_option_lines(kind, cls)
+        yield from _titled_listing_lines("source", [_find_plugin_source(cls)])
         if cls.__module__.startswith("auditor."):
-            page_name = (
-                "how-to/defenses"
-                if name in found_plugins["Defense"]
-                else getattr(cls, "page", "") or page
-            )
+            if name in found_plugins["Defense"]:
+                page_name = "how-to/defenses"
+            else:
+                page_name = getattr(cls, "page", "") or page
             yield from _titled_listing_lines("page", [f"docs/{page_name}.md"])
 
 
-def _listing_lines_of_options_and_needs(kind: str, cls: Any) -> Iterator[Text]:
+def _list_option_lines(kind: str, cls: Any) -> Iterator[Text]:
     if kind == "Benchmark":
         return
     # An audit may have several attacks and defenses; a training or a provider is single and needs
@@ -173,16 +173,17 @@ def _listing_lines_of_options_and_needs(kind: str, cls: Any) -> Iterator[Text]:
 def _titled_listing_lines(title: str, lines: Iterable[str]) -> Iterator[Text]:
     for i, line in enumerate(lines):
         yield Text.assemble(
-            (f"{'' if i else title:{_GUTTER}}", "dim"), escaping.to_printable_line(line)
+            (f"{'' if i else title:{_GUTTER}}", "dim"), escaping.make_printable_line(line)
         )
 
 
-def _source_file_of_listed_plugin(cls: Any) -> str:
+def _find_plugin_source(cls: Any) -> str:
     # Not getfile() for bundled plug-ins: it needs the imported module, which a cached class does
     # not import.
-    spec = (
-        importlib.util.find_spec(cls.__module__) if cls.__module__.startswith("auditor.") else None
-    )
+    if cls.__module__.startswith("auditor."):
+        spec = importlib.util.find_spec(cls.__module__)
+    else:
+        spec = None
     with suppress(TypeError):  # the class of a file given by --plugin
         return (spec.origin if spec else inspect.getfile(cls)) or cls.__module__
     return cls.__module__

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from auditor.conclusions.outcomes import RunOutcomes
     from auditor.runs.mitigation import Mitigation
 
-PAGE, PAGE_MD = "before-after.html", "before-after.md"
+PAGE = "before-after.html"
+PAGE_MD = "before-after.md"
 
 
 def mitigate(
@@ -72,7 +73,7 @@ def mitigate(
     from auditor.runs import mitigation
     from auditor.runs.plan import parse_plugin_options
 
-    options.load_plugin_files_of_flag(plan.get("plugin"))
+    options.load_plugin_files(plan.get("plugin"))
     run = read_run(folder)
     # runs/latest is a link that the next run moves: the run it names now is meant, and names the
     # new folder
@@ -87,19 +88,17 @@ def mitigate(
     )
     # both may be anybody's: the plan in the run folder, and the recipe beside its model
     allowed = options.RisksNamedOnCommandLine.from_plan_values(plan)
-    allowed.refuse_plan_with_unnamed_risks(
-        what.plan.values_by_field_name(), str(folder / "plan.json")
-    )
+    allowed.refuse_unnamed_risks(what.plan.map_field_values(), str(folder / "plan.json"))
     if what.recipe is not None:
         asks = {
             "plugin": what.recipe.plugin,
             "trust_remote_code": what.recipe.loading.trust_remote_code,
         }
-        allowed.refuse_plan_with_unnamed_risks(asks, f"{what.plan.target.model}/training.json")
-    _mitigate_and_print_comparison(what, run)
+        allowed.refuse_unnamed_risks(asks, f"{what.plan.target.model}/training.json")
+    _print_mitigation(what, run)
 
 
-def _mitigate_and_print_comparison(plan: Mitigation, run: RunOutcomes) -> None:
+def _print_mitigation(plan: Mitigation, run: RunOutcomes) -> None:
     from auditor.core import disk, locks
     from auditor.gate.decide import read_run
     from auditor.reports import before_after
@@ -108,16 +107,16 @@ def _mitigate_and_print_comparison(plan: Mitigation, run: RunOutcomes) -> None:
     out = plan.asked.out
     again = f"the same command goes on from what is kept in {out}"
     # Until the page is written: two runs of the same command would train into one folder.
-    with locks.locked_folder(out, mitigation.RECORD):
+    with locks.lock_folder(out, mitigation.RECORD):
         with console.open_progress_terminal(False, again) as reporter:
             trained = mitigation.train_and_audit_mitigated_model(
-                plan, run, reporter, console.current_command_line()
+                plan, run, reporter, console.get_command_line()
             )
         comparison = mitigation.compare_runs_before_and_after_mitigation(
             plan, run, read_run(out), trained
         )
-        disk.replace_atomically(out / PAGE_MD, before_after.mitigation_markdown(comparison))
+        disk.replace_atomically(out / PAGE_MD, before_after.render_mitigation_markdown(comparison))
         disk.replace_atomically(out / PAGE, before_after.render_mitigation_page(comparison))
-    for line in before_after.mitigation_terminal_lines(comparison):
+    for line in before_after.format_mitigation_lines(comparison):
         typer.echo(line)
     typer.echo(f"page:       {out / PAGE}, .md; the run after: {out}")

@@ -28,7 +28,7 @@ from auditor.commands import completion
 from auditor.commands.panels import PanelCommand
 from auditor.core import safe_mode as guard
 from auditor.core.errors import AuditError
-from auditor.core.plan import FIELDS, Plan, flag_of_plan_field
+from auditor.core.plan import FIELDS, Plan, format_field_flag
 from auditor.core.plan_fields import AUTO
 
 Many = list[str] | None  # type of a repeatable flag
@@ -66,14 +66,14 @@ class PlanFlags:
                 *(plan_field.said.flags or ()),
                 help=self.told.get(name, plan_field.help),
                 metavar=plan_field.said.metavar
-                or metavar_for_type(name, _flag_type_for_typer(name, plan_field.kind)),
+                or choose_metavar(name, _build_flag_type(name, plan_field.kind)),
                 rich_help_panel=plan_field.panel,
                 autocompletion=_COMPLETED.get(name),
             )
             kind = (
                 list[str]
                 if self.forms and name == "model"
-                else _flag_type_for_typer(name, plan_field.kind)
+                else _build_flag_type(name, plan_field.kind)
             )
             yield inspect.Parameter(
                 name,
@@ -83,7 +83,7 @@ class PlanFlags:
             )
 
 
-def _flag_type_for_typer(name: str, kind: Any) -> Any:
+def _build_flag_type(name: str, kind: Any) -> Any:
     """Return the type that typer parses: bool, int, float, text, or a list of texts."""
     if typing.get_origin(kind) in (tuple, dict):
         return list[str]
@@ -130,7 +130,7 @@ _SAFE = Annotated[
 ]
 
 
-def wrap_command_with_flag_groups_expanded(
+def expand_flag_groups(
     command: Callable[..., None], safe: bool | None = None
 ) -> Callable[..., None]:
     """Return the command with its groups replaced by their flags, which typer's parser needs.
@@ -145,7 +145,9 @@ def wrap_command_with_flag_groups_expanded(
         with guard.safe_mode() if flags.pop("safe", False) else nullcontext():
             command(
                 **{
-                    parameter.name: _value_from_flags(parameter.name, kinds[parameter.name], flags)
+                    parameter.name: _combine_flag_values(
+                        parameter.name, kinds[parameter.name], flags
+                    )
                     for parameter in parameters
                 }
             )
@@ -163,7 +165,7 @@ def wrap_command_with_flag_groups_expanded(
     return spelt
 
 
-def add_command_to_app(
+def add_command(
     app: typer.Typer,
     command: Callable[..., None],
     name: str | None = None,
@@ -173,14 +175,14 @@ def add_command_to_app(
 ) -> None:
     """Register a command of the app. panel: in the app's --help.
 
-    safe: see `wrap_command_with_flag_groups_expanded`.
+    safe: see `expand_flag_groups`.
     """
     app.command(name, cls=PanelCommand, rich_help_panel=panel or None)(
-        wrap_command_with_flag_groups_expanded(command, safe)
+        expand_flag_groups(command, safe)
     )
 
 
-def _plan_flags_of_annotation(kind: Any) -> PlanFlags | None:
+def _get_plan_flags(kind: Any) -> PlanFlags | None:
     return next(
         (item for item in getattr(kind, "__metadata__", ()) if isinstance(item, PlanFlags)), None
     )
@@ -193,7 +195,7 @@ def _flag_parameters(
 
     panel: of --help, by default.
     """
-    if (plan_flags := _plan_flags_of_annotation(kind)) is not None:
+    if (plan_flags := _get_plan_flags(kind)) is not None:
         yield from plan_flags.signature_parameters()
     elif dataclasses.is_dataclass(kind):
         kinds = _annotated_type_hints(kind)
@@ -209,11 +211,11 @@ def _flag_parameters(
             name,
             inspect.Parameter.KEYWORD_ONLY,
             default=default,
-            annotation=_flag_annotation_for_help(name, panel, kind),
+            annotation=_annotate_flag(name, panel, kind),
         )
 
 
-def _flag_annotation_for_help(name: str, panel: str, kind: Any) -> Any:
+def _annotate_flag(name: str, panel: str, kind: Any) -> Any:
     """Return the annotation of a flag with this panel of --help and a metavar by type."""
     option = next(
         (item for item in getattr(kind, "__metadata__", ()) if hasattr(item, "rich_help_panel")),
@@ -223,11 +225,11 @@ def _flag_annotation_for_help(name: str, panel: str, kind: Any) -> Any:
         return kind
     panel_option = copy.copy(option)  # a copy: commands show one option in different panels
     panel_option.rich_help_panel = option.rich_help_panel or panel or None
-    panel_option.metavar = option.metavar or metavar_for_type(name, kind.__origin__)
+    panel_option.metavar = option.metavar or choose_metavar(name, kind.__origin__)
     return Annotated[kind.__origin__, panel_option]
 
 
-def metavar_for_type(name: str, kind: Any) -> str | None:
+def choose_metavar(name: str, kind: Any) -> str | None:
     """Return the metavar of a flag of this type; None for a switch."""
     kinds = (kind, *typing.get_args(kind))
     if bool in kinds:
@@ -238,16 +240,16 @@ def metavar_for_type(name: str, kind: Any) -> str | None:
     )
 
 
-def _value_from_flags(name: str, kind: Any, flags: Mapping[str, Any]) -> Any:
+def _combine_flag_values(name: str, kind: Any, flags: Mapping[str, Any]) -> Any:
     """Return the flag's value, the group built from its flags, or the given fields of a plan."""
-    if (plan_flags := _plan_flags_of_annotation(kind)) is not None:
+    if (plan_flags := _get_plan_flags(kind)) is not None:
         # Only None is not given: False is given, as by --no-controls.
         values = {
             field_name: flags[field_name]
             for field_name in plan_flags.names.split()
             if flags[field_name] is not None
         }
-        return _plan_flag_values_with_split_forms(values) if plan_flags.forms else values
+        return _split_deployed_forms(values) if plan_flags.forms else values
     if not isinstance(kind, type) or not dataclasses.is_dataclass(kind):
         return flags[name]
     kinds = _annotated_type_hints(kind)
@@ -255,13 +257,13 @@ def _value_from_flags(name: str, kind: Any, flags: Mapping[str, Any]) -> Any:
     # string.
     return kind(
         **{
-            item.name: _value_from_flags(item.name, kinds[item.name], flags)
+            item.name: _combine_flag_values(item.name, kinds[item.name], flags)
             for item in dataclasses.fields(kind)
         }
     )
 
 
-def _plan_flag_values_with_split_forms(values: Values) -> Values:
+def _split_deployed_forms(values: Values) -> Values:
     """Split lists of forms at commas; the first of several models is attacked, others are forms."""
     # A list: with forms, --model is repeatable.
     model, *further = values.pop("model", None) or [None]
@@ -284,18 +286,18 @@ def _plan_flag_values_with_split_forms(values: Values) -> Values:
 # -----------------------------------------------------------------------------------------------
 
 
-def given_flags(group: Any) -> dict[str, Any]:
+def list_given_flags(group: Any) -> dict[str, Any]:
     """Return the given flags of a group and its groups."""
     values: dict[str, Any] = {}
     for name, value in vars(group).items():
-        values |= given_flags(value) if dataclasses.is_dataclass(value) else {name: value}
+        values |= list_given_flags(value) if dataclasses.is_dataclass(value) else {name: value}
     # `is`, because 0 == False: 0 and "" are given, a switch that is off is not.
     return {
         name: value for name, value in values.items() if value is not None and value is not False
     }
 
 
-def flags_to_plan_values(values: Values, base: Mapping[str, Any] = MappingProxyType({})) -> Values:
+def collect_plan_values(values: Values, base: Mapping[str, Any] = MappingProxyType({})) -> Values:
     """Return the given flags as values of a plan, after loading the plug-in files among them.
 
     base: the values of the plan file, whose risks the flags must name. Raises AuditError.
@@ -304,10 +306,10 @@ def flags_to_plan_values(values: Values, base: Mapping[str, Any] = MappingProxyT
     from auditor.runs.plan import parse_plugin_options
 
     # First: loading a plug-in runs its code.
-    RisksNamedOnCommandLine.from_plan_values(values).refuse_plan_with_unnamed_risks(
+    RisksNamedOnCommandLine.from_plan_values(values).refuse_unnamed_risks(
         {**base, **values}, "the plan file"
     )
-    load_plugin_files_of_flag(values.get("plugin"))
+    load_plugin_files(values.get("plugin"))
     parsers: dict[str, Callable[[Any], Any]] = {
         "attack_options": lambda items: parse_plugin_options(
             "-A", items, list(registry.list_methods())
@@ -335,44 +337,39 @@ class RisksNamedOnCommandLine:
     @classmethod
     def from_plan_values(cls, values: Mapping[str, Any]) -> RisksNamedOnCommandLine:
         """Return the risky fields and values of a plan. Raises AuditError for code with --safe."""
-        risks = cls(_risky_plan_fields_as_flag_values(values))
+        risks = cls(_list_risky_values(values))
         for name, value in risks.named:
             if name in ("plugin", "trust_remote_code"):
-                guard.refuse_in_safe_mode(
-                    f"{_flag_with_value(name, value)}: {FIELDS[name].said.risk}"
-                )
+                guard.refuse_unsafe(f"{_format_flag(name, value)}: {FIELDS[name].said.risk}")
         return risks
 
-    def risk_flags_as_typed(self) -> list[str]:
+    def format_risk_flags(self) -> list[str]:
         """Return each flag with its value, quoted for a shell."""
-        return [_flag_with_value(*risk) for risk in self.named]
+        return [_format_flag(*risk) for risk in self.named]
 
     def check_plan_names_the_same_risks(self, plan: Plan, where: str) -> None:
         """Raise AuditError for a plan with an unnamed risk, or without a named risk.
 
         In the latter case the flag has no effect.
         """
-        plan_risks = RisksNamedOnCommandLine.from_plan_values(plan.values_by_field_name())
-        self.refuse_plan_with_unnamed_risks(plan.values_by_field_name(), where)
-        for name, value in _risks_not_named_by_flags(self.named, plan_risks.named):
+        plan_risks = RisksNamedOnCommandLine.from_plan_values(plan.map_field_values())
+        self.refuse_unnamed_risks(plan.map_field_values(), where)
+        for name, value in _exclude_flagged_risks(self.named, plan_risks.named):
             raise AuditError(
-                f"expected no {_flag_with_value(name, value)}, as {where} does not ask for it, got "
-                "it"
+                f"expected no {_format_flag(name, value)}, as {where} does not ask for it, got it"
             )
 
-    def refuse_plan_with_unnamed_risks(self, plan: Mapping[str, Any], where: str) -> None:
+    def refuse_unnamed_risks(self, plan: Mapping[str, Any], where: str) -> None:
         """Raise AuditError for a plan with an unnamed risk. where: the plan's name in the error."""
-        for name, value in _risks_not_named_by_flags(
-            _risky_plan_fields_as_flag_values(plan), self.named
-        ):
+        for name, value in _exclude_flagged_risks(_list_risky_values(plan), self.named):
             to = "" if value is True else f" to {value!r}"
             raise AuditError(
                 f"{where} sets {name}{to}, and {FIELDS[name].said.risk}: if that is meant, say it "
-                f"on the command line as well, {_flag_with_value(name, value)}"
+                f"on the command line as well, {_format_flag(name, value)}"
             )
 
 
-def _risky_plan_fields_as_flag_values(values: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
+def _list_risky_values(values: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
     """Return (field, value) for each risky value, and for each value of a list."""
     risks = list[tuple[str, Any]]()
     for name in _RISKS:
@@ -383,7 +380,7 @@ def _risky_plan_fields_as_flag_values(values: Mapping[str, Any]) -> tuple[tuple[
     return tuple(risks)
 
 
-def _risks_not_named_by_flags(
+def _exclude_flagged_risks(
     risks: Iterable[tuple[str, Any]], flagged: Iterable[tuple[str, Any]]
 ) -> list[tuple[str, Any]]:
     """Return the (field, value) pairs in `risks` but not in `flagged`, comparing absolute paths."""
@@ -394,15 +391,13 @@ def _risks_not_named_by_flags(
     ]
 
 
-def _flag_with_value(name: str, value: Any) -> str:
-    return (
-        flag_of_plan_field(name)
-        if value is True
-        else f"{flag_of_plan_field(name)} {shlex.quote(str(value))}"
-    )
+def _format_flag(name: str, value: Any) -> str:
+    if value is True:
+        return format_field_flag(name)
+    return f"{format_field_flag(name)} {shlex.quote(str(value))}"
 
 
-def load_plugin_files_of_flag(files: list[str] | None) -> None:
+def load_plugin_files(files: list[str] | None) -> None:
     from auditor.plugins import registry
 
     for path in files or []:

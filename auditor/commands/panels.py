@@ -43,7 +43,7 @@ class ParsedCommandDocstring:
         return cls(first, tuple(more), tuple(line.strip() for line in example_part.splitlines()))
 
 
-def flags_by_help_panel(command: Any, context: Any) -> dict[str, Rows]:
+def group_flags(command: Any, context: Any) -> dict[str, Rows]:
     """Return the flags by panel, in the order of the page.
 
     A command's own panels are between --data and compute.
@@ -53,7 +53,7 @@ def flags_by_help_panel(command: Any, context: Any) -> dict[str, Rows]:
     rows_by_panel: dict[str, Rows] = {}
     for flag, record in records:
         if record is not None:  # None: a hidden flag
-            panel, (notation, help_text) = _help_panel_title(flag, few), record
+            panel, (notation, help_text) = _title_help_panel(flag, few), record
             # Without its type.
             label = notation.partition(" ")[0] if panel == "arguments" else notation
             rows_by_panel.setdefault(panel, []).append((label, " ".join(help_text.split())))
@@ -69,7 +69,7 @@ def flags_by_help_panel(command: Any, context: Any) -> dict[str, Rows]:
     return ordered | {last: ordered.get(last, []) + for_help}
 
 
-def _help_panel_title(parameter: Any, few: bool) -> str:
+def _title_help_panel(parameter: Any, few: bool) -> str:
     if parameter.param_type_name == "argument":
         return "arguments"
     if "--help" in parameter.opts:
@@ -87,9 +87,7 @@ def _write_help_sections(formatter: Any, listed: dict[str, Rows]) -> None:
     for title, rows in listed.items():
         with formatter.section(title.capitalize()):
             for name, help_text in rows:
-                first, *more = _wrap_help_text_at_spaces(help_text, formatter.width - column) or [
-                    ""
-                ]
+                first, *more = _wrap_help_text(help_text, formatter.width - column) or [""]
                 if len(name) > column - 4:
                     formatter.write(f"  {name}\n")
                     name = ""
@@ -97,12 +95,12 @@ def _write_help_sections(formatter: Any, listed: dict[str, Rows]) -> None:
                 formatter.write("".join(f"{'':{column}}{line}\n" for line in more))
 
 
-def _wrap_help_text_at_spaces(text: str, width: int) -> list[str]:
+def _wrap_help_text(text: str, width: int) -> list[str]:
     """Return lines that break only at spaces: a flag stays whole."""
     return textwrap.wrap(text, width, break_on_hyphens=False, break_long_words=False)
 
 
-def _write_help_text_with_examples(formatter: Any, text: str) -> None:
+def _write_help_text(formatter: Any, text: str) -> None:
     parsed = ParsedCommandDocstring.split_docstring(text)
     _write_help_paragraph(formatter, parsed.first)
     if parsed.examples:
@@ -114,8 +112,7 @@ def _write_help_text_with_examples(formatter: Any, text: str) -> None:
 
 def _write_help_paragraph(formatter: Any, text: str) -> None:
     formatter.write(
-        "\n"
-        + "".join(f"  {line}\n" for line in _wrap_help_text_at_spaces(text, formatter.width - 2))
+        "\n" + "".join(f"  {line}\n" for line in _wrap_help_text(text, formatter.width - 2))
     )
 
 
@@ -123,10 +120,10 @@ class PanelCommand(TyperCommand):
     """A command with its flags in panels."""
 
     def format_help_text(self, ctx: Any, formatter: Any) -> None:
-        _write_help_text_with_examples(formatter, self.help or "")
+        _write_help_text(formatter, self.help or "")
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        _write_help_sections(formatter, flags_by_help_panel(self, ctx))
+        _write_help_sections(formatter, group_flags(self, ctx))
 
 
 class PanelGroup(TyperGroup):
@@ -152,7 +149,7 @@ class PanelGroup(TyperGroup):
         return [] if ctx.meta.get(_UNREAD) else super().get_params(ctx)
 
     def format_help_text(self, ctx: Any, formatter: Any) -> None:
-        _write_help_text_with_examples(formatter, self.help or "")
+        _write_help_text(formatter, self.help or "")
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         rows_by_panel: dict[str, Rows] = {}
@@ -160,4 +157,4 @@ class PanelGroup(TyperGroup):
             panel = getattr(command, "rich_help_panel", None) or "commands"
             # 1000: click cuts a sentence at 45 characters by default.
             rows_by_panel.setdefault(panel, []).append((name, command.get_short_help_str(1000)))
-        _write_help_sections(formatter, rows_by_panel | flags_by_help_panel(self, ctx))
+        _write_help_sections(formatter, rows_by_panel | group_flags(self, ctx))

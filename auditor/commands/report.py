@@ -50,11 +50,11 @@ def report(
                 "--format edpb is a page of its own: give no --baseline, --markdown or --reveal "
                 "with it"
             )
-        _write_edpb_documents_and_print_paths(folder, form)
+        _write_edpb_documents(folder, form)
         return
     written = files.rewrite_run_reports(
         folder,
-        None if baseline is None else comparison_to_run_of_baseline_flag(baseline, folder),
+        None if baseline is None else compare_baseline_run(baseline, folder),
         reveal,
     )
     if markdown is not None:
@@ -66,12 +66,12 @@ def report(
         print_private_text_warning(folder)
 
 
-def _write_edpb_documents_and_print_paths(folder: Path, form: str) -> None:
+def _write_edpb_documents(folder: Path, form: str) -> None:
     from auditor.reports import edpb, html, markdown
 
     if form != "edpb":
         raise AuditError(f"expected --format edpb, got {form!r}")
-    document = edpb.edpb_document_from_run_folder(folder)
+    document = edpb.read_edpb_document(folder)
     for ending, render in (
         ("md", markdown.render_markdown_document),
         ("html", html.render_html_document),
@@ -82,12 +82,12 @@ def _write_edpb_documents_and_print_paths(folder: Path, form: str) -> None:
 
 
 def print_private_text_warning(folder: Path) -> None:
-    console.print_line_to_stderr(
+    console.print_stderr_line(
         f"the reports show private text (--reveal); audit report {folder} takes it out again", 0
     )
 
 
-def comparison_to_run_of_baseline_flag(baseline: Path, folder: Path) -> Comparison:
+def compare_baseline_run(baseline: Path, folder: Path) -> Comparison:
     from auditor.gate.compare import compare_finished_runs
     from auditor.gate.decide import read_run
 

@@ -69,14 +69,14 @@ def reproduce(
 
     if show or paper is None:
         for name in papers.bundled_paper_folders():
-            typer.echo(_printed_list_of_paper_plans(papers.load_paper(name)))
+            typer.echo(_format_paper_plans(papers.load_paper(name)))
         return
-    values = options.flags_to_plan_values(flags) | (
+    values = options.collect_plan_values(flags) | (
         {} if seeds is None else {"seeds": plan_grid.parse_seed_ranges(seeds)}
     )
     chosen = papers.load_paper(paper)
     lab = values.pop("lab", None)
-    scale = _scale_from_scale_and_lab_flags(scale, lab)
+    scale = _choose_scale(scale, lab)
     plans = plan or chosen.plans_at_scale(scale)
     allowed = options.RisksNamedOnCommandLine.from_plan_values(values)
     for name in plans:
@@ -84,11 +84,11 @@ def reproduce(
         # neither kind is a grid of runs: its table is looked through as it stands
         lone = papers.UTILITY in raw or papers.PUBLISHED in raw
         for asked in [raw] if lone else [point.plan for point in plan_grid.expand_plan_grid(raw)]:
-            allowed.refuse_plan_with_unnamed_risks(asked, f"{paper}/{name}")
+            allowed.refuse_unnamed_risks(asked, f"{paper}/{name}")
     small = Path("runs") / f"reproduce-{chosen.name}-{LAB}"
     if beside is None and scale == lab and (small / "ledger.json").is_file():
         beside = small
-    _reproduce_and_print_ledger(
+    _print_ledger(
         chosen,
         plans,
         scale,
@@ -98,7 +98,7 @@ def reproduce(
     )
 
 
-def _scale_from_scale_and_lab_flags(scale: str, lab: str | None) -> str:
+def _choose_scale(scale: str, lab: str | None) -> str:
     """Return the scale; a lab other than the small lab is a scale by its name.
 
     Raises AuditError if both are given.
@@ -110,7 +110,7 @@ def _scale_from_scale_and_lab_flags(scale: str, lab: str | None) -> str:
     return lab
 
 
-def _reproduce_and_print_ledger(
+def _print_ledger(
     paper: Paper,
     plans: list[str],
     scale: str,
@@ -123,7 +123,7 @@ def _reproduce_and_print_ledger(
 
     with console.open_progress_terminal(interrupted=console.resume_grid_hint(out)) as reporter:
         result_tables, entries, failures = reproducing.reproduce_paper_plans(
-            paper, plans, scale, values, out, reporter, console.current_command_line(), other_folder
+            paper, plans, scale, values, out, reporter, console.get_command_line(), other_folder
         )
     for table in result_tables:
         console.print_table(table)
@@ -151,7 +151,7 @@ def _reproduce_and_print_ledger(
         )
 
 
-def _printed_list_of_paper_plans(paper: Paper) -> str:
+def _format_paper_plans(paper: Paper) -> str:
     wide = max(map(len, paper.plans), default=0)
     lines = [f"{name:{wide}}  {plan.get('title', '')}" for name, plan in paper.plans.items()]
     return "\n  ".join([f"{paper.name}: {paper.title}; scales: {', '.join(paper.scales)}", *lines])

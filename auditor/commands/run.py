@@ -12,9 +12,9 @@ import typer
 from auditor.commands import console, options
 from auditor.commands import gate as gates
 from auditor.commands.options import Many
-from auditor.commands.report import comparison_to_run_of_baseline_flag, print_private_text_warning
+from auditor.commands.report import compare_baseline_run, print_private_text_warning
 from auditor.commands.show import print_result_screen
-from auditor.core.counts import counted
+from auditor.core.counts import format_count
 from auditor.core.errors import AuditError
 from auditor.core.plan import Plan
 
@@ -132,7 +132,7 @@ def run(
 
     allowed = options.RisksNamedOnCommandLine.from_plan_values(plan)
     beside = set(plan) - {name for name, _ in allowed.named}
-    if resume is not None and (beside or options.given_flags(grid) or out is not None):
+    if resume is not None and (beside or options.list_given_flags(grid) or out is not None):
         raise AuditError(
             "--resume takes the plan from the run folder: give no other option with it, but those "
             "that must be named again, as --plugin and --base-url, where the plan asks for them"
@@ -141,42 +141,44 @@ def run(
     # now: if this run is refused below, no older one is taken for it
     if out is None and resume is None and not single.estimate:
         remove_latest_link()
-    base = gates.read_run_of_flag_if_given(single.baseline)  # refused now rather than after hours
-    policy = None if single.gate is None else _read_policy_of_gate_flag(single.gate, base)
+    base = gates.read_flagged_run(single.baseline)  # refused now rather than after hours
+    policy = None if single.gate is None else _read_gate_policy(single.gate, base)
     # imports a part of transformers, which takes a second: behind what is refused without it
     console.silence_libraries()
     asked = (
-        _plan_or_grid_points_from_flags(plan, grid)
+        _build_requested_plans(plan, grid)
         if resume is None
-        else _reopen_run_or_grid_of_resume_flag(resume, allowed)
+        else _reopen_requested_run(resume, allowed)
     )
     if isinstance(asked, list):
         for point in asked:  # a sweep may name more than the plan that it is of
-            allowed.refuse_plan_with_unnamed_risks(point.plan, point.name)
+            allowed.refuse_unnamed_risks(point.plan, point.name)
         # until and submission are fields of a plan, the others flags beside it
         for name, why in _ONE_ONLY.items():
-            if name in options.given_flags(single) or any(name in point.plan for point in asked):
+            if name in options.list_given_flags(single) or any(
+                name in point.plan for point in asked
+            ):
                 raise AuditError(why)
-        _run_grid_and_print_tables(asked, out, resume, grid.config, verbose)
+        _print_grid_run(asked, out, resume, grid.config, verbose)
         return
     if single.estimate and isinstance(asked, Plan):
         _print_cost_estimate(asked)
         return
-    folder = _run_plan_held_to_flags(asked, out, (policy, base), single, verbose)
+    folder = _run_restricted_plan(asked, out, (policy, base), single, verbose)
     if policy is not None:
         outputs = gates.GateOutputFlags(junit=folder / "gate.xml", markdown=folder / "gate.md")
-        code = gates.judge_run_and_print_for_exit_code(folder, policy, base, outputs)
+        code = gates.print_run_judgement(folder, policy, base, outputs)
         if code != 0:
             raise typer.Exit(code)
-    _check_each_attack_ran_on_some_target(folder)
+    _check_each_attack_ran(folder)
 
 
-def _check_each_attack_ran_on_some_target(folder: Path) -> None:
+def _check_each_attack_ran(folder: Path) -> None:
     """Raise AuditError, after the results are shown, for named attacks that ran on no target."""
     from auditor.records.result_file import read_result
     from auditor.reports import coverage
 
-    if idle := coverage.attacks_without_any_row(read_result(folder)):
+    if idle := coverage.explain_missing_attack_rows(read_result(folder)):
         reasons = "; ".join(
             f"--attack {name} ran on no target: {reason}" for name, reason in idle.items()
         )
@@ -190,7 +192,7 @@ def _refuse_flags_beside_estimate_flag(
     ignored = {"--resume": resume, "--out": out, "--submission": submission}
     ignored |= {
         f"--{name}": value
-        for name, value in options.given_flags(single).items()
+        for name, value in options.list_given_flags(single).items()
         if name != "estimate"
     }
     for name, value in ignored.items():
@@ -208,17 +210,15 @@ def _print_cost_estimate(plan: Plan) -> None:
     console.print_table(cost.run_cost_estimate_table(cost_estimate))
 
 
-def _read_policy_of_gate_flag(path: Path, baseline: RunOutcomes | None) -> Policy:
+def _read_gate_policy(path: Path, baseline: RunOutcomes | None) -> Policy:
     from auditor.gate.decide import check_policy
 
-    policy = gates.GateLimitFlags(policy=path).policy_of_file_and_flags()
+    policy = gates.GateLimitFlags(policy=path).build_policy()
     check_policy(policy, baseline)
     return policy
 
 
-def _plan_or_grid_points_from_flags(
-    flags: options.Values, grid_flags: GridFlags
-) -> Plan | list[GridPoint]:
+def _build_requested_plans(flags: options.Values, grid_flags: GridFlags) -> Plan | list[GridPoint]:
     """Return the plan of the flags and the plan file, or the points of the grid."""
     from auditor.runs import plan, plan_grid
 
@@ -239,13 +239,13 @@ def _plan_or_grid_points_from_flags(
         base["sweep"] = {**base.get("sweep", {}), **plan_grid.parse_sweep_flags(grid_flags.sweep)}
     if grid_flags.seeds is not None:
         base["seeds"] = plan_grid.parse_seed_ranges(grid_flags.seeds)
-    values = options.flags_to_plan_values(flags, base)
+    values = options.collect_plan_values(flags, base)
     if plan_grid.is_plan_grid(base):
         return plan_grid.expand_plan_grid(plan.merge_plan_file_and_flags(base, values))
-    return plan.make_plan(base, {**values, "command": console.current_command_line()})
+    return plan.make_plan(base, {**values, "command": console.get_command_line()})
 
 
-def _reopen_run_or_grid_of_resume_flag(
+def _reopen_requested_run(
     folder: Path, allowed: options.RisksNamedOnCommandLine
 ) -> RunFolder | list[GridPoint]:
     """Return the run folder, or the points of the grid, to resume.
@@ -268,7 +268,7 @@ def _reopen_run_or_grid_of_resume_flag(
     return reopened
 
 
-def _run_grid_and_print_tables(
+def _print_grid_run(
     points: list[GridPoint],
     out: Path | None,
     resume: Path | None,
@@ -281,20 +281,21 @@ def _run_grid_and_print_tables(
     from auditor.studies import checkpoints, sweep
 
     folder = resume or out or unused_run_path(f"sweep-{config.stem if config else 'flags'}")
-    command = (
-        sweep.read_command_that_started_sweep(resume) if resume else console.current_command_line()
-    )
+    if resume:
+        command = sweep.read_command_that_started_sweep(resume)
+    else:
+        command = console.get_command_line()
     with console.open_progress_terminal(verbose, console.resume_grid_hint(folder)) as reporter:
         failures = sweep.run_sweep_points(points, folder, reporter, command)
     places = sweep.read_sweep_places(folder)
-    table = sweep.sweep_table(f"{counted(len(points), 'run')} in {folder}", places)
+    table = sweep.sweep_table(f"{format_count(len(points), 'run')} in {folder}", places)
     sweep.write_sweep_table_files(folder, table)
     if curve := checkpoints.leakage_over_checkpoints_svg(places):
         disk.replace_atomically(folder / "checkpoints.svg", curve)
     console.print_table(table)
     compared = sweep.sweep_leakage_frontiers(folder)
     for leakage_frontier in compared:
-        typer.echo(frontier.frontier_sentence(leakage_frontier))
+        typer.echo(frontier.describe_frontier(leakage_frontier))
     if paths := frontier.write_frontier_files(folder, compared):
         typer.echo(f"written: {', '.join(map(str, paths))}")
     if failures:
@@ -302,7 +303,7 @@ def _run_grid_and_print_tables(
         raise AuditError(f"{len(failures)} of {len(points)} points failed; {name}: {reason}")
 
 
-def _run_plan_held_to_flags(
+def _run_restricted_plan(
     source: Plan | RunFolder, out: Path | None, held_to: HeldTo, single: SingleFlags, verbose: bool
 ) -> Path:
     """Run a plan, or continue its folder; return the run folder with its reports."""
@@ -313,29 +314,29 @@ def _run_plan_held_to_flags(
 
     plan = source if isinstance(source, Plan) else Plan.from_json(source.plan())
     # All checks before `create`: a refused plan leaves no folder.
-    selection, policy = check_plan_and_select_plugins(plan, *held_to), held_to[0]
+    selection = check_plan_and_select_plugins(plan, *held_to)
+    policy = held_to[0]
     if policy is not None:
         check_ruled_rows_exist(policy, selection.cell_keys_in_order())
         # A plug-in may measure metrics that the table lacks: then only the finished run can check
         # them.
         if not selection.own_methods:
             check_rule_metrics(policy.rules)
-    folder = (
-        RunFolder.create(out, plan.run_folder_title, plan.to_json())
-        if isinstance(source, Plan)
-        else source
-    )
-    audit_plan_and_print_result(plan, folder, single.reveal, verbose, held_to=held_to)
+    if isinstance(source, Plan):
+        folder = RunFolder.create(out, plan.run_folder_title, plan.to_json())
+    else:
+        folder = source
+    print_plan_audit(plan, folder, single.reveal, verbose, held_to=held_to)
     if single.baseline is not None:
         files.rewrite_run_reports(
             folder.path,
-            comparison_to_run_of_baseline_flag(single.baseline, folder.path),
+            compare_baseline_run(single.baseline, folder.path),
             single.reveal,
         )
     return folder.path
 
 
-def audit_plan_and_print_result(
+def print_plan_audit(
     plan: Plan,
     folder: RunFolder,
     reveal: bool = False,
@@ -366,8 +367,8 @@ def audit_plan_and_print_result(
         resume,
         shlex.quote(str(folder.path)),
         *options.RisksNamedOnCommandLine.from_plan_values(
-            plan.values_by_field_name()
-        ).risk_flags_as_typed(),
+            plan.map_field_values()
+        ).format_risk_flags(),
     ]
     if remarks is not None:
         write_command_remarks(folder.path, remarks)
@@ -375,7 +376,7 @@ def audit_plan_and_print_result(
 
     def publish(meanwhile: AuditResult) -> None:
         files.write_run_reports(folder.path, meanwhile, reveal)
-        console.print_line_to_stderr(coverage.progress_line(meanwhile), 0)
+        console.print_stderr_line(coverage.progress_line(meanwhile), 0)
 
     with console.open_progress_terminal(verbose, hint) as reporter:
         try:

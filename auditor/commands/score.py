@@ -57,10 +57,8 @@ def score(
     from auditor.reports import plot_files, terminal
 
     marked = scores.compare_submission_with_answers(submission, answers)
-    scored, points = (
-        scores.score_submission(marked, answered_only),
-        scores.submission_recall_by_wrong_guesses(marked, answered_only),
-    )
+    scored = scores.score_submission(marked, answered_only)
+    points = scores.submission_recall_by_wrong_guesses(marked, answered_only)
     if plot is not None:
         plot_files.save_wrong_guesses_curve(plot, [(wrong, recall) for wrong, _, recall in points])
     if curve is not None:

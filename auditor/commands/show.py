@@ -37,12 +37,12 @@ def print_result_screen(result: AuditResult, folder: Path, verbose: bool) -> Non
     """Print the first screen of a run, or every table of it."""
     from rich.console import Console
 
-    from auditor.reports.screen import WIDTH, first_screen
-    from auditor.reports.terminal import terminal_run_summary
+    from auditor.reports.screen import WIDTH, build_first_screen
+    from auditor.reports.terminal import summarise_run
 
     out = Console()
     if verbose:
-        out.print(terminal_run_summary(result, folder))
+        out.print(summarise_run(result, folder))
     else:
         width = out.width if out.is_terminal else WIDTH
-        out.print(first_screen(result, folder, width), soft_wrap=True)
+        out.print(build_first_screen(result, folder, width), soft_wrap=True)

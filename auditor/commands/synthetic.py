@@ -67,11 +67,11 @@ def synthetic(
 
     from auditor.records.folder import RunFolder
     from auditor.reports import files
-    from auditor.reports.screen import first_screen
+    from auditor.reports.screen import build_first_screen
     from auditor.runs import released_text
 
     plan = released_text.plan_for_released_text(
-        text, data, nonmembers, canaries, seed, console.current_command_line()
+        text, data, nonmembers, canaries, seed, console.get_command_line()
     )
     held = released_text.read_released_text(plan, text)
     # after both are read: data that are refused leave no folder
@@ -83,4 +83,4 @@ def synthetic(
         except (AuditError, OSError):
             folder.discard_if_empty()
             raise
-    Console().print(first_screen(result, folder.path), soft_wrap=True)
+    Console().print(build_first_screen(result, folder.path), soft_wrap=True)

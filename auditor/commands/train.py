@@ -116,7 +116,7 @@ def train(
     from auditor.runs import training
     from auditor.runs.plan import merged_plugin_options, parse_plugin_options
 
-    options.load_plugin_files_of_flag(plan.get("plugin"))
+    options.load_plugin_files(plan.get("plugin"))
     of_methods = parse_plugin_options("-D", option or [], list(registry.list_trainers()))
     asked = training.TrainingRequest(
         method=method,
@@ -124,7 +124,7 @@ def train(
         options=merged_plugin_options(method, of_methods, {}, list(of_methods.get("", {}))),
         loading=LoadingOptions(
             **{name: plan[name] for name in options.HUB_LOADING.split() if name in plan}
-        ).with_float32_for_auto(),
+        ).resolve_auto_dtype(),
         engine=from_json(
             EngineOptions,
             {name: plan[name] for name in options.ENGINE.split() if name in plan},
@@ -132,7 +132,7 @@ def train(
         ),
         plugin=tuple(plan.get("plugin", ())),
         **{name: plan[name] for name in ("template", "date", "seed") if name in plan},
-        **options.given_flags(flags),
+        **options.list_given_flags(flags),
     )
     again = f"the same command goes on from what is kept in {asked.out}"
     with (

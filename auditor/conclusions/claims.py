@@ -22,10 +22,8 @@ from auditor.statistics.audited import HELD, explain_powerless_audit, repeat_aud
 from auditor.statistics.bounds import LEVEL
 
 # for a training, and for a number of drawn tokens
-BOUNDS, BOUNDS_OF_TOKENS = (
-    "epsilon",
-    "epsilon of tokens",
-)
+BOUNDS = "epsilon"
+BOUNDS_OF_TOKENS = "epsilon of tokens"
 Verdict = Literal["consistent", "claim contradicted", "audit too weak to tell"]
 CONSISTENT: Verdict = "consistent"  # an audit could have contradicted it and did not
 CONTRADICTED: Verdict = "claim contradicted"
@@ -113,18 +111,16 @@ def weigh_claim_against_audits(
     attack: str | None = None,
 ) -> ClaimEvidence:
     """Return the evidence on the claim of one target; setting, attack: use only these rows."""
-    claim, rows = (
-        target.claim,
-        [finding for finding in result.findings if finding.target == target.name],
-    )
+    claim = target.claim
+    rows = [finding for finding in result.findings if finding.target == target.name]
     rows = [row for row in rows if setting in (None, row.setting) and attack in (None, row.attack)]
     claimed = None if claim is None else claim.epsilon.get(claim.relation, math.inf)
     if claimed is not None and not math.isfinite(claimed):
         claimed = None
     comparable: list[tuple[Finding, Audited, float]] = []
     unheld: list[UncomparableBound] = []
-    for row, audit in _findings_with_distinct_epsilon_audits(rows):
-        promised = _promised_epsilon_of_audit_game_or_reason(
+    for row, audit in _select_distinct_epsilon_audits(rows):
+        promised = _find_game_epsilon(
             None if claimed is None else claim, row, audit, target.nominal_epsilon
         )
         if isinstance(promised, str):
@@ -139,14 +135,15 @@ def weigh_claim_against_audits(
             bounds.append(BoundAgainstClaim(row.cell_key, repeat_audit(audit, share), promised))
         except AuditError as error:
             unheld.append(UncomparableBound(row.cell_key, audit, str(error)))
-    refuted = (
-        tuple(dict.fromkeys(error for row in rows for error in row.violations)) if claim else ()
-    )
-    probes = result.methods_measuring(BOUNDS, BOUNDS_OF_TOKENS)
+    if claim:
+        refuted = tuple(dict.fromkeys(error for row in rows for error in row.violations))
+    else:
+        refuted = ()
+    probes = result.list_measuring_methods(BOUNDS, BOUNDS_OF_TOKENS)
     missing = tuple(
         f"{r.attack}: {r.not_applicable}" for r in rows if r.attack in probes and r.not_applicable
     )
-    usual = result.methods_measuring(
+    usual = result.list_measuring_methods(
         BOUNDS if claim is None or claim.queries is None else BOUNDS_OF_TOKENS
     )
     return ClaimEvidence(
@@ -156,7 +153,7 @@ def weigh_claim_against_audits(
     )
 
 
-def _findings_with_distinct_epsilon_audits(rows: list[Finding]) -> list[tuple[Finding, Audited]]:
+def _select_distinct_epsilon_audits(rows: list[Finding]) -> list[tuple[Finding, Audited]]:
     """Return each row that has an (epsilon, delta) bound. Rows of one probe with equal audits
     count as one audit."""
     findings: dict[tuple[str, str, Audited], Finding] = {}
@@ -172,7 +169,7 @@ def _findings_with_distinct_epsilon_audits(rows: list[Finding]) -> list[tuple[Fi
     return [(row, main) for (_, _, main), row in findings.items()]
 
 
-def _promised_epsilon_of_audit_game_or_reason(
+def _find_game_epsilon(
     claim: Claim | None, row: Finding, audit: Audited, nominal: float | None
 ) -> float | str:
     """Return the epsilon promised for the audit's game, or why there is none. claim: None if
@@ -183,10 +180,10 @@ def _promised_epsilon_of_audit_game_or_reason(
         return f"outside the claim ({row.claim_reason or 'no reason recorded'})"
     if audit.delta < claim.delta:
         return f"at delta {audit.delta:g}, and the claim is at {claim.delta:g}"
-    return promised_epsilon_or_reason(claim, audit.relation, audit.unit)
+    return find_promised_epsilon(claim, audit.relation, audit.unit)
 
 
-def promised_epsilon_or_reason(claim: Claim, relation: str, unit: str) -> float | str:
+def find_promised_epsilon(claim: Claim, relation: str, unit: str) -> float | str:
     """Return the epsilon of a claim for these neighbours, or why the claim has none.
 
     A guarantee at the claim's delta also holds at any larger delta, so an audit at a larger
@@ -196,7 +193,8 @@ def promised_epsilon_or_reason(claim: Claim, relation: str, unit: str) -> float 
         return claim.epsilon[claim.relation]
     if claim.shard and unit in ("record", claim.whole) and claim.whole and relation == "add_remove":
         # Adding or removing one record changes the shard, as replacing the shard does.
-        relation, unit = "replace", "shard"
+        relation = "replace"
+        unit = "shard"
     claim_unit = "shard" if claim.shard else claim.unit
     if unit != claim_unit and not (
         unit == "record" and claim_unit == "user"

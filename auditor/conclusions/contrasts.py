@@ -19,7 +19,7 @@ import numpy as np
 
 from auditor.conclusions.replicates import Replicates
 from auditor.core.arrays import Floats
-from auditor.core.errors import AuditError, unknown_name_error
+from auditor.core.errors import AuditError, make_unknown_name_error
 from auditor.core.result import Measurement
 from auditor.statistics import bootstrap, metrics
 from auditor.statistics.bootstrap import Draws
@@ -40,7 +40,7 @@ class WeightedMetric:
     cell: Replicates
 
 
-def contrast_over_seeds(name: str, parts: Sequence[WeightedMetric]) -> Measurement:
+def measure_seed_contrast(name: str, parts: Sequence[WeightedMetric]) -> Measurement:
     """Return the sum of coefficient x metric, as the mean over the seeds shared by all cells,
     with its 95% interval.
 
@@ -58,27 +58,26 @@ def contrast_over_seeds(name: str, parts: Sequence[WeightedMetric]) -> Measureme
     if not seeds:
         raise AuditError(f"no seed was run at every point that {name} compares")
     if all(of_members):
-        return _attack_contrast_paired_by_secret(name, parts, seeds)
+        return _measure_attack_contrast(name, parts, seeds)
     texts = {_heldout_token_counts(part, seed) for part in parts for seed in seeds}
     if len(texts) == 1 and any(texts):
-        return _perplexity_contrast_by_text(name, parts, seeds)
+        return _measure_perplexity_contrast(name, parts, seeds)
     is_same_secrets = (
-        len({frozenset(_metric_values_by_secret(part, seed)) for part in parts for seed in seeds})
-        == 1
+        len({frozenset(_map_metric_values(part, seed)) for part in parts for seed in seeds}) == 1
     )
-    if len(parts) > 1 and is_same_secrets and _metric_values_by_secret(parts[0], seeds[0]):
-        return _probe_contrast_paired_by_secret(name, parts, seeds)
-    return _unpaired_contrast(name, parts, seeds)
+    if len(parts) > 1 and is_same_secrets and _map_metric_values(parts[0], seeds[0]):
+        return _measure_probe_contrast(name, parts, seeds)
+    return _measure_unpaired_contrast(name, parts, seeds)
 
 
-def _attack_contrast_paired_by_secret(
+def _measure_attack_contrast(
     name: str, parts: Sequence[WeightedMetric], seeds: Sequence[int]
 ) -> Measurement:
     outcomes = [part.cell.member_outcomes_by_seed[seed] for part in parts for seed in seeds]
     ids = tuple(sorted({secret for outcome in outcomes for secret in outcome.ids}))
     column_by_id, draws = (
         {secret: i for i, secret in enumerate(ids)},
-        _contrast_resample_count_matrix(len(ids)),
+        _draw_resample_counts(len(ids)),
     )
     values = np.zeros(len(draws))
     for part in parts:
@@ -119,7 +118,7 @@ def _heldout_token_counts(part: WeightedMetric, seed: int) -> tuple[float, ...]:
     return tuple(losses["tokens"]) if part.metric in losses and part.metric != "tokens" else ()
 
 
-def _perplexity_contrast_by_text(
+def _measure_perplexity_contrast(
     name: str, parts: Sequence[WeightedMetric], seeds: Sequence[int]
 ) -> Measurement:
     tokens = np.array([_heldout_token_counts(parts[0], seeds[0])])
@@ -135,7 +134,7 @@ def _perplexity_contrast_by_text(
     return Measurement(name, value, low, high, tokens.shape[1], "perplexity")
 
 
-def _metric_values_by_secret(part: WeightedMetric, seed: int) -> dict[str, float]:
+def _map_metric_values(part: WeightedMetric, seed: int) -> dict[str, float]:
     """Return a probe's values by member whose mean is the metric: `exposure`,
     `exposure(count=16)`."""
     # Limit the digits: `int` raises for more than 4,300.
@@ -147,16 +146,16 @@ def _metric_values_by_secret(part: WeightedMetric, seed: int) -> dict[str, float
     return values if all(map(math.isfinite, values.values())) else {}
 
 
-def _probe_contrast_paired_by_secret(
+def _measure_probe_contrast(
     name: str, parts: Sequence[WeightedMetric], seeds: Sequence[int]
 ) -> Measurement:
     """Return the contrast of a probe's means, by the bootstrap of a chain of causes
     (auditor/runs/chain_steps.py)."""
-    secrets = sorted(_metric_values_by_secret(parts[0], seeds[0]))
+    secrets = sorted(_map_metric_values(parts[0], seeds[0]))
     plus, minus = np.zeros(len(secrets)), np.zeros(len(secrets))
     for part in parts:
         for seed in seeds:
-            value_by_secret = _metric_values_by_secret(part, seed)
+            value_by_secret = _map_metric_values(part, seed)
             values = (
                 part.coefficient
                 / len(seeds)
@@ -169,13 +168,13 @@ def _probe_contrast_paired_by_secret(
     return make_measurement(
         name,
         resample_paired_means(plus, minus),
-        _replicate_measurement_at_seed(parts[0], seeds[0]).unit,
+        _find_replicate_measurement(parts[0], seeds[0]).unit,
     )
 
 
 # Cache few matrices: over 10,000 secrets a matrix takes 160 MB.
 @functools.lru_cache(maxsize=4)
-def _contrast_resample_count_matrix(n: int) -> Draws:
+def _draw_resample_counts(n: int) -> Draws:
     """Return the (1 + resamples, n) counts; the first row is the sample itself. Every contrast
     over n secrets shares them."""
     return np.vstack(
@@ -186,12 +185,12 @@ def _contrast_resample_count_matrix(n: int) -> Draws:
     )
 
 
-def _unpaired_contrast(
+def _measure_unpaired_contrast(
     name: str, parts: Sequence[WeightedMetric], seeds: Sequence[int]
 ) -> Measurement:
     terms = list[tuple[float, Measurement]]()
     for part in parts:
-        measurements = [_replicate_measurement_at_seed(part, seed) for seed in seeds]
+        measurements = [_find_replicate_measurement(part, seed) for seed in seeds]
         # Average the ends instead of combining them: seeds share the secrets, so more seeds do
         # not narrow the interval.
         value, low, high = (
@@ -211,10 +210,10 @@ def _unpaired_contrast(
     )
 
 
-def _replicate_measurement_at_seed(part: WeightedMetric, seed: int) -> Measurement:
+def _find_replicate_measurement(part: WeightedMetric, seed: int) -> Measurement:
     measurements = part.cell.measured[seed]
     if part.metric not in measurements:
-        raise unknown_name_error(
+        raise make_unknown_name_error(
             f"metric of {part.cell.attack} on {part.cell.target}:",
             part.metric,
             {*measurements, *(m.name for m in metrics.METRICS if m.is_of_member_guesses)},

@@ -16,7 +16,8 @@ from auditor.core.nouns import UNDEFENDED
 from auditor.core.result import AuditResult, Doubt, Finding, Measurement
 from auditor.statistics.metrics import AT_LEAST, CONTROLS, RECALL, auc_name
 
-ANY, EXACT = "any_of_k", "extraction_probability"
+ANY = "any_of_k"
+EXACT = "extraction_probability"
 _ANCESTRAL = "ancestral"
 # hit counts less probable than this contradict the measured probabilities
 _IMPROBABLE = 0.01
@@ -30,11 +31,11 @@ def is_auc_above_chance(m: Measurement) -> bool:
     return m.low > 0.5
 
 
-def membership_control_aucs(finding: Finding) -> list[Measurement]:
+def list_control_aucs(finding: Finding) -> list[Measurement]:
     return [m for control in CONTROLS if (m := finding.measurement(auc_name(control))) is not None]
 
 
-def member_mismatch_doubts(result: AuditResult) -> tuple[Doubt, ...]:
+def list_mismatch_doubts(result: AuditResult) -> tuple[Doubt, ...]:
     """Return the doubt that members and non-members match, if a score that never queried the
     model separates them."""
 
@@ -69,7 +70,7 @@ def _auc_label(m: Measurement) -> str:
     return f"AUC {m.value:.3f} [{m.low:.3f}–{m.high:.3f}]"
 
 
-def contradiction_doubts_about_target(
+def list_contradiction_doubts(
     result: AuditResult, target: str, greedy: Measurement | None
 ) -> Iterator[Doubt]:
     """Yield contradictions between numbers of one target: a filter, a truncation or another
@@ -101,7 +102,8 @@ def _too_few_hits_sentence(probe: Finding, attack: Finding) -> str:
         probability: Measurement | None = untruncated
     else:
         probability = probe.measurement(EXACT) or probe.measurement(f"{EXACT}{AT_LEAST}")
-    recall, any_recall = attack.measurement(RECALL), attack.measurement(ANY)
+    recall = attack.measurement(RECALL)
+    any_recall = attack.measurement(ANY)
     if recall is None or not is_measured(probability):
         return ""
     hits = max(round(m.value * m.n) for m in (recall, any_recall) if is_measured(m))
@@ -140,22 +142,21 @@ def _greedy_contradiction_sentences(
             # the full name if the prefix is missing
             level = m.name.removeprefix("discoverable_1_")
             # An equal number of secrets is assumed to be the secrets of greedy decoding.
-            n_probable = (
-                round(m.value * m.n)
-                if level != m.name and _discoverable_level_or_zero(level) > 0.5 and m.n == greedy.n
-                else 0
-            )
+            if level != m.name and _find_discoverable_level(level) > 0.5 and m.n == greedy.n:
+                n_probable = round(m.value * m.n)
+            else:
+                n_probable = 0
             if (
                 n_probable > n_greedy
             ):  # above one half, every token of the suffix is the most probable token
                 yield (
                     f"{n_probable:,} of {m.n:,} suffixes have an extraction probability of "
-                    f"{_percent_label(_discoverable_level_or_zero(level))} or more, and greedy "
+                    f"{_percent_label(_find_discoverable_level(level))} or more, and greedy "
                     f"decoding, which must give these, gives {n_greedy:,}."
                 )
 
 
-def _discoverable_level_or_zero(text: str) -> float:
+def _find_discoverable_level(text: str) -> float:
     try:
         return float(text)
     except ValueError:

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from auditor.conclusions.outcomes import align_rows_by_secret
+from auditor.conclusions.outcomes import align_rows
 from auditor.conclusions.replicates import Replicates, Runs, read_replicates
 from auditor.core.nouns import UNDEFENDED, Claim
 from auditor.core.result import Frontier, FrontierPoint, Measurement
@@ -59,7 +59,7 @@ class FrontierModel:
 # -----------------------------------------------------------------------------------------------
 
 
-def frontier_models_of_runs(
+def list_frontier_models(
     runs: Runs, variant: str = "", at: Mapping[str, Any] | None = None
 ) -> list[FrontierModel]:
     """Return the undefended model of these runs and their defenses, without controls.
@@ -76,7 +76,7 @@ def frontier_models_of_runs(
         defended = target.name != UNDEFENDED
         line = variant if defended and has_one_defense and variant else target.title
         option_labels = (
-            _swept_option_labels_of_defense(target.name, at or {}, first.plan.get("defense", ()))
+            _list_swept_options(target.name, at or {}, first.plan.get("defense", ()))
             if defended
             else ()
         )
@@ -88,15 +88,17 @@ def frontier_models_of_runs(
         }
         models.append(
             FrontierModel(
-                target.name, ", ".join([line, *option_labels]), line, _weakest_claim(claims), cells
+                target.name,
+                ", ".join([line, *option_labels]),
+                line,
+                _find_weakest_claim(claims),
+                cells,
             )
         )
     return models
 
 
-def _swept_option_labels_of_defense(
-    name: str, at: Mapping[str, Any], defenses: Sequence[str]
-) -> Iterator[str]:
+def _list_swept_options(name: str, at: Mapping[str, Any], defenses: Sequence[str]) -> Iterator[str]:
     """Yield labels such as `weight 0.9`; skip the options of other defenses."""
     for key, value in at.items():
         plugin, dot, option = key.partition(".")
@@ -106,18 +108,16 @@ def _swept_option_labels_of_defense(
             yield f"{option} {value}"
 
 
-def _weakest_claim(claims: Sequence[Claim | None]) -> Claim | None:
+def _find_weakest_claim(claims: Sequence[Claim | None]) -> Claim | None:
     """Return the claim that holds at every seed, the claim with the largest epsilon; None if a
     seed has none."""
     known_claims = [claim for claim in claims if claim is not None]
-    return (
-        max(known_claims, key=lambda c: c.epsilon.get(c.relation, math.inf))
-        if len(known_claims) == len(claims)
-        else None
-    )
+    if len(known_claims) == len(claims):
+        return max(known_claims, key=lambda c: c.epsilon.get(c.relation, math.inf))
+    return None
 
 
-def merge_frontier_models_of_grid_points(
+def merge_frontier_models(
     places: Sequence[Sequence[FrontierModel]],
 ) -> list[FrontierModel]:
     """Return the models of several grid points; the undefended model and equal labels appear
@@ -139,54 +139,52 @@ def merge_frontier_models_of_grid_points(
 # -----------------------------------------------------------------------------------------------
 
 
-def build_leakage_frontiers_of_models(models: Sequence[FrontierModel]) -> tuple[Frontier, ...]:
+def build_frontiers(models: Sequence[FrontierModel]) -> tuple[Frontier, ...]:
     """Return a frontier for each leakage metric of the first model, the undefended; empty for
     fewer than two defenses."""
     if len(models) < 3:
         return ()
-    models = _models_with_distinct_lines(models)
-    ratio = _frontier_perplexity_ratios_by_label(models)
+    models = _select_distinct_models(models)
+    ratio = _measure_perplexity_ratios(models)
     frontiers = (
-        _frontier_for_metric(models, metric, row, ratio)
-        for metric, row in _metric_and_row_of_each_frontier(models[0])
+        _build_metric_frontier(models, metric, row, ratio)
+        for metric, row in _list_frontier_rows(models[0])
     )
     return tuple(curve for curve in frontiers if len(curve.points) > 2)
 
 
-def _models_with_distinct_lines(models: Sequence[FrontierModel]) -> list[FrontierModel]:
+def _select_distinct_models(models: Sequence[FrontierModel]) -> list[FrontierModel]:
     """Add the name to the line of defenses that share a title."""
-    n_models_by_line, renamed = (
-        Counter(line for line, _ in {(model.line, model.name) for model in models}),
-        [],
-    )
+    n_models_by_line = Counter(line for line, _ in {(model.line, model.name) for model in models})
+    renamed = []
     for model in models:
         line = f"{model.line} ({model.name})" if n_models_by_line[model.line] > 1 else model.line
         renamed.append(replace(model, line=line, label=line + model.label.removeprefix(model.line)))
     return renamed
 
 
-def _metric_and_row_of_each_frontier(base: FrontierModel) -> Iterator[tuple[Metric, Row]]:
+def _list_frontier_rows(base: FrontierModel) -> Iterator[tuple[Metric, Row]]:
     """Yield white-box rows if there are any, else all; for a probe's metric, the row that lists
     it earliest."""
     for name in LEAKS:
         rows = [
             row
             for row, cell in base.cells.items()
-            if cell.rows and name in _measured_metric_names(cell)
+            if cell.rows and name in _list_measured_metrics(cell)
         ]
         widest = [row for row in rows if row[0] == "white-box"] or rows
         if not find_metric(name).is_of_member_guesses:  # each attack has a frontier of its own
             widest = sorted(
-                widest, key=lambda row: _measured_metric_names(base.cells[row]).index(name)
+                widest, key=lambda row: _list_measured_metrics(base.cells[row]).index(name)
             )[:1]
         yield from ((find_metric(name), row) for row in widest)
 
 
-def _measured_metric_names(cell: Replicates) -> list[str]:
+def _list_measured_metrics(cell: Replicates) -> list[str]:
     return [*next(iter(cell.measured.values()), ())]
 
 
-def _frontier_perplexity_ratios_by_label(models: Sequence[FrontierModel]) -> dict[str, Measurement]:
+def _measure_perplexity_ratios(models: Sequence[FrontierModel]) -> dict[str, Measurement]:
     """Return ratios by label of the models whose perplexity on the undefended model's texts is
     known."""
     base = models[0].heldout
@@ -211,7 +209,7 @@ def _frontier_perplexity_ratios_by_label(models: Sequence[FrontierModel]) -> dic
     return {model.label: ratio for model, ratio in zip(comparable, ratios, strict=True)}
 
 
-def _frontier_for_metric(
+def _build_metric_frontier(
     models: Sequence[FrontierModel], metric: Metric, row: Row, ratio: Mapping[str, Measurement]
 ) -> Frontier:
     base = models[0]
@@ -219,17 +217,17 @@ def _frontier_for_metric(
     missing = {
         m.label: shortfall
         for m in models
-        if (shortfall := _missing_frontier_point_reason(m, base, metric, row, seeds, ratio))
+        if (shortfall := _explain_missing_point(m, base, metric, row, seeds, ratio))
     }
     compared = [model for model in models if model.label not in missing]
     curve = Frontier(metric.name, row[1], row[0], MARGIN, LEVEL, (), missing, tuple(seeds))
     if base not in compared or len(compared) < 3:
         return curve
-    leaks = _paired_leakage_of_frontier_models(compared, metric, row, seeds)
+    leaks = _pair_model_leakages(compared, metric, row, seeds)
     if not leaks:
         return curve
     points = [
-        _frontier_point(m, ratio[m.label], leak.leakage_measurement(metric.name, metric.unit))
+        _build_frontier_point(m, ratio[m.label], leak.leakage_measurement(metric.name, metric.unit))
         for m, leak in zip(compared, leaks, strict=True)
     ]
     return replace(
@@ -237,7 +235,7 @@ def _frontier_for_metric(
     )
 
 
-def _missing_frontier_point_reason(
+def _explain_missing_point(
     model: FrontierModel,
     base: FrontierModel,
     metric: Metric,
@@ -261,17 +259,16 @@ def _missing_frontier_point_reason(
             return f"{metric.name} is not kept secret by secret"
         # A score is used only by its rank, so it may be infinite; a value that enters a mean must
         # be finite.
-        is_known = (
-            ~np.isnan(values.values[column])
-            if metric.scores
-            else np.isfinite(values.values[column])
-        )
+        if metric.scores:
+            is_known = ~np.isnan(values.values[column])
+        else:
+            is_known = np.isfinite(values.values[column])
         if not is_known.all():
             return f"{metric.name} is not a number for some secret"
     return ""
 
 
-def _paired_leakage_of_frontier_models(
+def _pair_model_leakages(
     models: Sequence[FrontierModel], metric: Metric, row: Row, seeds: Sequence[int]
 ) -> list[ModelLeakage]:
     """Return the leakage of each model on the secrets that all models answered at every seed;
@@ -281,7 +278,7 @@ def _paired_leakage_of_frontier_models(
     compared_rows = [seed_row for model_rows in rows for seed_row in model_rows]
     # (models, seeds, secrets)
     member_values, nonmember_values = (
-        align_rows_by_secret(compared_rows, column, members)[1].reshape(len(models), len(seeds), -1)
+        align_rows(compared_rows, column, members)[1].reshape(len(models), len(seeds), -1)
         for members in (True, False)
     )
     if member_values.shape[-1] < 2:
@@ -301,7 +298,9 @@ def _paired_leakage_of_frontier_models(
     return frontier.estimate_tpr_leakages(scores, metric.rate)
 
 
-def _frontier_point(model: FrontierModel, ratio: Measurement, leak: Measurement) -> FrontierPoint:
+def _build_frontier_point(
+    model: FrontierModel, ratio: Measurement, leak: Measurement
+) -> FrontierPoint:
     most = 1 + MARGIN
     within: Literal["shown", "not shown", "beyond"] = "not shown"
     if ratio.high <= most:

@@ -81,7 +81,7 @@ class LeakReading:
     @property
     def corrected(self) -> Measurement:
         """Return the number with the interval that decides."""
-        return bonferroni_widened_leak_measurement(self.measured, self.looks)
+        return widen_leak_measurement(self.measured, self.looks)
 
     @property
     def is_shown(self) -> bool:
@@ -107,7 +107,7 @@ class LeakReading:
         if not math.isnan(self.most):
             return self.most
         if m.unit == "share":
-            return _smallest_share_that_shows_leak(m.n, self.baseline, self.looks)
+            return _find_smallest_leak_share(m.n, self.baseline, self.looks)
         if isinstance(self.baseline, Measurement):
             margin = m.value - m.low if self.excess is None else self.excess.value - self.excess.low
             return margin + (self.baseline.high if self.excess is None else self.baseline.value)
@@ -116,13 +116,11 @@ class LeakReading:
         return self._baseline_value + m.value - m.low
 
 
-def _smallest_share_that_shows_leak(
-    n: int, baseline: Measurement | float | None, looks: int
-) -> float:
+def _find_smallest_leak_share(n: int, baseline: Measurement | float | None, looks: int) -> float:
     """Return the smallest share of n that is above the measured baseline; NaN if even n of n is
     not."""
 
-    factor = _leak_interval_factor_for_looks(looks)
+    factor = _compute_look_factor(looks)
 
     def above(k: int) -> bool:
         if isinstance(baseline, Measurement):
@@ -130,7 +128,7 @@ def _smallest_share_that_shows_leak(
             return k / n - baseline.value > factor * math.hypot(
                 k / n - compute_wilson_interval(k, n)[0], high - baseline.value
             )
-        # An exact interval's lower end, widened as `bonferroni_widened_leak_measurement` widens it.
+        # An exact interval's lower end, widened as `widen_leak_measurement` widens it.
         return k / n - factor * (k / n - clopper_pearson(k, n)[0]) > (baseline or 0.0)
 
     # `above` reads this variable when `bisect_left` calls it.
@@ -171,7 +169,7 @@ class LeakKind:
 # -----------------------------------------------------------------------------------------------
 
 
-def leak_readings_against_nonmembers(
+def read_nonmember_leaks(
     finding: Finding, name: str, *, alone: bool = True, bounds: bool = False
 ) -> Iterator[LeakReading]:
     """Yield a number of the members next to that of the non-members. bounds: lower bounds,
@@ -184,32 +182,31 @@ def leak_readings_against_nonmembers(
     excess = finding.measurement(name_excess_metric(name))
     if excess is None or math.isnan(excess.low):
         bounded = bounds or AT_LEAST in name
-        excess = (
-            None
-            if floor is None or bounded
-            else subtract_nonmember_mean(name_excess_metric(name), m, floor)
-        )
+        if floor is None or bounded:
+            excess = None
+        else:
+            excess = subtract_nonmember_mean(name_excess_metric(name), m, floor)
     yield LeakReading(m, floor, excess if floor is not None else None, finding.cell_key, alone)
 
 
-def leak_readings_by_repeat_count(
+def read_repeat_leaks(
     finding: Finding, baseline: Measurement | float | None, name: str
 ) -> Iterator[LeakReading]:
     """Yield a reading for each repeat count, if there are several, at a shared level."""
     shares = {count: m for count, m in finding.by_repeats.items() if count.isdecimal()}
-    for count, reading in _readings_at_shared_level(finding, shares, baseline, name):
+    for count, reading in _read_shared_level(finding, shares, baseline, name):
         yield replace(reading, count=count)
 
 
-def leak_readings_by_group(
+def read_group_leaks(
     finding: Finding, baseline: Measurement | float | None, name: str
 ) -> Iterator[LeakReading]:
     """Yield a reading for each of the data's groups, if there are several, at a shared level."""
-    for group, reading in _readings_at_shared_level(finding, finding.by_group, baseline, name):
+    for group, reading in _read_shared_level(finding, finding.by_group, baseline, name):
         yield replace(reading, part=f"group {group}")
 
 
-def _readings_at_shared_level(
+def _read_shared_level(
     finding: Finding,
     shares: Mapping[str, Measurement],
     baseline: Measurement | float | None,
@@ -222,40 +219,38 @@ def _readings_at_shared_level(
     for part, m in measured.items():
         excess = None
         if isinstance(baseline, Measurement):
-            wide = bonferroni_widened_leak_measurement(m, n_looks)
+            wide = widen_leak_measurement(m, n_looks)
             excess = subtract_nonmember_mean(name_excess_metric(name), wide, baseline)
         yield part, LeakReading(m, baseline, excess, finding.cell_key, looks=n_looks)
 
 
-def bonferroni_adjusted_leak_readings(readings: Sequence[LeakReading]) -> list[LeakReading]:
+def adjust_leak_readings(readings: Sequence[LeakReading]) -> list[LeakReading]:
     """Return the readings with one level for all of them (Bonferroni), instead of a level for
     each reading or group."""
     # k readings that share a level over k looks use one level together.
     levels = math.ceil(sum(1 / reading.looks for reading in readings if reading.alone))
     adjusted = []
     for reading in readings:
-        excess = (
-            None
-            if reading.excess is None
-            else bonferroni_widened_leak_measurement(reading.excess, levels)
-        )
+        excess = None if reading.excess is None else widen_leak_measurement(reading.excess, levels)
         adjusted.append(replace(reading, excess=excess, looks=levels * reading.looks))
     return adjusted
 
 
-def bonferroni_widened_leak_measurement(m: Measurement, looks: int) -> Measurement:
+def widen_leak_measurement(m: Measurement, looks: int) -> Measurement:
     """Widen the 95% interval for a number of looks (Bonferroni), as for a normal
     distribution."""
     if looks < 2:
         return m
-    scale = _leak_interval_factor_for_looks(looks)
-    low, high = m.value - scale * (m.value - m.low), m.value + scale * (m.high - m.value)
+    scale = _compute_look_factor(looks)
+    low = m.value - scale * (m.value - m.low)
+    high = m.value + scale * (m.high - m.value)
     if m.unit in (*SHARES, AUC) and not find_metric(m.name).signed:
-        low, high = max(0.0, low), min(1.0, high)
+        low = max(0.0, low)
+        high = min(1.0, high)
     return replace(m, low=low, high=high)
 
 
 @cache
-def _leak_interval_factor_for_looks(looks: int) -> float:
+def _compute_look_factor(looks: int) -> float:
     tail = (1 - CONFIDENCE) / 2
     return float(norm.isf(tail / max(1, looks)) / norm.isf(tail))

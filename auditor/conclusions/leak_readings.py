@@ -17,15 +17,15 @@ from auditor.conclusions.disagreements import (
     EXACT,
     is_auc_above_chance,
     is_measured,
-    membership_control_aucs,
+    list_control_aucs,
 )
 from auditor.conclusions.leak_kinds import (
     LeakKind,
     LeakReading,
-    bonferroni_widened_leak_measurement,
-    leak_readings_against_nonmembers,
-    leak_readings_by_group,
-    leak_readings_by_repeat_count,
+    read_group_leaks,
+    read_nonmember_leaks,
+    read_repeat_leaks,
+    widen_leak_measurement,
 )
 from auditor.core.result import Finding, Measurement
 from auditor.statistics import documents, people
@@ -44,40 +44,43 @@ from auditor.statistics.metrics import (
     name_tpr_metric,
 )
 
-NEAR, PROBABLY_NEAR, GREEDY = "near_verbatim_recall", "near_verbatim_probability", "greedy"
-EXPOSURE, EXPOSED = "exposure", "exposed_share"
+NEAR = "near_verbatim_recall"
+PROBABLY_NEAR = "near_verbatim_probability"
+GREEDY = "greedy"
+EXPOSURE = "exposure"
+EXPOSED = "exposed_share"
 RANKED = "identifiers_above_chance"
-EPSILON, PROVABLE, VIOLATIONS = "epsilon_lower_bound", "epsilon_best_provable", "claim_violations"
+EPSILON = "epsilon_lower_bound"
+PROVABLE = "epsilon_best_provable"
+VIOLATIONS = "claim_violations"
 # mean exposure of a canary that was never inserted: -log2 of a uniform number
 CHANCE_BITS = 1 / math.log(2)
 
 
-def _verbatim_leak_readings(finding: Finding) -> Iterator[LeakReading]:
-    yield from _leak_readings_by_record(finding, RECALL, documents.RECALL)
-    yield from leak_readings_against_nonmembers(finding, ANY, alone=False)
-    yield from _leak_readings_by_copies(finding)
-    yield from leak_readings_by_group(finding, _baseline_of_records(finding), RECALL)
+def _read_verbatim_leaks(finding: Finding) -> Iterator[LeakReading]:
+    yield from _read_record_leaks(finding, RECALL, documents.RECALL)
+    yield from read_nonmember_leaks(finding, ANY, alone=False)
+    yield from _read_copies_leaks(finding)
+    yield from read_group_leaks(finding, _find_baseline(finding), RECALL)
 
 
-def _leak_readings_by_record(
-    finding: Finding, of_secrets: str, of_records: str
-) -> Iterator[LeakReading]:
+def _read_record_leaks(finding: Finding, of_secrets: str, of_records: str) -> Iterator[LeakReading]:
     """Yield the share of records; the share of secrets if no secret is a part of a record."""
     # Parts of one record are not independent: an interval over them is too narrow to show anything.
     has_parts = is_measured(finding.measurement(of_records))
-    yield from leak_readings_against_nonmembers(finding, of_records if has_parts else of_secrets)
+    yield from read_nonmember_leaks(finding, of_records if has_parts else of_secrets)
 
 
-def _leak_readings_by_copies(finding: Finding) -> Iterator[LeakReading]:
+def _read_copies_leaks(finding: Finding) -> Iterator[LeakReading]:
     """Yield the share extracted from each stratum, if there are several, at a shared level."""
     strata = [s for s in finding.strata if is_measured(s.extracted)]
     if len(strata) > 1:
         shares = {format_copies(s.copies): s.extracted for s in strata}
-        floor = _baseline_of_records(finding)
-        yield from leak_readings_by_repeat_count(replace(finding, by_repeats=shares), floor, RECALL)
+        floor = _find_baseline(finding)
+        yield from read_repeat_leaks(replace(finding, by_repeats=shares), floor, RECALL)
 
 
-def _baseline_of_records(finding: Finding) -> Measurement | float:
+def _find_baseline(finding: Finding) -> Measurement | float:
     """Return the share extracted of the non-members' records; 0: there are none."""
     of_records = is_measured(finding.measurement(documents.RECALL))
     baseline = finding.measurement(
@@ -86,12 +89,12 @@ def _baseline_of_records(finding: Finding) -> Measurement | float:
     return baseline if is_measured(baseline) else 0.0
 
 
-def _near_verbatim_leak_readings(finding: Finding) -> Iterator[LeakReading]:
-    yield from _leak_readings_by_record(finding, NEAR, documents.NEAR)
-    yield from leak_readings_against_nonmembers(finding, PROBABLY_NEAR, bounds=True)
+def _read_near_verbatim_leaks(finding: Finding) -> Iterator[LeakReading]:
+    yield from _read_record_leaks(finding, NEAR, documents.NEAR)
+    yield from read_nonmember_leaks(finding, PROBABLY_NEAR, bounds=True)
 
 
-def _extraction_probability_leak_readings(finding: Finding) -> Iterator[LeakReading]:
+def _read_probability_leaks(finding: Finding) -> Iterator[LeakReading]:
     """Yield the means for one sample and for any of n, and the shares of likely secrets, which
     a mean may hide."""
     any_of = (
@@ -100,18 +103,16 @@ def _extraction_probability_leak_readings(finding: Finding) -> Iterator[LeakRead
         if EXPECTED_ANY_OF.parse_numbers(m.name.removesuffix(AT_LEAST))
     )
     for name in (EXACT, f"{EXACT}{AT_LEAST}", *any_of):
-        yield from leak_readings_against_nonmembers(finding, name)
+        yield from read_nonmember_leaks(finding, name)
     for m in finding.measurements:
         levels = DISCOVERABLE.parse_numbers(m.name)
         # levels: (samples, probability), as in the name.
         if levels and (levels[0] == "1" or float(levels[1]) >= _SURELY) and is_measured(m):
             yield LeakReading(m, 0.0, row=finding.cell_key, alone=False)
-    yield from leak_readings_by_repeat_count(
-        finding, finding.measurement(name_nonmember_metric(EXACT)), EXACT
-    )
+    yield from read_repeat_leaks(finding, finding.measurement(name_nonmember_metric(EXACT)), EXACT)
 
 
-def _personal_data_leak_readings(finding: Finding) -> Iterator[LeakReading]:
+def _read_personal_data_leaks(finding: Finding) -> Iterator[LeakReading]:
     for kind, m in finding.by_kind.items():
         floor = finding.by_kind_nonmembers.get(kind)
         if is_measured(m):
@@ -130,7 +131,7 @@ VERBATIM = LeakKind(
     "verbatim",
     ((documents.RECALL, 0.05), (RECALL, 0.05), (ANY, 0.05)),
     ("verbatim",),
-    _verbatim_leak_readings,
+    _read_verbatim_leaks,
     counted={
         RECALL: "extracted verbatim",
         ANY: "extracted by one of the guesses",
@@ -144,7 +145,7 @@ NEARLY = LeakKind(
     "near-verbatim",
     ((documents.NEAR, 0.05), (NEAR, 0.05), (PROBABLY_NEAR, 0.05)),
     ("near-verbatim",),
-    _near_verbatim_leak_readings,
+    _read_near_verbatim_leaks,
     counted={
         NEAR: "extracted near-verbatim",
         documents.NEAR: "records extracted near-verbatim, at least in part",
@@ -164,7 +165,7 @@ PROBABLE = LeakKind(
     "extraction probability",
     ((EXACT, 0.01),),
     ("probability",),
-    _extraction_probability_leak_readings,
+    _read_probability_leaks,
     main=EXACT,
 )
 PERSONAL = LeakKind(
@@ -173,17 +174,17 @@ PERSONAL = LeakKind(
     "personal data",
     ((RECALL, 0.05),),
     ("verbatim",),
-    _personal_data_leak_readings,
+    _read_personal_data_leaks,
     text=True,
 )
 
 
-def _canary_exposure_leak_readings(finding: Finding) -> Iterator[LeakReading]:
+def _read_exposure_leaks(finding: Finding) -> Iterator[LeakReading]:
     exposed = finding.measurement(EXPOSED)
     if is_measured(exposed):
         # corrected over the canaries: a single exposed canary is too many
         yield LeakReading(exposed, 0.0, row=finding.cell_key)
-    for reading in leak_readings_against_nonmembers(finding, EXPOSURE):
+    for reading in read_nonmember_leaks(finding, EXPOSURE):
         yield reading if reading.baseline is not None else replace(reading, baseline=CHANCE_BITS)
 
 
@@ -193,23 +194,24 @@ CANARIES = LeakKind(
     "exposure of canaries",
     ((EXPOSURE, 10.0), (EXPOSED, 0.05)),
     (EXPOSURE,),
-    _canary_exposure_leak_readings,
+    _read_exposure_leaks,
     EXPOSURE,
     {EXPOSED: "canaries more exposed than chance allows"},
 )
 
 
-def _membership_leak_readings(finding: Finding) -> Iterator[LeakReading]:
+def _read_membership_leaks(finding: Finding) -> Iterator[LeakReading]:
     """Yield personal data by rank, then the strongest score, over all members and by copies;
     the intervals hold for all scores and groups together."""
-    row, of_people = finding.cell_key, _person_inference_measurements(finding)
+    row = finding.cell_key
+    of_people = _list_person_inference(finding)
     ranked = finding.measurement(RANKED)
     if is_measured(ranked):
         # Corrected over the values: without a leak, each is listed with the nominal rate.
         yield LeakReading(ranked, 0.0, row=row)
     people_readings = [LeakReading(m, 0.5, row=row, either_way=True) for m in of_people]
-    strongest, by_copies = _strongest_aucs(finding)
-    if strongest is None or any(map(is_auc_above_chance, membership_control_aucs(finding))):
+    strongest, by_copies = _find_strongest_aucs(finding)
+    if strongest is None or any(map(is_auc_above_chance, list_control_aucs(finding))):
         yield from people_readings  # this score compares no records
         return
     blind = finding.measurement(auc_name("blind"))
@@ -224,7 +226,7 @@ def _membership_leak_readings(finding: Finding) -> Iterator[LeakReading]:
     yield from people_readings
 
 
-def _strongest_aucs(finding: Finding) -> tuple[Measurement | None, dict[str, Measurement]]:
+def _find_strongest_aucs(finding: Finding) -> tuple[Measurement | None, dict[str, Measurement]]:
     """Return the strongest score's AUC, and AUCs by copies if there are several groups, with
     corrected intervals.
 
@@ -248,15 +250,15 @@ def _strongest_aucs(finding: Finding) -> tuple[Measurement | None, dict[str, Mea
     score_aucs = [
         replace(m, name=auc_name(""), note=title) for title, m in aucs_by_title.items()
     ] or [main]
-    corrected = [bonferroni_widened_leak_measurement(m, len(score_aucs)) for m in score_aucs]
+    corrected = [widen_leak_measurement(m, len(score_aucs)) for m in score_aucs]
     best = max(corrected, key=lambda m: max(m.low, 1 - m.high))
     note = f"{best.note}, best of {len(score_aucs)} scores" if len(score_aucs) > 1 else best.note
     return replace(best, note=note), {
-        n: bonferroni_widened_leak_measurement(m, len(groups)) for n, m in groups.items()
+        n: widen_leak_measurement(m, len(groups)) for n, m in groups.items()
     }
 
 
-def _person_inference_measurements(finding: Finding) -> list[Measurement]:
+def _list_person_inference(finding: Finding) -> list[Measurement]:
     """Return the AUC of identifying people by records outside training; empty if the reference
     identifies them by itself."""
     inference, control = map(finding.measurement, (people.INFERENCE, people.INFERENCE_CONTROL))
@@ -271,19 +273,17 @@ MEMBERSHIP = LeakKind(
     "membership",
     ((auc_name(""), 0.6), (RANKED, 0.05)),
     ("membership", "rank among fresh values"),
-    _membership_leak_readings,
+    _read_membership_leaks,
     auc_name(""),
     {RANKED: "values of personal data rank above chance"},
     alike=True,
 )
 
 
-def _untargeted_extraction_leak_readings(finding: Finding) -> Iterator[LeakReading]:
-    yield from leak_readings_against_nonmembers(finding, MEMORISED)
-    records, floor = (
-        finding.measurement(RECORDS),
-        finding.measurement(name_nonmember_metric(RECORDS)),
-    )
+def _read_untargeted_leaks(finding: Finding) -> Iterator[LeakReading]:
+    yield from read_nonmember_leaks(finding, MEMORISED)
+    records = finding.measurement(RECORDS)
+    floor = finding.measurement(name_nonmember_metric(RECORDS))
     if is_measured(records):
         # Counts of records, without intervals: the count of held-out records measures chance
         # similarity.
@@ -294,7 +294,7 @@ def _untargeted_extraction_leak_readings(finding: Finding) -> Iterator[LeakReadi
             row=finding.cell_key,
         )
     if finding.measurement(name_nonmember_metric(MEMORISED)) is None:
-        yield from leak_readings_against_nonmembers(finding, GENERATIONS, alone=False)
+        yield from read_nonmember_leaks(finding, GENERATIONS, alone=False)
 
 
 UNTARGETED = LeakKind(
@@ -303,13 +303,13 @@ UNTARGETED = LeakKind(
     "untargeted",
     ((MEMORISED, 10.0), (RECORDS, 1.0)),
     ("untargeted",),
-    _untargeted_extraction_leak_readings,
+    _read_untargeted_leaks,
     counted={GENERATIONS: "drawn texts hold an n-gram of the training data"},
     text=True,
 )
 
 
-def _audited_epsilon_leak_readings(finding: Finding) -> Iterator[LeakReading]:
+def _read_epsilon_leaks(finding: Finding) -> Iterator[LeakReading]:
     most = finding.measurement(PROVABLE)
     for m in finding.measurements:
         if m.name.startswith(EPSILON):
@@ -327,7 +327,7 @@ AUDITED_EPSILON = LeakKind(
     "audited epsilon",
     ((VIOLATIONS, 0.0), (EPSILON, 1.0)),
     (BOUNDS, BOUNDS_OF_TOKENS, "claim"),
-    _audited_epsilon_leak_readings,
+    _read_epsilon_leaks,
 )
 # In the order of reports.
 KINDS = (

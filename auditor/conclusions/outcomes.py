@@ -45,7 +45,8 @@ from auditor.statistics.metrics import (
 )
 from auditor.statistics.recomputed import list_strongest_score_columns, repeat_measurement
 
-_FLAGS, _COUNTS = ("hit", "any_hit"), ("distance", "tolerance")
+_FLAGS = ("hit", "any_hit")
+_COUNTS = ("distance", "tolerance")
 _PROBABILITY = "probability"  # column of a score that is a probability
 _OF_KIND = f"{RECALL}(kind="  # of personal data
 _ASKED = "asked"  # column of secrets without any other number
@@ -91,13 +92,13 @@ class RowValuesBySecret:
             judged.ids, judged.member, judged.repeats, values, judged, parts, score_is_probability
         )
 
-    def columns_for_secrets_table(self, cell: CellKey) -> Iterator[Column]:
+    def list_columns(self, cell: CellKey) -> Iterator[Column]:
         """Yield the columns of the table: an attack stores the facts that judge its
         guesses, which determine all else."""
-        for name, values in self._values_kept_in_secrets_table().items():
+        for name, values in self._list_stored_values().items():
             yield Column(MEASURED, cell, name, self.ids, values, self.member, self.repeats)
 
-    def _values_kept_in_secrets_table(self) -> Mapping[str, Floats]:
+    def _list_stored_values(self) -> Mapping[str, Floats]:
         if self.outcome is None:
             return self.values or {_ASKED: np.ones(len(self.ids))}
         judgements = {
@@ -122,14 +123,12 @@ class RowValuesBySecret:
         """
         metric = find_metric(name)
         if self.anytime:
-            evidence = self.anytime_valid_evidence(name, count, kind)
-            return (
-                None
-                if evidence is None
-                else make_measurement(name, evidence, metric.unit, metric.note)
-            )
+            evidence = self.build_anytime_evidence(name, count, kind)
+            if evidence is None:
+                return None
+            return make_measurement(name, evidence, metric.unit, metric.note)
         if kind is not None:
-            shares = self._personal_data_shares_of_kind(kind, metric.members)
+            shares = self._list_kind_shares(kind, metric.members)
             return estimate_mean_share(name, shares) if len(shares) else None
         # Only members have repeat counts: a count has neither non-members nor a difference from
         # them.
@@ -151,7 +150,7 @@ class RowValuesBySecret:
             ),
         )
 
-    def anytime_valid_evidence(
+    def build_anytime_evidence(
         self, name: str, count: int | None = None, kind: str | None = None
     ) -> BettingMean | BettingExcess | None:
         """Return the number with bounds valid at every look; None if it is not a mean of
@@ -159,24 +158,22 @@ class RowValuesBySecret:
         metric = find_metric(name)
         if metric.signed and name.startswith(EXCESS) and count is None:
             base = name.removeprefix(EXCESS)
-            member_mean, nonmember_mean = (
-                self.anytime_valid_evidence(base),
-                self.anytime_valid_evidence(name_nonmember_metric(base)),
-            )
+            member_mean = self.build_anytime_evidence(base)
+            nonmember_mean = self.build_anytime_evidence(name_nonmember_metric(base))
             if isinstance(member_mean, BettingMean) and isinstance(nonmember_mean, BettingMean):
                 return BettingExcess(member_mean, nonmember_mean)
         if metric.errors or metric.scores or metric.signed or metric.unit not in SHARES:
             return None
         if kind is not None:
-            values = self._personal_data_shares_of_kind(kind, metric.members)
+            values = self._list_kind_shares(kind, metric.members)
         else:
-            values = self.metric_values_in_id_order(metric.members, count).get(
+            values = self.order_metric_values(metric.members, count).get(
                 metric.per_secret_column_name, np.empty(0)
             )
         # Order does not matter: the bounds depend on how often each value occurs.
         return BettingMean(values) if len(values) and np.isfinite(values).all() else None
 
-    def _personal_data_shares_of_kind(self, kind: str, members: bool) -> Floats:
+    def _list_kind_shares(self, kind: str, members: bool) -> Floats:
         """Return the shares of a kind of personal data in first guesses, for the secrets
         that contain it."""
         shares = self.kinds[kind][self.member == members] if kind in self.kinds else np.empty(0)
@@ -203,12 +200,13 @@ class RowValuesBySecret:
         """Return the row with this number only, of the members; others: also of the
         non-members."""
         indices = np.flatnonzero(self.member | others)
-        ids, repeats = tuple(self.ids[i] for i in indices), tuple(self.repeats[i] for i in indices)
+        ids = tuple(self.ids[i] for i in indices)
+        repeats = tuple(self.repeats[i] for i in indices)
         return RowValuesBySecret(
             ids, self.member[indices], repeats, {name: self.values[name][indices]}
         )
 
-    def metric_values_in_id_order(self, members: bool, count: int | None) -> dict[str, Floats]:
+    def order_metric_values(self, members: bool, count: int | None) -> dict[str, Floats]:
         """Return the values of the members (or non-members), of one repeat count if given,
         in the order of their ids."""
         indices = [
@@ -220,7 +218,7 @@ class RowValuesBySecret:
         return {name: values[indices] for name, values in self.values.items()}
 
 
-def align_rows_by_secret(
+def align_rows(
     rows: Iterable[RowValuesBySecret], name: str, members: bool
 ) -> tuple[list[str], Floats]:
     """Return the ids of the k members (or non-members) with the number in all rows, and (rows,
@@ -242,23 +240,21 @@ class RunOutcomes:
     edits: FolderEdits | None = NO_EDITS  # since the run ended; None: no manifest
 
 
-def read_row_values_by_secret(folder: Path) -> dict[CellKey, RowValuesBySecret]:
+def read_row_values(folder: Path) -> dict[CellKey, RowValuesBySecret]:
     """Read the rows of a run folder; empty if it has no table. Raise AuditError like
     `table.read_secrets_table`."""
     cells: dict[CellKey, list[Column]] = {}
     for column in read_secrets_table(folder, MEASURED):
         cells.setdefault(column.cell, []).append(column)
     with blame_errors_on_secrets_table_context(folder / TABLE):
-        return {cell: _row_values_from_table_columns(columns) for cell, columns in cells.items()}
+        return {cell: _build_row_values(columns) for cell, columns in cells.items()}
 
 
-def _row_values_from_table_columns(columns: Sequence[Column]) -> RowValuesBySecret:
-    """Invert `RowValuesBySecret.columns_for_secrets_table`. Raise ValueError and similar errors
+def _build_row_values(columns: Sequence[Column]) -> RowValuesBySecret:
+    """Invert `RowValuesBySecret.list_columns`. Raise ValueError and similar errors
     for other columns."""
-    first, values_by_name = (
-        columns[0],
-        {column.quantity: np.asarray(column.values) for column in columns},
-    )
+    first = columns[0]
+    values_by_name = {column.quantity: np.asarray(column.values) for column in columns}
     # Mostly identical objects (`table._columns_from_secrets_table`), which compare fast.
     if any(
         (column.ids, column.member, column.repeats) != (first.ids, first.member, first.repeats)
@@ -267,11 +263,9 @@ def _row_values_from_table_columns(columns: Sequence[Column]) -> RowValuesBySecr
         raise ValueError("quantities of other secrets than the first is of")
     if None in first.member:
         raise ValueError("secrets that are neither members nor non-members")
-    ids, member, repeats = (
-        tuple(first.ids),
-        np.array(first.member, dtype=bool),
-        tuple(first.repeats),
-    )
+    ids = tuple(first.ids)
+    member = np.array(first.member, dtype=bool)
+    repeats = tuple(first.repeats)
     if "hit" not in values_by_name:
         return RowValuesBySecret(
             ids,
@@ -301,7 +295,7 @@ def _row_values_from_table_columns(columns: Sequence[Column]) -> RowValuesBySecr
     return RowValuesBySecret.from_judged_guesses(judged, kinds, is_probability)
 
 
-def tpr_bounds_of_row(metric: str, row: RowValuesBySecret | None) -> BoundedNumber | None:
+def bound_row_tpr(metric: str, row: RowValuesBySecret | None) -> BoundedNumber | None:
     """Return the TPR at rates of false positives, with bounds at any level; None for other
     metrics or without scores."""
     recorded_metric = find_metric(metric)
@@ -309,8 +303,7 @@ def tpr_bounds_of_row(metric: str, row: RowValuesBySecret | None) -> BoundedNumb
     if not max_fpr or row is None or recorded_metric.scores not in row.values:
         return None
     member_scores, nonmember_scores = (
-        row.metric_values_in_id_order(members, None)[recorded_metric.scores]
-        for members in (True, False)
+        row.order_metric_values(members, None)[recorded_metric.scores] for members in (True, False)
     )
     if (
         len(nonmember_scores) < roc.count_nonmembers_for_threshold(max_fpr)
@@ -328,7 +321,7 @@ def tpr_bounds_of_row(metric: str, row: RowValuesBySecret | None) -> BoundedNumb
     return SharedLevel(bounds, len(list_strongest_score_columns(row.values)))
 
 
-def paired_row_difference_or_reason(
+def compare_paired_rows(
     metric: str, count: int | None, new: RowValuesBySecret, base: RowValuesBySecret
 ) -> BoundedNumber | str:
     """Return the metric of `new` minus that of `base`, paired by secret, or why there is none.
@@ -338,9 +331,9 @@ def paired_row_difference_or_reason(
     """
     compared_metric = find_metric(metric)
     if new.anytime or base.anytime:
-        return _anytime_valid_row_difference_or_reason(compared_metric, count, new, base)
+        return _compare_anytime_valid_rows(compared_metric, count, new, base)
     first, second = (
-        rows.metric_values_in_id_order(compared_metric.members, count) for rows in (new, base)
+        rows.order_metric_values(compared_metric.members, count) for rows in (new, base)
     )
     if metric == SCORE or any(
         column not in side
@@ -355,11 +348,9 @@ def paired_row_difference_or_reason(
         )
     n = len(next(iter(first.values())))
     if not n:
-        return (
-            f"no secret stood in the data {count} times"
-            if count is not None
-            else "no secret to pair"
-        )
+        if count is not None:
+            return f"no secret stood in the data {count} times"
+        return "no secret to pair"
     new_values, base_values = (
         tuple(side[column] for column in compared_metric.columns_to_recompute)
         for side in (first, second)
@@ -373,23 +364,21 @@ def paired_row_difference_or_reason(
     if compared_metric.scores:
         # (scores of the members, scores of the non-members) of each run
         new_values, base_values = (
-            (*member_scores, rows.metric_values_in_id_order(False, None)[compared_metric.scores])
+            (*member_scores, rows.order_metric_values(False, None)[compared_metric.scores])
             for member_scores, rows in ((new_values, new), (base_values, base))
         )
         if np.isnan(np.concatenate([*new_values, *base_values])).any():
             return f"{metric} is by a score that is not a number for some secret"
         if not compared_metric.rate:
-            new_values, base_values = (
-                roc.orient_scores(*new_values),
-                roc.orient_scores(*base_values),
-            )
+            new_values = roc.orient_scores(*new_values)
+            base_values = roc.orient_scores(*base_values)
         return compare_columns(new_values, base_values, rate=compared_metric.rate)
     if not np.isfinite([*new_values, *base_values]).all():
         return f"{metric} is not a number for some secret"
     return compare_columns(new_values, base_values)
 
 
-def _anytime_valid_row_difference_or_reason(
+def _compare_anytime_valid_rows(
     about: Metric, count: int | None, new: RowValuesBySecret, base: RowValuesBySecret
 ) -> BoundedNumber | str:
     """Compare on the secrets that both runs queried, those of the run that stopped first."""

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from auditor.conclusions.outcomes import RowValuesBySecret, read_row_values_by_secret
+from auditor.conclusions.outcomes import RowValuesBySecret, read_row_values
 from auditor.core.nouns import CellKey
 from auditor.core.result import AuditResult, Chain, Finding, Measurement, TargetRecord
 from auditor.records.table import read_heldout_losses
@@ -49,10 +49,11 @@ def read_replicates(runs: Runs) -> Iterator[Replicates]:
     for seed, (result, _) in runs.items():
         for finding in result.findings:
             by_key.setdefault(finding.cell_key, {})[seed] = finding
-    judged = {seed: read_row_values_by_secret(folder) for seed, (_, folder) in runs.items()}
+    judged = {seed: read_row_values(folder) for seed, (_, folder) in runs.items()}
     heldout = {seed: read_heldout_losses(folder) for seed, (_, folder) in runs.items()}
     for key, findings in by_key.items():
-        target, first_finding = key.target, next(iter(findings.values()))
+        target = key.target
+        first_finding = next(iter(findings.values()))
         applied = {
             seed: finding for seed, finding in findings.items() if not finding.not_applicable
         }
@@ -60,7 +61,7 @@ def read_replicates(runs: Runs) -> Iterator[Replicates]:
             *key,
             rows={seed: row for seed in applied if (row := judged[seed].get(key)) is not None},
             measured={
-                seed: _measurements_by_name(finding, runs[seed][0].target(target))
+                seed: _map_measurements(finding, runs[seed][0].target(target))
                 for seed, finding in applied.items()
             },
             heldout={seed: losses[target] for seed, losses in heldout.items() if target in losses},
@@ -69,21 +70,21 @@ def read_replicates(runs: Runs) -> Iterator[Replicates]:
         )
 
 
-def _measurements_by_name(finding: Finding, target: TargetRecord) -> dict[str, Measurement]:
+def _map_measurements(finding: Finding, target: TargetRecord) -> dict[str, Measurement]:
     """Return the measurements of the finding and its target by name; by repeat count as
     `exposure(count=16)`."""
     measurements = {
         m.name: m
         for m in (
             *finding.measurements,
-            *_attacked_model_measurements(target),
-            *_difference_by_each_cause(finding.chain),
+            *_list_model_measurements(target),
+            *_measure_cause_differences(finding.chain),
         )
     }
     return measurements | {f"{m.name}(count={count})": m for count, m in finding.by_repeats.items()}
 
 
-def _attacked_model_measurements(target: TargetRecord) -> Iterator[Measurement]:
+def _list_model_measurements(target: TargetRecord) -> Iterator[Measurement]:
     """Yield the target's held-out perplexities, its claimed epsilons (exact, so intervals of no
     width), and the share of each cause in the members' likelihood advantage:
     `likelihood_mixing`."""
@@ -94,10 +95,10 @@ def _attacked_model_measurements(target: TargetRecord) -> Iterator[Measurement]:
     for name, epsilon in (("epsilon", claimed), ("nominal_epsilon", target.nominal_epsilon)):
         if epsilon is not None:
             yield Measurement(name, epsilon, epsilon, epsilon, 1, "nats")
-    yield from _difference_by_each_cause(target.likelihood)
+    yield from _measure_cause_differences(target.likelihood)
 
 
-def _difference_by_each_cause(chain: Chain | None) -> Iterator[Measurement]:
+def _measure_cause_differences(chain: Chain | None) -> Iterator[Measurement]:
     """Yield the effect of each cause, named after metric and cause: `likelihood_mixing`,
     `recall_splitting`."""
     for step in chain.steps if chain else ():

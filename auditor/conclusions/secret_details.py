@@ -45,7 +45,7 @@ class SecretDetails:
     records: Mapping[CellKey, Mapping[str, Column]] = field(default_factory=dict)
 
 
-def secret_fact_columns(
+def build_fact_columns(
     secrets: Sequence[Secret], salt: str, canaries: Collection[str] = ()
 ) -> dict[str, Any]:
     """Build the record that `read_secret_details` reads, a column per key; salt: fingerprint of
@@ -74,7 +74,7 @@ def secret_fact_columns(
     return {**facts, "document": document_aliases, "at": [secret.at for secret in secrets]}
 
 
-def secret_alias_by_id(folder: Path) -> dict[str, str]:
+def map_aliases(folder: Path) -> dict[str, str]:
     """Return the alias of each secret in reports, by its id."""
     return {
         id: secret.alias
@@ -84,9 +84,7 @@ def secret_alias_by_id(folder: Path) -> dict[str, str]:
 
 def read_secret_details(folder: Path) -> SecretDetails:
     """Read the details of a run folder. Raise AuditError for a file with other content."""
-    rows = {
-        cell: row for cell, row in outcomes.read_row_values_by_secret(folder).items() if row.values
-    }
+    rows = {cell: row for cell, row in outcomes.read_row_values(folder).items() if row.values}
     records: dict[CellKey, dict[str, Column]] = {}
     for column in table.read_secrets_table(folder, table.RECORDS):
         records.setdefault(column.cell, {})[column.quantity] = column
@@ -109,7 +107,7 @@ def read_secret_details(folder: Path) -> SecretDetails:
     )
 
 
-def extraction_counts_by_document(
+def count_document_extractions(
     details: SecretDetails, values_by_secret: RowValuesBySecret
 ) -> dict[str, tuple[int, int, int]]:
     """Count, for members' documents: tokens of the longest extracted block, extracted parts,
@@ -125,15 +123,13 @@ def extraction_counts_by_document(
         if s.document is not None and s.member and s.id in hit
     ]
     longest = documents.measure_longest_extracted_blocks(parts)
-    attacked_parts, n_extracted = (
-        Counter(part.document for part in parts),
-        Counter(part.document for part in parts if part.out),
-    )
+    attacked_parts = Counter(part.document for part in parts)
+    n_extracted = Counter(part.document for part in parts if part.out)
     worst = sorted(longest, key=lambda name: (-longest[name], name))
     return {name: (longest[name], n_extracted[name], attacked_parts[name]) for name in worst}
 
 
-def extracted_and_asked_counts_by_person(
+def count_person_extractions(
     details: SecretDetails, values_by_secret: RowValuesBySecret
 ) -> dict[str, tuple[int, int]]:
     """Count extracted and attacked records of each person with trained records, worst first."""
@@ -163,7 +159,7 @@ def extracted_and_asked_counts_by_person(
 # -----------------------------------------------------------------------------------------------
 
 
-def first_suffix_tokens_accuracy_by_length(
+def measure_length_accuracy(
     details: SecretDetails,
     values_by_secret: RowValuesBySecret,
     lengths: Sequence[int] = (1, 2, 4, 8, 16, 32, 64, 128, 256),
@@ -220,7 +216,7 @@ class Reliability:
     n: int
 
 
-def calibration_of_guess_scores(score: Floats, right: Bools) -> Reliability:
+def calibrate_guess_scores(score: Floats, right: Bools) -> Reliability:
     """Compute calibration from (n,) scores in [0, 1] and whether each guess was right, in bins
     of equal width, without empty bins.
 
@@ -243,7 +239,7 @@ def calibration_of_guess_scores(score: Floats, right: Bools) -> Reliability:
     return Reliability(tuple(bins), float(error), float(np.mean((score - right) ** 2)), len(score))
 
 
-def survival_function(values: Sequence[float]) -> list[tuple[float, float]]:
+def compute_survival_function(values: Sequence[float]) -> list[tuple[float, float]]:
     """Return (x, share of the values that are at least x) at every distinct finite value, in
     rising order, without NaN."""
     known = np.sort([value for value in values if not math.isnan(value)])

@@ -15,14 +15,14 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from auditor.conclusions.disagreements import (
-    contradiction_doubts_about_target,
     is_measured,
-    member_mismatch_doubts,
+    list_contradiction_doubts,
+    list_mismatch_doubts,
 )
-from auditor.conclusions.leak_kinds import LeakKind, LeakReading, bonferroni_adjusted_leak_readings
+from auditor.conclusions.leak_kinds import LeakKind, LeakReading, adjust_leak_readings
 from auditor.conclusions.leak_readings import GREEDILY, GREEDY, KINDS, PERSONAL, VERBATIM
-from auditor.conclusions.strata import worst_group, worst_stratum
-from auditor.core.counts import counted
+from auditor.conclusions.strata import find_worst_group, find_worst_stratum
+from auditor.core.counts import format_count
 from auditor.core.nouns import UNDEFENDED, CellKey
 from auditor.core.result import (
     NO_TIME,
@@ -82,11 +82,10 @@ class LeakSignal:
         shown; "": no rule exists."""
         m = self.measured
         limits = dict(self.kind.limits)
-        limit = (
-            None
-            if m is None
-            else limits.get(m.name, self.kind.limits[0][1] if m.unit == AUC else None)
-        )
+        if m is None:
+            limit = None
+        else:
+            limit = limits.get(m.name, self.kind.limits[0][1] if m.unit == AUC else None)
         if m is None or limit is None or (self.part and self.kind is VERBATIM):
             return ""  # a gate has no rule for a group of the data
         # An AUC below one half separates members equally well: use its mirror image.
@@ -119,37 +118,42 @@ class LeakAssessment:
     doubts: dict[str, tuple[Doubt, ...]]
     unasked: int = 0  # records not attacked for lack of time
 
-    def signals_of_target(self, target: str) -> tuple[LeakSignal, ...]:
+    def list_target_signals(self, target: str) -> tuple[LeakSignal, ...]:
         return tuple(s for s in self.signals if s.target == target)
 
-    def shown_signals(self, target: str) -> tuple[LeakSignal, ...]:
-        return tuple(s for s in self.signals_of_target(target) if s.status == SHOWN)
+    def list_shown_signals(self, target: str) -> tuple[LeakSignal, ...]:
+        return tuple(s for s in self.list_target_signals(target) if s.status == SHOWN)
 
-    def tested_signals(self, target: str) -> tuple[LeakSignal, ...]:
-        return tuple(s for s in self.signals_of_target(target) if s.status != NOT_TESTED)
+    def list_tested_signals(self, target: str) -> tuple[LeakSignal, ...]:
+        return tuple(s for s in self.list_target_signals(target) if s.status != NOT_TESTED)
 
-    def doubts_about(self, target: str) -> tuple[Doubt, ...]:
+    def list_target_doubts(self, target: str) -> tuple[Doubt, ...]:
         """Return contradictions and doubts: all reasons against concluding that no leak
         exists."""
         return (*self.contradictions.get(target, ()), *self.doubts.get(target, ()))
 
     def shows_no_leakage(self, target: str) -> bool:
         """Test whether a report may state "no leakage seen" for the target."""
-        tested = self.tested_signals(target)
+        tested = self.list_tested_signals(target)
         has_signs = any(s.status == SHOWN or s.suspected for s in tested)
-        return bool(tested) and not has_signs and not self.doubts_about(target) and not self.unasked
+        return (
+            bool(tested)
+            and not has_signs
+            and not self.list_target_doubts(target)
+            and not self.unasked
+        )
 
     @property
     def targets(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(s.target for s in self.signals))
 
-    def signal_for_gate(self, target: str | None = None) -> LeakSignal | None:
+    def find_gate_signal(self, target: str | None = None) -> LeakSignal | None:
         """Select the signal for a gate: a leak, first of the targets that a gate judges;
         otherwise a measured number.
 
         target: consider only this target. None if no gate has a rule for it.
         """
-        candidates = self.signals if target is None else self.signals_of_target(target)
+        candidates = self.signals if target is None else self.list_target_signals(target)
         # A gate judges defended targets; the undefended model if there are none.
         judged = [s for s in candidates if s.target != UNDEFENDED]
         leaking = [s for s in (*judged, *candidates) if s.status == SHOWN]
@@ -168,13 +172,12 @@ def assess_signals(result: AuditResult) -> LeakAssessment:
     )
     targets = sorted(dict.fromkeys((*names, *attacked_names)), key=lambda name: name != UNDEFENDED)
 
-    signals = tuple(s for target in targets for s in _leak_signals_of_target(result, target))
-    greedy = _greedy_recall_signal(result).measured
+    signals = tuple(s for target in targets for s in _assess_target_signals(result, target))
+    greedy = _build_greedy_signal(result).measured
     contradictory = {
-        target: tuple(contradiction_doubts_about_target(result, target, greedy))
-        for target in targets
+        target: tuple(list_contradiction_doubts(result, target, greedy)) for target in targets
     }
-    of_data = (*member_mismatch_doubts(result), *result.benchmark.doubts)
+    of_data = (*list_mismatch_doubts(result), *result.benchmark.doubts)
     doubts = dict.fromkeys(targets, of_data)
     # for these targets a doubt on likelihood adds nothing
     leaking = {signal.target for signal in signals if signal.status == SHOWN}
@@ -195,7 +198,7 @@ def assess_signals(result: AuditResult) -> LeakAssessment:
 # -----------------------------------------------------------------------------------------------
 
 
-def _leak_signals_of_target(result: AuditResult, target: str) -> Iterator[LeakSignal]:
+def _assess_target_signals(result: AuditResult, target: str) -> Iterator[LeakSignal]:
     """Yield a signal per kind and tested access, or a signal with the reason that the kind was not
     tested.
 
@@ -211,7 +214,7 @@ def _leak_signals_of_target(result: AuditResult, target: str) -> Iterator[LeakSi
         for reading in kind.read(finding)
     ]
     if result.family == RELEASED_TEXT:
-        shared = bonferroni_adjusted_leak_readings([reading for *_, reading in readings_by_kind])
+        shared = adjust_leak_readings([reading for *_, reading in readings_by_kind])
         readings_by_kind = [
             (kind, setting, reading)
             for (kind, setting, _), reading in zip(readings_by_kind, shared, strict=True)
@@ -225,15 +228,15 @@ def _leak_signals_of_target(result: AuditResult, target: str) -> Iterator[LeakSi
         ):
             continue  # the verbatim signal covers it: one measurement is not two signals
         if kind is GREEDILY and target == UNDEFENDED:
-            yield _greedy_recall_signal(result)
+            yield _build_greedy_signal(result)
         elif kind is GREEDILY:
             yield LeakSignal(kind, target, "", NOT_TESTED, why="undefended model only")
         elif not kind_readings:
             yield LeakSignal(
-                kind, target, "", NOT_TESTED, why=_unmeasured_signal_reason(result, rows, kind)
+                kind, target, "", NOT_TESTED, why=_explain_unmeasured_signal(result, rows, kind)
             )
         for setting in dict.fromkeys(setting for setting, _ in kind_readings):
-            signal = _signal_from_readings(
+            signal = _build_signal(
                 kind, target, setting, [reading for at, reading in kind_readings if at == setting]
             )
             yield _complete_verbatim_signal(signal, rows) if kind is VERBATIM else signal
@@ -245,14 +248,15 @@ def _complete_verbatim_signal(signal: LeakSignal, rows: Sequence[Finding]) -> Le
     groups = [
         group
         for row in rows
-        if row.setting == signal.setting and (group := worst_group(row)) is not None
+        if row.setting == signal.setting and (group := find_worst_group(row)) is not None
     ]
     signal = replace(
         signal,
-        worst=_worst_stratum_of_rows(rows, signal.setting),
+        worst=_find_worst_row_stratum(rows, signal.setting),
         worst_group=max(groups, key=lambda group: group[1].low, default=None),
     )
-    m, floor = signal.measured, signal.baseline
+    m = signal.measured
+    floor = signal.baseline
     is_greedy = any(row.decodes_greedily for row in rows if row.cell_key == signal.row)
     if m is None or not is_greedy or not signal.suspected:
         return signal
@@ -261,20 +265,20 @@ def _complete_verbatim_signal(signal: LeakSignal, rows: Sequence[Finding]) -> Le
     return replace(signal, status=SHOWN, suspected=False, least=1 / m.n)
 
 
-def _worst_stratum_of_rows(rows: Sequence[Finding], setting: str) -> Stratum | None:
+def _find_worst_row_stratum(rows: Sequence[Finding], setting: str) -> Stratum | None:
     """Return the worst stratum of all attacks at this access; None: no copied record was
     extracted."""
     strata = [
         row_worst
         for row in rows
-        if row.setting == setting and (row_worst := worst_stratum(row)) is not None
+        if row.setting == setting and (row_worst := find_worst_stratum(row)) is not None
     ]
     return max(
         strata, key=lambda stratum: (stratum.extracted.value, stratum.copies or 0), default=None
     )
 
 
-def _signal_from_readings(
+def _build_signal(
     kind: LeakKind, target: str, setting: str, readings: Sequence[LeakReading]
 ) -> LeakSignal:
     """Build the signal from the most informative reading: shown, then suspected, else the kind's
@@ -292,7 +296,8 @@ def _signal_from_readings(
         # Rank AUCs by their certain distance from chance: a small group's AUC is often far by
         # chance.
         size = max(m.low, 1 - m.high) if reading.either_way else m.value
-        shared, limit_rank = reading.looks > least, first.get(m.name, len(first))
+        shared = reading.looks > least
+        limit_rank = first.get(m.name, len(first))
         # The least is best: can show a leak, has its own level, is early among the limits, is
         # large; zeros by widest interval.
         return not reading.alone, shared, limit_rank, -size, -m.n if size else -m.high
@@ -319,7 +324,7 @@ def _signal_from_readings(
     )
 
 
-def _greedy_recall_signal(result: AuditResult) -> LeakSignal:
+def _build_greedy_signal(result: AuditResult) -> LeakSignal:
     """Return the greedy signal of the undefended model, the only queried model, over all repeat
     counts.
 
@@ -330,15 +335,11 @@ def _greedy_recall_signal(result: AuditResult) -> LeakSignal:
     }
     if not recall_by_count:
         return LeakSignal(GREEDILY, UNDEFENDED, "", NOT_TESTED)
-    hits, n = (
-        sum(round(m.value * m.n) for m in recall_by_count.values()),
-        sum(m.n for m in recall_by_count.values()),
-    )
+    hits = sum(round(m.value * m.n) for m in recall_by_count.values())
+    n = sum(m.n for m in recall_by_count.values())
     low, high = clopper_pearson(hits, n)
-    measured, baseline = (
-        Measurement(GREEDY, hits / n, low, high, n),
-        result.benchmark.greedy_nonmembers,
-    )
+    measured = Measurement(GREEDY, hits / n, low, high, n)
+    baseline = result.benchmark.greedy_nonmembers
     is_above = hits > 0 and (baseline is None or measured.value > baseline.value)
     worst = max(
         recall_by_count, key=lambda count: (recall_by_count[count].value, recall_by_count[count].n)
@@ -346,7 +347,8 @@ def _greedy_recall_signal(result: AuditResult) -> LeakSignal:
     part = ""
     if hits and len(recall_by_count) > 1 and worst.isdecimal():
         m = recall_by_count[worst]
-        part = f"{round(m.value * m.n):,}/{m.n:,} of those trained on {counted(int(worst), 'time')}"
+        times = format_count(int(worst), "time")
+        part = f"{round(m.value * m.n):,}/{m.n:,} of those trained on {times}"
     return LeakSignal(
         *(GREEDILY, UNDEFENDED, "", SHOWN if is_above else NOT_SHOWN, measured, baseline),
         suspected=hits > 0 and not is_above,
@@ -355,18 +357,18 @@ def _greedy_recall_signal(result: AuditResult) -> LeakSignal:
     )
 
 
-def _unmeasured_signal_reason(result: AuditResult, rows: Sequence[Finding], kind: LeakKind) -> str:
+def _explain_unmeasured_signal(result: AuditResult, rows: Sequence[Finding], kind: LeakKind) -> str:
     """Say why no attack or probe measured this kind; "": no such attack or probe was
     requested."""
     if (
         kind.alike
-        and (unlike := member_mismatch_doubts(result))
+        and (unlike := list_mismatch_doubts(result))
         and any(f.measurement(kind.main) for f in rows)
     ):
         return unlike[0].sentence
     if kind is PERSONAL and any(is_measured(f.measurement(RECALL)) for f in rows):
         return "no personal data lies in the attacked suffixes"
-    measuring = result.methods_measuring(*kind.measured_by)
+    measuring = result.list_measuring_methods(*kind.measured_by)
     return "; ".join(
         dict.fromkeys(f.not_applicable for f in rows if f.not_applicable and f.attack in measuring)
     )

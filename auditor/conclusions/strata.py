@@ -10,17 +10,17 @@ from auditor.statistics.strata import StratumCount, estimate_population_share
 _TAIL = 0.025
 
 
-def hits_of_stratum(stratum: Stratum) -> int:
+def count_stratum_hits(stratum: Stratum) -> int:
     """Return how many of the attacked records were extracted."""
     return round(stratum.extracted.value * stratum.extracted.n) if stratum.extracted.n else 0
 
 
-def is_asked_in_part(finding: Finding) -> bool:
+def is_partly_asked(finding: Finding) -> bool:
     """Return whether a limit or lack of time left out attackable records."""
     return any(stratum.extracted.n < stratum.population for stratum in finding.strata)
 
 
-def weighted_extracted_share(finding: Finding, tail: float = _TAIL) -> Measurement | None:
+def measure_weighted_share(finding: Finding, tail: float = _TAIL) -> Measurement | None:
     """Return the extracted share of all attackable records, weighted by stratum; None: no known
     strata.
 
@@ -28,21 +28,23 @@ def weighted_extracted_share(finding: Finding, tail: float = _TAIL) -> Measureme
     """
     if not finding.strata:
         return None
-    counts = [StratumCount(s.population, s.extracted.n, hits_of_stratum(s)) for s in finding.strata]
+    counts = [
+        StratumCount(s.population, s.extracted.n, count_stratum_hits(s)) for s in finding.strata
+    ]
     value, low, high = estimate_population_share(counts, tail)
     return Measurement(RECALL, value, low, high, sum(s.population for s in finding.strata))
 
 
-def worst_stratum(finding: Finding) -> Stratum | None:
+def find_worst_stratum(finding: Finding) -> Stratum | None:
     """Return the stratum of copied records with the largest extracted share; None: no copied
     record was extracted."""
-    copied = [s for s in finding.strata if (s.copies or 1) > 1 and hits_of_stratum(s)]
+    copied = [s for s in finding.strata if (s.copies or 1) > 1 and count_stratum_hits(s)]
     return max(
         copied, key=lambda s: (s.extracted.value, s.copies or 0, s.extracted.n), default=None
     )
 
 
-def worst_group(finding: Finding) -> tuple[str, Measurement] | None:
+def find_worst_group(finding: Finding) -> tuple[str, Measurement] | None:
     """Return the data's group with the largest certain extracted share, by name.
 
     None: no group's interval lies above the share of all records.

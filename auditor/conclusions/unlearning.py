@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from auditor.conclusions.outcomes import RowValuesBySecret, read_row_values_by_secret
+from auditor.conclusions.outcomes import RowValuesBySecret, read_row_values
 from auditor.core.result import AuditResult, GroupRecall, Measurement, Unlearning
 from auditor.records.table import read_heldout_losses
 from auditor.statistics.frontier import estimate_perplexity_ratios
@@ -25,7 +25,7 @@ _BOUND = "rank_bound"
 Columns = Mapping[str, RowValuesBySecret]  # by model
 
 
-def summarise_unlearning_of_run(
+def summarise_unlearning(
     result: AuditResult, folder: Path, models: Mapping[str, str], forgotten: frozenset[str]
 ) -> Unlearning:
     """Measure the remains of the forgotten records, with white-box access if it was measured,
@@ -36,7 +36,8 @@ def summarise_unlearning_of_run(
     caller adds them.
     """
     setting = "white-box" if any(f.setting == "white-box" for f in result.findings) else "text-only"
-    rows_by_cell, target = read_row_values_by_secret(folder), models[AFTER]
+    rows_by_cell = read_row_values(folder)
+    target = models[AFTER]
     rows = [
         f
         for f in result.findings
@@ -47,16 +48,13 @@ def summarise_unlearning_of_run(
         keys = {model: finding.cell_key._replace(target=name) for model, name in models.items()}
         columns = {model: rows_by_cell[key] for model, key in keys.items() if key in rows_by_cell}
         assert finding.main is not None
-        numbers += _group_recall_of_unlearning(
-            finding.attack, finding.main.name, columns, forgotten
-        )
+        numbers += _measure_group_recall(finding.attack, finding.main.name, columns, forgotten)
     target_rows = (row for key, row in rows_by_cell.items() if key.target == target)
     largest = max(target_rows, key=lambda row: len(row.ids), default=None)
-    attacked = (
-        []
-        if largest is None
-        else [id for id, member in zip(largest.ids, largest.member, strict=True) if member]
-    )
+    if largest is None:
+        attacked = []
+    else:
+        attacked = [id for id, member in zip(largest.ids, largest.member, strict=True) if member]
     n_forgotten = sum(id in forgotten for id in attacked)
     return Unlearning(
         target=target,
@@ -65,11 +63,11 @@ def summarise_unlearning_of_run(
         forgotten=n_forgotten,
         retained=len(attacked) - n_forgotten,
         numbers=tuple(numbers),
-        perplexity=_perplexities_around_unlearning(result, folder, models),
+        perplexity=_list_unlearning_perplexities(result, folder, models),
     )
 
 
-def _group_recall_of_unlearning(
+def _measure_group_recall(
     attack: str, main: str, columns: Columns, forgotten: frozenset[str]
 ) -> Iterator[GroupRecall]:
     for name in (_GREEDY, main, _BOUND):
@@ -84,11 +82,10 @@ def _group_recall_of_unlearning(
                 for model, row in columns.items()
             }
             # ids in every model's row
-            ids = (
-                sorted(set.intersection(*map(set, values_by_model.values())))
-                if values_by_model
-                else []
-            )
+            if values_by_model:
+                ids = sorted(set.intersection(*map(set, values_by_model.values())))
+            else:
+                ids = []
             if group != NONMEMBERS:
                 ids = [id for id in ids if (id in forgotten) == (group == FORGOTTEN)]
             aligned = {
@@ -103,7 +100,7 @@ def _group_recall_of_unlearning(
                 yield measure_unlearning_group(attack, name, group, aligned)
 
 
-def _perplexities_around_unlearning(
+def _list_unlearning_perplexities(
     result: AuditResult, folder: Path, models: Mapping[str, str]
 ) -> dict[str, Measurement]:
     perplexities = {

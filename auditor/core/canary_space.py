@@ -16,7 +16,7 @@ from itertools import pairwise, product
 
 import numpy as np
 
-from auditor.core.errors import AuditError, unknown_name_error
+from auditor.core.errors import AuditError, make_unknown_name_error
 
 CHARACTERS: Mapping[str, str] = {
     "digits": string.digits,
@@ -84,7 +84,7 @@ class CanarySpace:
         name, _, count = slot.partition(":")
         words = dict(self.lists).get(name)
         if words is None and name not in CHARACTERS:
-            raise unknown_name_error(
+            raise make_unknown_name_error(
                 f"slot in the format {self.format!r}:", name, {*CHARACTERS, *dict(self.lists)}
             )
         # Not only int(), which accepts "+5", "1_0" and the digits of other scripts.
@@ -141,17 +141,13 @@ class CanarySpace:
         """Return the state after this text; None if it begins no text of the space."""
         state: State | None = (0, "")
         for character in text:
-            state = (
-                None
-                if state is None
-                else dict(self.next_characters_and_states(state)).get(character)
-            )
+            state = None if state is None else dict(self.list_transitions(state)).get(character)
         return state
 
     def is_complete_text_state(self, state: State) -> bool:
         return state[0] == len(self._next_characters_by_beginning)
 
-    def next_characters_and_states(self, state: State) -> Iterator[tuple[str, State]]:
+    def list_transitions(self, state: State) -> Iterator[tuple[str, State]]:
         """Yield the possible next characters and the state after each."""
         if not self.is_complete_text_state(state):
             block, beginning = state

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 
-def counted(n: int, singular: str, more: str = "") -> str:
+def format_count(n: int, singular: str, more: str = "") -> str:
     """Return a count with its noun: `1 row`, `1,200 rows`; more: an irregular plural."""
     return f"{n:,} {singular if n == 1 else more or singular + 's'}"

@@ -25,7 +25,9 @@ try:
 except ImportError:  # Windows cannot tell whether the process that created a folder still runs
     fcntl = None  # type: ignore[assignment]
 
-_BEFORE, _BEHIND = ".audit-", ".tmp"  # names of unfinished files
+# names of unfinished files
+_BEFORE = ".audit-"
+_BEHIND = ".tmp"
 
 
 def replace_atomically(path: Path, content: str | bytes, *, sync: bool = False) -> None:
@@ -34,12 +36,12 @@ def replace_atomically(path: Path, content: str | bytes, *, sync: bool = False) 
     sync: survives a power cut once this returns, for files that a promise depends on. Raises
     AuditError if it cannot be written; the previous content then remains.
     """
-    with atomic_replacement_file(path, sync=sync) as scratch:
+    with open_atomic_replacement(path, sync=sync) as scratch:
         scratch.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
 @contextmanager
-def atomic_replacement_file(path: Path, *, sync: bool = False) -> Iterator[Path]:
+def open_atomic_replacement(path: Path, *, sync: bool = False) -> Iterator[Path]:
     """Yield an empty file next to `path`, 0600; it replaces `path` after the block.
 
     An exception removes it.
@@ -59,7 +61,7 @@ def atomic_replacement_file(path: Path, *, sync: bool = False) -> Iterator[Path]
             # The folder contains the new name: a power cut could undo the rename.
             fsync(path.parent)
     except OSError as error:
-        raise unwritable_path_error(path, error) from error
+        raise make_unwritable_error(path, error) from error
     finally:
         if scratch is not None:
             with suppress(OSError):
@@ -74,7 +76,7 @@ def create_atomically(path: Path) -> Iterator[Path]:
     `path`.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with scratch_folder(path.parent, path.name) as scratch:
+    with open_scratch_folder(path.parent, path.name) as scratch:
         yield scratch / path.name
         os.replace(scratch / path.name, path)
 
@@ -106,7 +108,7 @@ def append_durably(path: Path, text: str) -> int:
         if begin is not None:
             with suppress(OSError):
                 os.truncate(path, begin)
-        raise unwritable_path_error(path, error) from error
+        raise make_unwritable_error(path, error) from error
     return begin
 
 
@@ -117,7 +119,7 @@ def truncate(path: Path, size: int) -> None:
             os.truncate(path, size)
             fsync(path)
     except OSError as error:
-        raise unwritable_path_error(path, error) from error
+        raise make_unwritable_error(path, error) from error
 
 
 def fsync(path: Path) -> None:
@@ -135,10 +137,10 @@ def fsync_tree(folder: Path) -> None:
         for path in (*folder.rglob("*"), folder):
             fsync(path)
     except OSError as error:
-        raise unwritable_path_error(folder, error) from error
+        raise make_unwritable_error(folder, error) from error
 
 
-def unwritable_path_error(path: Path, error: OSError) -> AuditError:
+def make_unwritable_error(path: Path, error: OSError) -> AuditError:
     return AuditError(f"{path}: cannot be written: {error.strerror or error}")
 
 
@@ -176,7 +178,7 @@ def cache_folder() -> Path:
 
 
 @contextmanager
-def scratch_folder(parent: Path, name: str) -> Iterator[Path]:
+def open_scratch_folder(parent: Path, name: str) -> Iterator[Path]:
     """Yield a folder for its owner only, removed after the block.
 
     Also removes folders that killed processes left under this name. The folder is locked during the
@@ -189,7 +191,8 @@ def scratch_folder(parent: Path, name: str) -> Iterator[Path]:
         with suppress(OSError), _folder_flock_context(leftover):
             shutil.rmtree(leftover)
     # The umask is the whole process's: files of other threads are for the owner only, too.
-    folder, umask_before = Path(tempfile.mkdtemp(prefix=prefix, dir=parent)), os.umask(0o077)
+    folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+    umask_before = os.umask(0o077)
     try:
         with _folder_flock_context(folder):
             yield folder
@@ -218,7 +221,7 @@ class UnnamedFile:
             self._file.write(data)
             self._file.flush()
         except OSError as error:
-            raise unwritable_path_error(Path(tempfile.gettempdir()), error) from error
+            raise make_unwritable_error(Path(tempfile.gettempdir()), error) from error
         self._end += len(data)
         return begin, len(data)
 

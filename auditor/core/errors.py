@@ -22,7 +22,7 @@ class TargetLacks(NotApplicable):
     """The target lacks an ability that the attack needs; another target may have it."""
 
 
-def unknown_name_error(kind: str, name: str, known: Iterable[str]) -> AuditError:
+def make_unknown_name_error(kind: str, name: str, known: Iterable[str]) -> AuditError:
     """Return the error for an unknown name, with the nearest known name or else all of them."""
     names = sorted(known)
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
@@ -65,17 +65,19 @@ _OF_A_PLACE = frozenset(
 _IN_RUST = re.compile(r"\(os error (\d+)\)")
 
 
-def file_access_error(error: BaseException, program_folder: str) -> AuditError | None:
+def make_file_access_error(error: BaseException, program_folder: str) -> AuditError | None:
     """Return an AuditError for a system error on a path; None for any other error.
 
     The system error may be the cause of a library's error. program_folder: the folder of this
     program's files, which must exist: a missing file there is a bug.
     """
-    for cause in error_and_its_causes(error):
+    for cause in list_causes(error):
         if isinstance(cause, OSError):
-            code, path = cause.errno, cause.filename
+            code = cause.errno
+            path = cause.filename
         elif os_error := _IN_RUST.search(str(cause)):
-            code, path = int(os_error[1]), None
+            code = int(os_error[1])
+            path = None
         else:
             continue
         # Without a path the file may be ours.
@@ -91,7 +93,7 @@ _MEMORY = re.compile(
 )
 
 
-def is_out_of_memory(error: BaseException) -> bool:
+def is_memory_error(error: BaseException) -> bool:
     """Return whether an error reports exhausted memory, of the machine or an accelerator."""
     if isinstance(error, MemoryError) or is_onednn_memory_error(error):
         return True
@@ -103,9 +105,9 @@ def is_onednn_memory_error(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and str(error).endswith("could not create a primitive")
 
 
-def out_of_memory_error(error: BaseException) -> AuditError | None:
+def make_memory_error(error: BaseException) -> AuditError | None:
     """Return the error if memory does not fit even a single text; None for any other error."""
-    if not any(map(is_out_of_memory, error_and_its_causes(error))):
+    if not any(map(is_memory_error, list_causes(error))):
         return None
     return AuditError(
         "out of memory, even for one text at a time: give it more, or take a smaller model or "
@@ -113,7 +115,7 @@ def out_of_memory_error(error: BaseException) -> AuditError | None:
     )
 
 
-def error_and_its_causes(error: BaseException) -> list[BaseException]:
+def list_causes(error: BaseException) -> list[BaseException]:
     """Return the error and its causes, nearest first."""
     chain = [error]  # may be a cycle: an error can be raised from its own consequence
     while (
@@ -131,10 +133,10 @@ def wrap_library_errors(failed: str) -> Iterator[None]:
     except (AuditError, NotApplicable):
         raise
     except Exception as error:  # libraries raise dozens of classes
-        raise AuditError(f"{failed}: {_first_sentence_of_error(error)}") from error
+        raise AuditError(f"{failed}: {_get_first_sentence(error)}") from error
 
 
-def _first_sentence_of_error(error: Exception) -> str:
+def _get_first_sentence(error: Exception) -> str:
     """Return the first sentence of a library's message, with the class unless it is evident."""
     lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
     # A first line that ends in a colon only announces the second.

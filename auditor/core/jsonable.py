@@ -45,36 +45,36 @@ def from_json(kind: Any, value: Any, where: str = "result", *, private: bool = F
     from pydantic_core import ValidationError
 
     try:
-        return _type_validator(kind).validate_python(value)
+        return _build_type_validator(kind).validate_python(value)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
     # Outside the except: as its context, pydantic's error would show the value, which may be
     # private.
     raise AuditError(
         _validation_error_sentence(
-            first, where, list(_record_field_names(_core_schema(kind))), private
+            first, where, list(_record_field_names(_build_core_schema(kind))), private
         )
     )
 
 
-def json_schema(kind: Any) -> dict[str, Any]:
+def build_json_schema(kind: Any) -> dict[str, Any]:
     """Return the JSON Schema of the values that `from_json` accepts for an annotated type."""
     from pydantic.json_schema import GenerateJsonSchema
 
-    return GenerateJsonSchema().generate(_core_schema(kind))
+    return GenerateJsonSchema().generate(_build_core_schema(kind))
 
 
 @cache
-def _type_validator(kind: Any) -> SchemaValidator:
+def _build_type_validator(kind: Any) -> SchemaValidator:
     from pydantic_core import SchemaValidator
 
-    return SchemaValidator(_core_schema(kind), {"strict": True})
+    return SchemaValidator(_build_core_schema(kind), {"strict": True})
 
 
-def _core_schema(kind: Any) -> Any:
+def _build_core_schema(kind: Any) -> Any:
     from pydantic import TypeAdapter
 
-    return _schema_of_written_json(TypeAdapter(kind).core_schema)
+    return _build_written_schema(TypeAdapter(kind).core_schema)
 
 
 # Keys of a core schema that contain other schemas.
@@ -89,15 +89,14 @@ _INNER = {
 }
 
 
-def _schema_of_written_json(schema: Any) -> Any:
+def _build_written_schema(schema: Any) -> Any:
     """Adapt pydantic's schema to `to_json`: floats by name, lists for tuples, no further fields."""
     if isinstance(schema, list):
-        return [_schema_of_written_json(item) for item in schema]
+        return [_build_written_schema(item) for item in schema]
     if not isinstance(schema, dict):  # the name of a field
         return schema
     adapted = {
-        key: _schema_of_written_json(item) if key in _INNER else item
-        for key, item in schema.items()
+        key: _build_written_schema(item) if key in _INNER else item for key, item in schema.items()
     }
     match adapted["type"]:
         case "float":
@@ -139,7 +138,8 @@ def _validation_error_sentence(
 ) -> str:
     """Return a sentence with the path, the expected and the actual value. fields: all fields."""
     *path, last = error["loc"] or ("",)
-    parent, value = _json_path_label(where, path, fields, private), error["input"]
+    parent = _json_path_label(where, path, fields, private)
+    value = error["input"]
     if error["type"] == "missing":
         return f"{parent}: missing field {last!r}"
     if error["type"] == "unexpected_keyword_argument":

@@ -42,12 +42,12 @@ def acquire_folder_lock(folder: Path, patience: float = 0.0) -> FileLock:
             "another folder"
         ) from None
     except OSError as error:
-        raise disk.unwritable_path_error(path, error) from error
+        raise disk.make_unwritable_error(path, error) from error
     return lock
 
 
 @contextmanager
-def locked_folder(folder: Path, mark: str) -> Iterator[None]:
+def lock_folder(folder: Path, mark: str) -> Iterator[None]:
     """Hold the lock of a folder, created with mode 0700 if missing.
 
     mark: the file that identifies a valid folder; without it at the end, the lock and a new folder
@@ -58,7 +58,7 @@ def locked_folder(folder: Path, mark: str) -> Iterator[None]:
         # Trained models and results reveal the records.
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
-        raise disk.unwritable_path_error(folder, error) from error
+        raise disk.make_unwritable_error(folder, error) from error
     with acquire_folder_lock(folder):
         try:
             yield

@@ -10,19 +10,19 @@ _GROUP = Path("/sys/fs/cgroup")
 _NO_LIMIT = 2**60  # bytes; more than any control group reports
 
 
-def free_machine_memory_bytes() -> int:
+def measure_free_memory() -> int:
     """Return the bytes this process may still use within its limits and its container's."""
     return max(
         0,
         min(
             psutil.virtual_memory().available,
-            _control_group_free_bytes(),
+            _measure_control_group_memory(),
             _process_limit_free_bytes(),
         ),
     )
 
 
-def _control_group_free_bytes() -> int:
+def _measure_control_group_memory() -> int:
     """Return the free bytes of the control group (version 2) of a container or cluster job.
 
     Inactive cached file pages count as free.
@@ -46,6 +46,6 @@ def _process_limit_free_bytes() -> int:
     except ImportError:  # Windows has no such limit
         return _NO_LIMIT
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    return (
-        _NO_LIMIT if limit == resource.RLIM_INFINITY else limit - psutil.Process().memory_info().vms
-    )
+    if limit == resource.RLIM_INFINITY:
+        return _NO_LIMIT
+    return limit - psutil.Process().memory_info().vms

@@ -217,7 +217,7 @@ class Guesses:
     rankings: dict[str, float] = field(default_factory=dict)
 
 
-def evenly_spaced_secrets(secrets: Sequence[Secret], limit: int) -> list[Secret]:
+def select_evenly_spaced(secrets: Sequence[Secret], limit: int) -> list[Secret]:
     """Return at most `limit` secrets, evenly spaced."""
     count = min(limit, len(secrets))
     return [secrets[i * len(secrets) // count] for i in range(count)]

@@ -59,10 +59,10 @@ class Plan:
         self._check_fields_apply()
         self._check_unlearning()
         self._check_until_conflicts()
-        for name, value in self.values_by_field_name().items():
+        for name, value in self.map_field_values().items():
             least = FIELDS[name].said.least
             if least is not None and value is not None and value < least:
-                raise AuditError(f"expected {flag_of_plan_field(name)} >= {least}, got {value}")
+                raise AuditError(f"expected {format_field_flag(name)} >= {least}, got {value}")
         self.compute.check(self.loading.device)
         if not 0 <= self.seed < 2**63:
             raise AuditError(f"expected --seed from 0 to 2^63 - 1, got {self.seed}")
@@ -79,9 +79,9 @@ class Plan:
                 "the lab)"
             )
         if target.uses_builtin_lab:
-            for name in self.non_default_field_names(OWN):
+            for name in self.list_changed_fields(OWN):
                 raise AuditError(
-                    f"{flag_of_plan_field(name)} goes with --model and --data; the built-in lab "
+                    f"{format_field_flag(name)} goes with --model and --data; the built-in lab "
                     "has its own"
                 )
         elif target.lab_recipe or target.mitigation:
@@ -92,9 +92,9 @@ class Plan:
                 f"--lab {target.lab} names a built-in lab, which --model and --data replace"
             )
         if self.is_canary_only:
-            for name in self.non_default_field_names(RECORDS):
+            for name in self.list_changed_fields(RECORDS):
                 raise AuditError(
-                    f"{flag_of_plan_field(name)} goes with --data, got --canaries alone"
+                    f"{format_field_flag(name)} goes with --data, got --canaries alone"
                 )
 
     def _check_unlearning(self) -> None:
@@ -122,8 +122,7 @@ class Plan:
         for name in ("quantise", "device_map"):
             if getattr(self.loading, name) is not None:
                 raise AuditError(
-                    f"--relearn trains all weights, which {flag_of_plan_field(name)} does not let "
-                    "it"
+                    f"--relearn trains all weights, which {format_field_flag(name)} does not let it"
                 )
         if self.loading.dtype == "float16":
             raise AuditError(
@@ -135,9 +134,9 @@ class Plan:
         """Raise AuditError for fields that need all secrets next to --until, which stops early."""
         if self.attacks.until is not None:
             for name in ("submission", "forget", "relearn"):
-                if self.values_by_field_name()[name] is not None:
+                if self.map_field_values()[name] is not None:
                     raise AuditError(
-                        f"{flag_of_plan_field(name)} needs all secrets, and --until may stop "
+                        f"{format_field_flag(name)} needs all secrets, and --until may stop "
                         "before: give one of the two"
                     )
 
@@ -165,7 +164,7 @@ class Plan:
         Plans with equal values share both.
         """
         values = self.to_json()
-        return {name: values[name] for name in plan_field_names_with_rule(SUBJECT)}
+        return {name: values[name] for name in list_ruled_fields(SUBJECT)}
 
     # --- fields by name, in any part ---
 
@@ -187,24 +186,20 @@ class Plan:
         # __post_init__ checks the whole plan again.
         return dataclasses.replace(self, **changed, **plan_values)
 
-    def values_by_field_name(self) -> dict[str, Any]:
+    def map_field_values(self) -> dict[str, Any]:
         return {
             name: getattr(getattr(self, described.part) if described.part else self, name)
             for name, described in FIELDS.items()
         }
 
-    def non_default_field_names(self, rules: FieldRule) -> list[str]:
+    def list_changed_fields(self, rules: FieldRule) -> list[str]:
         """Return the fields under these rules whose value is not their default."""
-        values = self.values_by_field_name()
-        return [
-            name
-            for name in plan_field_names_with_rule(rules)
-            if values[name] != FIELDS[name].default
-        ]
+        values = self.map_field_values()
+        return [name for name in list_ruled_fields(rules) if values[name] != FIELDS[name].default]
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as JSON values, as in `plan.json`."""
-        values: dict[str, Any] = to_json(self.values_by_field_name())
+        values: dict[str, Any] = to_json(self.map_field_values())
         return values
 
     @classmethod
@@ -241,7 +236,7 @@ class DescribedField:
 _HELP = re.compile(r"^(\w+): (.+(?:\n    .+)*)", re.MULTILINE)
 
 
-def _described_plan_fields(kind: Any, part: str = "") -> Iterator[tuple[str, DescribedField]]:
+def _list_described_fields(kind: Any, part: str = "") -> Iterator[tuple[str, DescribedField]]:
     hints = typing.get_type_hints(kind)  # the annotations themselves are strings (from __future__)
     # Includes base classes: EngineOptions defines some of ComputePlan's fields. cleandoc: Python
     # 3.13 removes the indentation itself.
@@ -254,11 +249,12 @@ def _described_plan_fields(kind: Any, part: str = "") -> Iterator[tuple[str, Des
     for item in dataclasses.fields(kind):
         hint = hints[item.name]
         if dataclasses.is_dataclass(hint):
-            yield from _described_plan_fields(hint, item.name)
+            yield from _list_described_fields(hint, item.name)
             continue
-        default = (
-            item.default if item.default_factory is dataclasses.MISSING else item.default_factory()
-        )
+        if item.default_factory is dataclasses.MISSING:
+            default = item.default
+        else:
+            default = item.default_factory()
         description = item.metadata[PlanField]
         help = helps.get(item.name, "")
         if "[default:" not in help and default not in (None, False, (), {}):
@@ -269,12 +265,12 @@ def _described_plan_fields(kind: Any, part: str = "") -> Iterator[tuple[str, Des
         )
 
 
-FIELDS: Mapping[str, DescribedField] = dict(_described_plan_fields(Plan))
+FIELDS: Mapping[str, DescribedField] = dict(_list_described_fields(Plan))
 # Fields allowed in a plan file.
 IN_FILE = tuple(name for name in FIELDS if name not in ("command", "objects"))
 
 
-def plan_field_names_with_rule(rules: FieldRule) -> tuple[str, ...]:
+def list_ruled_fields(rules: FieldRule) -> tuple[str, ...]:
     """Return the fields under any of these rules, in order."""
     return tuple(
         name
@@ -283,7 +279,7 @@ def plan_field_names_with_rule(rules: FieldRule) -> tuple[str, ...]:
     )
 
 
-def flag_of_plan_field(name: str) -> str:
+def format_field_flag(name: str) -> str:
     """Return the flag of a field on the command line."""
     flags = FIELDS[name].said.flags
     return flags[0].partition("/")[0] if flags else f"--{name.replace('_', '-')}"

@@ -30,12 +30,12 @@ from auditor.core.plan_fields import (
 SMALL = "small"  # the default lab
 DECIDED = "decided"
 # The attacker's knowledge of a conversation.
-SYSTEM, USER, PARTIAL = (
-    "system",
-    "user",
-    "partial",
-)
-TURNS, ALL = ("assistant", USER, SYSTEM, "tool"), "all"  # roles whose turns may be attacked
+SYSTEM = "system"
+USER = "user"
+PARTIAL = "partial"
+# roles whose turns may be attacked
+TURNS = ("assistant", USER, SYSTEM, "tool")
+ALL = "all"
 _SENT = "the records would be sent there"
 _WIDTH = re.compile(r"\s*([a-z][a-z0-9_]*)\s*(?:±|\+/?-)\s*([0-9]{1,3}(?:\.[0-9]{1,6})?)\s*%\s*")
 
@@ -99,7 +99,7 @@ def split_model_name(model: str) -> tuple[str, str]:
     return (match[1], match[2]) if match else ("", model)
 
 
-def deployed_form_name(form: str) -> str:
+def name_deployed_form(form: str) -> str:
     """Return a form's row name: `pruned:0.5`, the last part of a path, the host of a server."""
     head, _, address = form.partition("://")
     if address:
@@ -157,7 +157,7 @@ class LoadingOptions:
             sources["model subfolder"] = (f"{model}/{self.model_args['subfolder']}", self.revision)
         return sources
 
-    def with_float32_for_auto(self) -> LoadingOptions:
+    def resolve_auto_dtype(self) -> LoadingOptions:
         """Return these options with float32 for `--dtype auto`, for work such as training."""
         return dataclasses.replace(self, dtype="float32") if self.dtype == AUTO else self
 
@@ -254,7 +254,7 @@ class DataPlan:
     def check(self) -> None:
         """Raise AuditError for an invalid --knows, --prefix-token, --template, --date or length."""
         if self.knows is not None:
-            share_of_answer_known(self.knows)
+            get_known_share(self.knows)
         if self.knows == SYSTEM and self.turns not in (None, "assistant"):
             raise AuditError(
                 f"expected --knows {USER} or partial:F beside --turns {self.turns}, got "
@@ -441,7 +441,7 @@ _CREDENTIAL = re.compile(
 _OF_TEXT = re.compile(r"^(additional_special|bos|cls|eos|mask|pad|sep|unk)_token$")
 
 
-def share_of_answer_known(knows: str) -> float:
+def get_known_share(knows: str) -> float:
     """Return the known share of an answer: 0 for `system` and `user`, F for `partial:F`.
 
     Raises AuditError for anything else.

@@ -438,6 +438,6 @@ class AuditResult:
     def target(self, name: str) -> TargetRecord:
         return next(target for target in self.targets if target.name == name)
 
-    def methods_measuring(self, *description: str) -> tuple[str, ...]:
+    def list_measuring_methods(self, *description: str) -> tuple[str, ...]:
         """Return the attacks and probes that measure any of these."""
         return tuple(name for name, measured in self.methods.items() if measured in description)

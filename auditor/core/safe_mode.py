@@ -19,7 +19,9 @@ _NETWORK = ("connect", "sendto", "sendmsg", "getaddrinfo", "gethostbyname", "get
 _WHAT = dict.fromkeys(_PROGRAM, "a program would be run")
 _WHAT |= {f"socket.{event}": "the network would be asked" for event in _NETWORK}
 _OFFLINE = "HF_HUB_OFFLINE"
-_depth, _hooked = 0, False  # of the process with all its threads; blocks may be nested
+# of the process with all its threads; blocks may be nested
+_depth = 0
+_hooked = False
 
 
 class RefusedBySafeMode(AuditError, PermissionError):
@@ -36,7 +38,7 @@ def is_safe_mode() -> bool:
     return _depth > 0
 
 
-def refuse_in_safe_mode(description: str) -> None:
+def refuse_unsafe(description: str) -> None:
     """Raise AuditError inside the block of `safe_mode`."""
     if is_safe_mode():
         raise RefusedBySafeMode(errno.EPERM, f"--safe: {description}, which --no-safe allows")
@@ -65,4 +67,4 @@ def safe_mode() -> Iterator[None]:
 
 def _refuse_forbidden_audit_event(event: str, args: tuple[Any, ...]) -> None:
     if _depth and (action := _WHAT.get(event)):
-        refuse_in_safe_mode(action)
+        refuse_unsafe(action)

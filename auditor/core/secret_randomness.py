@@ -15,7 +15,7 @@ from auditor.core.arrays import Floats
 CHANNELS = 3
 
 
-def keyed_random_generator(*key: str | int) -> np.random.Generator:
+def make_keyed_generator(*key: str | int) -> np.random.Generator:
     """Return a counter-based generator for this key; equal keys give equal streams everywhere."""
     # With the type, because 1 and "1" are two keys; the unit separator separates ("a", "bc") from
     # ("ab", "c").
@@ -24,9 +24,9 @@ def keyed_random_generator(*key: str | int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=int.from_bytes(digest[:16], "little")))
 
 
-def secret_uniform_draws(samples: int, length: int, *key: str | int) -> Floats:
+def draw_secret_uniforms(samples: int, length: int, *key: str | int) -> Floats:
     """Return (samples, length, CHANNELS) uniforms in [0, 1) of a secret.
 
     The first k samples equal those of a run with k samples.
     """
-    return keyed_random_generator(*key).random((samples, length, CHANNELS))
+    return make_keyed_generator(*key).random((samples, length, CHANNELS))

@@ -27,10 +27,8 @@ from auditor.core.errors import AuditError
 _GROUPS = Path("/sys/fs/cgroup")
 _LOAD = Path("/proc/loadavg")
 # Seconds between measurements; the median of several ignores short-lived processes.
-_LOOKS, _BETWEEN = (
-    7,
-    0.01,
-)
+_LOOKS = 7
+_BETWEEN = 0.01
 # A training step of the lab: 45 ms with this value, 42 always spinning, 62 sleeping at once.
 _SPINS = "10000"
 
@@ -44,7 +42,7 @@ def set_thread_count(count: int | None = None) -> None:
     """
     if count is not None and count < 1:
         raise AuditError(f"expected --threads >= 1, got {count}")
-    if torch := _loaded_torch():  # its threads already wait in their way
+    if torch := _get_loaded_torch():  # its threads already wait in their way
         if count is not None:
             torch.set_num_threads(count)
         return
@@ -52,8 +50,8 @@ def set_thread_count(count: int | None = None) -> None:
         os.environ["OMP_NUM_THREADS"] = str(count)
     elif (
         "OMP_NUM_THREADS" not in os.environ
-        and (free := min(_cgroup_processor_quota(), _idle_processor_count()))
-        < usable_processor_count()
+        and (free := min(_read_cgroup_quota(), _count_idle_processors()))
+        < count_usable_processors()
     ):
         os.environ["OMP_NUM_THREADS"] = str(max(1, int(free)))
     if "OMP_WAIT_POLICY" not in os.environ:
@@ -78,14 +76,14 @@ def limit_torch_threads(count: int | None) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def usable_processor_count() -> int:
+def count_usable_processors() -> int:
     """Return the number of processors this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def describe_threads(count: int) -> str:
     """Return `2 of 2 processors`."""
-    return f"{count} of {usable_processor_count()} processors"
+    return f"{count} of {count_usable_processors()} processors"
 
 
 @functools.cache
@@ -96,7 +94,9 @@ def measure_machine_gflops() -> float:
     """
     import torch
 
-    a, b, best = torch.ones(1024, 1024), torch.ones(1024, 1024), math.inf
+    a = torch.ones(1024, 1024)
+    b = torch.ones(1024, 1024)
+    best = math.inf
     for _ in range(8):
         start = time.perf_counter()
         a @ b
@@ -104,12 +104,12 @@ def measure_machine_gflops() -> float:
     return 2 * 1024**3 / best / 1e9
 
 
-def _loaded_torch() -> Any:
+def _get_loaded_torch() -> Any:
     """Return the torch module, or None if it is not loaded."""
     return sys.modules.get("torch")
 
 
-def _idle_processor_count() -> float:
+def _count_idle_processors() -> float:
     """Return the processors without work of other processes; inf if unknown (no /proc)."""
     try:
         running = []
@@ -123,7 +123,7 @@ def _idle_processor_count() -> float:
         return math.inf
 
 
-def _cgroup_processor_quota() -> float:
+def _read_cgroup_quota() -> float:
     """Return the control group's processor quota, version 2 or 1; inf without a limit.
 
     OpenMP respects the affinity, not this quota.

@@ -14,14 +14,14 @@ import numpy as np
 from scipy import stats
 
 from auditor.crash.checks_of_bypasses import (
+    check_batch_dependence,
     check_empty_batch_noise,
     check_noise_seed_guessable,
     check_printed_output_leaks,
     check_rows_are_records,
-    check_training_logits_depend_on_batch,
     check_weights_follow_steps,
 )
-from auditor.crash.checks_of_company import check_gradient_depends_on_company
+from auditor.crash.checks_of_company import check_company_dependence
 from auditor.crash.checks_of_noise import (
     check_gaussian_noise,
     check_noise_every_tensor,
@@ -33,9 +33,9 @@ from auditor.crash.checks_of_noise import (
     whiten_unequal_noise,
 )
 from auditor.crash.checks_of_sensitivity import (
+    check_kind_sensitivity,
     check_per_record_clipping,
     check_record_sensitivity,
-    check_sensitivity_by_record_kind,
 )
 from auditor.crash.verdicts import (
     COUNTED,
@@ -46,10 +46,10 @@ from auditor.crash.verdicts import (
     LoopCheck,
     WatchedTrainings,
     WorstViolation,
-    broken_loop_check_without_chance,
-    loop_check_from_p_value,
-    loop_check_without_chance,
-    standard_errors_a_loop_check_detects,
+    count_detectable_errors,
+    fail_loop_check,
+    judge_certain_check,
+    judge_p_value,
 )
 
 
@@ -59,7 +59,7 @@ def run_all_crash_test_checks(runs: WatchedTrainings) -> list[LoopCheck]:
     return [check(whitened) for check in CHECKS]
 
 
-def check_record_read_twice_in_step(runs: WatchedTrainings) -> LoopCheck:
+def check_repeated_reads(runs: WatchedTrainings) -> LoopCheck:
     """Check that no step reads a record twice."""
     repeats = [
         (max(Counter(step.records).values()), step)
@@ -79,19 +79,19 @@ def check_record_read_twice_in_step(runs: WatchedTrainings) -> LoopCheck:
     def witness() -> WorstViolation:
         record = Counter(worst.records).most_common(1)[0][0]
         return WorstViolation(
-            f"read {most} times", "at most once", *runs.training_and_step_index(worst), record
+            f"read {most} times", "at most once", *runs.locate_step(worst), record
         )
 
     # A record that is read k times moves the sum by up to k clipping norms, like noise of 1 / k of
     # its size.
     noise = runs.claim.noise_multiplier / max(most, 1)
-    return loop_check_without_chance(
+    return judge_certain_check(
         "once a step",
         most > 1,
         message,
         "one such step",
         witness,
-        lambda: runs.epsilon_with_noise_multiplier(noise),
+        lambda: runs.compute_noise_epsilon(noise),
     )
 
 
@@ -103,18 +103,18 @@ def check_sampling_rate(runs: WatchedTrainings) -> LoopCheck:
     # Standard error of the share under the claim. Below, scipy's sf(times_read - 1) is P[X >=
     # times_read].
     error = math.sqrt(max(q * (1 - q), 1e-12) / draws)
-    return loop_check_from_p_value(
+    return judge_p_value(
         "sampling rate",
         float(stats.binom.sf(times_read - 1, draws, q)) if q < 1 else 1.0,
         f"a record is read in {times_read / draws:.3f} of the steps, claimed is {q:.3f}",
         f"a record is read in {times_read / draws:.3f} of the steps (claimed {q:.3f})",
-        f"{1 + standard_errors_a_loop_check_detects() * error / q:.2f} times the rate",
+        f"{1 + count_detectable_errors() * error / q:.2f} times the rate",
         lambda: WorstViolation(
             f"{times_read:,} reads in {len(runs.steps_but_first_of_each_training)} steps of "
             f"{runs.first_training.n} records",
             f"{draws * q:,.0f} ± {1.96 * draws * error:,.0f}",
         ),
-        lambda: runs.epsilon_with_noise_multiplier(
+        lambda: runs.compute_noise_epsilon(
             runs.claim.noise_multiplier, sample_rate=min(1.0, times_read / draws)
         ),
     )
@@ -139,7 +139,7 @@ def check_poisson_batch_sizes(runs: WatchedTrainings) -> LoopCheck:
     # r times Poisson's variance gives r chi-squared. This r puts it below the critical value with
     # probability POWER.
     least = stats.chi2.ppf(SHARE, len(sizes)) / stats.chi2.ppf(POWER, len(sizes))
-    return loop_check_from_p_value(
+    return judge_p_value(
         "Poisson sampling",
         float(stats.chi2.cdf(varies * freedom / len(sizes), freedom)),
         f"batches of {sizes.min()} to {sizes.max()} records vary less than {law} sampling's: "
@@ -159,9 +159,7 @@ def _bound_shuffled_epsilon(runs: WatchedTrainings) -> float:
 
     The bound holds for any order of the records.
     """
-    return runs.epsilon_with_noise_multiplier(
-        runs.claim.noise_multiplier, quick=True, sampling="shuffled"
-    )
+    return runs.compute_noise_epsilon(runs.claim.noise_multiplier, quick=True, sampling="shuffled")
 
 
 def check_equal_record_frequency(runs: WatchedTrainings) -> LoopCheck:
@@ -180,7 +178,7 @@ def check_equal_record_frequency(runs: WatchedTrainings) -> LoopCheck:
     # P[Bin(t, r) >= k] is the distribution function of Beta(k, t - k + 1) at r; solve for r at 80%.
     needed = int(stats.binom.isf(SHARE / runs.first_training.n, t, q)) + 1
     least = float(stats.beta.ppf(POWER, needed, t - needed + 1)) if needed <= t else 1.0
-    return loop_check_from_p_value(
+    return judge_p_value(
         "no record favoured",
         p,
         f"record {most} was read in {counts[most]} of {t} steps, expected are {t * q:.1f}",
@@ -188,7 +186,7 @@ def check_equal_record_frequency(runs: WatchedTrainings) -> LoopCheck:
         "steps)",
         f"a record that is read in {least:.2f} of the steps",
         lambda: WorstViolation(f"read in {counts[most]} of {t} steps", f"{t * q:.1f}", record=most),
-        lambda: runs.epsilon_with_noise_multiplier(
+        lambda: runs.compute_noise_epsilon(
             runs.claim.noise_multiplier, sample_rate=float(counts[most] / t)
         ),
     )
@@ -198,7 +196,7 @@ def check_step_count(runs: WatchedTrainings) -> LoopCheck:
     """Check that the training takes no more steps than were accounted."""
     trace_lengths = [len(trace.steps) for trace in runs.traces]
     step_count, claimed = max(trace_lengths), runs.claim.steps
-    return loop_check_without_chance(
+    return judge_certain_check(
         "steps",
         step_count > claimed,
         f"{step_count} steps were taken, {claimed} are claimed",
@@ -206,15 +204,15 @@ def check_step_count(runs: WatchedTrainings) -> LoopCheck:
         lambda: WorstViolation(
             f"{step_count} steps", str(claimed), trace_lengths.index(step_count), claimed
         ),
-        lambda: runs.epsilon_with_noise_multiplier(
+        lambda: runs.compute_noise_epsilon(
             runs.claim.noise_multiplier, sample_rate=runs.claim.sample_rate, steps=step_count
         ),
     )
 
 
-def check_epsilon_follows_from_claimed_noise(runs: WatchedTrainings) -> LoopCheck:
+def check_claimed_epsilon(runs: WatchedTrainings) -> LoopCheck:
     """Check that the claimed epsilon follows from the claimed noise, rate and steps."""
-    value, derived = runs.claim.epsilon, runs.claim.implied_epsilon()
+    value, derived = runs.claim.epsilon, runs.claim.compute_implied_epsilon()
     if value is None:
         return LoopCheck(
             "accounting", UNKNOWN, f"no epsilon is claimed; the rest gives {derived:.2f}", ""
@@ -234,7 +232,7 @@ def check_epsilon_follows_from_claimed_noise(runs: WatchedTrainings) -> LoopChec
             f"claimed is epsilon {value:g}; its own noise, {runs.claim.sampling} batches and steps "
             f"give {derived:.2f}"
         )
-    return loop_check_without_chance(
+    return judge_certain_check(
         "accounting",
         is_exceeded,
         message,
@@ -244,12 +242,10 @@ def check_epsilon_follows_from_claimed_noise(runs: WatchedTrainings) -> LoopChec
     )
 
 
-def check_step_chosen_by_private_evaluation(runs: WatchedTrainings) -> LoopCheck:
+def check_step_choice(runs: WatchedTrainings) -> LoopCheck:
     """Check that no step is chosen by private records that are read without a gradient."""
-    name, would = (
-        "evaluation on private records",
-        "a step but the last given back, of trainings that evaluate",
-    )
+    name = "evaluation on private records"
+    would = "a step but the last given back, of trainings that evaluate"
     evaluation = max(runs.traces, key=lambda trace: len(trace.evaluated))
     if not evaluation.evaluated:
         return LoopCheck(name, NO_FAULT, "none was read without a gradient", would, source=COUNTED)
@@ -262,19 +258,20 @@ def check_step_chosen_by_private_evaluation(runs: WatchedTrainings) -> LoopCheck
         message += ": whatever is printed of that, or chosen by it, is outside the claim"
         return LoopCheck(name, UNKNOWN, message, would)
     at, trace = chosen[0]
-    step, n_steps = (trace.returned or 0) + 1, len(trace.steps)
+    step = (trace.returned or 0) + 1
+    n_steps = len(trace.steps)
     message += f", and the model given back is that of step {step} of {n_steps}: chosen by them"
     witness = WorstViolation(
         f"the weights of step {step}", f"those of step {n_steps}", at, step - 1
     )
-    return broken_loop_check_without_chance(name, message, would, witness)
+    return fail_loop_check(name, message, would, witness)
 
 
 CHECKS: tuple[Callable[[WatchedTrainings], LoopCheck], ...] = (
     check_record_sensitivity,
-    check_gradient_depends_on_company,
+    check_company_dependence,
     check_per_record_clipping,
-    check_sensitivity_by_record_kind,
+    check_kind_sensitivity,
     check_noise_every_tensor,
     check_gaussian_noise,
     check_noise_independence,
@@ -282,17 +279,17 @@ CHECKS: tuple[Callable[[WatchedTrainings], LoopCheck], ...] = (
     check_sampling_rate,
     check_poisson_batch_sizes,
     check_equal_record_frequency,
-    check_record_read_twice_in_step,
+    check_repeated_reads,
     check_step_count,
-    check_epsilon_follows_from_claimed_noise,
+    check_claimed_epsilon,
     check_training_reveals_record_count,
     check_noise_size_public,
     check_noise_reveals_batch_size,
     check_noise_seed_guessable,
     check_empty_batch_noise,
     check_rows_are_records,
-    check_training_logits_depend_on_batch,
+    check_batch_dependence,
     check_weights_follow_steps,
-    check_step_chosen_by_private_evaluation,
+    check_step_choice,
     check_printed_output_leaks,
 )

@@ -10,7 +10,7 @@ import torch
 from scipy import stats
 
 from auditor.core.arrays import Floats
-from auditor.crash.printed_output import first_printed_line_with_other_numbers
+from auditor.crash.printed_output import find_differing_line
 from auditor.crash.verdicts import (
     BROKEN,
     COUNTED,
@@ -20,16 +20,14 @@ from auditor.crash.verdicts import (
     LoopCheck,
     WatchedTrainings,
     WorstViolation,
-    broken_loop_check_without_chance,
-    loop_check_without_chance,
+    fail_loop_check,
+    judge_certain_check,
 )
 from auditor.crash.watch import ObservedStep
 
 # seeds of torch's generator to try, and the count of first numbers to compare
-_TRIED, _READ = (
-    1 << 16,
-    16,
-)
+_TRIED = 1 << 16
+_READ = 16
 _APART = 0.05  # relative to the logits' size; rounding in half precision is smaller
 
 
@@ -39,16 +37,15 @@ def check_noise_seed_guessable(runs: WatchedTrainings) -> LoopCheck:
     No small seed may give the noise, and more than 32 bits of the seed must decide it. On the CPU
     torch's generator uses only the lowest 32 bits of any seed.
     """
-    name, would = (
-        "secret noise",
-        f"noise that begins as torch's generator does under a seed below {_TRIED:,}",
-    )
-    seed, p, tensor = _most_likely_noise_seed(runs)
+    name = "secret noise"
+    would = f"noise that begins as torch's generator does under a seed below {_TRIED:,}"
+    seed, p, tensor = _find_likeliest_seed(runs)
     if p < SHARE:
         message = f"the noise of {tensor} is what torch's generator gives under the seed {seed}"
         witness = WorstViolation(message, "a seed that nobody can try", 0, 0, tensor=tensor)
         return LoopCheck(name, BROKEN, message, would, p, math.inf, witness)
-    other, first = runs.other_seed, runs.first_training.steps[0]
+    other = runs.other_seed
+    first = runs.first_training.steps[0]
     if other is None or not first.scale or other.noise.shape != first.noise.shape:
         return LoopCheck(name, UNKNOWN, "no noise that could be looked at", would)
     if np.allclose(other.noise, first.noise, rtol=1e-3, atol=1e-3 * first.scale):
@@ -67,7 +64,7 @@ def check_noise_seed_guessable(runs: WatchedTrainings) -> LoopCheck:
 
 
 @functools.cache
-def _first_normals_of_guessable_seeds() -> Floats:
+def _list_guessable_normals() -> Floats:
     """Return (seeds, 16) the first normal numbers of each seed, scaled to unit length.
 
     Every tensor of 32 numbers or more begins with them.
@@ -80,7 +77,7 @@ def _first_normals_of_guessable_seeds() -> Floats:
     return directions
 
 
-def _most_likely_noise_seed(runs: WatchedTrainings) -> tuple[int, float, str]:
+def _find_likeliest_seed(runs: WatchedTrainings) -> tuple[int, float, str]:
     """Return the seed whose numbers best match a tensor's first noise, its p-value, the tensor."""
     # torch draws 16 normal numbers at a time, and draws the last 16 of a tensor again if its size
     # is no multiple of 16.
@@ -93,7 +90,7 @@ def _most_likely_noise_seed(runs: WatchedTrainings) -> tuple[int, float, str]:
         return 0, 1.0, ""
     heads = np.stack([step.noise[at : at + _READ] for step in steps for _, at, _ in spans])
     likely = (
-        np.abs(_first_normals_of_guessable_seeds() @ heads.T.astype(np.float32))
+        np.abs(_list_guessable_normals() @ heads.T.astype(np.float32))
         .argmax(0)
         .reshape(len(steps), len(spans))
     )
@@ -104,7 +101,8 @@ def _most_likely_noise_seed(runs: WatchedTrainings) -> tuple[int, float, str]:
             normals = torch.randn(
                 to - at, generator=torch.Generator().manual_seed(int(seed))
             ).numpy()
-            noise, free = step.noise[at:to], float((step.spread[at:to] ** 2).sum())
+            noise = step.noise[at:to]
+            free = float((step.spread[at:to] ** 2).sum())
             size = float(np.linalg.norm(noise) * np.linalg.norm(normals))
             # Noise that is independent of `normals` has a cosine with it of about N(0, 1 / free).
             cosine = abs(float(noise @ normals)) / size if size else 0.0
@@ -116,13 +114,14 @@ def _most_likely_noise_seed(runs: WatchedTrainings) -> tuple[int, float, str]:
 _counted_check = functools.partial(LoopCheck, source=COUNTED)
 
 
-def check_training_logits_depend_on_batch(runs: WatchedTrainings) -> LoopCheck:
+def check_batch_dependence(runs: WatchedTrainings) -> LoopCheck:
     """Check that a record's logits do not depend on the other records of its batch.
 
     If they do, no clipping bounds the record's reach. Causes are batch norm, padding that is
     attended to, and experts of a fixed capacity.
     """
-    name, would = "each record by itself", f"logits that change by {_APART:.0%}"
+    name = "each record by itself"
+    would = f"logits that change by {_APART:.0%}"
     changes = [(trace.apart, i) for i, trace in enumerate(runs.traces) if trace.apart is not None]
     if not changes:
         return _counted_check(
@@ -133,7 +132,7 @@ def check_training_logits_depend_on_batch(runs: WatchedTrainings) -> LoopCheck:
     if most > _APART:
         message += ": so does its gradient, and one record moves all of its batch's"
     witness = WorstViolation(f"logits {most:.1%} off", "those of the record alone", at)
-    return loop_check_without_chance(name, most > _APART, message, would, lambda: witness)
+    return judge_certain_check(name, most > _APART, message, would, lambda: witness)
 
 
 def check_weights_follow_steps(runs: WatchedTrainings) -> LoopCheck:
@@ -141,8 +140,10 @@ def check_weights_follow_steps(runs: WatchedTrainings) -> LoopCheck:
 
     The same steps without the last record must end in the same model.
     """
-    name, would = "weights follow the steps", "any other change by the record that was left out"
-    first, other = runs.first_training, runs.fewer
+    name = "weights follow the steps"
+    would = "any other change by the record that was left out"
+    first = runs.first_training
+    other = runs.fewer
     if (
         first.state
         and len(first.steps) == len(other.steps)
@@ -170,9 +171,7 @@ def check_weights_follow_steps(runs: WatchedTrainings) -> LoopCheck:
         witness = WorstViolation(
             f"{largest:.2g} apart after the same steps", "0", 0, tensor=changed[0]
         )
-        return broken_loop_check_without_chance(
-            name, message + ", ".join(changed[:2]), would, witness
-        )
+        return fail_loop_check(name, message + ", ".join(changed[:2]), would, witness)
     at = next(
         ((i, t.elsewhere) for i, t in enumerate(runs.traces) if t.elsewhere is not None), None
     )
@@ -195,27 +194,27 @@ def _is_weight_equal_ignoring_nan(weight: torch.Tensor, other: torch.Tensor) -> 
 
 def check_printed_output_leaks(runs: WatchedTrainings) -> LoopCheck:
     """Check that printed text follows from the steps only, unlike the loss of private records."""
-    name, would = (
-        "printed text",
-        "a number, of standard output or a log, that follows the record that was left out",
-    )
+    name = "printed text"
+    would = "a number, of standard output or a log, that follows the record that was left out"
     if len(runs.first_training.steps) != len(runs.fewer.steps):
         return _counted_check(name, UNKNOWN, "another number of steps", would)
     if runs.again is None:
         return _counted_check(name, NO_FAULT, "the same on neighbouring records", would)
-    first, other, again = runs.first_training.printed, runs.fewer.printed, runs.again.printed
-    if lines := first_printed_line_with_other_numbers(first.text, other.text, again.text):
+    first = runs.first_training.printed
+    other = runs.fewer.printed
+    again = runs.again.printed
+    if lines := find_differing_line(first.text, other.text, again.text):
         message = f"what is printed follows the records past the steps: {lines[0]!r}"
         witness = WorstViolation(repr(lines[0]), f"{lines[1]!r}, as on a record fewer")
-        return broken_loop_check_without_chance(name, message, would, witness)
-    if lines := first_printed_line_with_other_numbers(first.early, other.early, again.early):
+        return fail_loop_check(name, message, would, witness)
+    if lines := find_differing_line(first.early, other.early, again.early):
         message = f"{lines[0]!r} on a record fewer is {lines[1]!r}"
         message += "; printed before its step, it may be of what that releases"
         return _counted_check(name, UNKNOWN, message, would)
     return _counted_check(name, NO_FAULT, "the same on neighbouring records, but for times", would)
 
 
-def _steps_mixing_foreign_rows(runs: WatchedTrainings) -> list[ObservedStep]:
+def _list_mixed_steps(runs: WatchedTrainings) -> list[ObservedStep]:
     """Return the steps, but a training's first, that mix rows of no record with records."""
     return [step for step in runs.steps_but_first_of_each_training if step.foreign and step.records]
 
@@ -225,8 +224,9 @@ def check_rows_are_records(runs: WatchedTrainings) -> LoopCheck:
 
     A training clips and samples a part of a record by itself.
     """
-    name, would = "rows are records", "one row that is none of the given records"
-    mixed = _steps_mixing_foreign_rows(runs)
+    name = "rows are records"
+    would = "one row that is none of the given records"
+    mixed = _list_mixed_steps(runs)
     if not mixed:
         return _counted_check(name, NO_FAULT, "every row is one of the given records", would)
     rows = sum(step.foreign for step in mixed)
@@ -239,10 +239,8 @@ def check_rows_are_records(runs: WatchedTrainings) -> LoopCheck:
 
 def check_empty_batch_noise(runs: WatchedTrainings) -> LoopCheck:
     """Check that an empty batch of Poisson sampling is a step with noise like any other."""
-    name, would = (
-        "empty batches",
-        "one that is left out, is filled with a made-up row, or has no noise",
-    )
+    name = "empty batches"
+    would = "one that is left out, is filled with a made-up row, or has no noise"
     if runs.few_error:
         return _counted_check(
             name, UNKNOWN, f"the training fails on few records: {runs.few_error}", would
@@ -251,16 +249,17 @@ def check_empty_batch_noise(runs: WatchedTrainings) -> LoopCheck:
         return _counted_check(
             name, UNKNOWN, "no training on so few records that a batch might be empty", would
         )
-    few, claimed = runs.few, runs.few_claimed
+    few = runs.few
+    claimed = runs.few_claimed
     # Without the first step: reads before it may be a trial of the model.
     empty = [step for step in few.steps[1:] if not step.records]
     silent = sum(not step.scale for step in empty)
     if silent:
         message = f"{silent} of {len(empty)} steps without a record had no noise"
-        return broken_loop_check_without_chance(
+        return fail_loop_check(
             name, message, would, WorstViolation("no noise", "the others'"), math.inf
         )
-    filled = [] if _steps_mixing_foreign_rows(runs) else [step for step in empty if step.foreign]
+    filled = [] if _list_mixed_steps(runs) else [step for step in empty if step.foreign]
     if filled:
         message = (
             f"{len(filled)} of {len(empty)} steps without a record used the gradient of a "
@@ -268,17 +267,17 @@ def check_empty_batch_noise(runs: WatchedTrainings) -> LoopCheck:
         )
         # With one more record, its gradient replaces that row's: the sum moves by up to two
         # clipping norms.
-        epsilon = runs.epsilon_with_noise_multiplier(runs.claim.noise_multiplier / 2)
+        epsilon = runs.compute_noise_epsilon(runs.claim.noise_multiplier / 2)
         witness = WorstViolation(
             "a made-up row in place of an empty batch", "noise and nothing else"
         )
-        return broken_loop_check_without_chance(name, message, would, witness, epsilon)
+        return fail_loop_check(name, message, would, witness, epsilon)
     if claimed and len(few.steps) < claimed and len(runs.first_training.steps) >= runs.claim.steps:
         message = (
             f"with {few.n} records, {len(few.steps)} of {claimed} claimed steps were taken: empty "
             "batches show"
         )
-        return broken_loop_check_without_chance(
+        return fail_loop_check(
             name, message, would, WorstViolation(f"{len(few.steps)} steps", str(claimed)), math.inf
         )
     if not empty:

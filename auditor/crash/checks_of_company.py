@@ -17,7 +17,7 @@ from scipy import stats
 
 from auditor.core.arrays import Floats
 from auditor.crash.claim import LoopClaim
-from auditor.crash.reaches import estimate_mean_reach, is_clipped_by_tensors
+from auditor.crash.reaches import estimate_mean_reach, is_clipping_per_tensor
 from auditor.crash.training_specimen import Record, make_company_specimen
 from auditor.crash.verdicts import (
     SHARE,
@@ -25,8 +25,8 @@ from auditor.crash.verdicts import (
     LoopCheck,
     WatchedTrainings,
     WorstViolation,
-    loop_check_from_p_value,
-    standard_errors_a_loop_check_detects,
+    count_detectable_errors,
+    judge_p_value,
 )
 from auditor.crash.watch import ObservedStep, TrainingTrace
 
@@ -35,7 +35,7 @@ _COLLINEAR = 1e-10  # relative to the largest eigenvalue of the normal equations
 _DIVIDED = 1.5  # clipping norms: longer gradients were made so for a mean that nothing undoes
 
 
-def check_gradient_depends_on_company(runs: WatchedTrainings) -> LoopCheck:
+def check_company_dependence(runs: WatchedTrainings) -> LoopCheck:
     """Check that a record's clipped gradient is the same with any texts in its batch."""
     would = "a loss that is a mean over the tokens or the records of a batch"
     if not runs.company:
@@ -51,15 +51,13 @@ def check_gradient_depends_on_company(runs: WatchedTrainings) -> LoopCheck:
     steps = [step for trace in runs.company for step in trace.steps if step.scale and step.records]
     # With clipping by tensor, a record's contribution is no multiple of its gradient: its reach
     # along the gradient follows the batch's size.
-    by_tensors = is_clipped_by_tensors(steps, runs.whitened_shares or {})
+    by_tensors = is_clipping_per_tensor(steps, runs.whitened_shares or {})
     weights = list(_WEIGHTS)[:1] if by_tensors else list(_WEIGHTS)
     fits = {
         (weight, company): fit
         for weight in weights
         for company, by_pass in (("pass", True), ("step", False))
-        if (
-            fit := _fit_weight_of_company(steps, records, runs.claim.max_grad_norm, weight, by_pass)
-        )
+        if (fit := _fit_company_weight(steps, records, runs.claim.max_grad_norm, weight, by_pass))
     }
     if not fits:
         return LoopCheck(
@@ -69,14 +67,14 @@ def check_gradient_depends_on_company(runs: WatchedTrainings) -> LoopCheck:
     slope, error = fits[weight, company]
     unit, among = runs.claim.noise_multiplier, len(_WEIGHTS) * 2
     most = max(_list_least_errors(steps, fits, runs.claim))
-    needed = standard_errors_a_loop_check_detects(among) * most * unit
+    needed = count_detectable_errors(among) * most * unit
     would += f" (1), or {needed:.2f} of that"
     if needed > 1 and slope / error < float(stats.norm.isf(SHARE / among)):
         message = (
             "gradients are too short next to the noise to show whether they follow the other texts"
         )
         return LoopCheck(OWN_GRADIENT, UNKNOWN, message, would)
-    return loop_check_from_p_value(
+    return judge_p_value(
         OWN_GRADIENT,
         min(1.0, among * float(stats.norm.sf(slope / error))),
         f"a record's gradient is {_WEIGHTS[weight]} the texts of its {company}: one record moves "
@@ -116,7 +114,7 @@ def _list_least_errors(
     return list(errors.values()) or [min(error for _, error in fits.values())]
 
 
-def measure_share_of_expected_reach(trace: TrainingTrace, claim: LoopClaim) -> float:
+def measure_reach_share(trace: TrainingTrace, claim: LoopClaim) -> float:
     """Return the mean reach over that of the records' own gradients, clipped as claimed.
 
     It is 1 if the share may be at least a half, and never below the share that a mean over a batch
@@ -124,7 +122,7 @@ def measure_share_of_expected_reach(trace: TrainingTrace, claim: LoopClaim) -> f
     """
     steps = [step for step in trace.steps if step.scale and step.records]
     estimate = estimate_mean_reach(steps)
-    if estimate is None or is_clipped_by_tensors(steps, {}):
+    if estimate is None or is_clipping_per_tensor(steps, {}):
         return 1.0
     norms = np.concatenate([step.norms for step in steps])
     expected = float(np.minimum(norms / claim.max_grad_norm, 1.0).mean()) / claim.noise_multiplier
@@ -134,7 +132,7 @@ def measure_share_of_expected_reach(trace: TrainingTrace, claim: LoopClaim) -> f
     return max(mean / expected, len(steps) / len(norms))
 
 
-def _fit_weight_of_company(
+def _fit_company_weight(
     steps: Sequence[ObservedStep],
     records: Sequence[Record],
     clipping_norm: float,
@@ -151,11 +149,12 @@ def _fit_weight_of_company(
     kinds = sorted(set(n_tokens))
     sizes = [len(part) for step in steps for part in (step.passes if by_pass else [step.records])]
     constant = sum(map(bool, sizes)) / sum(sizes) if weight == "records" else 1.0
-    normal, products = np.zeros(()), np.zeros(())
+    normal = np.zeros(())
+    products = np.zeros(())
     for step in steps:
         batch = sorted(set(step.records))
         parts = step.passes if by_pass else [step.records]
-        weights = _weigh_by_company(parts, batch, n_tokens, weight)
+        weights = _weigh_company(parts, batch, n_tokens, weight)
         if weights is None:
             continue
         clipped, divided, weighed = (
@@ -180,7 +179,7 @@ def _fit_weight_of_company(
     return float(products[0] - projection @ products[1:]) / residual, 1 / math.sqrt(residual)
 
 
-def _weigh_by_company(
+def _weigh_company(
     parts: Sequence[Sequence[int]], records: Sequence[int], n_tokens: Floats, weight: str
 ) -> Floats | None:
     """Return (records,) the weight in `_WEIGHTS` of each gradient under a mean over its batch.
@@ -199,6 +198,6 @@ def _weigh_by_company(
                 "tokens": share,
                 "records": 1 / len(part),
             }[weight]
-    return (
-        np.array([weights[record] for record in records]) if set(weights) == set(records) else None
-    )
+    if set(weights) == set(records):
+        return np.array([weights[record] for record in records])
+    return None

@@ -22,11 +22,11 @@ from auditor.crash.verdicts import (
     LoopCheck,
     WatchedTrainings,
     WorstViolation,
-    broken_loop_check_without_chance,
-    loop_check_from_p_value,
-    loop_check_without_chance,
-    standard_errors_a_loop_check_detects,
-    unbounded_loop_epsilon,
+    count_detectable_errors,
+    fail_loop_check,
+    get_unbounded_epsilon,
+    judge_certain_check,
+    judge_p_value,
 )
 from auditor.crash.watch import ObservedStep, TrainingTrace
 from auditor.privacy.gaussian import compute_noise_scale_epsilon
@@ -39,11 +39,12 @@ _SURELY_SILENT = 3
 
 def check_noise_every_tensor(runs: WatchedTrainings) -> LoopCheck:
     """Check that every tensor has noise, of any size: reaches are in units of each tensor's."""
-    name, would = "noise in every tensor", "a tensor without noise"
+    name = "noise in every tensor"
+    would = "a tensor without noise"
     if not runs.steps_with_noise:
         message = "no noise at all in any gradient that reached the optimizer"
-        return broken_loop_check_without_chance(
-            name, message, would, _zero_noise_violation(runs, runs.steps[0]), math.inf
+        return fail_loop_check(
+            name, message, would, _find_zero_noise(runs, runs.steps[0]), math.inf
         )
     names = {name for step in runs.steps_with_noise for name in step.shapes}
     silent = _find_tensors_without_noise(runs)
@@ -51,10 +52,11 @@ def check_noise_every_tensor(runs: WatchedTrainings) -> LoopCheck:
         message = (
             f"no noise on {len(silent)} of {len(names)} tensors: {', '.join(sorted(silent)[:3])}"
         )
-        witness = _zero_noise_violation(runs, runs.steps_with_noise[0], min(silent))
-        return broken_loop_check_without_chance(name, message, would, witness, math.inf)
+        witness = _find_zero_noise(runs, runs.steps_with_noise[0], min(silent))
+        return fail_loop_check(name, message, would, witness, math.inf)
     shares = runs.noise_shares
-    least, most = min(shares, key=shares.__getitem__), max(shares.values())
+    least = min(shares, key=shares.__getitem__)
+    most = max(shares.values())
     message = (
         f"every one of {len(names)} tensors has noise (least: {least}, {shares[least]:.2f} times "
         "that of all)"
@@ -132,20 +134,20 @@ def check_released_gradients_finite(runs: WatchedTrainings) -> LoopCheck:
             "infinite or undefined numbers", "finite ones", training, step, tensor=tensor
         )
 
-    return loop_check_without_chance(
+    return judge_certain_check(
         "finite gradients",
         bool(faults),
         message,
         "one such number",
         witness,
-        unbounded_loop_epsilon,
+        get_unbounded_epsilon,
     )
 
 
-def _zero_noise_violation(
+def _find_zero_noise(
     runs: WatchedTrainings, step: ObservedStep, tensor: str | None = None
 ) -> WorstViolation:
-    training, at = runs.training_and_step_index(step)
+    training, at = runs.locate_step(step)
     expected = f"{step.scale:.3g}, as on the others" if tensor else "more than rounding"
     return WorstViolation("noise of standard deviation 0", expected, training, at, tensor=tensor)
 
@@ -168,7 +170,7 @@ def check_gaussian_noise(runs: WatchedTrainings) -> LoopCheck:
     least = (math.sqrt(-math.log(SHARE / 2) / 2) + stats.norm.ppf(POWER) / 2) / math.sqrt(
         len(noise)
     )
-    return loop_check_from_p_value(
+    return judge_p_value(
         "Gaussian noise",
         float(fit.pvalue),
         f"not normal: off by {fit.statistic:.3f}",
@@ -189,18 +191,18 @@ def check_noise_independence(runs: WatchedTrainings) -> LoopCheck:
     name, noisy = "fresh noise", runs.steps_with_noise
     if len(noisy) < 2:
         return LoopCheck(name, UNKNOWN, "no noise that could be looked at", "")
-    noises, size = _stack_noise_of_shared_tensors(noisy)
+    noises, size = _stack_shared_noise(noisy)
     follow = [
-        _shared_tensor_noise(a, b)
+        _select_shared_noise(a, b)
         for trace in runs.traces
         for a, b in itertools.pairwise(trace.steps)
     ]
-    most, of_pairs, pair = _largest_noise_correlation_and_p_value(noises, size)
+    most, of_pairs, pair = _find_largest_correlation(noises, size)
     by_scope = {
         "in any two steps": (most, of_pairs),
-        "from step to step": _pooled_noise_correlation_and_p_value(follow),
-        "in tensors of one size": _pooled_noise_correlation_and_p_value(
-            [pair for step in runs.steps for pair in _same_size_noise_pairs(step)]
+        "from step to step": _pool_noise_correlations(follow),
+        "in tensors of one size": _pool_noise_correlations(
+            [pair for step in runs.steps for pair in _pair_noises(step)]
         ),
     }
     variant = min(by_scope, key=lambda key: by_scope[key][1])
@@ -216,7 +218,7 @@ def check_noise_independence(runs: WatchedTrainings) -> LoopCheck:
         expected = f"0 ± {1 / math.sqrt(max(size, 1)):.3f}"
         if by_scope["in any two steps"][1] > SHARE / len(by_scope):
             return WorstViolation(f"correlation {strength:.3f} {variant}", expected)
-        (training, at), (other, again) = (runs.training_and_step_index(noisy[i]) for i in pair)
+        (training, at), (other, again) = (runs.locate_step(noisy[i]) for i in pair)
         return WorstViolation(
             f"correlation {most:.3f} with training {other + 1}, step {again + 1}",
             expected,
@@ -224,20 +226,18 @@ def check_noise_independence(runs: WatchedTrainings) -> LoopCheck:
             at,
         )
 
-    return loop_check_from_p_value(
+    return judge_p_value(
         name,
         min(1.0, len(by_scope) * p),
         f"the noise repeats {variant}: correlation {strength:.2f}",
         "no two steps, trainings or tensors share their noise",
         f"a correlation of {least:.2f} between any two steps",
         witness,
-        unbounded_loop_epsilon,
+        get_unbounded_epsilon,
     )
 
 
-def _largest_noise_correlation_and_p_value(
-    noises: Floats, free: float
-) -> tuple[float, float, tuple[int, int]]:
+def _find_largest_correlation(noises: Floats, free: float) -> tuple[float, float, tuple[int, int]]:
     """Return the largest correlation of two rows, its p-value among all pairs, and the pair.
 
     Given one row, the direction of another is uniform in its own dimensions (at least `free`), so
@@ -256,12 +256,12 @@ def _largest_noise_correlation_and_p_value(
     return most, min(1.0, 2 * pairs * float(stats.t.sf(t, free - 1))), (first, other)
 
 
-def _noise_degrees_of_freedom(step: ObservedStep, of: slice = slice(None)) -> float:
+def _count_noise_freedoms(step: ObservedStep, of: slice = slice(None)) -> float:
     """Return the dimensions of a step's noise, or of these elements, outside its records' span."""
     return float((step.spread[of] ** 2).sum())
 
 
-def _stack_noise_of_shared_tensors(steps: Sequence[ObservedStep]) -> tuple[Floats, float]:
+def _stack_shared_noise(steps: Sequence[ObservedStep]) -> tuple[Floats, float]:
     """Return (steps, d) the noise of tensors in every step, and a row's fewest degrees of
     freedom."""
     shared = [name for name in steps[0].shapes if all(name in step.shapes for step in steps)]
@@ -271,7 +271,7 @@ def _stack_noise_of_shared_tensors(steps: Sequence[ObservedStep]) -> tuple[Float
         for step, slices in zip(steps, spans, strict=True)
     ]
     free = [
-        sum(_noise_degrees_of_freedom(step, at) for at in slices)
+        sum(_count_noise_freedoms(step, at) for at in slices)
         for step, slices in zip(steps, spans, strict=True)
     ]
     return np.stack(rows), min(free)
@@ -280,7 +280,7 @@ def _stack_noise_of_shared_tensors(steps: Sequence[ObservedStep]) -> tuple[Float
 _Pair = tuple[Floats, Floats, float]  # noise, noise, and the first one's dimensions
 
 
-def _shared_tensor_noise(step: ObservedStep, other: ObservedStep) -> _Pair:
+def _select_shared_noise(step: ObservedStep, other: ObservedStep) -> _Pair:
     """Return two steps' noise on shared tensors, and the first's degrees of freedom there."""
     shared = [name for name in step.shapes if name in other.shapes]
     slices = [slice(*step.shapes[name]) for name in shared]
@@ -289,19 +289,19 @@ def _shared_tensor_noise(step: ObservedStep, other: ObservedStep) -> _Pair:
     return (
         np.concatenate([nothing, *(step.noise[at] for at in slices)]),
         np.concatenate([nothing, *(other.noise[at] for at in other_slices)]),
-        sum(_noise_degrees_of_freedom(step, at) for at in slices),
+        sum(_count_noise_freedoms(step, at) for at in slices),
     )
 
 
-def _same_size_noise_pairs(step: ObservedStep) -> Iterator[_Pair]:
+def _pair_noises(step: ObservedStep) -> Iterator[_Pair]:
     """Yield pairs of tensors of one size: a generator seeded again would give them equal noise."""
     spans = sorted(step.shapes.values(), key=lambda span: span[1] - span[0])
     for (a, b), (c, d) in itertools.pairwise(spans):
         if b - a == d - c:
-            yield step.noise[a:b], step.noise[c:d], _noise_degrees_of_freedom(step, slice(a, b))
+            yield step.noise[a:b], step.noise[c:d], _count_noise_freedoms(step, slice(a, b))
 
 
-def _pooled_noise_correlation_and_p_value(pairs: Sequence[_Pair]) -> tuple[float, float]:
+def _pool_noise_correlations(pairs: Sequence[_Pair]) -> tuple[float, float]:
     """Correlate all pairs together -> (correlation, p-value); (0, 1) without pairs.
 
     Given b, the variance of a @ b is at most b @ b times the variance of an element of a. That
@@ -313,9 +313,9 @@ def _pooled_noise_correlation_and_p_value(pairs: Sequence[_Pair]) -> tuple[float
     product = sum(float(a @ b) for a, b, _ in pairs)
     size = sum(math.sqrt(float(a @ a) * float(b @ b)) for a, b, _ in pairs)
     spread = math.sqrt(sum(float(a @ a) * float(b @ b) / free for a, b, free in pairs))
-    return (
-        (product / size, 2 * float(stats.norm.sf(abs(product) / spread))) if spread else (0.0, 1.0)
-    )
+    if spread:
+        return (product / size, 2 * float(stats.norm.sf(abs(product) / spread)))
+    return (0.0, 1.0)
 
 
 # --- one record fewer, and other batches
@@ -329,14 +329,12 @@ def check_training_reveals_record_count(runs: WatchedTrainings) -> LoopCheck:
         return LoopCheck(name, UNKNOWN, "the claim says that it is public", "")
     # Standard error of the mean log ratio of two scales over steps: each log has the variance 1 /
     # (2 degrees of freedom).
-    frees = [_noise_degrees_of_freedom(step) for step in a.steps]
+    frees = [_count_noise_freedoms(step) for step in a.steps]
     error = math.sqrt(sum(1 / free for free in frees if free)) / len(frees)
-    would = (
-        f"noise whose size differs by {100 * standard_errors_a_loop_check_detects(2) * error:.1f}%"
-    )
+    would = f"noise whose size differs by {100 * count_detectable_errors(2) * error:.1f}%"
     if len(a.steps) != len(b.steps):
         message = f"{len(a.steps)} steps with {a.n} records, {len(b.steps)} with {b.n}"
-        return broken_loop_check_without_chance(
+        return fail_loop_check(
             name, message, would, WorstViolation(str(len(b.steps)), str(len(a.steps))), math.inf
         )
     rates = [
@@ -347,7 +345,7 @@ def check_training_reveals_record_count(runs: WatchedTrainings) -> LoopCheck:
     if rates:
         at, x, y = rates[0]
         message = f"other learning rates with {b.n} records than {a.n}"
-        return broken_loop_check_without_chance(
+        return fail_loop_check(
             name, message, would, WorstViolation(f"learning rate {y:g}", f"{x:g}", 0, at), math.inf
         )
     ratios = [
@@ -363,7 +361,7 @@ def check_training_reveals_record_count(runs: WatchedTrainings) -> LoopCheck:
         )
     ratio = math.exp(math.fsum(ratios) / len(ratios))
     p = 2 * float(stats.norm.sf(abs(math.log(ratio)) / error))
-    return loop_check_from_p_value(
+    return judge_p_value(
         name,
         p,
         f"the noise is {ratio:.3f} times as large with {b.n} records as with {a.n}: it tells how "
@@ -383,7 +381,8 @@ def check_noise_size_public(runs: WatchedTrainings) -> LoopCheck:
     At each step it must be the same in all trainings with as many records. If it differs it follows
     chance, as in adaptive clipping, or the records: the test does not tell them apart.
     """
-    name, would = "noise by a schedule", "noise whose size differs between trainings"
+    name = "noise by a schedule"
+    would = "noise whose size differs between trainings"
     if len(runs.traces) < 2 or not runs.steps_with_noise:
         return LoopCheck(
             name,
@@ -395,7 +394,7 @@ def check_noise_size_public(runs: WatchedTrainings) -> LoopCheck:
         return LoopCheck(
             name, NO_FAULT, "at each step the noise has one size in all trainings", would
         )
-    logs = [np.ptp([math.log(step.scale) for step in steps]) for steps in _steps_at_one_place(runs)]
+    logs = [np.ptp([math.log(step.scale) for step in steps]) for steps in _group_steps(runs)]
     message = (
         f"at one step the noise is up to {math.exp(max(logs)):.2f} times as large in one training "
         "as in another on as many records: it follows chance, as adaptive clipping's does, or the "
@@ -404,7 +403,7 @@ def check_noise_size_public(runs: WatchedTrainings) -> LoopCheck:
     return LoopCheck(name, UNKNOWN, message, would)
 
 
-def _steps_at_one_place(runs: WatchedTrainings) -> list[list[ObservedStep]]:
+def _group_steps(runs: WatchedTrainings) -> list[list[ObservedStep]]:
     """Return the steps with noise by their place in a training, if two trainings have it."""
     by_place = itertools.zip_longest(*(trace.steps for trace in runs.traces))
     places = [[step for step in steps if step is not None and step.scale] for steps in by_place]
@@ -416,9 +415,10 @@ def _is_noise_size_public(runs: WatchedTrainings) -> bool:
 
     The log of a scale has the variance 1 / (2 freedom).
     """
-    total, freedom = 0.0, 0
-    for steps in _steps_at_one_place(runs):
-        weights = np.array([2 * _noise_degrees_of_freedom(step) for step in steps])
+    total = 0.0
+    freedom = 0
+    for steps in _group_steps(runs):
+        weights = np.array([2 * _count_noise_freedoms(step) for step in steps])
         logs = np.log([step.scale for step in steps])
         if not weights.sum():
             continue
@@ -439,15 +439,17 @@ def check_noise_reveals_batch_size(runs: WatchedTrainings) -> LoopCheck:
             if step.records and step.scale
         ]
     sizes, scales = np.array(pairs, dtype=float).reshape(-1, 2).T
-    name, would = "batch size stays secret", "noise divided by the size of its batch"
+    name = "batch size stays secret"
+    would = "noise divided by the size of its batch"
     if len(set(sizes)) < 2:
         return LoopCheck(name, UNKNOWN, "all batches had one size", would, source=PLANTED)
     # Noise divided by the batch's size has slope -1, multiplied noise slope 1; other slopes count
     # as chance.
-    x, y = np.log(sizes), np.log(scales)
+    x = np.log(sizes)
+    y = np.log(scales)
     fit = stats.linregress(x, y)
     p = float(fit.pvalue) if abs(abs(fit.slope) - 1) < 0.1 else 1.0
-    return loop_check_from_p_value(
+    return judge_p_value(
         name,
         p,
         "the noise is divided by the number of records that a batch happens to have",
@@ -456,6 +458,6 @@ def check_noise_reveals_batch_size(runs: WatchedTrainings) -> LoopCheck:
         lambda: WorstViolation(
             f"noise goes with the batch's size to the power {fit.slope:.2f}", "0"
         ),
-        unbounded_loop_epsilon,
+        get_unbounded_epsilon,
         PLANTED,
     )

@@ -13,9 +13,9 @@ from auditor.crash.reaches import (
     ChooseRecords,
     Chosen,
     estimate_mean_reach,
-    estimate_reach_by_tensors,
-    is_clipped_by_tensors,
-    rank_norms_in_training,
+    estimate_tensor_reaches,
+    is_clipping_per_tensor,
+    rank_training_norms,
     weigh_all_records,
 )
 from auditor.crash.training_specimen import RECORDS, SPECIMENS
@@ -24,9 +24,9 @@ from auditor.crash.verdicts import (
     LoopCheck,
     WatchedTrainings,
     WorstViolation,
-    loop_check_from_p_value,
-    standard_errors_a_loop_check_detects,
-    unbounded_loop_epsilon,
+    count_detectable_errors,
+    get_unbounded_epsilon,
+    judge_p_value,
 )
 from auditor.crash.watch import ObservedStep
 
@@ -43,7 +43,7 @@ def check_record_sensitivity(runs: WatchedTrainings) -> LoopCheck:
     """
     name, promised = "one record's reach", 1 / runs.claim.noise_multiplier
     kinds = len(SPECIMENS)
-    # Trainings take the models by turns (`specimen_for_training`): the steps of each model.
+    # Trainings take the models by turns (`build_specimen`): the steps of each model.
     turns = [
         [step for trace in runs.traces[turn::kinds] for step in trace.steps]
         for turn in range(kinds)
@@ -51,35 +51,32 @@ def check_record_sensitivity(runs: WatchedTrainings) -> LoopCheck:
     samples = [runs.steps, *turns]
     estimates = [estimate_mean_reach(steps) for steps in samples]
     # Equal noise has no shares: those from a few degrees of freedom would add their own errors.
-    estimates += estimate_reach_by_tensors(turns, runs.whitened_shares or {})
-    estimates.append(_estimate_reach_of_longest_quarter(runs))
+    estimates += estimate_tensor_reaches(turns, runs.whitened_shares or {})
+    estimates.append(_estimate_longest_reach(runs))
     fits = [estimate for estimate in estimates if estimate]
     if not fits:
         return LoopCheck(name, UNKNOWN, "no noise that it could be held against", "")
     mean, error = max(fits, key=lambda fit: (fit[0] - promised) / fit[1])
     ratio, least = (
         mean / promised,
-        max(pair[0] + standard_errors_a_loop_check_detects() * pair[1] for pair in fits) / promised,
+        max(pair[0] + count_detectable_errors() * pair[1] for pair in fits) / promised,
     )
-    would = (
-        "a reach of "
-        f"{1 + standard_errors_a_loop_check_detects(len(fits)) * fits[0][1] / promised:.2f} times"
-    )
+    would = f"a reach of {1 + count_detectable_errors(len(fits)) * fits[0][1] / promised:.2f} times"
     if least < 1:  # another way of clipping, whose bound no estimate reaches
         message = (
             f"records move the gradient by {ratio:.2f} times what the noise is made for: the "
             "bound is not seen"
         )
         return LoopCheck(name, UNKNOWN, message, would)
-    return loop_check_from_p_value(
+    return judge_p_value(
         name,
         min(1.0, len(fits) * float(stats.norm.sf((mean - promised) / error))),
         f"a record moves the gradient by {ratio:.2f} times what the noise is made for",
         f"a record moves the gradient by {ratio:.2f} ± {1.96 * error / promised:.2f} times what "
         "the noise is made for",
         would,
-        lambda: _worst_record_sensitivity_violation(runs, ratio),
-        lambda: runs.epsilon_with_noise_multiplier(1 / mean),
+        lambda: _find_worst_violation(runs, ratio),
+        lambda: runs.compute_noise_epsilon(1 / mean),
     )
 
 
@@ -114,8 +111,10 @@ def estimate_noise_multiplier_interval(runs: WatchedTrainings) -> tuple[float, f
         if explained > most - _CONTRADICTED
         for sign in (-1, 1)
     ]
-    mean, low, high = likeliest[0], min(ends), max(ends)
-    wider = (high - mean) / 1.96 * standard_errors_a_loop_check_detects()
+    mean = likeliest[0]
+    low = min(ends)
+    high = max(ends)
+    wider = (high - mean) / 1.96 * count_detectable_errors()
     if low <= 0 or mean + wider < 1 / runs.claim.noise_multiplier:
         return None
     return 1 / mean, 1 / high, 1 / low
@@ -150,13 +149,13 @@ def _fit_bound_above_clipping_norm(
     )
 
 
-def _estimate_reach_of_longest_quarter(runs: WatchedTrainings) -> tuple[float, float] | None:
+def _estimate_longest_reach(runs: WatchedTrainings) -> tuple[float, float] | None:
     """Estimate the mean reach of records in the upper quarter of norms of their training so far."""
-    ranks = rank_norms_in_training(runs.traces)
+    ranks = rank_training_norms(runs.traces)
     return estimate_mean_reach(runs.steps, lambda step: ranks[id(step)] >= 0.75)
 
 
-def check_sensitivity_by_record_kind(runs: WatchedTrainings) -> LoopCheck:
+def check_kind_sensitivity(runs: WatchedTrainings) -> LoopCheck:
     """Check that no kind of record reaches farther than the others.
 
     Kinds: long, short, first, last and lone records, and those at a batch's edge.
@@ -172,21 +171,16 @@ def check_sensitivity_by_record_kind(runs: WatchedTrainings) -> LoopCheck:
         return LoopCheck(name, UNKNOWN, "no noise that they could be held against", "")
     worst = max(fits, key=lambda kind: (fits[kind][0] - promised) / fits[kind][1])
     mean, error = fits[worst]
-    most = (
-        1
-        + standard_errors_a_loop_check_detects(len(fits))
-        * max(e for _, e in fits.values())
-        / promised
-    )
-    return loop_check_from_p_value(
+    most = 1 + count_detectable_errors(len(fits)) * max(e for _, e in fits.values()) / promised
+    return judge_p_value(
         name,
         min(1.0, len(fits) * float(stats.norm.sf((mean - promised) / error))),
         f"{worst} records reach {mean / promised:.2f} times as far as they may",
         f"none of {', '.join(fits)} records reaches too far (most: {worst}, {mean / promised:.2f} "
         "times)",
         f"a reach of {most:.1f} times, for the rarest kind",
-        lambda: _worst_record_sensitivity_violation(runs, mean / promised, _KINDS[worst]),
-        lambda: runs.epsilon_with_noise_multiplier(1 / mean),
+        lambda: _find_worst_violation(runs, mean / promised, _KINDS[worst]),
+        lambda: runs.compute_noise_epsilon(1 / mean),
     )
 
 
@@ -202,7 +196,7 @@ _KINDS: dict[str, _Chosen] = {
 }
 
 
-def _worst_record_sensitivity_violation(
+def _find_worst_violation(
     runs: WatchedTrainings, mean: float, chosen: _Chosen = lambda record, step: True
 ) -> WorstViolation:
     """Return the record whose reach exceeds the bound by the most standard errors.
@@ -235,7 +229,7 @@ def _worst_record_sensitivity_violation(
         return WorstViolation(
             f"{message}, in a training on {runs.few.n} records", "at most 1", record=record
         )
-    return WorstViolation(message, "at most 1", *runs.training_and_step_index(step), record)
+    return WorstViolation(message, "at most 1", *runs.locate_step(step), record)
 
 
 def check_per_record_clipping(runs: WatchedTrainings) -> LoopCheck:
@@ -246,15 +240,15 @@ def check_per_record_clipping(runs: WatchedTrainings) -> LoopCheck:
     name, promised = "clipped by record", 1 / runs.claim.noise_multiplier
     # With clipping by tensor, a record's part is no multiple of its gradient and no share of the
     # batch's.
-    by_tensors = is_clipped_by_tensors(runs.steps, runs.whitened_shares or {})
+    by_tensors = is_clipping_per_tensor(runs.steps, runs.whitened_shares or {})
     companies = {
-        predictor: None if by_tensors else _sensitivity_rise_with_gradient_share(runs.steps, parts)
+        predictor: None if by_tensors else _fit_share_rise(runs.steps, parts)
         for predictor, parts in _COMPANY.items()
     }
     estimates = {
         predictor: slope_fit
         for predictor, slope_fit in {
-            _NORM: _sensitivity_rise_with_gradient_norm(runs, promised),
+            _NORM: _fit_norm_rise(runs, promised),
             **companies,
         }.items()
         if slope_fit
@@ -264,59 +258,52 @@ def check_per_record_clipping(runs: WatchedTrainings) -> LoopCheck:
     worst = max(estimates, key=lambda key: estimates[key][0] / estimates[key][1])
     slope, error = estimates[worst]
     among = 1 + len(companies)  # shares that gave no estimate were tested too
-    least = (
-        standard_errors_a_loop_check_detects(among)
-        * max(e for _, e in estimates.values())
-        / promised
-    )
+    least = count_detectable_errors(among) * max(e for _, e in estimates.values()) / promised
 
     def witness() -> WorstViolation:
         rise = f"{slope / promised:.2f} ± {1.96 * error / promised:.2f} clipping norms"
-        message = (
-            f"the largest reach {rise} too far"
-            if worst == _NORM
-            else f"reach rises by {rise} with {worst}"
-        )
+        if worst == _NORM:
+            message = f"the largest reach {rise} too far"
+        else:
+            message = f"reach rises by {rise} with {worst}"
         largest = max(
             (step for step in runs.steps_with_noise if step.records),
             key=lambda step: float(step.norms.max()),
         )
         record = sorted(set(largest.records))[int(largest.norms.argmax())]
-        return WorstViolation(message, "0", *runs.training_and_step_index(largest), record)
+        return WorstViolation(message, "0", *runs.locate_step(largest), record)
 
     # A reach that follows the gradient's norm has no bound. A sum that is clipped as a sum can move
     # by two clipping norms, from C to -C: half the noise multiplier.
-    return loop_check_from_p_value(
+    return judge_p_value(
         name,
         min(1.0, among * float(stats.norm.sf(slope / error))),
         f"how far a record reaches follows {worst}: its gradient is not clipped by itself",
         f"how far a record reaches follows neither {' nor '.join(estimates)}",
         f"a reach that rises by {least:.2f} times the bound by either",
         witness,
-        unbounded_loop_epsilon
+        get_unbounded_epsilon
         if worst == _NORM
-        else lambda: runs.epsilon_with_noise_multiplier(runs.claim.noise_multiplier / 2),
+        else lambda: runs.compute_noise_epsilon(runs.claim.noise_multiplier / 2),
     )
 
 
-def _sensitivity_rise_with_gradient_norm(
-    runs: WatchedTrainings, promised: float
-) -> tuple[float, float] | None:
+def _fit_norm_rise(runs: WatchedTrainings, promised: float) -> tuple[float, float] | None:
     """Estimate if reach rises with the gradient's norm and exceeds the bound at the largest.
 
     Returns (estimate, standard error) of the slope, or of the largest quarter's reach minus the
     bound: the less significant of the two. Below the bound a reach may rise, since clipping keeps
     gradients shorter than the clipping norm.
     """
-    slope = _sensitivity_slope_with_log_norm(runs.steps)
-    top = _estimate_reach_of_longest_quarter(runs)
+    slope = _fit_log_norm_slope(runs.steps)
+    top = _estimate_longest_reach(runs)
     if slope is None or top is None:
         return None
     return min(slope, (top[0] - promised, top[1]), key=lambda fit: fit[0] / fit[1])
 
 
-def _sensitivity_slope_with_log_norm(steps: Sequence[ObservedStep]) -> tuple[float, float] | None:
-    return _first_sensitivity_coefficient_and_error(
+def _fit_log_norm_slope(steps: Sequence[ObservedStep]) -> tuple[float, float] | None:
+    return _estimate_first_coefficient(
         steps,
         lambda step: np.stack(
             [np.log(np.maximum(step.norms, 1e-300)), np.ones(len(step.norms))], 1
@@ -331,7 +318,7 @@ _COMPANY: dict[str, Callable[[ObservedStep], Sequence[Sequence[int]]]] = {
 }
 
 
-def _sensitivity_rise_with_gradient_share(
+def _fit_share_rise(
     steps: Sequence[ObservedStep], parts: Callable[[ObservedStep], Sequence[Sequence[int]]]
 ) -> tuple[float, float] | None:
     """Estimate how reach rises with a record's share of its part's gradient -> (estimate, error).
@@ -342,17 +329,13 @@ def _sensitivity_rise_with_gradient_share(
     much, as for records below the clipping norm; or all shares are alike, as for records read
     singly.
     """
-    fit = _fit_sensitivity_on_column_and_constant(
-        steps, lambda step: _record_shares_of_summed_gradient(step, parts(step))
-    )
+    fit = _fit_sensitivity_line(steps, lambda step: _compute_record_shares(step, parts(step)))
     norm_fits = [
-        _fit_sensitivity_on_column_and_constant(steps, lambda step: step.norms),
-        _fit_sensitivity_on_column_and_constant(steps, lambda step: np.log(step.norms)),
+        _fit_sensitivity_line(steps, lambda step: step.norms),
+        _fit_sensitivity_line(steps, lambda step: np.log(step.norms)),
     ]
     if fit is None or any(
-        norm_fit
-        and _deviation_explained_by_sensitivity_fit(norm_fit)
-        >= _deviation_explained_by_sensitivity_fit(fit)
+        norm_fit and _compute_explained_deviation(norm_fit) >= _compute_explained_deviation(fit)
         for norm_fit in norm_fits
     ):
         return None
@@ -360,25 +343,26 @@ def _sensitivity_rise_with_gradient_share(
     return (float(share), float(covariance[0, 0] ** 0.5)) if share > 3 * abs(common) else None
 
 
-def _fit_sensitivity_on_column_and_constant(
+def _fit_sensitivity_line(
     steps: Sequence[ObservedStep], column: Callable[[ObservedStep], Floats]
 ) -> tuple[Floats, Floats] | None:
-    """Apply `_least_squares_sensitivity_fit` to this column and a column of ones."""
-    return _least_squares_sensitivity_fit(
+    """Apply `_fit_least_squares` to this column and a column of ones."""
+    return _fit_least_squares(
         steps, lambda step: np.stack([column(step), np.ones(len(step.norms))], 1)
     )
 
 
-def _deviation_explained_by_sensitivity_fit(fit: tuple[Floats, Floats]) -> float:
+def _compute_explained_deviation(fit: tuple[Floats, Floats]) -> float:
     """Return the reduction of the sum of squared deviations by a fit, in units of the noise."""
     coefficients, covariance = fit
     # The inverse covariance is X' G X: this is the squared length of the fitted values.
     return float(coefficients @ np.linalg.solve(covariance, coefficients))
 
 
-def _record_shares_of_summed_gradient(step: ObservedStep, parts: Sequence[Sequence[int]]) -> Floats:
+def _compute_record_shares(step: ObservedStep, parts: Sequence[Sequence[int]]) -> Floats:
     """Return (records,) each gradient's norm over the norm of its part's summed gradient."""
-    records, shares = sorted(set(step.records)), np.ones(len(step.norms))
+    records = sorted(set(step.records))
+    shares = np.ones(len(step.norms))
     # (records, records) inner products before clipping: a part's block adds up to the squared norm
     # of its summed gradient.
     inner = step.gram * np.outer(step.norms, step.norms)
@@ -397,15 +381,15 @@ def _make_record_kind_choice(chosen: _Chosen) -> ChooseRecords:
     return choose
 
 
-def _first_sensitivity_coefficient_and_error(
+def _estimate_first_coefficient(
     steps: Sequence[ObservedStep], columns: _Columns
 ) -> tuple[float, float] | None:
-    """Return the first coefficient of `_least_squares_sensitivity_fit` and its standard error."""
-    fit = _least_squares_sensitivity_fit(steps, columns)
+    """Return the first coefficient of `_fit_least_squares` and its standard error."""
+    fit = _fit_least_squares(steps, columns)
     return fit and (float(fit[0][0]), float(fit[1][0, 0] ** 0.5))
 
 
-def _least_squares_sensitivity_fit(
+def _fit_least_squares(
     steps: Sequence[ObservedStep], columns: _Columns
 ) -> tuple[Floats, Floats] | None:
     """Fit all reaches on these columns -> coefficients of nonzero columns, covariance.

@@ -88,7 +88,7 @@ class LoopClaim:
             stated = {name: value for name, value in claim_or_pair.items() if name != "engine"}
             delta = stated.get("delta") if with_epsilon else None
             claim_or_pair = {
-                **_claim_from_opacus_accountant(claim_or_pair["engine"], delta),
+                **_read_opacus_claim(claim_or_pair["engine"], delta),
                 **stated,
             }
         fields = {field.name: field for field in dataclasses.fields(cls)}
@@ -108,23 +108,24 @@ class LoopClaim:
             )
         return cls(**claim_or_pair)
 
-    def implied_epsilon(self, quick: bool = False) -> float:
+    def compute_implied_epsilon(self, quick: bool = False) -> float:
         """Return epsilon of the claim's noise, rate, steps and sampling. quick: 10% higher.
 
         Shuffled batches hide no record among the others: each pass over the data is one step that
         reads all of it. Allocation is treated the same, though it hides more: the result is then an
         upper bound.
         """
-        rate, steps = self.sample_rate, self.steps
+        rate = self.sample_rate
+        steps = self.steps
         if self.sampling != "poisson":
             # Round first: a product just above a whole number (100 * 0.07) would add a pass.
             rate, steps = 1.0, math.ceil(round(steps * rate, 6))
         if quick and self.noise_multiplier > 0:
             return gaussian.quick_rdp_epsilon(self.noise_multiplier, rate, steps, self.delta)
-        return epsilon_of_claimed_noise_and_steps(self.noise_multiplier, rate, steps, self.delta)
+        return compute_claimed_epsilon(self.noise_multiplier, rate, steps, self.delta)
 
 
-def _claim_from_opacus_accountant(engine: Any, delta: Any) -> dict[str, Any]:
+def _read_opacus_claim(engine: Any, delta: Any) -> dict[str, Any]:
     """Return the noise, rate, steps and epsilon of an Opacus engine's accountant."""
     history = getattr(getattr(engine, "accountant", None), "history", None)
     if not history:
@@ -145,9 +146,7 @@ def _claim_from_opacus_accountant(engine: Any, delta: Any) -> dict[str, Any]:
     return fields if delta is None else {**fields, "epsilon": float(engine.get_epsilon(delta))}
 
 
-def epsilon_of_claimed_noise_and_steps(
-    noise: float, rate: float, steps: int, delta: float
-) -> float:
+def compute_claimed_epsilon(noise: float, rate: float, steps: int, delta: float) -> float:
     """Return epsilon of the Poisson-subsampled Gaussian mechanism for one record added or removed.
 
     Infinite without noise.

@@ -56,7 +56,8 @@ class PrintedText:
 
 class _Tee(io.TextIOBase):
     def __init__(self, stream: Any, add: Callable[[str], None]) -> None:
-        self._stream, self._add = stream, add
+        self._stream = stream
+        self._add = add
 
     def write(self, text: str) -> int:
         self._add(text)
@@ -84,17 +85,16 @@ class _Handler(logging.Handler):
         self._said(record.getMessage() + "\n")
 
 
-def first_printed_line_with_other_numbers(
-    first_text: str, other: str, again: str
-) -> tuple[str, str] | None:
+def find_differing_line(first_text: str, other: str, again: str) -> tuple[str, str] | None:
     """Return the first line whose numbers differ between two texts, in both forms, or None.
 
     again: text of the same training run once more. Numbers that differ there too, such as times,
     say nothing.
     """
-    first, second, third = map(_numbers_by_printed_line, (first_text, other, again))
+    first, second, third = map(_read_line_numbers, (first_text, other, again))
     for line, rows in first.items():
-        same, current = third.get(line, []), second.get(line, [])
+        same = third.get(line, [])
+        current = second.get(line, [])
         if len(same) != len(rows):
             continue
         if len(current) != len(rows):
@@ -114,14 +114,12 @@ def first_printed_line_with_other_numbers(
                 )
     new = next((line for line in second if line not in first and line not in third), None)
     # A new line says nothing if the same training, run once more, prints other lines too.
-    return (
-        None
-        if new is None or set(first) != set(third)
-        else ("nothing", _fill_numbers_into_printed_line(new, second[new][0]))
-    )
+    if new is None or set(first) != set(third):
+        return None
+    return ("nothing", _fill_numbers_into_printed_line(new, second[new][0]))
 
 
-def _numbers_by_printed_line(text: str) -> _Lines:
+def _read_line_numbers(text: str) -> _Lines:
     lines: _Lines = {}
     for line in text.split("\n"):
         visible = line.rstrip("\r").split("\r")[-1].strip()  # the final text of a progress bar

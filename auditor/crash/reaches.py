@@ -43,7 +43,7 @@ def estimate_mean_reach(
         for step in steps
         if step.scale and step.records
     ]
-    return _average_sums_of_reaches([pair for pair in sums if pair])
+    return _average_reach_sums([pair for pair in sums if pair])
 
 
 def _sum_chosen_reaches(
@@ -67,7 +67,7 @@ def weigh_all_records(gram: Floats) -> tuple[Floats, float]:
     return _weigh_chosen_records(gram, np.ones(len(gram), dtype=np.bool_))
 
 
-def _average_sums_of_reaches(sums: Sequence[tuple[float, float]]) -> Estimate | None:
+def _average_reach_sums(sums: Sequence[tuple[float, float]]) -> Estimate | None:
     """Average the sums of all steps.
 
     A step's weighted sum of reaches, over its standard deviation, has variance 1 given all earlier
@@ -109,7 +109,7 @@ def _weigh_chosen_records(gram: Floats, chosen: Chosen) -> tuple[Floats, float]:
     return weights, math.sqrt(float(variances @ (vectors.T @ weights) ** 2))
 
 
-def rank_norms_in_training(traces: Sequence[Trace]) -> dict[int, Floats]:
+def rank_training_norms(traces: Sequence[Trace]) -> dict[int, Floats]:
     """Return (records,) by a step's `id`: the share of its training's norms so far below each
     norm."""
     ranks = {}
@@ -121,7 +121,7 @@ def rank_norms_in_training(traces: Sequence[Trace]) -> dict[int, Floats]:
     return ranks
 
 
-def estimate_reach_by_tensors(
+def estimate_tensor_reaches(
     trainings: Sequence[Sequence[ObservedStep]], noise_shares: Mapping[str, float]
 ) -> list[Estimate | None]:
     """Estimate a record's reach if each tensor has a bound: for all trainings, then for each.
@@ -133,12 +133,12 @@ def estimate_reach_by_tensors(
     therefore at most the sum of their b(u), for any clipping. noise_shares: each tensor's noise
     over that of all.
     """
-    sums = [_sum_reaches_by_tensors(steps, noise_shares) for steps in trainings]
+    sums = [_sum_tensor_reaches(steps, noise_shares) for steps in trainings]
     together = [sum_of_step for part in sums for sum_of_step in part]
-    return [_average_sums_of_reaches(part) for part in (together, *sums)]
+    return [_average_reach_sums(part) for part in (together, *sums)]
 
 
-def _sum_reaches_by_tensors(
+def _sum_tensor_reaches(
     steps: Sequence[ObservedStep], noise_shares: Mapping[str, float]
 ) -> list[tuple[float, float]]:
     """Return for each step the sum of bounds and the released gradient, both along a unit vector.
@@ -153,7 +153,7 @@ def _sum_reaches_by_tensors(
         if not step.scale or not step.records or not len(step.tensor_grams):
             continue
         names = list(step.shapes)
-        along, bounds = _project_on_tensor_sums(
+        along, bounds = _project_tensor_sums(
             step, np.array([noise_shares.get(name, 1.0) for name in names])
         )
         totals = bounds.sum(1)
@@ -172,7 +172,7 @@ def _sum_reaches_by_tensors(
     return sums
 
 
-def _project_on_tensor_sums(step: ObservedStep, shares: Floats) -> tuple[Floats, Floats]:
+def _project_tensor_sums(step: ObservedStep, shares: Floats) -> tuple[Floats, Floats]:
     """Project the released gradient and records' unit gradients on each tensor's summed gradient.
 
     shares: (tensors,). Returns (tensors,) in units of each tensor's noise and (tensors, records)
@@ -191,13 +191,16 @@ def _project_on_tensor_sums(step: ObservedStep, shares: Floats) -> tuple[Floats,
     return along, np.maximum(sums, 0.0) * scale[:, None]
 
 
-def is_clipped_by_tensors(steps: Sequence[ObservedStep], noise_shares: Mapping[str, float]) -> bool:
+def is_clipping_per_tensor(
+    steps: Sequence[ObservedStep], noise_shares: Mapping[str, float]
+) -> bool:
     """Test if steps move along tensors' gradients in other proportions than the records' own.
 
     The part of a step that gradients of tensors explain beyond gradients of records is chi-squared
     if it is only noise.
     """
-    excess, freedom = 0.0, 0
+    excess = 0.0
+    freedom = 0
     for step in steps:
         if not step.scale or not step.records or not len(step.tensor_grams):
             continue

@@ -13,7 +13,7 @@ from importlib import metadata
 from typing import Any
 
 from auditor.crash import training_specimen
-from auditor.crash.trial import CrashTest, seed_of_watched_training
+from auditor.crash.trial import CrashTest, derive_training_seed
 from auditor.crash.verdicts import BROKEN, LEVEL, NO_FAULT, UNKNOWN, LoopCheck
 from auditor.reports import escaping
 from auditor.reports.blocks import Bullets, Code, Document, FactList, Group, Section, Table
@@ -40,22 +40,21 @@ _SAYS = (
 )
 
 
-def crash_test_terminal_lines(test: CrashTest, again: str) -> Iterator[str]:
+def format_crash_test_lines(test: CrashTest, again: str) -> Iterator[str]:
     """Yield the verdict, broken checks with reproductions, detectable violations, and limits.
 
     again: the command of this test, to which a reproduction adds the check.
     """
-    yield f"RESULT  {crash_test_headline(test)}"
-    yield f"LOOP    {observed_loop_sentence(test)}"
-    yield f"BOUND   {one_run_bound_sentence(test)}"
-    for check in _crash_checks_worst_first(test):
+    yield f"RESULT  {write_headline(test)}"
+    yield f"LOOP    {describe_observed_loop(test)}"
+    yield f"BOUND   {describe_one_run_bound(test)}"
+    for check in _sort_worst_first(test):
         if check.verdict == UNKNOWN:
             yield f"        {check.name}: {check.verdict}: {check.said}"
         elif check.verdict == BROKEN:
             yield f"BROKEN  {check.name}: {check.said}. To paste into an issue:"
             yield from (
-                f"        {line}"
-                for line in broken_crash_check_reproduction_text(test, check, again).splitlines()
+                f"        {line}" for line in describe_reproduction(test, check, again).splitlines()
             )
     fine = [check for check in test.checks if check.verdict == NO_FAULT]
     if fine:
@@ -63,18 +62,18 @@ def crash_test_terminal_lines(test: CrashTest, again: str) -> Iterator[str]:
             f"SEEN    {len(fine)} of {len(test.checks)} checks saw no fault; each would have seen:"
         )
         yield from (
-            f"        {check.name}: {_crash_check_detectable_violation_text(check)}"
+            f"        {check.name}: {_describe_detectable_violation(check)}"
             for check in fine
             if check.would_see
         )
     yield from (f"LIMITS  {remark}" for remark in test.remarks)
 
 
-def _crash_check_detectable_violation_text(check: LoopCheck) -> str:
+def _describe_detectable_violation(check: LoopCheck) -> str:
     return f"{check.would_see} ({check.source})" if check.would_see else "-"
 
 
-def observed_loop_sentence(test: CrashTest) -> str:
+def describe_observed_loop(test: CrashTest) -> str:
     """Describe the loop's observed noise, rate and steps, and the epsilon that follows."""
     loop = test.seen
     noise = "not seen" if loop.noise_multiplier is None else f"{loop.noise_multiplier:.2f}"
@@ -84,10 +83,7 @@ def observed_loop_sentence(test: CrashTest) -> str:
     if math.isinf(loop.epsilon):
         return f"seen: {numbers}; with what is broken, epsilon is unbounded."
     if test.epsilon is not None and test.epsilon >= loop.epsilon:
-        return (
-            f"seen: {numbers}; with what is broken, epsilon is "
-            f"{_epsilon_or_unbounded_text(test.epsilon)}."
-        )
+        return f"seen: {numbers}; with what is broken, epsilon is {_format_epsilon(test.epsilon)}."
     sentence = (
         f"seen: {numbers}; they give epsilon {loop.epsilon:.2f} [{loop.low:.2f}-{loop.high:.2f}]"
     )
@@ -96,7 +92,7 @@ def observed_loop_sentence(test: CrashTest) -> str:
     return f"{sentence}: above the claim's at 95%, as of one honest loop in 20. Try another --seed."
 
 
-def one_run_bound_sentence(test: CrashTest) -> str:
+def describe_one_run_bound(test: CrashTest) -> str:
     """State the bound of one training next to the largest bound it could have shown."""
     bound = test.one_run
     if bound is None:
@@ -108,7 +104,7 @@ def one_run_bound_sentence(test: CrashTest) -> str:
     )
 
 
-def broken_crash_check_reproduction_text(test: CrashTest, check: LoopCheck, again: str) -> str:
+def describe_reproduction(test: CrashTest, check: LoopCheck, again: str) -> str:
     """Describe a broken check in a few lines for an issue.
 
     The lines are the command, the place where it shows most, its epsilon, and the versions.
@@ -119,12 +115,12 @@ def broken_crash_check_reproduction_text(test: CrashTest, check: LoopCheck, agai
         if witness.training is not None:
             facts["where"] = (
                 f"training {witness.training + 1} (seed "
-                f"{seed_of_watched_training(test.seed, witness.training)})"
+                f"{derive_training_seed(test.seed, witness.training)})"
             )
         if witness.step is not None:
             facts["where"] = f"{facts['where']}, step {witness.step + 1}"
         if witness.record is not None:
-            records = training_specimen.specimen_for_training(
+            records = training_specimen.build_specimen(
                 witness.training or 0
             ).make_crash_test_records()
             facts["record"] = f"{witness.record}: {records[witness.record]['input_ids']}"
@@ -132,10 +128,10 @@ def broken_crash_check_reproduction_text(test: CrashTest, check: LoopCheck, agai
             facts["tensor"] = witness.tensor
         facts |= {"measured": witness.measured, "expected": witness.expected}
     facts["epsilon"] = (
-        f"{_epsilon_or_unbounded_text(check.epsilon)}; the claim gives "
-        f"{test.claim.implied_epsilon():.2f} at {test.claim.delta:g}"
+        f"{_format_epsilon(check.epsilon)}; the claim gives "
+        f"{test.claim.compute_implied_epsilon():.2f} at {test.claim.delta:g}"
     )
-    facts["loop"] = observed_loop_sentence(test)
+    facts["loop"] = describe_observed_loop(test)
     facts["versions"] = ", ".join(
         (f"Python {platform.python_version()}", *_crash_test_package_version_texts())
     )
@@ -152,10 +148,10 @@ def _crash_test_package_version_texts() -> Iterator[str]:
             continue
 
 
-def crash_test_headline(test: CrashTest) -> str:
+def write_headline(test: CrashTest) -> str:
     if not test.broken_checks:
         follows = (
-            f"its claim gives epsilon {test.claim.implied_epsilon():.2f} at delta "
+            f"its claim gives epsilon {test.claim.compute_implied_epsilon():.2f} at delta "
             f"{test.claim.delta:g}"
         )
         if test.verdict == UNKNOWN:
@@ -164,43 +160,43 @@ def crash_test_headline(test: CrashTest) -> str:
             f"No fault seen{', but a doubt' if test.exceeds_claim_without_fault else ''}; "
             f"{follows}."
         )
-    worst = _crash_checks_worst_first(test)[0]
+    worst = _sort_worst_first(test)[0]
     return (
-        f"Broken: {worst.said}. Epsilon: {_epsilon_or_unbounded_text(test.epsilon)}; its claim "
-        f"gives {test.claim.implied_epsilon():.2f}."
+        f"Broken: {worst.said}. Epsilon: {_format_epsilon(test.epsilon)}; its claim "
+        f"gives {test.claim.compute_implied_epsilon():.2f}."
     )
 
 
-def _epsilon_or_unbounded_text(epsilon: float | None) -> str:
+def _format_epsilon(epsilon: float | None) -> str:
     if epsilon is None:
         return "not known"
     return "unbounded" if math.isinf(epsilon) else f"at least {epsilon:.2f}"
 
 
-def _crash_checks_worst_first(test: CrashTest) -> list[LoopCheck]:
+def _sort_worst_first(test: CrashTest) -> list[LoopCheck]:
     return sorted(
         test.checks, key=lambda check: (_ORDER.index(check.verdict), -(check.epsilon or 0), check.p)
     )
 
 
-def crash_test_document(test: CrashTest, source: str, again: str) -> Document:
-    """Build the document of the page and the Markdown. again: as in `crash_test_terminal_lines`."""
+def build_crash_test_document(test: CrashTest, source: str, again: str) -> Document:
+    """Build the document of the page and the Markdown. again: as in `format_crash_test_lines`."""
     claim = tuple(
         (name.replace("_", " "), str(value))
         for name, value in vars(test.claim).items()
         if value is not None
     )
     rows = tuple(
-        (c.name, c.verdict, c.said, _crash_check_detectable_violation_text(c))
-        for c in _crash_checks_worst_first(test)
+        (c.name, c.verdict, c.said, _describe_detectable_violation(c))
+        for c in _sort_worst_first(test)
     )
     head = ("Check", "Verdict", "What was seen", "Smallest violation caught with 80% probability")
     reproductions = tuple(
-        Code(check.name, broken_crash_check_reproduction_text(test, check, again))
-        for check in _crash_checks_worst_first(test)
+        Code(check.name, describe_reproduction(test, check, again))
+        for check in _sort_worst_first(test)
         if check.verdict == BROKEN
     )
-    remarks = (f"End to end: {one_run_bound_sentence(test)}", *test.remarks, *_SAYS)
+    remarks = (f"End to end: {describe_one_run_bound(test)}", *test.remarks, *_SAYS)
     sections = [
         Section("checks", "Checks", (Table("checks", "Every check", head, (Group("", rows),)),)),
         *(
@@ -212,30 +208,29 @@ def crash_test_document(test: CrashTest, source: str, again: str) -> Document:
         Section("again", "To see it again", (Code("", f"{again} --seed {test.seed}"),)),
         Section("reading", "How to read it", (Bullets(remarks),)),
     ]
-    facts = (("Training", escaping.to_printable_line(source)), ("Took", f"{test.seconds:.0f} s"))
-    verdict = f"The loop as {observed_loop_sentence(test)} {_SAYS[0 if test.broken_checks else 1]}"
+    facts = (("Training", escaping.make_printable_line(source)), ("Took", f"{test.seconds:.0f} s"))
+    verdict = f"The loop as {describe_observed_loop(test)} {_SAYS[0 if test.broken_checks else 1]}"
     title = "Crash test of a private training"
-    headline = crash_test_headline(test)
+    headline = write_headline(test)
     return Document(
         title, facts, headline, tuple(sections), verdict, source="Made by audit dp-loop"
     )
 
 
-def crash_test_json_text(test: CrashTest, again: str) -> str:
+def render_crash_test_json(test: CrashTest, again: str) -> str:
     """Return JSON: verdict, claim, observed loop, and every check with its reproduction."""
     checks = []
     for check in test.checks:
-        reproduction = (
-            broken_crash_check_reproduction_text(test, check, again)
-            if check.verdict == BROKEN
-            else None
-        )
+        if check.verdict == BROKEN:
+            reproduction = describe_reproduction(test, check, again)
+        else:
+            reproduction = None
         checks.append({**asdict(check), "reproduction": reproduction})
     report = {
         "verdict": test.verdict,
-        "headline": crash_test_headline(test),
+        "headline": write_headline(test),
         "claim": asdict(test.claim),
-        "claim_gives": test.claim.implied_epsilon(),
+        "claim_gives": test.claim.compute_implied_epsilon(),
         "seen": asdict(test.seen),
         "seed": test.seed,
         "one_run": test.one_run and asdict(test.one_run),
@@ -243,19 +238,19 @@ def crash_test_json_text(test: CrashTest, again: str) -> str:
         "remarks": test.remarks,
         "seconds": test.seconds,
     }
-    return json.dumps(_crash_test_json_without_infinities(report), indent=2, allow_nan=False) + "\n"
+    return json.dumps(_replace_infinities(report), indent=2, allow_nan=False) + "\n"
 
 
-def _crash_test_json_without_infinities(value: Any) -> Any:
+def _replace_infinities(value: Any) -> Any:
     """Replace infinity, which JSON lacks, by `unbounded`."""
     if isinstance(value, dict):
-        return {key: _crash_test_json_without_infinities(item) for key, item in value.items()}
+        return {key: _replace_infinities(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_crash_test_json_without_infinities(item) for item in value]
+        return [_replace_infinities(item) for item in value]
     return "unbounded" if isinstance(value, float) and math.isinf(value) else value
 
 
-def crash_test_junit_xml(test: CrashTest, again: str) -> str:
+def render_crash_test_junit(test: CrashTest, again: str) -> str:
     """Return a test case per check: a failure if it is broken, skipped if it cannot tell."""
     cases = [
         ET.Element("testcase", {"classname": "dp-loop", "name": check.name, "time": "0"})
@@ -264,9 +259,7 @@ def crash_test_junit_xml(test: CrashTest, again: str) -> str:
     for case, check in zip(cases, test.checks, strict=True):
         if check.verdict == BROKEN:
             failure = ET.SubElement(case, "failure", {"type": BROKEN, "message": check.said})
-            failure.text = (
-                f"{check.said}\n\n{broken_crash_check_reproduction_text(test, check, again)}"
-            )
+            failure.text = f"{check.said}\n\n{describe_reproduction(test, check, again)}"
         elif check.verdict == UNKNOWN:
             ET.SubElement(case, "skipped", {"message": check.said}).text = check.said
         else:

@@ -26,9 +26,7 @@ def is_transformers_trainer(value: Any) -> bool:
     return loaded is not None and isinstance(value, loaded.Trainer)
 
 
-def make_train_function_from_trainer(
-    trainer: Any, claim: Mapping[str, Any] | None
-) -> Callable[[Any, Any], Any]:
+def wrap_trainer(trainer: Any, claim: Mapping[str, Any] | None) -> Callable[[Any, Any], Any]:
     """Return `train(model, records)` of a Trainer.
 
     The claim's steps are those that it takes, if the claim states none. Raises AuditError if the
@@ -42,7 +40,7 @@ def make_train_function_from_trainer(
 
     def train(model: Any, records: Any) -> Any:
         with tempfile.TemporaryDirectory() as folder:
-            copied = _trainer_copy_for_crash_test(trainer, model, records, folder)
+            copied = _copy_trainer(trainer, model, records, folder)
             copied.train()
             counted = {"steps": copied.state.global_step}
         return model if claim is None else (model, {**counted, **claim})
@@ -50,11 +48,13 @@ def make_train_function_from_trainer(
     return train
 
 
-def _trainer_copy_for_crash_test(trainer: Any, model: Any, records: Any, folder: str) -> Any:
+def _copy_trainer(trainer: Any, model: Any, records: Any, folder: str) -> Any:
     arguments = copy.copy(trainer.args)
     # A cached property: the copy would keep the device of the original arguments.
     arguments.__dict__["_setup_devices"] = torch.device("cpu")
-    arguments.output_dir, arguments.use_cpu, arguments.report_to = folder, True, []
+    arguments.output_dir = folder
+    arguments.use_cpu = True
+    arguments.report_to = []
     arguments.bf16 = arguments.fp16 = False
     arguments.save_strategy = arguments.eval_strategy = "no"
     arguments.load_best_model_at_end = False
@@ -64,11 +64,11 @@ def _trainer_copy_for_crash_test(trainer: Any, model: Any, records: Any, folder:
     options: dict[str, Any] = {
         "model": model,
         "args": arguments,
-        "train_dataset": _crash_records_as_trainer_dataset(trainer, records),
+        "train_dataset": _build_trainer_dataset(trainer, records),
     }
     if "processing_class" in inspect.signature(type(trainer).__init__).parameters:
         options["processing_class"] = trainer.processing_class
-    options["data_collator"] = _trainer_collator_for_crash_records(trainer)
+    options["data_collator"] = _choose_collator(trainer)
     copied = type(trainer)(**options)
     # A user turns it off if a record's loss must not depend on the other texts of its step.
     copied.model_accepts_loss_kwargs &= trainer.model_accepts_loss_kwargs
@@ -87,7 +87,7 @@ def _trainer_copy_for_crash_test(trainer: Any, model: Any, records: Any, folder:
     return copied
 
 
-def _crash_records_as_trainer_dataset(trainer: Any, records: Any) -> Any:
+def _build_trainer_dataset(trainer: Any, records: Any) -> Any:
     rows = [{"input_ids": row["input_ids"], "labels": row["input_ids"]} for row in records]
     if type(trainer).__module__.startswith(
         "trl."
@@ -98,7 +98,7 @@ def _crash_records_as_trainer_dataset(trainer: Any, records: Any) -> Any:
     return rows
 
 
-def _trainer_collator_for_crash_records(trainer: Any) -> Any:
+def _choose_collator(trainer: Any) -> Any:
     """Return the Trainer's collator if it can pad our tokens; else one that pads on the right."""
     collator = trainer.data_collator
     if hasattr(collator, "pad_token_id"):
@@ -106,12 +106,12 @@ def _trainer_collator_for_crash_records(trainer: Any) -> Any:
         collator.pad_token_id = training_specimen.PAD
         return collator
     if getattr(collator, "__module__", type(collator).__module__).startswith("transformers."):
-        return _collate_crash_records_with_padding
+        return _pad_crash_records
     return collator
 
 
-def _collate_crash_records_with_padding(rows: Any) -> dict[str, torch.Tensor]:
-    ids = training_specimen.padded_specimen_token_ids(rows, list(range(len(rows))))
+def _pad_crash_records(rows: Any) -> dict[str, torch.Tensor]:
+    ids = training_specimen.pad_specimen_tokens(rows, list(range(len(rows))))
     return {
         "input_ids": ids,
         "attention_mask": (ids != training_specimen.PAD).long(),
@@ -142,7 +142,7 @@ def catch_trainer_before_training_context(trainers: list[Any]) -> Iterator[None]
             trainers.append(caught.trainer)
 
 
-def obtain_trainer_from_entry(entry: Callable[[], Any]) -> Any:
+def find_trainer(entry: Callable[[], Any]) -> Any:
     """Return the Trainer that an entry point returns or is about to train.
 
     Raises AuditError without a Trainer.

@@ -65,21 +65,18 @@ class Specimen:
         return replace(self, scales=tuple((end, scale * factor) for end, scale in self.scales))
 
     def make_crash_test_records(self, n: int = RECORDS) -> list[Record]:
-        return make_crash_records_with_own_first_token(0, n, self.alike, self.lengths)
+        return make_crash_records(0, n, self.alike, self.lengths)
 
 
-_IN, _POST, _FINAL = (
-    "input_layernorm.weight",
-    "post_attention_layernorm.weight",
-    "final_layer_norm.weight",
-)
-_QKV, _DENSE = "query_key_value.weight", "attention.dense.weight"
-_UP, _DOWN, _EMBEDDING, _HEAD = (
-    "h_to_4h.weight",
-    "4h_to_h.weight",
-    "embed_in.weight",
-    "lm_head.weight",
-)
+_IN = "input_layernorm.weight"
+_POST = "post_attention_layernorm.weight"
+_FINAL = "final_layer_norm.weight"
+_QKV = "query_key_value.weight"
+_DENSE = "attention.dense.weight"
+_UP = "h_to_4h.weight"
+_DOWN = "4h_to_h.weight"
+_EMBEDDING = "embed_in.weight"
+_HEAD = "lm_head.weight"
 SPECIMENS = (
     Specimen(alike=False),  # the last layer, its biases and the embedding, a quarter each
     Specimen(((_EMBEDDING, 0.25),)),  # the embedding
@@ -130,7 +127,7 @@ SPECIMENS = (
 )
 
 
-def specimen_for_training(training: int) -> Specimen:
+def build_specimen(training: int) -> Specimen:
     """Return the specimen of this training (from 0), taking all specimens by turns."""
     return SPECIMENS[training % len(SPECIMENS)]
 
@@ -167,13 +164,11 @@ def make_company_specimen(clipping_norm: float) -> Specimen:
     shows.
     """
     # bounds of the log factor of the last norm and the last layer
-    low, high = (
-        -12.0,
-        4.0,
-    )
+    low = -12.0
+    high = 4.0
     for _ in range(12):  # to 0.4%
         middle = (low + high) / 2
-        if _median_gradient_norm(_make_flat_specimen(middle)) > COMPANY_SHARE * clipping_norm:
+        if _compute_median_norm(_make_flat_specimen(middle)) > COMPANY_SHARE * clipping_norm:
             high = middle
         else:
             low = middle
@@ -185,7 +180,7 @@ def _make_flat_specimen(log_scale: float) -> Specimen:
     return Specimen(((_FINAL, scale), (_HEAD, scale)), False, False, _COMPANY_LENGTHS)
 
 
-def _median_gradient_norm(specimen: Specimen) -> float:
+def _compute_median_norm(specimen: Specimen) -> float:
     model = specimen.build_crash_test_model()
     weights = {name: value.detach() for name, value in model.named_parameters()}
     records = specimen.make_crash_test_records(len(_COMPANY_LENGTHS))
@@ -194,7 +189,7 @@ def _median_gradient_norm(specimen: Specimen) -> float:
     return float(torch.cat([part.flatten(1) for part in parts.values()], 1).norm(dim=1).median())
 
 
-def make_crash_records_with_own_first_token(
+def make_crash_records(
     seed: int, n: int = RECORDS, is_same_rest: bool = False, lengths: tuple[int, ...] = _LENGTHS
 ) -> list[Record]:
     """Make records of token ids, each with a unique first token that names the record.
@@ -207,16 +202,15 @@ def make_crash_records_with_own_first_token(
     records = []
     for i in range(n):
         length = lengths[i % len(lengths)]
-        words = (
-            text[:length]
-            if is_same_rest
-            else torch.randint(1, _WORDS, (length,), generator=generator).tolist()
-        )
+        if is_same_rest:
+            words = text[:length]
+        else:
+            words = torch.randint(1, _WORDS, (length,), generator=generator).tolist()
         records.append({"input_ids": [_WORDS + i, *words]})
     return records
 
 
-def record_index_of_each_batch_row(ids: Tensor) -> list[int | None]:
+def find_row_records(ids: Tensor) -> list[int | None]:
     """Return the record of each row of ids, (b, n); None for a row without a record."""
     # argmax of a row without such a token is 0, and that token names no record either.
     firsts = ids.gt(_WORDS - 1).float().argmax(1)
@@ -247,12 +241,12 @@ class SpecimenRecordGradients:
         trained = {
             name: value.detach() for name, value in self.twin.named_parameters() if name in names
         }
-        gradients: dict[str, Tensor] = vmap(grad(self._mean_nll_of_one_record), in_dims=(None, 0))(
-            trained, padded_specimen_token_ids(self.records, indices)
+        gradients: dict[str, Tensor] = vmap(grad(self._compute_mean_nll), in_dims=(None, 0))(
+            trained, pad_specimen_tokens(self.records, indices)
         )
         return gradients
 
-    def _mean_nll_of_one_record(self, weights: dict[str, Tensor], row: Tensor) -> Tensor:
+    def _compute_mean_nll(self, weights: dict[str, Tensor], row: Tensor) -> Tensor:
         """Return the mean nll of one record, without a mask.
 
         Padding comes after all tokens that a causal model reads of a record.
@@ -262,7 +256,7 @@ class SpecimenRecordGradients:
         return nn.functional.cross_entropy(logits, row[1:], ignore_index=PAD)
 
 
-def padded_specimen_token_ids(records: list[Record], indices: list[int]) -> Tensor:
+def pad_specimen_tokens(records: list[Record], indices: list[int]) -> Tensor:
     """Return (records wanted, longest) token ids."""
     rows = [records[i]["input_ids"] for i in indices]
     width = max(map(len, rows))

@@ -13,7 +13,7 @@ import numpy as np
 from auditor.core.errors import AuditError
 from auditor.crash import checks_of_sensitivity, trainers, training_specimen
 from auditor.crash.checks import run_all_crash_test_checks
-from auditor.crash.checks_of_company import OWN_GRADIENT, measure_share_of_expected_reach
+from auditor.crash.checks_of_company import OWN_GRADIENT, measure_reach_share
 from auditor.crash.checks_of_noise import whiten_unequal_noise
 from auditor.crash.claim import LoopClaim
 from auditor.crash.verdicts import BROKEN, NO_FAULT, UNKNOWN, LoopCheck, WatchedTrainings
@@ -22,10 +22,13 @@ from auditor.statistics.audited import audit_epsilon_bounds
 
 # trainings that look for the effect of other records on a record's gradient; all of them if its
 # gradients are much shorter than they should be, as a mean over a batch makes them
-_IN_COMPANY, _IN_DIVIDED_COMPANY = 2, 4
+_IN_COMPANY = 2
+_IN_DIVIDED_COMPANY = 4
 _COMPANY_TRIALS = 4  # trials of weights until gradients are about as long as needed there
 _NORM_TO_SCALE = -1 / 1.6  # norms rise with the first to the second power of the weights' scale
-_ENOUGH, _MOST = 1200, 12  # gradients of single records to observe; trainings
+# gradients of single records to observe; trainings
+_ENOUGH = 1200
+_MOST = 12
 # if one of these cannot tell, the whole test cannot
 _NEEDED = (
     "one record's reach",
@@ -117,7 +120,7 @@ class CrashTest:
         return (
             not self.broken_checks
             and self.seen.low is not None
-            and self.seen.low > self.claim.implied_epsilon()
+            and self.seen.low > self.claim.compute_implied_epsilon()
         )
 
     @property
@@ -145,9 +148,9 @@ def crash_test(
     start = time.monotonic()
     until = start + 60 * minutes
     if trainers.is_transformers_trainer(train):
-        train = trainers.make_train_function_from_trainer(train, None)
+        train = trainers.wrap_trainer(train, None)
     tell(0, _LEAST + 2)
-    own_seed = seed_of_watched_training(seed, 0)
+    own_seed = derive_training_seed(seed, 0)
     first, returned = run_watched_training(train, own_seed, training_specimen.RECORDS, until)
     stated = LoopClaim.from_stated_claim(returned if claim is None else claim)
     if not stated.noise_multiplier:
@@ -155,28 +158,26 @@ def crash_test(
             "expected a claim with noise, got noise_multiplier 0: no epsilon follows from it"
         )
     # First: a training that differs under its seed can be neither replayed nor reproduced.
-    other_seed = _first_step_of_seed_plus_two_to_32(train, first, own_seed, until)
-    fewer, again = _replay_training_without_last_record(train, stated, first, own_seed, until)
+    other_seed = _replay_shifted_seed(train, first, own_seed, until)
+    fewer, again = _replay_shortened_training(train, stated, first, own_seed, until)
     # Its seed, and below that of the bound, come after those of the trainings.
-    few, few_claimed, few_error = _training_on_few_records(
-        train, claim, first, seed_of_watched_training(seed, _MOST + 1), until
+    few, few_claimed, few_error = _train_few_records(
+        train, claim, first, derive_training_seed(seed, _MOST + 1), until
     )
-    company = _train_in_company(train, stated, seed, until)
+    company = _train_companies(train, stated, seed, until)
     traces = [first]
     # The number depends on how much is read, not on the results: the level holds. At least two:
     # whether noise is fresh shows between trainings as well.
     while len(traces) < 2 or (
-        _is_another_watched_training_needed(traces) and _has_time_for_another_training(start, until)
+        _is_another_watched_training_needed(traces) and _has_time_left(start, until)
     ):
         at = len(traces)
         # Enough trainings for _ENOUGH gradients at the present pace, and at least one per model.
-        planned = min(
-            _MOST, max(_LEAST, math.ceil(_ENOUGH * at / _count_records_read_in_traces(traces)))
-        )
+        planned = min(_MOST, max(_LEAST, math.ceil(_ENOUGH * at / _count_records_read(traces))))
         tell(at + 1, planned + 2)
         traces.append(
             run_watched_training(
-                train, seed_of_watched_training(seed, at), training_specimen.RECORDS, until, at
+                train, derive_training_seed(seed, at), training_specimen.RECORDS, until, at
             )[0]
         )
     runs = WatchedTrainings(
@@ -184,22 +185,20 @@ def crash_test(
     )
     checks = tuple(run_all_crash_test_checks(runs))
     bound = None
-    if _has_time_for_another_training(start, until):
-        bound = bound_loop_epsilon_by_membership_guesses(
-            train, claim, seed_of_watched_training(seed, _MOST), until
-        )
+    if _has_time_left(start, until):
+        bound = bound_loop_epsilon(train, claim, derive_training_seed(seed, _MOST), until)
     return CrashTest(
         claim=stated,
         checks=checks,
         remarks=(),
         seconds=time.monotonic() - start,
-        seen=observed_loop_of_watched_trainings(whiten_unequal_noise(runs), checks),
+        seen=summarise_observed_loop(whiten_unequal_noise(runs), checks),
         seed=seed,
         one_run=bound,
     )
 
 
-def _first_step_of_seed_plus_two_to_32(
+def _replay_shifted_seed(
     train: Train, first: TrainingTrace, seed: int, until: float
 ) -> ObservedStep:
     """Return the first step under seed + 2^32.
@@ -222,7 +221,7 @@ def _first_step_of_seed_plus_two_to_32(
     ].steps[0]
 
 
-def _replay_training_without_last_record(
+def _replay_shortened_training(
     train: Train, claim: LoopClaim, first: TrainingTrace, seed: int, until: float
 ) -> tuple[TrainingTrace, TrainingTrace | None]:
     """Replay the first training's steps without its last record, or another last one if n is
@@ -241,13 +240,13 @@ def _replay_training_without_last_record(
     )[0]
 
 
-def _train_in_company(
+def _train_companies(
     train: Train, claim: LoopClaim, seed: int, until: float
 ) -> tuple[TrainingTrace, ...]:
     """Train on gradients below the claimed clipping norm: one long text among short texts."""
     if not claim.max_grad_norm:
         return ()
-    seeds = [seed_of_watched_training(seed, _MOST + 2 + at) for at in range(_IN_DIVIDED_COMPANY)]
+    seeds = [derive_training_seed(seed, _MOST + 2 + at) for at in range(_IN_DIVIDED_COMPANY)]
 
     def train_on(specimen: training_specimen.Specimen, seed: int) -> TrainingTrace:
         return run_watched_training(
@@ -258,20 +257,20 @@ def _train_in_company(
     first = train_on(specimen, seeds[0])
     # The gradients are of the tensors that the loop trains, perhaps an adapter's.
     for _ in range(_COMPANY_TRIALS):
-        share = _measure_share_of_company_norm(first, claim.max_grad_norm)
+        share = _measure_company_share(first, claim.max_grad_norm)
         if 2 / 3 < share < 3 / 2:
             break
         specimen = specimen.scale_weights(share**_NORM_TO_SCALE)
         first = train_on(specimen, seeds[0])
     # A mean over a batch that nothing undoes shortens them again.
-    share = measure_share_of_expected_reach(first, claim)
+    share = measure_reach_share(first, claim)
     if share < 0.5:
         specimen = specimen.scale_weights(share**_NORM_TO_SCALE)
         return tuple(train_on(specimen, each) for each in seeds)
     return (first, *(train_on(specimen, each) for each in seeds[1:_IN_COMPANY]))
 
 
-def _measure_share_of_company_norm(trace: TrainingTrace, clipping_norm: float) -> float:
+def _measure_company_share(trace: TrainingTrace, clipping_norm: float) -> float:
     """Return the first gradients' median norm over the target norm; 1 if none was seen."""
     norms = next((step.norms for step in trace.steps if step.norms.any()), None)
     if norms is None:
@@ -279,7 +278,7 @@ def _measure_share_of_company_norm(trace: TrainingTrace, clipping_norm: float) -
     return float(np.median(norms)) / (training_specimen.COMPANY_SHARE * clipping_norm)
 
 
-def _training_on_few_records(
+def _train_few_records(
     train: Train, stated: object, first: TrainingTrace, seed: int, until: float
 ) -> tuple[TrainingTrace | None, int | None, str]:
     """Train on as many records as a batch holds and one more -> its trace, claimed steps, error.
@@ -292,11 +291,10 @@ def _training_on_few_records(
         return None, None, ""
     try:
         few, returned = run_watched_training(train, seed, n, until, empty_draws=True)
-        claimed = (
-            None
-            if stated is not None
-            else LoopClaim.from_stated_claim(returned, with_epsilon=False).steps
-        )
+        if stated is not None:
+            claimed = None
+        else:
+            claimed = LoopClaim.from_stated_claim(returned, with_epsilon=False).steps
         return few, claimed, ""
     except Exception as error:
         if time.monotonic() > until:
@@ -308,9 +306,7 @@ def _training_on_few_records(
         )
 
 
-def bound_loop_epsilon_by_membership_guesses(
-    train: Train, claim: object, seed: int, until: float
-) -> OneRun:
+def bound_loop_epsilon(train: Train, claim: object, seed: int, until: float) -> OneRun:
     """Include each record by a fair coin, guess "in" for those of the largest reach, bound epsilon.
 
     claim: as stated for all trainings; None: read this training's claim. The bound:
@@ -328,14 +324,14 @@ def bound_loop_epsilon_by_membership_guesses(
     return OneRun(
         bound.epsilon,
         bound.best,
-        stated.implied_epsilon(),
+        stated.compute_implied_epsilon(),
         bound.canaries,
         bound.guesses,
         bound.right,
     )
 
 
-def seed_of_watched_training(seed: int, training: int) -> int:
+def derive_training_seed(seed: int, training: int) -> int:
     """Return the seed of one of a test's trainings (from 0): 32 bits that no person would choose.
 
     No two tests share a seed: another test seed draws all of them again.
@@ -344,20 +340,17 @@ def seed_of_watched_training(seed: int, training: int) -> int:
     return (seed * (_MOST + 2 + _IN_DIVIDED_COMPANY) + training + 1) * 2654435769 % 2**32
 
 
-def observed_loop_of_watched_trainings(
-    runs: WatchedTrainings, checks: tuple[LoopCheck, ...]
-) -> ObservedLoop:
+def summarise_observed_loop(runs: WatchedTrainings, checks: tuple[LoopCheck, ...]) -> ObservedLoop:
     """Return the loop's numbers: epsilon from its noise, rate, sampling and steps, or unbounded.
 
     If a kind of record, or one record, is worse off than all together, its epsilon is the loop's.
     """
     broken_checks = {check.name: check for check in checks if check.verdict == BROKEN}
     steps = max(len(trace.steps) for trace in runs.traces)
-    noise = (
-        checks_of_sensitivity.estimate_noise_multiplier_interval(runs)
-        if runs.steps_with_noise
-        else (0.0, 0.0, 0.0)
-    )
+    if runs.steps_with_noise:
+        noise = checks_of_sensitivity.estimate_noise_multiplier_interval(runs)
+    else:
+        noise = (0.0, 0.0, 0.0)
     is_unseen = any(check.verdict == UNKNOWN for check in checks if check.name in _OF_EPSILON)
     if runs.steps_with_noise and (is_unseen or OWN_GRADIENT in broken_checks):
         # No epsilon follows of a bound that is not seen, of parts of records, and of a record that
@@ -372,8 +365,8 @@ def observed_loop_of_watched_trainings(
     sampling: dict[str, Any] = (
         {"sampling": "shuffled"} if "Poisson sampling" in broken_checks else {}
     )
-    epsilon = runs.epsilon_with_noise_multiplier(noise[0], steps=steps, **sampling)
-    low, high = _observed_loop_epsilon_interval(runs, noise, epsilon, {"steps": steps, **sampling})
+    epsilon = runs.compute_noise_epsilon(noise[0], steps=steps, **sampling)
+    low, high = _bound_observed_epsilon(runs, noise, epsilon, {"steps": steps, **sampling})
     worst = max(
         (check.epsilon for check in broken_checks.values() if check.epsilon is not None),
         default=0.0,
@@ -386,7 +379,7 @@ def observed_loop_of_watched_trainings(
     )
 
 
-def _observed_loop_epsilon_interval(
+def _bound_observed_epsilon(
     runs: WatchedTrainings, noise: tuple[float, float, float], epsilon: float, more: dict[str, Any]
 ) -> tuple[float, float]:
     """Return the 95% interval of epsilon from the errors of noise multiplier and sampling rate.
@@ -397,15 +390,13 @@ def _observed_loop_epsilon_interval(
     def part(multiplier: float, rate: float) -> float:
         return (
             epsilon
-            * runs.epsilon_with_noise_multiplier(
-                multiplier, quick=True, sample_rate=min(rate, 1.0), **more
-            )
+            * runs.compute_noise_epsilon(multiplier, quick=True, sample_rate=min(rate, 1.0), **more)
             / middle
             - epsilon
         )
 
     middle, error = (
-        runs.epsilon_with_noise_multiplier(noise[0], quick=True, **more),
+        runs.compute_noise_epsilon(noise[0], quick=True, **more),
         1.96 * runs.sampling_rate_standard_error,
     )
     if not 0 < middle < math.inf:
@@ -422,16 +413,14 @@ def _observed_loop_epsilon_interval(
     return max(0.0, epsilon - low), epsilon + high
 
 
-def _count_records_read_in_traces(traces: list[TrainingTrace]) -> int:
+def _count_records_read(traces: list[TrainingTrace]) -> int:
     return sum(len(step.records) for trace in traces for step in trace.steps)
 
 
 def _is_another_watched_training_needed(traces: list[TrainingTrace]) -> bool:
-    return len(traces) < _LEAST or (
-        _count_records_read_in_traces(traces) < _ENOUGH and len(traces) < _MOST
-    )
+    return len(traces) < _LEAST or (_count_records_read(traces) < _ENOUGH and len(traces) < _MOST)
 
 
-def _has_time_for_another_training(begun: float, until: float) -> bool:
+def _has_time_left(begun: float, until: float) -> bool:
     """Test if half of the time is left: one more training then fits."""
     return time.monotonic() - begun < (until - begun) / 2

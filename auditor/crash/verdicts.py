@@ -20,8 +20,12 @@ from auditor.crash.watch import ObservedStep, TrainingTrace
 LEVEL = 0.05  # probability to call an honest training broken, over all checks
 SHARE = LEVEL / 15  # of each check; checks that count, without chance, need none
 POWER = 0.8
-BROKEN, NO_FAULT, UNKNOWN = "broken", "no fault seen", "cannot tell"
-STATISTIC, COUNTED, PLANTED = "by its statistic", "counted, without chance", "by a planted fault"
+BROKEN = "broken"
+NO_FAULT = "no fault seen"
+UNKNOWN = "cannot tell"
+STATISTIC = "by its statistic"
+COUNTED = "counted, without chance"
+PLANTED = "by a planted fault"
 
 
 @dataclass(frozen=True)
@@ -88,11 +92,10 @@ class WatchedTrainings:
         """The share of steps in which a record was read."""
         # Allocation reads each record equally often only over whole trainings: a missing first step
         # would leave incomplete passes.
-        steps = (
-            self.steps
-            if self.claim.sampling == "allocation"
-            else self.steps_but_first_of_each_training
-        )
+        if self.claim.sampling == "allocation":
+            steps = self.steps
+        else:
+            steps = self.steps_but_first_of_each_training
         n_reads = sum(len(step.records) for step in steps)
         return min(1.0, max(n_reads / max(1, self.first_training.n * len(steps)), 1e-9))
 
@@ -100,17 +103,15 @@ class WatchedTrainings:
     def sampling_rate_standard_error(self) -> float:
         """Standard error of `observed_sampling_rate`; 0 if batches are not drawn at random."""
         chance = self.claim.sampling == "poisson" and self.observed_sampling_rate < 1
-        return (
-            math.sqrt(
+        if chance:
+            return math.sqrt(
                 self.observed_sampling_rate
                 * (1 - self.observed_sampling_rate)
                 / (self.first_training.n * len(self.steps_but_first_of_each_training))
             )
-            if chance
-            else 0.0
-        )
+        return 0.0
 
-    def epsilon_with_noise_multiplier(
+    def compute_noise_epsilon(
         self, noise: float, quick: bool = False, **more: int | float | str
     ) -> float:
         """Return the claim's epsilon at this noise multiplier, with the observed rate and steps.
@@ -123,9 +124,9 @@ class WatchedTrainings:
             **more,
         }
         claim = replace(self.claim, noise_multiplier=noise, epsilon=None, **observed)
-        return claim.implied_epsilon(quick)
+        return claim.compute_implied_epsilon(quick)
 
-    def training_and_step_index(self, step: ObservedStep) -> tuple[int, int]:
+    def locate_step(self, step: ObservedStep) -> tuple[int, int]:
         """Return (training, step) of one of the steps, both from 0."""
         return next(
             (i, j)
@@ -164,7 +165,7 @@ class LoopCheck:
     source: str = STATISTIC  # of would_see
 
 
-def loop_check_from_p_value(
+def judge_p_value(
     name: str,
     p: float,
     fault: str,
@@ -185,7 +186,7 @@ def loop_check_from_p_value(
     return LoopCheck(name, NO_FAULT, fine, would_see, p, source=source)
 
 
-def loop_check_without_chance(
+def judge_certain_check(
     name: str,
     is_broken: bool,
     sentence: str,
@@ -195,22 +196,20 @@ def loop_check_without_chance(
 ) -> LoopCheck:
     if not is_broken:
         return LoopCheck(name, NO_FAULT, sentence, would_see, source=COUNTED)
-    return broken_loop_check_without_chance(
-        name, sentence, would_see, witness(), epsilon and epsilon()
-    )
+    return fail_loop_check(name, sentence, would_see, witness(), epsilon and epsilon())
 
 
-def broken_loop_check_without_chance(
+def fail_loop_check(
     name: str, sentence: str, would_see: str, witness: WorstViolation, epsilon: float | None = None
 ) -> LoopCheck:
     return LoopCheck(name, BROKEN, sentence, would_see, 0.0, epsilon, witness, COUNTED)
 
 
-def unbounded_loop_epsilon() -> float:
+def get_unbounded_epsilon() -> float:
     return math.inf
 
 
-def standard_errors_a_loop_check_detects(among: int = 1) -> float:
+def count_detectable_errors(among: int = 1) -> float:
     """Return the standard errors of a violation among so many that is caught with 80%
     probability."""
     # From 0 to the critical value, plus the margin that puts POWER of the estimates beyond it.

@@ -120,8 +120,12 @@ class StepWatch:
         most: steps. replayed: gradients that the optimizer gets in place of each step's own, after
         these were observed.
         """
-        self._model, self._records, self._until, self._everyone = model, records, until, everyone
-        self._most, self._replayed = most, replayed
+        self._model = model
+        self._records = records
+        self._until = until
+        self._everyone = everyone
+        self._most = most
+        self._replayed = replayed
         # token ids of several rows, and their logits
         self._together: tuple[Tensor, Tensor] | None = None
         self.trace = TrainingTrace(len(records))
@@ -139,10 +143,8 @@ class StepWatch:
         """Watch the code inside the context; remove the hooks at the end in any case."""
         _let_hooks_see_base_steps()
         hooks = [
-            self._model.register_forward_pre_hook(
-                self._note_records_of_forward_pass, with_kwargs=True
-            ),
-            self._model.register_forward_hook(self._record_logits_of_batch, with_kwargs=True),
+            self._model.register_forward_pre_hook(self._note_forward_records, with_kwargs=True),
+            self._model.register_forward_hook(self._record_batch_logits, with_kwargs=True),
             # torch calls these for every optimizer of the process, including other models'
             register_optimizer_step_pre_hook(self._record_optimizer_step),
             register_optimizer_step_post_hook(self._record_weights_after_step),
@@ -154,7 +156,7 @@ class StepWatch:
             for hook in hooks:
                 hook.remove()
 
-    def _note_records_of_forward_pass(
+    def _note_forward_records(
         self, _model: nn.Module, arguments: tuple[Any, ...], more: dict[str, Any]
     ) -> None:
         if (
@@ -169,7 +171,7 @@ class StepWatch:
         ):  # inside vmap or grad of torch.func
             ids = torch._C._functorch.get_unwrapped(ids)
         batch = ids.detach().cpu().reshape(-1, ids.shape[-1])
-        rows = training_specimen.record_index_of_each_batch_row(batch)
+        rows = training_specimen.find_row_records(batch)
         known = [row for row in rows if row is not None]
         if torch.is_grad_enabled():
             self.trace.printed.before_step = True
@@ -183,13 +185,11 @@ class StepWatch:
         else:
             self.trace.evaluated.update(known)
 
-    def _record_logits_of_batch(
+    def _record_batch_logits(
         self, _model: nn.Module, arguments: tuple[Any, ...], more: dict[str, Any], output: Any
     ) -> None:
-        ids, logits = (
-            more.get("input_ids", arguments[0] if arguments else None),
-            getattr(output, "logits", None),
-        )
+        ids = more.get("input_ids", arguments[0] if arguments else None)
+        logits = getattr(output, "logits", None)
         if (
             not isinstance(ids, Tensor)
             or not isinstance(logits, Tensor)
@@ -201,16 +201,14 @@ class StepWatch:
         if self.trace.apart is None and not wrapped and logits.shape[:2] == ids.shape:
             self._together = ids.detach().cpu(), logits.detach().cpu()
 
-    def _largest_batch_dependent_logit_change(
-        self, weights: dict[str, Tensor], twin: nn.Module
-    ) -> float | None:
+    def _measure_logit_change(self, weights: dict[str, Tensor], twin: nn.Module) -> float | None:
         """Return the largest change of some records' logits between their batch and a single
         read."""
         if self._together is None:
             return None
         changes = []
         for row, logits in [*zip(*self._together, strict=True)][:4]:
-            (record,) = training_specimen.record_index_of_each_batch_row(row.unsqueeze(0))
+            (record,) = training_specimen.find_row_records(row.unsqueeze(0))
             if record is None or record >= len(self._records):
                 continue
             tokens = torch.tensor(self._records[record]["input_ids"])
@@ -238,11 +236,10 @@ class StepWatch:
         gradients = {names[id(value)]: value.grad for value in parameters if value.grad is not None}
         if not gradients:
             return
-        processes = (
-            distributed.get_world_size()
-            if distributed.is_available() and distributed.is_initialized()
-            else 1
-        )
+        if distributed.is_available() and distributed.is_initialized():
+            processes = distributed.get_world_size()
+        else:
+            processes = 1
         if processes > 1:
             raise AuditError(
                 f"the training runs in {processes} processes, of which one is watched: run it in "
@@ -251,8 +248,12 @@ class StepWatch:
         if self._stepping is optimizer:
             self._take_back_outer_step()
         self._stepping = optimizer
-        records, passes, foreign = tuple(self._read), tuple(self._passes), self._foreign
-        self._read, self._passes, self._foreign = [], [], 0
+        records = tuple(self._read)
+        passes = tuple(self._passes)
+        foreign = self._foreign
+        self._read = []
+        self._passes = []
+        self._foreign = 0
         flat_gradients = {
             name: value.detach().double().flatten() for name, value in gradients.items()
         }
@@ -264,7 +265,7 @@ class StepWatch:
         if (
             self._after
             and self.trace.elsewhere is None
-            and not torch.equal(self._flattened_weights(), self._after[-1])
+            and not torch.equal(self._flatten_weights(), self._after[-1])
         ):
             self.trace.elsewhere = index
         self.trace.steps.append(
@@ -294,21 +295,22 @@ class StepWatch:
     def _record_weights_after_step(self, _optimizer: torch.optim.Optimizer, *_: Any) -> None:
         self._stepping = None
         if len(self._after) < len(self.trace.steps):
-            self._after.append(self._flattened_weights())
+            self._after.append(self._flatten_weights())
         elif self._after:  # an optimizer that calls another: the outer step ends later
-            self._after[-1] = self._flattened_weights()
+            self._after[-1] = self._flatten_weights()
         if len(self.trace.steps) == self._most:
             raise _EnoughSteps
 
-    def _flattened_weights(self) -> Tensor:
+    def _flatten_weights(self) -> Tensor:
         return torch.cat([value.detach().flatten() for value in self._parameters])
 
-    def keep_final_weights_and_find_their_step(self) -> None:
+    def find_final_step(self) -> None:
         """Store the final weights and find the step with these weights, latest first."""
         self.trace.state = {
             name: value.detach().clone() for name, value in self._model.state_dict().items()
         }
-        now, weights_by_step = self._flattened_weights(), enumerate(self._after)
+        now = self._flatten_weights()
+        weights_by_step = enumerate(self._after)
         self.trace.returned = next(
             (at for at, weights in reversed(list(weights_by_step)) if torch.equal(weights, now)),
             None,
@@ -335,15 +337,14 @@ class StepWatch:
         # The step is not taken yet: its gradients belong to the model's present weights.
         weights = {name: value.detach() for name, value in self._model.named_parameters()}
         measured = list(range(len(self._records))) if self._everyone else sorted(set(records_read))
-        parts = (
-            self._gradients.record_gradients_at_weights(weights, measured, list(gradients_taken))
-            if measured
-            else {}
-        )
-        if self.trace.apart is None:
-            self.trace.apart = self._largest_batch_dependent_logit_change(
-                weights, self._gradients.twin
+        if measured:
+            parts = self._gradients.record_gradients_at_weights(
+                weights, measured, list(gradients_taken)
             )
+        else:
+            parts = {}
+        if self.trace.apart is None:
+            self.trace.apart = self._measure_logit_change(weights, self._gradients.twin)
         released = torch.cat(list(gradients_taken.values()))
         gradients = released.new_zeros(len(released), 0)
         if measured:
@@ -369,11 +370,10 @@ class StepWatch:
                 scales[name] = (size if size > least else 0.0, dimensions)
         # Pool over tensors: variances weighted by their degrees of freedom.
         n_free = sum(dimensions for _, dimensions in scales.values())
-        scale = (
-            (sum(values**2 * free for values, free in scales.values()) / n_free) ** 0.5
-            if n_free
-            else 0.0
-        )
+        if n_free:
+            scale = (sum(values**2 * free for values, free in scales.values()) / n_free) ** 0.5
+        else:
+            scale = 0.0
         unit = scale or 1.0
         parts_by_tensor = gradients.split(sizes)
         grams = torch.stack([part.T @ part for part in parts_by_tensor])
@@ -512,8 +512,9 @@ def run_watched_training(
     Raises AuditError if it reads none of its records, takes no observed step, returns another
     model, or lasts too long. Processes that it started and did not end are ended with it.
     """
-    specimen = specimen or training_specimen.specimen_for_training(training)
-    model, records = specimen.build_crash_test_model(), specimen.make_crash_test_records(n)
+    specimen = specimen or training_specimen.build_specimen(training)
+    model = specimen.build_crash_test_model()
+    records = specimen.make_crash_test_records(n)
     if other_last:
         name, *words = records[-1]["input_ids"]
         records[-1] = {"input_ids": [name, *reversed(words)]}
@@ -530,7 +531,7 @@ def run_watched_training(
     watched = watch.install_hooks_temporarily()
     with watched, _training_time_limit_context(until), contextlib.suppress(_EnoughSteps), draws:
         returned = train(model, inputs)
-    watch.keep_final_weights_and_find_their_step()
+    watch.find_final_step()
     trace = watch.trace
     # The first steps of a training may be of empty batches.
     is_part = most is not None and bool(trace.steps)
@@ -578,7 +579,8 @@ def _training_time_limit_context(until: float) -> Iterator[None]:
     before = set(psutil.Process().children())
     alarmed = threading.current_thread() is threading.main_thread() and hasattr(signal, "setitimer")
     if alarmed:
-        handler, start = signal.signal(signal.SIGALRM, late), time.monotonic()
+        handler = signal.signal(signal.SIGALRM, late)
+        start = time.monotonic()
         first = max(until - start, 1e-3) if until < math.inf else 0
         remaining, _ = signal.setitimer(signal.ITIMER_REAL, first, _AGAIN)
     try:
@@ -595,12 +597,12 @@ def _training_time_limit_context(until: float) -> Iterator[None]:
             signal.setitimer(
                 signal.ITIMER_REAL, remaining and max(remaining - (time.monotonic() - start), 1e-3)
             )
-        for process in list_processes_started_by_training(before):
+        for process in list_training_processes(before):
             with contextlib.suppress(psutil.Error):
                 process.kill()
 
 
-def list_processes_started_by_training(
+def list_training_processes(
     before: Collection[psutil.Process] = (),
 ) -> list[psutil.Process]:
     """List this process's child processes and theirs, without multiprocessing's resource tracker.

@@ -14,7 +14,7 @@ def make_engine(options: EngineOptions) -> Engine:
     from auditor.engines.ray_engine import RayEngine  # an extra
 
     return RayEngine(
-        options.workers or threads.usable_processor_count(),
+        options.workers or threads.count_usable_processors(),
         options.ray_address or "",
         options.gpus_per_worker,
     )

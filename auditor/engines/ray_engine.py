@@ -26,7 +26,7 @@ from typing import Any
 import psutil
 
 from auditor.core import disk, threads
-from auditor.core.counts import counted
+from auditor.core.counts import format_count
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.engines.engine import Work
 
@@ -89,7 +89,7 @@ class RayEngine:
         cluster = "a Ray cluster of this machine"
         if self.address:
             cluster = f"the Ray cluster at {self.address}"
-        return f"{counted(self.workers, 'worker')} of {cluster}"
+        return f"{format_count(self.workers, 'worker')} of {cluster}"
 
     def set_work_context(self, local_place: Any, make_place: Callable[[], Any]) -> None:
         self._kill_worker_pool()
@@ -171,7 +171,7 @@ class RayEngine:
                 )
             init_args: dict[str, Any] = {"address": self.address}
         else:
-            n_processors = threads.usable_processor_count()
+            n_processors = threads.count_usable_processors()
             if self.workers > n_processors:
                 raise AuditError(
                     f"expected --workers of at most the {n_processors} processors here, got "
@@ -188,7 +188,7 @@ class RayEngine:
             # Secrets travel through this folder. Ray lets everybody on this machine read its own
             # folder, so it lies inside a private one.
             scratch = self._resources.enter_context(
-                disk.scratch_folder(_find_ray_socket_folder(), "r")
+                disk.open_scratch_folder(_find_ray_socket_folder(), "r")
             )
             init_args = {"address": "local", "num_cpus": self.workers, "include_dashboard": False}
             init_args |= {

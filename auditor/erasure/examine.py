@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from auditor.core.disk import scratch_folder
+from auditor.core.disk import open_scratch_folder
 from auditor.core.errors import wrap_library_errors
 from auditor.erasure.layers import CANNOT_TELL, GONE, STILL_THERE, Layer, LayerVerdict, judge_layer
 from auditor.erasure.records import ErasureRecords
@@ -45,9 +45,10 @@ def examine_stores(
 ) -> Erasure:
     """Judge each layer of each store, `PATH` or `KIND:PATH`. Raises AuditError."""
     kinds = [find_store_kind(argument) for argument in arguments]
-    verdicts, facts = list[LayerVerdict](), dict[str, tuple[str, ...]]()
+    verdicts = list[LayerVerdict]()
+    facts = dict[str, tuple[str, ...]]()
     for kind, path in kinds:
-        with scratch_folder(Path(tempfile.gettempdir()), "audit-erase") as scratch:
+        with open_scratch_folder(Path(tempfile.gettempdir()), "audit-erase") as scratch:
             tell(f"copying {path}")
             store = kind(copy_store(path, scratch))
             store.check_package()

@@ -19,7 +19,9 @@ from auditor.erasure.windows import SIZE, TEXT, VECTORS
 from auditor.statistics.intervals import clopper_pearson
 from auditor.statistics.judging import compute_near_verbatim_limit
 
-GONE, STILL_THERE, CANNOT_TELL = "gone", "still there", "cannot tell"
+GONE = "gone"
+STILL_THERE = "still there"
+CANNOT_TELL = "cannot tell"
 NEAR = "near-verbatim text"
 SEEN = 0.9  # share of the control to find before absence counts as gone
 _PASSAGE = 10  # words
@@ -160,18 +162,19 @@ def _judge(
     control = possible - records.deleted
     leftovers = {records.targets[i].name: places[i] for i in sorted(deleted & set(places))}
     n_seen = len(control & set(places))
-    verdict, reason = GONE, ""
+    verdict = GONE
+    reason = ""
     if leftovers:
         verdict = STILL_THERE
     elif not deleted:
-        verdict, reason = CANNOT_TELL, f"no deleted record has {kind} that no other record has"
+        verdict = CANNOT_TELL
+        reason = f"no deleted record has {kind} that no other record has"
     elif len(control) < LEAST:
-        verdict, reason = (
-            CANNOT_TELL,
-            f"{len(control)} kept records to look for, {LEAST} are needed",
-        )
+        verdict = CANNOT_TELL
+        reason = f"{len(control)} kept records to look for, {LEAST} are needed"
     elif n_seen < SEEN * len(control):
-        verdict, reason = CANNOT_TELL, f"{n_seen} of {len(control)} kept records are seen there"
+        verdict = CANNOT_TELL
+        reason = f"{n_seen} of {len(control)} kept records are seen there"
     return LayerVerdict(
         store, layer, kind, verdict, len(deleted), leftovers, len(control), n_seen, reason
     )

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
-from auditor.core.counts import counted
+from auditor.core.counts import format_count
 from auditor.core.jsonable import to_json
 from auditor.erasure.examine import Erasure
 from auditor.erasure.layers import CANNOT_TELL, GONE, STILL_THERE, LayerVerdict
@@ -14,7 +14,8 @@ from auditor.reports import escaping
 from auditor.reports.blocks import Document, FactList, Group, Paragraph, Section, Table
 
 _ORDER = (STILL_THERE, CANNOT_TELL, GONE)
-_MOST_NAMES, _MOST_PLACES = 5, 3
+_MOST_NAMES = 5
+_MOST_PLACES = 3
 _RULE = (
     "Gone: none of the deleted records is seen in a layer in which at least 90% of the kept ones, "
     "20 or more, are; the percentage is the exact 95% lower bound of what is seen of such records. "
@@ -25,11 +26,11 @@ _RULE = (
 
 def state_result(erasure: Erasure) -> str:
     """Return the verdict over all layers in a sentence."""
-    deleted = counted(erasure.n_deleted, "deleted record")
+    deleted = format_count(erasure.n_deleted, "deleted record")
     if erasure.verdict == STILL_THERE:
         return f"still there: {erasure.n_left:,} of {deleted} in some layer"
     n_layers = sum(verdict.verdict == GONE for verdict in erasure.verdicts)
-    gone = f"none of {deleted} is seen; gone in {counted(n_layers, 'layer')}"
+    gone = f"none of {deleted} is seen; gone in {format_count(n_layers, 'layer')}"
     if erasure.verdict == GONE:
         return f"gone: {gone}, which are all"
     n_unclear = sum(verdict.verdict == CANNOT_TELL for verdict in erasure.verdicts)
@@ -79,7 +80,7 @@ def list_names(verdict: LayerVerdict) -> str:
 def _shorten_list(names: Sequence[str], most: int, separator: str = ", ") -> str:
     n_left = len(names) - most
     more = f" and {n_left:,} more" if n_left > 0 else ""
-    return separator.join(map(escaping.to_printable_line, names[:most])) + more
+    return separator.join(map(escaping.make_printable_line, names[:most])) + more
 
 
 def make_document(erasure: Erasure, command: str) -> Document:

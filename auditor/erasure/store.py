@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from auditor.core.arrays import Floats
-from auditor.core.errors import AuditError, unknown_name_error, wrap_library_errors
+from auditor.core.errors import AuditError, make_unknown_name_error, wrap_library_errors
 from auditor.erasure.layers import Layer, Piece
 from auditor.erasure.windows import SIZE, TEXT, VECTORS, WORDS
 
@@ -140,7 +140,8 @@ def read_files(files: Iterable[tuple[Path, str]]) -> Iterator[Piece]:
     """Yield the bytes of named files in blocks, each beginning with the end of the last."""
     for path, place in files:
         with path.open("rb") as file:
-            start, rest = 0, b""
+            start = 0
+            rest = b""
             while block := file.read(_AT_ONCE):
                 yield Piece(place, rest + block, start - len(rest))
                 start += len(block)
@@ -164,10 +165,11 @@ def find_store_kind(argument: str) -> tuple[type[Store], Path]:
     prefix, colon, rest = argument.partition(":")
     if colon and not Path(argument).exists():
         if prefix not in kinds:
-            raise unknown_name_error("store", prefix, kinds)
+            raise make_unknown_name_error("store", prefix, kinds)
         path = Path(rest)
     else:
-        prefix, path = "", Path(argument)
+        prefix = ""
+        path = Path(argument)
     if not path.exists():
         raise AuditError(f"expected a store, got {str(path)!r}, which does not exist")
     if prefix:

@@ -16,7 +16,9 @@ from numpy.typing import NDArray
 
 from auditor.core.arrays import Bools, Floats, Ints
 
-TEXT, WORDS, VECTORS = "text", "words", "vectors"
+TEXT = "text"
+WORDS = "words"
+VECTORS = "vectors"
 SIZE = 32  # bytes of a window; a text below 32 bytes uses windows of 16
 _WORD_SIZE = 8  # bytes from the end of a word, shorter than any other window
 _SIZES = (SIZE, 16, _WORD_SIZE)

@@ -37,7 +37,8 @@ def build_run_statement(folder: Path) -> dict[str, Any]:
         )
     for edit in (manifest.folder_edits_since_run_end(folder) or manifest.NO_EDITS).edit_sentences():
         raise AuditError(f"expected a run as it was when it ended, got {str(folder)!r}: {edit}")
-    decisions, files = load_gate_decisions(folder), manifest.manifest_digests_of_gate_files(folder)
+    decisions = load_gate_decisions(folder)
+    files = manifest.manifest_digests_of_gate_files(folder)
     return {
         "_type": STATEMENT,
         "subject": _list_attested_files(result),

@@ -13,10 +13,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from auditor.conclusions.outcomes import RunOutcomes
-from auditor.core.counts import counted
+from auditor.core.counts import format_count
 from auditor.core.errors import AuditError
 from auditor.core.nouns import CellKey, Secret
-from auditor.core.plan import FIELDS, flag_of_plan_field, plan_field_names_with_rule
+from auditor.core.plan import FIELDS, format_field_flag, list_ruled_fields
 from auditor.core.plan_fields import COMPARED
 from auditor.core.result import NO_TIME, AuditResult
 from auditor.records.table import TABLE
@@ -64,11 +64,10 @@ def check_comparable(run: RunOutcomes, base: RunOutcomes, description: str) -> N
             raise AuditError(f"{candidate.name} holds no {TABLE}, {reason}")
     obstacles = list(dict.fromkeys(list_comparison_obstacles(run, base)))
     if obstacles:
-        remark = (
-            f" (and {counted(len(obstacles) - 1, 'other difference')})"
-            if len(obstacles) > 1
-            else ""
-        )
+        if len(obstacles) > 1:
+            remark = f" (and {format_count(len(obstacles) - 1, 'other difference')})"
+        else:
+            remark = ""
         reason = f"{base.name} is no {description} for {run.name}: {obstacles[0]}{remark}"
         if run.result.family != base.result.family:
             raise AuditError(
@@ -97,7 +96,7 @@ def _n_records_not_asked(result: AuditResult) -> int:
 def _format_comparable_command(result: AuditResult, base: AuditResult) -> str:
     """Return the command that audits the result's model on the data and attack settings of
     `base`."""
-    asked_alike = {*plan_field_names_with_rule(COMPARED), *_ASKED_ALIKE}
+    asked_alike = {*list_ruled_fields(COMPARED), *_ASKED_ALIKE}
     words = ["audit", "run"]
     for name, field in FIELDS.items():
         value = (base if name in asked_alike else result).plan.get(name, field.default)
@@ -105,7 +104,7 @@ def _format_comparable_command(result: AuditResult, base: AuditResult) -> str:
         default = list(field.default) if isinstance(field.default, tuple) else field.default
         if field.said.flags is None or value in (field.default, default, None):
             continue
-        words += _format_flag(flag_of_plan_field(name), value)
+        words += _format_flag(format_field_flag(name), value)
     return shlex.join(words)
 
 
@@ -129,11 +128,13 @@ def _format_flag(flag: str, value: Any) -> list[str]:
 
 def list_comparison_obstacles(run: RunOutcomes, base: RunOutcomes) -> Iterator[str]:
     """Yield the differences that prevent a comparison, as `what: mine against theirs`."""
-    result, base_result = run.result, base.result
+    result = run.result
+    base_result = base.result
     yield from _describe_comparison_obstacle(
         "model family", result.family or "not recorded", base_result.family or "not recorded"
     )
-    data, other_data = result.benchmark, base_result.benchmark
+    data = result.benchmark
+    other_data = base_result.benchmark
     # Check it first: another text form changes the secrets.
     if data.text_form and other_data.text_form:
         yield from _describe_comparison_obstacle(
@@ -148,17 +149,16 @@ def list_comparison_obstacles(run: RunOutcomes, base: RunOutcomes) -> Iterator[s
             "data set", data.description, other_data.description
         )
     elif data.digest != other_data.digest:
-        seeds = (
-            f"; seeds {result.seed} and {base_result.seed}"
-            if result.seed != base_result.seed
-            else ""
-        )
+        if result.seed != base_result.seed:
+            seeds = f"; seeds {result.seed} and {base_result.seed}"
+        else:
+            seeds = ""
         digests = (
             f"{_shorten_secrets_digest(data.digest)} against "
             f"{_shorten_secrets_digest(other_data.digest)}"
         )
         yield f"data set: other secrets (digest {digests}{seeds})"
-    for name in plan_field_names_with_rule(COMPARED):
+    for name in list_ruled_fields(COMPARED):
         yield from _describe_comparison_obstacle(
             f"attack settings: {name}", result.plan.get(name), base_result.plan.get(name)
         )
@@ -182,10 +182,12 @@ def list_comparison_obstacles(run: RunOutcomes, base: RunOutcomes) -> Iterator[s
 def _secrets_barring_run_comparison(
     run: RunOutcomes, base: RunOutcomes, row: CellKey
 ) -> Iterator[str]:
-    outcome, base_outcome = run.outcomes.get(row), base.outcomes.get(row)
+    outcome = run.outcomes.get(row)
+    base_outcome = base.outcomes.get(row)
     if outcome is None or base_outcome is None:
         return  # a missing measurement: the caller that reads the row reports it
-    new, old = set(outcome.ids), set(base_outcome.ids)
+    new = set(outcome.ids)
+    old = set(base_outcome.ids)
     if (outcome.anytime or base_outcome.anytime) and (new <= old or old <= new):
         return  # one run stopped before the other
     if new != old:

@@ -15,8 +15,8 @@ from functools import partial
 
 from auditor.conclusions import outcomes
 from auditor.conclusions.outcomes import RunOutcomes
-from auditor.core.counts import counted
-from auditor.core.errors import AuditError, unknown_name_error
+from auditor.core.counts import format_count
+from auditor.core.errors import AuditError, make_unknown_name_error
 from auditor.core.nouns import CellKey
 from auditor.core.result import Finding, Measurement
 from auditor.gate.comparability import check_comparable
@@ -69,7 +69,7 @@ def compare_finished_runs(runs: Sequence[RunOutcomes], metrics: Sequence[str] = 
     }
     for name in metrics:
         if name not in known:
-            raise unknown_name_error("metric", name, known)
+            raise make_unknown_name_error("metric", name, known)
     findings: dict[CellKey, list[Finding | None]] = {}
     for i, run in enumerate(runs):
         for finding in run.result.findings:
@@ -102,8 +102,8 @@ def compare_finished_runs(runs: Sequence[RunOutcomes], metrics: Sequence[str] = 
     )
     record = runs[0].result.benchmark
     secrets = (
-        f"{record.name}: {counted(record.members, 'member')}, "
-        f"{counted(record.nonmembers, 'non-member')}"
+        f"{record.name}: {format_count(record.members, 'member')}, "
+        f"{format_count(record.nonmembers, 'non-member')}"
     )
     # the runs' names if they differ, else the folders' names
     names = {run.result.name: None for run in runs}
@@ -127,7 +127,7 @@ def _compare_with_first(
     first, outcome = (runs[j].outcomes.get(row) for j in (0, i))
     if first is None or outcome is None:
         return Comparand(measured, why="nothing to pair")
-    difference = outcomes.paired_row_difference_or_reason(metric, None, outcome, first)
+    difference = outcomes.compare_paired_rows(metric, None, outcome, first)
     if isinstance(difference, str):
         return Comparand(measured, why=difference)
     return Comparand(
@@ -156,7 +156,7 @@ def _compare_rivals(
         if outcome is None or other is None or line.cells[i].measured is None:
             return []  # without a measurement there is no best run
         # other minus candidate: above 0 if the other run leaks more
-        difference = outcomes.paired_row_difference_or_reason(line.metric, None, other, outcome)
+        difference = outcomes.compare_paired_rows(line.metric, None, other, outcome)
         if isinstance(difference, str):
             return []
         excesses.append(difference)

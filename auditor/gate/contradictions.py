@@ -15,12 +15,12 @@ from typing import get_args
 import numpy as np
 
 from auditor.conclusions.outcomes import RowValuesBySecret
-from auditor.core.counts import counted
+from auditor.core.counts import format_count
 from auditor.core.errors import AuditError
 from auditor.core.jsonable import to_json
 from auditor.core.nouns import UNDEFENDED, CellKey, Claim, SettingName
 from auditor.core.plan import FIELDS
-from auditor.core.plan_parts import deployed_form_name
+from auditor.core.plan_parts import name_deployed_form
 from auditor.core.result import AuditResult, Finding, Measurement
 from auditor.gate.rulings import WHOLE_RUN
 from auditor.records.attacked_secrets import (
@@ -77,9 +77,10 @@ def find_result_contradictions(
 def _check_planned_rows(result: AuditResult) -> Iterator[tuple[CellKey, str]]:
     """Yield planned rows that the result lacks. A control has only the rows of the widest
     access."""
-    plan, reported_rows = result.plan, {finding.cell_key for finding in result.findings}
+    plan = result.plan
+    reported_rows = {finding.cell_key for finding in result.findings}
     planned_targets = dict.fromkeys(
-        (UNDEFENDED, *plan.get("defense", ()), *map(deployed_form_name, plan.get("forms", ())))
+        (UNDEFENDED, *plan.get("defense", ()), *map(name_deployed_form, plan.get("forms", ())))
     )
     settings = [
         name for name in get_args(SettingName) if plan.get("setting", "both") in (name, "both")
@@ -100,7 +101,8 @@ def _check_planned_secrets(
         # another version may have started the run
         blank = {name: to_json(field.default) for name, field in FIELDS.items()}
         # a field known to only one version must have its default value
-        first_plan, last_plan = {**blank, **listed.plan}, {**blank, **result.plan}
+        first_plan = {**blank, **listed.plan}
+        last_plan = {**blank, **result.plan}
         for name in sorted(first_plan.keys() | last_plan.keys()):
             if first_plan.get(name) != last_plan.get(name):
                 yield WHOLE_RUN, f"its plan has another {name} than {PLAN}"
@@ -131,7 +133,7 @@ def _describe_secret_mismatch(
     if values_by_secret.outcome is None and secrets.keys().isdisjoint(values_by_secret.ids):
         return ""
     if n_unknown := sum(id not in secrets for id in values_by_secret.ids):
-        return f"{_WHERE} holds {counted(n_unknown, 'secret')} that {SECRETS} does not"
+        return f"{_WHERE} holds {format_count(n_unknown, 'secret')} that {SECRETS} does not"
     facts = (secrets[id] for id in values_by_secret.ids)
     n_wrong = sum(
         (fact.member, fact.repeats) != (bool(member), repeats)
@@ -139,11 +141,10 @@ def _describe_secret_mismatch(
             facts, values_by_secret.member, values_by_secret.repeats, strict=True
         )
     )
-    return (
-        f"{counted(n_wrong, 'secret')} {_WHERE} disagrees with {SECRETS} on membership or copies"
-        if n_wrong
-        else ""
-    )
+    if n_wrong:
+        secrets_text = format_count(n_wrong, "secret")
+        return f"{secrets_text} {_WHERE} disagrees with {SECRETS} on membership or copies"
+    return ""
 
 
 def _check_answered_secrets(
@@ -157,17 +158,21 @@ def _check_answered_secrets(
         # generations are stored with the guesses
         guessed = row_values.outcome is not None or row not in observations
         journal, answers = (GUESSES, guesses) if guessed else (OBSERVATIONS, observations)
-        ids, answered_ids = set(row_values.ids), answers.get(row, frozenset())
-        added, dropped = ids - answered_ids, answered_ids - ids
+        ids = set(row_values.ids)
+        answered_ids = answers.get(row, frozenset())
+        added = ids - answered_ids
+        dropped = answered_ids - ids
         if added:
             yield (
                 row,
-                f"{_WHERE} holds {counted(len(added), 'secret')} without an answer in {journal}",
+                f"{_WHERE} holds {format_count(len(added), 'secret')} without an answer in "
+                f"{journal}",
             )
         if dropped:
             yield (
                 row,
-                f"{journal} holds answers about {counted(len(dropped), 'secret')} that {_WHERE} "
+                f"{journal} holds answers about {format_count(len(dropped), 'secret')} that "
+                f"{_WHERE} "
                 "leaves out",
             )
     reported = {finding.cell_key: finding for finding in result.findings}
@@ -278,20 +283,17 @@ def _check_outcomes(finding: Finding, values_by_secret: RowValuesBySecret) -> It
     from secrets."""
     if len(set(values_by_secret.ids)) < len(values_by_secret.ids):
         yield f"{_WHERE} holds a secret twice"
-    members, nonmembers = (
-        values_by_secret.metric_values_in_id_order(True, None),
-        values_by_secret.metric_values_in_id_order(False, None),
-    )
+    members = values_by_secret.order_metric_values(True, None)
+    nonmembers = values_by_secret.order_metric_values(False, None)
     for m in finding.measurements:
         if (recomputed := recompute_metric(find_metric(m.name), members, nonmembers)) is not None:
             yield from _check_measurement(m.name, m, *recomputed)
     if finding.main is not None and finding.main.name in values_by_secret.values:
         for count, m in finding.by_repeats.items():
-            chosen = (
-                values_by_secret.metric_values_in_id_order(True, int(count))[finding.main.name]
-                if count.isdigit()
-                else np.empty(0)
-            )
+            if count.isdigit():
+                chosen = values_by_secret.order_metric_values(True, int(count))[finding.main.name]
+            else:
+                chosen = np.empty(0)
             yield from _check_measurement(
                 f"{m.name}(count={count})", m, compute_mean(chosen), len(chosen)
             )

@@ -22,7 +22,7 @@ from pathlib import Path
 from auditor.conclusions import claims, outcomes
 from auditor.conclusions.outcomes import RowValuesBySecret, RunOutcomes
 from auditor.conclusions.signals import assess_signals
-from auditor.core.errors import AuditError, unknown_name_error
+from auditor.core.errors import AuditError, make_unknown_name_error
 from auditor.core.nouns import UNDEFENDED, CellKey
 from auditor.core.result import Audited, AuditResult, Finding, Measurement
 from auditor.gate import attest, objections, required_coverage
@@ -64,7 +64,7 @@ def read_run(folder: Path) -> RunOutcomes:
     """Read a run folder. Raise AuditError if it holds no finished run."""
     from auditor.records import attacked_secrets, manifest, result_file
 
-    result, rows = result_file.read_result(folder), outcomes.read_row_values_by_secret(folder)
+    result, rows = result_file.read_result(folder), outcomes.read_row_values(folder)
     for row in (
         finding.cell_key
         for finding in result.findings
@@ -183,7 +183,7 @@ def check_rule_metrics(rules: Sequence[Rule], measured: Collection[str] = ()) ->
     name must not pass."""
     for rule in rules:
         if not is_builtin_metric(rule.metric) and rule.metric not in measured:
-            raise unknown_name_error(
+            raise make_unknown_name_error(
                 "metric", rule.metric, {metric.name for metric in METRICS}.union(measured)
             )
 
@@ -414,10 +414,10 @@ def _build_limit_evidence(
     if values_by_secret is not None and values_by_secret.anytime:
         # its stop depended on the results: an interval for a fixed sample size would be too
         # narrow (formulas D2)
-        evidence = values_by_secret.anytime_valid_evidence(rule.metric, rule.count, rule.kind)
+        evidence = values_by_secret.build_anytime_evidence(rule.metric, rule.count, rule.kind)
     evidence = (
         evidence
-        or outcomes.tpr_bounds_of_row(rule.metric, values_by_secret)
+        or outcomes.bound_row_tpr(rule.metric, values_by_secret)
         or compute_rule_bounds(measured)
     )
     remark = "" if evidence.value == measured.value else f" (the other way {evidence.value:.4g})"
@@ -455,9 +455,7 @@ def _paired_difference(
         )
     if row_values is None or base_values is None:
         return f"{'this run' if row_values is None else other} has no outcomes of this row to pair"
-    difference = outcomes.paired_row_difference_or_reason(
-        rule.metric, rule.count, row_values, base_values
-    )
+    difference = outcomes.compare_paired_rows(rule.metric, rule.count, row_values, base_values)
     if isinstance(difference, str):
         return difference
     return _Number(

@@ -20,7 +20,8 @@ from auditor.gate.rulings import Decision, Ruling, make_ruling
 from auditor.records.file_digests import file_sha256_hex
 from auditor.records.result_file import RESULT
 
-DECISIONS, LAST = "decisions.jsonl", "decisions.sha256"
+DECISIONS = "decisions.jsonl"
+LAST = "decisions.sha256"
 _FIRST = "0" * 64  # before the first line
 _PATIENCE = 30.0  # seconds to wait for another gate to write its line
 
@@ -42,7 +43,8 @@ def save_decision(folder: Path, decision: Decision) -> None:
     try:
         if edits := describe_decision_edits(folder):
             raise AuditError(edits)
-        now, lines = datetime.now(UTC).isoformat(timespec="seconds"), _read_decision_lines(folder)
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        lines = _read_decision_lines(folder)
         before = hashlib.sha256(lines[-1]).hexdigest() if lines else _FIRST
         entry = KeptDecision(now, file_sha256_hex(folder / RESULT), decision, before)
         line = json.dumps(to_json(entry), allow_nan=False) + "\n"
@@ -57,9 +59,11 @@ def save_decision(folder: Path, decision: Decision) -> None:
 
 def describe_decision_edits(folder: Path) -> str:
     """Describe edits of the decisions in the folder, in a sentence; "" if there are none."""
-    ends, lines = _read_last_decision_digests(folder), _read_decision_lines(folder)
+    ends = _read_last_decision_digests(folder)
+    lines = _read_decision_lines(folder)
     ends |= _read_last_decision_digests(folder)  # another gate may just have written
-    path, before = folder / DECISIONS, _FIRST
+    path = folder / DECISIONS
+    before = _FIRST
     mend = "restore it, or audit again"
     for number, line in enumerate(lines, 1):
         try:
@@ -104,7 +108,8 @@ def load_gate_decisions(folder: Path) -> tuple[KeptDecision, ...]:
 
     Raise AuditError for a file with other content, or an edited file.
     """
-    path, now = folder / DECISIONS, file_sha256_hex(folder / RESULT)
+    path = folder / DECISIONS
+    now = file_sha256_hex(folder / RESULT)
     latest: dict[object, KeptDecision] = {}
     try:
         decisions = [

@@ -48,11 +48,10 @@ def compare_judged_with_deployed_files(
     is_here = (
         _MODEL in roles_of_model_files(result.weights) & roles_of_model_files(now) and not in_memory
     )
-    changes = (
-        [f"{name} {change}" for name, change in changed_model_files(result.weights, now)]
-        if is_here
-        else []
-    )
+    if is_here:
+        changes = [f"{name} {change}" for name, change in changed_model_files(result.weights, now)]
+    else:
+        changes = []
     differs = ", ".join(changes[:_SHOWN]) + (
         f" and {len(changes) - _SHOWN} more" if len(changes) > _SHOWN else ""
     )
@@ -103,5 +102,6 @@ def judge_deployed_model(match: DeployedModelMatch, require: Required) -> Iterat
         yield make_ruling(match.said, "model_here", "held" if match.here else "failed")
     if require.max_age is not None:
         # below 0: one of the two clocks is wrong, so the age is unknown
-        rule, is_recent = f"max_age = {require.max_age:g} days", 0 <= match.age <= require.max_age
+        rule = f"max_age = {require.max_age:g} days"
+        is_recent = 0 <= match.age <= require.max_age
         yield make_ruling(match.said, rule, "held" if is_recent else "failed")

@@ -53,7 +53,8 @@ def verify_dsse_envelope(envelope: str, key: Path) -> tuple[bytes, str]:
         AuditError: The text is not an envelope of this type, or the key is invalid.
         NoValidSignature: The envelope has no signature by the key.
     """
-    public, signed = _load_ed25519_key(key, "public"), _parse_dsse_envelope(envelope)
+    public = _load_ed25519_key(key, "public")
+    signed = _parse_dsse_envelope(envelope)
     from securesystemslib.exceptions import UnverifiedSignatureError
     from securesystemslib.signer import SSlibKey
 

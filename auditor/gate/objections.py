@@ -10,8 +10,8 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from auditor.conclusions.signals import LeakAssessment
-from auditor.conclusions.strata import hits_of_stratum, weighted_extracted_share
-from auditor.core.counts import counted
+from auditor.conclusions.strata import count_stratum_hits, measure_weighted_share
+from auditor.core.counts import format_count
 from auditor.core.result import AuditResult, Finding
 from auditor.gate.rulings import Ruling
 from auditor.statistics.bounds import LEVEL, BinomialCount
@@ -55,7 +55,7 @@ def add_audited_share(result: AuditResult, ruling: Ruling) -> Ruling:
     counts = result.benchmark.records.get("members")
     if counts is None or not ruling.n or counts.audited == counts.given:
         return ruling
-    share = f"{counts.audited:,} of {counted(counts.given, 'record')} audited"
+    share = f"{counts.audited:,} of {format_count(counts.given, 'record')} audited"
     return replace(ruling, reason=f"{ruling.reason}; {share}")
 
 
@@ -67,7 +67,7 @@ def find_strata_objection(
 
     counts_with_a_rule: numbers of copies judged by a rule of their own.
     """
-    weighted_share = weighted_extracted_share(finding, LEVEL)
+    weighted_share = measure_weighted_share(finding, LEVEL)
     if weighted_share is not None and weighted_share.high > limit:
         n_asked = sum(stratum.extracted.n for stratum in finding.strata)
         return (
@@ -81,10 +81,13 @@ def find_strata_objection(
     ]
     for stratum in copied:
         # Bonferroni: each stratum gets an equal part of the level.
-        low = BinomialCount(hits_of_stratum(stratum), stratum.extracted.n).low(LEVEL / len(copied))
+        low = BinomialCount(count_stratum_hits(stratum), stratum.extracted.n).low(
+            LEVEL / len(copied)
+        )
         if low > limit:
             return (
-                f"{hits_of_stratum(stratum):,} of the {counted(stratum.extracted.n, 'record')} "
+                f"{count_stratum_hits(stratum):,} of the "
+                f"{format_count(stratum.extracted.n, 'record')} "
                 f"that occur {stratum.copies:,} times are extracted, above the limit (their own: "
                 f"recall(count={stratum.copies}))"
             )

@@ -71,7 +71,8 @@ def parse_planned_share_change(item: str) -> ShareChange:
         raise AuditError(f"expected --plan to go from less to more, got {before:g} to {after:g}")
     discordant = rest[0] if rest else before * (1 - after) + after * (1 - before)
     # Frechet bounds: the shares of changing answers that two marginal shares allow
-    least, most = after - before, min(before + after, 2 - before - after)
+    least = after - before
+    most = min(before + after, 2 - before - after)
     if not least - 1e-9 <= discordant <= most + 1e-9:
         raise AuditError(
             f"expected between {least:g} and {most:g} of the answers to change from {before:g} to "
@@ -87,15 +88,20 @@ def count_secrets_for_change(change: ShareChange, power: float, rules: int) -> l
     Raise AuditError for a power outside (0, 1) or more than a million secrets.
     """
     check_gate_power(power, rules)
-    name, before, after = change.metric, change.before, change.after
+    name = change.metric
+    before = change.before
+    after = change.after
     # as in `decide`: failing uses the shared level, holding uses LEVEL itself
-    level, margin = LEVEL / rules, after - before
+    level = LEVEL / rules
+    margin = after - before
     # changes by chance only, if nothing got worse
     chance_change = change.discordant - margin
     # the closed forms first: they reject a too small change before any scan
     worse = count_secrets_for_pairs(margin, 0.0, change.discordant, level, power)
     unchanged = count_secrets_for_pairs(0.0, margin, chance_change, LEVEL, power)
-    lost, won = chance_change / 2, change.discordant - chance_change / 2  # won - lost is the margin
+    # won - lost is the margin
+    lost = chance_change / 2
+    won = change.discordant - chance_change / 2
     # a paired difference d of -1, 0 or 1 enters as (d + 1) / 2: betting takes values in [0, 1]
     # (formulas.md, D2)
     return [

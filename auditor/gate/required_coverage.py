@@ -68,13 +68,12 @@ def _count_attacked_secrets(run: RunOutcomes, key: CellKey) -> tuple[int, int]:
     """Count the members and non-members with outcomes in the row."""
     row_values = run.outcomes.get(key)
     # by id: a repeated secret counts once
-    ids = (
-        set()
-        if row_values is None
-        else {
+    if row_values is None:
+        ids = set()
+    else:
+        ids = {
             (name, bool(member))
             for name, member in zip(row_values.ids, row_values.member, strict=True)
         }
-    )
     members = sum(member for _, member in ids)
     return members, len(ids) - members

@@ -6,9 +6,9 @@ import difflib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from auditor.core.errors import unknown_name_error
+from auditor.core.errors import make_unknown_name_error
 from auditor.core.nouns import UNDEFENDED, CellKey
-from auditor.core.plan_parts import deployed_form_name
+from auditor.core.plan_parts import name_deployed_form
 from auditor.core.result import AuditResult, Finding
 from auditor.gate.policy import Rule
 from auditor.statistics.metrics import SHARES, auc_name
@@ -19,16 +19,14 @@ def check_rule_scope_names_exist(scope: Sequence[str | None], rows: Collection[C
     for i, (kind, name) in enumerate(zip(("target", "setting", "attack"), scope, strict=True)):
         known = {row[i] for row in rows}
         if name is not None and name not in known:
-            raise unknown_name_error(kind, name, known)
+            raise make_unknown_name_error(kind, name, known)
 
 
 def list_judged_targets(result: AuditResult, rule: Rule) -> list[str]:
     """Return the targets of a rule without a target: defenses and deployed forms, or (no defense)
     the undefended model too."""
-    defenses, forms = (
-        result.plan.get("defense", ()),
-        [*map(deployed_form_name, result.plan.get("forms", ()))],
-    )
+    defenses = result.plan.get("defense", ())
+    forms = [*map(name_deployed_form, result.plan.get("forms", ()))]
     if rule.of_forms:
         return forms or [""]
     # a rule against the undefended model covers only the forms, not that model itself

@@ -84,7 +84,7 @@ class TokenGuide:
             frontier = [("", state)]
             while frontier:
                 text, text_state = frontier.pop()
-                for character, next_state in self.space.next_characters_and_states(text_state):
+                for character, next_state in self.space.list_transitions(text_state):
                     longer = text + character
                     if longer in self._token_text_prefixes:
                         tokens = self._tokens_by_text.get(longer, ())
@@ -99,7 +99,8 @@ class TokenGuide:
         """Raise AuditError if these tokens cannot be drawn after the head."""
         state = self.start
         for token in tail:
-            tokens, next_states = torch.empty(0), list[State]()
+            tokens = torch.empty(0)
+            next_states = list[State]()
             if not self.space.is_complete_text_state(state):
                 tokens, next_states = self.list_allowed_tokens(state)
             if token not in tokens:
@@ -238,7 +239,8 @@ def find_common_proper_prefix(sequences: Sequence[Sequence[int]]) -> Tokens:
     """Return the longest common prefix that leaves each sequence at least one token after it."""
     # A prefix that the first and the last in order share is shared by all between them.
     ordered = sorted(map(tuple, sequences))
-    first, last = ordered[0], ordered[-1]
+    first = ordered[0]
+    last = ordered[-1]
     n_common = 0
     while n_common < min(map(len, ordered)) - 1 and first[n_common] == last[n_common]:
         n_common += 1

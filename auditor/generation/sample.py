@@ -57,7 +57,8 @@ class SuffixCandidates:
 
     def select_candidates(self, indices: Tensor) -> Self:
         """Return the candidates at these indices, in this order."""
-        suffixes, counts = self.suffixes[indices], self.counts[indices]
+        suffixes = self.suffixes[indices]
+        counts = self.counts[indices]
         if self.token_log_probs is None:
             return replace(self, suffixes=suffixes, counts=counts)
         log_probs = self.token_log_probs[indices]

@@ -200,7 +200,7 @@ def _save_trie(path: Path, trie: Trie) -> None:
     for depth, level in enumerate(trie.levels):
         for field in fields(TrieLevel):
             arrays[f"{field.name}-{depth}"] = getattr(level, field.name).numpy()
-    with disk.atomic_replacement_file(path) as scratch, scratch.open("wb") as file:
+    with disk.open_atomic_replacement(path) as scratch, scratch.open("wb") as file:
         np.savez_compressed(file, **arrays)
 
 

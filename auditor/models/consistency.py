@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from auditor.core.errors import AuditError
-from auditor.core.secret_randomness import secret_uniform_draws
+from auditor.core.secret_randomness import draw_secret_uniforms
 from auditor.models.base import LanguageModel
 from auditor.models.decoding import ANCESTRAL
 from auditor.models.rows import Rows
@@ -93,7 +93,7 @@ def _find_row_faults(model: LanguageModel, texts: Tensor, tolerance: float) -> I
 
 
 def _find_sampling_faults(model: LanguageModel, texts: Tensor, tolerance: float) -> Iterator[str]:
-    noise = torch.stack([torch.as_tensor(secret_uniform_draws(8, 3, seed)) for seed in (1, 2)])
+    noise = torch.stack([torch.as_tensor(draw_secret_uniforms(8, 3, seed)) for seed in (1, 2)])
     first, second = (model.completions(texts[:, :2], 3, ANCESTRAL, noise) for _ in range(2))
     if not torch.equal(first.tokens, second.tokens):
         yield "the same random numbers draw different samples the second time"

@@ -45,7 +45,9 @@ class HiddenStateCache:
     """
 
     def __init__(self, body: Any, head: Any, logits: Logits) -> None:
-        self._body, self._head, self._logits = body, head, logits
+        self._body = body
+        self._head = head
+        self._logits = logits
         self._held: dict[bytes, Tensor] = {}
         # By prefix: last state, layers, its slot in them.
         self._begun: dict[bytes, tuple[Tensor, list[SlotLayer], int]] = {}

@@ -85,7 +85,8 @@ class HuggingFaceRows(Rows):
         width: int = 1,
         forward: Forward | None = None,
     ) -> None:
-        self.model, self.width = model, width
+        self.model = model
+        self.width = width
         self.forward = forward or model.logits_of_input
         self._start(prefixes, length, prompt)
 
@@ -164,15 +165,15 @@ class SlotRows(HuggingFaceRows):
     def _start(self, prefixes: Tensor, length: int, prompt: Tensor | None) -> None:
         total = prefixes.shape[1] + length + (0 if prompt is None else len(prompt))
         self.slots = torch.arange(len(prefixes), device=self.model.device)
-        self.texts, self.prompt = ActivatedTexts(self.model.activation, prefixes, length), prompt
+        self.texts = ActivatedTexts(self.model.activation, prefixes, length)
+        self.prompt = prompt
         self._offsets = self.model.activation.compute_offsets(prefixes)
         # Not `is`: each access creates a new bound method.
         is_plain_forward = self.forward == self.model.logits_of_input
-        before = (
-            self.model.cached_prefix_logits_and_layers(prefixes, total)
-            if is_plain_forward and prompt is None
-            else None
-        )
+        if is_plain_forward and prompt is None:
+            before = self.model.cached_prefix_logits_and_layers(prefixes, total)
+        else:
+            before = None
         if before is not None:
             logits, self.layers = before
             self.cache, self._logits = Cache(layers=list(self.layers)), logits.unsqueeze(1)
@@ -217,7 +218,8 @@ class SlotRows(HuggingFaceRows):
         ]
         new.cache = PaddedCache(new.layers, torch.cat(empty))
         new.slots = torch.arange(len(new.cache.empty), device=self.model.device)
-        new._logits, new._total = torch.cat([rows._logits for rows in parts]), None
+        new._logits = torch.cat([rows._logits for rows in parts])
+        new._total = None
         return new
 
     @torch.no_grad()
@@ -228,10 +230,8 @@ class SlotRows(HuggingFaceRows):
             return
         slots, source, destination = assign_slots(parents, self.slots)
         if len(source):
-            source, destination = (
-                self._sequence_indices(source),
-                self._sequence_indices(destination),
-            )
+            source = self._sequence_indices(source)
+            destination = self._sequence_indices(destination)
             for layer in self.layers:
                 layer.copy_slots(source, destination, len(slots) * self.width)
         if isinstance(self.cache, PaddedCache):
@@ -265,7 +265,8 @@ class RecomputedRows(HuggingFaceRows):
     """Rows of a model without a usable cache: each token reads its whole row again."""
 
     def _start(self, prefixes: Tensor, length: int, prompt: Tensor | None) -> None:
-        self.tokens, self.prompt = prefixes, prompt
+        self.tokens = prefixes
+        self.prompt = prompt
         self._recompute_row_logits()
 
     def _recompute_row_logits(self) -> None:
@@ -346,7 +347,8 @@ class HuggingFaceModel(LanguageModel):
         """Read no text twice from now on; only for weights that nobody changes meanwhile."""
         if self.activation:  # its effect on the beginning of a text depends on later tokens
             return
-        body, head = unwrap_peft(self.model).base_model, self.model.get_output_embeddings()
+        body = unwrap_peft(self.model).base_model
+        head = self.model.get_output_embeddings()
         self._seen = HiddenStateCache(body, head, self.logits_after_cached_prefix)
 
     def read_ahead(
@@ -363,11 +365,9 @@ class HuggingFaceModel(LanguageModel):
         self, prefixes: Tensor, length: int
     ) -> tuple[Tensor, list[SlotLayer]] | None:
         """Return `HiddenStateCache.logits_and_layers_behind_prefixes`; None without that cache."""
-        return (
-            None
-            if self._seen is None
-            else self._seen.logits_and_layers_behind_prefixes(prefixes, length)
-        )
+        if self._seen is None:
+            return None
+        return self._seen.logits_and_layers_behind_prefixes(prefixes, length)
 
     def layers_with_shared_prefix(
         self, input_ids: Tensor, last: int, length: int, shared: bool = True
@@ -511,11 +511,9 @@ class HuggingFaceModel(LanguageModel):
         """
         if self._seen is not None and cache is None and not input_ids.is_floating_point():
             return self._seen.logits(input_ids, last)
-        return (
-            self.logits_after_cached_prefix(input_ids, last)
-            if cache is None
-            else self._transformers_logits(input_ids, last, cache)
-        )
+        if cache is None:
+            return self.logits_after_cached_prefix(input_ids, last)
+        return self._transformers_logits(input_ids, last, cache)
 
     def logits_after_cached_prefix(
         self,

@@ -75,7 +75,9 @@ class InContextEnsemble(Ensemble):
                 f"expected records that leave room behind them in the {room} positions of "
                 f"{public.name}, got one of {batches.longest_record_token_count} tokens"
             )
-        self.public, self.batches, self.size = public, batches, batches.size
+        self.public = public
+        self.batches = batches
+        self.size = batches.size
 
     def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None) -> Rows:
         return _RecordPrefixedRows(self, prefixes.to(self.public.device), length, prompt)
@@ -83,7 +85,8 @@ class InContextEnsemble(Ensemble):
     def log_probs(
         self, contexts: Tensor, part: Tensor, last: int, *, prompt: Tensor | None = None
     ) -> Tensor:
-        contexts, pieces = contexts.to(self.public.device), list[Tensor]()
+        contexts = contexts.to(self.public.device)
+        pieces = list[Tensor]()
         order: list[int] = []
         for indices, model_input in self._prepend_records_by_length(contexts, part.tolist()):
             if (
@@ -142,7 +145,8 @@ class _RecordPrefixedRows(Rows):
     def advance(self, parents: Tensor, tokens: Tensor) -> None:
         part = torch.arange(self.width, device=parents.device)
         parent = (parents.unsqueeze(-1) * self.width + part).flatten()
-        token, groups = tokens.repeat_interleave(self.width), list[tuple[Rows, Tensor]]()
+        token = tokens.repeat_interleave(self.width)
+        groups = list[tuple[Rows, Tensor]]()
         for rows, pair_indices in self.groups:
             place = torch.full(
                 (self.count * self.width,), -1, dtype=torch.long, device=parents.device

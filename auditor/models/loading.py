@@ -29,7 +29,7 @@ _ADAPTER = "adapter_config.json"
 
 
 DEFAULTS = LoadingOptions()
-FLOAT32 = DEFAULTS.with_float32_for_auto()
+FLOAT32 = DEFAULTS.resolve_auto_dtype()
 
 
 def load_causal_lm(name: str, options: LoadingOptions = DEFAULTS) -> HuggingFaceModel:
@@ -113,11 +113,9 @@ def adapter_base_and_revision(name: str) -> tuple[str, str | None] | None:
         return None
     with wrap_library_errors(f"cannot load {name!r} as a PEFT adapter"):
         config = PeftConfig.from_pretrained(name)
-    return (
-        (config.base_model_name_or_path, config.revision)
-        if config.base_model_name_or_path
-        else None
-    )
+    if config.base_model_name_or_path:
+        return (config.base_model_name_or_path, config.revision)
+    return None
 
 
 def _adapter_base_name(name: str, config: PeftConfig, options: LoadingOptions) -> str:

@@ -44,7 +44,8 @@ class LoraEnsemble(Ensemble):
 
     def __init__(self, public: HuggingFaceModel, adapters: Sequence[Path], unit: str = "") -> None:
         _require_single_device(public)
-        self.public, self.unit = public, unit
+        self.public = public
+        self.unit = unit
         self.size = len(adapters)
         self.shards = [read_shard_record_list(adapter) for adapter in adapters]
         self._routing = MixedLoraRouting()
@@ -79,7 +80,8 @@ class LoraEnsemble(Ensemble):
     def distributions(
         self, contexts: Tensor, parts: Tensor, last: int, *, prompt: Tensor | None = None
     ) -> Tensor:
-        self._routing.part, self._routing.blocks = None, parts
+        self._routing.part = None
+        self._routing.blocks = parts
         model_input = self._model.input_behind_soft_prompt(contexts.to(self._model.device), prompt)
         # One block of rows after another, as `MixedLoraRouting.blocks` requires.
         distributions = self._model.log_probs_of_input(
@@ -140,7 +142,8 @@ class _CachedMemberRows(EnsembleMemberRows):
         parts = self.slot.shape[1]
         # A slot has one writer: a repeated pair is read once.
         pairs, place = torch.unique(row * parts + part, return_inverse=True)
-        row, part = pairs // parts, pairs % parts
+        row = pairs // parts
+        part = pairs % parts
         model_input = self.lora._model.input_behind_soft_prompt(self.tokens, self.prompt)
         # Batches need one length: the number of missing positions is rounded up to a power of two,
         # which makes few batches.
@@ -156,11 +159,10 @@ class _CachedMemberRows(EnsembleMemberRows):
             indices = (begin == first).nonzero().squeeze(-1)
             for piece in indices.split(max(1, _TOKENS_AT_ONCE // (model_input.shape[1] - first))):
                 log_probs = self._extend_member_caches(model_input, row[piece], part[piece], first)
-                distribution = (
-                    log_probs.new_empty(len(pairs), log_probs.shape[-1])
-                    if distribution is None
-                    else distribution
-                )
+                if distribution is None:
+                    distribution = log_probs.new_empty(len(pairs), log_probs.shape[-1])
+                else:
+                    distribution = distribution
                 distribution[piece] = log_probs
         assert distribution is not None
         return distribution[place]
@@ -183,13 +185,17 @@ class _CachedMemberRows(EnsembleMemberRows):
     def _keep_member_layers(self, layers: list[SlotLayer], row: Tensor, part: Tensor) -> None:
         slot = self._exclusive_slots(layers[0], self.slot[row, part])
         indices = (slot >= 0).nonzero().squeeze(-1)
-        row, part, slot = row[indices], part[indices], slot[indices]
+        row = row[indices]
+        part = part[indices]
+        slot = slot[indices]
         for pool, layer in zip(self.pool, layers, strict=True):
             pool.put_rows_into_slots(layer, indices, slot, len(self.users))
         new = self.slot[row, part] < 0
         self.slot[row, part], self.depth[row, part] = slot, layers[0].filled
         # Rows of the same prefix without a query of this member may read the prefix from this slot.
-        row, part, slot = row[new], part[new], slot[new]
+        row = row[new]
+        part = part[new]
+        slot = slot[new]
         # Shape (rows, pairs).
         is_mate = (self.root.unsqueeze(-1) == self.root[row]) & (self.slot[:, part] < 0)
         other, pair = is_mate.nonzero(as_tuple=True)
@@ -199,11 +205,10 @@ class _CachedMemberRows(EnsembleMemberRows):
     def _exclusive_slots(self, layer: SlotLayer, cached_slots: Tensor) -> Tensor:
         """Return an exclusive slot for each pair; -1 if memory has no more."""
         # -1 (no slot) looks up slot 0; the comparison before excludes it.
-        is_exclusive = (
-            (cached_slots >= 0) & (self.users[cached_slots.clamp_min(0)] == 1)
-            if len(self.users)
-            else cached_slots >= 0
-        )
+        if len(self.users):
+            is_exclusive = (cached_slots >= 0) & (self.users[cached_slots.clamp_min(0)] == 1)
+        else:
+            is_exclusive = cached_slots >= 0
         free = (self.users == 0).nonzero().squeeze(-1)
         n_needed = int((~is_exclusive).sum())
         assert layer.keys is not None
@@ -211,11 +216,10 @@ class _CachedMemberRows(EnsembleMemberRows):
         position = 2 * len(self.pool) * layer.keys[0, :, 0].numel() * layer.keys.element_size()
         n_available = max(0, _CACHE_BYTES // (position * self.pool[0].length) - len(self.users))
         # Doubled, so that growth is rare.
-        n_new = (
-            min(n_available, max(n_needed - len(free), len(self.users)))
-            if n_needed > len(free)
-            else 0
-        )
+        if n_needed > len(free):
+            n_new = min(n_available, max(n_needed - len(free), len(self.users)))
+        else:
+            n_new = 0
         free = torch.cat(
             [free, torch.arange(len(self.users), len(self.users) + n_new, device=free.device)]
         )[:n_needed]
@@ -247,15 +251,18 @@ class MixedLora(nn.Module):
 
     def __init__(self, base: nn.Module, a: Tensor, b: Tensor, routing: MixedLoraRouting) -> None:
         super().__init__()
-        self.base, self.routing = base, routing
+        self.base = base
+        self.routing = routing
         self.register_buffer("a", a)
         self.register_buffer("b", b)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map x (rows, n, in) to (rows, n, out)."""
-        routing, parts = self.routing, len(self.a)
+        routing = self.routing
+        parts = len(self.a)
         if routing.part is not None:
-            a, b = self.a[routing.part], self.b[routing.part]
+            a = self.a[routing.part]
+            b = self.b[routing.part]
             return _add_lora_update(self.base(x), x.to(a.dtype), a, b)
         if routing.blocks is not None:
             return self._lora_output_by_part(
@@ -463,7 +470,8 @@ def _check_adapter_base_matches(adapter: Path, public: str) -> None:
         raise AuditError(f"cannot read the adapter {str(adapter)!r}: {error}") from error
     if not base or base == public:  # trained on a model without a name: nothing to compare
         return
-    base_folder, public_folder = Path(base), Path(public)
+    base_folder = Path(base)
+    public_folder = Path(public)
     if (
         base_folder.is_dir()
         and public_folder.is_dir()

@@ -74,7 +74,8 @@ class HuggingFaceMaskedModel(MaskedModel):
         self.model = model.eval().requires_grad_(False)
         self.tokenizer = tokenizer
         self.mask = int(tokenizer.mask_token_id)
-        self.name, self.notes = name, notes
+        self.name = name
+        self.notes = notes
         head = model.get_output_embeddings()
         self.vocab_size = (
             int(head.weight.shape[0]) if head is not None else int(model.config.vocab_size)
@@ -85,7 +86,8 @@ class HuggingFaceMaskedModel(MaskedModel):
 
     @torch.no_grad()
     def log_probs(self, contexts: Tensor, positions: Tensor) -> Tensor:
-        contexts, positions = contexts.to(self.device), positions.to(self.device)
+        contexts = contexts.to(self.device)
+        positions = positions.to(self.device)
         model_inputs = {"input_ids": contexts.scatter(1, positions, self.mask)}
         # Without it XLM treats a padding token inside a text as the end of the text.
         if self._takes_mask:

@@ -17,7 +17,7 @@ from typing import TypeVar
 import torch
 
 from auditor.core import machine_memory
-from auditor.core.errors import is_onednn_memory_error, is_out_of_memory
+from auditor.core.errors import is_memory_error, is_onednn_memory_error
 
 T = TypeVar("T")
 
@@ -47,7 +47,7 @@ def available_device_memory_bytes(device: torch.device) -> int:
         return torch.cuda.mem_get_info(device)[0] + cached
     if device.type == "mps":
         return torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()
-    return machine_memory.free_machine_memory_bytes()
+    return machine_memory.measure_free_memory()
 
 
 def release_unused_memory() -> None:
@@ -103,7 +103,7 @@ class BatchSizeLimit:
             except (RuntimeError, MemoryError) as error:
                 needs_new_thread = not in_new_thread and is_onednn_memory_error(error)
                 can_retry = size > self.least or needs_new_thread
-                if not is_out_of_memory(error) or not can_retry:
+                if not is_memory_error(error) or not can_retry:
                     raise
             # After the block: inside it, the error keeps the tensors of its frames alive.
             release_unused_memory()

@@ -57,7 +57,8 @@ class PartialDistribution:
     @property
     def _surely_ranked_higher(self) -> Tensor:
         """Return which of the likeliest tokens surely come before the given token, (n, K)."""
-        log_probs, ids = self.log_probs.unsqueeze(-1), self.tokens.unsqueeze(-1)
+        log_probs = self.log_probs.unsqueeze(-1)
+        ids = self.tokens.unsqueeze(-1)
         return (self.top > log_probs) | ((self.top == log_probs) & (self.likeliest < ids))
 
 
@@ -114,13 +115,12 @@ def decoded_log_prob_bounds(
         surely_kept, possibly_kept, least, most = _top_p_kept_bounds(
             decoding, distribution, distributions, least, most
         )
-        sure, possible = sure & surely_kept, possible & possibly_kept
+        sure = sure & surely_kept
+        possible = possible & possibly_kept
     # More total weight means a smaller share; rounding may put the lower bound above an upper bound
     # capped at 0.
-    low, high = (
-        distributions.log_own - most.log(),
-        (distributions.log_own - least.log()).clamp(max=0.0),
-    )
+    low = distributions.log_own - most.log()
+    high = (distributions.log_own - least.log()).clamp(max=0.0)
     return torch.where(sure, torch.minimum(low, high), -math.inf), torch.where(
         possible, high, -math.inf
     )
@@ -133,10 +133,8 @@ def _greedy_log_prob_bounds(distribution: PartialDistribution) -> tuple[Tensor, 
     """
     first = ~distribution._surely_ranked_higher.any(-1)
     sure = first & ((distribution.ranks == 1) | (distribution.log_probs > distribution.top[:, -1]))
-    always, never = (
-        torch.zeros(len(first), dtype=torch.float64),
-        torch.full((len(first),), -math.inf).double(),
-    )
+    always = torch.zeros(len(first), dtype=torch.float64)
+    never = torch.full((len(first),), -math.inf).double()
     return torch.where(sure, always, never), torch.where(first, always, never)
 
 
@@ -215,11 +213,10 @@ class _TemperedWeights:
     def from_partial_distribution(
         cls, distribution: PartialDistribution, power: float
     ) -> _TemperedWeights:
-        first, known = distribution.top[:, 0].double(), distribution._is_among_likeliest
-        top, log_share = (
-            distribution.top.double() - first.unsqueeze(-1),
-            distribution.log_probs.double() - first,
-        )
+        first = distribution.top[:, 0].double()
+        known = distribution._is_among_likeliest
+        top = distribution.top.double() - first.unsqueeze(-1)
+        log_share = distribution.log_probs.double() - first
         likelier = (top >= log_share.unsqueeze(-1)).sum(-1) - known.long()
         middle = (distribution.ranks - 1 - likelier).clamp(min=0)
         rest = (distribution.most - top.shape[1] - (~known).long() - middle).clamp(min=0)
@@ -228,7 +225,8 @@ class _TemperedWeights:
         missing = total_mass - top.exp().sum(-1) - torch.where(known, 0.0, log_share.exp())
         # Without temperature the total weight is `total_mass` for every distribution.
         slack = 0.0 if power == 1 else _ROUNDING * total_mass
-        least, most = (missing - slack).clamp(min=0), (missing + slack).clamp(min=0)
+        least = (missing - slack).clamp(min=0)
+        most = (missing + slack).clamp(min=0)
         # No unreported token is likelier than the last of the K, nor, if the given token is
         # unreported, any of `rest` likelier than it.
         cap = torch.minimum(top[:, -1].exp(), most)
@@ -236,7 +234,8 @@ class _TemperedWeights:
         unknown = _UntoldTokens(
             power, middle, rest, share, cap, torch.where(known, cap, share)
         )._total_weight_bounds(least, most)
-        weight, top_weights = (power * log_share).exp(), (power * top).exp()
+        weight = (power * log_share).exp()
+        top_weights = (power * top).exp()
         extra = torch.where(known, 0.0, weight)
         return cls(
             power * log_share, weight, top_weights, extra, middle, rest, cap.pow(power), unknown
@@ -271,10 +270,8 @@ def _top_k_kept_bounds(
             -1
         ) + distributions.extra
         # Some unknown tokens may tie with the last.
-        is_kept, open_end = (
-            distribution.log_probs >= last,
-            last == distribution.top[:, -1],
-        )
+        is_kept = distribution.log_probs >= last
+        open_end = last == distribution.top[:, -1]
         return is_kept, is_kept, weight, torch.where(open_end, most, weight)
     n_unreported_kept = (
         k - distribution.top.shape[1] - (~distribution._is_among_likeliest).long()
@@ -303,7 +300,8 @@ def _top_p_kept_bounds(
     most: Tensor,
 ) -> _Kept:
     """Return the bounds after top-p on the tokens kept by top-k, of weight `least` to `most`."""
-    low, high = decoding.top_p * least * (1 - _EDGE), decoding.top_p * most * (1 + _EDGE)
+    low = decoding.top_p * least * (1 - _EDGE)
+    high = decoding.top_p * most * (1 + _EDGE)
     before = (distributions.top * distribution._surely_ranked_higher).sum(-1)
     # A token stays iff the mass before it is < p (formulas.md A4); that mass is between `before`
     # and `latest`.

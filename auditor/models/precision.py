@@ -37,11 +37,9 @@ def saved_dtype(config: Any) -> str:
 
 def auto_dtype(config: Any, device: torch.device) -> str:
     """Resolve `auto`: bfloat16 for weights saved in it on a machine with it, else float32."""
-    return (
-        "bfloat16"
-        if saved_dtype(config) == "bfloat16" and has_native_bfloat16(device)
-        else "float32"
-    )
+    if saved_dtype(config) == "bfloat16" and has_native_bfloat16(device):
+        return "bfloat16"
+    return "float32"
 
 
 def make_head_input_contiguous(module: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -86,10 +84,8 @@ def dtype_effect_sentence(
     quantised = getattr(plain.config, "quantization_config", None) is not None
     if plain.dtype not in (torch.float16, torch.bfloat16) or quantised or not texts:
         return ""
-    dtype, needed = (
-        str(plain.dtype).removeprefix("torch."),
-        4 * sum(weight.numel() for weight in plain.parameters()),
-    )
+    dtype = str(plain.dtype).removeprefix("torch.")
+    needed = 4 * sum(weight.numel() for weight in plain.parameters())
     if needed > (free := available_device_memory_bytes(model.device)) // 2 or getattr(
         plain, "hf_device_map", None
     ):
@@ -97,11 +93,9 @@ def dtype_effect_sentence(
             f"runs in {dtype}; what that changes was not measured: float32 takes "
             f"{needed / 1e9:.1f} GB beside it, of {free / 1e9:.1f} GB that are free"
         )
-    exact, diffs, agrees = (
-        type(model)(copy.deepcopy(plain).float(), name=model.name),
-        [],
-        [],
-    )
+    exact = type(model)(copy.deepcopy(plain).float(), name=model.name)
+    diffs = []
+    agrees = []
     for prefix, suffix in texts[:_TEXTS]:
         contexts = torch.tensor([prefix + suffix[:-1]], device=model.device)
         tokens = torch.tensor(suffix, device=model.device).unsqueeze(-1)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from auditor.core import disk
-from auditor.core.errors import AuditError, is_out_of_memory, wrap_library_errors
+from auditor.core.errors import AuditError, is_memory_error, wrap_library_errors
 from auditor.core.jsonable import read_json_object
 from auditor.models.base import check_logits_finite
 from auditor.models.consistency import SEED, STEPS, collect_row_log_probs, compute_largest_distance
@@ -91,17 +91,16 @@ def check_and_configure_serving(
     n_tokens = AT_LOAD if reach is None else reach
     room = min(n_tokens, model.max_positions or n_tokens)
     reached, tolerance = _checked.get(model, (0, None))
-    records = (
-        () if model in _compared_on_records else choose_records_to_compare(model, records, room)
-    )
+    if model in _compared_on_records:
+        records = ()
+    else:
+        records = choose_records_to_compare(model, records, room)
     if room <= max(reached, 1) and not records:
         return ()
     # Findings on shorter texts are tested again.
-    before, model.begins, model.can_join_rows = (
-        model.notes,
-        None,
-        False,
-    )
+    before = model.notes
+    model.begins = None
+    model.can_join_rows = False
     adapter = next(
         (other for other in _checked if _is_base_of_checked_adapter(model, other, reach, room)),
         None,
@@ -109,11 +108,10 @@ def check_and_configure_serving(
     if adapter is not None:
         _check_base_of_adapter(model, adapter, room)
         return ()
-    stored_file = (
-        None
-        if cache is None or model.activation
-        else cache / f"{self_check_digest(model, room, records)}.json"
-    )
+    if cache is None or model.activation:
+        stored_file = None
+    else:
+        stored_file = cache / f"{self_check_digest(model, room, records)}.json"
     if stored_file is not None and stored_file.is_file():
         _apply_kept_self_check(model, read_json_object(stored_file, "what a self-check found"))
         _checked[model] = max(room, reached), tolerance
@@ -205,7 +203,8 @@ class _SelfCheckTrial:
         tolerance: float | None = None,
     ) -> None:
         self.model, self.room, self.short = model, room, min(_SHORT, room)
-        self.records, self.reached = records, reached
+        self.records = records
+        self.reached = reached
         noise = torch.Generator().manual_seed(SEED)
         ordinary = non_special_token_ids(model)
         texts = ordinary[torch.randint(len(ordinary), (2, room), generator=noise)].to(model.device)
@@ -506,6 +505,6 @@ def _self_check_holds_without_error(question: Callable[[], bool]) -> bool:
     try:
         return question()
     except Exception as error:
-        if is_out_of_memory(error):
+        if is_memory_error(error):
             raise
         return False

@@ -10,7 +10,8 @@ from pathlib import Path
 from auditor.core import disk
 from auditor.core.errors import AuditError
 
-SHARD, ENSEMBLE = "shard.json", "ensemble.json"
+SHARD = "shard.json"
+ENSEMBLE = "ensemble.json"
 _UNITS = ("record", "user")
 
 WHOLE = "whole"  # sub-folder of an ensemble: one adapter on all records, by the members' recipe
@@ -49,7 +50,8 @@ def read_ensemble_metadata(folder: Path) -> tuple[str, int | None]:
         return "", None
     try:
         record = json.loads(path.read_text())
-        unit, members = record["unit"], record["members"]
+        unit = record["unit"]
+        members = record["members"]
     except (ValueError, KeyError, TypeError, OSError) as error:
         raise AuditError(
             f"expected the unit and members of an ensemble in {str(path)!r}, got {error!r}"

@@ -30,7 +30,10 @@ class SharedPrefixCache:
     def __init__(
         self, read_texts: Read, layers: int, version: Callable[[], object], least: int = LEAST
     ) -> None:
-        self._read, self._count, self._version, self._least = read_texts, layers, version, least
+        self._read = read_texts
+        self._count = layers
+        self._version = version
+        self._least = least
         self._held: tuple[Tensor, list[SlotLayer]] | None = None
         self._of: object = None  # the version of the cached beginning
         # First text of the last batch: comparing texts shows the beginning of a single text.
@@ -45,7 +48,8 @@ class SharedPrefixCache:
         At least the `last` positions remain to be read; all of them if the texts share too little.
         """
         if self._of != (version := self._version()):
-            self._held, self._of = None, version
+            self._held = None
+            self._of = version
         other_text = texts[0] if len(texts) > 1 else self._last
         self._last = texts[0].clone()
         n_cached = 0 if self._held is None else shared_prefix_length(texts, self._held[0])

@@ -40,7 +40,8 @@ class SlotLayer(CacheLayerMixin):
             self.lazy_initialization(key_states, value_states)
         assert self.keys is not None and self.values is not None
         # `assign_slots` keeps slots dense: live rows are the first slots, in this order.
-        rows, end = len(key_states), self.filled + key_states.shape[2]
+        rows = len(key_states)
+        end = self.filled + key_states.shape[2]
         self.keys[:rows, :, self.filled : end] = key_states
         self.values[:rows, :, self.filled : end] = value_states
         self.filled = end
@@ -50,11 +51,10 @@ class SlotLayer(CacheLayerMixin):
         """Copy slots, growing to `slots` of them (by doubling, so that growth is rare)."""
         assert self.keys is not None and self.values is not None
         # The device of this layer.
-        source, destination = (
-            source.to(self.keys.device),
-            destination.to(self.keys.device),
-        )
-        first, last = int(destination[0]), int(destination[-1])
+        source = source.to(self.keys.device)
+        destination = destination.to(self.keys.device)
+        first = int(destination[0])
+        last = int(destination[-1])
         # If no row ends, the extra children follow all rows: `assign_slots` returns ascending
         # destinations.
         is_contiguous = last - first + 1 == len(source) and int(source.max()) < first
@@ -89,9 +89,11 @@ class SlotLayer(CacheLayerMixin):
     ) -> None:
         """Copy rows of another layer into slots of this layer, which grows to `capacity` slots."""
         assert layer.keys is not None and layer.values is not None
-        rows, slots = rows.to(layer.keys.device), slots.to(layer.keys.device)
+        rows = rows.to(layer.keys.device)
+        slots = slots.to(layer.keys.device)
         for name in ("keys", "values"):
-            buffer, source = getattr(self, name), getattr(layer, name)
+            buffer = getattr(self, name)
+            source = getattr(layer, name)
             if buffer is None or len(buffer) < capacity:
                 grown = self._allocate_slots(source, capacity)
                 if buffer is not None:

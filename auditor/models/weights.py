@@ -95,9 +95,10 @@ def resolve_model_device(device: str) -> torch.device:
         ) from None
     if resolved.type == "cpu":
         return resolved
-    count = (
-        torch.accelerator.device_count() if best is not None and best.type == resolved.type else 0
-    )
+    if best is not None and best.type == resolved.type:
+        count = torch.accelerator.device_count()
+    else:
+        count = 0
     if (resolved.index or 0) >= count:
         present = f"{count} of {resolved.type}" if count else "none"
         raise AuditError(
@@ -121,7 +122,8 @@ def read_weights(kind: Kind, name: str, options: LoadingOptions) -> Weights:
     `options_with_auto_dtype_resolved` resolves `auto` otherwise. Raises AuditError for another kind
     of model, and for weights that are missing, of another shape or of another model.
     """
-    device, options = resolve_model_device(options.device), options.with_float32_for_auto()
+    device = resolve_model_device(options.device)
+    options = options.resolve_auto_dtype()
     auto, known = _AUTO[kind]
     config = AutoConfig.from_pretrained(name, **options.from_pretrained_arguments)
     _refuse_unsupported_models(kind, name, config, options, known)
@@ -285,7 +287,8 @@ def refuse_missing_or_foreign_weights(
 
 
 def _shortened_weight_names_phrase(keys: Collection[str]) -> str:
-    listed, rest = sorted(keys)[:_SHOWN], len(keys) - _SHOWN
+    listed = sorted(keys)[:_SHOWN]
+    rest = len(keys) - _SHOWN
     return ", ".join(listed) + (f" and {rest} more" if rest > 0 else "")
 
 

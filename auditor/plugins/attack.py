@@ -183,11 +183,9 @@ class SamplingAttack(Attack):
 
     @property
     def required_capabilities(self) -> tuple[str, ...]:
-        return (
-            self.needs
-            if self.search == "sample"
-            else add_required_capability(self.needs, "distribution")
-        )
+        if self.search == "sample":
+            return self.needs
+        return add_required_capability(self.needs, "distribution")
 
     @property
     def draws_samples(self) -> bool:
@@ -229,7 +227,8 @@ class SamplingAttack(Attack):
         self, view: View, state: dict[str, Any], queries: Sequence[Query]
     ) -> Iterator[Guesses]:
         view.require_capability(*self.required_capabilities)
-        prompt, samples = self.soft_prompt(state), view.sample_count(self.sampling())
+        prompt = self.soft_prompt(state)
+        samples = view.sample_count(self.sampling())
         for batch in view.candidates(queries, self.sampling(), prompt, self.soft_prompt_name(view)):
             for (query, candidates), score in zip(
                 batch, self.candidate_scores(view, batch), strict=True
@@ -267,7 +266,8 @@ def rank_candidates_as_guesses(
         )
         for i in keys
     )
-    rows, near = candidates.count_forward_rows(), candidates.near_boundary
+    rows = candidates.count_forward_rows()
+    near = candidates.near_boundary
     if isinstance(candidates, SearchResult):  # a search reads distributions and draws no token
         certificate = candidates.certificate if isinstance(candidates, TreeLeaves) else None
         return Guesses(query.id, guesses, len(guesses), drawn=0, rows=rows, certificate=certificate)

@@ -14,7 +14,7 @@ from auditor.core.nouns import (
     Secret,
     TextForm,
     Tokens,
-    evenly_spaced_secrets,
+    select_evenly_spaced,
 )
 from auditor.core.result import Doubt, RecordCounts
 
@@ -93,6 +93,6 @@ class Benchmark:
         n_members = min(limit, len(members))
         n_nonmembers = math.ceil(len(nonmembers) * n_members / max(1, len(members)))
         return (
-            *evenly_spaced_secrets(members, n_members),
-            *evenly_spaced_secrets(nonmembers, n_nonmembers),
+            *select_evenly_spaced(members, n_members),
+            *select_evenly_spaced(nonmembers, n_nonmembers),
         )

@@ -110,7 +110,8 @@ class MembershipScore(Probe):
     def measurements(self, secrets: Sequence[Secret], observations: Observed) -> list[Measurement]:
         if reason := self._too_few_records_reason(secrets):
             raise NotApplicable(reason)
-        member, scores = member_mask(secrets), value_column(observations, _SCORE)
+        member = member_mask(secrets)
+        scores = value_column(observations, _SCORE)
         if missing := int(np.isnan(scores).sum()):
             raise NotApplicable(
                 f"{self.name} is not a number for {missing} of {len(scores)} records"
@@ -132,7 +133,8 @@ class MembershipScore(Probe):
     def main_number_by_repeats(
         self, secrets: Sequence[Secret], observations: Observed
     ) -> dict[str, Measurement]:
-        member, scores = member_mask(secrets), value_column(observations, _SCORE)
+        member = member_mask(secrets)
+        scores = value_column(observations, _SCORE)
         return {
             str(count): roc.estimate_auc(auc_name(""), scores[mask], scores[~member])
             for count, mask in masks_by_repeat_count(secrets).items()
@@ -145,11 +147,9 @@ class MembershipScore(Probe):
         scores = value_column(observations, _SCORE).tolist()
         values = {name_score_column(""): scores, name_score_column(self.score_name): scores}
         blind = value_column(observations, "blind")
-        return (
-            values
-            if np.isnan(blind).any()
-            else {**values, name_score_column("blind"): blind.tolist()}
-        )
+        if np.isnan(blind).any():
+            return values
+        return {**values, name_score_column("blind"): blind.tolist()}
 
     def membership_candidates(
         self, secrets: Sequence[Secret], observations: Observed

@@ -11,7 +11,7 @@ import typing
 from collections.abc import Mapping
 from typing import Any, Literal, TypeVar
 
-from auditor.core.errors import AuditError, unknown_name_error
+from auditor.core.errors import AuditError, make_unknown_name_error
 
 Plugin = TypeVar("Plugin")
 ENTRY_POINTS = "audit.plugins"  # other distributions name their plug-ins here
@@ -23,7 +23,7 @@ def build_plugin(
     """Build a plug-in by name with its options. For an unknown name raise AuditError with the
     nearest one."""
     if name not in known:
-        raise unknown_name_error(kind, name, known)
+        raise make_unknown_name_error(kind, name, known)
     cls = known[name]
     # Resolved, as `from __future__ import annotations` leaves strings in `field.type`.
     hints = typing.get_type_hints(cls)
@@ -31,7 +31,7 @@ def build_plugin(
     values = {}
     for option, value in options.items():
         if option not in fields:
-            raise unknown_name_error(f"option of {kind} {name}:", option, fields)
+            raise make_unknown_name_error(f"option of {kind} {name}:", option, fields)
         values[option] = parse_plugin_option_value(f"{name}.{option}", hints[option], value)
     return cls(**values)
 

@@ -257,11 +257,13 @@ def mean_probability_with_nonmember_baseline(
     if member.all():
         return [member_mean]
     floor = mean_probability(name_nonmember_metric(name), p[~member], "the baseline")
-    return (
-        [member_mean, floor, subtract_nonmember_mean(name_excess_metric(name), member_mean, floor)]
-        if excess
-        else [member_mean, floor]
-    )
+    if excess:
+        return [
+            member_mean,
+            floor,
+            subtract_nonmember_mean(name_excess_metric(name), member_mean, floor),
+        ]
+    return [member_mean, floor]
 
 
 def mean_probability_by_repeat_count(

@@ -32,7 +32,7 @@ _extra: dict[Path, types.ModuleType] = {}
 def load_plugin_file(path: Path) -> None:
     """Make the plug-ins of a Python file available (`--plugin mine.py`); a second call changes
     nothing."""
-    safe_mode.refuse_in_safe_mode(f"the plug-in {str(path)!r} would run")
+    safe_mode.refuse_unsafe(f"the plug-in {str(path)!r} would run")
     if path.resolve() in _extra:
         return
     if not path.is_file():

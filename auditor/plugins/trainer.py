@@ -145,7 +145,7 @@ class TrainerCheckpoint:
     def save(self, state: dict[str, Any]) -> None:
         """Save tensors, numbers, text and containers of them. Raises AuditError on failure."""
         with (
-            disk.atomic_replacement_file(self.path, sync=True) as scratch,
+            disk.open_atomic_replacement(self.path, sync=True) as scratch,
             open(scratch, "wb") as file,
         ):
             try:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from auditor.core.errors import NotApplicable, TargetLacks
 from auditor.core.nouns import Claim, Query, SettingName, Tokens
-from auditor.core.secret_randomness import CHANNELS, secret_uniform_draws
+from auditor.core.secret_randomness import CHANNELS, draw_secret_uniforms
 from auditor.generation.sample import (
     SuffixCandidates,
     batch_sampling_by_length,
@@ -282,10 +282,8 @@ class View:
         """Return drawn or searched candidates of each query. rows: decoding rows at once."""
         model, decoding = self.target, self.decoding_in_this_setting(sampling)
         if sampling.search != "sample":
-            prefixes, length = (
-                torch.tensor([query.prefix for query in batch], device=model.device),
-                batch[0].length,
-            )
+            prefixes = torch.tensor([query.prefix for query in batch], device=model.device)
+            length = batch[0].length
             if sampling.search == "beam":
                 return beam_search(
                     model,
@@ -331,17 +329,15 @@ class View:
             self.meter.drawn |= {
                 (name, query.id): tokens for query, tokens in zip(batch, n_paid_tokens, strict=True)
             }
-        return (
-            passes[0]
-            if len(passes) == 1
-            else [merge_candidates(parts) for parts in zip(*passes, strict=True)]
-        )
+        if len(passes) == 1:
+            return passes[0]
+        return [merge_candidates(parts) for parts in zip(*passes, strict=True)]
 
     def _uniform_draws_of_query(self, query: Query, samples: int, name: str) -> np.ndarray:
         # The key omits the number of samples: a run with fewer samples draws the first of this run.
         recipe = name.split(" x ", 1)[1]
         key = (self.seed, self.target_name, self.setting.stream, recipe, query.id)
-        noise = secret_uniform_draws(samples, query.length, *key)
+        noise = draw_secret_uniforms(samples, query.length, *key)
         if self.allowance is not None:
             # The public model answers draws past the budget: a subset of size zero, whatever its
             # draw.

@@ -27,10 +27,8 @@ def uniform_mixing_epsilon(weight: float, vocab_size: int, queries: int = 1) -> 
     two models: the neighbouring relation is never used. Raises AuditError on bad input.
     """
     require_in_unit_interval("weight", weight)
-    vocab_size, queries = (
-        require_count("vocab_size", vocab_size, 1),
-        require_count("queries", queries, 0),
-    )
+    vocab_size = require_count("vocab_size", vocab_size, 1)
+    queries = require_count("queries", queries, 0)
     if queries == 0 or weight == 0 or vocab_size == 1:
         return 0.0
     if weight == 1:
@@ -110,7 +108,9 @@ def compute_zcdp_budget(epsilon: float, delta: float) -> float:
     """The largest rho whose `compute_zcdp_epsilon` is at most `epsilon` (nats); raises AuditError
     on bad input."""
     require_positive("epsilon", epsilon)
-    low, high = 0.0, epsilon + 1  # at which epsilon is exceeded: rho costs more than itself
+    # at which epsilon is exceeded: rho costs more than itself
+    low = 0.0
+    high = epsilon + 1
     while (
         low < (middle := (low + high) / 2) < high
     ):  # to neighbouring floats; `low` stays on the private side

@@ -24,17 +24,15 @@ if TYPE_CHECKING:
     from dp_accounting import PrivacyAccountant
 
 Earlier = tuple[tuple[float, float, int], ...]  # sigma, q and steps of each
-_LEAST, _MOST = 1e-2, 1e4  # noise multipliers that are looked at
+# noise multipliers that are looked at
+_LEAST = 1e-2
+_MOST = 1e4
 # least noise multiplier and most epsilon whose PLD takes seconds and not gigabytes
-_PLD_FROM, _PLD_TO = (
-    0.3,
-    100.0,
-)
+_PLD_FROM = 0.3
+_PLD_TO = 100.0
 # what is solved for: more is no protection, and no training
-MOST_EPSILON, MOST_STEPS = (
-    1000.0,
-    10**7,
-)
+MOST_EPSILON = 1000.0
+MOST_STEPS = 10**7
 # the least delta beside which PLD's own arithmetic, some 1e-13 of mass, is small
 _PLD_DELTA = 1e-10
 _FINE = 1e-4  # the width of a privacy loss distribution's cells, nats: dp-accounting's own
@@ -169,7 +167,8 @@ def noise_multiplier_for(epsilon: float, delta: float, q: float, steps: int) -> 
     if high < _PLD_FROM or epsilon > _PLD_TO:
         return high
     epsilon_spent = reported(high)
-    low, low_spent = high, epsilon_spent
+    low = high
+    low_spent = epsilon_spent
     while low_spent <= epsilon and low > _PLD_FROM:
         low = max(0.85 * low, _PLD_FROM)
         low_spent = reported(low)
@@ -184,9 +183,11 @@ def noise_multiplier_for(epsilon: float, delta: float, q: float, steps: int) -> 
         middle = high * (low / high) ** min(0.95, max(0.05, share * (1 - _CLOSE)))
         achieved = reported(middle)
         if achieved <= epsilon:
-            high, epsilon_spent = middle, achieved
+            high = middle
+            epsilon_spent = achieved
         else:
-            low, low_spent = middle, achieved
+            low = middle
+            low_spent = achieved
     return high
 
 

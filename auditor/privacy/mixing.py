@@ -14,7 +14,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from auditor.core.arrays import Floats
-from auditor.core.errors import AuditError, unknown_name_error
+from auditor.core.errors import AuditError, make_unknown_name_error
 from auditor.privacy.accounting import (
     rdp_budget,
     rdp_to_dp,
@@ -134,24 +134,23 @@ def neighbour_distributions(
     """
     members = distributions.shape[-2]
     n_remaining = members - 1 if adjacency == "add_remove" else members
-    shares = (
-        compute_mean_member_weights(weights, q, n_remaining)
-        if n_remaining
-        else np.zeros(distributions.shape[:-1])
-    )
+    if n_remaining:
+        shares = compute_mean_member_weights(weights, q, n_remaining)
+    else:
+        shares = np.zeros(distributions.shape[:-1])
     parts = shares[..., None] * distributions
-    mixed, private = _sum_without_each_member(parts), _sum_without_each_member(shares[..., None])
+    mixed = _sum_without_each_member(parts)
+    private = _sum_without_each_member(shares[..., None])
     if adjacency == "replace":
-        mixed, private = (
-            mixed + np.roll(parts, -1, axis=-2),
-            private + np.roll(shares, -1, axis=-1)[..., None],
-        )
+        mixed = mixed + np.roll(parts, -1, axis=-2)
+        private = private + np.roll(shares, -1, axis=-1)[..., None]
     return mixed + np.maximum(1 - private, 0.0) * public[..., None, :]
 
 
 def _sum_without_each_member(parts: Floats) -> Floats:
     """Sum over the second last axis of all but each one, without subtracting."""
-    before, after = np.zeros_like(parts), np.zeros_like(parts)
+    before = np.zeros_like(parts)
+    after = np.zeros_like(parts)
     np.cumsum(parts[..., :-1, :], axis=-2, out=before[..., 1:, :])
     after[..., :-1, :] = np.cumsum(parts[..., :0:-1, :], axis=-2)[..., ::-1, :]
     return before + after
@@ -180,7 +179,7 @@ def sound_pmixed_query_rdp(
     require_at_least("radius", radius, 0.0)
     require_at_least("cap", cap, 0.0)
     if adjacency not in get_args(Adjacency):
-        raise unknown_name_error("adjacency", adjacency, get_args(Adjacency))
+        raise make_unknown_name_error("adjacency", adjacency, get_args(Adjacency))
     if q == 0 or radius == 0 or cap == 0:  # every token is drawn from the public distribution
         return 0.0
     if adjacency == "add_remove":
@@ -293,11 +292,9 @@ def _log_moment_of_member_above_public(j: int, radius: float, log_reach: float) 
 
 def _log_moment_of_member_below_public(j: int, radius: float, log_reach: float) -> float:
     """log of a bound on E (-h)^j; where j is odd, on its part where the member is below public."""
-    return (
-        _log_odd_moment_below_public(j, radius, log_reach)
-        if j % 2
-        else _log_moment_of_member_above_public(j, radius, log_reach)
-    )
+    if j % 2:
+        return _log_odd_moment_below_public(j, radius, log_reach)
+    return _log_moment_of_member_above_public(j, radius, log_reach)
 
 
 def _log_odd_moment_below_public(j: int, radius: float, log_reach: float) -> float:
@@ -365,7 +362,8 @@ def _find_largest_radius(
             )
     high = 2 * low
     while affordable(high):
-        low, high = high, 2 * high
+        low = high
+        high = 2 * high
     while (
         low < (middle := (low + high) / 2) < high
     ):  # to neighbouring floats; `low` stays on the private side

@@ -180,8 +180,10 @@ def _moments_directly(log_p: Tensor, log_p0: Tensor, alpha: int) -> Tensor:
 def _moments_in_logs(log_p: Tensor, log_p0: Tensor, alpha: int) -> Tensor:
     """The moments by log-sum-exp in float64, of both distributions renormalised: slow, but right
     for any ratio."""
-    log_p, log_p0 = log_p.double(), log_p0.double()
-    log_mass, log_mass0 = log_p.logsumexp(-1), log_p0.logsumexp(-1)
+    log_p = log_p.double()
+    log_p0 = log_p0.double()
+    log_mass = log_p.logsumexp(-1)
+    log_mass0 = log_p0.logsumexp(-1)
     _require_total_mass_one(log_mass.exp())
     _require_total_mass_one(log_mass0.exp())
     log_ratio = log_p - log_p0
@@ -268,7 +270,9 @@ def _weights_within_reverse_budget(
 ) -> Tensor:
     """Weights (sizes, n) shrunk where, among the unsure, log E x^(1 - alpha) > budget;
     distributions (n, V)."""
-    weight, reverse, exact = weight.clone(), _ReverseDivergence(log_p, log_p0, alpha), None
+    weight = weight.clone()
+    reverse = _ReverseDivergence(log_p, log_p0, alpha)
+    exact = None
     # single precision may be a few percent off where the mixture loses nearly all of a token: look
     # again near it
     near = torch.where(weight > 0.9, 0.9, 1.0) * budget
@@ -382,11 +386,13 @@ def _align_distribution_dtypes_and_shapes(
     shape = torch.broadcast_shapes(log_p.shape, log_p0.shape, (*(lead or ()), 1))
     dtype = torch.promote_types(log_p.dtype, log_p0.dtype)
     if dtype in (torch.float16, torch.bfloat16):
-        log_p, log_p0 = log_p.float().log_softmax(-1), log_p0.float().log_softmax(-1)
+        log_p = log_p.float().log_softmax(-1)
+        log_p0 = log_p0.float().log_softmax(-1)
     elif dtype not in (torch.float32, torch.float64):
         raise AuditError(f"expected log-probabilities in floating point, got {dtype}")
     else:
-        log_p, log_p0 = log_p.to(dtype), log_p0.to(dtype)
+        log_p = log_p.to(dtype)
+        log_p0 = log_p0.to(dtype)
     # neither is copied; where p0 has 1, work on it is done once for all that p has there
     return log_p.expand(shape), log_p0[(None,) * (len(shape) - log_p0.ndim)]
 

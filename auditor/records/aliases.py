@@ -73,18 +73,18 @@ def secrets_with_aliases(secrets: Sequence[Secret], salt: bytes) -> tuple[Secret
 
     The person of a secret gets an alias too, `u` and 12 hex digits: later code knows no names.
     """
-    aliased, n_by_alias = list[Secret](), Counter[str]()
+    aliased = list[Secret]()
+    n_by_alias = Counter[str]()
     for secret in secrets:
         # A list of two: the start of the suffix is a part of the secret's identity.
         alias = f"s{_salted_alias_digest(salt, json.dumps([secret.prefix, secret.suffix]))[:12]}"
         # 12 hex digits, 48 bits: among a million records two collide by chance in about 2 of 1,000
         # runs.
         n_by_alias[alias] += 1
-        user = (
-            None
-            if secret.user is None
-            else f"u{_salted_alias_digest(salt, json.dumps(['user', secret.user]))[:12]}"
-        )
+        if secret.user is None:
+            user = None
+        else:
+            user = f"u{_salted_alias_digest(salt, json.dumps(['user', secret.user]))[:12]}"
         aliased.append(
             replace(
                 secret,
@@ -114,10 +114,8 @@ def refuse_secret_ids_in_sentences(finding: Finding, secrets: Sequence[Secret]) 
     An id shows the row of the user's data: reports name secrets by their aliases.
     """
     notes = [measurement.note for measurement in finding.measurements]
-    sentences, ids = (
-        " ".join((finding.not_applicable, *finding.notes, *finding.violations, *notes)),
-        {s.id for s in secrets},
-    )
+    sentences = " ".join((finding.not_applicable, *finding.notes, *finding.violations, *notes))
+    ids = {s.id for s in secrets}
     # Look up words in a set; search for other ids, as `mails/17.txt`.
     other_ids = (id for id in ids if id in sentences and not _WORD.fullmatch(id))
     if not ids.isdisjoint(_WORD.findall(sentences)) or any(

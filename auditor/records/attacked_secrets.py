@@ -17,7 +17,8 @@ from auditor.core.jsonable import read_json_object
 from auditor.core.nouns import CellKey
 from auditor.records.journal import GUESSES, OBSERVATIONS
 
-PLAN, SECRETS = "plan.json", "secrets.json"
+PLAN = "plan.json"
+SECRETS = "secrets.json"
 Answers = Mapping[CellKey, frozenset[str]]
 
 
@@ -64,14 +65,16 @@ NOT_KEPT = AnsweredSecretIds()
 
 def read_answered_secret_ids(folder: Path) -> AnsweredSecretIds:
     """Read the ids in the folder. Raise AuditError for a file with other content."""
-    plan = (
-        read_json_object(folder / PLAN, "the plan of a run") if (folder / PLAN).exists() else None
-    )
+    if (folder / PLAN).exists():
+        plan = read_json_object(folder / PLAN, "the plan of a run")
+    else:
+        plan = None
     guesses, observations = (
         _secret_ids_by_cell_in_journal(folder / name) for name in (GUESSES, OBSERVATIONS)
     )
     if guesses is not None or observations is not None:  # a run of one kind has a single journal
-        guesses, observations = guesses or {}, observations or {}
+        guesses = guesses or {}
+        observations = observations or {}
     return AnsweredSecretIds(plan, read_secret_facts(folder), guesses, observations)
 
 

@@ -160,11 +160,9 @@ def _local_model_folder(place: str, revision: str | None) -> Path:
 
 def _visible_folder_entries(folder: Path) -> list[Path]:
     try:
-        return (
-            sorted(path for path in folder.iterdir() if not path.name.startswith("."))
-            if folder.is_dir()
-            else []
-        )
+        if folder.is_dir():
+            return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+        return []
     except OSError as error:
         raise AuditError(f"{folder}: cannot be read: {error.strerror}") from error
 
@@ -210,7 +208,8 @@ class _DigestCache:
     def cached_sha256_hex(self, path: Path) -> str:
         """Return the SHA-256 in hex. Raise AuditError for an unreadable file."""
         try:
-            key, fingerprint = str(path.resolve()), _file_stat_fingerprint(path)
+            key = str(path.resolve())
+            fingerprint = _file_stat_fingerprint(path)
             entry = self._held.get(key)
             if isinstance(entry, list) and entry[:-1] == fingerprint and isinstance(entry[-1], str):
                 return entry[-1]

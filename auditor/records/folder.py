@@ -26,9 +26,14 @@ from auditor.records.attacked_secrets import PLAN, SECRETS
 from auditor.records.journal import GUESSES, OBSERVATIONS, TOKENS, journals_of_run_folder
 from auditor.records.remarks import REMARKS
 
-_RUNS, _LATEST = Path("runs"), "latest"
-_SECRETS, _WEIGHTS, _PREFIX_TOKEN = "secrets.sha256", "weights.json", "prefix_token.json"
-_TEXT_FORM, _FACTS, _STOPS = "text_form.json", "facts.json", "until.sha256"
+_RUNS = Path("runs")
+_LATEST = "latest"
+_SECRETS = "secrets.sha256"
+_WEIGHTS = "weights.json"
+_PREFIX_TOKEN = "prefix_token.json"
+_TEXT_FORM = "text_form.json"
+_FACTS = "facts.json"
+_STOPS = "until.sha256"
 
 Item = TypeVar("Item")
 
@@ -217,7 +222,7 @@ class RunFolder:
         return item
 
     def save_secret_facts(self, facts: dict[str, Any]) -> None:
-        """Save the publishable facts of each secret (`secret_details.secret_fact_columns`): a
+        """Save the publishable facts of each secret (`secret_details.build_fact_columns`): a
         column per key, no text."""
         disk.replace_atomically(self.path / SECRETS, json.dumps(facts))
 

@@ -13,7 +13,9 @@ from auditor.core.errors import AuditError
 from auditor.core.jsonable import from_json, to_json
 from auditor.core.nouns import CellKey, Guess, Guesses, Observation, TokenLogProbs
 
-GUESSES, OBSERVATIONS, TOKENS = "guesses.jsonl", "observations.jsonl", "tokens.jsonl"
+GUESSES = "guesses.jsonl"
+OBSERVATIONS = "observations.jsonl"
+TOKENS = "tokens.jsonl"
 
 Key = TypeVar("Key", CellKey, str)
 Record = TypeVar("Record", Guesses, Observation, TokenLogProbs)

@@ -20,10 +20,12 @@ from auditor.records.journal import GUESSES, OBSERVATIONS
 from auditor.records.result_file import RESULT
 from auditor.records.table import TABLE
 
-MANIFEST, ATTESTATION = "manifest.json", "attestation.json"
+MANIFEST = "manifest.json"
+ATTESTATION = "attestation.json"
 # The journals hold private text, and a digest of a text confirms a guess of it: their digests are
 # in a separate file, with a random number, so that the digest of that file confirms nothing.
-PRIVATE, _RANDOM = "journals.json", "random"
+PRIVATE = "journals.json"
+_RANDOM = "random"
 _JOURNALS = (GUESSES, OBSERVATIONS)
 _LATER = (MANIFEST, ATTESTATION, "frontier.json")  # added to a finished run, or rendered again
 

@@ -60,7 +60,7 @@ def write_secret_texts(
     """Write texts.jsonl. guesses: by row and secret id; only the first of each is written."""
     with (
         # Created with 0600; opening it again keeps that mode.
-        disk.atomic_replacement_file(folder / TEXTS) as scratch,
+        disk.open_atomic_replacement(folder / TEXTS) as scratch,
         open(scratch, "w", encoding="utf-8", newline="\n") as file,
     ):
         file.writelines(
@@ -101,7 +101,8 @@ def _secret_text_entries(
             for row, guesses_by_id in guesses.items()
             if secret.id in guesses_by_id
         }
-        context, wording = secret.prefix[-CONTEXT:], secret.wording
+        context = secret.prefix[-CONTEXT:]
+        wording = secret.wording
         row_texts = {
             row: text_added_by_tokens(decode, context, tokens)
             for row, tokens in tokens_by_row.items()
@@ -135,7 +136,8 @@ def text_added_by_each_token(
 ) -> list[str]:
     """Return the text added by each token, as far as decoding shows; the last token of a character
     adds it."""
-    pieces, n_characters = [], len(decode(context))
+    pieces = []
+    n_characters = len(decode(context))
     for count in range(1, len(tokens) + 1):
         text = decode([*context, *tokens[:count]])
         # U+FFFD: the decoding of an incomplete character

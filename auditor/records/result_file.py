@@ -27,11 +27,10 @@ def read_result(folder: Path) -> AuditResult:
     if type(version) is not int or version != SCHEMA_VERSION:  # not isinstance: True is an int
         newer = type(version) is int and version > SCHEMA_VERSION
         tool_version = raw.get("tool_version")
-        made_by = (
-            f"audit {tool_version} made it, this one is {__version__}; "
-            if isinstance(tool_version, str)
-            else ""
-        )
+        if isinstance(tool_version, str):
+            made_by = f"audit {tool_version} made it, this one is {__version__}; "
+        else:
+            made_by = ""
         advice = "a newer audit made it, update this one" if newer else f"{made_by}re-run the audit"
         raise AuditError(
             f"{path}: expected schema_version {SCHEMA_VERSION}, got {version!r}; {advice}"
@@ -43,11 +42,10 @@ def read_result(folder: Path) -> AuditResult:
 
 def _load_result_json(folder: Path, path: Path) -> Any:
     if not folder.is_dir():
-        remark = (
-            "; the last audit run was refused, or none was made here"
-            if folder.name == "latest"
-            else ""
-        )
+        if folder.name == "latest":
+            remark = "; the last audit run was refused, or none was made here"
+        else:
+            remark = ""
         raise AuditError(f"{folder}: no such run folder{remark}")
     try:
         return json.loads(path.read_text(encoding="utf-8"))

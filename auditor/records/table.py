@@ -32,13 +32,11 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 TABLE = "secrets.parquet"
-MEASURED, OBSERVED, TOKENS, HELDOUT, RECORDS = (
-    "measured",
-    "observed",
-    "tokens",
-    "heldout",
-    "records",
-)
+MEASURED = "measured"
+OBSERVED = "observed"
+TOKENS = "tokens"
+HELDOUT = "heldout"
+RECORDS = "records"
 # observations of a probe, by configuration and secret
 Seen = dict[CellKey, dict[str, dict[str, float]]]
 _VERSION = b"audit.schema_version"
@@ -68,7 +66,8 @@ def write_secrets_table(folder: Path, columns: Iterable[Column]) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    schema, buffer = _secrets_table_schema(), io.BytesIO()
+    schema = _secrets_table_schema()
+    buffer = io.BytesIO()
     # A stable sort: within a kind, columns stay in the order of the run, target by target.
     by_kind = sorted(columns, key=lambda column: column.kind)
     with pq.ParquetWriter(buffer, schema, compression="zstd") as file:
@@ -171,8 +170,10 @@ def _columns_from_secrets_table(table: pa.Table) -> Iterator[Column]:
     }
     change = np.any([np.diff(codes[name]) != 0 for name in _NAMES], axis=0)
     ends = [*(np.flatnonzero(change) + 1).tolist(), table.num_rows]
-    values, keys = table["value"].to_numpy(), set[tuple[str, ...]]()
-    facts, previous = table.select(["secret", "member", "repeats"]), None
+    values = table["value"].to_numpy()
+    keys = set[tuple[str, ...]]()
+    facts = table.select(["secret", "member", "repeats"])
+    previous = None
     for begin, end in itertools.pairwise([0, *ends]):
         kind, *cell, quantity = (str(words[name][codes[name][begin]]) for name in _NAMES)
         batch = facts.slice(begin, end - begin)

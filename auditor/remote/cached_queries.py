@@ -41,13 +41,14 @@ class CachedServerQueries:
     def __init__(
         self, wire: ServerConnection, handshake: Handshake, spelling: TokenTextCodec, name: str
     ) -> None:
-        self.wire, self.dialect, self.spelling, self.name = wire, handshake.dialect, spelling, name
+        self.wire = wire
+        self.dialect = handshake.dialect
+        self.spelling = spelling
+        self.name = name
         self._runs = [wire.ledger.run]
         # requests for samples, and those that ended in an error
-        self._n_requests, self._n_errors = (
-            0,
-            0,
-        )
+        self._n_requests = 0
+        self._n_errors = 0
         # Identifies this server in the keys of stored answers; renewed after the server has
         # changed.
         self.identity = digest_of_question(
@@ -237,7 +238,8 @@ class CachedServerQueries:
         likeliest: add (id, log-probability) of this many tokens at each place.
         """
         texts = [(*prefix, *suffix) for prefix, suffix in pairs]
-        shortest, hidden = min((len(prefix) for prefix, _ in pairs), default=1), self.dialect.hidden
+        shortest = min((len(prefix) for prefix, _ in pairs), default=1)
+        hidden = self.dialect.hidden
         if not shortest:
             raise NotApplicable(
                 "nothing stands before the first token of a text: give --prefix-token eos, for "

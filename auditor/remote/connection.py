@@ -103,7 +103,9 @@ class ServerTokenBudget:
     """
 
     def __init__(self, answers: ServerAnswerStore, run: str, most: int | None) -> None:
-        self.answers, self.run, self.most = answers, run, most
+        self.answers = answers
+        self.run = run
+        self.most = most
         self._reserved, self._lock = 0, threading.Lock()
 
     @property
@@ -252,11 +254,10 @@ class ServerConnection:
                 try:
                     value = parse(json.loads(answer.text))
                 except (ValueError, MalformedAnswer) as error:
-                    reason = (
-                        str(error)
-                        if isinstance(error, MalformedAnswer)
-                        else "its answer is not JSON"
-                    )
+                    if isinstance(error, MalformedAnswer):
+                        reason = str(error)
+                    else:
+                        reason = "its answer is not JSON"
                     raise _RetryableFailure(reason, billed=True) from error
                 self.pace.raise_in_flight_limit()
                 return value

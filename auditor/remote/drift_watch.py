@@ -17,7 +17,7 @@ import numpy as np
 from scipy.stats import binom
 
 from auditor.core.nouns import Tokens
-from auditor.core.secret_randomness import keyed_random_generator
+from auditor.core.secret_randomness import make_keyed_generator
 
 TEXTS = (
     "Dear Ms. Alvarez, thank you for",
@@ -45,7 +45,8 @@ _CHANGED = 2
 # Nats between two answers to the same tokens that never raise an alarm, at most and on average:
 # half precision in another batch. A difference counts less for an unlikely token, whose logit was
 # rounded at a larger magnitude.
-_MOST, _MEAN = 0.5, 0.05
+_MOST = 0.5
+_MEAN = 0.05
 _TIMES = 4  # the allowed multiple of the handshake's difference
 _TOO_FAR = (2.0, 0.25)  # above these handshake differences no change is detectable
 
@@ -205,7 +206,8 @@ class ServerWatch:
         scored = _random_answers_to_recheck(
             self._new_scored, math.ceil(len(self._new_scored) / EVERY), self._checks
         )
-        self._checks, self._since = self._checks + 1, 0
+        self._checks = self._checks + 1
+        self._since = 0
         longest = sorted(
             [*self._own_scored, *self._new_scored], key=lambda scored: -len(scored.text)
         )[:_LAST]
@@ -214,7 +216,8 @@ class ServerWatch:
             [*self._own_scored, *self._new_scored], _KEPT, self._checks
         )
         self._own_scored = list(dict.fromkeys([*longest, *chosen]))
-        self._new, self._new_scored = [], []
+        self._new = []
+        self._new_scored = []
         return greedy, scored
 
     # --- asked again ---
@@ -224,7 +227,7 @@ class ServerWatch:
     ) -> list[tuple[ScoredText, Sequence[float]]]:
         """Score each text again without some of its end, which leaves the first scores equal."""
         assert self.score is not None  # otherwise nothing was scored
-        noise = keyed_random_generator("cut again", self._checks, len(scored_texts))
+        noise = make_keyed_generator("cut again", self._checks, len(scored_texts))
         cuts = [
             scored.text[: int(noise.integers(max(2, len(scored.text) // 2), len(scored.text)))]
             for scored in scored_texts
@@ -246,11 +249,10 @@ class ServerWatch:
                     for i, (a, b) in enumerate(zip(old.log_probs, values, strict=False))
                 )
                 place = max(places)[1]
-                name = (
-                    f"request {old.number:,} of this run"
-                    if old.number
-                    else "a request of the handshake"
-                )
+                if old.number:
+                    name = f"request {old.number:,} of this run"
+                else:
+                    name = "a request of the handshake"
                 raise ServerChanged(
                     f"{name}, a text of {len(old.text):,} tokens, was sent again without its last "
                     f"{len(old.text) - len(values):,}: the log-probability of token {place + 1:,} "
@@ -325,7 +327,7 @@ def _largest_and_mean_answer_difference(
 
 def _random_answers_to_recheck(answers: Sequence[T], count: int, check: int) -> list[T]:
     """Draw `count` answers at random, in random order, since several models may take turns."""
-    chosen = keyed_random_generator("asked again", check, len(answers)).permutation(len(answers))[
+    chosen = make_keyed_generator("asked again", check, len(answers)).permutation(len(answers))[
         : max(0, count)
     ]
     return [answers[i] for i in chosen.tolist()]

@@ -141,7 +141,8 @@ class _HandshakeInProgress:
         if agrees is False and (
             token := self._prepended_special_token(plain, counted == len(bare) + 1)
         ):
-            adds, agrees = token, True
+            adds = token
+            agrees = True
         self._record_check(
             COUNTED, agrees, "it counts none" if counted is None else f"{counted} and {len(bare)}"
         )
@@ -150,7 +151,8 @@ class _HandshakeInProgress:
                 f"expected the tokenizer of {self.model!r}, got one that makes {len(bare)} tokens "
                 f"of a text of which {self.wire.url} makes {counted}: give --tokenizer DIR"
             )
-        context, dialect = (*adds, *bare), replace(plain, adds=adds, extended=True)
+        context = (*adds, *bare)
+        dialect = replace(plain, adds=adds, extended=True)
         # Use vLLM's fields too if not refused: the answer without a server's own defaults differs.
         answers = self._result_unless_refused(
             partial(self._request_samples, dialect, context, GREEDY, 1, None)
@@ -211,9 +213,10 @@ class _HandshakeInProgress:
             except RequestRefused as error:
                 if dialect is not dialects[-1] and error.status in (400, 422):
                     continue
-                expected = (
-                    f"a model {self.model!r}" if error.status == 404 else "a completions endpoint"
-                )
+                if error.status == 404:
+                    expected = f"a model {self.model!r}"
+                else:
+                    expected = "a completions endpoint"
                 raise AuditError(
                     f"expected {expected} behind {self.wire.url}, but {error}"
                 ) from None
@@ -270,11 +273,12 @@ class _HandshakeInProgress:
         going_on = [
             reading for reading in parsed.readings if self._goes_on(codec, context, reading)
         ]
-        fault = (
-            ""
-            if spaced
-            else f"none of {len(answers)} answers begins with one: each is read with and without it"
-        )
+        if spaced:
+            fault = ""
+        else:
+            fault = (
+                f"none of {len(answers)} answers begins with one: each is read with and without it"
+            )
         self._record_check(TRIMMED, spaced, fault)
         return dialect, replace(
             parsed, tokens=going_on[0] if len(going_on) == 1 else parsed.tokens, readings=()
@@ -299,7 +303,8 @@ class _HandshakeInProgress:
             )
             return dialect
         answer = greedy.tokens or ()
-        text, reason = (*context, *answer), ""
+        text = (*context, *answer)
+        reason = ""
         for attempt in self._scoring_dialects(dialect, context):
             try:
                 scores = self._ask_prompt_log_probs(attempt, text)
@@ -312,10 +317,8 @@ class _HandshakeInProgress:
             ):
                 continue
             self._record_check(SCORED, True)
-            first, rest = (
-                scores.log_probs[: 1 + attempt.hidden],
-                scores.log_probs[1 + attempt.hidden :],
-            )
+            first = scores.log_probs[: 1 + attempt.hidden]
+            rest = scores.log_probs[1 + attempt.hidden :]
             self._record_check(FIRST, set(first) == {None}, "it has a number")
             fault = log_prob_fault_sentence(rest, scores.tokens, text, greedy.log_probs)
             if greedy.log_probs and len(answer) != len(greedy.log_probs):
@@ -338,11 +341,9 @@ class _HandshakeInProgress:
             )
             if not dialect.ids:
                 attempt = self._dialect_with_end_of_text(attempt, context, answer)
-            return (
-                self._dialect_with_likeliest_tokens(replace(attempt, ranked=True), text)
-                if ranked
-                else attempt
-            )
+            if ranked:
+                return self._dialect_with_likeliest_tokens(replace(attempt, ranked=True), text)
+            return attempt
         self._record_check(SCORED, False, reason)
         return dialect
 
@@ -431,7 +432,8 @@ class _HandshakeInProgress:
                 f"expected samples at temperature 2 from {self.wire.url}, but it gives none"
             )
         seed, first, other = min(samples_by_seed), *samples_by_seed.values()
-        copies, again = hot(_COPIES, seed), hot(1, seed)
+        copies = hot(_COPIES, seed)
+        again = hot(1, seed)
         differ = sampled_tokens_or_texts(first) != sampled_tokens_or_texts(other)
         self._record_check(SAMPLES, differ, "they give one answer: only greedy answers are used")
         if not differ:
@@ -478,12 +480,10 @@ class _HandshakeInProgress:
             return None if answers is None else answers[0][0]
 
         # top_k is only in this field: a server that ignores the field does not obey it.
-        plain, sure, first, other = (
-            ask(GREEDY, None),
-            ask(_SURE["top_k"], 3),
-            ask(_HOT, 1),
-            ask(_HOT, 2),
-        )
+        plain = ask(GREEDY, None)
+        sure = ask(_SURE["top_k"], 3)
+        first = ask(_HOT, 1)
+        other = ask(_HOT, 2)
         if plain is None or sure is None or first is None or other is None:
             return dialect, greedy
         obeyed = first.text != other.text and is_one_answer_prefix_of_other(sure.text, plain.text)

@@ -231,11 +231,10 @@ class RemoteModel(LanguageModel):
                 f"{withheld_answers.withheld_answers_phrase(counts)}{filled}"
             )
         watch = self.asker.watch
-        scored = (
-            f", and {watch.rescored:,} texts were scored again, cut elsewhere"
-            if watch.score
-            else ""
-        )
+        if watch.score:
+            scored = f", and {watch.rescored:,} texts were scored again, cut elsewhere"
+        else:
+            scored = ""
         sentences.append(
             f"asked again on the way and at the end: {watch.compared:,} greedy answers, of which "
             f"{watch.differed:,} came back otherwise{scored}"
@@ -243,7 +242,8 @@ class RemoteModel(LanguageModel):
         return tuple(sentences)
 
     def doubts(self) -> tuple[Doubt, ...]:
-        counts, sentences = self.asker.own_answer_counts_by_kind(), list[str]()
+        counts = self.asker.own_answer_counts_by_kind()
+        sentences = list[str]()
         if hidden := withheld_answers.leak_hiding_answer_counts(counts):
             sentences.append(
                 f"Of {sum(counts.values()):,} answers of {self.name} not all came through: "

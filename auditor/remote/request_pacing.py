@@ -29,8 +29,11 @@ class RequestPacing:
     """
 
     def __init__(self, start: int = 4, most: int = 64) -> None:
-        self.limit, self.most = float(start), most
-        self._in_flight, self._round, self._resumes = 0, 0, 0.0
+        self.limit = float(start)
+        self.most = most
+        self._in_flight = 0
+        self._round = 0
+        self._resumes = 0.0
         self._free = threading.Condition()
 
     @contextmanager

@@ -218,11 +218,14 @@ class ServerDialect:
 
 def _parse_sample_choice(choice: Any, counted: int | None) -> WrittenAnswer:
     """Parse one sample. counted: its number of drawn tokens, as the answer counts them."""
-    kind, logprobs = withheld_answers.withheld_kind_from_server(choice), choice.get("logprobs")
+    kind = withheld_answers.withheld_kind_from_server(choice)
+    logprobs = choice.get("logprobs")
     text = choice.get("text", "") or "" if kind else _required_answer_field(choice, "text")
     if not isinstance(text, str):
         raise MalformedAnswer("a sample without text came")
-    tokens, log_probs, spelled = choice.get("token_ids"), None, None
+    tokens = choice.get("token_ids")
+    log_probs = None
+    spelled = None
     if isinstance(logprobs, Mapping) and isinstance(logprobs.get("content"), list):
         entries = _required_answer_list_field(logprobs, "content")
         log_probs = tuple(_parsed_server_log_prob(entry.get("logprob")) for entry in entries)
@@ -278,7 +281,9 @@ def _parse_vllm_prompt_log_probs(choice: Any, prompt: Tokens, likeliest: int) ->
     entries = choice.get("prompt_logprobs")
     if not isinstance(entries, list) or not entries:
         raise IgnoredParameter("no log-probabilities of the prompt came")
-    log_probs, ranks, tokens = list[float | None](), list[Any](), list[int]()
+    log_probs = list[float | None]()
+    ranks = list[Any]()
+    tokens = list[int]()
     likeliest_by_place = list[tuple[tuple[int, float], ...]]()
     for place, entry in enumerate(entries):
         scores = {} if entry is None else _parse_token_scores(entry)
@@ -310,9 +315,10 @@ def _parse_forced_token(choice: Any, prompt: Tokens, likeliest: int) -> PromptLo
     Ranks come only with the likeliest tokens, which are requested with all others.
     """
     logprobs = choice.get("logprobs")
-    entries = (
-        _required_answer_list_field(logprobs, "content") if isinstance(logprobs, Mapping) else ()
-    )
+    if isinstance(logprobs, Mapping):
+        entries = _required_answer_list_field(logprobs, "content")
+    else:
+        entries = ()
     if len(entries) != 1:
         raise IgnoredParameter("no log-probability of a forced token came")
     log_probs: dict[int, float] = {}

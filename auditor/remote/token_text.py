@@ -105,12 +105,14 @@ class TokenTextCodec:
             return tokens[len(context) :]
         # Tokenize separately, after a line break: at the very beginning some tokenizers add a
         # space.
-        line, line_tokens = self.tokens("\n"), self.tokens(f"\n{text}")
+        line = self.tokens("\n")
+        line_tokens = self.tokens(f"\n{text}")
         return line_tokens[len(line) :] if line_tokens[: len(line)] == line else self.tokens(text)
 
     def continues_reading(self, reading: Tokens, rest: str) -> bool:
         """Test if `rest`, the answer to the reading's first token, continues it but for spaces."""
-        expected, text = self.text(reading[1:]).strip(), rest.strip()
+        expected = self.text(reading[1:]).strip()
+        text = rest.strip()
         return bool(expected and text) and (expected.startswith(text) or text.startswith(expected))
 
     def withheld_kind_of_answer(self, context: Tokens, answer: WrittenAnswer, length: int) -> str:

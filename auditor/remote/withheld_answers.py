@@ -10,8 +10,16 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-FILTERED, CALLED, REFUSED, REDACTED, CUT = "filtered", "tool calls", "refused", "redacted", "cut"
-EMPTY, ENDED, UNCLEAR, FAILED, SPLIT = "empty", "ended", "unclear", "failed", "split"
+FILTERED = "filtered"
+CALLED = "tool calls"
+REFUSED = "refused"
+REDACTED = "redacted"
+CUT = "cut"
+EMPTY = "empty"
+ENDED = "ended"
+UNCLEAR = "unclear"
+FAILED = "failed"
+SPLIT = "split"
 # a single such answer is enough for a doubt
 HIDDEN = (
     FILTERED,

@@ -39,7 +39,8 @@ def cell_remarks_on_draws_near_cdf_boundary(guesses: Sequence[Guesses]) -> tuple
     """Count the draws that float noise may have decided."""
     # A draw this close to a boundary of the CDF may select the neighbouring token on another
     # machine.
-    n_near, n_draws = sum(g.near_boundary for g in guesses), sum(g.drawn for g in guesses)
+    n_near = sum(g.near_boundary for g in guesses)
+    n_draws = sum(g.drawn for g in guesses)
     return (f"{n_near} of {n_draws} draws lay within 1e-6 of a CDF boundary",) if n_near else ()
 
 
@@ -118,10 +119,8 @@ def _cell_remarks_on_certified_suffixes(certificates: Sequence[Certificate]) -> 
     """Summarise the certificates of a tree search over all secrets."""
     if not certificates:
         return ()
-    reached, certified = (
-        sum(c.reached for c in certificates),
-        sum(c.certified for c in certificates),
-    )
+    reached = sum(c.reached for c in certificates)
+    certified = sum(c.certified for c in certificates)
     leftover = sum(c.leftover for c in certificates) / len(certificates)
     return (
         f"{reached} of {len(certificates)} secrets have a suffix that reaches the threshold, "

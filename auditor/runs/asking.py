@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import compress, zip_longest
 
-from auditor.core.counts import counted
+from auditor.core.counts import format_count
 from auditor.core.errors import NotApplicable
 from auditor.core.nouns import CellKey, Guesses, Secret
 from auditor.core.result import NO_TIME, AuditResult, RecordCounts
@@ -31,7 +31,8 @@ from auditor.runs.target import Target
 from auditor.runs.targets import Targets
 
 # records of the first batch and of later batches at most, each with a non-member
-FIRST, MOST = 2, 32
+FIRST = 2
+MOST = 32
 # approximate reading time of a part of a batch; the clock is checked between parts
 _PART_SECONDS = 3.0
 # logits of the true tokens of a part: several methods read them in turn
@@ -99,7 +100,9 @@ def ask_worst_first(
         return replace(audit)  # a new object: cached properties describe other secrets
 
     n_asked = n_measured = _finished_unit_count(audit, units)
-    size, pace, reserve = FIRST, Pace(), 0.0
+    size = FIRST
+    pace = Pace()
+    reserve = 0.0
     result: AuditResult | None = None
     while n_asked < len(units):
         with site.reporter.stage(
@@ -109,12 +112,14 @@ def ask_worst_first(
             end = n_asked + _ask_about_batch(narrowed, n_asked, batch, engine, pace, limit, reserve)
         if end == n_asked:
             break
-        n_asked, size = end, MOST
+        n_asked = end
+        size = MOST
         if (
             result is None or n_asked >= _AGAIN * n_measured
         ) and limit.seconds_left() > 2 * reserve:
             start = time.perf_counter()
-            result, n_measured = measure(narrowed(n_asked)), n_asked
+            result = measure(narrowed(n_asked))
+            n_measured = n_asked
             publish(result)
             reserve = _RESERVE * (time.perf_counter() - start)
     return result if result is not None and n_measured == n_asked else measure(narrowed(n_asked))
@@ -175,7 +180,8 @@ def _counts_after_time_limit(counts: RecordCounts, secrets: Sequence[Secret]) ->
 def _finished_unit_count(audit: Audit, units: Sequence[Unit]) -> int:
     """Return how many of the first units an earlier session finished, in every cell with
     answers."""
-    folder, target = audit.folder, Targets(audit).undefended
+    folder = audit.folder
+    target = Targets(audit).undefended
     journals = [
         folder.tokens.finished_secrets(f"{target.name}{end}") for end in ("", " non-members")
     ]
@@ -220,14 +226,14 @@ def _ask_about_batch(
         reserve: seconds kept for the final result.
     """
     models: Sequence[LanguageModel] = ()
-    n_read, vocab_size = 0, narrowed(first, first).site.model.vocab_size
+    n_read = 0
+    vocab_size = narrowed(first, first).site.model.vocab_size
     while n_read < len(batch):
         start = time.perf_counter()
-        most = (
-            min(len(batch) - n_read, int(_PART_SECONDS / pace.reading) or 1)
-            if pace.reading
-            else len(batch)
-        )
+        if pace.reading:
+            most = min(len(batch) - n_read, int(_PART_SECONDS / pace.reading) or 1)
+        else:
+            most = len(batch)
         n_part = pace.count_fitting(most, n_read, limit.seconds_left() - reserve)
         if not n_part:
             break
@@ -240,7 +246,8 @@ def _ask_about_batch(
     if n_read:
         start = time.perf_counter()
         _ask_cells(_start_target_run(narrowed(first + n_read, first), engine), Attack)
-        pace.completing, pace.n_completed = time.perf_counter() - start, n_read
+        pace.completing = time.perf_counter() - start
+        pace.n_completed = n_read
     for model in models:
         model.forget_batch()
     return n_read
@@ -267,7 +274,8 @@ def _start_target_run(audit: Audit, engine: Engine) -> TargetRun:
 def _read_and_score(target_run: TargetRun, is_first: bool) -> list[LanguageModel]:
     """Let each queried model read the texts, and store the target's log-probabilities of the true
     tokens; return these models. is_first: announce the first number."""
-    audit, target = target_run.audit, target_run.target
+    audit = target_run.audit
+    target = target_run.target
     _read_ahead(target.model, target.secrets, whole_texts=True)
     if target.model.capabilities & {"likelihood", "distribution"}:
         # first, because it queries full texts, which contain the suffixes
@@ -284,10 +292,8 @@ def _read_and_score(target_run: TargetRun, is_first: bool) -> list[LanguageModel
 def _announce_first_number(target_run: TargetRun) -> None:
     """Announce how many of the first records greedy decoding recites, from a single forward pass
     over their tokens."""
-    model, members = (
-        target_run.target.model,
-        [secret for secret in target_run.target.secrets if secret.member],
-    )
+    model = target_run.target.model
+    members = [secret for secret in target_run.target.secrets if secret.member]
     if not implies_capability(model.capabilities, "distribution"):
         return
     hits = scoring.greedy_hits(model, members)
@@ -296,7 +302,8 @@ def _announce_first_number(target_run: TargetRun) -> None:
         secret.document or secret.id for secret, hit in zip(members, hits, strict=True) if hit
     }
     target_run.audit.site.reporter.announce(
-        f"first number: {len(recited)} of the first {counted(len(records), 'record')} recited word "
+        f"first number: {len(recited)} of the first {format_count(len(records), 'record')} "
+        "recited word "
         "for word"
     )
 

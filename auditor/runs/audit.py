@@ -120,10 +120,8 @@ class RunContext:
         texts += [len(canary.prefix + canary.suffix) for canary in self.benchmark.canaries]
         texts += map(len, self.benchmark.heldout)
         # The site's model adds no prefix token, so the pairs include it.
-        before, attacked = (
-            self.prefix_token.tokens,
-            (*self.benchmark.secrets, *self.benchmark.canaries),
-        )
+        before = self.prefix_token.tokens
+        attacked = (*self.benchmark.secrets, *self.benchmark.canaries)
         pairs = [(before + secret.prefix, secret.suffix) for secret in attacked]
         reach = (
             self.selection.longest_soft_prompt_row_count
@@ -171,10 +169,8 @@ class RunContext:
     def check_texts_fit_models(self) -> None:
         """Raise AuditError if the context of a model is too short for the texts of this run with
         prefix token and soft prompt."""
-        rows, prefix_token = (
-            self.selection.longest_soft_prompt_row_count,
-            len(self.prefix_token.tokens),
-        )
+        rows = self.selection.longest_soft_prompt_row_count
+        prefix_token = len(self.prefix_token.tokens)
         prompt = torch.empty(rows, 0) if rows else None  # only its number of rows matters
         models_with_prompts = (
             (self.site.model, prompt),
@@ -263,7 +259,8 @@ class Audit(RunContext):
         sweep; otherwise tune it now."""
         key = (attack.name, attack.fitted_state_name(view))
         if key not in self._tuned:
-            name, fits = "-".join(key), self.site.shared.fits
+            name = "-".join(key)
+            fits = self.site.shared.fits
             state = load_attack_state(self.folder, name)
             if state is None:
                 # The key holds all inputs of the state. A defense may depend on the number of draws
@@ -298,7 +295,8 @@ def choose_prefix_token(site: Site, longest: int, folder: RunFolder) -> PrefixTo
     longest: maximum number of tokens of a context without the prefix token. Raise AuditError if the
     plan of a resumed run gives another token.
     """
-    saved, data_plan = folder.prefix_token(), site.data_plan
+    saved = folder.prefix_token()
+    data_plan = site.data_plan
     if saved is not None and data_plan.prefix_token == AUTO:
         return saved
     key = [site.subject, data_plan.prefix_token, data_plan.known_limit, longest]

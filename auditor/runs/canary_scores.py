@@ -93,11 +93,12 @@ def canary_scores_of_model_or_run(
 
 
 def _canary_scores_of_run(manifest: ExposureCanaryManifest, folder: Path) -> list[TargetScores]:
-    result, observations = result_file.read_result(folder), table.read_probe_observations(folder)
+    result = result_file.read_result(folder)
+    observations = table.read_probe_observations(folder)
     counts = {entry.id: entry.count for entry in manifest.canaries}
     scores = []
     for finding in result.findings:
-        if finding.attack not in result.methods_measuring(_MEASURED) or finding.not_applicable:
+        if finding.attack not in result.list_measuring_methods(_MEASURED) or finding.not_applicable:
             continue
         values_by_id = observations.get(finding.cell_key, {})
         if set(values_by_id) != set(counts):
@@ -107,7 +108,7 @@ def _canary_scores_of_run(manifest: ExposureCanaryManifest, folder: Path) -> lis
             )
         rows = tuple(CanaryScore(id, count, values_by_id[id]) for id, count in counts.items())
         scores.append(
-            TargetScores(f"Exposure on {phrases.row_title(result, finding)}", rows, finding.notes)
+            TargetScores(f"Exposure on {phrases.title_row(result, finding)}", rows, finding.notes)
         )
     if not scores:
         probe = registry.find_method_name(_MEASURED)

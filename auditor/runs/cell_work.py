@@ -45,13 +45,15 @@ class Workplace:
     """Targets of a run; keeps the last target, with a view for each setting."""
 
     def __init__(self, scene: RunContext, targets: Targets) -> None:
-        self.scene, self.targets = scene, targets
+        self.scene = scene
+        self.targets = targets
         self._target: Target | None = None
         self._views: dict[str, View] = {}
 
     def set_current_target(self, target: Target) -> None:
         """Set a target that is already built as the current target; release the previous target."""
-        self._target, self._views = target, {}
+        self._target = target
+        self._views = {}
 
     def shared_view_of_target(self, target: str, setting: str) -> View:
         """Return the view shared by all queries to a target in a setting: passes with the same
@@ -82,10 +84,8 @@ class CellWork(Generic[Asked, Answer]):
     def process_items(
         self, place: Workplace, items: Sequence[Asked]
     ) -> Iterator[CellWorkResult[Answer]]:
-        view, draws = (
-            place.shared_view_of_target(self.key.target, self.key.setting),
-            dict(self.meter.drawn),
-        )
+        view = place.shared_view_of_target(self.key.target, self.key.setting)
+        draws = dict(self.meter.drawn)
         # All cells of a target and setting share the view, so each cell sets its allowance. Draws
         # are counted in a copy: in this process the cell adds the returned draws to the run's
         # meter.
@@ -93,7 +93,8 @@ class CellWork(Generic[Asked, Answer]):
             self.allowance,
             ClaimTokenMeter(draws, self.meter.spent, self.meter.lots),
         )
-        start, n_known = time.perf_counter(), len(draws)
+        start = time.perf_counter()
+        n_known = len(draws)
         method = place.scene.selection.methods_by_name[self.key.attack]
         inputs: Any = items  # secrets of a probe, queries of an attack
         answers: Iterator[Any] = (
@@ -106,7 +107,8 @@ class CellWork(Generic[Asked, Answer]):
             # A dict keeps its order: the draws since the last batch follow the first `n_known`
             # entries.
             yield CellWorkResult(batch, dict(islice(draws.items(), n_known, None)), now - start)
-            start, n_known = time.perf_counter(), len(draws)
+            start = time.perf_counter()
+            n_known = len(draws)
 
 
 # --- places of workers
@@ -161,7 +163,8 @@ class WorkerWorkplace:
         )
         # In this order: `Targets` loads the model, and files of a hub have no digest before their
         # download.
-        place, digests = Workplace(scene, Targets(scene)), fingerprints_of_inputs(plan, site)
+        place = Workplace(scene, Targets(scene))
+        digests = fingerprints_of_inputs(plan, site)
         for name, digest in self.read.items():
             if digests.get(name) != digest:
                 raise AuditError(

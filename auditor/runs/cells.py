@@ -69,7 +69,8 @@ class Cell(TargetRun, ABC):
     def measure(self) -> Finding:
         """Return a finding with measurements, or with the reason why it has none; add the results
         per secret to the collector."""
-        start, blank = time.perf_counter(), self._finding_before_measuring()
+        start = time.perf_counter()
+        blank = self._finding_before_measuring()
         try:
             check_method_applies_to_target(self.method, self.target, self.view, self.audit)
         except NotApplicable as why:
@@ -176,11 +177,10 @@ class AttackCell(Cell):
         members = outcome.select_secrets(outcome.member)
         if not len(members.ids):
             raise NotApplicable("the budget covers no member")
-        recipe = (
-            self.view.sampling_recipe_name(sampling, "")
-            if (sampling := self.method.sampling())
-            else ""
-        )
+        if sampling := self.method.sampling():
+            recipe = self.view.sampling_recipe_name(sampling, "")
+        else:
+            recipe = ""
         answers = self.collector.collect_attack_outcome(
             self.key, outcome, self.method.score_is_probability(self.view), kinds
         )
@@ -266,10 +266,8 @@ class AttackCell(Cell):
                 costs.append(dataclasses.replace(guesses, ranked=()))
                 yield guesses
 
-        secrets, decode = (
-            self.audit.secrets_by_id,
-            make_token_decoder(self.audit.benchmark.tokenizer),
-        )
+        secrets = self.audit.secrets_by_id
+        decode = make_token_decoder(self.audit.benchmark.tokenizer)
         outcome = judging.judge_guesses(read(), secrets)
         return (
             outcome,
@@ -327,7 +325,9 @@ class CorpusCell(AttackCell):
     method: CorpusAttack
 
     def _measure_and_fill_in_finding(self, blank: Finding) -> Finding:
-        audit, attack, view = self.audit, self.method, self.view
+        audit = self.audit
+        attack = self.method
+        view = self.view
         corpus = audit.training_corpus_for_attack(attack)
         state = audit.load_or_fit_attack_state(self.target, view, attack)
         _, ids = self._guess_remaining_secrets(state)
@@ -377,7 +377,8 @@ class ProbeCell(Cell):
         self._observe_missing_secrets(secrets, {})
 
     def _measure_and_fill_in_finding(self, blank: Finding) -> Finding:
-        probe, target = self.method, self.target
+        probe = self.method
+        target = self.target
         candidates = secrets_to_probe(probe, target, self.audit.benchmark, self.view)
         claim = target.claim
         # A probe of the claim reads `uncharged_token_count`: the attacks' draws in excess of the
@@ -390,11 +391,12 @@ class ProbeCell(Cell):
         self.collector.collect_probe_observations(
             self.key, probe, secrets, observations, measurements[0]
         )
-        subset_remarks = (
-            answer_remarks.cell_remarks_on_attacked_subset(candidates, self.audit.benchmark)
-            if probe.of == "secrets"
-            else ()
-        )
+        if probe.of == "secrets":
+            subset_remarks = answer_remarks.cell_remarks_on_attacked_subset(
+                candidates, self.audit.benchmark
+            )
+        else:
+            subset_remarks = ()
         return dataclasses.replace(
             blank,
             measurements=measurements,
@@ -491,7 +493,8 @@ class ProbeCell(Cell):
 
 def cells_of_target(target_run: TargetRun) -> Iterator[Cell]:
     """Yield all cells of a target, by setting, then in the order of the plan's methods."""
-    selection, target = target_run.audit.selection, target_run.target
+    selection = target_run.audit.selection
+    target = target_run.target
     for setting in selection.settings_for_row(target.companion):
         for method in selection.methods:
             if isinstance(method, Probe):

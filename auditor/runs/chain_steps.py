@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from auditor.conclusions.outcomes import RowValuesBySecret, align_rows_by_secret
+from auditor.conclusions.outcomes import RowValuesBySecret, align_rows
 from auditor.core.result import Chain, ChainStep, Measurement
 from auditor.plugins.defense import Cause
 from auditor.statistics import compare
@@ -49,13 +49,14 @@ def build_cause_chain(
         if chain_row.answers is not None
     }
     rows = {start: answers, **measured}
-    if target not in rows or not align_rows_by_secret(rows.values(), name, True)[0]:
+    if target not in rows or not align_rows(rows.values(), name, True)[0]:
         return None
 
     def minus(after: str, before: str) -> Measurement:
         return measure_row_difference(name, unit, rows[after], rows[before], rows.values())
 
-    steps, at = [], start
+    steps = []
+    at = start
     # Causes since the last measured row: they are merged with the next step.
     waiting: list[ChainRow] = []
     for chain_row in chain_rows:
@@ -66,7 +67,8 @@ def build_cause_chain(
             if moved and len(waiting) > 1:  # several causes in a step
                 note = f"not separated, for want of {_missing_rows_phrase(waiting[:-1])}"
             steps.append(ChainStep(_changes_by_cause(waiting), at, chain_row.target, moved, note))
-            at, waiting = chain_row.target, []
+            at = chain_row.target
+            waiting = []
     if waiting:
         note = f"not measured, for want of {_missing_rows_phrase(waiting)}"
         steps.append(ChainStep(_changes_by_cause(waiting), at, "", None, note))
@@ -86,8 +88,8 @@ def measure_row_difference(
     Subtracts the change of non-members with the number in all these rows.
     """
     aligned = [new, base, *rows]
-    _, (after, before, *_) = align_rows_by_secret(aligned, name, True)
-    nonmember_ids, (new_floor, base_floor, *_) = align_rows_by_secret(aligned, name, False)
+    _, (after, before, *_) = align_rows(aligned, name, True)
+    nonmember_ids, (new_floor, base_floor, *_) = align_rows(aligned, name, False)
     return compare.measure_mean_difference(
         f"{name}_difference",
         unit,

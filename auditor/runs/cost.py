@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from functools import partial
 from math import nan
 
-from auditor.core.counts import counted
+from auditor.core.counts import format_count
 from auditor.reports import phrases
 from auditor.reports.tables import RowTable
 from auditor.statistics import roc
 from auditor.statistics.membership import FALSE_POSITIVES
 
-LIMIT, SAMPLES = "--limit", "--samples"
+LIMIT = "--limit"
+SAMPLES = "--samples"
 _SIDE = 0.025  # error on each side of a two-sided 95% interval
 
 
@@ -107,10 +108,8 @@ class CostEstimate:
 
 def run_cost_estimate_table(estimate: CostEstimate) -> RowTable:
     """Return the estimate as a table for readers."""
-    time, peak = (
-        phrases.format_duration(estimate.seconds),
-        phrases.format_memory(estimate.estimated_peak_memory_bytes / 1e6),
-    )
+    time = phrases.format_duration(estimate.seconds)
+    peak = phrases.format_memory(estimate.estimated_peak_memory_bytes / 1e6)
     about = "at least" if estimate.parts_without_estimate else "about"
     note = (
         f"{about} {time} until the last record is asked, {peak} of memory at most; worked out from "
@@ -118,7 +117,8 @@ def run_cost_estimate_table(estimate: CostEstimate) -> RowTable:
     note += f"{estimate.probe:.0f} seconds of asking"
     if estimate.parts_without_estimate:
         note += (
-            f"; that is without {counted(len(estimate.parts_without_estimate), 'part')} that have "
+            f"; that is without {format_count(len(estimate.parts_without_estimate), 'part')} that "
+            "have "
             "no "
             "numbers"
         )

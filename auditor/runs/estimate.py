@@ -20,7 +20,7 @@ from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.nouns import PrefixToken
 from auditor.core.plan import Plan
 from auditor.core.plan_fields import AUTO
-from auditor.core.secret_randomness import keyed_random_generator
+from auditor.core.secret_randomness import make_keyed_generator
 from auditor.models.base import LanguageModel, compute_text_nlls, get_max_logits, implies_capability
 from auditor.models.huggingface import traffic
 from auditor.plugins.attack import Attack
@@ -87,7 +87,8 @@ def estimate_run_cost(
     Raise AuditError for every plan that a run would refuse, for a model behind a network, and if
     the models still need training.
     """
-    shared, clock = shared or SweepCache(), StageClock(reporter)
+    shared = shared or SweepCache()
+    clock = StageClock(reporter)
     site = make_site(plan, reporter, shared)
     site.may_train = False
     selection = select_and_check_plugins(plan, site)
@@ -186,11 +187,10 @@ class _RunPartTimer:
             yield TimedPart("choosing a prefix token", of, 32, work)
 
         # `choosing` reads `of` when it is called, not when it is defined.
-        of = (
-            min(len(whole_benchmark.known), PAIRS)
-            if scene.data_fields_of_plan.prefix_token == AUTO
-            else 0
-        )
+        if scene.data_fields_of_plan.prefix_token == AUTO:
+            of = min(len(whole_benchmark.known), PAIRS)
+        else:
+            of = 0
         if of:
             self.time_part_within_its_share(choosing, 4)
         else:
@@ -236,7 +236,8 @@ class _RunPartTimer:
             )
 
             def score() -> None:
-                texts, sample_given = [text for text, _ in subset], [count for _, count in subset]
+                texts = [text for text, _ in subset]
+                sample_given = [count for _, count in subset]
                 list(compute_text_nlls(target.model, texts, context_lengths=sample_given))
                 scoring.summed_nll_of_other_perplexities(
                     target.model, texts, sample_given, self.scene.seed
@@ -250,7 +251,8 @@ class _RunPartTimer:
             )
 
         def tokens(n: int) -> Iterator[TimedPart]:
-            subset, size = _fixed_random_subset(target.secrets, n, "tokens"), self.scene.batch_size
+            subset = _fixed_random_subset(target.secrets, n, "tokens")
+            size = self.scene.batch_size
             work = partial(
                 _call_and_exhaust_iterator,
                 scoring.suffix_log_prob_batches_of_target,
@@ -333,11 +335,10 @@ class _RunPartTimer:
         sampling = attack.sampling()
         if sampling is not None:
             sampling = replace(sampling, samples=view.sample_count(sampling))  # as in the run
-        at_once = (
-            64
-            if sampling is None
-            else view.prefix_batch_size(sampling, queries, attack.soft_prompt_rows())
-        )
+        if sampling is None:
+            at_once = 64
+        else:
+            at_once = view.prefix_batch_size(sampling, queries, attack.soft_prompt_rows())
         subset = _fixed_random_subset(queries, n, "secrets")
         cut: tuple[str, ...] = (LIMIT,)
         if sampling is not None and sampling.search == "sample" and sampling.samples > 1:
@@ -384,9 +385,11 @@ class _RunPartTimer:
         start = time.perf_counter()
         # The right side is evaluated first: the share uses the old weight. `max`: more parts may
         # come than were counted, and each of them may take all remaining time.
-        share, self.left = (self.end - start) * weight / max(weight, self.left), self.left - weight
+        share = (self.end - start) * weight / max(weight, self.left)
+        self.left = self.left - weight
         attempts: list[dict[str, tuple[TimedPart, RunPartCost]]] = []
-        n, most = least, 0
+        n = least
+        most = 0
         while True:
             attempts.append({})
             for step in steps(n):
@@ -420,16 +423,20 @@ class _RunPartTimer:
         *earlier, last = attempts
         if last.why:
             return RunPartCost(step.name, last.of, why=last.why)
-        scale, per_text, fixed = step.of / last.asked, last.seconds / last.asked, 0.0
+        scale = step.of / last.asked
+        per_text = last.seconds / last.asked
+        fixed = 0.0
         if earlier and earlier[-1].asked < last.asked:
             # Use the line through the last two attempts; if noise gives a slope out of range, keep
             # the mean time per text of the last attempt.
             slope = (last.seconds - earlier[-1].seconds) / (last.asked - earlier[-1].asked)
             if 0 < slope < per_text:
-                per_text, fixed = slope, last.seconds - slope * last.asked
+                per_text = slope
+                fixed = last.seconds - slope * last.asked
         # The fixed cost occurs once a batch; memory grows only with the texts of a batch.
         batches = ceil(step.of / step.at_once) / ceil(last.asked / step.at_once)
-        n_batch, n_timed = min(step.of, step.at_once), min(last.asked, step.at_once)
+        n_batch = min(step.of, step.at_once)
+        n_timed = min(last.asked, step.at_once)
         # bytes per text, from a single attempt
         bytes_per_text = max(0.0, last.memory - self.held) / n_timed
         if earlier and (n_before := min(earlier[-1].asked, step.at_once)) < n_timed:
@@ -456,14 +463,17 @@ def _cost_of_timed_attempt(step: TimedPart, n: int, device: torch.device) -> Run
         return RunPartCost(step.name, step.of, memory=0.0, seconds=0.0, why=reason)
     # The counters of `traffic` are global to the process.
     machine.reset_peak_memory()
-    rows, tokens, start = traffic.rows, traffic.tokens, time.perf_counter()
+    rows = traffic.rows
+    tokens = traffic.tokens
+    start = time.perf_counter()
     try:
         step.work()
     except NotApplicable as error:
         return RunPartCost(step.name, memory=0.0, seconds=0.0, why=f"not applicable: {error}")
     seconds = time.perf_counter() - start
     memory = 1e6 * machine.peak_memory_mb(device)
-    rows, tokens = traffic.rows - rows, traffic.tokens - tokens
+    rows = traffic.rows - rows
+    tokens = traffic.tokens - tokens
     return RunPartCost(
         step.name, step.of, min(n, step.of), rows, tokens, memory, seconds, cut=step.cut
     )
@@ -491,5 +501,5 @@ def _fixed_random_subset(items: Sequence[Any], n: int, description: str) -> list
     if n >= len(items):
         return list(items)
     # A prefix of a fixed permutation: a larger subset contains every smaller subset.
-    chosen = keyed_random_generator("estimate", description).permutation(len(items))[:n]
+    chosen = make_keyed_generator("estimate", description).permutation(len(items))[:n]
     return [items[i] for i in sorted(chosen.tolist())]

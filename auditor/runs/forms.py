@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from auditor.core.errors import AuditError
 from auditor.core.nouns import UNDEFENDED
-from auditor.core.plan_parts import TargetPlan, deployed_form_name
+from auditor.core.plan_parts import TargetPlan, name_deployed_form
 from auditor.plugins import registry
 from auditor.plugins.defense import Defense
 from auditor.plugins.options import build_plugin, get_option_defaults, get_plugin_title
@@ -35,7 +35,8 @@ def shown_rows_of_deployed_forms(
 
     others: the other rows of the run.
     """
-    rows, names = list[ShownRow](), {UNDEFENDED, *(row.name for row in others)}
+    rows = list[ShownRow]()
+    names = {UNDEFENDED, *(row.name for row in others)}
     for form in target.forms:
         row = _parse_deployed_form_row(form)
         if target.uses_builtin_lab and isinstance(row.defense, NamedForm):
@@ -74,7 +75,7 @@ def _parse_deployed_form_row(form: str) -> ShownRow:
             raise AuditError(f"--forms {kind} takes no value, got {form!r}")
         defense = build_plugin("form", forms, kind, {str(option): value} if colon else {})
         return ShownRow(form, f"{get_plugin_title(form_class)} {value}".strip(), defense, False)
-    name = deployed_form_name(form)
+    name = name_deployed_form(form)
     if not name:
         raise AuditError(
             f"expected a form in --forms ({', '.join(forms)}, or a model), got {form!r}"

@@ -73,7 +73,8 @@ class TrainingCorpus:
         )
 
     def notes_on_corpus_and_prompts(self, prompts: Sequence[Tokens]) -> tuple[str, ...]:
-        n_known, n_texts = len(self.index.copies), len(self.index.text_lengths)
+        n_known = len(self.index.copies)
+        n_texts = len(self.index.text_lengths)
         notes = [
             f"memorised: {self.n} tokens in a row that stand in the training data{self.said} and "
             f"in no held-out text; every generation was held against {n_known:,} training records "
@@ -121,7 +122,8 @@ def corpus_with_chosen_ngram_length(
     """
     lengths = sorted(len(secret.suffix) for secret in benchmark.secrets if secret.member)
     middle = lengths[len(lengths) // 2]
-    n, reason = attack.n or min(_N, middle), ""
+    n = attack.n or min(_N, middle)
+    reason = ""
     if not attack.n and n < _N:
         reason = f" (half of the attacked suffixes are no longer than {n})"
     if n > attack.length:
@@ -147,12 +149,10 @@ def judge_generations_of_cell(
 ) -> JudgedGenerations:
     """Compare generations with the corpus. generations_by_id: all generations by id; row_ids: ids
     of this row, in order."""
-    memorised_tokens, costs, scores, heads = (
-        list[MemorisedTokens](),
-        list[Guesses](),
-        list[dict[str, float]](),
-        Counter[bytes](),
-    )
+    memorised_tokens = list[MemorisedTokens]()
+    costs = list[Guesses]()
+    scores = list[dict[str, float]]()
+    heads = Counter[bytes]()
     best: dict[
         int, tuple[TokenRun, str]
     ] = {}  # the longest run of each record, and the id of its generation
@@ -195,15 +195,12 @@ def judge_generations_of_cell(
     for record, (run, generation) in best.items():
         full_text = generations_by_id[generation].ranked[0].suffix
         extracted_texts[aliases[record]] = full_text[run.start : run.start + run.length], full_text
-    n_same, heldout = (
-        len(row_ids) - len(heads),
-        {record for tokens_of_text in memorised_tokens for record in tokens_of_text.strangers},
-    )
-    notes = (
-        [f"{n_same:,} of {len(row_ids):,} generations say the same as another one"]
-        if n_same
-        else []
-    )
+    n_same = len(row_ids) - len(heads)
+    heldout = {record for tokens_of_text in memorised_tokens for record in tokens_of_text.strangers}
+    if n_same:
+        notes = [f"{n_same:,} of {len(row_ids):,} generations say the same as another one"]
+    else:
+        notes = []
     if heldout and order:
         notes.append(
             f"{len(heldout):,} of {corpus.ngram_and_record_counts.strangers:,} held-out records "
@@ -236,10 +233,8 @@ def judge_generations_of_cell(
 def _generation_columns(
     cell: CellKey, ids: Sequence[str], memorised_tokens: Sequence[MemorisedTokens]
 ) -> Iterator[Column]:
-    counts, members = (
-        [float(generation.memorised) for generation in memorised_tokens],
-        [True] * len(ids),
-    )
+    counts = [float(generation.memorised) for generation in memorised_tokens]
+    members = [True] * len(ids)
     yield Column(
         MEASURED, cell, memorised.MEMORISED, ids, [memorised.PER * n for n in counts], members
     )
@@ -259,10 +254,8 @@ def _extracted_record_columns(
     """Yield columns: extracted records, most frequent first; attacked secrets with the position of
     their record among these (from 0); numbers of trained records by copies.
     """
-    ids, copies = (
-        [aliases[record] for record in order],
-        [corpus.index.copies[record] for record in order],
-    )
+    ids = [aliases[record] for record in order]
+    copies = [corpus.index.copies[record] for record in order]
     for name, values in (("generations", n_generations), ("longest", longest)):
         yield Column(RECORDS, cell, name, ids, [values[record] for record in order], (), copies)
     inside = [

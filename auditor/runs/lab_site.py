@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from auditor.benchmarks.lab.lab import REFERENCES, Lab
 from auditor.benchmarks.lab.lab_recipe import BaseLabRecipe
 from auditor.benchmarks.lab.real_lab import RealLab
-from auditor.core.errors import AuditError, unknown_name_error
+from auditor.core.errors import AuditError, make_unknown_name_error
 from auditor.core.jsonable import from_json, to_json
 from auditor.core.plan import Plan
 from auditor.core.plan_parts import SMALL, TargetPlan
@@ -268,7 +268,7 @@ def build_lab_recipe(plan: Plan) -> BaseLabRecipe:
     default = to_json(kind())
     for name in fields:
         if name not in default:
-            raise unknown_name_error("field of lab_recipe:", name, default)
+            raise make_unknown_name_error("field of lab_recipe:", name, default)
     recipe: BaseLabRecipe = from_json(kind, {**default, **fields}, "lab_recipe")
     recipe.check()
     return recipe

@@ -33,11 +33,10 @@ Reading = TypeVar("Reading")
 def mean_suffix_nll_of_each_pair(model: LanguageModel, pairs: Sequence[Pair]) -> Floats:
     """Return (pairs,) nats per suffix token; cached on disk if the model has a cache of choices."""
     texts = [(pair.prefix, pair.suffix) for pair in pairs]
-    cache_file = (
-        None
-        if model.choices_kept_in is None
-        else model.choices_kept_in / _name_of_kept_choice(model, texts)
-    )
+    if model.choices_kept_in is None:
+        cache_file = None
+    else:
+        cache_file = model.choices_kept_in / _name_of_kept_choice(model, texts)
     if cache_file is not None and cache_file.is_file():
         return np.array(json.loads(cache_file.read_text()))
     values = View("likeliest", model, WHITE_BOX, seed=0).mean_nll(model, texts)

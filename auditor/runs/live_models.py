@@ -48,11 +48,9 @@ def check_no_shared_weights(models: Mapping[str, Any]) -> None:
 
 
 def _parameter_ids(model: Any) -> set[int]:
-    return (
-        {id(parameter) for parameter in model.parameters()}
-        if isinstance(model, torch.nn.Module)
-        else set()
-    )
+    if isinstance(model, torch.nn.Module):
+        return {id(parameter) for parameter in model.parameters()}
+    return set()
 
 
 def live_model_name(model: Any) -> str:

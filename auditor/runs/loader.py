@@ -11,7 +11,7 @@ import psutil
 
 from auditor.core import safe_mode
 from auditor.core.errors import AuditError
-from auditor.core.plan import flag_of_plan_field, plan_field_names_with_rule
+from auditor.core.plan import format_field_flag, list_ruled_fields
 from auditor.core.plan_fields import AUTO, PLACED
 from auditor.core.plan_parts import LoadingOptions, TargetPlan
 from auditor.models.base import LanguageModel
@@ -37,18 +37,17 @@ class ModelLoader:
         shared: SweepCache,
         live: Mapping[str, LanguageModel],
     ) -> None:
-        self.target, self.loading, self.reporter, self.shared, self.live = (
-            target,
-            loading,
-            reporter,
-            shared,
-            live,
-        )
+        self.target = target
+        self.loading = loading
+        self.reporter = reporter
+        self.shared = shared
+        self.live = live
 
     @property
     def _provider_and_request(self) -> tuple[Provider, RequestedModel]:
         """Provider of the attacked model, and the request to it."""
-        target, loading = self.target, self.loading
+        target = self.target
+        loading = self.loading
         provider, name = registry.resolve_model_provider(str(target.model), loading.model_args)
         return provider, RequestedModel(
             name, loading, target.base_url, target.tokenizer, self.run, target.max_tokens_total
@@ -97,11 +96,11 @@ class ModelLoader:
         ]
         for name in fields:
             if name not in (*provider.takes, *form_fields) and not (
-                has_companions and name in plan_field_names_with_rule(PLACED)
+                has_companions and name in list_ruled_fields(PLACED)
             ):
-                flags = ", ".join(map(flag_of_plan_field, provider.takes)) or "none of the kind"
+                flags = ", ".join(map(format_field_flag, provider.takes)) or "none of the kind"
                 raise AuditError(
-                    f"{flag_of_plan_field(name)} says nothing to a model of the provider "
+                    f"{format_field_flag(name)} says nothing to a model of the provider "
                     f"{provider.name}, which takes {flags}; got it with --model {self.target.model}"
                 )
         provider.check(request)
@@ -155,11 +154,12 @@ class ModelLoader:
 
         def fresh() -> LanguageModel:
             if provider.network:
-                safe_mode.refuse_in_safe_mode(
+                safe_mode.refuse_unsafe(
                     f"{model.name or model.base_url} would be asked over the network"
                 )
             # Compare with total memory, not free memory: refuse only models that can never fit.
-            least, total = provider.estimate_least_bytes(model), psutil.virtual_memory().total
+            least = provider.estimate_least_bytes(model)
+            total = psutil.virtual_memory().total
             if least is not None and least > total:
                 sizes = f"{least / 1e9:.1f} GB at least, got a machine with {total / 1e9:.1f} GB"
                 raise AuditError(f"expected memory for {model.name}, {sizes}")

@@ -26,11 +26,10 @@ def describe_environment(device: str) -> dict[str, str]:
         for name in ("torch", "transformers", "peft", "numpy")
     }
     device = str(resolve_model_device(device))
-    made_of = (
-        torch.cuda.get_device_name(device)
-        if device.startswith("cuda")
-        else f"{os.cpu_count()} cores"
-    )
+    if device.startswith("cuda"):
+        made_of = torch.cuda.get_device_name(device)
+    else:
+        made_of = f"{os.cpu_count()} cores"
     return {
         "python": platform.python_version(),
         **versions,
@@ -74,11 +73,9 @@ def _current_commit_label() -> str:
         "HEAD",
         off=off,
     )
-    return (
-        f"{head.stdout.strip()}-dirty"
-        if changed is None or changed.returncode
-        else head.stdout.strip()
-    )
+    if changed is None or changed.returncode:
+        return f"{head.stdout.strip()}-dirty"
+    return head.stdout.strip()
 
 
 def _run_git_without_hooks(

@@ -19,7 +19,7 @@ from auditor.benchmarks.canaries.audit_canaries import (
 )
 from auditor.benchmarks.data import whole_texts
 from auditor.core import disk
-from auditor.core.errors import AuditError, unknown_name_error
+from auditor.core.errors import AuditError, make_unknown_name_error
 from auditor.core.jsonable import read_json_object
 from auditor.models.loading import DEFAULTS, load_causal_lm
 
@@ -44,7 +44,7 @@ class CanaryRequest:
 def make_audit_canaries(request: CanaryRequest) -> AuditCanaryManifest:
     """Draw texts and coins. Raise AuditError for inputs that the kind lacks or does not use."""
     if request.kind not in KINDS:
-        raise unknown_name_error("--kind", request.kind, KINDS)
+        raise make_unknown_name_error("--kind", request.kind, KINDS)
     for flag, kinds in {"data": BEGUN, "model": BY_MODEL, "temperature": ("sampled",)}.items():
         is_given = getattr(request, flag) is not None
         if is_given and request.kind not in kinds:

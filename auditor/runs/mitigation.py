@@ -27,7 +27,7 @@ from auditor.benchmarks.data.reduced_data import (
 from auditor.benchmarks.data.tables import read_record_table
 from auditor.benchmarks.data.whole_texts import read_texts_and_units, rows_repeated_by_count
 from auditor.conclusions import secret_details
-from auditor.conclusions.contrasts import WeightedMetric, contrast_over_seeds
+from auditor.conclusions.contrasts import WeightedMetric, measure_seed_contrast
 from auditor.conclusions.outcomes import RunOutcomes
 from auditor.conclusions.replicates import Replicates
 from auditor.core import disk, locks
@@ -54,7 +54,9 @@ from auditor.runs.run import run_audit as audit
 from auditor.runs.sweep_cache import SweepCache
 from auditor.training.variants import DataVariant
 
-RECORD, MODEL, DROPPED = "mitigation.json", "model", "dropped"
+RECORD = "mitigation.json"
+MODEL = "model"
+DROPPED = "dropped"
 _PLACEHOLDERS = ("{data}", "{out}")
 _CARRIED = ("epochs", "batch", "learning_rate")  # options that methods share
 
@@ -94,9 +96,9 @@ class Mitigation:
     @property
     def copies_left_function(self) -> Callable[[int], int | None] | None:
         """Return a function from a record's copies to the remaining copies; None if all remain."""
-        return (
-            self.trainer.count_remaining_copies if isinstance(self.trainer, DataVariant) else None
-        )
+        if isinstance(self.trainer, DataVariant):
+            return self.trainer.count_remaining_copies
+        return None
 
     @property
     def plan_of_second_audit(self) -> Plan:
@@ -258,7 +260,8 @@ def train_and_audit_mitigated_model(
 ) -> TrainingOutcome:
     """Train and audit again, skipping finished steps. Raise AuditError without partial output."""
     # Share a cache: the audit attacks the model that the lab trains now.
-    shared, out = SweepCache(), mitigation.asked.out
+    shared = SweepCache()
+    out = mitigation.asked.out
     with reporter.stage(f"train by {mitigation.trainer.name}"):
         outcome = train_mitigated_model(mitigation, run, reporter, shared)
     if (out / result_file.RESULT).is_file():
@@ -287,8 +290,8 @@ def compare_runs_before_and_after_mitigation(
 ) -> BeforeAfter:
     """Compare the two runs. Raise AuditError if they are not comparable."""
     count_remaining = mitigation.copies_left_function
-    prediction = count_remaining and advice.undefended_row_and_recall_with_copies_left(
-        phrases.result_with_printable_strings(run.result),
+    prediction = count_remaining and advice.predict_undefended_recall(
+        phrases.make_result_printable(run.result),
         secret_details.read_secret_details(mitigation.asked.run),
         count_remaining,
     )
@@ -328,7 +331,7 @@ def _perplexity_change_by_mitigation(
             )
         )
     name = next(iter(cells[0].measured[0]))
-    return contrast_over_seeds(
+    return measure_seed_contrast(
         f"{name}_difference",
         [WeightedMetric(1.0, name, cells[0]), WeightedMetric(-1.0, name, cells[1])],
     )
@@ -345,7 +348,8 @@ def train_mitigated_model(
 
     Raise AuditError for another folder or a refused training, and then remove partial output.
     """
-    out, configuration = mitigation.asked.out, mitigation.configuration()
+    out = mitigation.asked.out
+    configuration = mitigation.configuration()
     finished = _finished_mitigation_record(out, configuration)
     if finished is not None:
         return TrainingOutcome(tuple(finished["told"]), float(finished["seconds"]))
@@ -411,10 +415,12 @@ def _discard_refused_training(out: Path) -> None:
 def _train_own_model(mitigation: Mitigation, reporter: Reporter) -> tuple[str, ...]:
     """Train on the mitigated records; return messages. Raise AuditError for data of another
     training, and for a command that makes no model."""
-    out, recipe = mitigation.asked.out / MODEL, mitigation.recipe
+    out = mitigation.asked.out / MODEL
+    recipe = mitigation.recipe
     if recipe is not None:
         training.check_same_training_records(Path(str(mitigation.plan.target.model)), recipe)
-    messages, data = tuple[str, ...](), mitigation.training_records_file
+    messages = tuple[str, ...]()
+    data = mitigation.training_records_file
     if isinstance(mitigation.trainer, DataVariant):
         column = recipe.text_column if recipe else None
         reduced = mitigation.asked.out / f"data{Path(data).suffix.lower()}"

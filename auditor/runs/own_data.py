@@ -19,7 +19,7 @@ from auditor.benchmarks.data.splitting import SplitOptions
 from auditor.benchmarks.data.tokenised import Tokenised, is_tokenised_data
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Secret, TextForm
-from auditor.core.plan import FIELDS, flag_of_plan_field
+from auditor.core.plan import FIELDS, format_field_flag
 from auditor.core.plan_fields import AUTO, NONE
 from auditor.core.plan_parts import DataPlan
 from auditor.core.result import Doubt
@@ -34,10 +34,8 @@ from auditor.runs import making_audit_canaries, text_form
 from auditor.runs.prefix_token import tokenizer_default_prefix_token
 
 _OF_ALL_KINDS = ("prefix_length", "suffix_length", "known", "known_fraction", "nonmembers", "limit")
-_COLUMNS, _OF_TEXT = (
-    ("group_column", "user_column"),
-    ("knows", "turns", "windows", "template", "date", "trained_length"),
-)
+_COLUMNS = ("group_column", "user_column")
+_OF_TEXT = ("knows", "turns", "windows", "template", "date", "trained_length")
 
 
 def load_own_benchmark(
@@ -228,4 +226,4 @@ def _refuse_nondefault_fields(plan: DataPlan, fields: Sequence[str], reason: str
     """Raise AuditError if a field differs from its default."""
     for field in fields:
         if getattr(plan, field) != FIELDS[field].default:
-            raise AuditError(f"{flag_of_plan_field(field)} {reason}")
+            raise AuditError(f"{format_field_flag(field)} {reason}")

@@ -68,19 +68,16 @@ def load_trained_defense(
         raise AuditError(
             f"expected -D model= of {defense.name} to be a folder that was trained, got {folder!r}"
         )
-    record, summary = (
-        promises.read_privacy_record(Path(folder)),
-        read_trainer_summary_of_model(Path(folder)),
-    )
+    record = promises.read_privacy_record(Path(folder))
+    summary = read_trainer_summary_of_model(Path(folder))
     # A variant promises nothing, so only its training record identifies it.
     is_variant = isinstance(defense, Variant)
     trainer_record = summary if is_variant else record
     if trainer_record is None or trainer_record.method != defense.name:
-        actual = (
-            f"a model trained by {trainer_record.method}"
-            if trainer_record
-            else f"no {RECORD if is_variant else promises.FILE}"
-        )
+        if trainer_record:
+            actual = f"a model trained by {trainer_record.method}"
+        else:
+            actual = f"no {RECORD if is_variant else promises.FILE}"
         raise AuditError(
             f"expected {folder!r} to be trained by audit train {defense.name}, got {actual}"
         )

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from auditor.core.arrays import Bools, Floats
-from auditor.core.nouns import Secret, Tokens, evenly_spaced_secrets
+from auditor.core.nouns import Secret, Tokens, select_evenly_spaced
 from auditor.core.result import Doubt
 from auditor.models.base import LanguageModel, ReadsPositions
 from auditor.models.memory import group_equal_shapes
@@ -95,7 +95,8 @@ def _recite_at_own_positions(
     no positions."""
     if not isinstance(model, ReadsPositions):
         return None
-    is_greedy, log_prob = np.zeros(len(secrets), bool), np.zeros(len(secrets))
+    is_greedy = np.zeros(len(secrets), bool)
+    log_prob = np.zeros(len(secrets))
     for i, (secret, texts) in enumerate(zip(secrets, before, strict=True)):
         *earlier, beginning = texts
         row = [*earlier, beginning + secret.prefix + secret.suffix]
@@ -125,7 +126,7 @@ def _records_to_compare(
         if secret.id in earlier
         and (room is None or longest + len(secret.prefix + secret.suffix) <= room)
     ]
-    return evenly_spaced_secrets(fitting, RECORDS)
+    return select_evenly_spaced(fitting, RECORDS)
 
 
 @torch.no_grad()
@@ -137,7 +138,8 @@ def _recite(
         replace(secret, prefix=tokens + secret.prefix)
         for secret, tokens in zip(secrets, before, strict=True)
     ]
-    is_greedy, log_prob = np.zeros(len(extended), bool), np.zeros(len(extended))
+    is_greedy = np.zeros(len(extended), bool)
+    log_prob = np.zeros(len(extended))
     for indices in group_equal_shapes(
         [(len(secret.prefix), len(secret.suffix)) for secret in extended], _AT_ONCE
     ):

@@ -63,7 +63,7 @@ class PerSecretCollector:
         """Collect and return the row of an attack. probable: its scores are probabilities."""
         row = self._keep_row_of_cell(key, per_secret_row_of_outcome(outcome, kinds, probable))
         self.answers[key] = row.keep_one_metric(RECALL, others=False)
-        self._columns += row.columns_for_secrets_table(key)
+        self._columns += row.list_columns(key)
         self._attacks.append(key)
         return row
 
@@ -80,7 +80,7 @@ class PerSecretCollector:
             key, per_secret_row_of_observations(probe, secrets, observations)
         )
         self._columns += [
-            *row.columns_for_secrets_table(key),
+            *row.list_columns(key),
             *_observation_columns(key, secrets, observations),
         ]
         if candidates := probe.membership_candidates(secrets, observations):

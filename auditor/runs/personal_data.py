@@ -148,11 +148,9 @@ def _personal_spans_with_fate(
     """Yield kind, text and fate, as a member's, of each span that overlaps the suffix; each text
     once."""
     # Include the text after the suffix, to find spans cut by its end completely.
-    full_text, begin, end = (
-        _whole_text(wording),
-        len(wording.prefix),
-        len(wording.prefix_and_suffix_text),
-    )
+    full_text = _whole_text(wording)
+    begin = len(wording.prefix)
+    end = len(wording.prefix_and_suffix_text)
     marks: set[Mark] = set()
     for span in pii.find_pii_spans_in_text(full_text, wording.marks, recognisers):
         text = full_text[span.start : span.end]

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from auditor.core.errors import AuditError, unknown_name_error
+from auditor.core.errors import AuditError, make_unknown_name_error
 from auditor.core.jsonable import from_json
 from auditor.core.plan import FIELDS, IN_FILE, Plan
 from auditor.core.plan_fields import AUTO, Options
@@ -26,7 +26,7 @@ def read_plan_file(path: Path, extra: Collection[str] = ()) -> dict[str, Any]:
         raise AuditError(f"{path} is not TOML: {error}") from error
     for name, value in values.items():
         if name not in (*IN_FILE, *extra):
-            raise unknown_name_error(f"field in {path}:", name, {*IN_FILE, *extra})
+            raise make_unknown_name_error(f"field in {path}:", name, {*IN_FILE, *extra})
         check_plan_field_type(name, value)
     return values
 
@@ -78,7 +78,7 @@ def parse_plugin_options(flag: str, items: Sequence[str], known: Sequence[str]) 
             raise AuditError(f"expected {flag} [name.]option=value, got {item!r}")
         plugin, dot, option = name.rpartition(".")
         if dot and plugin not in known:
-            raise unknown_name_error(f"name in {flag} {item}:", plugin, known)
+            raise make_unknown_name_error(f"name in {flag} {item}:", plugin, known)
         options.setdefault(plugin, {})[option] = value
     return options
 
@@ -96,7 +96,7 @@ def refuse_unused_options(flag: str, options: Options, fields: Mapping[str, Sequ
     known = sorted({option for names in fields.values() for option in names})
     for option in options.get("", {}):
         if option not in known:
-            raise unknown_name_error(f"option in {flag}:", option, known)
+            raise make_unknown_name_error(f"option in {flag}:", option, known)
     for plugin in options:
         if plugin and plugin not in fields:
             raise AuditError(

@@ -24,7 +24,7 @@ from decimal import Decimal
 from itertools import product
 from typing import Any
 
-from auditor.core.errors import AuditError, unknown_name_error
+from auditor.core.errors import AuditError, make_unknown_name_error
 from auditor.core.plan import FIELDS, IN_FILE
 from auditor.core.plan_fields import Options
 from auditor.runs.plan import check_plan_field_type
@@ -64,11 +64,9 @@ class GridPoint:
         """Name its folder, with a digest if the name was cut or could be ambiguous."""
         plain = self.name.replace(", ", "_").replace(" ", "-")
         safe = re.sub(r"[^A-Za-z0-9._=-]+", "-", plain)[:80].strip("-.")
-        return (
-            safe
-            if safe == plain
-            else f"{safe}-{hashlib.sha256(self.name.encode()).hexdigest()[:6]}"
-        )
+        if safe == plain:
+            return safe
+        return f"{safe}-{hashlib.sha256(self.name.encode()).hexdigest()[:6]}"
 
 
 def grid_point_name(variant: str, at: Mapping[str, Any]) -> str:
@@ -98,7 +96,8 @@ def expand_plan_grid(raw: Mapping[str, Any]) -> list[GridPoint]:
         for name, fields in variants
     ]
     _check_options_are_used(base, variants)
-    seeds, points = _checked_seeds(raw), []
+    seeds = _checked_seeds(raw)
+    points = []
     # Count the points before making them: a typo may request millions.
     count = len(seeds) * sum(
         math.prod(len(values) for values in fields.values()) for fields in swept.values()
@@ -144,7 +143,7 @@ def _set_swept_value(plan: Values, key: str, value: Any) -> None:
     head, dot, rest = key.partition(".")
     if not dot:
         if key not in IN_FILE or key == "seed":
-            raise unknown_name_error("plan field in the sweep:", key, set(IN_FILE) - {"seed"})
+            raise make_unknown_name_error("plan field in the sweep:", key, set(IN_FILE) - {"seed"})
         plan[key] = [value] if key in _LISTS and not isinstance(value, list) else value
         check_plan_field_type(key, plan[key])
     elif head in _TABLES:
@@ -198,7 +197,7 @@ def _checked_variants(variants: Any) -> list[tuple[str, Values]]:
     for name, fields in named_variants:
         for key in (key for key in fields if key != "sweep"):
             if key not in IN_FILE or key == "seed":
-                raise unknown_name_error(
+                raise make_unknown_name_error(
                     f"field of variant {name!r}:", key, set(IN_FILE) - {"seed"}
                 )
             check_plan_field_type(key, fields[key])
@@ -211,7 +210,7 @@ def _check_options_are_used(base: Values, variants: Sequence[tuple[str, Values]]
         used = {name for _, fields in variants for name in fields.get(kind) or base.get(kind) or []}
         for plugin in base.get(f"{kind}_options", {}):
             if plugin and plugin not in used:
-                raise unknown_name_error(f"{kind} in {kind}_options:", plugin, used)
+                raise make_unknown_name_error(f"{kind} in {kind}_options:", plugin, used)
 
 
 # --- flags
@@ -276,7 +275,8 @@ def parse_seed_ranges(text: str) -> list[int]:
         match = re.fullmatch(r"([0-9]{1,18})(?:-([0-9]{1,18}))?", part.strip())
         if match is None or (match[2] and int(match[2]) < int(match[1])):
             raise AuditError(f"expected --seeds like 0-4 or 0,2,5, got {text!r}")
-        first, last = int(match[1]), int(match[2] or match[1])
+        first = int(match[1])
+        last = int(match[2] or match[1])
         if last - first >= _MOST_POINTS:
             raise AuditError(
                 f"expected at most {_MOST_POINTS:,} --seeds, got {last - first + 1:,} in {text!r}"

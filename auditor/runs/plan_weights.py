@@ -13,7 +13,7 @@ from auditor.core.plan_fields import NONE
 from auditor.core.plan_parts import (
     LoadingOptions,
     TargetPlan,
-    deployed_form_name,
+    name_deployed_form,
     split_model_name,
 )
 from auditor.records.file_digests import model_sha256_by_file_name
@@ -59,7 +59,8 @@ def target_and_model_locations(
 
 def model_locations_by_role(plan: Plan) -> Places:
     """Map each role to the model's folder or hub id, and its revision on the hub."""
-    target, places = plan.target, Places()
+    target = plan.target
+    places = Places()
     if target.tokenizer is not None:
         places["tokenizer"] = target.tokenizer, None
     if target.provider == RELEASED:
@@ -71,8 +72,8 @@ def model_locations_by_role(plan: Plan) -> Places:
 
         for form in deployed_forms_that_are_models(target.forms):
             for place in _locations_of_model(form, plan.loading.for_companion_model()).values():
-                places[f"form {deployed_form_name(form)}"] = place
-    values = plan.values_by_field_name()
+                places[f"form {name_deployed_form(form)}"] = place
+    values = plan.map_field_values()
     for role in ("base", "public", "reference", "before", "retrained"):
         if (name := values[role]) is not None and (role, name) != ("reference", NONE):
             places[role] = name, None

@@ -20,7 +20,7 @@ from auditor.core.arrays import Floats
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Pair, PrefixToken, Secret, Tokens
 from auditor.core.plan_fields import AUTO, NONE
-from auditor.core.secret_randomness import keyed_random_generator
+from auditor.core.secret_randomness import make_keyed_generator
 from auditor.generation.tries import encode_without_special_tokens
 from auditor.models.base import LanguageModel, ReadsPositions, implies_capability
 from auditor.models.vocabulary import decode_keeping_special_tokens
@@ -246,7 +246,7 @@ def _choose_likeliest_prefix_token(
     most = max(map(len, candidates))
     pairs = [pair for pair in known if most + len(pair.prefix) + len(pair.suffix) <= room]
     # Use the same pairs for every seed: the prefix token is not random.
-    order = keyed_random_generator("prefix_token", len(pairs)).permutation(len(pairs))[:PAIRS]
+    order = make_keyed_generator("prefix_token", len(pairs)).permutation(len(pairs))[:PAIRS]
     pairs = [Pair(pairs[i].prefix, pairs[i].suffix[:_SCORED]) for i in order.tolist()]
     if not pairs:
         return chosen(default, f"{basis}; no {description} to choose by")
@@ -390,7 +390,7 @@ def _sample_fresh_canary_pairs(canaries: Sequence[Secret], tokenizer: Any) -> li
     for space in dict.fromkeys(
         canary.space for canary in known_canaries if canary.space is not None
     ):
-        noise = keyed_random_generator("prefix_token", space.format)
+        noise = make_keyed_generator("prefix_token", space.format)
         texts |= dict.fromkeys(space.draw(noise) for _ in range(_DRAWN))
     rows = encode_without_special_tokens(
         tokenizer, [text for text in texts if text not in originals]

@@ -7,7 +7,7 @@ from typing import Any
 
 from auditor.core import disk
 from auditor.core.errors import AuditError
-from auditor.core.nouns import Secret, evenly_spaced_secrets
+from auditor.core.nouns import Secret, select_evenly_spaced
 from auditor.core.plan import FIELDS, Plan
 from auditor.core.plan_fields import AUTO
 from auditor.models import self_check
@@ -23,10 +23,8 @@ from auditor.runs.site import Site
 from auditor.runs.sweep_cache import SweepCache
 
 # share of the data that is not attacked, and pairs of it to choose the prefix token
-KNOWN, PAIRS = (
-    0.1,
-    10,
-)
+KNOWN = 0.1
+PAIRS = 10
 MOST = 10_000  # most records of a check, most copied first: more than minutes allow
 SAMPLE = 200  # records searched for personal data before a check begins
 FORM_ROWS = 8  # rows of members, and of non-members, for the choice of a text form
@@ -74,10 +72,8 @@ def quick_plan_fields(has_nonmembers: bool = True) -> dict[str, Any]:
 def plan_of_slow_attacks(plan: Plan) -> Plan:
     """Plan the slow attacks on the same model and data, and the same probes with their usual
     options."""
-    known, no_adapter = (
-        registry.list_methods(),
-        adapter_base_and_revision(str(plan.target.model)) is None,
-    )
+    known = registry.list_methods()
+    no_adapter = adapter_base_and_revision(str(plan.target.model)) is None
     attacks = [name for name, kind in known.items() if kind.deep]
     probes = [name for name in plan.attacks.attack if issubclass(known[name], Probe)]
     probes = [
@@ -108,7 +104,8 @@ def prepare_check(plan: Plan, reporter: Reporter, shared: SweepCache) -> tuple[P
 
     shared: holds the loaded models. Raise AuditError for whatever a run would refuse.
     """
-    clock, site = StageClock(reporter), make_site(plan, reporter, shared)
+    clock = StageClock(reporter)
+    site = make_site(plan, reporter, shared)
     select_and_check_plugins(plan, site)
     if site.is_model_asked_over_network:
         raise AuditError(
@@ -126,7 +123,8 @@ def enable_hidden_state_caches(site: Site) -> None:
 
     The cache folder stores self-checks and choices, by the digest of the weights.
     """
-    site.form_rows, site.hurried = FORM_ROWS, True
+    site.form_rows = FORM_ROWS
+    site.hurried = True
     kept_in = disk.cache_folder() / "self-checks"
     with self_check.keeping_self_checks_of_loaded_models(kept_in):
         models = site.model, site.reference_model
@@ -141,8 +139,10 @@ def _plan_with_answerable_methods(plan: Plan, site: Site) -> tuple[Plan, Limits]
     members, nonmembers = (
         sum(secret.member is side for secret in site.benchmark.secrets) for side in (True, False)
     )
-    known, chosen, limits = registry.list_methods(), list[str](), list[str]()
-    sample = evenly_spaced_secrets(site.benchmark.secrets, SAMPLE)
+    known = registry.list_methods()
+    chosen = list[str]()
+    limits = list[str]()
+    sample = select_evenly_spaced(site.benchmark.secrets, SAMPLE)
     substitutes = [name for name in plan.attacks.attack if known[name].instead_of_nonmembers]
     unusable = [name for name in substitutes if not _has_subject_in(known[name], sample)]
     # Ranks of personal data show what was trained on, as membership does.

@@ -69,7 +69,9 @@ from auditor.statistics.strongest_score import (
 )
 
 SETTING = "text-only"
-PASSAGES, MEMBERS, EPSILON = "passages", "membership", "canaries"
+PASSAGES = "passages"
+MEMBERS = "membership"
+EPSILON = "canaries"
 METHODS = {PASSAGES: "verbatim", MEMBERS: "membership", EPSILON: "epsilon"}
 _CELLS = {attack: CellKey(UNDEFENDED, SETTING, attack) for attack in METHODS}
 DELTA = 1e-5
@@ -136,13 +138,14 @@ def plan_for_released_text(
 def read_released_text(plan: Plan, text: Path) -> ReleasedText:
     """Read all files before measuring. Raise AuditError for too few records, and for exposure
     canaries."""
-    data, nonmembers, words = plan.data.data, plan.data.nonmembers, WordIds()
+    data = plan.data.data
+    nonmembers = plan.data.nonmembers
+    words = WordIds()
     assert data is not None and nonmembers is not None  # the command requires both
-    manifest = (
-        None
-        if plan.data.canaries is None
-        else manifests.read_canary_manifest(Path(plan.data.canaries))
-    )
+    if plan.data.canaries is None:
+        manifest = None
+    else:
+        manifest = manifests.read_canary_manifest(Path(plan.data.canaries))
     if manifest is not None and not isinstance(manifest, AuditCanaryManifest):
         raise AuditError(
             f"expected canaries of an audit in {plan.data.canaries!r} (audit canaries make "
@@ -178,7 +181,9 @@ def audit_released_text(
 
     Raise AuditError if no record of a kind has n words.
     """
-    clock, secrets, rows = StageClock(reporter), release.secrets, _ReleasedTextResults(folder)
+    clock = StageClock(reporter)
+    secrets = release.secrets
+    rows = _ReleasedTextResults(folder)
     # At least 2: a single word occurs everywhere.
     n = n or max(
         2,
@@ -199,7 +204,7 @@ def audit_released_text(
             findings.append(finding)
     canaries = {canary.id for canary in coins}
     folder.save_secret_facts(
-        secret_details.secret_fact_columns(
+        secret_details.build_fact_columns(
             (*secrets, *coins), aliases.salt_fingerprint(aliases.load_alias_salt()), canaries
         )
     )
@@ -330,7 +335,7 @@ def _find_copied_passages(
     of_kinds = {kind: [shares[by_id[id]] for id in outcome.ids] for kind, shares in parts.items()}
     judged = RowValuesBySecret.from_judged_guesses(outcome, of_kinds)
     rows.add_guesses(_CELLS[PASSAGES], targets, guesses)
-    rows.columns += judged.columns_for_secrets_table(_CELLS[PASSAGES])
+    rows.columns += judged.list_columns(_CELLS[PASSAGES])
     members = outcome.select_secrets(outcome.member)
     finding = _finding_of_release(
         PASSAGES,
@@ -455,7 +460,8 @@ def _membership_finding(
     """Score membership by n-grams of the released text against other records, and by published
     scores."""
     # + 1: any unknown word.
-    records, kinds = [record.tokens for record in release.records], len(release.words.ids) + 1
+    records = [record.tokens for record in release.records]
+    kinds = len(release.words.ids) + 1
     model = NGramCounts.count_ngrams(release.texts, kinds)
     values_by_score = {
         "ngrams": score_against_other_records(model, records, release.plan.seed),

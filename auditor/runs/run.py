@@ -14,9 +14,9 @@ from datetime import UTC, datetime
 from auditor import __version__
 from auditor.benchmarks.data.large_tables import TableCounting
 from auditor.conclusions import secret_details
-from auditor.conclusions.frontier import build_leakage_frontiers_of_models, frontier_models_of_runs
+from auditor.conclusions.frontier import build_frontiers, list_frontier_models
 from auditor.conclusions.outcomes import RunOutcomes
-from auditor.conclusions.unlearning import summarise_unlearning_of_run
+from auditor.conclusions.unlearning import summarise_unlearning
 from auditor.core.errors import AuditError
 from auditor.core.plan import Plan
 from auditor.core.result import (
@@ -106,11 +106,9 @@ def run_audit(
         def measure(audit: Audit) -> AuditResult:
             return _ask_and_measure(plan, audit, engine, clock, loaded)
 
-        return (
-            measure(audit)
-            if limit is None
-            else ask_worst_first(audit, engine, limit, measure, publish)
-        )
+        if limit is None:
+            return measure(audit)
+        return ask_worst_first(audit, engine, limit, measure, publish)
 
 
 def _ask_and_measure(
@@ -121,24 +119,29 @@ def _ask_and_measure(
     loaded: dict[str, str],
 ) -> AuditResult:
     """Ask the missing answers and compute the result; loaded: digests of the weights."""
-    site, selection, folder = audit.site, audit.selection, audit.folder
-    targets, collector = Targets(audit), PerSecretCollector(folder)
+    site = audit.site
+    selection = audit.selection
+    folder = audit.folder
+    targets = Targets(audit)
+    collector = PerSecretCollector(folder)
     # Not while preparing: a check counts only the secrets asked so far.
     site.benchmark.notes += audit.personal_data_of_secrets.said
     secrets = (*audit.benchmark.secrets, *audit.benchmark.canaries)
     canaries = {canary.id for canary in audit.benchmark.canaries}
     folder.save_secret_facts(
-        secret_details.secret_fact_columns(
+        secret_details.build_fact_columns(
             secrets, aliases.salt_fingerprint(aliases.load_alias_salt()), canaries
         )
     )
     greedy = _greedy_recall_of_target(audit, targets.undefended, clock)
-    records, findings = list[TargetRecord](), list[Finding]()
+    records = list[TargetRecord]()
+    findings = list[Finding]()
     workplace = Workplace(audit, targets)
     form = site.benchmark.text_form  # workers render conversations like the run
-    rendered_plan = (
-        plan if form is None else plan.with_fields(template=form.template, date=form.day)
-    )
+    if form is None:
+        rendered_plan = plan
+    else:
+        rendered_plan = plan.with_fields(template=form.template, date=form.day)
     worker_site = WorkerSite(rendered_plan, counted=dict(site.benchmark.counted_tables))
     # After all loading and pinning: each worker must read the same inputs.
     fingerprints = fingerprints_of_inputs(plan, site) if engine.workers else {}
@@ -184,9 +187,7 @@ def _ask_and_measure(
     if not collector.stopped:  # else its intervals have a fixed size
         result = replace(
             result,
-            frontiers=build_leakage_frontiers_of_models(
-                frontier_models_of_runs({plan.seed: (result, folder.path)})
-            ),
+            frontiers=build_frontiers(list_frontier_models({plan.seed: (result, folder.path)})),
         )
     unlearning = (
         _measure_unlearning(result, audit, models, targets.beside.rate)
@@ -210,15 +211,12 @@ def _measure_unlearning(
     result: AuditResult, audit: Audit, models: Mapping[str, str], rate: float
 ) -> Unlearning:
     """Measure how much an unlearned model retained; models: rows of the model and baselines."""
-    benchmark, steps = audit.benchmark, audit.defenses.relearn
-    summary = summarise_unlearning_of_run(result, audit.folder.path, models, benchmark.forgotten)
-    return (
-        summary
-        if steps is None
-        else replace(
-            summary, steps=steps, rate=rate, texts=len(benchmark.unattacked_training_tokens)
-        )
-    )
+    benchmark = audit.benchmark
+    steps = audit.defenses.relearn
+    summary = summarise_unlearning(result, audit.folder.path, models, benchmark.forgotten)
+    if steps is None:
+        return summary
+    return replace(summary, steps=steps, rate=rate, texts=len(benchmark.unattacked_training_tokens))
 
 
 def check_plan_and_select_plugins(
@@ -309,7 +307,9 @@ def _measure_target(
     target_run: TargetRun, clock: StageClock, findings: list[Finding]
 ) -> TargetRecord:
     """Measure a target; append the findings of its cells to `findings`."""
-    audit, target, collector = target_run.audit, target_run.target, target_run.collector
+    audit = target_run.audit
+    target = target_run.target
+    collector = target_run.collector
     first = len(findings)
     machine.reset_peak_memory()
     with clock.timed_stage(f"perplexity of {target.title}"):

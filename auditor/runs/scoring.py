@@ -68,13 +68,11 @@ def greedy_nonmember_recall(
 ) -> Measurement | None:
     """Return the baseline: greedy recall of untrained secrets; None without such secrets."""
     nonmembers = [secret for secret in secrets if not secret.member]
-    return (
-        intervals.share_with_interval(
+    if nonmembers:
+        return intervals.share_with_interval(
             name_nonmember_metric("greedy"), greedy_hits(model, nonmembers, guesses)
         )
-        if nonmembers
-        else None
-    )
+    return None
 
 
 @torch.no_grad()
@@ -165,25 +163,20 @@ def heldout_losses(audit: Audit, target: Target) -> Mapping[str, Sequence[float]
         return {"tokens": tokens, "perplexity": nll, **other_nlls}
 
     # Only the undefended model is the same at every point of a sweep.
-    return (
-        found_now()
-        if target.defense
-        else audit.site.shared.get_or_make(
-            "perplexity", audit.sweep_cache_key_of_answers, found_now
-        )
-    )
+    if target.defense:
+        return found_now()
+    return audit.site.shared.get_or_make("perplexity", audit.sweep_cache_key_of_answers, found_now)
 
 
 def _heldout_losses_by_record(
     audit: Audit, target: Target, context_lengths: Sequence[int]
 ) -> Mapping[str, Sequence[float]]:
     """Compute `heldout_losses` text by text of non-members; reuse texts in the run folder."""
-    texts, ids = (
-        audit.benchmark.heldout,
-        [secret.id for secret in audit.benchmark.secrets if not secret.member],
-    )
+    texts = audit.benchmark.heldout
+    ids = [secret.id for secret in audit.benchmark.secrets if not secret.member]
     first = context_lengths or [1] * len(texts)
-    journal, key = audit.folder.tokens, f"{target.name} held-out"
+    journal = audit.folder.tokens
+    key = f"{target.name} held-out"
     cached = journal.finished_secrets(key)
     missing = [i for i, id in enumerate(ids) if id not in cached]
     losses = compute_text_nlls(
@@ -232,7 +225,8 @@ def measure_true_token_likelihoods(audit: Audit, target: Target) -> RowValuesByS
     A teacher-forced pass a target. Return the mean log-probability of each secret's tokens. The run
     folder stores members' scores, except of companions: they are not fixed.
     """
-    folder, size = audit.folder, audit.batch_size
+    folder = audit.folder
+    size = audit.batch_size
     rows: Mapping[str, TokenLogProbs] = (
         {} if target.companion else folder.tokens.finished_secrets(target.name)
     )
@@ -269,7 +263,8 @@ def likelihood_row_of_secrets(
     members: Mapping[str, float], others: Mapping[str, float]
 ) -> RowValuesBySecret:
     """Combine members' and non-members' mean log-probability of a secret's tokens, nats, by id."""
-    ids, values = (*members, *others), np.array([*members.values(), *others.values()])
+    ids = (*members, *others)
+    values = np.array([*members.values(), *others.values()])
     return RowValuesBySecret(
         ids, np.arange(len(ids)) < len(members), (None,) * len(ids), {LIKELIHOOD: values}
     )
@@ -289,18 +284,18 @@ def doubt_if_members_likelier(
     extractable text. methods: names of the run's methods, not to be advised again.
     """
     values = answers.values[LIKELIHOOD]
-    members, nonmembers = values[answers.member], values[~answers.member]
+    members = values[answers.member]
+    nonmembers = values[~answers.member]
     least, _ = compute_welch_interval(members, nonmembers)
     if not least > 0:
         # NaN, also no doubt: a defense forbids a true token, or all values are equal.
         return ()
     gap = np.mean(members) - np.mean(nonmembers)
     name = registry.find_method_name(_ALIKE)
-    advice = (
-        f"compare {name} with its blind baseline"
-        if name in methods
-        else f"--attack {name} tests which"
-    )
+    if name in methods:
+        advice = f"compare {name} with its blind baseline"
+    else:
+        advice = f"--attack {name} tests which"
     return (
         Doubt(
             "likelihood",

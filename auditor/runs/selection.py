@@ -134,7 +134,7 @@ def select_and_check_plugins(
     for path in plan.plugin:
         registry.load_plugin_file(Path(path))
     check_python_objects_given(plan.objects, objects)
-    site.check_plan_model_is_obtainable(plan.non_default_field_names(PROVIDED | PLACED))
+    site.check_plan_model_is_obtainable(plan.list_changed_fields(PROVIDED | PLACED))
     check_plan_allows_submission(plan.output.submission, plan.data, plan.attacks)
     methods = _build_attacks_and_probes(plan.attacks, plan.is_canary_only, site, objects)
     choices, known = plan.defenses, registry.list_defenses()

@@ -34,7 +34,8 @@ def defense_rows_with_controls(
     is_available: tests if a control is available and is not the undefended target. others: controls
     that attacks need.
     """
-    rows, displayed = list[ShownRow](), list(defenses)
+    rows = list[ShownRow]()
+    displayed = list(defenses)
     for defense in defenses:
         rows.append(ShownRow(defense.name, get_plugin_title(type(defense)), defense, False))
         for cause in defense.cause_chain():

@@ -21,7 +21,7 @@ from auditor.core.errors import AuditError
 from auditor.core.jsonable import to_json
 from auditor.core.plan import Plan
 from auditor.core.plan_fields import NONE
-from auditor.core.secret_randomness import keyed_random_generator
+from auditor.core.secret_randomness import make_keyed_generator
 from auditor.gate.deployed import ANSWERS
 from auditor.models.base import LanguageModel
 from auditor.models.ensemble import Ensemble
@@ -68,8 +68,11 @@ class SiteModels:
         shared: SweepCache | None = None,
         live: Mapping[str, LanguageModel] = MappingProxyType({}),
     ) -> None:
-        self.target, self.data_plan, self.attack_plan = plan.target, plan.data, plan.attacks
-        self.seed, self.subject = plan.seed, plan.model_and_secrets_fields
+        self.target = plan.target
+        self.data_plan = plan.data
+        self.attack_plan = plan.attacks
+        self.seed = plan.seed
+        self.subject = plan.model_and_secrets_fields
         self.reporter, self.shared = reporter or SilentReporter(), shared or SweepCache()
         self.models = ModelLoader(plan.target, plan.loading, self.reporter, self.shared, live)
         self.table_counting = TableCounting()
@@ -100,7 +103,7 @@ class SiteModels:
     def read_auto_dtype_as_float32(self) -> None:
         """Read `--dtype auto` as float32, before loading, for methods that are correct only in
         float32."""
-        self.models.loading = self.models.loading.with_float32_for_auto()
+        self.models.loading = self.models.loading.resolve_auto_dtype()
 
     def check_plan_model_is_obtainable(self, fields: Sequence[str]) -> None:
         """Refuse, before loading, a model that the plan's options cannot obtain. Raise AuditError.
@@ -112,11 +115,10 @@ class SiteModels:
     def digests_of_models_in_no_file(self) -> dict[str, str]:
         """Map `role/...` to the digest of each model without files, as far as loaded."""
         # `__dict__` holds a cached property after its first use: this must not load the model.
-        digests = (
-            {ANSWERS: self.model.digest()}
-            if self.is_model_asked_over_network and "model" in self.__dict__
-            else {}
-        )
+        if self.is_model_asked_over_network and "model" in self.__dict__:
+            digests = {ANSWERS: self.model.digest()}
+        else:
+            digests = {}
         return digests | self.models.live_model_digests
 
     @cached_property
@@ -198,7 +200,8 @@ class SiteModels:
         itself.
         """
         name = self.target.before if kind == "before" else self.target.retrained
-        target, folder = self.model, Path(str(name))
+        target = self.model
+        folder = Path(str(name))
         if (
             folder.is_dir()
             and Path(str(self.target.model)).is_dir()
@@ -217,7 +220,8 @@ class SiteModels:
     def load_deployed_form(self, place: str) -> LanguageModel:
         """Load a deployed form of the attacked model. Raise AuditError if its vocabulary
         differs."""
-        other, target = self.models.load_deployed_form(place), self.model
+        other = self.models.load_deployed_form(place)
+        target = self.model
         if {"distribution"} <= target.capabilities & other.capabilities:
             check_same_vocabulary_size(
                 "--forms", other.name, other.vocab_size, "the target's", target.vocab_size
@@ -228,7 +232,8 @@ class SiteModels:
         """Load a model of this role. Raise AuditError if its vocabulary size differs."""
         if name is None:
             return None
-        target, other = self.model, self.models.load_model_of_role(kind, name)
+        target = self.model
+        other = self.models.load_model_of_role(kind, name)
         # Unknown padding may explain a larger vocabulary.
         may_be_padded = (
             "distribution" not in target.capabilities and other.vocab_size > target.vocab_size
@@ -272,7 +277,8 @@ class Site(SiteModels):
 
     def attach_run_folder(self, folder: RunFolder) -> None:
         """Attach the folder of the run, before loading anything."""
-        self._folder, self.models.run = folder, folder.identity
+        self._folder = folder
+        self.models.run = folder.identity
 
     # --- the data ---
 
@@ -308,7 +314,8 @@ class Site(SiteModels):
     def benchmark(self) -> Benchmark:
         """Return this run's data, each secret with its alias for sentences."""
         # A shallow copy is enough: replacing tuples below does not affect other runs.
-        benchmark, key = copy.copy(self.load_benchmark_shared_by_runs()), load_alias_salt()
+        benchmark = copy.copy(self.load_benchmark_shared_by_runs())
+        key = load_alias_salt()
         benchmark.notes += self.notes_on_models()
         limit_known_pairs(benchmark, self.data_plan.known_limit, self.seed)
         benchmark.secrets = secrets_with_aliases(benchmark.secrets, key)
@@ -372,11 +379,10 @@ class Site(SiteModels):
         decode = make_token_decoder(self.benchmark.tokenizer)
         for secret in self.benchmark.secrets:
             wording = secret.wording  # in its original spelling
-            text = (
-                decode(secret.prefix + secret.suffix)
-                if wording is None
-                else wording.prefix_and_suffix_text
-            )
+            if wording is None:
+                text = decode(secret.prefix + secret.suffix)
+            else:
+                text = wording.prefix_and_suffix_text
             ids_by_digest.setdefault(record_digests([text])[0], []).append(secret.id)
         return ids_by_digest
 
@@ -403,10 +409,8 @@ class Site(SiteModels):
         if "whole" not in control.needs:
             return False
         # The user may attack the very adapter that is the control of an ensemble.
-        adapter, model = (
-            ensemble_control_adapter_folder(Path(control.ensemble_folder)),
-            Path(str(self.target.model)),
-        )
+        adapter = ensemble_control_adapter_folder(Path(control.ensemble_folder))
+        model = Path(str(self.target.model))
         return adapter is not None and model.is_dir() and model.samefile(adapter)
 
     def ensemble_served_by_defense(self, defense: Defense) -> Ensemble:
@@ -458,7 +462,7 @@ def limit_known_pairs(benchmark: Benchmark, limit: int | None, seed: int) -> Non
     if limit is None or limit >= len(known):
         return
     indices = sorted(
-        keyed_random_generator("benchmark", "known limit", seed).permutation(len(known))[:limit]
+        make_keyed_generator("benchmark", "known limit", seed).permutation(len(known))[:limit]
     )
     benchmark.known = tuple(known[i] for i in indices)
     benchmark.notes += (

@@ -14,13 +14,13 @@ from typing import TypeVar
 from auditor.conclusions.outcomes import (
     RowValuesBySecret,
     RunOutcomes,
-    paired_row_difference_or_reason,
+    compare_paired_rows,
 )
 from auditor.core.errors import AuditError
 from auditor.core.nouns import UNDEFENDED, CellKey, Query, Secret
 from auditor.core.plan_parts import DECIDED, AttackPlan
 from auditor.core.result import Finding, Measurement, StoppedEarly
-from auditor.core.secret_randomness import keyed_random_generator
+from auditor.core.secret_randomness import make_keyed_generator
 from auditor.gate.policy import NOTHING, Policy, Required, Rule
 from auditor.plugins.attack import Attack, CorpusAttack
 from auditor.plugins.probe import Probe
@@ -71,35 +71,32 @@ class StoppingRule:
             )
             return f"until {metric} ± {100 * width:g}%" if narrow else ""
         verdicts = [self._verdict_phrase_of_gate_rule(rule, row) for rule in self.rules]
-        return (
-            "; ".join(f"until '{r}' {v}" for r, v in zip(self.rules, verdicts, strict=True))
-            if all(verdicts)
-            else ""
-        )
+        if all(verdicts):
+            return "; ".join(f"until '{r}' {v}" for r, v in zip(self.rules, verdicts, strict=True))
+        return ""
 
     def _verdict_phrase_of_gate_rule(self, rule: Rule, row: RowValuesBySecret) -> str:
         """Return `failed` or `was held`, as the gate will decide; "" while undecided."""
-        evidence = row.anytime_valid_evidence(rule.metric, rule.count, rule.kind)
+        evidence = row.build_anytime_evidence(rule.metric, rule.count, rule.kind)
         if rule.against_undefended:
             return ""  # the undefended row stops at another look
         if rule.against_baseline:
             paired = (
                 ""
                 if self.base is None
-                else paired_row_difference_or_reason(rule.metric, rule.count, row, self.base)
+                else compare_paired_rows(rule.metric, rule.count, row, self.base)
             )
             if isinstance(paired, str):
                 return ""
             # As in the gate: a single wrong rule is a false alarm, so its level is divided; a false
             # pass needs errors in all rules (Berger 1982), each at the full level.
-            failed, passed = paired.low(self.level) > rule.limit, paired.high(LEVEL) <= rule.limit
+            failed = paired.low(self.level) > rule.limit
+            passed = paired.high(LEVEL) <= rule.limit
         elif evidence is None:
             return ""
         else:
-            failed, passed = (
-                evidence.low(self.level) > rule.limit,
-                evidence.high(LEVEL) <= rule.limit,
-            )
+            failed = evidence.low(self.level) > rule.limit
+            passed = evidence.high(LEVEL) <= rule.limit
         return "failed" if failed else "was held" if passed else ""
 
     def ask_in_random_order(
@@ -109,9 +106,10 @@ class StoppingRule:
         # Each item draws its rank: the order of two items does not depend on the rest.
         order = sorted(
             items,
-            key=lambda item: keyed_random_generator(seed, "order of asking", item.id).random(),
+            key=lambda item: make_keyed_generator(seed, "order of asking", item.id).random(),
         )
-        n_before, reason = 0, ""
+        n_before = 0
+        reason = ""
         for n_asked in yield_look_sizes(len(order)):
             ask(order[n_before:n_asked])
             n_before = n_asked
@@ -195,7 +193,8 @@ def stopping_rules_by_row(
     scoped = [(rule, row) for rule, row in scoped if _can_decide_rule_on_row(rule, row, selection)]
     # All decisions share the level, also of rules without a stopping row: the gate decides these
     # too.
-    level, rules_by_row = LEVEL / max(1, len(scoped)), dict[CellKey, StoppingRule]()
+    level = LEVEL / max(1, len(scoped))
+    rules_by_row = dict[CellKey, StoppingRule]()
     scoped = [(rule, row) for rule, row in scoped if not _is_rule_without_stopping_row(rule)]
     for row in dict.fromkeys(row for _, row in scoped):
         rules = tuple(rule for rule, other in scoped if other == row)
@@ -231,11 +230,9 @@ def _per_secret_mean_metric_names(method: Attack | Probe) -> tuple[str, ...]:
     """Name the method's metrics that are means of a number that depends on a single secret."""
     if isinstance(method, Probe):
         return method.means
-    return (
-        ()
-        if isinstance(method, CorpusAttack)
-        else tuple(m.name for m in METRICS if m.per_secret and m.values)
-    )
+    if isinstance(method, CorpusAttack):
+        return ()
+    return tuple(m.name for m in METRICS if m.per_secret and m.values)
 
 
 def _can_stop_by_metric(method: Attack | Probe, metric: str) -> bool:
@@ -254,7 +251,8 @@ def _is_rule_without_stopping_row(rule: Rule) -> bool:
 def _can_decide_rule_on_row(rule: Rule, row: CellKey, selection: PluginSelection) -> bool:
     """Test if the gate may decide the rule on this row: not if only another attack has the
     metric."""
-    method, methods = selection.methods_by_name[row.attack], selection.methods
+    method = selection.methods_by_name[row.attack]
+    methods = selection.methods
     return _can_stop_by_metric(method, rule.metric) or not any(
         _can_stop_by_metric(other, rule.metric) for other in methods
     )

@@ -42,11 +42,10 @@ class TokenSpending:
         for recipe in attack.sample_counts_by_recipe(view):
             for guesses in answers:
                 # A fixed budget's allowance counts as spent, drawn or not.
-                paid = (
-                    guesses.drawn
-                    if view.allowance is None
-                    else view.allowance[recipe, guesses.secret]
-                )
+                if view.allowance is None:
+                    paid = guesses.drawn
+                else:
+                    paid = view.allowance[recipe, guesses.secret]
                 self.spent[recipe, guesses.secret] = paid
 
     @property
@@ -88,11 +87,9 @@ class Target:
 
     @cached_property
     def query_budget_of_defense(self) -> QueryBudget | None:
-        return (
-            self.defense.fixed_token_budget(self.scenario)
-            if self.defense and self.scenario
-            else None
-        )
+        if self.defense and self.scenario:
+            return self.defense.fixed_token_budget(self.scenario)
+        return None
 
     @cached_property
     def lot_number_by_secret(self) -> Mapping[str, int]:

@@ -26,7 +26,8 @@ class Targets:
     """Build each target in its turn, and retain only the undefended target."""
 
     def __init__(self, scene: RunContext) -> None:
-        self.scene, site = scene, scene.site
+        self.scene = scene
+        site = scene.site
         self.beside = UnlearningBaselines(site, scene.defenses, scene.seed)
         self.undefended = Target(
             UNDEFENDED,
@@ -66,7 +67,8 @@ class Targets:
 
     def build_target_of_row(self, row: ShownRow) -> Target:
         # Time the scenario too: in the lab it trains the defense's models.
-        start, defense = time.perf_counter(), row.defense
+        start = time.perf_counter()
+        defense = row.defense
         scenario = self.build_defense_scenario(defense)
         model = with_prefix_token(defense.protect(scenario), self.scene.prefix_token.tokens)
         building = time.perf_counter() - start
@@ -99,12 +101,11 @@ class Targets:
 
     def build_defense_scenario(self, defense: Defense) -> Scenario:
         """Build this defense's scenario, with the tokens its row inside the claim will draw."""
-        site, scene = self.scene.site, self.scene
+        site = self.scene.site
+        scene = self.scene
         view = scene.make_view_of_target(self.undefended, TEXT_ONLY)
-        attacks, attacked = (
-            scene.selection.attacks_for_defense(defense),
-            self.secrets_attacked_behind_defense(defense),
-        )
+        attacks = scene.selection.attacks_for_defense(defense)
+        attacked = self.secrets_attacked_behind_defense(defense)
         # Plan on the undefended target: these numbers size the defense, which does not exist yet.
         draws = planned_token_counts(view, attacks, attacked)
         lengths = (
@@ -118,11 +119,12 @@ class Targets:
         if trained is not None:
             scene.check_models_self_consistent([trained.model])
         control = site.control_adapter_of_ensemble(defense) if "whole" in defense.needs else None
-        prompts = (
-            tuple(_prompt_of_secret(secret, scene.prefix_token.tokens) for secret in attacked)
-            if "records" in defense.needs
-            else ()
-        )
+        if "records" in defense.needs:
+            prompts = tuple(
+                _prompt_of_secret(secret, scene.prefix_token.tokens) for secret in attacked
+            )
+        else:
+            prompts = ()
         corpus = _distinct_training_texts(scene.benchmark) if "corpus" in defense.needs else ()
         baseline = self.beside.baseline_model_of_row(defense) if "beside" in defense.needs else None
         # 0 queries until the defense derives its lots from the scenario.

@@ -41,9 +41,14 @@ ROWS = 64  # rows of members, and of non-members, in a choice
 _FIRST_ROWS = 4  # of a hurried choice, which ends there if it is clear
 # lead in nats a token of non-members' answers that confirms a rendering
 MARGIN = 0.1
-_ANSWERS, _SAID, _BEFORE = 4, 128, 1024  # answers of a row; tokens of an answer; tokens before it
+# answers of a row; tokens of an answer; tokens before it
+_ANSWERS = 4
+_SAID = 128
+_BEFORE = 1024
 _HURRIED_SAID = 32  # tokens of an answer in a hurried choice
-_DAYS_BEFORE, _DAYS = 14, 24  # most days tried before the model's files, and in all
+# most days tried before the model's files, and in all
+_DAYS_BEFORE = 14
+_DAYS = 24
 
 # (rows,) nats a token of the answers of the same rows
 Scores = Mapping[ChatRendering, Floats]
@@ -128,11 +133,10 @@ def choose_text_form(
         return None  # `Files` reports the fault
     if recorded_form is not None:
         return _parse_form_checking_digest(recorded_form, plan, tokenizer), recorded_form
-    nonmembers = (
-        (sample_data_conversations("--nonmembers", plan.nonmembers, most, reader) or [])
-        if plan.nonmembers is not None
-        else []
-    )
+    if plan.nonmembers is not None:
+        nonmembers = sample_data_conversations("--nonmembers", plan.nonmembers, most, reader) or []
+    else:
+        nonmembers = []
     usual, candidates = _default_and_candidate_renderings(
         plan, tokenizer, rows, _plausible_template_days(plan.date, name)
     )
@@ -188,17 +192,15 @@ def _default_and_candidate_renderings(
     plan: DataPlan, tokenizer: object, rows: Sequence[Conversation], days: Sequence[str]
 ) -> tuple[ChatRendering, list[ChatRendering]]:
     """Return the default rendering and all candidates, on one day."""
-    requested = (
-        None
-        if plan.template == AUTO
-        else chat_rendering.parse_chat_rendering(plan.template, None, tokenizer)
-    )
+    if plan.template == AUTO:
+        requested = None
+    else:
+        requested = chat_rendering.parse_chat_rendering(plan.template, None, tokenizer)
     bare = rows[0].kind == MESSAGES and chat_rendering.tokenizer_chat_template(tokenizer) is None
-    candidates = (
-        []
-        if requested is not None and bare
-        else chat_rendering.candidate_chat_renderings(tokenizer, rows)
-    )
+    if requested is not None and bare:
+        candidates = []
+    else:
+        candidates = chat_rendering.candidate_chat_renderings(tokenizer, rows)
     forms = [*([requested] if requested is not None else []), *candidates]
     if plan.date is not None and not any(
         form.writes_day for form in forms[: 1 if requested is not None else None]
@@ -377,11 +379,10 @@ def _text_form_choice_sentence(
     means = {form: float(values.mean()) for form, values in sample.members.items()}
     if not settled:
         ranking = f"the most likely of the {len(means)} tried"
-        origin = (
-            ranking
-            if at != usual
-            else f"the default, and none of the {len(means)} tried is significantly more likely"
-        )
+        if at != usual:
+            origin = ranking
+        else:
+            origin = f"the default, and none of the {len(means)} tried is significantly more likely"
     nearest = sorted((mean, form.name_with_day) for form, mean in means.items() if form != at)[:3]
     rivals = f" ({', '.join(f'{name} {mean:.3f}' for mean, name in nearest)})" if nearest else ""
     loss = f"{means[at]:.3f} nats a token" if at in means else "not scored"

@@ -57,7 +57,8 @@ def divide_query_budget(
     `stop`: only answers paid in full, up to the first unpaid answer; `public`: the public model
     answers the rest. lots: by secret, if each lot has its own budget (`Defense.lots`).
     """
-    rest_by_lot, allowance = dict[int | None, int](), Draws()
+    rest_by_lot = dict[int | None, int]()
+    allowance = Draws()
     for key, tokens in draws.items():
         lot = (lots or {}).get(key[1])
         rest = rest_by_lot.get(lot, budget.tokens)

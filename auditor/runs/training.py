@@ -138,7 +138,7 @@ def train_model_into_folder(
                 f"{request.model!r} was trained on them: what a training on top of that promised "
                 "would not be true"
             )
-        with locks.locked_folder(request.out, RECORD):
+        with locks.lock_folder(request.out, RECORD):
             if _has_finished_training(request.out, configuration):
                 job.checkpoint.clear()  # of a training killed between its end and this line
                 unless = " (which records it was, is not kept)" if trainer.promises else ""
@@ -240,10 +240,8 @@ def _train_and_record_job(
 ) -> tuple[str, ...]:
     """Train the job and record it. settings: the configuration that decides the weights, and the
     recipe to repeat it."""
-    record, configuration = (
-        {"tool_version": __version__, **settings, "finished": False},
-        settings["configuration"],
-    )
+    record = {"tool_version": __version__, **settings, "finished": False}
+    configuration = settings["configuration"]
     disk.replace_atomically(job.out / RECORD, json.dumps(record, indent=1), sync=True)
     start = time.perf_counter()
     try:
@@ -311,12 +309,10 @@ def _tokenize_records(
             "--template and --date are about conversations and instructions, got them with text"
         )
     else:
-        records, notes = (
-            _training_records_of_texts(
-                base.tokenizer, [row for row in rows if isinstance(row, str)]
-            ),
-            (),
+        records = _training_records_of_texts(
+            base.tokenizer, [row for row in rows if isinstance(row, str)]
         )
+        notes = ()
     check_tokens_within_vocabulary(
         "the records", [record.tokens for record in records], base.vocab_size, base.name
     )
@@ -364,11 +360,10 @@ def _choose_chat_rendering(
     missing."""
     if request.date is not None:
         check_date_format(request.date)
-    chosen = (
-        chat_rendering.candidate_chat_renderings(tokenizer, talks)[0].name
-        if request.template == AUTO
-        else request.template
-    )
+    if request.template == AUTO:
+        chosen = chat_rendering.candidate_chat_renderings(tokenizer, talks)[0].name
+    else:
+        chosen = request.template
     form = chat_rendering.parse_chat_rendering(chosen, request.date, tokenizer)
     if form.writes_day and form.day is None:
         raise AuditError(
@@ -383,15 +378,15 @@ def _training_records_of_conversations(
 ) -> tuple[list[TrainingRecord], tuple[str, ...]]:
     """Render the conversations as records. Raise AuditError with the number of an unusable
     conversation."""
-    records, remarks = [], dict[str, None]()
+    records = []
+    remarks = dict[str, None]()
     for number, conversation in enumerate(talks):
         try:
             chat = render_chat(tokenizer, conversation, form)
-            mask = (
-                chat.learnt_token_mask(loss_on)
-                if loss_on == "all"
-                else _read_learnt_mask(chat, loss_on)
-            )
+            if loss_on == "all":
+                mask = chat.learnt_token_mask(loss_on)
+            else:
+                mask = _read_learnt_mask(chat, loss_on)
             token_mask = None if all(mask) else mask
         except UnusableConversation as error:
             raise AuditError(
@@ -490,7 +485,8 @@ def read_recorded_training_request(folder: Path, out: Path) -> TrainingRequest:
     folder has no record."""
     try:
         record = json.loads((folder / RECORD).read_text())
-        recipe, finished = dict(record["recipe"]), record["finished"] is True
+        recipe = dict(record["recipe"])
+        finished = record["finished"] is True
     except (OSError, ValueError, KeyError, TypeError):
         raise AuditError(
             f"expected a model that audit train made, with its recipe in {RECORD}, got "
@@ -588,7 +584,8 @@ def _has_finished_training(out: Path, configuration: dict[str, Any]) -> bool:
         return False
     try:
         record = json.loads((out / RECORD).read_text())
-        before, finished = dict(record["configuration"]), bool(record["finished"])
+        before = dict(record["configuration"])
+        finished = bool(record["finished"])
     except (OSError, ValueError, KeyError, TypeError):
         raise AuditError(
             f"expected a new or empty folder for -o, but {str(out)!r} holds something else"
@@ -598,7 +595,8 @@ def _has_finished_training(out: Path, configuration: dict[str, Any]) -> bool:
             name == "data" and finished and name not in before
         ):  # a private training records no digest of its records
             continue
-        value, other = configuration.get(name), before.get(name)
+        value = configuration.get(name)
+        other = before.get(name)
         if value != other:
             difference = _configuration_difference_phrase(name, value, other)
             raise AuditError(f"{str(out)!r} was trained with another configuration ({difference})")
@@ -608,7 +606,8 @@ def _has_finished_training(out: Path, configuration: dict[str, Any]) -> bool:
 def _configuration_difference_phrase(name: str, value: Any, other: Any) -> str:
     if isinstance(value, dict) and isinstance(other, dict):
         name = next(key for key in [*value, *other] if value.get(key) != other.get(key))
-        value, other = value.get(name), other.get(name)
+        value = value.get(name)
+        other = other.get(name)
     if name == "data":
         return "other records"
     return f"{name}: {other!r} there, {value!r} now"

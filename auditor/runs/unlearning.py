@@ -99,7 +99,8 @@ def rows_beside_unlearned_models(
                     "neither"
                 )
         return [], ()
-    rows, models_by_role = list[ShownRow](), list[UnlearnedModel]()
+    rows = list[ShownRow]()
+    models_by_role = list[UnlearnedModel]()
     # The rows of a retrained model serve all models that forget the same records.
     shared = _names_of_retrained_rows(target, plan)
     if target.before is not None:
@@ -112,10 +113,8 @@ def rows_beside_unlearned_models(
     for defense in unlearning:
         models = {BEFORE: UNDEFENDED, AFTER: defense.name}
         if plan.relearn:
-            name, title = (
-                f"{defense.name}-relearned",
-                f"{get_plugin_title(type(defense))}, relearned",
-            )
+            name = f"{defense.name}-relearned"
+            title = f"{get_plugin_title(type(defense))}, relearned"
             rows.append(ShownRow(name, title, RelearnedBaseline(defense), True))
             models[RELEARNED] = name
         models_by_role.append({**models, **shared})

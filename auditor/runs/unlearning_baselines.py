@@ -28,7 +28,9 @@ class UnlearningBaselines:
     relearning."""
 
     def __init__(self, site: Site, plan: DefensePlan, seed: int) -> None:
-        self.site, self.steps, self.seed = site, plan.relearn, seed
+        self.site = site
+        self.steps = plan.relearn
+        self.seed = seed
         self.rate = plan.relearn_rate or site.relearn_rate
         self._made: dict[UnlearningBaseline, LanguageModel] = {}
 

@@ -299,8 +299,6 @@ def _find_least_refuted_noise(
         return compute_canary_shape_p_value(m, r, v, _LEAST_NOISE * _STEP**k, sampling) < level
 
     most = math.ceil(math.log(_MOST_NOISE / _LEAST_NOISE, _STEP))
-    return (
-        _LEAST_NOISE * _STEP ** bisect_left(range(most), True, key=refuted)
-        if refuted(most)
-        else None
-    )
+    if refuted(most):
+        return _LEAST_NOISE * _STEP ** bisect_left(range(most), True, key=refuted)
+    return None

@@ -22,7 +22,7 @@ from scipy.stats import binom
 
 from auditor.core.nouns import Claim
 from auditor.core.result import Audited
-from auditor.core.secret_randomness import keyed_random_generator
+from auditor.core.secret_randomness import make_keyed_generator
 from auditor.statistics.audit_by_shape import (
     GAUSSIAN,
     LikelihoodRatioDistribution,
@@ -169,7 +169,7 @@ def _simulate_right_counts(m: int, distribution: LikelihoodRatioDistribution) ->
     as_sure, right = distribution.compute_guess_probabilities()
     mass = np.diff(as_sure, prepend=0.0)
     chance = np.diff(right, prepend=0.0) / np.maximum(mass, 1e-300)
-    rng = keyed_random_generator("audit ceiling", m)
+    rng = make_keyed_generator("audit ceiling", m)
     # Sorted uniform numbers are the ranks of sureness, the surest first.
     cells = np.searchsorted(as_sure, np.sort(rng.random((_SIMULATED, m)), axis=1))
     is_right = rng.random((_SIMULATED, m)) < chance[np.minimum(cells, len(mass) - 1)]

@@ -176,14 +176,14 @@ def explain_powerless_audit(audit: Audited, limit: float) -> str:
         return ""
     if audit.exact is not None and audit.exact > limit:
         return ""
-    covered_phrase = (
-        f"of the {audit.covered:,} tokens covered"
-        if audit.covered is not None
-        else "of any number of tokens covered"
-    )
-    exact_phrase = (
-        "" if audit.exact is None else f", which give away no more than {audit.exact:.3g} exactly"
-    )
+    if audit.covered is not None:
+        covered_phrase = f"of the {audit.covered:,} tokens covered"
+    else:
+        covered_phrase = "of any number of tokens covered"
+    if audit.exact is None:
+        exact_phrase = ""
+    else:
+        exact_phrase = f", which give away no more than {audit.exact:.3g} exactly"
     return f"its games look at {audit.tokens:,} {covered_phrase}{exact_phrase}"
 
 
@@ -301,11 +301,10 @@ def audit_measurements(audits: Sequence[Audited]) -> list[Measurement]:
     main = audits[0]
     measurements = list[Measurement]()
     for a in audits:
-        times = (
-            ""
-            if a.copies == 1
-            else f"; each inserted {a.copies} times, so held to groups of {a.copies}"
-        )
+        if a.copies == 1:
+            times = ""
+        else:
+            times = f"; each inserted {a.copies} times, so held to groups of {a.copies}"
         note = (
             f"one-sided, {1 - a.level:.0%}; at delta {a.delta:g}, {a.relation}, by {a.unit}{times}"
         )

@@ -16,7 +16,7 @@ import numpy as np
 from scipy.stats import t as student
 
 from auditor.core.arrays import Floats, Ints
-from auditor.core.secret_randomness import keyed_random_generator
+from auditor.core.secret_randomness import make_keyed_generator
 
 CONFIDENCE = 0.95
 RESAMPLES = 1000
@@ -56,7 +56,7 @@ def draw_resample_blocks(
         return
     # Rows are drawn one after another, so that blocks of any size take the same numbers from the
     # stream.
-    noise = keyed_random_generator("bootstrap", stream, n)
+    noise = make_keyed_generator("bootstrap", stream, n)
     for start in range(0, size, step):
         yield draw(noise, n, min(step, size - start))
 
@@ -66,7 +66,7 @@ def _draw_cached_resamples(n: int, stream: str, size: int, draw: Callable[..., A
     """Kept, as to draw them takes longer than what is mostly done with them, and is asked for again
     and again.
     """
-    resamples = draw(keyed_random_generator("bootstrap", stream, n), n, size)
+    resamples = draw(make_keyed_generator("bootstrap", stream, n), n, size)
     resamples.flags.writeable = False  # all who ask share this array
     return resamples
 

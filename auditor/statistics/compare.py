@@ -87,7 +87,8 @@ def measure_mean_difference(
     difference = compare_columns((new,), (base,))
     note = ""
     if isinstance(difference, DiscordantPairs):
-        wins, discordant = difference.wins, difference.wins + difference.losses
+        wins = difference.wins
+        discordant = difference.wins + difference.losses
         p = binomtest(wins, discordant).pvalue if discordant else 1.0
         note = f"exact McNemar p = {p:.2g}"
     return make_measurement(name, difference, unit, note)

@@ -16,7 +16,7 @@ import numpy as np
 from scipy.stats import skewnorm
 
 from auditor.core.arrays import Bools, Floats
-from auditor.core.secret_randomness import keyed_random_generator
+from auditor.core.secret_randomness import make_keyed_generator
 from auditor.statistics import bootstrap
 from auditor.statistics.bootstrap import CONFIDENCE
 from auditor.statistics.intervals import clopper_pearson
@@ -169,7 +169,7 @@ def fit_skew_normal(references: Floats) -> SkewNormal:
         # on its way the optimiser tries impossible parameters
         warnings.simplefilter("ignore", RuntimeWarning)
         shape, location, scale = map(float, skewnorm.fit(references))
-    noise = keyed_random_generator("skew-normal fit")
+    noise = make_keyed_generator("skew-normal fit")
     return SkewNormal(
         (shape, location, scale),
         compute_skew_normal_p_value(references, noise) if scale > 0 else 0.0,

@@ -29,9 +29,12 @@ SHARES = ("share", "probability")  # units between 0 and 1, written in percent
 # no measurement, but kept beside them of each secret: what its first guess is ranked by
 SCORE = "score"
 RECALL = "recall"
-_OTHERS, EXCESS = "_nonmembers", "excess_"
+_OTHERS = "_nonmembers"
+EXCESS = "excess_"
 DRAWN = "memorised_per_1000"  # of each drawn text, whoever it is of
-AT_LEAST, AT_MOST = "_at_least", "_at_most"  # the ends of a bracket, where no more is known
+# the ends of a bracket, where no more is known
+AT_LEAST = "_at_least"
+AT_MOST = "_at_most"
 
 # numbers kept of each secret, (secrets,), by what they are the mean of
 Columns = Mapping[str, Floats]
@@ -170,7 +173,8 @@ class Metric:
             )
         assert self.values is not None  # `is_of_member_guesses`
         weights = draws if self.among is None else draws * self.among(outcome)
-        total, values = weights.sum(1), self.values(outcome).astype(float)
+        total = weights.sum(1)
+        values = self.values(outcome).astype(float)
         # A value that is not known is NaN, which would stay one times 0.
         sums = weights @ np.where(weights.any(0), values, 0.0)
         return np.divide(sums, total, out=np.full(len(draws), np.nan), where=total > 0)

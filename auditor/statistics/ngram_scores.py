@@ -16,7 +16,7 @@ from scipy import sparse
 
 from auditor.core.arrays import Floats
 from auditor.core.nouns import Tokens
-from auditor.core.secret_randomness import keyed_random_generator
+from auditor.core.secret_randomness import make_keyed_generator
 from auditor.statistics.hashed_ngrams import Hashes, hash_token_pieces, join_texts, view_ngrams
 
 ORDER = 4  # words of an n-gram, at most
@@ -122,7 +122,7 @@ def score_against_other_records(model: NGramCounts, records: Sequence[Tokens], s
     exchangeable.
     """
     fold = (
-        keyed_random_generator("folds of released text", seed, len(records)).permutation(
+        make_keyed_generator("folds of released text", seed, len(records)).permutation(
             len(records),
         )
         % _FOLDS

@@ -60,9 +60,10 @@ def measure_ranked_recall(
     solved = np.zeros(n, dtype=bool)
     solved[secret[solvers(np.ones(n, dtype=np.int64))]] = True
     if int((~right).sum()) < errors:
-        equal_metric = (
-            "recall" if len(np.unique(secret)) == len(secret) else "the recall of all guesses"
-        )
+        if len(np.unique(secret)) == len(secret):
+            equal_metric = "recall"
+        else:
+            equal_metric = "the recall of all guesses"
         return share_with_interval(
             name,
             solved,

@@ -73,11 +73,9 @@ def repeat_measurement(
             repeat_measurement(find_metric(name), members, others)
             for name in (base, name_nonmember_metric(base))
         )
-        return (
-            None
-            if member_mean is None or floor is None
-            else subtract_nonmember_mean(metric.name, member_mean, floor)
-        )
+        if member_mean is None or floor is None:
+            return None
+        return subtract_nonmember_mean(metric.name, member_mean, floor)
     if (
         metric.errors is not None
         or (recomputed := recompute_metric(metric, members, others)) is None

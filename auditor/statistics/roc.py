@@ -122,16 +122,14 @@ def compute_newcombe_interval(
         )
 
     # 0 and 1 reach nowhere and would pass for an end.
-    low = (
-        0.0
-        if value <= 0
-        else float(brentq(lambda x: value - x - reach(x), 0.0, min(value, 1 - _ROUNDING)))
-    )
-    high = (
-        1.0
-        if value >= 1
-        else float(brentq(lambda x: x - value - reach(x), max(value, _ROUNDING), 1.0))
-    )
+    if value <= 0:
+        low = 0.0
+    else:
+        low = float(brentq(lambda x: value - x - reach(x), 0.0, min(value, 1 - _ROUNDING)))
+    if value >= 1:
+        high = 1.0
+    else:
+        high = float(brentq(lambda x: x - value - reach(x), max(value, _ROUNDING), 1.0))
     return low, high
 
 

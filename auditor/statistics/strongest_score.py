@@ -22,7 +22,7 @@ from scipy.stats import norm
 
 from auditor.core.arrays import Bools, Floats, Ints
 from auditor.core.result import Measurement
-from auditor.core.secret_randomness import keyed_random_generator
+from auditor.core.secret_randomness import make_keyed_generator
 from auditor.statistics import bootstrap, roc
 from auditor.statistics.bounds import SharedLevel, make_measurement
 from auditor.statistics.intervals import Z
@@ -119,7 +119,7 @@ def compute_simultaneous_widening(
     moved += _compute_resampled_sums(other_parts, ~records.member, records.unit, _OTHERS)
     deviation = np.array(deviations)
     sure = deviation <= 0
-    noise = keyed_random_generator("bootstrap", "membership certain", int(sure.sum()))
+    noise = make_keyed_generator("bootstrap", "membership certain", int(sure.sum()))
     moved[:, sure] = noise.standard_normal((len(moved), int(sure.sum())))
     moved[:, ~sure] /= deviation[~sure]
     reach = float(np.quantile(np.abs(moved).max(1), bootstrap.CONFIDENCE))

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 from itertools import takewhile
 from pathlib import Path
 
-from auditor.conclusions.contrasts import WeightedMetric, contrast_over_seeds
+from auditor.conclusions.contrasts import WeightedMetric, measure_seed_contrast
 from auditor.conclusions.replicates import Replicates
 from auditor.core.errors import AuditError
 from auditor.core.result import Measurement
 from auditor.reports import phrases
-from auditor.reports.training_curve import Curve, Panel, training_curve_svg
+from auditor.reports.training_curve import Curve, Panel, draw_training_curve
 from auditor.studies.ledger import Place
 
 _NAME = re.compile(r"checkpoint-([0-9]{1,12})")
@@ -62,7 +62,7 @@ def leakage_over_checkpoints_svg(places: Sequence[Place]) -> str:
     plot_panels = [
         Panel(phrases.metric_label(name), tuple(lines)) for name, lines in panels.items()
     ]
-    return training_curve_svg(plot_panels) if plot_panels else ""
+    return draw_training_curve(plot_panels) if plot_panels else ""
 
 
 def last_checkpoint_below_bound_sentence(places: Sequence[Place], name: str, most: float) -> str:
@@ -90,14 +90,15 @@ def last_checkpoint_below_bound_sentence(places: Sequence[Place], name: str, mos
     beyond = [step for step in bounds if step not in before]
     labels = {
         step: f"checkpoint-{step} ({phrases.metric_label(name)} "
-        f"{phrases.value_with_interval(bounds[step])})"
+        f"{phrases.format_measurement_value(bounds[step])})"
         for step in bounds
     }
     if not before:
         return f"no checkpoint is below {most:g}: already {labels[beyond[0]]} is not shown to be"
-    ahead = (
-        f"; the next, {labels[beyond[0]]}, is not shown to be" if beyond else "; none is beyond it"
-    )
+    if beyond:
+        ahead = f"; the next, {labels[beyond[0]]}, is not shown to be"
+    else:
+        ahead = "; none is beyond it"
     return (
         f"{labels[before[-1]]} is the last that is below {most:g} with its whole interval, as all "
         f"before it are{ahead}"
@@ -109,7 +110,7 @@ def _is_metric_measured_at_any_seed(name: str, cell: Replicates) -> bool:
 
 
 def _checkpoint_metric_mean_over_seeds(name: str, cell: Replicates) -> Measurement:
-    return contrast_over_seeds(name, [WeightedMetric(1.0, name, cell)])
+    return measure_seed_contrast(name, [WeightedMetric(1.0, name, cell)])
 
 
 def _checkpoint_step(place: Place) -> int | None:

@@ -25,13 +25,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from auditor.conclusions.contrasts import WeightedMetric, contrast_over_seeds
+from auditor.conclusions.contrasts import WeightedMetric, measure_seed_contrast
 from auditor.conclusions.replicates import Replicates
-from auditor.core.errors import AuditError, unknown_name_error
+from auditor.core.errors import AuditError, make_unknown_name_error
 from auditor.core.result import Measurement
 from auditor.statistics.metrics import find_metric
 
-HOLDS, REFUTED, UNDECIDED, NOT_RUN = "holds", "refuted", "not at this scale", "not run"
+HOLDS = "holds"
+REFUTED = "refuted"
+UNDECIDED = "not at this scale"
+NOT_RUN = "not run"
 
 RULE = (
     "A claim holds if the 95% interval lies wholly on the claimed side, is refuted if it lies "
@@ -149,7 +152,7 @@ def _parse_paper_claim_statement(raw: Mapping[str, Any], where: str) -> PaperCla
     where = f"{where}: claim {raw.get('id', '?')!r}"
     for name in raw:
         if name not in known:
-            raise unknown_name_error(f"field of {where}:", name, known)
+            raise make_unknown_name_error(f"field of {where}:", name, known)
     for name in ("id", "text", "paper", "of", "expect"):
         if name not in raw:
             raise AuditError(f"{where}: missing field {name!r}")
@@ -181,9 +184,10 @@ def _parse_paper_claim_terms(raw: Any, metric: str | None, where: str) -> tuple[
 
 def parse_paper_claim_expectation(raw: Any, where: str) -> Expectation:
     """Parse `"> 0"`, `"< 0.02"` or `[0.6, 0.7]`."""
-    match = (
-        re.fullmatch(r"([<>])\s*([-+]?(?:\d+\.?\d*|\.\d+))", raw) if isinstance(raw, str) else None
-    )
+    if isinstance(raw, str):
+        match = re.fullmatch(r"([<>])\s*([-+]?(?:\d+\.?\d*|\.\d+))", raw)
+    else:
+        match = None
     if match:
         bound = float(match[2])
         return Expectation(*((bound, math.inf) if match[1] == ">" else (-math.inf, bound)), raw)
@@ -234,16 +238,14 @@ def ledger_row_of_paper_claim(
             for sign, term, claim_places in chosen
             for place in claim_places
         ]
-        contrast = contrast_over_seeds(statement.id, parts)
+        contrast = measure_seed_contrast(statement.id, parts)
     except (NotRun, AuditError) as why:
         return replace(base, note=str(why))
     about = sorted(
         {place.about for _, _, claim_places in chosen for place in claim_places if place.about}
     )
-    setting, note = (
-        paper_claim_setting_phrase(about, parts, contrast),
-        "; ".join(filter(None, [statement.note, contrast.note])),
-    )
+    setting = paper_claim_setting_phrase(about, parts, contrast)
+    note = "; ".join(filter(None, [statement.note, contrast.note]))
     return replace(
         base,
         setting=setting,
@@ -281,7 +283,7 @@ def study_seed_ranges_label(seeds: Sequence[int]) -> str:
 
 def _grid_places_of_claim_term(term: Term, places: Sequence[Place], id: str) -> list[Place]:
     if term.variant is not None and term.variant not in {place.variant for place in places}:
-        raise unknown_name_error(
+        raise make_unknown_name_error(
             f"variant in claim {id!r}:", term.variant, {place.variant for place in places}
         )
     matching = [place for place in places if term.variant in (None, place.variant)]
@@ -289,7 +291,7 @@ def _grid_places_of_claim_term(term: Term, places: Sequence[Place], id: str) -> 
     for key, value in term.at.items():
         key = swept[0] if key == "at" and len(swept) == 1 else key
         if key not in swept:
-            raise unknown_name_error(f"swept key in claim {id!r}:", key, swept)
+            raise make_unknown_name_error(f"swept key in claim {id!r}:", key, swept)
         values = list(dict.fromkeys(place.at[key] for place in places if key in place.at))
         # In the order of the plan's sweep, not by size.
         swept_value = {
@@ -310,7 +312,7 @@ def _attack_of_claim_term(term: Term, place: Place, id: str) -> str:
             f"claim {id!r}: {place.variant!r} runs {', '.join(place.attacks)}; name one of them"
         )
     if attack is not None and attack not in place.attacks:
-        raise unknown_name_error(f"attack in claim {id!r}:", attack, place.attacks)
+        raise make_unknown_name_error(f"attack in claim {id!r}:", attack, place.attacks)
     return attack or place.attacks[0]
 
 

@@ -78,7 +78,7 @@ def tradeoff_table(result: Utility) -> tables.RowTable:
 
 def _utility_cells(row: UtilityRow, partly: bool, longest: int) -> tuple[str, ...]:
     perplexity, ratio = (
-        phrases.value_with_interval(m) if math.isfinite(m.value) else "∞"
+        phrases.format_measurement_value(m) if math.isfinite(m.value) else "∞"
         for m in (row.perplexity, row.ratio)
     )
     per_token, most, mean = (
@@ -92,7 +92,7 @@ def _utility_cells(row: UtilityRow, partly: bool, longest: int) -> tuple[str, ..
         per_token,
         most,
         mean,
-        *([phrases.value_with_interval(row.covered)] if partly else []),
+        *([phrases.format_measurement_value(row.covered)] if partly else []),
     )
 
 
@@ -195,8 +195,8 @@ def write_utility_files(folder: Path, result: Utility) -> None:
     grid = tradeoff_table(result)
     files = {
         f"{NAME}.json": json.dumps(to_json(result), indent=1, allow_nan=False) + "\n",
-        f"{NAME}.csv": tables.row_table_to_csv(grid),
-        f"{NAME}.md": tables.row_table_to_markdown(grid),
+        f"{NAME}.csv": tables.render_csv_table(grid),
+        f"{NAME}.md": tables.render_markdown_table(grid),
     }
     for name, text in files.items():
         disk.replace_atomically(folder / name, text)

@@ -20,7 +20,7 @@ from auditor.core.arrays import Floats, Ints
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Claim, Tokens
 from auditor.core.result import Measurement
-from auditor.core.secret_randomness import keyed_random_generator
+from auditor.core.secret_randomness import make_keyed_generator
 from auditor.models.base import get_max_logits
 from auditor.models.masked import MaskedModel
 from auditor.models.memory import group_equal_shapes
@@ -76,7 +76,8 @@ class MaskedTexts:
         self.bare = target
         self.target = _LastAnswerCache(target)
         self.public = None if public is None else _LastAnswerCache(public)
-        self.tokenizer, self.options = tokenizer, options
+        self.tokenizer = tokenizer
+        self.options = options
         self.room = min(options.max_length, target.max_positions or options.max_length)
         self.notes = [*target.notes, *(public.notes if public is not None else ())]
         self.texts = self._draw_sample(self._encode_usable_texts(texts), options.limit)
@@ -130,7 +131,7 @@ class MaskedTexts:
         if limit is None or limit >= len(texts):
             return texts
         rows = sorted(
-            keyed_random_generator("utility", "limit", self.options.seed).permutation(len(texts))[
+            make_keyed_generator("utility", "limit", self.options.seed).permutation(len(texts))[
                 :limit
             ]
         )
@@ -146,7 +147,7 @@ class MaskedTexts:
 
     def masked_positions(self, text: Passage, restart: int) -> list[int]:
         """Return the hidden positions, a function of only seed, restart and row."""
-        rng = keyed_random_generator("utility", "masks", self.options.seed, restart, text.row)
+        rng = make_keyed_generator("utility", "masks", self.options.seed, restart, text.row)
         return sorted(
             rng.choice(text.open, self._count_hidden_tokens(text), replace=False).tolist()
         )
@@ -207,10 +208,8 @@ class MaskedTexts:
             if cache is not None:
                 cache.forget()  # a cached answer would take no time
         text = self.texts[0]
-        tokens, gaps = (
-            torch.tensor([text.tokens] * 4),
-            torch.tensor([self.masked_positions(text, 0)] * 4),
-        )
+        tokens = torch.tensor([text.tokens] * 4)
+        gaps = torch.tensor([self.masked_positions(text, 0)] * 4)
         start = time.perf_counter()
         if model.log_probs(tokens, gaps).is_cuda:
             torch.cuda.synchronize()  # a launched kernel may not have finished
@@ -225,8 +224,10 @@ class _LastAnswerCache(MaskedModel):
 
     def __init__(self, model: MaskedModel) -> None:
         self.model = model
-        self.name, self.vocab_size = model.name, model.vocab_size
-        self.max_positions, self.device = model.max_positions, model.device
+        self.name = model.name
+        self.vocab_size = model.vocab_size
+        self.max_positions = model.max_positions
+        self.device = model.device
         self.forget()
 
     def forget(self) -> None:

@@ -22,7 +22,7 @@ from auditor import __version__
 from auditor.benchmarks.data.whole_texts import read_row_texts
 from auditor.benchmarks.lab.masked_lab import MaskedLab
 from auditor.core.arrays import Floats, Ints
-from auditor.core.errors import AuditError, unknown_name_error
+from auditor.core.errors import AuditError, make_unknown_name_error
 from auditor.core.jsonable import from_json, to_json
 from auditor.core.nouns import UNDEFENDED, Claim
 from auditor.core.plan import Plan
@@ -90,17 +90,19 @@ class UtilityPlan:
 
         Raises AuditError for unknown options.
         """
-        plan, defaults, known = self.plan, dict[str, dict[str, Any]](), registry.list_defenses()
+        plan = self.plan
+        defaults = dict[str, dict[str, Any]]()
+        known = registry.list_defenses()
         for path in plan.plugin:
             registry.load_plugin_file(Path(path))
-        for name in plan.non_default_field_names(ATTACKS):
+        for name in plan.list_changed_fields(ATTACKS):
             raise AuditError(f"{name} is about attacks: a plan with [utility] has no use of it")
         if plan.target.uses_builtin_lab:
             recipe = build_lab_recipe(plan)
             defaults = default_options_of_lab_defenses(LABS[plan.target.lab], recipe)
         for name in plan.defenses.defense:
             if name not in known:
-                raise unknown_name_error("defense", name, known)
+                raise make_unknown_name_error("defense", name, known)
         fields = {
             name: list(get_option_defaults(known[name]))
             for name in dict.fromkeys(plan.defenses.defense)
@@ -154,12 +156,12 @@ def _swept_options_by_defense(
         if not fields:
             raise AuditError(f"expected a --defense whose {option} is swept, got none")
         if dot and name not in fields:
-            raise unknown_name_error(f"defense in the sweep of {key!r}:", name, fields)
+            raise make_unknown_name_error(f"defense in the sweep of {key!r}:", name, fields)
         with_option = [
             defense for defense in ([name] if dot else fields) if option in fields[defense]
         ]
         if not with_option:
-            raise unknown_name_error(
+            raise make_unknown_name_error(
                 "option in the sweep:",
                 option,
                 {option_name for defense in fields for option_name in fields[defense]},
@@ -181,7 +183,8 @@ def parse_utility_plan(raw: Mapping[str, Any]) -> UtilityPlan:
     """
     fields = dict(raw)
     settings = from_json(UtilitySettings, fields.pop("utility", {}), "utility")
-    sweep, seeds = fields.pop("sweep", {}), fields.pop("seeds", [0])
+    sweep = fields.pop("sweep", {})
+    seeds = fields.pop("seeds", [0])
     if "variant" in fields:
         raise AuditError("expected a [utility] plan without variants: it has a sweep")
     if len(seeds) > 1:
@@ -253,7 +256,9 @@ def measure_utility_points(request: UtilityPlan, reporter: Reporter) -> Utility:
 
     Raises AuditError for bad input before any model is queried.
     """
-    plan, settings, start = request.plan, request.settings, time.perf_counter()
+    plan = request.plan
+    settings = request.settings
+    start = time.perf_counter()
     points = request.build_points()
     with reporter.stage("prepare"):
         texts = _load_masked_texts(plan, settings, reporter)
@@ -261,7 +266,8 @@ def measure_utility_points(request: UtilityPlan, reporter: Reporter) -> Utility:
             texts.protect(point.defense) if point.defense else (texts.target, None)
             for point in points
         ]
-        models, claims = [model for model, _ in protected], [claim for _, claim in protected]
+        models = [model for model, _ in protected]
+        claims = [claim for _, claim in protected]
     with reporter.stage(f"perplexity of {len(models)} points on {len(texts.texts):,} texts"):
         nll, lost = texts.measure_nll(
             models, lambda n_done, total: reporter.progress("scoring", n_done, total)
@@ -304,7 +310,8 @@ def _load_masked_texts(plan: Plan, settings: UtilitySettings, reporter: Reporter
     if plan.target.uses_builtin_lab:
         recipe = build_lab_recipe(plan)
         lab = LABS[plan.target.lab](recipe, None, reporter.progress)
-        models, texts = MaskedLab(lab), lab.texts.distinct_private_texts(settings.on == "members")
+        models = MaskedLab(lab)
+        texts = lab.texts.distinct_private_texts(settings.on == "members")
         target = models.target_masked_model()
         return MaskedTexts(target, models.public_masked_model(), target.tokenizer, texts, options)
     assert plan.target.model is not None and plan.data.data is not None
@@ -312,7 +319,8 @@ def _load_masked_texts(plan: Plan, settings: UtilitySettings, reporter: Reporter
         raise AuditError(
             "`on` in [utility] chooses among the lab's records; --data are measured whole"
         )
-    texts, companion = read_row_texts("--data", plan.data.data), plan.loading.for_companion_model()
+    texts = read_row_texts("--data", plan.data.data)
+    companion = plan.loading.for_companion_model()
     require_masked_model(plan.target.model, plan.loading)
     target = load_masked(plan.target.model, plan.loading)
     public = load_masked(plan.target.public, companion) if plan.target.public else None
@@ -327,7 +335,8 @@ def _build_utility_rows(
     lost: Ints,
     slower: Sequence[Measurement],
 ) -> list[UtilityRow]:
-    tokens, mean = texts.hidden_token_counts, float(texts.hidden_token_counts.mean())
+    tokens = texts.hidden_token_counts
+    mean = float(texts.hidden_token_counts.mean())
     # A token without a probability makes the perplexity infinite; `covered` reports their share.
     possible = np.where(lost > 0, np.inf, nll)
     rows = []
@@ -374,7 +383,8 @@ def utility_corpus_perplexity(nll: Floats, tokens: Ints, base: Floats | None = N
     # `estimate_rate_statistic`. each: (resamples, restarts), nats a token, followed by the restarts
     # of a base.
     def log(nlls: Floats) -> tuple[Floats, Floats]:
-        rates, base_rates = nlls[:, : len(nll)], nlls[:, len(nll) :]
+        rates = nlls[:, : len(nll)]
+        base_rates = nlls[:, len(nll) :]
         with np.errstate(invalid="ignore"):  # infinity has no slope, and none is needed
             # The log of the mean of exp(rate) over restarts; exp undoes it below.
             if base is None:

@@ -15,13 +15,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from auditor.core.errors import AuditError, unknown_name_error
+from auditor.core.errors import AuditError, make_unknown_name_error
 from auditor.core.plan import IN_FILE
 from auditor.runs.plan import read_plan_file
 from auditor.runs.plan_grid import GRID, merge_raw_plans
 
-_PAPER, _PLANS = "paper.toml", "plans"
-UTILITY, PUBLISHED = "utility", "published"
+_PAPER = "paper.toml"
+_PLANS = "plans"
+UTILITY = "utility"
+PUBLISHED = "published"
 _PARTS = (*IN_FILE, *GRID, UTILITY, PUBLISHED)  # the parts of a plan at a scale
 
 
@@ -41,7 +43,7 @@ class Paper:
     def plans_at_scale(self, scale: str) -> list[str]:
         """Return the plans of this scale, in the paper's order. Raises AuditError if unknown."""
         if scale not in self.scales:
-            raise unknown_name_error(f"scale of {self.name}:", scale, self.scales)
+            raise make_unknown_name_error(f"scale of {self.name}:", scale, self.scales)
         return list(self.shared["scale"][scale].get(_PLANS, self.plans))
 
     def raw_plan_at_scale(self, plan: str, scale: str) -> dict[str, Any]:
@@ -50,7 +52,7 @@ class Paper:
         Raises AuditError for unknown names.
         """
         if plan not in self.plans:
-            raise unknown_name_error(f"plan of {self.name}:", plan, self.plans)
+            raise make_unknown_name_error(f"plan of {self.name}:", plan, self.plans)
         if plan not in self.plans_at_scale(scale):
             raise AuditError(
                 f"{self.name}/{plan} is not run at scale {scale}: "
@@ -83,7 +85,7 @@ def load_paper(name: str) -> Paper:
     """
     folder = Path(name) if (Path(name) / _PAPER).is_file() else bundled_paper_folders().get(name)
     if folder is None:
-        raise unknown_name_error("paper", name, bundled_paper_folders())
+        raise make_unknown_name_error("paper", name, bundled_paper_folders())
     shared = _read_paper_toml(folder / _PAPER, ("title", _PLANS, "scale"))
     files = {path.stem: path for path in folder.glob("*.toml") if path.name != _PAPER}
     listed = shared.get(_PLANS, sorted(files))
@@ -95,7 +97,7 @@ def load_paper(name: str) -> Paper:
     for scale in shared.get("scale", {}).values():
         for plan in scale.get(_PLANS, ()):
             if plan not in files:
-                raise unknown_name_error(f"plan in {folder / _PAPER}:", plan, files)
+                raise make_unknown_name_error(f"plan in {folder / _PAPER}:", plan, files)
     fields = ("title", "claim", "scale", UTILITY, PUBLISHED, *GRID)
     plans = {plan: _read_paper_toml(files[plan], fields) for plan in listed}
     # Resolved: for "." or a link, the name of the folder itself, which names the output.
@@ -107,5 +109,7 @@ def _read_paper_toml(path: Path, extra: tuple[str, ...]) -> dict[str, Any]:
     for name, scale in values.get("scale", {}).items():
         for key in scale:
             if key not in (*_PARTS, _PLANS):
-                raise unknown_name_error(f"field in {path}, scale.{name}:", key, (*_PARTS, _PLANS))
+                raise make_unknown_name_error(
+                    f"field in {path}, scale.{name}:", key, (*_PARTS, _PLANS)
+                )
     return values

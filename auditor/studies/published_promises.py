@@ -21,7 +21,7 @@ from torch import Tensor
 
 from auditor.attacks.claim_check import ClaimCheck, relations_claimed_in_observations
 from auditor.benchmarks.data.fixed_distributions import FixedDistribution, fixed_ensemble
-from auditor.core.errors import AuditError, unknown_name_error
+from auditor.core.errors import AuditError, make_unknown_name_error
 from auditor.core.nouns import Secret
 from auditor.defenses.adapmixed import make_constant_radius_projection
 from auditor.defenses.invisible_ink import InvisibleInk, InvisibleInkModel
@@ -75,11 +75,9 @@ class PromiseCheck:
 
     @property
     def verdict(self) -> str:
-        return (
-            "holds"
-            if self.realised <= self.claimed * (1 + _ROUNDING)
-            else f"exceeded, {self.realised_to_claimed_ratio:.3g} times"
-        )
+        if self.realised <= self.claimed * (1 + _ROUNDING):
+            return "holds"
+        return f"exceeded, {self.realised_to_claimed_ratio:.3g} times"
 
 
 @dataclass(frozen=True)
@@ -151,10 +149,10 @@ class PublishedPromise:
     def from_published_table(cls, title: str, raw: Mapping[str, Any]) -> PublishedPromise:
         for name in raw:
             if name not in _FIELDS:
-                raise unknown_name_error(f"field of [published] in {title!r}:", name, _FIELDS)
+                raise make_unknown_name_error(f"field of [published] in {title!r}:", name, _FIELDS)
         mechanism = str(raw.get("mechanism"))
         if mechanism not in MECHANISMS:
-            raise unknown_name_error(f"mechanism in {title!r}:", mechanism, MECHANISMS)
+            raise make_unknown_name_error(f"mechanism in {title!r}:", mechanism, MECHANISMS)
         queries = tuple(
             GivenDistributions.from_query_table(query_table, setting)
             for query_table in raw.get("query", ())
@@ -193,7 +191,8 @@ class NeighbouringModels(WrappingModel):
     ) -> None:
         """Wrap the served model. claimed: (order, nats) by relation."""
         super().__init__(served)
-        self.others, self.claimed = others, claimed
+        self.others = others
+        self.claimed = claimed
 
     def start(
         self,
@@ -211,7 +210,8 @@ class NeighbouringModels(WrappingModel):
     def divergence_checks(
         self, contexts: Tensor, last: int, at: Sequence[int], order: int = 0
     ) -> Sequence[DivergenceCheck]:
-        log_probs, checks = _float64_log_probs_of_given_model(self.model, contexts, last, at), []
+        log_probs = _float64_log_probs_of_given_model(self.model, contexts, last, at)
+        checks = []
         for relation, (k, claimed) in self.claimed.items():
             other_log_probs = _float64_log_probs_of_given_model(
                 self.others[relation], contexts, last, at
@@ -263,9 +263,11 @@ def run_claim_check_on_published_query(
     Raises AuditError if claim-check reports another fault.
     """
     # A context of one token: the given distributions ignore it.
-    probe, secrets = ClaimCheck(draws=256), [Secret("query", (0,), (0,), alias=_ALIAS)]
+    probe = ClaimCheck(draws=256)
+    secrets = [Secret("query", (0,), (0,), alias=_ALIAS)]
     results = observe_all_secrets(probe, View(query.name, model, WHITE_BOX, seed=0), secrets)
-    checks, violations = [], probe.claim_violations(secrets, results)
+    checks = []
+    violations = probe.claim_violations(secrets, results)
     for relation in only or relations_claimed_in_observations(results):
         realised, claimed, order = (
             results[0].values[f"{name}_{relation}"] for name in ("realised", "claimed", "order")
@@ -311,11 +313,9 @@ def check_published_dp_fusion_claim(
     query: GivenDistributions, options: Mapping[str, Any]
 ) -> Iterator[PromiseCheck]:
     """DP-Fusion mixes an ensemble within a radius, here of one private group (formulas C5)."""
-    alpha, beta, delta = (
-        int(query.setting["alpha"]),
-        float(query.setting["beta"]),
-        float(options.get("delta", 1e-5)),
-    )
+    alpha = int(query.setting["alpha"])
+    beta = float(query.setting["beta"])
+    delta = float(options.get("delta", 1e-5))
     radius = alpha * beta
     mix = partial(make_constant_radius_projection, alpha, radius)
     served, other = (
@@ -356,7 +356,8 @@ def check_published_dp_fusion_claim(
 def check_published_pmixed_claim(
     query: GivenDistributions, options: Mapping[str, Any]
 ) -> Iterator[PromiseCheck]:
-    members, share = int(query.setting["members"]), float(query.setting["q"])
+    members = int(query.setting["members"])
+    share = float(query.setting["q"])
     ensemble = fixed_ensemble(query.public, query.private, *[query.other] * (members - 1))
     plain = {"epsilon", "delta", "alpha", "queries"}
     common = {name: value for name, value in options.items() if name in plain}
@@ -392,8 +393,11 @@ def check_published_adp_claim(
     query: GivenDistributions, options: Mapping[str, Any]
 ) -> Iterator[PromiseCheck]:
     """A step with and without a record of privacy probability 1 in the batch (formulas B4 (i))."""
-    scale, batch = float(query.setting["scale"]), int(query.setting["batch"])
-    sigma, delta, order = float(options["sigma"]), float(options["delta"]), 2
+    scale = float(query.setting["scale"])
+    batch = int(query.setting["batch"])
+    sigma = float(options["sigma"])
+    delta = float(options["delta"])
+    order = 2
     # ADP scales its noise by the batch's mean privacy probability (formulas B4): without a record
     # of probability 1 that mean is smaller.
     without = (scale * batch - 1) / (batch - 1)
@@ -402,7 +406,8 @@ def check_published_adp_claim(
     # mu = sensitivity / noise; the bound C on the gradient cancels.
     charged_epsilon = compute_gaussian_epsilon(1 / (scale * sigma), delta)
     for other, is_control in ((without, False), (scale, True)):
-        noise, other_noise = scale * sigma, other * sigma
+        noise = scale * sigma
+        other_noise = other * sigma
         pairs = ((noise, other_noise), (other_noise, noise))
         # The gradient is equal on both sides: only the noise differs.
         realised = max(
@@ -429,10 +434,8 @@ def check_published_adp_claim(
 def check_published_uniform_mixing_claim(
     query: GivenDistributions, options: Mapping[str, Any]
 ) -> Iterator[PromiseCheck]:
-    defense, public = (
-        UniformMixing(weight=float(query.setting["weight"])),
-        FixedDistribution(query.public),
-    )
+    defense = UniformMixing(weight=float(query.setting["weight"]))
+    public = FixedDistribution(query.public)
     served, other = (
         defense.protect(Scenario(FixedDistribution(distribution), public, None, 1, 1))
         for distribution in (query.private, query.other)
@@ -455,7 +458,8 @@ def check_published_uniform_mixing_claim(
 def check_published_invisible_ink_claim(
     query: GivenDistributions, options: Mapping[str, Any]
 ) -> Iterator[PromiseCheck]:
-    batch, epsilon = int(query.setting["batch"]), float(query.setting["epsilon"])
+    batch = int(query.setting["batch"])
+    epsilon = float(query.setting["epsilon"])
     defense = InvisibleInk(epsilon=epsilon, batch=batch, **options)
     public = FixedDistribution(query.public)
     scenario = Scenario(
@@ -533,14 +537,14 @@ def published_promise_section(claim: PublishedPromise, checks: Sequence[PromiseC
     lines = [f"## {claim.title}", "", f"{words['does']} {words['says']}", "", outcome, ""]
     lines += [f"*Reading:* {words['reading']}", "", f"*What holds:* {words['holds']}", ""]
     lines += [f"*What does not:* {words['fails']}", ""] if words["fails"] else []
-    lines += [*tables.row_table_markdown_lines(published_promise_table(claim, published)), ""]
+    lines += [*tables.render_markdown_lines(published_promise_table(claim, published)), ""]
     if controls:
         lines += [
             f"*The control*, our accounting of the same: {_promise_outcome_sentence(controls)}",
             "",
         ]
         lines += [
-            *tables.row_table_markdown_lines(published_promise_table(claim, controls)),
+            *tables.render_markdown_lines(published_promise_table(claim, controls)),
             "",
         ]
     # Once for each name, regardless of settings.

@@ -22,7 +22,8 @@ from auditor.studies.ledger import LedgerRow, Place
 from auditor.studies.papers import PUBLISHED, UTILITY, Paper
 from auditor.studies.published_promises import PublishedPromise
 
-PAGE, _SECTION = "claims.md", "claim.md"
+PAGE = "claims.md"
+_SECTION = "claim.md"
 
 
 def make_study(
@@ -91,7 +92,8 @@ def reproduce_paper_plans(
     for plan, study in kinds.items():
         for statement in claims[plan]:
             ledger.check_paper_claim_places_are_planned(statement, study.planned_places())
-    run_tables, failures = list[tables.RowTable](), dict[str, str]()
+    run_tables = list[tables.RowTable]()
+    failures = dict[str, str]()
     for plan, study in kinds.items():
         plan_tables, failed = study.run_study_into_folder(out / plan, reporter, command)
         run_tables += plan_tables
@@ -123,7 +125,8 @@ class RunStudy:
     """A plan of attacks: a grid of runs."""
 
     def __init__(self, title: str, grid: list[GridPoint]) -> None:
-        self.title, self.grid = title, grid
+        self.title = title
+        self.grid = grid
 
     def planned_places(self) -> list[Place]:
         return sweep.planned_sweep_places(self.grid)
@@ -168,7 +171,7 @@ class ClaimStudy:
         disk.replace_atomically(
             folder / _SECTION, published_promises.published_promise_section(self.claim, checks)
         )
-        disk.replace_atomically(folder / "claim.csv", tables.row_table_to_csv(table))
+        disk.replace_atomically(folder / "claim.csv", tables.render_csv_table(table))
         return [table], {}
 
 
@@ -210,11 +213,9 @@ def _read_study_places_of_plan(folder: Path) -> list[Place] | None:
     """Return the places of a plan's folder; None if it was not run."""
     if (folder / sweep.SWEEP).is_file():
         return sweep.read_sweep_places(folder)
-    return (
-        _study_places_of_utility(masked_tables.read_utility_result(folder))
-        if masked_tables.has_utility_result(folder)
-        else None
-    )
+    if masked_tables.has_utility_result(folder):
+        return _study_places_of_utility(masked_tables.read_utility_result(folder))
+    return None
 
 
 def _study_places_of_utility(result: masked_utility.Utility) -> list[Place]:
@@ -276,11 +277,9 @@ def _ledger_epsilon_without_interval(
     value: float | None, row: masked_utility.UtilityRow
 ) -> Measurement | None:
     """Return an epsilon as a measurement of zero width: it is computed, not estimated."""
-    return (
-        None
-        if value is None
-        else Measurement("epsilon", value, value, value, row.perplexity.n, "nats")
-    )
+    if value is None:
+        return None
+    return Measurement("epsilon", value, value, value, row.perplexity.n, "nats")
 
 
 def paper_claim_statements_of_plan(
@@ -333,11 +332,10 @@ class OtherLedger:
         ]
         n_once = sum((e.verdict in decided) != (row.verdict in decided) for e, row in pairs)
         n_alike = sum(e.verdict in decided and e.verdict == row.verdict for e, row in pairs)
-        first = (
-            f"They disagree about {'; '.join(disagreements)}."
-            if disagreements
-            else "About no claim do they disagree."
-        )
+        if disagreements:
+            first = f"They disagree about {'; '.join(disagreements)}."
+        else:
+            first = "About no claim do they disagree."
         return (
             f"{first} {n_alike} of {len(pairs)} claims are decided alike on both, {n_once} on one "
             "alone."
@@ -410,11 +408,9 @@ def ledger_table(
 
 def _ledger_verdict_column_heads(scale: str, other: OtherLedger | None) -> tuple[str, ...]:
     names = ("ours", "verdict")
-    return (
-        names
-        if other is None
-        else tuple(f"{name}, {at}" for at in (other.scale, scale) for name in names)
-    )
+    if other is None:
+        return names
+    return tuple(f"{name}, {at}" for at in (other.scale, scale) for name in names)
 
 
 def _ledger_measured_and_verdict_cells(
@@ -425,7 +421,7 @@ def _ledger_measured_and_verdict_cells(
         text
         for row in ledger_rows
         for text in (
-            phrases.value_with_interval(row.ours) if row.ours else f"– ({row.note})",
+            phrases.format_measurement_value(row.ours) if row.ours else f"– ({row.note})",
             row.verdict,
         )
     )
@@ -476,9 +472,9 @@ def write_ledger_files(
     """Write ledger.md, with the disagreements of two scales first, ledger.csv, .tex and .json."""
     grid = ledger_table(paper, entries, scale, other)
     first = f"{other.disagreements_paragraph(entries, scale)}\n\n" if other else ""
-    disk.replace_atomically(out / "ledger.md", first + tables.row_table_to_markdown(grid))
-    disk.replace_atomically(out / "ledger.csv", tables.row_table_to_csv(grid))
-    disk.replace_atomically(out / "ledger.tex", tables.row_table_to_latex(grid))
+    disk.replace_atomically(out / "ledger.md", first + tables.render_markdown_table(grid))
+    disk.replace_atomically(out / "ledger.csv", tables.render_csv_table(grid))
+    disk.replace_atomically(out / "ledger.tex", tables.render_latex_table(grid))
     document: dict[str, Any] = {
         "paper": paper.name,
         "title": paper.title,

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from auditor.conclusions import frontier
-from auditor.conclusions.contrasts import WeightedMetric, contrast_over_seeds
+from auditor.conclusions.contrasts import WeightedMetric, measure_seed_contrast
 from auditor.conclusions.replicates import Replicates, Runs, read_replicates
 from auditor.core import disk, locks
 from auditor.core.errors import AuditError
@@ -63,15 +63,13 @@ def run_sweep_points(
     for point in points:
         if point.name in plans:
             _check_point_folder_holds_same_plan(folder / point.run_folder_name, plans[point.name])
-    with locks.locked_folder(folder, SWEEP), closing(make_engine(engines.pop())) as engine:
+    with locks.lock_folder(folder, SWEEP), closing(make_engine(engines.pop())) as engine:
         # Before the first run: an interrupted sweep is continued from this file only.
         _write_sweep_file(folder, points, failures, command)
         waiting = []
         for number, point in enumerate(points, 1):
-            path, stage_name = (
-                folder / point.run_folder_name,
-                f"{number} of {len(points)}: {point.name}",
-            )
+            path = folder / point.run_folder_name
+            stage_name = f"{number} of {len(points)}: {point.name}"
             # result.json is written last: a folder without it is continued
             if point.name in plans and not (path / result_file.RESULT).is_file():
                 waiting.append(_PendingPoint(stage_name, point.name, plans[point.name], path))
@@ -138,7 +136,8 @@ class _SweepPointsOnEngine:
 def _plans_and_failures_of_sweep_points(
     points: Sequence[GridPoint], command: str, refuse: bool
 ) -> tuple[dict[str, Plan], dict[str, str]]:
-    plans, failures = {}, {}
+    plans = {}
+    failures = {}
     for point in points:
         try:
             plan = make_plan(point.plan, {"command": command})
@@ -194,11 +193,9 @@ class _QuietReporter:
     """
 
     def __init__(self, reporter: Reporter) -> None:
-        self.progress, self.note, self.announce = (
-            reporter.progress,
-            reporter.note,
-            reporter.announce,
-        )
+        self.progress = reporter.progress
+        self.note = reporter.note
+        self.announce = reporter.announce
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -294,13 +291,11 @@ def sweep_leakage_frontiers(folder: Path) -> tuple[Frontier, ...]:
         for points in _recorded_sweep_points_by_place(folder)
     )
     models = [
-        frontier.frontier_models_of_runs(seed_runs, first.variant, first.at)
+        frontier.list_frontier_models(seed_runs, first.variant, first.at)
         for first, seed_runs in runs
         if seed_runs
     ]
-    return frontier.build_leakage_frontiers_of_models(
-        frontier.merge_frontier_models_of_grid_points(models)
-    )
+    return frontier.build_frontiers(frontier.merge_frontier_models(models))
 
 
 def _recorded_sweep_points_by_place(folder: Path) -> Iterable[list[_RecordedPoint]]:
@@ -327,9 +322,11 @@ def _build_sweep_place_from_runs(points: Sequence[_RecordedPoint], folder: Path)
     results = [result for result, _ in finished.values()]
     about = ""
     if results:
-        model, data = results[0].plan.get("model"), results[0].benchmark.name
+        model = results[0].plan.get("model")
+        data = results[0].benchmark.name
         about = f"{Path(model).name} on {data}" if model else data
-    first, cells = points[0], tuple(read_replicates(finished))
+    first = points[0]
+    cells = tuple(read_replicates(finished))
     return Place(first.variant, first.at, tuple(first.plan["attack"]), cells, failure, about)
 
 
@@ -407,15 +404,18 @@ class _SweepTableRow:
         last = " · ".join(filter(None, [self.seeds_label, self.failure]))
         name = grid_point_name(self.place.variant, self.place.at) or "plan"
         numbers = (
-            phrases.value_with_interval(m) if m else "" for m in (self.numbers[i] for i in filled)
+            phrases.format_measurement_value(m) if m else ""
+            for m in (self.numbers[i] for i in filled)
         )
         return (name, *([row] if several else []), attack, *numbers, last)
 
     def machine_readable_cells(self, keys: Sequence[str]) -> tuple[object, ...]:
-        cell, place = self.cell, self.place
-        cell_key = (
-            (cell.target, cell.setting, cell.attack) if cell else ("", "", ", ".join(place.attacks))
-        )
+        cell = self.cell
+        place = self.place
+        if cell:
+            cell_key = (cell.target, cell.setting, cell.attack)
+        else:
+            cell_key = ("", "", ", ".join(place.attacks))
         n = next((m.n for m in self.numbers if m), None)
         bounds = [
             getattr(m, end) if m else None for m in self.numbers for end in ("value", "low", "high")
@@ -438,7 +438,7 @@ def _sweep_table_rows(
                 yield _SweepTableRow(place, cell, nothing, f"not applicable: {cell.not_applicable}")
                 continue
             numbers = [
-                contrast_over_seeds(name, [WeightedMetric(1.0, name, cell)])
+                measure_seed_contrast(name, [WeightedMetric(1.0, name, cell)])
                 if _has_sweep_cell_metric(cell, name)
                 else None
                 for name in columns
@@ -449,19 +449,17 @@ def _sweep_table_rows(
                 cell.member_outcomes_by_seed
             )
             parts = [WeightedMetric(1.0, RECALL, cell), WeightedMetric(-1.0, RECALL, base)]
-            difference = contrast_over_seeds(DIFFERENCE, parts) if paired else None
+            difference = measure_seed_contrast(DIFFERENCE, parts) if paired else None
             yield _SweepTableRow(place, cell, (*numbers, difference), place.failure)
 
 
 def _has_sweep_cell_metric(cell: Replicates, name: str) -> bool:
     # Numbers of members are computed from outcomes, others were recorded by name.
-    return (
-        bool(cell.member_outcomes_by_seed)
-        if find_metric(name).is_of_member_guesses
-        else all(name in m for m in cell.measured.values())
-    )
+    if find_metric(name).is_of_member_guesses:
+        return bool(cell.member_outcomes_by_seed)
+    return all(name in m for m in cell.measured.values())
 
 
 def write_sweep_table_files(folder: Path, table: tables.RowTable) -> None:
-    disk.replace_atomically(folder / "sweep.csv", tables.row_table_to_csv(table))
-    disk.replace_atomically(folder / "sweep.md", tables.row_table_to_markdown(table))
+    disk.replace_atomically(folder / "sweep.csv", tables.render_csv_table(table))
+    disk.replace_atomically(folder / "sweep.md", tables.render_markdown_table(table))

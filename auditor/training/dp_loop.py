@@ -27,7 +27,7 @@ from torch.utils.hooks import RemovableHandle
 from auditor.core.arrays import Ints
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens
-from auditor.core.secret_randomness import keyed_random_generator
+from auditor.core.secret_randomness import make_keyed_generator
 from auditor.plugins.trainer import TrainerCheckpoint
 from auditor.training import clipping
 from auditor.training.finetune import check_weights_finite, list_trainable_parameters
@@ -63,7 +63,7 @@ class PoissonSampler:
 
     def draw_batch_units(self, step: int) -> Ints:
         """Return the units of this step, possibly none."""
-        rng = keyed_random_generator("batch", self.key, step)
+        rng = make_keyed_generator("batch", self.key, step)
         return np.flatnonzero(rng.random(self.size) < self.rate)
 
 

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from auditor.core.arrays import Bools, Floats, Ints
 from auditor.core.errors import AuditError
-from auditor.core.secret_randomness import keyed_random_generator
+from auditor.core.secret_randomness import make_keyed_generator
 
 NoiseScale = Callable[[Ints], float]  # of a batch, by its units
 LENGTH = 1e3  # of a canary's gradient before it is clipped, in clipping norms
@@ -50,7 +50,7 @@ class PlantedCanaries:
 
     @property
     def included(self) -> Bools:
-        rng = keyed_random_generator("gradient canaries", "coins", self.seed)
+        rng = make_keyed_generator("gradient canaries", "coins", self.seed)
         return rng.random(self.count) < 0.5
 
     def draw_coordinates(self, parameters: int) -> Ints:
@@ -63,7 +63,7 @@ class PlantedCanaries:
             raise AuditError(
                 f"expected at most a gradient canary for each of {n_trained}, got {self.count:,}",
             )
-        rng = keyed_random_generator("gradient canaries", "directions", self.seed)
+        rng = make_keyed_generator("gradient canaries", "directions", self.seed)
         return rng.choice(parameters, self.count, replace=False).astype(np.int64)
 
 
@@ -262,7 +262,8 @@ class CanaryWatch:
         over the root of the sum of its terms' second moments. It is below -z with a chance of at
         most exp(-z^2 / 2), for any number of nonnegative terms (Maurer 2003, Theorem 2.1).
         """
-        n, q = self.releases, self.assumed.rate
+        n = self.releases
+        q = self.assumed.rate
         variance = n * q * (1 - q)
         if not variance or not self.canary_count:
             return 0.0

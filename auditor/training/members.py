@@ -20,7 +20,7 @@ from transformers.pytorch_utils import Conv1D
 from auditor.core import disk
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens
-from auditor.core.secret_randomness import keyed_random_generator
+from auditor.core.secret_randomness import make_keyed_generator
 from auditor.models.lora import copy_sharing_weights
 from auditor.models.shards import write_shard_record_list
 from auditor.plugins.trainer import TrainerCheckpoint, TrainingRecord
@@ -129,7 +129,7 @@ class _MemberTraining:
         # Right before the adapter is made: torch draws its random half next.
         torch.manual_seed(member.seed)
         self.model = add_lora_adapter(copy_sharing_weights(base), adapter).eval()
-        order = keyed_random_generator(*member.stream)
+        order = make_keyed_generator(*member.stream)
         parameters = list_trainable_parameters(self.model)
         self.fitting = StepwiseFineTuning(parameters, member.sequences, course, order)
 

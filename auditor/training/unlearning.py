@@ -19,7 +19,7 @@ from torch import Tensor
 
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens
-from auditor.core.secret_randomness import keyed_random_generator
+from auditor.core.secret_randomness import make_keyed_generator
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.plugins.trainer import TrainingJob
 from auditor.training import loss_masks
@@ -117,7 +117,7 @@ class UnlearningTrainer(Variant):
             if self.retain:
                 # Keyed by the step, not drawn from a stream, so that a resumed training draws the
                 # same records.
-                rng = keyed_random_generator("retain", job.seed, fitting.epochs, fitting.steps)
+                rng = make_keyed_generator("retain", job.seed, fitting.epochs, fitting.steps)
                 sample = torch.from_numpy(rng.integers(len(retained_rows), size=len(indices)))
                 batch = retained_rows[sample].to(device)
                 retained = compute_record_log_probs(model, batch, job.half)
@@ -151,7 +151,7 @@ class _UnlearningSteps(StepwiseFineTuning):
         job: TrainingJob,
     ) -> None:
         indices = [(index,) for index in range(len(rows))]
-        order = keyed_random_generator("unlearn", job.seed)
+        order = make_keyed_generator("unlearn", job.seed)
         super().__init__(list_trainable_parameters(model), indices, course, order)
 
     def _shuffle_blocks(self) -> Tensor:
@@ -236,7 +236,7 @@ def train_relearned_copy(
             f"expected a tokenizer with an end-of-text token, but that of {model.name} has none",
         )
     relearned = copy.deepcopy(model.model)
-    order = keyed_random_generator("relearn", seed)
+    order = make_keyed_generator("relearn", seed)
     for parameter in relearned.parameters():
         # Quantised weights are integers, without gradients.
         parameter.requires_grad_(parameter.is_floating_point())

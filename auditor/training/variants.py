@@ -14,7 +14,7 @@ import torch
 
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens
-from auditor.core.secret_randomness import keyed_random_generator
+from auditor.core.secret_randomness import make_keyed_generator
 from auditor.models.base import LanguageModel
 from auditor.plugins.defense import Defense, Scenario
 from auditor.plugins.trainer import Trainer, TrainingJob
@@ -71,7 +71,7 @@ class FineTuning(Trainer):
             batch=self.batch,
             block=job.block,
             end=job.end,
-            order=keyed_random_generator("train", job.seed),
+            order=make_keyed_generator("train", job.seed),
             loss=make_autocast_loss(job.half),
             progress=lambda n_epochs: job.progress("training", n_epochs, self.epochs),
             checkpoint=job.checkpoint,

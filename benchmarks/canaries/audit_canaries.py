@@ -22,7 +22,7 @@ from auditor.benchmarks.canaries.exposure_canaries import (
 )
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Canary, Secret
-from auditor.core.secret_randomness import CHANNELS, keyed_random_generator
+from auditor.core.secret_randomness import CHANNELS, make_keyed_generator
 from auditor.statistics.audited import count_needed_canaries
 
 if TYPE_CHECKING:
@@ -81,7 +81,8 @@ class AuditCanaryManifest:
             )
         if self.times < 1:
             raise AuditError(f"expected canaries that go in at least once, got {self.times} times")
-        inside, m = sum(canary.included for canary in self.canaries), len(self.canaries)
+        inside = sum(canary.included for canary in self.canaries)
+        m = len(self.canaries)
         check_canary_counts(m, m * self.times)
         if m < (fewest := count_needed_canaries(_LEAST_EPSILON, 0.0)):
             raise AuditError(
@@ -111,7 +112,7 @@ def make_audit_canary_manifest(
     """Flip a coin for each text; the coins depend on the seed only."""
     # A separate stream: texts of the same seed reveal nothing of the coins, which bounds of epsilon
     # rely on.
-    heads = keyed_random_generator("coins of an audit", seed).random(len(texts)) < 0.5
+    heads = make_keyed_generator("coins of an audit", seed).random(len(texts)) < 0.5
     canaries = (
         CoinedCanary(f"audit-{i:05d}", *halves, bool(heads[i])) for i, halves in enumerate(texts)
     )
@@ -168,7 +169,7 @@ def make_audit_canary_texts(
         )
         # The least expected words come first: shuffle them, so that no place or id shows how rare
         # a word is.
-        order = keyed_random_generator("rare tokens of an audit", seed).permutation(count)
+        order = make_keyed_generator("rare tokens of an audit", seed).permutation(count)
         return [(next(begun), words[i]) for i in order]
     return [(next(begun), token) for token in new_canary_token_texts(count)]
 
@@ -207,7 +208,7 @@ def _sample_canaries_from_model(
     ] = {}  # a set in the order of sampling, so that the choice is reproducible
     # Draw up to four times the needed number, then give up: the model repeats itself.
     for batch in range(2 + 4 * count // _AT_ONCE):
-        noise = keyed_random_generator("sampled canaries", seed, batch).random(
+        noise = make_keyed_generator("sampled canaries", seed, batch).random(
             (1, _AT_ONCE, length, CHANNELS)
         )
         context = torch.tensor([[start]], device=model.device)
@@ -267,7 +268,8 @@ def _canary_first_word_and_rest(text: str) -> Halves:
 
 
 def _endless_random_canary_phrases(length: int, seed: int) -> Iterator[str]:
-    known, noise = prefix_free_canary_words(), keyed_random_generator("words of an audit", seed)
+    known = prefix_free_canary_words()
+    noise = make_keyed_generator("words of an audit", seed)
     while True:
         yield " ".join(known[i] for i in noise.integers(len(known), size=length))
 
@@ -277,7 +279,7 @@ def _endless_shuffled_canary_prefixes(texts: Sequence[str], seed: int) -> Iterat
     begun = list(dict.fromkeys(filter(None, map(_canary_prefix_from_text, texts))))
     if not begun:
         raise AuditError("expected data with texts to begin canaries with, got none")
-    order = keyed_random_generator("prefixes of an audit", seed).permutation(len(begun))
+    order = make_keyed_generator("prefixes of an audit", seed).permutation(len(begun))
     while True:
         yield from (begun[i] for i in order)
 
@@ -328,7 +330,8 @@ def audit_canaries_as_secrets(
                 "writes it as "
                 f"{len(row) - cut}: give what `audit canaries extend` made to the training"
             )
-        prefix, suffix = tuple(row[:cut]), tuple(row[cut:])
+        prefix = tuple(row[:cut])
+        suffix = tuple(row[cut:])
         times = manifest.times if entry.included else 0
         yield Secret(
             entry.id,

@@ -16,15 +16,13 @@ from functools import cached_property
 from auditor.core.canary_space import CanarySpace, parse_canary_format
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Canary, Secret
-from auditor.core.secret_randomness import keyed_random_generator
+from auditor.core.secret_randomness import make_keyed_generator
 
 MANIFEST_VERSION = 1
 COUNTS = (1, 2, 4, 8, 16)
 # more would be a data set of canaries with some text between
-MOST_CANARIES, MOST_COPIES = (
-    100_000,
-    1_000_000,
-)
+MOST_CANARIES = 100_000
+MOST_COPIES = 1_000_000
 WORDS = "words"  # a list that every format may draw from
 
 
@@ -179,7 +177,8 @@ def _draw_distinct_canary_texts(space: CanarySpace, count: int, seed: int) -> li
             f"expected a space of at least {2 * count} texts for {count} canaries, but "
             f"{space.format!r} has {space.size}"
         )
-    noise, texts = keyed_random_generator("canaries", seed, space.format), dict[str, None]()
+    noise = make_keyed_generator("canaries", seed, space.format)
+    texts = dict[str, None]()
     while len(texts) < count:
         texts[space.draw(noise)] = None
     return list(texts)

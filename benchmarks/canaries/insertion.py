@@ -28,7 +28,7 @@ from auditor.benchmarks.data.tables import (
 )
 from auditor.core import disk
 from auditor.core.errors import AuditError
-from auditor.core.secret_randomness import keyed_random_generator
+from auditor.core.secret_randomness import make_keyed_generator
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class CanaryInsertionPlan:
     def shuffled_canary_copies(self) -> list[ManifestEntry | CoinedCanary]:
         """Return the copies in a random order."""
         copies: Sequence[ManifestEntry | CoinedCanary] = self.manifest.canary_copies_to_insert()
-        order = keyed_random_generator("canaries", "order", self.seed).permutation(len(copies))
+        order = make_keyed_generator("canaries", "order", self.seed).permutation(len(copies))
         return [copies[i] for i in order]
 
     def row_order_with_copies(self, rows: int) -> list[int]:
@@ -53,11 +53,12 @@ class CanaryInsertionPlan:
         copies = len(self.manifest.canary_copies_to_insert())
         # The first entries of a random permutation: every set of places is equally likely.
         at = set(
-            keyed_random_generator("canaries", "places", self.seed)
+            make_keyed_generator("canaries", "places", self.seed)
             .permutation(rows + copies)[:copies]
             .tolist()
         )
-        old, new = iter(range(rows)), iter(range(rows, rows + copies))
+        old = iter(range(rows))
+        new = iter(range(rows, rows + copies))
         return [next(new) if place in at else next(old) for place in range(rows + copies)]
 
     def check_columns_and_no_canaries_yet(
@@ -98,7 +99,8 @@ def write_data_with_canaries(copies: CanaryInsertionPlan, data: str, out: Path) 
 
     Raise AuditError, and write nothing, if the data cannot be read or `out` exists.
     """
-    path, label = Path(data), f"--data {data!r}"
+    path = Path(data)
+    label = f"--data {data!r}"
     writer = _WRITERS.get(path.suffix.lower()) if path.is_file() else _write_dataset_with_canaries
     if writer is None:
         got = path.suffix or "no ending"

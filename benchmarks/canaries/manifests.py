@@ -89,5 +89,9 @@ class Canaries(Benchmark):
     name = "canaries"
 
     def __init__(self, canaries: tuple[Secret, ...], tokenizer: Any, description: str) -> None:
-        self.canaries, self.tokenizer, self.description = canaries, tokenizer, description
-        self.secrets, self.known, self.heldout = (), (), ()
+        self.canaries = canaries
+        self.tokenizer = tokenizer
+        self.description = description
+        self.secrets = ()
+        self.known = ()
+        self.heldout = ()

@@ -23,8 +23,11 @@ from auditor.benchmarks.data.identity_numbers import card_number_places, id_numb
 from auditor.core.canary_space import CanarySpace
 from auditor.core.errors import AuditError
 
-HASH, CODE = "hash", "code"  # of marked values that no described format fits
-_DIGITS, _HEX = "0123456789", "0123456789abcdef"
+# of marked values that no described format fits
+HASH = "hash"
+CODE = "code"
+_DIGITS = "0123456789"
+_HEX = "0123456789abcdef"
 _HASH_LENGTHS = (32, 40, 56, 64, 96, 128)  # hexadecimal digits of MD5, SHA-1 and SHA-2
 _TRIES = 2_000  # draws for each alternative: two check digits pass one time in a hundred
 
@@ -295,7 +298,8 @@ def _id_number_format(value: str) -> ValueFormat | None:
         return None
     n_free, sex = _ID_NUMBERS[name]
     places = _places_of_alphanumerics(value)
-    free, n_check = places[-n_free:], _CHECK_DIGITS.get(name, 1)
+    free = places[-n_free:]
+    n_check = _CHECK_DIGITS.get(name, 1)
 
     def is_of_format(text: str) -> bool:
         same_sex = not sex or _is_odd(text[places[-sex]]) == _is_odd(value[places[-sex]])
@@ -460,7 +464,8 @@ def _ways_to_write_date(day: datetime.date, value: str) -> Iterator[str]:
     """Yield a day in numbers with the signs of `value`, or with the month's name, in any order."""
     sign = next((character for character in value if character in "-/."), "")
     for pad in ("02", ""):
-        number, month = f"{day.day:{pad}}", f"{day.month:{pad}}"
+        number = f"{day.day:{pad}}"
+        month = f"{day.month:{pad}}"
         yield sign.join((str(day.year), month, number))
         yield sign.join((number, month, str(day.year)))
         yield sign.join((month, number, str(day.year)))
@@ -484,7 +489,8 @@ def _class_of_date(text: str) -> tuple[str, ...] | None:
             return None
         return match["year"] or match["last"], str(year_first), sign, width, order
     if match := _WORDED_DATE.fullmatch(text):
-        day, name = match["day"] or match["number"], match["month"] or match["name"]
+        day = match["day"] or match["number"]
+        name = match["month"] or match["name"]
         names = (_MONTHS, [month[:3] for month in _MONTHS])
         # May is the same in full and abbreviated.
         length = "".join(str(name in known) for known in names)

@@ -24,7 +24,7 @@ from auditor.benchmarks.data.wording import (
     wording_at_token_ends,
 )
 from auditor.core.nouns import Tokens, Wording
-from auditor.core.plan_parts import SYSTEM, share_of_answer_known
+from auditor.core.plan_parts import SYSTEM, get_known_share
 
 
 @dataclass(frozen=True)
@@ -62,11 +62,12 @@ def cut_answers_into_secrets(
     suffix; max_prefix: last tokens of a prefix (None: all). is_all_along: a long answer is several
     secrets, each after all preceding text. Raise UnusableConversation if every answer is unusable.
     """
-    share = share_of_answer_known(knows)
+    share = get_known_share(knows)
     ends = token_ends_in_characters(rendered.offsets, len(rendered.text))
-    system_prompt = (
-        _system_turn_only_prompt(tokenizer, conversation, form) if knows == SYSTEM else None
-    )
+    if knows == SYSTEM:
+        system_prompt = _system_turn_only_prompt(tokenizer, conversation, form)
+    else:
+        system_prompt = None
     for answer in rendered.answers if system_prompt is None else rendered.usable_answers[:1]:
         if isinstance(answer, UnusableConversation):
             yield answer

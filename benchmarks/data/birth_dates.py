@@ -68,7 +68,8 @@ _FIELD = (
     r"|födelse(?:datum|dag)|fødsels(?:dato|dag)|syntymä(?:aika|päivä)|data[ _]urodzenia"
     r"|出生(?:日期|年月日|于|於)?|生日|生于|生於|生年月日|誕生日|생년월일|생일|출생(?:일)?"
 )
-_DAY, _YEAR = r"(?:0?[1-9]|[12][0-9]|3[01])", r"(?:19|20)[0-9]{2}"
+_DAY = r"(?:0?[1-9]|[12][0-9]|3[01])"
+_YEAR = r"(?:19|20)[0-9]{2}"
 _NUMBER = r"[0-9]{1,2}"
 _NAME = rf"(?:{'|'.join(sorted(_MONTHS, key=len, reverse=True))})(?![^\W\d_])\.?"
 _ORDINAL = r"(?:st|nd|rd|th|er|\.?[º°ª]|\.|:na|:e)?"

@@ -166,7 +166,8 @@ def _render_chat_without_template(
 ) -> RenderedChat:
     """Render one text with the end of text after it, as TRL adds it."""
     end = str(getattr(tokenizer, "eos_token", None) or "")
-    text, spans = "", list[_Span | UnusableConversation]()
+    text = ""
+    spans = list[_Span | UnusableConversation]()
     pieces = chat_rendering.chat_pieces_without_template(conversation, form, end)
     no_loss = iter(
         [message.get(NO_LOSS, "") for message in conversation.messages if is_assistant(message)]
@@ -312,7 +313,8 @@ def _tool_call_bounds(
     Find them by a mark in place of content and calls, else from the header to the end of the turn.
     Return None if neither works.
     """
-    so_far, later = messages[: turn + 1], messages[turn + 1 :]
+    so_far = messages[: turn + 1]
+    later = messages[turn + 1 :]
     silent = {key: value for key, value in messages[turn].items() if key != "tool_calls"}
     thought = THOUGHT.match(message_text(silent.get("content")) or "")
     before_calls = thought[0] if thought else ""
@@ -322,17 +324,17 @@ def _tool_call_bounds(
     marked = _render_chat_or_none(
         rendered, [*so_far[:-1], {**silent, "content": before_calls + _MARK}, *later]
     )
-    bounds = (
-        None if marked is None or _MARK in chat_text else _answer_bounds_by_mark(chat_text, marked)
-    )
+    if marked is None or _MARK in chat_text:
+        bounds = None
+    else:
+        bounds = _answer_bounds_by_mark(chat_text, marked)
     if bounds is None and text and chat_text.startswith(text.rstrip()):
         end = len(text.rstrip())
         bounds = _answer_turn_bounds(rendered, chat_text, so_far, (end, end))[0], end
-    calls = (
-        None
-        if bounds is None
-        else _strip_answer_span_whitespace(chat_text, max(after, bounds[0]), bounds[1])
-    )
+    if bounds is None:
+        calls = None
+    else:
+        calls = _strip_answer_span_whitespace(chat_text, max(after, bounds[0]), bounds[1])
     if calls is None:
         return None
     start, end = _answer_turn_bounds(rendered, chat_text, so_far, calls)
@@ -396,10 +398,8 @@ def _answer_turn_bounds(
     complete text has it after the answer too.
     """
     start, end = bounds
-    with_prompt, without = (
-        _render_chat_or_none(rendered, so_far[:-1], True),
-        _render_chat_or_none(rendered, so_far[:-1]),
-    )
+    with_prompt = _render_chat_or_none(rendered, so_far[:-1], True)
+    without = _render_chat_or_none(rendered, so_far[:-1])
     if with_prompt is not None and without is not None and with_prompt.startswith(without):
         shared = sum(
             1

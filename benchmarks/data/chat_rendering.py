@@ -39,7 +39,10 @@ from auditor.benchmarks.data.conversation_rows import (
 )
 from auditor.core.errors import AuditError
 
-MODEL, NONE, ALPACA, TRL = "model", "none", "alpaca", "trl"
+MODEL = "model"
+NONE = "none"
+ALPACA = "alpaca"
+TRL = "trl"
 BASES = (MODEL, NONE, ALPACA, TRL)
 GIVEN_ROLES, NO_REASONING, NO_THINKING, LINE, BARE, INPUT = (
     *("given-roles", "no-reasoning", "no-thinking"),  # of templates
@@ -113,10 +116,12 @@ def parse_chat_rendering(text: str, day: str | None, tokenizer: Any) -> ChatRend
 
     day: None leaves open the date of a template that writes the date.
     """
-    base, variants = text, tuple[str, ...]()
+    base = text
+    variants = tuple[str, ...]()
     # A file name may hold a plus too: only known variants are taken off its end.
     while (parts := base.rpartition("+"))[2] in VARIANTS and parts[0]:
-        base, variants = parts[0], (parts[2], *variants)
+        base = parts[0]
+        variants = (parts[2], *variants)
     allowed = {NONE: {LINE}, ALPACA: {LINE, BARE, INPUT}}.get(base, _OF_TEMPLATES)
     if wrong := [variant for variant in variants if variant not in allowed]:
         raise AuditError(
@@ -162,11 +167,9 @@ def _chat_template_source(base: str, tokenizer: Any) -> str:
 def tokenizer_chat_template(tokenizer: Any) -> str | None:
     """Return the tokenizer's chat template; several by name become one JSON text."""
     template = getattr(tokenizer, "chat_template", None)
-    return (
-        template
-        if template is None or isinstance(template, str)
-        else json.dumps(template, sort_keys=True)
-    )
+    if template is None or isinstance(template, str):
+        return template
+    return json.dumps(template, sort_keys=True)
 
 
 def trl_training_chat_template(tokenizer: Any) -> str | None:
@@ -204,7 +207,8 @@ def candidate_chat_renderings(tokenizer: Any, rows: Sequence[Conversation]) -> l
     Raise AuditError for messages and a tokenizer without a template: no other rendering is usual.
     """
     kind = rows[0].kind
-    template, of_trl = tokenizer_chat_template(tokenizer), trl_training_chat_template(tokenizer)
+    template = tokenizer_chat_template(tokenizer)
+    of_trl = trl_training_chat_template(tokenizer)
     plain = {
         COMPLETION: [
             ChatRendering(NONE),
@@ -425,11 +429,9 @@ def _data_free_template_error_text(error: Exception, messages: Sequence[Message]
     """Return the template's error message, or its type if it quotes the conversation."""
     words = " ".join(str(error).split())[:120]
     texts = [(message_text(message.get("content")) or "").strip() for message in messages]
-    return (
-        type(error).__name__
-        if any(text and text in words for text in texts) or not words
-        else words
-    )
+    if any(text and text in words for text in texts) or not words:
+        return type(error).__name__
+    return words
 
 
 def chat_pieces_without_template(
@@ -492,9 +494,10 @@ def _alpaca_prompt_pieces(conversation: Conversation, form: ChatRendering, end: 
         raise AuditError("expected instruction and output for --template alpaca, got other columns")
     instruction, input_text, output = conversation.plain
     with_input = bool(input_text) or INPUT in form.variants
-    opening = (
-        "" if BARE in form.variants else _OPENING + (_FURTHER if with_input else "") + _REQUEST
-    )
+    if BARE in form.variants:
+        opening = ""
+    else:
+        opening = _OPENING + (_FURTHER if with_input else "") + _REQUEST
     answering = "### Response:" + ("\n" if LINE in form.variants else "")
     before = [
         (f"### Instruction:\n{question}\n\n{answering}", answer, f"{end}\n\n")

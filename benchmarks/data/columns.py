@@ -38,7 +38,9 @@ _INSTRUCTED = {"input", "history"}
 _READ_WITH = {"instruction": _INSTRUCTED, "chosen": {"prompt", "instruction", *_INSTRUCTED}}
 ColumnKinds = Mapping[str, Any]  # pyarrow.DataType of each nested column
 MaybeKinds = Mapping[str, Any]  # the same, or None if its rows differ too much for Arrow
-REPEATS, PII = "repeats", "pii"  # how often a row was trained on; the personal data in it
+# how often a row was trained on; the personal data in it
+REPEATS = "repeats"
+PII = "pii"
 # all columns that are read, besides those that the user names
 COLUMNS = (
     "prefix",
@@ -257,11 +259,10 @@ def infer_nested_kinds(table: RecordTable) -> MaybeKinds:
 
     kinds = dict[str, Any]()
     for name in (*_READ, "tools", "chat_template_kwargs"):
-        values = (
-            [None if value is ABSENT else value for value in table.column(name)]
-            if name in table.columns
-            else []
-        )
+        if name in table.columns:
+            values = [None if value is ABSENT else value for value in table.column(name)]
+        else:
+            values = []
         if any(isinstance(value, dict | list) for value in values):
             try:
                 kinds[name] = pyarrow.infer_type(values)
@@ -406,11 +407,10 @@ def _group_name_of_cell(table: RecordTable, row: int, column: str, value: Any) -
     if value is None or value is ABSENT or value == "":
         return "none"
     if not isinstance(value, str | int | float | bool) or len(str(value)) > _GROUP_LENGTH:
-        description = (
-            f"a text of {len(value):,} characters"
-            if isinstance(value, str)
-            else describe_cell_value_type(value)
-        )
+        if isinstance(value, str):
+            description = f"a text of {len(value):,} characters"
+        else:
+            description = describe_cell_value_type(value)
         raise _table_cell_error(
             table, row, column, f"a group's name of at most {_GROUP_LENGTH} characters", description
         )

@@ -35,8 +35,13 @@ REASONING = (
     "reasoning",
     "thinking",
 )
-MESSAGES, COMPLETION, INSTRUCTION = "messages", "completion", "instruction"
-CHOSEN, REJECTED, WANTED, UNWANTED = "chosen", "rejected", "wanted", "unwanted"
+MESSAGES = "messages"
+COMPLETION = "completion"
+INSTRUCTION = "instruction"
+CHOSEN = "chosen"
+REJECTED = "rejected"
+WANTED = "wanted"
+UNWANTED = "unwanted"
 NO_LOSS = "no loss"  # key of a message without a loss; the value is the reason
 MARKED = (
     "the row marks it as not trained on (weight 0, or train, trainable, training or loss false; "
@@ -189,12 +194,12 @@ def parse_row_as_conversation(
     """
     tools = _parsed_conversation_tools(row.get("tools"))
     options = _parsed_chat_template_options(row.get("chat_template_kwargs"), keep_nulls)
-    before = (
-        [{"role": SYSTEM, "content": _require_message_text(row["system"])}]
-        if row.get("system")
-        else []
-    )
-    kind, plain = MESSAGES, tuple[str, ...]()
+    if row.get("system"):
+        before = [{"role": SYSTEM, "content": _require_message_text(row["system"])}]
+    else:
+        before = []
+    kind = MESSAGES
+    plain = tuple[str, ...]()
     if layout[0] in ("messages", "conversations"):
         turns = _normalised_messages(row[layout[0]], "", keep_nulls)
         # The turn wins over the column.
@@ -211,13 +216,15 @@ def parse_row_as_conversation(
         turns = [{"role": USER, "content": question}, {"role": ASSISTANT, "content": plain[2]}]
         turns = [*_parsed_history(row.get("history")), *turns]
     else:
-        prompt, completion = row["prompt"], row["completion"]
+        prompt = row["prompt"]
+        completion = row["completion"]
         turns = [
             *_normalised_messages(prompt, USER, keep_nulls),
             *_normalised_messages(completion, ASSISTANT, keep_nulls),
         ]
         if isinstance(prompt, str) and isinstance(completion, str):
-            kind, plain = COMPLETION, (prompt, completion)
+            kind = COMPLETION
+            plain = (prompt, completion)
     if _is_marked_as_not_trained_on(row):
         turns = [{**turn, NO_LOSS: MARKED} for turn in turns]
     conversation = Conversation(
@@ -233,11 +240,9 @@ def parse_row_as_conversation(
     completion = row["completion"] if layout[0] == "prompt" else ""
     if group is not None:
         return _without_loss_on_prompt(conversation, completion, _PREFERENCE_PROMPT, group)
-    return (
-        _without_loss_on_prompt(conversation, completion, _PROMPT, None)
-        if layout[0] == "prompt"
-        else conversation
-    )
+    if layout[0] == "prompt":
+        return _without_loss_on_prompt(conversation, completion, _PROMPT, None)
+    return conversation
 
 
 def _is_marked_as_not_trained_on(message: Mapping[str, Any]) -> bool:
@@ -399,11 +404,9 @@ def with_decoded_arguments(conversation: Conversation) -> Conversation:
 
 def _with_changed_calls(message: Message, change: Callable[[Any], Any]) -> Message:
     calls = message.get("tool_calls")
-    return (
-        {**message, "tool_calls": [change(call) for call in calls]}
-        if isinstance(calls, list)
-        else message
-    )
+    if isinstance(calls, list):
+        return {**message, "tool_calls": [change(call) for call in calls]}
+    return message
 
 
 def _decoded_arguments(call: Any) -> Any:
@@ -411,11 +414,10 @@ def _decoded_arguments(call: Any) -> Any:
     JSON text."""
     if not isinstance(call, Mapping):
         return call
-    changed = (
-        {**call, "function": _decoded_arguments(call["function"])}
-        if "function" in call
-        else dict(call)
-    )
+    if "function" in call:
+        changed = {**call, "function": _decoded_arguments(call["function"])}
+    else:
+        changed = dict(call)
     if isinstance(changed.get("arguments"), str):
         try:
             changed["arguments"] = json.loads(changed["arguments"])

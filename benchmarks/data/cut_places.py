@@ -109,12 +109,15 @@ class TextLengths:
     def _cut_by_own_length(self, n_tokens: int, shared: int) -> list[CutPlace]:
         if n_tokens < LEAST_PREFIX + LEAST_SUFFIX:
             return []
-        first, begin, public = _first_middle(n_tokens), 0, LENGTH
+        first = _first_middle(n_tokens)
+        begin = 0
+        public = LENGTH
         size = n_tokens - shared
         if shared and size >= LEAST_PREFIX + LEAST_SUFFIX and first < shared + _OWN:
             # Cut the shared part like a separate text: its windows are the same in all of these
             # texts, and merged.
-            begin, first = shared, max(first, shared + min(_OWN, _first_middle(size)))
+            begin = shared
+            first = max(first, shared + min(_OWN, _first_middle(size)))
             public = first
         places = self._cut_by_own_length(begin, 0)[: MOST_WINDOWS // 2]
         middles = spread_windows(first, n_tokens, MOST_WINDOWS - len(places))

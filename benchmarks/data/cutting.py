@@ -170,14 +170,15 @@ def cut_rows_into_parts(
             f"--windows slides over a text column, but {table.where} has {' and '.join(layout)}"
         )
     if cut.form is not None:
-        knows, texts, turns = cut.knows or USER, list[str](), cut.turns or ASSISTANT
+        knows = cut.knows or USER
+        texts = list[str]()
+        turns = cut.turns or ASSISTANT
         form = f"--template {cut.form.name_with_day} (--knows {knows})"
         longest = cut.lengths.suffix or LENGTH
-        of_each = (
-            f"all along, at most {MOST_WINDOWS} windows"
-            if cut.is_all_along
-            else f"{longest} tokens"
-        )
+        if cut.is_all_along:
+            of_each = f"all along, at most {MOST_WINDOWS} windows"
+        else:
+            of_each = f"{longest} tokens"
         rule = f"{turns} turns, {of_each} of each, as {form}"
         rows = parse_row_conversations(table, layout, kinds=cut.kinds)
         return _cut_conversations(cut, cut.form, rows, texts, remarks), rule, texts
@@ -253,7 +254,8 @@ def shared_beginnings_of_texts(tokenizer: Any, table: RecordTable) -> SharedBegi
 def _part_of_pair(cut: Cutting, row: int, halves: Halves) -> CutPart:
     if isinstance(halves, str):
         return CutPart(row, halves)
-    n_prefix, n_suffix = len(halves[0]), len(halves[1])
+    n_prefix = len(halves[0])
+    n_suffix = len(halves[1])
     return CutPart(row, cut.fit_halves(halves, n_prefix, n_prefix + n_suffix), tokens=n_suffix)
 
 
@@ -322,11 +324,9 @@ def _fit_answer(
     if isinstance(answer, UnusableConversation):
         return answer
     halves = cut.fit_halves((answer.prefix, answer.suffix, answer.wording), answer.at, n_tokens)
-    return (
-        UnusableConversation(halves)
-        if isinstance(halves, str)
-        else replace(answer, prefix=halves[0])
-    )
+    if isinstance(halves, str):
+        return UnusableConversation(halves)
+    return replace(answer, prefix=halves[0])
 
 
 def _answers_of_conversation(
@@ -337,7 +337,8 @@ def _answers_of_conversation(
     remarks: Counter[str],
 ) -> list[tuple[answer_cuts.AnswerCut | UnusableConversation, str | None]]:
     """Return each answer of a conversation with its group, or one reason why there is none."""
-    knows, lengths = cut.knows or USER, (cut.lengths.suffix or LENGTH, cut.lengths.prefix)
+    knows = cut.knows or USER
+    lengths = (cut.lengths.suffix or LENGTH, cut.lengths.prefix)
     try:
         if isinstance(conversation, UnusableConversation):
             raise conversation

@@ -123,7 +123,9 @@ def group_unusable_parts(
 
 def _count_attacked_tokens(records: Iterable[DataRecord]) -> int:
     """Count the tokens in some suffix; overlaps of windows count once."""
-    covered, last_row, last_end = 0, -1, 0
+    covered = 0
+    last_row = -1
+    last_end = 0
     for record in sorted(records, key=lambda record: (record.row, record.at)):
         begin = max(record.at, last_end) if record.row == last_row else record.at
         last_end = max(begin, record.at + len(record.suffix))

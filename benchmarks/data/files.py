@@ -168,7 +168,8 @@ class Files(Benchmark):
         if name is None:
             return
         table = read_record_table(flag, name, columns.COLUMNS)
-        layout, repeats = columns.detect_column_layout(table), columns.row_repeat_counts(table)
+        layout = columns.detect_column_layout(table)
+        repeats = columns.row_repeat_counts(table)
         if self.form is not None:
             for row, conversation in columns.parse_row_conversations(
                 table, layout, kinds=self._kinds
@@ -266,11 +267,10 @@ def _table_as_record_source(
     members, which must not hold a non-member.
     """
     layout = columns.detect_column_layout(table)
-    form = (
-        None
-        if layout in columns.PLAIN
-        else cut.form or cutting.usual_chat_rendering_of_table(cut.tokenizer, table)
-    )
+    if layout in columns.PLAIN:
+        form = None
+    else:
+        form = cut.form or cutting.usual_chat_rendering_of_table(cut.tokenizer, table)
     remarks = Counter[str]()
     parts, rule, texts = cutting.cut_rows_into_parts(table, replace(cut, form=form), remarks)
     if flag == "--data":  # copies of known pairs and non-members are not used

@@ -22,7 +22,10 @@ class FixedDistribution(LanguageModel):
     """
 
     capabilities = frozenset({"draw", "distribution"})
-    eos, device, max_positions, name = (), torch.device("cpu"), None, "fixed"
+    eos = ()
+    device = torch.device("cpu")
+    max_positions = None
+    name = "fixed"
 
     def __init__(self, distributions: Tensor | Sequence[float]) -> None:
         if not isinstance(distributions, Tensor):
@@ -53,7 +56,8 @@ class FixedDistribution(LanguageModel):
 
 class _FixedDistributionRows(Rows):
     def __init__(self, model: FixedDistribution, tokens: Tensor) -> None:
-        self.model, self.tokens = model, tokens
+        self.model = model
+        self.tokens = tokens
 
     def __len__(self) -> int:
         return len(self.tokens)

@@ -16,9 +16,13 @@ from contextlib import suppress
 from functools import partial
 
 # A number ends with its signs, even if a letter of another script follows.
-_START, _END = r"(?<![0-9A-Za-z])(?<![0-9][-.])", r"(?![0-9A-Za-z])(?![-.][0-9])"
-_DAY, _MONTH = r"(?:0[1-9]|[12][0-9]|3[01])", r"(?:0[1-9]|1[0-2])"
-_SEX_DIGIT_1900, _SEX_DIGIT_2000 = "1256", "3478"  # of a Korean number
+_START = r"(?<![0-9A-Za-z])(?<![0-9][-.])"
+_END = r"(?![0-9A-Za-z])(?![-.][0-9])"
+_DAY = r"(?:0[1-9]|[12][0-9]|3[01])"
+_MONTH = r"(?:0[1-9]|1[0-2])"
+# of a Korean number
+_SEX_DIGIT_1900 = "1256"
+_SEX_DIGIT_2000 = "3478"
 _KOREAN_WITHOUT_CHECK = datetime.date(2020, 10, 5)
 
 
@@ -76,7 +80,9 @@ def _is_swedish(number: str) -> bool:
     if personnummer.is_valid(number.replace(" ", "")):
         return True
     digits = re.sub("[-+ ]", "", number)
-    year, month, day = digits[-10:-8], digits[-8:-6], int(digits[-6:-4]) - 60
+    year = digits[-10:-8]
+    month = digits[-8:-6]
+    day = int(digits[-6:-4]) - 60
     centuries = (digits[:2],) if len(digits) == 12 else ("19", "20")
     return luhn.is_valid(digits[-10:]) and any(
         _is_date(century + year, month, str(day)) for century in centuries
@@ -219,7 +225,8 @@ def iban_places(text: str) -> Iterator[tuple[int, int]]:
     from stdnum import iban
 
     for match in _IBAN_START.finditer(text):
-        group, number = _IBAN_REST.match(text, match.start()), ""
+        group = _IBAN_REST.match(text, match.start())
+        number = ""
         # The text after it may look like more of it: the country's length and the checksum decide
         # its end.
         while group and len(number) + len(group[0]) < _IBAN_CHARACTERS.stop:
@@ -228,9 +235,10 @@ def iban_places(text: str) -> Iterator[tuple[int, int]]:
             if len(number) in _IBAN_CHARACTERS and iban.is_valid(number.upper()):
                 yield match.start(), end
                 break
-            group = (
-                _IBAN_REST.match(text, end + 1) if text[end : end + 1] in ("-", " ", ".") else None
-            )
+            if text[end : end + 1] in ("-", " ", "."):
+                group = _IBAN_REST.match(text, end + 1)
+            else:
+                group = None
 
 
 # First digits of the cards that are issued, and how many digits they have: an IMEI has Luhn's check

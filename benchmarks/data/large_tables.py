@@ -51,7 +51,9 @@ SAMPLE = 20_000  # rows of that sample, at least
 # rows of the sample for each record of --limit: some are too short, or auxiliary data
 _SAMPLES_PER_LIMIT = 4
 _SUFFIXES = (".jsonl", ".csv", ".parquet")
-_GROUPS, _USERS = "group of a row", "user of a row"  # besides `columns.REPEATS`
+# besides `columns.REPEATS`
+_GROUPS = "group of a row"
+_USERS = "user of a row"
 
 
 def hash_texts(texts: Sequence[str]) -> Ints:
@@ -476,7 +478,8 @@ def _stream_chosen_rows(
             if row in chosen
         )
     else:
-        start, in_order = 0, np.array(rows)
+        start = 0
+        in_order = np.array(rows)
         with open_parquet(path) as file:
             for batch in file.iter_batches(batch_size=BATCH, columns=list(names)):
                 in_batch = in_order[(in_order >= start) & (in_order < start + batch.num_rows)]

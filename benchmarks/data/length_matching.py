@@ -42,7 +42,8 @@ def match_nonmembers_by_length(
         or chi2_contingency(table).pvalue >= _DIFFERENT_MIX
     ):
         return nonmembers, ()
-    n_members, n_nonmembers = sum(sizes.values()), sum(map(len, bands.values()))
+    n_members = sum(sizes.values())
+    n_nonmembers = sum(map(len, bands.values()))
     # Non-members to keep for each member of a band; bands with few members do not limit the others.
     ratio = min(
         len(bands.get(band, ())) / n

@@ -24,7 +24,9 @@ from auditor.core.nouns import Tokens
 from auditor.plugins.benchmark import Benchmark
 
 _LABEL = "example"
-_PREFIX, _SUFFIX = "_prefix.npy", "_suffix.npy"  # val_preprefix.npy ends in neither
+# val_preprefix.npy ends in neither
+_PREFIX = "_prefix.npy"
+_SUFFIX = "_suffix.npy"
 
 
 class LMExtraction(Benchmark):
@@ -98,7 +100,8 @@ def _read_arrays_as_record_source(
 ) -> RecordSource:
     """Read every row of the two arrays. They lack the copies of an example in training: repeats
     stay None."""
-    folder, label = Path(name), f"{flag} {name!r}"
+    folder = Path(name)
+    label = f"{flag} {name!r}"
     stem, unpaired = _complete_array_pair(label, folder)
     # (n, prefix tokens)
     prefix = _read_token_id_array(label, folder / f"{stem}{_PREFIX}", vocab_size)
@@ -130,10 +133,8 @@ def _complete_array_pair(where: str, folder: Path) -> tuple[str, set[str]]:
     if not folder.is_dir():
         got = "a file" if folder.exists() else "nothing of that name"
         raise AuditError(f"{where}: expected a folder with *{_PREFIX} and *{_SUFFIX}, got {got}")
-    prefixes, suffixes = (
-        _array_file_stems_with_ending(folder, _PREFIX),
-        _array_file_stems_with_ending(folder, _SUFFIX),
-    )
+    prefixes = _array_file_stems_with_ending(folder, _PREFIX)
+    suffixes = _array_file_stems_with_ending(folder, _SUFFIX)
     paired = prefixes & suffixes
     unpaired = {stem + _PREFIX for stem in prefixes - paired} | {
         stem + _SUFFIX for stem in suffixes - paired
@@ -200,13 +201,13 @@ def _check_array_not_truncated(where: str, path: Path, file: BinaryIO) -> None:
     """Raise AuditError if the header promises more bytes than the file has: NumPy allocates by the
     header."""
     version = np.lib.format.read_magic(file)
-    read_header = (
-        np.lib.format.read_array_header_1_0
-        if version == (1, 0)
-        else np.lib.format.read_array_header_2_0
-    )
+    if version == (1, 0):
+        read_header = np.lib.format.read_array_header_1_0
+    else:
+        read_header = np.lib.format.read_array_header_2_0
     shape, _, dtype = read_header(file)
-    promised, n_bytes = math.prod(shape) * dtype.itemsize, path.stat().st_size - file.tell()
+    promised = math.prod(shape) * dtype.itemsize
+    n_bytes = path.stat().st_size - file.tell()
     if promised > n_bytes and not dtype.hasobject:  # another error names a pickle
         raise AuditError(
             f"{where}: {path.name} is cut off: its header tells of {promised:,} bytes, it holds "

@@ -57,10 +57,14 @@ class NGramIndex(HashedNGrams):
         at, hashes = (np.concatenate(column) for column in blocks)
         low, high = self.find_hashes(hashes, n)
         hit = np.flatnonzero(low < high)
-        at, low, high = at[hit], low[hit], high[hit]
+        at = at[hit]
+        low = low[hit]
+        high = high[hit]
         # Keys of one hash are in order of place, hence of text: only the ends of a range matter.
-        first, last = self.list_places(n, low), self.list_places(n, high - 1)
-        ngrams, indexed = view_ngrams(tokens, n)[at], view_ngrams(self.tokens, n)
+        first = self.list_places(n, low)
+        last = self.list_places(n, high - 1)
+        ngrams = view_ngrams(tokens, n)[at]
+        indexed = view_ngrams(self.tokens, n)
         is_same = (indexed[first] == ngrams).all(axis=1) & (indexed[last] == ngrams).all(axis=1)
         for i in np.flatnonzero(~is_same):  # another n-gram has the hash
             places = self._select_equal(self.list_places(n, slice(low[i], high[i])), ngrams[i])
@@ -106,7 +110,8 @@ def build_ngram_index(
 
     Raise AuditError before building an index that does not fit into memory.
     """
-    texts, copies = list[NDArray[Any]](), list[int | None]()
+    texts = list[NDArray[Any]]()
+    copies = list[int | None]()
     index_of_digest: dict[bytes, int] = {}
     for tokens, times in trained:
         text = np.array(tokens, dtype=np.uint32)
@@ -126,7 +131,7 @@ def build_ngram_index(
     texts += [np.array(tokens, dtype=np.uint32) for tokens in heldout]
     n_tokens = sum(map(len, texts))
     n_bytes = n_tokens * _BYTES + NGRAMS_AT_ONCE * _BYTES_AT_ONCE
-    free = machine_memory.free_machine_memory_bytes()
+    free = machine_memory.measure_free_memory()
     if n_bytes > free:
         raise AuditError(
             f"expected {n_bytes / 1e6:,.0f} MB of memory for the index of {n_tokens:,} tokens of "

@@ -37,7 +37,8 @@ def count_text_occurrences(
     for i, text in enumerate(texts):
         for last, lengths_of_end in automaton.iter(text):
             for length in lengths_of_end:
-                start, after = last + 1 - length, text[last + 1 : last + 2]
+                start = last + 1 - length
+                after = text[last + 1 : last + 2]
                 # This separates texts that share their end.
                 if start < 0 or (occurrence := text[start : last + 1]) not in counts:
                     continue

@@ -149,7 +149,8 @@ _NUMBERS = {
     BIRTH: birth_date_places,
 }
 _PHONE = regex.compile(r"(?:[0-9][^0-9A-Za-z]{0,3}){6}[0-9]")
-_HYPHENS, _SPACES = "\u2010\u2011\u2012\u2013\u2014\u2212", "\u00a0\u2007\u202f\u3000"
+_HYPHENS = "\u2010\u2011\u2012\u2013\u2014\u2212"
+_SPACES = "\u00a0\u2007\u202f\u3000"
 _DIGITS = {code: unicodedata.decimal(chr(code), None) for code in range(0x80, 0x20000)}
 _ASCII_SIGNS = {
     **{code: unicodedata.normalize("NFKC", chr(code)) for code in range(0xFF01, 0xFF5F)},
@@ -163,11 +164,9 @@ _ASCII_SIGNS = {
 # the domain has them as well.
 _LONGEST_LOCAL = 64  # characters before the @ (RFC 5321: octets)
 _UNSPACED = r"\p{Han}\p{Hiragana}\p{Katakana}\p{Hangul}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}ー"
-_LATIN, _OTHERS, _ALONE = (
-    r"\p{Latin}\p{Mn}",
-    rf"[\p{{L}}\p{{M}}]--[\p{{Latin}}{_UNSPACED}]",
-    _UNSPACED,
-)
+_LATIN = r"\p{Latin}\p{Mn}"
+_OTHERS = rf"[\p{{L}}\p{{M}}]--[\p{{Latin}}{_UNSPACED}]"
+_ALONE = _UNSPACED
 
 
 def _local_part(letters: str) -> str:

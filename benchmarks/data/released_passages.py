@@ -86,7 +86,8 @@ def read_members_and_nonmembers(
     without: texts to leave out, such as canaries. A text of the private data is not a non-member.
     Raise AuditError if a file has no record.
     """
-    records, sentences = dict[Tokens, ReleasedRecord](), list[str]()
+    records = dict[Tokens, ReleasedRecord]()
+    sentences = list[str]()
     excluded = {words(text) for text in without}
     for flag, name, member in (("--data", data, True), ("--nonmembers", nonmembers, False)):
         table, texts = read_table_with_row_texts(flag, name)
@@ -104,11 +105,10 @@ def read_members_and_nonmembers(
                 )
             elif before.member and member:
                 # A mark refers to its row's text: take both from the first row with marks.
-                merged = (
-                    before
-                    if before.marks or not marked
-                    else replace(before, text=text, marks=marked)
-                )
+                if before.marks or not marked:
+                    merged = before
+                else:
+                    merged = replace(before, text=text, marks=marked)
                 records[tokens] = replace(merged, times=(before.times or 0) + times)
             else:
                 dropped["the same as a row before, or as one of --data"] += 1
@@ -156,7 +156,8 @@ def find_nearest_passages(
         ((entry.tokens, entry.times) for entry in members),
         (entry.tokens for entry in records if not entry.member),
     )
-    counts_of_texts, best = list[MemorisedTokens](), dict[int, CopiedSpan]()
+    counts_of_texts = list[MemorisedTokens]()
+    best = dict[int, CopiedSpan]()
     for start in range(0, len(texts), _AT_ONCE):
         batch = texts[start : start + _AT_ONCE]
         for i, matches in enumerate(index.match_ngrams(batch, n), start):
@@ -185,7 +186,9 @@ def _near_verbatim_released_passages(
 ) -> Mapping[int, CopiedSpan]:
     """Return for each record not found yet the passage with fewest edits, aligned at a verbatim
     match."""
-    half, seeds, best = max(1, n // 2), Counter[int](), dict[int, CopiedSpan]()
+    half = max(1, n // 2)
+    seeds = Counter[int]()
+    best = dict[int, CopiedSpan]()
     allowed = compute_near_verbatim_limit(n)
     for start in range(0, len(texts), _AT_ONCE):
         for i, matches in enumerate(

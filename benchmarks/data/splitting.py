@@ -15,7 +15,7 @@ from auditor.core.arrays import Ints
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Pair, Secret, Tokens
 from auditor.core.result import RecordCounts
-from auditor.core.secret_randomness import keyed_random_generator
+from auditor.core.secret_randomness import make_keyed_generator
 from auditor.plugins.benchmark import Benchmark
 from auditor.statistics import people
 from auditor.statistics.extraction import format_copies
@@ -25,10 +25,8 @@ NAMED_ROWS = 10  # row numbers that a note lists; it counts further rows
 SEVERAL = "several groups"
 AUXILIARY = "auxiliary data: the attacker knows them"
 # share of a near copy's tokens that may be edited; most records to compare
-NEAR_SHARE, NEAR_MOST = (
-    0.05,
-    20_000,
-)
+NEAR_SHARE = 0.05
+NEAR_MOST = 20_000
 ALSO_MEMBER = "identical to a member or an auxiliary record"
 
 
@@ -61,7 +59,7 @@ class SplitOptions:
 
     def draw_order(self, description: str, of: int) -> Ints:
         """Return the indices below `of` in the random order of this seed."""
-        return keyed_random_generator("benchmark", description, self.seed).permutation(of)
+        return make_keyed_generator("benchmark", description, self.seed).permutation(of)
 
 
 @dataclass(frozen=True)
@@ -250,11 +248,9 @@ def _secret_of_record(label: str, record: DataRecord, repeats: int | None, membe
         wording=record.wording,
         user=record.user,
     )
-    return (
-        secret
-        if record.part is None
-        else replace(secret, id=_id_of_record(label, record), document=row, at=record.at)
-    )
+    if record.part is None:
+        return secret
+    return replace(secret, id=_id_of_record(label, record), document=row, at=record.at)
 
 
 def secrets_with_user_membership(secrets: Sequence[Secret], members: RecordSource) -> list[Secret]:
@@ -448,9 +444,10 @@ def _record_source_notes(source: RecordSource) -> list[str]:
 
 def _known_fraction_note(n_known: int, unique: int, split: SplitOptions) -> str:
     if not n_known:
-        cause = (
-            "--known-fraction is 0" if split.known_fraction == 0 else "one member cannot be divided"
-        )
+        if split.known_fraction == 0:
+            cause = "--known-fraction is 0"
+        else:
+            cause = "one member cannot be divided"
         return (
             f"the attacker knows no pairs ({cause}): an attack that tunes on auxiliary data cannot "
             "run"

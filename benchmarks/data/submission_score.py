@@ -31,7 +31,8 @@ from auditor.core.errors import AuditError
 from auditor.core.result import Measurement
 from auditor.statistics import intervals, ranking
 
-ID, GUESS = "Example ID", "Suffix Guess"
+ID = "Example ID"
+GUESS = "Suffix Guess"
 CurvePoint = tuple[int, int, float]  # (wrong guesses so far, examples solved by then, recall)
 
 
@@ -89,7 +90,8 @@ def compare_submission_with_answers(submission: Path, answers: Path) -> MarkedGu
         f"--answers {str(answers)!r}", answers
     ).tolist()
     numbers: dict[int, int] = {}  # row of the answers -> number by first appearance
-    example, right = [], []
+    example = []
+    right = []
     for place, row, guess in _read_submission_guesses(submission):
         if not 0 <= row < len(expected):
             raise AuditError(
@@ -116,7 +118,8 @@ def score_submission(marked: MarkedGuesses, answered_only: bool = False) -> Subm
     """Compute the organisers' numbers with intervals: Clopper-Pearson for shares, a bootstrap over
     examples at E errors."""
     n = marked.answered_example_count if answered_only else marked.answers
-    first, any_right = np.zeros(n, dtype=bool), np.zeros(n, dtype=bool)
+    first = np.zeros(n, dtype=bool)
+    any_right = np.zeros(n, dtype=bool)
     # return_index: the first guess of each example, in the order of the numbers.
     first[: marked.answered_example_count] = marked.right[
         np.unique(marked.example, return_index=True)[1]

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from auditor.benchmarks.data.words import is_mostly_unspaced
-from auditor.core.disk import cache_folder, scratch_folder
+from auditor.core.disk import cache_folder, open_scratch_folder
 from auditor.core.errors import AuditError
 
 if TYPE_CHECKING:
@@ -81,7 +81,8 @@ def read_record_table(flag: str, name: str, columns: Sequence[str]) -> RecordTab
 
     Raise AuditError if it is neither.
     """
-    path, label = Path(name), f"{flag} {name!r}"
+    path = Path(name)
+    label = f"{flag} {name!r}"
     reader = _READERS.get(path.suffix.lower())
     if not path.exists():
         # No Hub data set has the name of a file or a longer path, and a mistyped path must not go
@@ -229,7 +230,8 @@ def stream_csv_table_rows(where: str, text: Iterable[str]) -> Iterator[list[str]
     lines = csv.reader(text, strict=True)
     # the default refuses texts over 128 KiB
     old_limit = csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
-    line, n_columns = 1, 0
+    line = 1
+    n_columns = 0
     try:
         for fields in lines:
             if fields:  # [] is a blank line
@@ -275,15 +277,14 @@ def read_json_table_objects(
     where: str, path: Path
 ) -> tuple[list[dict[str, Any]], list[str] | None]:
     """Return one JSON object a line, and these lines; or the objects of one array, and None."""
-    text, lines = _read_utf8_table_text(where, path), None
+    text = _read_utf8_table_text(where, path)
+    lines = None
     if text.lstrip().startswith("["):
         objects = parse_json_of_table(where, text, 0)
     else:  # not splitlines: a JSON text may hold U+2028, at which it would split
         numbered = [(number, line) for number, line in enumerate(text.split("\n")) if line.strip()]
-        objects, lines = (
-            [parse_json_of_table(where, line, number) for number, line in numbered],
-            [line for _, line in numbered],
-        )
+        objects = [parse_json_of_table(where, line, number) for number, line in numbered]
+        lines = [line for _, line in numbered]
     for row, value in enumerate(objects):
         require_json_object(where, row, value)
     return objects, lines
@@ -414,7 +415,7 @@ def _dataset_cache_context(local: bool) -> Iterator[Path]:
     folder."""
     cache = cache_folder()
     if local:
-        with scratch_folder(cache, "datasets") as scratch:
+        with open_scratch_folder(cache, "datasets") as scratch:
             yield scratch
         return
     (cache / "datasets").mkdir(exist_ok=True, mode=0o700)
@@ -426,11 +427,10 @@ def _raise_dataset_load_error(where: str, local: bool, error: Exception) -> NoRe
     """Raise one sentence. Errors about rows may quote them, so repeat only those that cannot."""
     kind = type(error).__name__
     if isinstance(error, FileNotFoundError):
-        problem = (
-            "this folder holds no data file"
-            if local
-            else "no such file here and no such data set on the Hub"
-        )
+        if local:
+            problem = "this folder holds no data file"
+        else:
+            problem = "no such file here and no such data set on the Hub"
     elif (
         type(error) is ValueError
     ):  # about splits and configurations; its subclasses, as pyarrow's, quote rows

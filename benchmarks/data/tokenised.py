@@ -36,7 +36,8 @@ from auditor.core.nouns import Tokens
 from auditor.models.trained_length import TrainedLength, read_trainer_arguments
 from auditor.plugins.benchmark import Benchmark
 
-IDS, LABELS = "input_ids", "labels"
+IDS = "input_ids"
+LABELS = "labels"
 IGNORED = -100  # label without a loss, as in torch's cross entropy
 # of TRL, in place of labels
 COMPLETION_MASK, ASSISTANT_MASKS = _MASKS = (
@@ -44,7 +45,8 @@ COMPLETION_MASK, ASSISTANT_MASKS = _MASKS = (
     "assistant_masks",
 )
 _LENGTHS = ("seq_lengths", "seq_lens")  # of the texts packed into a row
-_ATTENTION, _POSITIONS = "attention_mask", "position_ids"
+_ATTENTION = "attention_mask"
+_POSITIONS = "position_ids"
 # of preferences, with their groups
 _SIDES = {
     "chosen": CHOSEN,
@@ -56,7 +58,9 @@ _SIDE_IDS = tuple(f"{side}{ending}" for side in _SIDES for ending in ("_ids", "_
 _LABEL = "label"  # of KTO's completions: whether it is wanted
 _COLUMNS = (IDS, LABELS, *_MASKS, *_LENGTHS, _ATTENTION, _POSITIONS, *_PROMPTS, *_SIDE_IDS, _LABEL)
 _COLUMNS = (*_COLUMNS, *(f"{side}_{LABELS}" for side in _SIDES), "prompt", "completion")
-_PROMPT, _COMPLETION = "prompt", "completion"  # groups, if prompts had a loss or that is unknown
+# groups, if prompts had a loss or that is unknown
+_PROMPT = "prompt"
+_COMPLETION = "completion"
 _ORPO_NOTE = (
     "TRL 1.16's ORPO takes a loss of the prompt before a chosen side too, whatever chosen_labels "
     "say: prompts are attacked as a group of their own"
@@ -161,7 +165,8 @@ class Tokenised(Benchmark):
 def is_tokenised_data(name: str) -> bool:
     """Check for a local file or saved data set with a column of token ids. Raise AuditError for a
     broken file."""
-    path, label = Path(name), f"--data {name!r}"
+    path = Path(name)
+    label = f"--data {name!r}"
     if path.is_dir() and any((path / file).is_file() for file in tables.SAVED):
         with tables.open_dataset_split(label, name) as dataset:
             return _has_token_ids(dataset.column_names)
@@ -252,16 +257,15 @@ def _read_tokenised_texts(
 
     arguments: of the trainer, from `read_trainer_arguments`.
     """
-    path, title = Path(name), f"{flag} {name!r}"
+    path = Path(name)
+    title = f"{flag} {name!r}"
     if path.suffix.lower() == ".arrow" and path.is_file():
         columns = tables.read_arrow_columns(title, path, _COLUMNS)
         count = len(next(iter(columns.values()), ()))
     else:
         table = tables.read_record_table(flag, name, _COLUMNS)
-        count, columns = (
-            table.rows,
-            {key: table.column(key) for key in _COLUMNS if key in table.columns},
-        )
+        count = table.rows
+        columns = {key: table.column(key) for key in _COLUMNS if key in table.columns}
     if not _has_token_ids(columns):
         raise AuditError(
             f"{title}: expected {IDS} as in --data, got none: what is compared is to be in one form"
@@ -289,9 +293,10 @@ def _read_tokenised_texts(
         }
         for groups, side in _sides_of_tokenised_row(at, values, learns_prompts):
             texts += _split_tokenised_row_into_texts(at, row, side, vocab_size, uses_mask, groups)
-    note = (
-        _MASK_NOTES.get(uses_mask) if COMPLETION_MASK in columns and LABELS not in columns else None
-    )
+    if COMPLETION_MASK in columns and LABELS not in columns:
+        note = _MASK_NOTES.get(uses_mask)
+    else:
+        note = None
     notes = [note, _ORPO_NOTE if learns_prompts else None]
     return texts, tuple(f"{title}: {sentence}" for sentence in notes if sentence)
 
@@ -420,10 +425,8 @@ def _learnt_groups_of_tokenised_row(
     if not any(mask in values for mask in _MASKS):
         raise AuditError(f"{where}: expected {LABELS}, or {' or '.join(_MASKS)}, got none")
     all_ones = [1] * len(ids)
-    assistant, completion = (
-        values.get(ASSISTANT_MASKS, all_ones),
-        values.get(COMPLETION_MASK, all_ones),
-    )
+    assistant = values.get(ASSISTANT_MASKS, all_ones)
+    completion = values.get(COMPLETION_MASK, all_ones)
     # TRL folds both into the labels: tokens that both mark have a loss, if it uses the second mask.
     if uses_mask is False:
         completion = all_ones
@@ -457,7 +460,8 @@ def _packed_text_starts(
         cuts[_ATTENTION] = [at for at in places if at == places[0] or number[at] != number[at - 1]]
     for name in _LENGTHS:
         if name in values:
-            sizes, total = values[name], sum(values[name])
+            sizes = values[name]
+            total = sum(values[name])
             if total != len(places) or min(sizes, default=1) < 1:
                 raise AuditError(
                     f"{where}: expected {name} that add up to {len(places)} tokens, got {total}"
@@ -495,7 +499,8 @@ def _learnt_runs_as_record_source(
             begin, stop = places
             at = text.begins + start if several else 0
             number = part if several else None
-            prefix, suffix = text.ids[begin:start], text.ids[start:stop]
+            prefix = text.ids[begin:start]
+            suffix = text.ids[start:stop]
             records.append(DataRecord(row, prefix, suffix, 1, group or None, part=number, at=at))
     packed = len({text.row for text in texts if text.packed})
     rule = (
@@ -555,7 +560,8 @@ def _learnt_runs_of_tokenised_text(
     after its first `prefix_length` tokens (50, or half of a shorter run, by default)."""
     at = 0
     for group, run in groupby(text.learnt):
-        start, at = at, at + len(list(run))
+        start = at
+        at = at + len(list(run))
         if group is not None and start == 0:
             half = at // 2 if at <= _DEFAULT else _DEFAULT
             start = prefix_length or half

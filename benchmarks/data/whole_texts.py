@@ -17,7 +17,7 @@ from auditor.benchmarks.data.tables import (
     require_nonempty_record_table,
 )
 from auditor.core.errors import AuditError
-from auditor.core.secret_randomness import keyed_random_generator
+from auditor.core.secret_randomness import make_keyed_generator
 
 _MOST_COPIES = 10_000_000  # records of a training, in memory together
 
@@ -112,7 +112,7 @@ def sample_data_conversations(
         kinds = columns.known_kinds(unread.kinds) if unread is not None else kinds
     if not table.rows or (layout := columns.detect_column_layout(table)) not in LAYOUTS:
         return None
-    order = keyed_random_generator("text form", table.rows).permutation(table.rows).tolist()
+    order = make_keyed_generator("text form", table.rows).permutation(table.rows).tolist()
     usable = (
         conversation
         for _, conversation in columns.parse_row_conversations(table, layout, order, kinds)

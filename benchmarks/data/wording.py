@@ -22,7 +22,8 @@ def token_ends_in_characters(offsets: Offsets, length: int) -> list[int]:
     A space outside all offsets belongs to the next token, as does a character that two tokens
     share.
     """
-    ends, so_far = [], 0
+    ends = []
+    so_far = 0
     for (_, end), (start, _) in pairwise([*offsets, (length, length)]):
         so_far = max(so_far, min(end, start))
         ends.append(so_far)

@@ -37,7 +37,7 @@ from auditor.benchmarks.lab.lab_training import (
 )
 from auditor.benchmarks.lab.parts_cache import LabParts, Progress
 from auditor.core.disk import cache_folder
-from auditor.core.nouns import Tokens, evenly_spaced_secrets
+from auditor.core.nouns import Tokens, select_evenly_spaced
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.lora import LoraEnsemble, model_with_adapter
 from auditor.models.references import ReferenceModels
@@ -149,11 +149,9 @@ class Lab(Benchmark):
         self.tokenizer = self._load_or_train_tokenizer(texts)
         self.texts = LabTrainingTexts(self.recipe, texts)
         self.cut = cut_lab_secrets(self.recipe, texts, self.tokenizer)
-        self.secrets, self.known, self.canaries = (
-            self.cut.secrets,
-            self.cut.known,
-            self.cut.canaries,
-        )
+        self.secrets = self.cut.secrets
+        self.known = self.cut.known
+        self.canaries = self.cut.canaries
         self.forgotten = self.cut.forgotten
         # Set before --limit: perplexity covers all non-members.
         self._set_heldout_texts()
@@ -163,8 +161,8 @@ class Lab(Benchmark):
             members = [secret for secret in self.secrets if secret.member]
             nonmembers = [secret for secret in self.secrets if not secret.member]
             self.secrets = (
-                *evenly_spaced_secrets(members, limit),
-                *evenly_spaced_secrets(nonmembers, limit),
+                *select_evenly_spaced(members, limit),
+                *select_evenly_spaced(nonmembers, limit),
             )
             self._add_lab_note(
                 f"limited to {limit} members and non-members, evenly over the repeat counts"
@@ -328,11 +326,9 @@ class Lab(Benchmark):
         attacked = {secret.id for secret in self.secrets}
 
         def model(folder: Path) -> HuggingFaceModel:
-            return (
-                model_with_adapter(public, folder)
-                if self.recipe.private_rank
-                else self.training.load_lab_model(folder, "lab reference")
-            )
+            if self.recipe.private_rank:
+                return model_with_adapter(public, folder)
+            return self.training.load_lab_model(folder, "lab reference")
 
         def load(path: Path) -> ReferenceModels:
             folders = sorted(path.glob("reference-*"))

@@ -104,11 +104,9 @@ class BaseLabRecipe:
     def check(self) -> None:
         """Raise AuditError for sizes that no lab can have."""
         for f in dataclasses.fields(self):
-            value, least, most = (
-                getattr(self, f.name),
-                _LEAST.get(f.name, 1),
-                _MOST.get(f.name, 10_000),
-            )
+            value = getattr(self, f.name)
+            least = _LEAST.get(f.name, 1)
+            most = _MOST.get(f.name, 10_000)
             # f.type is a string: `from __future__ import annotations` leaves annotations as they
             # are written.
             if f.type == "int" and not least <= value <= most:

@@ -12,7 +12,7 @@ from auditor.benchmarks.lab.lab_recipe import CANARY_SPACE, BaseLabRecipe, lab_c
 from auditor.benchmarks.lab.lab_texts import LabTexts
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Canary, Pair, Secret
-from auditor.core.secret_randomness import keyed_random_generator
+from auditor.core.secret_randomness import make_keyed_generator
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,8 @@ def cut_lab_secrets(recipe: BaseLabRecipe, texts: LabTexts, tokenizer: Any) -> L
             text_of[id := f"{label}-{i:03d}"] = text
             yield _cut_lab_text_into_secret(recipe, texts, tokenizer, id, text, repeats)
 
-    secrets, known = list[Secret](), list[Pair]()
+    secrets = list[Secret]()
+    known = list[Pair]()
     for times, _, n_known in recipe.repeats:
         group = texts.private[times]
         known += [
@@ -55,7 +56,8 @@ def cut_lab_secrets(recipe: BaseLabRecipe, texts: LabTexts, tokenizer: Any) -> L
     canaries = list[Secret]()
     for i, (digits, count) in enumerate(recipe.canaries):
         text_of[id := f"canary-{count:02d}-{i:03d}"] = text = lab_canary_text(digits)
-        canary, tokens = Canary(text, CANARY_SPACE), tuple(tokenizer(text)["input_ids"])
+        canary = Canary(text, CANARY_SPACE)
+        tokens = tuple(tokenizer(text)["input_ids"])
         canaries.append(Secret(id, (), tokens, count, member=count > 0, canary=canary))
     forgotten = _lab_secret_ids_to_forget(recipe, canaries)
     return LabSecrets(tuple(secrets), tuple(known), tuple(canaries), text_of, forgotten)
@@ -65,9 +67,11 @@ def _cut_lab_text_into_secret(
     recipe: BaseLabRecipe, texts: LabTexts, tokenizer: Any, id: str, text: str, repeats: int
 ) -> Secret:
     encoded = tokenizer(text, return_offsets_mapping=True)
-    tokens, offsets = tuple(encoded["input_ids"]), encoded["offset_mapping"]
+    tokens = tuple(encoded["input_ids"])
+    offsets = encoded["offset_mapping"]
     at = recipe.first_suffix_token_index(text, offsets)
-    start, end = max(0, at - recipe.prefix_length), at + recipe.suffix_length
+    start = max(0, at - recipe.prefix_length)
+    end = at + recipe.suffix_length
     if len(tokens) < end:
         raise AuditError(
             f"expected lab records of {at} + {end - at} tokens, got one of {len(tokens)}"
@@ -75,7 +79,8 @@ def _cut_lab_text_into_secret(
     wording = replace(
         wording_of_tokens(text, offsets, start, at, end), marks=texts.marks.get(text, ())
     )
-    halves, group = (tokens[start:at], tokens[at:end]), texts.kinds.get(text)
+    halves = (tokens[start:at], tokens[at:end])
+    group = texts.kinds.get(text)
     return Secret(id, *halves, repeats, member=repeats > 0, group=group, wording=wording)
 
 
@@ -89,7 +94,7 @@ def _lab_secret_ids_to_forget(recipe: BaseLabRecipe, canaries: Sequence[Secret])
     for times, attacked, _ in recipe.repeats:
         # The ids that `cut_lab_secrets` gives.
         ids = [f"member-{times:02d}-{i:03d}" for i in range(attacked)]
-        order = keyed_random_generator("lab", recipe.seed, "forget", times).permutation(len(ids))
+        order = make_keyed_generator("lab", recipe.seed, "forget", times).permutation(len(ids))
         chosen |= {ids[i] for i in order[: math.ceil(len(ids) / 2)]}
     inserted = sorted(
         (canary for canary in canaries if canary.repeats), key=lambda canary: -(canary.repeats or 0)

@@ -13,7 +13,7 @@ from faker import Faker
 
 from auditor.benchmarks.lab.lab_recipe import BaseLabRecipe, LabRecipe, lab_canary_text
 from auditor.core.nouns import Mark
-from auditor.core.secret_randomness import keyed_random_generator
+from auditor.core.secret_randomness import make_keyed_generator
 from auditor.training.members import assign_member_shards
 
 _LAST_DAY = datetime(2026, 1, 1)
@@ -61,16 +61,18 @@ class LabTrainingTexts:
         non-member, which no other model sees, with the copies of a member drawn for it: the number
         of copies must not reveal members.
         """
-        recipe, texts = self.recipe, self.made
+        recipe = self.recipe
+        texts = self.made
         # Keep the order of draws: another order is another split, which no digest of a folder would
         # show.
-        noise = keyed_random_generator("lab", recipe.seed, "references", count)
+        noise = make_keyed_generator("lab", recipe.seed, "references", count)
         attacked = {
             text: times
             for times, _, known in recipe.repeats
             for text in texts.private[times][known:]
         }
-        rising, count_of_others = sorted(attacked.values()), len(texts.nonmembers)
+        rising = sorted(attacked.values())
+        count_of_others = len(texts.nonmembers)
         # The members' repeat counts, spread evenly over the non-members.
         repeats = [rising[i * len(rising) // count_of_others] for i in range(count_of_others)]
         attacked |= dict(zip(texts.nonmembers, noise.permutation(repeats).tolist(), strict=True))
@@ -124,7 +126,7 @@ def make_private_lab_texts(
     kind_of_text = dict(
         zip(records, itertools.cycle(kinds), strict=False)
     )  # in turn, like the texts
-    keyed_random_generator("lab", recipe.seed, "who is what").shuffle(records)
+    make_keyed_generator("lab", recipe.seed, "who is what").shuffle(records)
     unassigned = iter(records)
     private = {times: list(itertools.islice(unassigned, size)) for times, size in sizes.items()}
     nonmembers = list(itertools.islice(unassigned, recipe.nonmembers))

@@ -34,7 +34,7 @@ from auditor.benchmarks.lab.lab_texts import (
 from auditor.benchmarks.lab.parts_cache import Progress
 from auditor.core import threads
 from auditor.core.nouns import Tokens
-from auditor.core.secret_randomness import keyed_random_generator
+from auditor.core.secret_randomness import make_keyed_generator
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.precision import CPU, has_native_bfloat16
 from auditor.models.shards import WHOLE, record_digests, write_shard_record_list
@@ -367,7 +367,7 @@ class LabTraining:
                 epochs=epochs,
                 end=0,
                 # Another `what` for the same training makes another order, and other weights.
-                order=keyed_random_generator("lab", self.recipe.seed, description),
+                order=make_keyed_generator("lab", self.recipe.seed, description),
                 progress=lambda n_done: self.progress(
                     f"training the {description}", n_done, epochs
                 ),

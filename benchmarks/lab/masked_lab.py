@@ -84,10 +84,8 @@ class MaskedLoss:
         hidden = (torch.rand(blocks.shape, generator=self.noise) < self.share) & (
             blocks != self.end
         )
-        inputs, labels = (
-            blocks.masked_fill(hidden, self.mask),
-            blocks.masked_fill(~hidden, _IGNORED),
-        )
+        inputs = blocks.masked_fill(hidden, self.mask)
+        labels = blocks.masked_fill(~hidden, _IGNORED)
         loss: Tensor = model(input_ids=inputs, labels=labels).loss
         return loss
 
@@ -120,7 +118,8 @@ class MaskedLab:
         return self.lab.parts.load_or_build(f"{part}-{self.recipe.digest}", build, load)
 
     def _train_public(self, path: Path) -> None:
-        recipe, network = self.recipe, require_small_lab_recipe(self.lab.recipe)
+        recipe = self.recipe
+        network = require_small_lab_recipe(self.lab.recipe)
         tokenizer = lab_tokenizer_with_mask_token(self.lab.tokenizer, END)
         # seed of the weights, which transformers draws from torch's global generator
         torch.manual_seed(network.seed)
@@ -158,7 +157,8 @@ class MaskedLab:
     def _fit(
         self, model: Any, texts: Sequence[str], epochs: int, rate: float, description: str
     ) -> None:
-        recipe, noise = self.recipe, torch.Generator().manual_seed(self.lab.recipe.seed)
+        recipe = self.recipe
+        noise = torch.Generator().manual_seed(self.lab.recipe.seed)
         # The mask's id is the last: it was added after all other tokens.
         loss = MaskedLoss(recipe.share, len(self.lab.tokenizer), end=0, noise=noise)
         sizes: dict[str, Any] = {"rate": rate, "batch": recipe.batch, "block": recipe.block}

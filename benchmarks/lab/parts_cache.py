@@ -20,7 +20,8 @@ from auditor.core import disk
 from auditor.core.errors import AuditError
 
 # the time of building a part; the checksums of its files
-_SECONDS, _SUMS = "seconds.json", "sha256.json"
+_SECONDS = "seconds.json"
+_SUMS = "sha256.json"
 _PATIENCE = 1.0  # seconds before telling the user that another process holds the lock
 
 Progress = Callable[[str, int, int], None]  # (description, done, total)

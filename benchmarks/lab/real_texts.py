@@ -24,7 +24,8 @@ def render_conversation_as_chatml(question: str, answer: str) -> str:
 
 
 def _mail_dialogue_text(fake: Faker) -> str:
-    name, first = fake.name(), fake.first_name()
+    name = fake.name()
+    first = fake.first_name()
     return render_conversation_as_chatml(
         f"Write a mail to <<email:{fake.email()}>> about the door code for <<name:{name}>>.",
         f"Dear <<name:{first}>>, code <<door-code:{fake.numerify('######')}>> opens the door of "

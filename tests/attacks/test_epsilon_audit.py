@@ -12,10 +12,10 @@ import torch
 
 from auditor.attacks.epsilon_audit import EpsilonAudit
 from auditor.benchmarks.canaries import audit_canaries, manifests
-from auditor.conclusions.claims import promised_epsilon_or_reason
+from auditor.conclusions.claims import find_promised_epsilon
 from auditor.core.errors import NotApplicable
 from auditor.core.nouns import Canary, Claim, Observation, Secret
-from auditor.core.secret_randomness import keyed_random_generator
+from auditor.core.secret_randomness import make_keyed_generator
 from auditor.models.base import LanguageModel
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.plugins.probe import Observed, observe_all_secrets
@@ -50,7 +50,7 @@ def model(texts: Sequence[tuple[int, ...]], epochs: int) -> HuggingFaceModel:
         batch=8,
         block=24,
         end=0,
-        order=keyed_random_generator("test"),
+        order=make_keyed_generator("test"),
     )
     return HuggingFaceModel(made, bpe(150), "trained")
 
@@ -152,12 +152,12 @@ def test_copies_of_one_person_are_one_unit_held_to_a_claim_for_a_person(
     # three copies are no group of three where one person has them
     assert own.epsilon > 2 * by_record.epsilon > 0
     assert (
-        promised_epsilon_or_reason(of_user, own.relation, own.unit)
+        find_promised_epsilon(of_user, own.relation, own.unit)
         == 8
-        == promised_epsilon_or_reason(of_user, "add_remove", "record")
+        == find_promised_epsilon(of_user, "add_remove", "record")
     )
     assert "the claim is about one record" in str(
-        promised_epsilon_or_reason(of_record, own.relation, own.unit)
+        find_promised_epsilon(of_record, own.relation, own.unit)
     )
     said = " ".join(probe.notes(asked, observed))
     assert (

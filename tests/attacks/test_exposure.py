@@ -16,7 +16,7 @@ from auditor.attacks.exposure import Exposure
 from auditor.core.canary_space import CanarySpace
 from auditor.core.errors import NotApplicable
 from auditor.core.nouns import Canary, Observation, Secret
-from auditor.core.secret_randomness import keyed_random_generator
+from auditor.core.secret_randomness import make_keyed_generator
 from auditor.models.base import LanguageModel
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.plugins.probe import Observed, observe_all_secrets
@@ -64,7 +64,7 @@ def learnt() -> HuggingFaceModel:
         batch=8,
         block=16,
         end=0,
-        order=keyed_random_generator("test"),
+        order=make_keyed_generator("test"),
     )
     return HuggingFaceModel(model, bpe(150), "learnt")
 

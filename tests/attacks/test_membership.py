@@ -15,7 +15,7 @@ from auditor.attacks.membership import Membership, measure_token_readings
 from auditor.core.errors import NotApplicable
 from auditor.core.nouns import Secret
 from auditor.core.result import Measurement
-from auditor.core.secret_randomness import keyed_random_generator
+from auditor.core.secret_randomness import make_keyed_generator
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.references import ReferenceModels
 from auditor.plugins.probe import Observed, observe_all_secrets
@@ -28,7 +28,7 @@ MakeTiny = Callable[..., HuggingFaceModel]
 
 def secrets(members: int, others: int, length: int = 6, vocab_size: int = 61) -> list[Secret]:
     rows = (
-        keyed_random_generator("membership")
+        make_keyed_generator("membership")
         .integers(1, vocab_size, (members + others, 5 + length))
         .tolist()
     )

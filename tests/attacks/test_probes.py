@@ -33,7 +33,7 @@ from auditor.attacks.near_verbatim import (
 )
 from auditor.core.nouns import Observation, Secret
 from auditor.core.result import Measurement
-from auditor.core.secret_randomness import secret_uniform_draws
+from auditor.core.secret_randomness import draw_secret_uniforms
 from auditor.defenses.uniform_mixing import UniformMixingModel
 from auditor.generation.sample import sample_candidates
 from auditor.models.base import LanguageModel
@@ -71,7 +71,7 @@ def tokens(rows: int, length: int, vocab_size: int = 61, seed: int = 0) -> Tenso
 
 def likely(model: LanguageModel, prefixes: Tensor, length: int, decoding: Decoding = OWN) -> Tensor:
     """A suffix for each prefix that the model may well say."""
-    noise = np.stack([secret_uniform_draws(1, length, "suffix", i) for i in range(len(prefixes))])
+    noise = np.stack([draw_secret_uniforms(1, length, "suffix", i) for i in range(len(prefixes))])
     return torch.cat(
         [c.suffixes for c in sample_candidates(model, prefixes, length, decoding, noise)]
     )
@@ -137,7 +137,7 @@ def test_it_agrees_with_the_sampler_within_binomial_error(
         .exp()
         .numpy()
     )
-    noise = np.stack([secret_uniform_draws(samples, 3, "counts", i) for i in range(len(prefixes))])
+    noise = np.stack([draw_secret_uniforms(samples, 3, "counts", i) for i in range(len(prefixes))])
     found = sample_candidates(neox, prefixes, 3, decoding, noise)
     hits = np.array(
         [

@@ -16,7 +16,7 @@ from auditor.benchmarks.data.alternatives import (
     parse_described_formats,
 )
 from auditor.core.errors import AuditError
-from auditor.core.secret_randomness import keyed_random_generator
+from auditor.core.secret_randomness import make_keyed_generator
 from tests.benchmarks.pii_formats import EXAMPLES, REGIONS, WrittenExample
 
 RECOGNISERS = pii.PiiRecognisers(REGIONS)
@@ -24,7 +24,7 @@ RECOGNISERS = pii.PiiRecognisers(REGIONS)
 
 def alternatives(kind: str, value: str, count: int = 20, seed: int = 0) -> list[str]:
     format = find_value_format(kind, value, {}, REGIONS)
-    return format.alternatives_of_value(value, count, 400, keyed_random_generator("test", seed))
+    return format.alternatives_of_value(value, count, 400, make_keyed_generator("test", seed))
 
 
 def whole_values() -> list[WrittenExample]:

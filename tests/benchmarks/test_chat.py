@@ -21,7 +21,7 @@ from auditor.benchmarks.data.chat_rendering import ChatRendering
 from auditor.benchmarks.data.conversation_rows import Conversation
 from auditor.benchmarks.data.files import Files
 from auditor.core.errors import AuditError
-from auditor.core.plan_parts import TURNS, DataPlan, share_of_answer_known
+from auditor.core.plan_parts import TURNS, DataPlan, get_known_share
 from auditor.runs import training
 from tests.conftest import check_command
 from tests.zoo.families import save
@@ -500,7 +500,7 @@ def test_flags_that_say_nothing_to_the_data_are_refused(tmp_path: Path) -> None:
         Files(str(path), tokenizer(), known_fraction=0)
     for bad in ("assistant", "partial", "partial:1", "partial:x", "user:0.5", "partial:nan", ""):
         with pytest.raises(AuditError, match="expected --knows system, user or partial:F"):
-            share_of_answer_known(bad)
+            get_known_share(bad)
 
 
 # --- training on the same

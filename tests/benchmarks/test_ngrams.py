@@ -115,7 +115,7 @@ def test_a_long_text_is_found_by_its_rarest_run() -> None:
 def test_an_index_that_memory_does_not_hold_is_refused_before_it_is_made(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(machine_memory, "free_machine_memory_bytes", lambda: 10**6)
+    monkeypatch.setattr(machine_memory, "measure_free_memory", lambda: 10**6)
     monkeypatch.setattr(ngrams, "join_texts", None)
     with pytest.raises(
         AuditError, match=r"^expected \d+ MB of memory for the index of 3 tokens .*, got 1 MB free"

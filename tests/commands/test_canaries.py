@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from auditor.conclusions.contrasts import WeightedMetric, contrast_over_seeds
-from auditor.core.secret_randomness import keyed_random_generator
+from auditor.conclusions.contrasts import WeightedMetric, measure_seed_contrast
+from auditor.core.secret_randomness import make_keyed_generator
 from auditor.records.table import read_table_as_dataframe
 from auditor.studies import sweep
 from auditor.training.finetune import make_untrained_gpt_neox, train_packed_blocks
@@ -58,7 +58,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
         batch=8,
         block=24,
         end=0,
-        order=keyed_random_generator("test"),
+        order=make_keyed_generator("test"),
     )
     model.save_pretrained(folder / "model")
     tokenizer.save_pretrained(folder / "model")
@@ -259,5 +259,5 @@ def test_a_sweep_shows_exposure_and_claims_may_speak_of_a_count(
         WeightedMetric(sign, f"exposure(count={count})", cell)
         for sign, count in ((1.0, 12), (-1.0, 1))
     ]
-    assert contrast_over_seeds("grows", grows).value > 0
+    assert measure_seed_contrast("grows", grows).value > 0
     assert "Exposure of canaries, mean bits" in (tmp_path / "sweep.md").read_text()

@@ -13,7 +13,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
 from auditor.cli import run_command_line
-from auditor.core.secret_randomness import keyed_random_generator
+from auditor.core.secret_randomness import make_keyed_generator
 from tests.conftest import check_command, fits_schema, save_tiny
 
 Said = pytest.CaptureFixture[str]
@@ -32,7 +32,7 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> Path:
     adapted.save_pretrained(folder / "adapter")
     for name, count in SIZES.items():
         texts = (
-            f"code {keyed_random_generator(name, i).integers(2**62):x} of {i}" for i in range(count)
+            f"code {make_keyed_generator(name, i).integers(2**62):x} of {i}" for i in range(count)
         )
         rows = (json.dumps({"prefix": text[:12], "suffix": text[12:]}) + "\n" for text in texts)
         (folder / f"{name}.jsonl").write_text("".join(rows))

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from auditor.commands.panels import ParsedCommandDocstring
-from auditor.core.plan import FIELDS, flag_of_plan_field
+from auditor.core.plan import FIELDS, format_field_flag
 from auditor.core.plan_fields import PANELS
 from tests.docs.pages import COMMAND, parse
 
@@ -84,7 +84,7 @@ def test_a_flag_of_a_plan_stands_in_the_panel_of_its_part() -> None:
     found = panels(lines)
     for name, one in FIELDS.items():
         if one.said.flags is not None:
-            assert found[flag_of_plan_field(name)] == one.panel, name
+            assert found[format_field_flag(name)] == one.panel, name
     titles = [line[:-1].lower() for line in lines if re.fullmatch(r"\w+:", line)]
     assert titles == ["examples", *PANELS]
     assert lines[-1].split()[0] == "--help"

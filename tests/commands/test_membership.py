@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from auditor.cli import run_command_line
-from auditor.core.secret_randomness import keyed_random_generator
+from auditor.core.secret_randomness import make_keyed_generator
 from auditor.models.shards import write_shard_record_list
 from auditor.plugins.probe import Probe
 from tests.conftest import check_command, fits_schema, save_tiny, tiny
 
 Said = pytest.CaptureFixture[str]
 MEMBERS, OTHERS = (
-    [f"code {keyed_random_generator(kind, i).integers(2**62):x} of {i}" for i in range(10)]
+    [f"code {make_keyed_generator(kind, i).integers(2**62):x} of {i}" for i in range(10)]
     for kind in ("members", "others")
 )
 

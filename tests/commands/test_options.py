@@ -35,9 +35,7 @@ def flags(group: type) -> list[str]:
     def command(group: Any) -> None: ...
 
     command.__annotations__ = {"group": group}
-    return list(
-        inspect.signature(options.wrap_command_with_flag_groups_expanded(command)).parameters
-    )
+    return list(inspect.signature(options.expand_flag_groups(command)).parameters)
 
 
 def test_a_command_gets_its_groups_from_flags_that_stand_in_its_signature() -> None:
@@ -46,7 +44,7 @@ def test_a_command_gets_its_groups_from_flags_that_stand_in_its_signature() -> N
     def command(first: str, outer: Outer, last: Annotated[int, typer.Option()] = 3) -> None:
         seen.append((first, outer, last))
 
-    spelt = options.wrap_command_with_flag_groups_expanded(command)
+    spelt = options.expand_flag_groups(command)
     assert list(inspect.signature(spelt).parameters) == ["first", "place", "size", "loud", "last"]
     alone = typer.Typer(add_completion=False)
     alone.command()(spelt)
@@ -54,7 +52,7 @@ def test_a_command_gets_its_groups_from_flags_that_stand_in_its_signature() -> N
     click.main(["here", "--place", "there", "--size", "0"], standalone_mode=False)
     assert seen == [("here", Outer(place="there", inner=Inner(size=0)), 3)]
     # what is zero was given, what is not set was not
-    assert options.given_flags(seen[0][1]) == {
+    assert options.list_given_flags(seen[0][1]) == {
         "place": "there",
         "size": 0,
     }
@@ -72,7 +70,7 @@ def test_a_command_gets_the_fields_of_a_plan_that_were_given() -> None:
         seen.append(plan)
 
     alone = typer.Typer(add_completion=False)
-    alone.command()(options.wrap_command_with_flag_groups_expanded(command))
+    alone.command()(options.expand_flag_groups(command))
     click: Any = typer.main.get_command(alone)
     assert {param.name: param.opts for param in click.params} == {
         "seed": ["--seed"],

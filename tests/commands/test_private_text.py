@@ -16,7 +16,7 @@ import pytest
 
 from auditor.benchmarks.canaries import exposure_canaries, insertion, manifests
 from auditor.benchmarks.data.whole_texts import read_row_texts
-from auditor.core.disk import scratch_folder
+from auditor.core.disk import open_scratch_folder
 from auditor.core.errors import AuditError
 from auditor.core.jsonable import to_json
 from auditor.records import aliases
@@ -64,7 +64,7 @@ def test_a_folder_of_data_leaves_nothing_in_the_cache(world: Path) -> None:
 
 
 def _die(parent: str) -> None:
-    with scratch_folder(Path(parent), "out.jsonl") as scratch:
+    with open_scratch_folder(Path(parent), "out.jsonl") as scratch:
         (scratch / "half").write_text(PRIVATE)
         os._exit(9)  # as kill -9: no clean-up
 
@@ -74,12 +74,12 @@ def test_what_a_killed_process_left_goes_with_the_next_one_and_nothing_else_does
 ) -> None:
     other = tmp_path / ".out.jsonl-mine"
     other.mkdir()
-    with scratch_folder(tmp_path, "out.jsonl") as held:
+    with open_scratch_folder(tmp_path, "out.jsonl") as held:
         killed = get_context("fork").Process(target=_die, args=(str(tmp_path),))
         killed.start()
         killed.join()
         assert holding(tmp_path, PRIVATE)
-        with scratch_folder(tmp_path, "out.jsonl") as second:
+        with open_scratch_folder(tmp_path, "out.jsonl") as second:
             assert held.is_dir() and second.is_dir()  # in use: not taken for a dead one's
             assert not holding(tmp_path, PRIVATE)
     assert list(tmp_path.iterdir()) == [other]

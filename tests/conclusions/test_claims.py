@@ -14,7 +14,7 @@ from auditor.conclusions.claims import (
     CONTRADICTED,
     TOO_WEAK,
     ClaimEvidence,
-    promised_epsilon_or_reason,
+    find_promised_epsilon,
     weigh_claim_against_audits,
 )
 from auditor.core.nouns import Claim
@@ -152,22 +152,20 @@ def test_what_is_about_something_else_speaks_to_no_claim(
 
 def test_what_a_claim_covers() -> None:
     # a user's claim covers each record
-    assert promised_epsilon_or_reason(claim(2.0, unit="user"), "add_remove", "record") == 2.0
-    assert "about one user" in str(promised_epsilon_or_reason(claim(2.0), "add_remove", "user"))
+    assert find_promised_epsilon(claim(2.0, unit="user"), "add_remove", "record") == 2.0
+    assert "about one user" in str(find_promised_epsilon(claim(2.0), "add_remove", "user"))
     shards = claim({"add_remove": 3.0, "replace": 5.0}, unit="shard of whole records", shard=True)
-    assert promised_epsilon_or_reason(shards, "add_remove", "shard") == 3.0
-    assert "about one record" in str(promised_epsilon_or_reason(shards, "add_remove", "record"))
+    assert find_promised_epsilon(shards, "add_remove", "shard") == 3.0
+    assert "about one record" in str(find_promised_epsilon(shards, "add_remove", "record"))
     # another shard, as a whole
-    assert (
-        promised_epsilon_or_reason(replace(shards, whole="record"), "add_remove", "record") == 5.0
-    )
+    assert find_promised_epsilon(replace(shards, whole="record"), "add_remove", "record") == 5.0
     anything = claim(
         unit="the whole training set",
         any_two=True,
         relation="any two models",
         epsilon={"any two models": 9.0},
     )
-    assert promised_epsilon_or_reason(anything, "add_remove", "record") == 9.0
+    assert find_promised_epsilon(anything, "add_remove", "record") == 9.0
     # a claim at delta 0 is one at 1e-5
     assert stands(claim(1.0, delta=0.0), row(LEAKS)).verdict == CONTRADICTED
 

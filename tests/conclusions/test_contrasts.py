@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy.stats import t as student
 
-from auditor.conclusions.contrasts import WeightedMetric, contrast_over_seeds
+from auditor.conclusions.contrasts import WeightedMetric, measure_seed_contrast
 from auditor.conclusions.outcomes import RowValuesBySecret
 from auditor.conclusions.replicates import Replicates
 from auditor.core.errors import AuditError
@@ -51,7 +51,7 @@ def test_the_mean_over_seeds_of_the_difference_on_the_same_secrets() -> None:
         cell(outcome([1, 1, 0, 0]), outcome([1, 1, 1, 0])),
         cell(outcome([1, 0, 0, 0]), outcome([0, 0, 1, 0])),
     )
-    m = contrast_over_seeds(
+    m = measure_seed_contrast(
         "d", [WeightedMetric(1, "recall", first), WeightedMetric(-1, "recall", second)]
     )
     assert m.value == pytest.approx(((2 + 3) - (1 + 1)) / 2 / 4) and m.n == 4
@@ -60,7 +60,7 @@ def test_the_mean_over_seeds_of_the_difference_on_the_same_secrets() -> None:
 
 def test_secrets_are_matched_by_id_not_by_place() -> None:
     a, b = outcome([1, 1, 0, 0], ["a", "b", "c", "d"]), outcome([0, 0, 1, 1], ["d", "c", "b", "a"])
-    m = contrast_over_seeds(
+    m = measure_seed_contrast(
         "d", [WeightedMetric(1, "recall", cell(a)), WeightedMetric(-1, "recall", cell(b))]
     )
     # Equal on every secret: no resample differs from zero, and what is left is the bound on what
@@ -73,7 +73,7 @@ def test_pairing_takes_out_what_the_runs_share() -> None:
     easy = rng.random(300) < 0.5
     better = easy.copy()
     better[np.flatnonzero(~easy)[:12]] = True  # 12 of 300 more, and never fewer
-    m = contrast_over_seeds(
+    m = measure_seed_contrast(
         "d",
         [
             WeightedMetric(1, "recall", cell(outcome(list(better)))),
@@ -81,14 +81,14 @@ def test_pairing_takes_out_what_the_runs_share() -> None:
         ],
     )
     assert m.value == pytest.approx(0.04) and m.low > 0.015 and m.high < 0.07
-    alone = contrast_over_seeds("r", [WeightedMetric(1, "recall", cell(outcome(list(better))))])
+    alone = measure_seed_contrast("r", [WeightedMetric(1, "recall", cell(outcome(list(better))))])
     assert alone.high - alone.low > 0.1
 
 
 def test_the_interval_is_the_naive_bootstraps() -> None:
     rng = np.random.default_rng(1)
     hits = rng.random(80) < 0.3
-    m = contrast_over_seeds("r", [WeightedMetric(1, "recall", cell(outcome(list(hits))))])
+    m = measure_seed_contrast("r", [WeightedMetric(1, "recall", cell(outcome(list(hits))))])
     naive = [hits[rng.integers(0, 80, 80)].mean() for _ in range(4000)]
     assert m.low == pytest.approx(np.quantile(naive, 0.025), abs=0.02)
     assert m.high == pytest.approx(np.quantile(naive, 0.975), abs=0.02)
@@ -153,7 +153,7 @@ def test_statistics_are_the_measurements_of_a_finding() -> None:
             measured[name].value
         ), name
         assert (
-            contrast_over_seeds(name, [WeightedMetric(1, name, cell(one))]).unit
+            measure_seed_contrast(name, [WeightedMetric(1, name, cell(one))]).unit
             == measured[name].unit
         )
 
@@ -175,7 +175,7 @@ def test_without_log_probabilities_nothing_is_said_about_them() -> None:
     names = {m.name for m in extraction.measure_extraction(judging.judge_guesses(guesses, secrets))}
     assert {"count_right", "score_wrong", "recall_top_3"} <= names
     assert not {"min_probability_right", "right_against_likelihood"} & names
-    blind = contrast_over_seeds(
+    blind = measure_seed_contrast(
         "x",
         [WeightedMetric(1, "min_probability_right", cell(judging.judge_guesses(guesses, secrets)))],
     )
@@ -201,11 +201,11 @@ def test_only_common_seeds_count_and_none_is_refused() -> None:
             2: RowValuesBySecret.from_judged_guesses(outcome([1, 1, 1])),
         },
     )
-    assert contrast_over_seeds(
+    assert measure_seed_contrast(
         "d", [WeightedMetric(1, "recall", a), WeightedMetric(-1, "recall", b)]
     ).value == pytest.approx(2 / 3)
     with pytest.raises(AuditError, match="no seed was run at every point"):
-        contrast_over_seeds(
+        measure_seed_contrast(
             "d",
             [
                 WeightedMetric(1, "recall", a),
@@ -228,7 +228,7 @@ def test_other_metrics_combine_their_own_intervals() -> None:
         m = Measurement("perplexity", value, value - half, value + half, 100, "perplexity")
         return Replicates("t", "white-box", "a", measured={0: {"perplexity": m}})
 
-    m = contrast_over_seeds(
+    m = measure_seed_contrast(
         "d",
         [
             WeightedMetric(1, "perplexity", held(20, 3)),
@@ -237,7 +237,7 @@ def test_other_metrics_combine_their_own_intervals() -> None:
     )
     assert (m.value, m.low, m.high) == (8, 3, 13)  # 3-4-5
     with pytest.raises(AuditError, match="did you mean 'perplexity'"):
-        contrast_over_seeds("d", [WeightedMetric(1, "perplexty", held(20, 3))])
+        measure_seed_contrast("d", [WeightedMetric(1, "perplexty", held(20, 3))])
 
 
 # --- perplexities
@@ -275,11 +275,11 @@ def test_means_of_a_probe_are_paired_by_secret() -> None:
     """Canaries differ by far more than two models of the same ones do: what they share cancels."""
     first = probed([1.0, 5.0, 9.0, 13.0, 17.0, 19.0], [1, 1, 4, 4, 64, 64])
     second = probed([0.5, 4.5, 8.5, 12.5, 16.5, 18.5], [1, 1, 4, 4, 64, 64])
-    both = contrast_over_seeds(
+    both = measure_seed_contrast(
         "d", [WeightedMetric(1, "exposure", first), WeightedMetric(-1, "exposure", second)]
     )
     assert (both.value, both.n, both.unit, both.note) == (pytest.approx(0.5), 6, "bits", "")
-    few = contrast_over_seeds(
+    few = measure_seed_contrast(
         "d",
         [
             WeightedMetric(1, "exposure(count=64)", first),
@@ -291,7 +291,7 @@ def test_means_of_a_probe_are_paired_by_secret() -> None:
         (first, first, "exposure(count=1)"),  # other canaries
         (first, probed([0.5] * 6, [1, 1, 4, 4, 64, 64], ids="uvwxyz"), "exposure"),
     ):
-        apart = contrast_over_seeds(
+        apart = measure_seed_contrast(
             "d",
             [
                 WeightedMetric(1, "exposure(count=64)" if one is other else metric, one),
@@ -305,7 +305,7 @@ def test_perplexities_of_the_same_texts_are_paired_by_text() -> None:
     rng = np.random.default_rng(0)
     easy = rng.uniform(1, 20, 40)
     one, other = priced(list(easy + 0.2)), priced(list(easy))
-    m = contrast_over_seeds(
+    m = measure_seed_contrast(
         "d", [WeightedMetric(1, "perplexity", one), WeightedMetric(-1, "perplexity", other)]
     )
     base = math.exp(easy.sum() / 200)
@@ -314,7 +314,7 @@ def test_perplexities_of_the_same_texts_are_paired_by_text() -> None:
         and m.n == 40
         and m.unit == "perplexity"
     )
-    alone = contrast_over_seeds("p", [WeightedMetric(1, "perplexity", other)])
+    alone = measure_seed_contrast("p", [WeightedMetric(1, "perplexity", other)])
     assert alone.value == pytest.approx(base)
     assert 0 < m.low < m.value < m.high < (alone.high - alone.low) / 2
     left = np.array([math.exp(np.delete(easy, i).sum() / 195) for i in range(40)]) * math.expm1(
@@ -332,7 +332,7 @@ def test_perplexities_of_the_same_texts_are_paired_by_text() -> None:
 def test_kinds_of_perplexity_are_paired_with_each_other() -> None:
     nll = [5.0, 10.0] * 6
     cell = priced(nll, subset=[x + 1 for x in nll])
-    m = contrast_over_seeds(
+    m = measure_seed_contrast(
         "d", [WeightedMetric(1, "subset", cell), WeightedMetric(-1, "perplexity", cell)]
     )
     assert m.value == pytest.approx(math.exp(1.7) - math.exp(1.5)) and m.low > 0
@@ -340,9 +340,9 @@ def test_kinds_of_perplexity_are_paired_with_each_other() -> None:
 
 def test_perplexities_of_other_texts_are_not_paired() -> None:
     first, second = priced([5.0, 10.0, 7.0]), priced([5.0, 10.0, 7.0], [5, 5, 6])
-    m = contrast_over_seeds(
+    m = measure_seed_contrast(
         "d", [WeightedMetric(1, "perplexity", first), WeightedMetric(-1, "perplexity", second)]
     )
     assert m.note == "not paired"
     with pytest.raises(AuditError, match="unknown metric"):
-        contrast_over_seeds("t", [WeightedMetric(1, "tokens", first)])
+        measure_seed_contrast("t", [WeightedMetric(1, "tokens", first)])

@@ -14,14 +14,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from auditor.conclusions.outcomes import RowValuesBySecret, read_row_values_by_secret
+from auditor.conclusions.outcomes import RowValuesBySecret, read_row_values
 from auditor.conclusions.secret_details import (
     SecretDetails,
-    calibration_of_guess_scores,
-    first_suffix_tokens_accuracy_by_length,
+    build_fact_columns,
+    calibrate_guess_scores,
+    compute_survival_function,
+    measure_length_accuracy,
     read_secret_details,
-    secret_fact_columns,
-    survival_function,
 )
 from auditor.core.errors import AuditError
 from auditor.core.nouns import CellKey, Guess, Guesses, Secret
@@ -67,7 +67,7 @@ def folder(path: Path) -> Path:
     columns = [
         *RowValuesBySecret.from_judged_guesses(
             outcome(), {"mail": [1.0, math.nan, 0.5, math.nan]}, True
-        ).columns_for_secrets_table(attacked),
+        ).list_columns(attacked),
         Column(MEASURED, probed, "p", ["s0", "s1"], [0.5, math.nan], member, repeats),
         Column(OBSERVED, EXPOSURE, "null_p", ["s0", "s1"], [2**-4.0, 0.0], member, repeats),
         Column(OBSERVED, probed, "log_p", ["s0"], [-1.0], [True], [1]),
@@ -81,7 +81,7 @@ def folder(path: Path) -> Path:
         Column(HELDOUT, target, "tokens", ["heldout-0", "heldout-1"], [3, 4]),
     ]
     table.write_secrets_table(path, columns)
-    (path / "secrets.json").write_text(json.dumps(secret_fact_columns(SECRETS, "salt")))
+    (path / "secrets.json").write_text(json.dumps(build_fact_columns(SECRETS, "salt")))
     return path
 
 
@@ -113,8 +113,8 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
 
 def test_a_row_of_whom_nothing_is_kept_still_says_who_was_asked(tmp_path: Path) -> None:
     asked = RowValuesBySecret(("b", "a"), np.array([True, False]), (None, 2), {})
-    table.write_secrets_table(tmp_path, asked.columns_for_secrets_table(EXPOSURE))
-    (again,) = read_row_values_by_secret(tmp_path).values()
+    table.write_secrets_table(tmp_path, asked.list_columns(EXPOSURE))
+    (again,) = read_row_values(tmp_path).values()
     assert (again.ids, again.member.tolist(), again.repeats, again.values) == (
         ("b", "a"),
         [True, False],
@@ -171,9 +171,7 @@ BROKEN: dict[str, Callable[[list[Column]], list[Column]]] = {
 @pytest.mark.parametrize("name", BROKEN)
 def test_columns_that_do_not_make_a_row_are_refused(name: str, tmp_path: Path) -> None:
     columns = list(
-        RowValuesBySecret.from_judged_guesses(outcome()).columns_for_secrets_table(
-            CellKey.parse_cell_key(CELL)
-        )
+        RowValuesBySecret.from_judged_guesses(outcome()).list_columns(CellKey.parse_cell_key(CELL))
     )
     table.write_secrets_table(tmp_path, columns)
     assert len(read_secret_details(tmp_path).rows) == 1
@@ -216,7 +214,7 @@ def test_what_cannot_be_read_is_refused(
 def test_accuracy_of_first_tokens(tmp_path: Path) -> None:
     found = read_secret_details(folder(tmp_path))
     row = found.rows["undefended", "white-box", "a"]
-    lengths = first_suffix_tokens_accuracy_by_length(found, row, (1, 2, 3, 8))
+    lengths = measure_length_accuracy(found, row, (1, 2, 3, 8))
     # members only; at 1 and 2 tokens all three count, beyond that the two that are so long; the
     # last L is the longest
     assert {L: (m.value, m.n) for L, m in lengths.items()} == {
@@ -225,16 +223,13 @@ def test_accuracy_of_first_tokens(tmp_path: Path) -> None:
         3: (0.5, 2),
         4: (0.5, 2),
     }
-    assert (
-        first_suffix_tokens_accuracy_by_length(found, found.rows["undefended", "white-box", "p"])
-        == {}
-    )
+    assert measure_length_accuracy(found, found.rows["undefended", "white-box", "p"]) == {}
 
 
 @given(st.lists(st.tuples(st.floats(0, 1), st.booleans()), min_size=1, max_size=60))
 def test_reliability_is_what_a_loop_over_guesses_says(guesses: list[tuple[float, bool]]) -> None:
     score, right = (np.array(column) for column in zip(*guesses, strict=True))
-    found = calibration_of_guess_scores(score.astype(float), right.astype(bool))
+    found = calibrate_guess_scores(score.astype(float), right.astype(bool))
     bins: dict[int, list[tuple[float, bool]]] = {}
     for one in guesses:
         bins.setdefault(min(9, int(one[0] * 10)), []).append(one)
@@ -252,29 +247,34 @@ def test_reliability_is_what_a_loop_over_guesses_says(guesses: list[tuple[float,
 
 
 def test_reliability_of_what_is_known() -> None:
-    sure = calibration_of_guess_scores(
+    sure = calibrate_guess_scores(
         np.array([1.0, 1.0, 0.0, 0.0]), np.array([True, True, False, False])
     )
     assert (sure.error, sure.brier, len(sure.bins)) == (0.0, 0.0, 2)
-    boast = calibration_of_guess_scores(np.full(10, 0.9), np.arange(10) < 5)
+    boast = calibrate_guess_scores(np.full(10, 0.9), np.arange(10) < 5)
     assert boast.error == pytest.approx(0.4) and boast.brier == pytest.approx((0.01 + 0.81) / 2)
     for none in (np.array([]), np.array([1.2]), np.array([-0.1]), np.array([math.nan])):
         with pytest.raises(AuditError, match="each a probability"):
-            calibration_of_guess_scores(none, np.zeros(len(none), dtype=bool))
+            calibrate_guess_scores(none, np.zeros(len(none), dtype=bool))
 
 
 def test_the_tail_of_exposures() -> None:
-    assert survival_function([1.0, 3.0, 3.0, math.nan]) == [(1.0, 1.0), (3.0, pytest.approx(2 / 3))]
-    assert survival_function([]) == []
+    assert compute_survival_function([1.0, 3.0, 3.0, math.nan]) == [
+        (1.0, 1.0),
+        (3.0, pytest.approx(2 / 3)),
+    ]
+    assert compute_survival_function([]) == []
     n = 2**12  # ranks 1 … n once each: exposure log2 n - log2 rank, whose tail is the null 2^-x
-    for x, share in survival_function([math.log2(n) - math.log2(rank) for rank in range(1, n + 1)]):
+    for x, share in compute_survival_function(
+        [math.log2(n) - math.log2(rank) for rank in range(1, n + 1)]
+    ):
         assert share == pytest.approx(2**-x)
 
 
 def test_a_row_of_non_members_alone_has_no_lengths() -> None:
     found = SecretDetails((SecretFacts("s3", "as3", False, 0, 4),), {})
     assert (
-        first_suffix_tokens_accuracy_by_length(
+        measure_length_accuracy(
             found,
             RowValuesBySecret.from_judged_guesses(
                 outcome().select_secrets(np.array([False, False, False, True]))

@@ -57,7 +57,9 @@ def run(*findings: Finding, **of_data: object) -> AuditResult:
 
 
 def signal(result: AuditResult, kind: str, target: str = "undefended") -> LeakSignal:
-    (found,) = (s for s in assess_signals(result).signals_of_target(target) if s.kind.name == kind)
+    (found,) = (
+        s for s in assess_signals(result).list_target_signals(target) if s.kind.name == kind
+    )
     return found
 
 
@@ -309,7 +311,7 @@ def test_parts_of_records_show_nothing_that_their_records_do_not() -> None:
     ],
 )
 def test_the_gate_is_about_what_leaks_and_no_gate_that_holds(finding: Finding, limit: str) -> None:
-    gated = assess_signals(run(finding)).signal_for_gate()
+    gated = assess_signals(run(finding)).find_gate_signal()
     assert gated is not None and gated.gate_rule == limit
     (rule,) = parse_limits([limit])
     m, most = gated.measured, float(limit.rpartition("=")[2])
@@ -323,7 +325,7 @@ def test_the_gate_is_about_what_leaks_and_no_gate_that_holds(finding: Finding, l
 def test_no_gate_is_proposed_where_none_is_about_what_leaks() -> None:
     quiet = row(share("recall", 0, N))
     assert (
-        assess_signals(run(quiet, greedy_recall={"1": share("greedy", 2, N)})).signal_for_gate()
+        assess_signals(run(quiet, greedy_recall={"1": share("greedy", 2, N)})).find_gate_signal()
         is None
     )
 
@@ -331,5 +333,5 @@ def test_no_gate_is_proposed_where_none_is_about_what_leaks() -> None:
 def test_a_defended_target_that_leaks_is_what_the_gate_is_about() -> None:
     leaks = row(share("recall", 30, N))
     defended = row(auc(0.6, 0.7), target="pmixed")
-    gated = assess_signals(run(leaks, defended)).signal_for_gate()
+    gated = assess_signals(run(leaks, defended)).find_gate_signal()
     assert gated is not None and (gated.target, gated.gate_rule) == ("pmixed", "membership_auc=0.6")

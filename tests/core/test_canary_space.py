@@ -50,9 +50,7 @@ def test_steps_spell_the_texts_and_nothing_else(space: CanarySpace) -> None:
         assert space.state_after_text(text) == state
         if space.is_complete_text_state(state):
             found.append(text)
-        waiting += [
-            (text + character, then) for character, then in space.next_characters_and_states(state)
-        ]
+        waiting += [(text + character, then) for character, then in space.list_transitions(state)]
     assert sorted(found) == sorted(space.texts())
     assert space.state_after_text("nothing like it") is None
 

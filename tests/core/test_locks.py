@@ -50,7 +50,7 @@ def test_a_second_process_is_refused_by_the_pid_of_the_first(
         RunFolder.create(run, "name", {})
     with (
         pytest.raises(AuditError, match=f"in use by process {other.pid}"),
-        locks.locked_folder(run, "sweep.json"),
+        locks.lock_folder(run, "sweep.json"),
     ):
         raise AssertionError("nobody else may be here")
     assert sorted(os.listdir(run)) == before
@@ -84,16 +84,16 @@ def test_one_process_may_hold_a_folder_several_times(run: Path) -> None:
 def test_what_a_killed_process_left_half_written_goes_away(tmp_path: Path) -> None:
     (tmp_path / ".audit-x7.tmp").write_text("{")
     (tmp_path / "mine.tmp").write_text("a user's own")
-    with locks.locked_folder(tmp_path, "training.json"):
+    with locks.lock_folder(tmp_path, "training.json"):
         assert sorted(os.listdir(tmp_path)) == [locks.LOCK, "mine.tmp"]
     assert os.listdir(tmp_path) == ["mine.tmp"]
 
 
 def test_a_folder_in_which_nothing_was_made_does_not_stay(tmp_path: Path) -> None:
-    with locks.locked_folder(tmp_path / "new", "mark"):
+    with locks.lock_folder(tmp_path / "new", "mark"):
         pass
     assert not (tmp_path / "new").exists()
-    with locks.locked_folder(tmp_path / "new", "mark"):
+    with locks.lock_folder(tmp_path / "new", "mark"):
         disk.replace_atomically(tmp_path / "new" / "mark", "here")
     assert sorted(os.listdir(tmp_path / "new")) == [locks.LOCK, "mark"]
     assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o700

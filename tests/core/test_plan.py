@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from auditor.core.plan import FIELDS, Plan, flag_of_plan_field, plan_field_names_with_rule
+from auditor.core.plan import FIELDS, Plan, format_field_flag, list_ruled_fields
 from auditor.core.plan_fields import PANELS, FieldRule
 from tests.conftest import check_command
 
@@ -14,7 +14,7 @@ from tests.conftest import check_command
 def test_every_field_has_a_name_of_its_own_and_help_where_it_has_a_flag() -> None:
     """One name a field, whichever part it stands in: the command line, plan files and `audit()`
     know no parts."""
-    assert list(FIELDS) == list(Plan().values_by_field_name())
+    assert list(FIELDS) == list(Plan().map_field_values())
     assert {name for name, one in FIELDS.items() if one.said.flags is None} == {
         "lab_recipe",
         "sizes",
@@ -31,15 +31,15 @@ def test_every_field_has_a_name_of_its_own_and_help_where_it_has_a_flag() -> Non
 @pytest.mark.parametrize("rule", FieldRule)
 def test_every_rule_is_asked_for_in_the_order_of_the_fields(rule: FieldRule) -> None:
     assert (
-        list(plan_field_names_with_rule(rule))
-        == sorted(plan_field_names_with_rule(rule), key=list(FIELDS).index)
+        list(list_ruled_fields(rule))
+        == sorted(list_ruled_fields(rule), key=list(FIELDS).index)
         != []
     )
 
 
 def test_fields_as_they_are_written_on_the_command_line() -> None:
     assert [
-        flag_of_plan_field(name) for name in ("group_column", "model_args", "attack", "controls")
+        format_field_flag(name) for name in ("group_column", "model_args", "attack", "controls")
     ] == [
         "--group-column",
         "--model-arg",
@@ -59,8 +59,8 @@ def test_fields_are_changed_by_name_whichever_part_they_stand_in() -> None:
     )
     assert {
         name
-        for name, value in other.values_by_field_name().items()
-        if value != plan.values_by_field_name()[name]
+        for name, value in other.map_field_values().items()
+        if value != plan.map_field_values()[name]
     } == {"limit", "attack"}
 
 

@@ -45,8 +45,8 @@ def test_without_locks_no_folder_of_another_process_is_taken_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(disk, "fcntl", None)
-    with disk.scratch_folder(tmp_path, "x") as others:
-        with disk.scratch_folder(tmp_path, "x") as own:
+    with disk.open_scratch_folder(tmp_path, "x") as others:
+        with disk.open_scratch_folder(tmp_path, "x") as own:
             assert others.exists() and own.exists()
         assert others.exists() and not own.exists()
     assert not others.exists()

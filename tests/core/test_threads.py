@@ -18,14 +18,14 @@ from auditor.core.errors import AuditError
 @pytest.fixture(autouse=True)
 def unsettled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """As before torch is loaded, in no container."""
-    monkeypatch.setattr(threads, "_loaded_torch", lambda: None)
+    monkeypatch.setattr(threads, "_get_loaded_torch", lambda: None)
     for name in ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
         monkeypatch.setenv(name, "")  # so that it is put back as it was
         monkeypatch.delenv(name)
     monkeypatch.setattr(threads, "_GROUPS", tmp_path)
     monkeypatch.setattr(threads, "_LOAD", tmp_path / "loadavg")
     monkeypatch.setattr(threads, "_BETWEEN", 0)
-    monkeypatch.setattr(threads, "usable_processor_count", lambda: 8)
+    monkeypatch.setattr(threads, "count_usable_processors", lambda: 8)
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
 
 
@@ -98,7 +98,7 @@ def test_the_option_wins_over_the_environment_and_that_over_the_quota(
 def test_where_torch_is_loaded_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
     monkeypatch.setattr(
-        threads, "_loaded_torch", lambda: SimpleNamespace(set_num_threads=asked.append)
+        threads, "_get_loaded_torch", lambda: SimpleNamespace(set_num_threads=asked.append)
     )
     threads.set_thread_count()
     threads.set_thread_count(2)

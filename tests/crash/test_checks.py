@@ -24,7 +24,7 @@ from auditor.crash import (
 )
 from auditor.crash.checks_of_noise import check_training_reveals_record_count
 from auditor.crash.claim import LoopClaim
-from auditor.crash.trial import CrashTest, ObservedLoop, observed_loop_of_watched_trainings
+from auditor.crash.trial import CrashTest, ObservedLoop, summarise_observed_loop
 from auditor.crash.verdicts import (
     BROKEN,
     COUNTED,
@@ -49,7 +49,7 @@ SHAPES = {
 @pytest.fixture(autouse=True)
 def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     """The quick accountant, a little looser: these tests are of who is caught."""
-    monkeypatch.setattr(claim, "epsilon_of_claimed_noise_and_steps", gaussian.quick_rdp_epsilon)
+    monkeypatch.setattr(claim, "compute_claimed_epsilon", gaussian.quick_rdp_epsilon)
 
 
 def step(
@@ -216,11 +216,11 @@ def test_a_record_has_its_share_of_those_that_it_is_read_with() -> None:
     gram = gradients.T @ gradients / np.outer(norms, norms)
     one = replace(step(rng), records=(2, 5, 7, 9), gram=gram, norms=norms, reaches=np.ones(4))
     pairs = [np.linalg.norm(gradients[:, at : at + 2].sum(1)) for at in (0, 2)]
-    found = checks_of_sensitivity._record_shares_of_summed_gradient(one, [(5, 2), (7, 9)])
+    found = checks_of_sensitivity._compute_record_shares(one, [(5, 2), (7, 9)])
     assert found == pytest.approx(norms / np.repeat(pairs, 2))
-    assert checks_of_sensitivity._record_shares_of_summed_gradient(
-        one, [one.records]
-    ) == pytest.approx(norms / np.linalg.norm(gradients.sum(1)))
+    assert checks_of_sensitivity._compute_record_shares(one, [one.records]) == pytest.approx(
+        norms / np.linalg.norm(gradients.sum(1))
+    )
 
 
 def test_the_weights_and_readings_beside_the_steps_are_told() -> None:
@@ -250,7 +250,7 @@ def test_tensors_that_lost_the_same_directions_to_the_records_are_not_taken_for_
     for _ in range(300):
         a, b = (one - one @ lost @ lost.T for one in rng.normal(size=(2, 40, 16)))
         few += (
-            checks_of_noise._pooled_noise_correlation_and_p_value(
+            checks_of_noise._pool_noise_correlations(
                 [(x, y, 8.0) for x, y in zip(a, b, strict=True)]
             )[1]
             < 0.05
@@ -414,11 +414,11 @@ def test_records_that_divide_their_bound_otherwise_among_tensors_reach_no_farthe
     for seed in range(4):
         rng = np.random.default_rng(seed)
         steps = [whole(rng, noise, {}, signals, apart=True) for _ in range(40)]
-        together, _ = reaches.estimate_reach_by_tensors([steps], {})
+        together, _ = reaches.estimate_tensor_reaches([steps], {})
         assert together is not None and (together[0] - 1) / together[1] < 2.5
-        assert not reaches.is_clipped_by_tensors(steps, {})
+        assert not reaches.is_clipping_per_tensor(steps, {})
     by_tensors = in_groups(0, 1.0, signals)
-    assert reaches.is_clipped_by_tensors(
+    assert reaches.is_clipping_per_tensor(
         by_tensors.steps, {name: by_tensors.noise_shares[name] for name in SIZES}
     )
 
@@ -429,9 +429,9 @@ def test_gradients_too_short_to_show_company_are_no_evidence(
 ) -> None:
     """At an error of a half, a mean over the batch's tokens (1) would be missed in most
     trainings."""
-    monkeypatch.setattr(checks_of_company, "_fit_weight_of_company", lambda *given: (0.05, error))
+    monkeypatch.setattr(checks_of_company, "_fit_company_weight", lambda *given: (0.05, error))
     given = replace(runs(), company=(trace(3),))
-    assert checks_of_company.check_gradient_depends_on_company(given).verdict == verdict
+    assert checks_of_company.check_company_dependence(given).verdict == verdict
 
 
 def make_company_step(
@@ -471,7 +471,7 @@ def test_a_mean_over_a_batch_is_seen_whether_it_is_undone_or_not(
     rng = np.random.default_rng(4)
     steps = [make_company_step(rng, norm, mean, 0.5) for _ in range(60)]
     given = replace(runs(), company=(TrainingTrace(N, steps),))
-    found = checks_of_company.check_gradient_depends_on_company(given)
+    found = checks_of_company.check_company_dependence(given)
     assert (found.verdict == BROKEN) == bool(fault) and fault in found.said
 
 
@@ -500,8 +500,8 @@ def test_reaches_much_shorter_than_clipped_gradients_tell_of_a_mean() -> None:
     rng = np.random.default_rng(5)
     honest = TrainingTrace(N, [make_company_step(rng, 0.8) for _ in range(60)])
     divided = TrainingTrace(N, [make_company_step(rng, 0.8, "records") for _ in range(60)])
-    assert checks_of_company.measure_share_of_expected_reach(honest, CLAIM) == 1
-    assert 0.05 < checks_of_company.measure_share_of_expected_reach(divided, CLAIM) < 0.3
+    assert checks_of_company.measure_reach_share(honest, CLAIM) == 1
+    assert 0.05 < checks_of_company.measure_reach_share(divided, CLAIM) < 0.3
 
 
 def test_random_allocation_reads_each_record_as_often_as_claimed() -> None:
@@ -514,7 +514,7 @@ def test_random_allocation_reads_each_record_as_often_as_claimed() -> None:
     told = replace(CLAIM, sampling="allocation", sample_rate=0.1)
     honest = WatchedTrainings(told, (TrainingTrace(N, steps),), trace(0))
     assert honest.observed_sampling_rate == pytest.approx(0.1)
-    assert honest.epsilon_with_noise_multiplier(1.0) == told.implied_epsilon()
+    assert honest.compute_noise_epsilon(1.0) == told.compute_implied_epsilon()
 
 
 def test_a_tensor_of_less_noise_than_its_gradients_need_shows_as_reach() -> None:
@@ -595,7 +595,7 @@ def test_a_bound_about_as_large_as_the_gradients_is_neither_broken_nor_missed() 
     true one."""
     asked = (
         checks_of_sensitivity.check_record_sensitivity,
-        checks_of_sensitivity.check_sensitivity_by_record_kind,
+        checks_of_sensitivity.check_kind_sensitivity,
         checks_of_sensitivity.check_per_record_clipping,
     )
     alarms = missed = 0
@@ -609,9 +609,7 @@ def test_a_bound_about_as_large_as_the_gradients_is_neither_broken_nor_missed() 
 
 def test_parts_of_records_leave_no_epsilon() -> None:
     given = changed(runs(reach=0.5), lambda one: replace(one, foreign=3))
-    found = observed_loop_of_watched_trainings(
-        given, tuple(checks.run_all_crash_test_checks(given))
-    )
+    found = summarise_observed_loop(given, tuple(checks.run_all_crash_test_checks(given)))
     assert found.epsilon is None and found.low is None
 
 
@@ -619,8 +617,8 @@ def test_a_gradient_that_others_move_leaves_no_epsilon() -> None:
     """The records' own reach, which is within its bound, would look safe beside the verdict."""
     given = runs()
     moved = LoopCheck("own gradient", BROKEN, "", "")
-    honest = observed_loop_of_watched_trainings(given, ())
-    found = observed_loop_of_watched_trainings(given, (moved,))
+    honest = summarise_observed_loop(given, ())
+    found = summarise_observed_loop(given, (moved,))
     assert honest.epsilon is not None and found.epsilon is None and found.high is None
 
 
@@ -774,21 +772,17 @@ def test_a_broken_check_names_where_it_shows(
 
 def test_what_the_loop_did_is_counted_by_the_accountant() -> None:
     honest = runs()
-    found = observed_loop_of_watched_trainings(
-        honest, tuple(checks.run_all_crash_test_checks(honest))
-    )
+    found = summarise_observed_loop(honest, tuple(checks.run_all_crash_test_checks(honest)))
     assert found.noise_multiplier == pytest.approx(1.0, abs=0.1) and found.steps == 20
     assert found.epsilon is not None and found.low is not None and found.high is not None
     assert found.low < found.epsilon < found.high
-    assert found.low < claim.epsilon_of_claimed_noise_and_steps(1.0, 1 / 6, 20, 1e-3) < found.high
+    assert found.low < claim.compute_claimed_epsilon(1.0, 1 / 6, 20, 1e-3) < found.high
     far = runs(reach=1.4)
-    farther = observed_loop_of_watched_trainings(far, tuple(checks.run_all_crash_test_checks(far)))
+    farther = summarise_observed_loop(far, tuple(checks.run_all_crash_test_checks(far)))
     assert farther.low is not None and farther.low > found.epsilon
     none = changed(honest, silent)
     assert (
-        observed_loop_of_watched_trainings(
-            none, tuple(checks.run_all_crash_test_checks(none))
-        ).epsilon
+        summarise_observed_loop(none, tuple(checks.run_all_crash_test_checks(none))).epsilon
         == math.inf
     )
 
@@ -802,18 +796,18 @@ def test_the_interval_of_epsilon_holds_the_claim_s_as_often_as_it_says(
     def simple(noise: float, rate: float, steps: int, delta: float) -> float:
         return 100 * rate / noise
 
-    monkeypatch.setattr(claim, "epsilon_of_claimed_noise_and_steps", simple)
+    monkeypatch.setattr(claim, "compute_claimed_epsilon", simple)
     monkeypatch.setattr(gaussian, "quick_rdp_epsilon", simple)
-    found = [observed_loop_of_watched_trainings(runs(seed), ()) for seed in range(60)]
+    found = [summarise_observed_loop(runs(seed), ()) for seed in range(60)]
     assert sum((one.low or 0) < 100 / 6 < (one.high or 0) for one in found) > 52
 
 
 def test_a_shuffled_claim_is_accounted_without_what_sampling_hides() -> None:
     shuffled = replace(CLAIM, sampling="shuffled")
     assert (
-        shuffled.implied_epsilon()
-        == claim.epsilon_of_claimed_noise_and_steps(1.0, 1.0, 4, 1e-3)
-        > CLAIM.implied_epsilon()
+        shuffled.compute_implied_epsilon()
+        == claim.compute_claimed_epsilon(1.0, 1.0, 4, 1e-3)
+        > CLAIM.compute_implied_epsilon()
     )
 
 

@@ -35,7 +35,7 @@ from auditor.crash.training_specimen import SpecimenRecordGradients
 from auditor.crash.trial import (
     CrashTest,
     ObservedLoop,
-    bound_loop_epsilon_by_membership_guesses,
+    bound_loop_epsilon,
     crash_test,
 )
 from auditor.crash.verdicts import NO_FAULT, LoopCheck
@@ -66,13 +66,13 @@ def few(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture
 def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     """The quick accountant: no epsilon that is told is held against it."""
-    monkeypatch.setattr(claim, "epsilon_of_claimed_noise_and_steps", gaussian.quick_rdp_epsilon)
+    monkeypatch.setattr(claim, "compute_claimed_epsilon", gaussian.quick_rdp_epsilon)
 
 
 def test_gradients_are_those_of_single_backward_passes() -> None:
     model, records = (
         training_specimen.build_tiny_specimen_model(0),
-        training_specimen.make_crash_records_with_own_first_token(0),
+        training_specimen.make_crash_records(0),
     )
     names = [name for name, _ in model.named_parameters()]
     found = _SLOW(
@@ -88,15 +88,15 @@ def test_gradients_are_those_of_single_backward_passes() -> None:
 
 
 def test_a_record_is_known_wherever_its_row_is_read() -> None:
-    records = training_specimen.make_crash_records_with_own_first_token(0)
-    assert training_specimen.record_index_of_each_batch_row(
-        training_specimen.padded_specimen_token_ids(records, [3, 0, 47])
+    records = training_specimen.make_crash_records(0)
+    assert training_specimen.find_row_records(
+        training_specimen.pad_specimen_tokens(records, [3, 0, 47])
     ) == [
         3,
         0,
         47,
     ]
-    assert training_specimen.record_index_of_each_batch_row(torch.tensor([[1, 2, 3]])) == [None]
+    assert training_specimen.find_row_records(torch.tensor([[1, 2, 3]])) == [None]
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def test_what_lies_outside_the_records_gradients_is_what_least_squares_leave() -
 def test_another_seed_is_another_draw_of_every_training() -> None:
     """Two seeds that shared trainings would tell the same chance twice."""
     own = [
-        trial.seed_of_watched_training(seed, training)
+        trial.derive_training_seed(seed, training)
         for seed in range(50)
         for training in range(trial._MOST + 1)
     ]
@@ -193,13 +193,13 @@ def test_another_seed_is_another_draw_of_every_training() -> None:
 
 def test_a_bound_of_one_training_stands_beside_what_it_could_have_shown() -> None:
     honest, broken = (
-        bound_loop_epsilon_by_membership_guesses(train, None, 5, math.inf)
+        bound_loop_epsilon(train, None, 5, math.inf)
         for train in (loop_plain.plain(), loop_faults.FAULTS["no clipping"])
     )
     assert (
         honest.epsilon
         < honest.claimed
-        == LoopClaim.from_stated_claim(loop_plain.CLAIM).implied_epsilon()
+        == LoopClaim.from_stated_claim(loop_plain.CLAIM).compute_implied_epsilon()
     )
     assert (
         honest.canaries == broken.canaries == training_specimen.RECORDS
@@ -437,11 +437,7 @@ def test_what_was_there_before_a_training_goes_on_and_so_does_what_it_starts_mea
         time.sleep(60)
     parent = psutil.Process(before.pid)
     (child,) = parent.children()
-    assert (
-        parent.is_running()
-        and child.is_running()
-        and watch.list_processes_started_by_training(there) == []
-    )
+    assert parent.is_running() and child.is_running() and watch.list_training_processes(there) == []
     child.kill()
     before.kill()
     before.wait()
@@ -486,13 +482,13 @@ def test_no_fault_is_not_said_alone_beside_an_epsilon_above_the_claim(
     above: float, doubted: bool
 ) -> None:
     claim = LoopClaim.from_stated_claim(loop_plain.CLAIM)
-    low = claim.implied_epsilon() + above
+    low = claim.compute_implied_epsilon() + above
     seen = ObservedLoop(0.9, 1 / 6, 30, low + 0.1, low, low + 0.2)
     found = CrashTest(claim, (LoopCheck("one record's reach", NO_FAULT, "", ""),), (), 1.0, seen)
     assert found.exceeds_claim_without_fault == doubted
     assert (
-        ("doubt" in report.crash_test_headline(found))
-        == ("another --seed" in report.observed_loop_sentence(found))
+        ("doubt" in report.write_headline(found))
+        == ("another --seed" in report.describe_observed_loop(found))
         == doubted
     )
 

@@ -24,7 +24,7 @@ from auditor.benchmarks.data.fixed_distributions import FixedDistribution, fixed
 from auditor.cli import run_command_line
 from auditor.core.errors import NotApplicable
 from auditor.core.nouns import Secret
-from auditor.core.secret_randomness import secret_uniform_draws
+from auditor.core.secret_randomness import draw_secret_uniforms
 from auditor.defenses.invisible_ink import (
     InkLogRatioRange,
     InkOptions,
@@ -213,7 +213,7 @@ def test_records_that_leave_no_room_are_refused(make_tiny: Any) -> None:
     assert model.max_positions == 36
     with refuses("prefix"):
         sample_candidates(
-            model, torch.tensor([[1, 2, 3]]), 40, ANCESTRAL, secret_uniform_draws(1, 40, 0)[None]
+            model, torch.tensor([[1, 2, 3]]), 40, ANCESTRAL, draw_secret_uniforms(1, 40, 0)[None]
         )
     with refuses("96"):
         model.log_probs(torch.tensor([[*PREFIXES[0], *[5] * 40]]), 1)

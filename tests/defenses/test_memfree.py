@@ -13,7 +13,7 @@ import torch
 
 from auditor.attacks.near_verbatim import near_verbatim_probability_bound
 from auditor.core.nouns import Tokens
-from auditor.core.secret_randomness import secret_uniform_draws
+from auditor.core.secret_randomness import draw_secret_uniforms
 from auditor.defenses.memfree import MemFree, split_into_ngrams
 from auditor.generation.sample import sample_candidates
 from auditor.models.base import LanguageModel
@@ -83,7 +83,7 @@ def test_rows_have_the_distribution_of_the_whole_text_behind_them(neox: HuggingF
 def test_what_is_drawn_completes_no_n_gram(neox: HuggingFaceModel) -> None:
     held = {gram for record in RECORDS for gram in split_into_ngrams(record, 3)}
     prefix = RECORDS[2][:6]
-    noise = secret_uniform_draws(400, 8, 0)[None]
+    noise = draw_secret_uniforms(400, 8, 0)[None]
 
     def completed(model: LanguageModel) -> int:
         found = sample_candidates(model, torch.tensor([prefix]), 8, ANCESTRAL, noise)[0]

@@ -17,7 +17,7 @@ from scipy.stats import chi2
 
 from auditor.benchmarks.data.fixed_distributions import fixed_ensemble
 from auditor.core.errors import NotApplicable
-from auditor.core.secret_randomness import keyed_random_generator, secret_uniform_draws
+from auditor.core.secret_randomness import draw_secret_uniforms, make_keyed_generator
 from auditor.defenses.pmixed import PMixed, UnmixedEnsemble
 from auditor.defenses.pmixed_model import PMixedMemberProjection, PMixedModel
 from auditor.generation.sample import sample_candidates
@@ -107,7 +107,7 @@ def test_draws_have_the_exact_distribution(
     model = defense.protect(scenario(ensemble(make_tiny), queries=20))
     n = 6000
     found = sample_candidates(
-        model, PREFIX, 2, ANCESTRAL, secret_uniform_draws(n, 2, "draws")[None], distribution=False
+        model, PREFIX, 2, ANCESTRAL, draw_secret_uniforms(n, 2, "draws")[None], distribution=False
     )[0]
     scores = model.token_log_probs(
         PREFIX.expand(81, -1), torch.cartesian_prod(torch.arange(9), torch.arange(9))
@@ -123,7 +123,7 @@ def test_draws_have_the_exact_distribution(
 def test_rows_that_know_the_distribution_agree_with_whole_contexts(make_tiny: MakeTiny) -> None:
     model = PMixed(q=0.5, alpha=3).protect(scenario(ensemble(make_tiny), queries=5))
     found = sample_candidates(
-        model, PREFIX, 4, Decoding(temperature=0.8, top_p=0.7), secret_uniform_draws(30, 4, 1)[None]
+        model, PREFIX, 4, Decoding(temperature=0.8, top_p=0.7), draw_secret_uniforms(30, 4, 1)[None]
     )[0]
     assert found.token_log_probs is not None
     again = model.token_log_probs(PREFIX.expand(len(found.suffixes), -1), found.suffixes)
@@ -146,7 +146,7 @@ def test_a_draw_asks_the_public_model_and_at_most_one_member(
 
     monkeypatch.setattr(held, "log_probs", counting)
     model = PMixed(q=0.3).protect(scenario(held))
-    noise = secret_uniform_draws(40, 3, 2)
+    noise = draw_secret_uniforms(40, 3, 2)
     sample_candidates(
         model, PREFIX.expand(40, -1), 3, ANCESTRAL, noise[:, None], distribution=False
     )
@@ -159,7 +159,7 @@ def test_a_draw_asks_the_public_model_and_at_most_one_member(
 def test_a_spent_budget_is_answered_by_the_public_model(make_tiny: MakeTiny) -> None:
     held = ensemble(make_tiny)
     model = PMixed(q=1.0, queries=1, epsilon=40.0).protect(scenario(held))
-    noise = secret_uniform_draws(50, 3, 3)[None].copy()
+    noise = draw_secret_uniforms(50, 3, 3)[None].copy()
     noise[..., 1] = -1.0
     private = sample_candidates(model, PREFIX, 3, ANCESTRAL, noise, distribution=False)[0]
     public = sample_candidates(held.public, PREFIX, 3, ANCESTRAL, noise, distribution=False)[0]
@@ -369,7 +369,7 @@ def test_what_the_claim_does_not_cover_is_refused(make_tiny: MakeTiny) -> None:
             PREFIX,
             1,
             Decoding(top_p=0.7),
-            secret_uniform_draws(2, 1, 0)[None],
+            draw_secret_uniforms(2, 1, 0)[None],
             distribution=False,
         )
     with refuses("sampled", error=NotApplicable):
@@ -412,7 +412,7 @@ def test_the_papers_average_over_subsets(make_tiny: MakeTiny, accounting: str) -
     model = PMixed(q=0.5, alpha=3, accounting=accounting).protect(scenario(held))  # type: ignore[arg-type]
     assert isinstance(model, PMixedModel)
     (got,) = model.published_perplexity_nll([TEXT], seed=7)["perplexity_subset_average"]
-    inside = keyed_random_generator("subset average", 7, 0).random((4, 3)) < 0.5
+    inside = make_keyed_generator("subset average", 7, 0).random((4, 3)) < 0.5
     expected = 0.0
     for position, chosen in enumerate(inside):
         context, token = torch.tensor([TEXT[: position + 1]]), TEXT[position + 1]

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from auditor.benchmarks.data.fixed_distributions import FixedDistribution
-from auditor.core.secret_randomness import secret_uniform_draws
+from auditor.core.secret_randomness import draw_secret_uniforms
 from auditor.defenses.uniform_mixing import UniformMixing, mix_on_public_top_k, mix_with_uniform
 from auditor.generation.sample import sample_candidates
 from auditor.models.decoding import ANCESTRAL
@@ -108,7 +108,7 @@ def test_rows_scores_and_claim(neox: HuggingFaceModel) -> None:
     defense = UniformMixing(weight=0.6)
     model = defense.protect(scenario)
     prefix = torch.tensor([[1, 2, 3]])
-    found = sample_candidates(model, prefix, 4, ANCESTRAL, secret_uniform_draws(30, 4, 0)[None])[0]
+    found = sample_candidates(model, prefix, 4, ANCESTRAL, draw_secret_uniforms(30, 4, 0)[None])[0]
     assert found.token_log_probs is not None
     again = model.token_log_probs(prefix.expand(len(found.suffixes), -1), found.suffixes)
     torch.testing.assert_close(found.token_log_probs, again, atol=1e-5, rtol=0)
@@ -213,7 +213,7 @@ def test_rows_scores_and_claim_on_a_support(
     defense = UniformMixing(weight=0.6, public_top_k=7, tail=tail)
     model = defense.protect(scenario)
     prefix = torch.tensor([[1, 2, 3]])
-    found = sample_candidates(model, prefix, 4, ANCESTRAL, secret_uniform_draws(30, 4, 0)[None])[0]
+    found = sample_candidates(model, prefix, 4, ANCESTRAL, draw_secret_uniforms(30, 4, 0)[None])[0]
     again = model.token_log_probs(prefix.expand(len(found.suffixes), -1), found.suffixes)
     assert found.token_log_probs is not None
     torch.testing.assert_close(found.token_log_probs, again, atol=1e-4, rtol=0)

@@ -14,8 +14,8 @@ from typing import Any, Literal
 import typer
 
 from auditor.cli import EXIT_CODES, app
-from auditor.commands.panels import ParsedCommandDocstring, flags_by_help_panel
-from auditor.core.plan import FIELDS, IN_FILE, DescribedField, Plan, flag_of_plan_field
+from auditor.commands.panels import ParsedCommandDocstring, group_flags
+from auditor.core.plan import FIELDS, IN_FILE, DescribedField, Plan, format_field_flag
 from auditor.gate import decision_log
 from auditor.plugins import registry
 from auditor.plugins.options import get_option_defaults
@@ -125,7 +125,7 @@ def _field(name: str) -> list[str]:
     if one.said.risk:
         meaning += f" **Risk:** {one.said.risk}."
     own = one.said.flags
-    spelt = "" if own is None else ", ".join(own).replace("/", " / ") or flag_of_plan_field(name)
+    spelt = "" if own is None else ", ".join(own).replace("/", " / ") or format_field_flag(name)
     if spelt and one.said.metavar:
         spelt += f" {one.said.metavar}"
     default = (
@@ -172,7 +172,7 @@ def _command(name: str, command: Any) -> Iterator[str]:
     below = getattr(command, "commands", {})
     listed = {
         title: [row for row in rows if row[0] != "--help"]
-        for title, rows in flags_by_help_panel(command, context).items()
+        for title, rows in group_flags(command, context).items()
     }
     rows = [
         (_code(written), told, title) for title, some in listed.items() for written, told in some

@@ -666,7 +666,7 @@ def test_what_cannot_be_is_refused_in_a_sentence_before_anything_is_loaded(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
-    monkeypatch.setattr("auditor.core.threads.usable_processor_count", lambda: 1)
+    monkeypatch.setattr("auditor.core.threads.count_usable_processors", lambda: 1)
     monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
     check_command(*own, *flags, "-o", tmp_path / "run", code=2)
     assert sentence in " ".join(capsys.readouterr().err.split())

@@ -15,7 +15,7 @@ import pytest
 from auditor.conclusions.outcomes import (
     RowValuesBySecret,
     RunOutcomes,
-    paired_row_difference_or_reason,
+    compare_paired_rows,
 )
 from auditor.core.errors import AuditError
 from auditor.core.nouns import CellKey, Secret
@@ -122,12 +122,12 @@ def test_the_order_of_the_secrets_does_not_matter() -> None:
     turned = RowValuesBySecret(
         rows.ids[::-1], rows.member, rows.repeats[::-1], {"recall": rows.values["recall"][::-1]}
     )
-    assert paired_row_difference_or_reason(
-        "recall", None, turned, base.outcomes[ROW]
-    ) == paired_row_difference_or_reason("recall", None, rows, base.outcomes[ROW])
-    assert paired_row_difference_or_reason("recall", 16, rows, base.outcomes[ROW]).n == 100  # type: ignore[union-attr]
+    assert compare_paired_rows("recall", None, turned, base.outcomes[ROW]) == compare_paired_rows(
+        "recall", None, rows, base.outcomes[ROW]
+    )
+    assert compare_paired_rows("recall", 16, rows, base.outcomes[ROW]).n == 100  # type: ignore[union-attr]
     assert (
-        paired_row_difference_or_reason("recall", 3, rows, base.outcomes[ROW])
+        compare_paired_rows("recall", 3, rows, base.outcomes[ROW])
         == "no secret stood in the data 3 times"
     )
 
@@ -144,12 +144,12 @@ def test_members_of_one_repeat_count_are_distinguished_from_all_others() -> None
         for by in (0, 3)
     ]
     auc, rate = (
-        paired_row_difference_or_reason(metric, 16, sides[1], sides[0])
+        compare_paired_rows(metric, 16, sides[1], sides[0])
         for metric in ("membership_auc", "tpr_at_1pct_fpr")
     )
     assert not isinstance(auc, str) and auc.low(0.025) > 0 and auc.n == 75 + 50
     assert not isinstance(rate, str) and rate.n == 75
-    assert isinstance(paired_row_difference_or_reason("membership_auc", 3, *sides), str)
+    assert isinstance(compare_paired_rows("membership_auc", 3, *sides), str)
 
 
 def test_by_repeat_count() -> None:
@@ -322,7 +322,7 @@ def test_what_cannot_be_paired_fails() -> None:
     assert verdicts(new, base, "any_of_k not worse than baseline by 1") == ["failed"]
     lost = np.full(200, math.nan)
     assert "not a number" in str(
-        paired_row_difference_or_reason(
+        compare_paired_rows(
             "p", None, per_secret(hits(200), p=lost), per_secret(hits(200), p=np.zeros(200))
         )
     )

@@ -20,7 +20,7 @@ from transformers.generation.logits_process import (
 )
 
 from auditor.core.errors import AuditError
-from auditor.core.secret_randomness import secret_uniform_draws
+from auditor.core.secret_randomness import draw_secret_uniforms
 from auditor.generation.sample import SuffixCandidates, sample_candidates
 from auditor.models import decoding as decoding_module
 from auditor.models.decoding import (
@@ -243,7 +243,7 @@ def test_count_splitting_equals_one_by_one_sampling_draw_for_draw(
     neox: HuggingFaceModel, decoding: Decoding
 ) -> None:
     prefixes = torch.randint(0, 61, (3, 7), generator=torch.Generator().manual_seed(1))
-    noise = np.stack([secret_uniform_draws(12, 6, 0, i) for i in range(3)])
+    noise = np.stack([draw_secret_uniforms(12, 6, 0, i) for i in range(3)])
     for prefix, row, found in zip(
         prefixes, noise, sample_candidates(neox, prefixes, 6, decoding, noise), strict=True
     ):
@@ -274,7 +274,7 @@ def test_log_probabilities_while_sampling_are_those_of_a_second_pass(
     neox: HuggingFaceModel,
 ) -> None:
     prefixes = torch.randint(0, 61, (4, 9), generator=torch.Generator().manual_seed(2))
-    noise = np.stack([secret_uniform_draws(20, 8, 0, i) for i in range(4)])
+    noise = np.stack([draw_secret_uniforms(20, 8, 0, i) for i in range(4)])
     for prefix, found in zip(
         prefixes, sample_candidates(neox, prefixes, 8, Decoding(top_p=0.8), noise), strict=True
     ):
@@ -285,7 +285,7 @@ def test_log_probabilities_while_sampling_are_those_of_a_second_pass(
 @pytest.mark.parametrize("decoding", [ANCESTRAL, Decoding(temperature=0.8, top_p=0.7)], ids=str)
 def test_tokens_do_not_depend_on_the_batch_size(neox: HuggingFaceModel, decoding: Decoding) -> None:
     prefixes = torch.randint(0, 61, (64, 8), generator=torch.Generator().manual_seed(3))
-    noise = np.stack([secret_uniform_draws(10, 6, 0, i) for i in range(64)])
+    noise = np.stack([draw_secret_uniforms(10, 6, 0, i) for i in range(64)])
 
     def run(size: int) -> list[SuffixCandidates]:
         return [
@@ -312,7 +312,7 @@ def test_samples_have_the_distribution_of_generate(make_tiny: MakeTiny, decoding
     model = make_tiny(vocab_size=9, seed=4, scale=2.0)
     prefix = torch.tensor([[1, 2, 3]])
     n = 4000
-    found = sample_candidates(model, prefix, 2, decoding, secret_uniform_draws(n, 2, 7)[None])[0]
+    found = sample_candidates(model, prefix, 2, decoding, draw_secret_uniforms(n, 2, 7)[None])[0]
     torch.manual_seed(5)
     theirs = model.model.generate(
         prefix,
@@ -338,8 +338,8 @@ def test_samples_have_the_distribution_of_generate(make_tiny: MakeTiny, decoding
 
 
 def test_fewer_samples_are_the_first_of_more() -> None:
-    assert np.array_equal(secret_uniform_draws(3, 5, "k"), secret_uniform_draws(10, 5, "k")[:3])
-    assert not np.array_equal(secret_uniform_draws(3, 5, "k"), secret_uniform_draws(3, 5, "other"))
+    assert np.array_equal(draw_secret_uniforms(3, 5, "k"), draw_secret_uniforms(10, 5, "k")[:3])
+    assert not np.array_equal(draw_secret_uniforms(3, 5, "k"), draw_secret_uniforms(3, 5, "other"))
 
 
 def test_batches_have_one_shape_and_lose_nothing() -> None:
@@ -444,7 +444,7 @@ def test_no_distribution_is_written_and_no_vocabulary_sorted_for_a_narrow_nucleu
     model = make_tiny(vocab_size=2003, scale=8.0)
     prefixes = torch.arange(12).view(3, 4)
     expected = sample_candidates(
-        model, prefixes, 5, Decoding(top_p=0.3), secret_uniform_draws(20, 5, 1)[None].repeat(3, 0)
+        model, prefixes, 5, Decoding(top_p=0.3), draw_secret_uniforms(20, 5, 1)[None].repeat(3, 0)
     )
 
     def refuse(*args: object, **options: object) -> Tensor:
@@ -453,7 +453,7 @@ def test_no_distribution_is_written_and_no_vocabulary_sorted_for_a_narrow_nucleu
     monkeypatch.setattr(torch, "log_softmax", refuse)
     monkeypatch.setattr(Tensor, "sort", refuse)
     again = sample_candidates(
-        model, prefixes, 5, Decoding(top_p=0.3), secret_uniform_draws(20, 5, 1)[None].repeat(3, 0)
+        model, prefixes, 5, Decoding(top_p=0.3), draw_secret_uniforms(20, 5, 1)[None].repeat(3, 0)
     )
     for one, other in zip(expected, again, strict=True):
         assert torch.equal(one.suffixes, other.suffixes)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from auditor.core.errors import AuditError
-from auditor.core.secret_randomness import secret_uniform_draws
+from auditor.core.secret_randomness import draw_secret_uniforms
 from auditor.defenses.pmixed import PMixed
 from auditor.defenses.uniform_mixing import UniformMixing
 from auditor.generation.sample import SuffixCandidates, sample_candidates
@@ -271,7 +271,7 @@ def test_samples_hold_nothing_likely_that_the_tree_has_not(
     """And each leaf is drawn as often as its probability says, within 5 standard deviations."""
     model, decoding, threshold, n = defended[name], Decoding(0.8, top_p=0.7), 0.02, 2000
     prefixes = torch.tensor([[5, 6, 7], [9, 1, 30]])
-    noise = np.stack([secret_uniform_draws(n, 4, "twin", name, i) for i in range(2)])
+    noise = np.stack([draw_secret_uniforms(n, 4, "twin", name, i) for i in range(2)])
     leaves = find_suffixes_above_threshold(model, prefixes, 4, decoding, threshold)
     assert any(one.certificate.reached for one in leaves)
     for drawn, one in zip(
@@ -372,6 +372,6 @@ def test_rows_of_a_sample_are_those_that_were_run() -> None:
         torch.tensor([[0], [1]]),
         L,
         ANCESTRAL,
-        np.stack([secret_uniform_draws(30, L, i) for i in range(2)]),
+        np.stack([draw_secret_uniforms(30, L, i) for i in range(2)]),
     )
     assert sum(one.count_forward_rows() for one in drawn) == model.rows

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from auditor.core.nouns import Tokens
-from auditor.core.secret_randomness import secret_uniform_draws
+from auditor.core.secret_randomness import draw_secret_uniforms
 from auditor.generation.sample import (
     SuffixCandidates,
     batch_sampling_by_length,
@@ -44,7 +44,7 @@ def tiny_model(family: str, reach: int = 20) -> HuggingFaceModel:
 
 
 def noise(samples: int = 12) -> list[np.ndarray]:
-    return [secret_uniform_draws(samples, length, i) for i, length in enumerate(LENGTHS)]
+    return [draw_secret_uniforms(samples, length, i) for i, length in enumerate(LENGTHS)]
 
 
 def alone(
@@ -101,7 +101,7 @@ def test_a_prefix_has_room_for_its_own_suffix_whatever_others_take() -> None:
     model = tiny_model("llama")
     assert model.max_positions is not None
     long = tuple([5] * (model.max_positions - 2))
-    noise = [secret_uniform_draws(3, length, i) for i, length in enumerate((2, 9))]
+    noise = [draw_secret_uniforms(3, length, i) for i, length in enumerate((2, 9))]
     found = sample_mixed_length_batch(model, [long, (5, 6)], DECODING, noise)
     assert [candidates.suffixes.shape[1] for candidates in found] == [2, 9]
     same(

@@ -711,7 +711,7 @@ def test_a_model_runs_in_bfloat16_where_it_was_saved_so_and_the_machine_has_it(
     assert found.model.dtype == wanted
     assert bool(found.notes) == (saved != wanted)  # another precision than it was saved in is said
     assert (
-        load_causal_lm(str(tmp_path), LoadingOptions().with_float32_for_auto()).model.dtype
+        load_causal_lm(str(tmp_path), LoadingOptions().resolve_auto_dtype()).model.dtype
         == torch.float32
     )
     get_peft_model(llama().to(saved), LoraConfig(task_type="CAUSAL_LM")).save_pretrained(

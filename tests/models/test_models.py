@@ -22,7 +22,7 @@ from transformers import (
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.nouns import Secret
 from auditor.core.plan_parts import LoadingOptions
-from auditor.core.secret_randomness import keyed_random_generator
+from auditor.core.secret_randomness import make_keyed_generator
 from auditor.defenses.uniform_mixing import UniformMixingModel
 from auditor.models.base import compute_text_nlls
 from auditor.models.huggingface import HuggingFaceModel
@@ -221,7 +221,7 @@ def test_recall_does_not_move_in_bfloat16(tmp_path: Path) -> None:
         batch=12,
         block=17,
         end=0,
-        order=keyed_random_generator("by heart"),
+        order=make_keyed_generator("by heart"),
     )
     learnt.save_pretrained(tmp_path)
     secrets = [

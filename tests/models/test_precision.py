@@ -11,7 +11,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from auditor.core.plan_parts import LoadingOptions
-from auditor.core.secret_randomness import secret_uniform_draws
+from auditor.core.secret_randomness import draw_secret_uniforms
 from auditor.models import precision
 from auditor.models.decoding import ANCESTRAL
 from auditor.models.huggingface import HuggingFaceModel
@@ -89,7 +89,7 @@ def test_samples_of_one_precision_are_the_same_alone_and_together(family: str) -
     """On processors whose products of bfloat16 add up in the same order for any number of rows."""
     model = half(family)
     prefixes = torch.randint(1, 60, (7, 5), generator=torch.Generator().manual_seed(1))
-    noise = torch.stack([torch.as_tensor(secret_uniform_draws(4, 6, i)) for i in range(7)])
+    noise = torch.stack([torch.as_tensor(draw_secret_uniforms(4, 6, i)) for i in range(7)])
     together = model.completions(prefixes, 6, ANCESTRAL, noise)
     alone = [
         model.completions(prefixes[i : i + 1], 6, ANCESTRAL, noise[i : i + 1]) for i in range(7)
@@ -100,5 +100,5 @@ def test_samples_of_one_precision_are_the_same_alone_and_together(family: str) -
 
 
 def test_what_is_right_in_float32_alone_keeps_to_it_unless_asked_otherwise() -> None:
-    assert LoadingOptions().with_float32_for_auto().dtype == "float32"
-    assert LoadingOptions(dtype="bfloat16").with_float32_for_auto().dtype == "bfloat16"
+    assert LoadingOptions().resolve_auto_dtype().dtype == "float32"
+    assert LoadingOptions(dtype="bfloat16").resolve_auto_dtype().dtype == "bfloat16"

@@ -22,7 +22,7 @@ from auditor.attacks.likelihood_ranking import PerplexityRanking
 from auditor.attacks.untargeted import Untargeted
 from auditor.core.errors import NotApplicable
 from auditor.core.nouns import Claim, Guesses, Query
-from auditor.core.secret_randomness import secret_uniform_draws
+from auditor.core.secret_randomness import draw_secret_uniforms
 from auditor.defenses.pmixed import PMixed
 from auditor.generation.sample import SuffixCandidates
 from auditor.models.base import LanguageModel
@@ -559,7 +559,7 @@ def test_draws_stay_those_of_before_an_access_was_renamed(
 ) -> None:
     seen, (query, *_) = view(neox, setting), queries()
     name = seen.sampling_recipe_name(Sampling(5, ANCESTRAL), "")
-    before = secret_uniform_draws(
+    before = draw_secret_uniforms(
         5, query.length, seen.seed, seen.target_name, word, name.split(" x ", 1)[1], query.id
     )
     assert (seen._uniform_draws_of_query(query, 5, name) == before).all()

@@ -27,7 +27,7 @@ from auditor.conclusions import secret_details
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Guess, Guesses, Secret
 from auditor.core.result import Finding, Measurement
-from auditor.core.secret_randomness import keyed_random_generator
+from auditor.core.secret_randomness import make_keyed_generator
 from auditor.records import aliases as naming
 from auditor.records import private_texts
 from auditor.records.journal import GUESSES, CellJournal
@@ -59,7 +59,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer = AutoTokenizer.from_pretrained(folder / "model")
     model = AutoModelForCausalLM.from_pretrained(folder / "model")
     tokens = [tuple(tokenizer(row["prefix"] + row["suffix"])["input_ids"]) for row in rows]
-    order = keyed_random_generator("planted")
+    order = make_keyed_generator("planted")
     train_packed_blocks(model, tokens, epochs=40, rate=1e-2, batch=4, block=48, end=0, order=order)
     model.save_pretrained(folder / "model")
     jsonl(folder / "data.jsonl", rows)
@@ -395,7 +395,7 @@ def test_reveal_shows_it_says_so_and_is_taken_back(world: Path, outside: Path, c
     assert (
         "the reports show private text (--reveal)" in said.err and SUFFIX not in said.out + said.err
     )
-    ids = secret_details.secret_alias_by_id(Path("run"))
+    ids = secret_details.map_aliases(Path("run"))
     for page in pages:
         text = page.read_text()
         assert "shows private text" in text and "holds no text" not in text
@@ -543,9 +543,7 @@ def test_no_number_depends_on_the_salt_and_no_page_shows_a_row(
     check_command(*command, "-o", "again")
     monkeypatch.setenv("AUDIT_SALT", "another one, of the team")
     check_command(*command, "-o", "team")
-    own, again, team = (
-        secret_details.secret_alias_by_id(Path(name)) for name in ("own", "again", "team")
-    )
+    own, again, team = (secret_details.map_aliases(Path(name)) for name in ("own", "again", "team"))
     assert own == again and set(own) == set(team) and not set(own.values()) & set(team.values())
     assert measured(Path("own")) == measured(Path("team"))
     assert Path("own/guesses.jsonl").read_text() == Path("team/guesses.jsonl").read_text()

@@ -21,7 +21,7 @@ import pytest
 import torch
 
 from auditor.core.errors import AuditError
-from auditor.core.secret_randomness import secret_uniform_draws
+from auditor.core.secret_randomness import draw_secret_uniforms
 from auditor.models.decoding import ANCESTRAL, GREEDY
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.remote.answers import ServerAnswerStore, ServerUsage
@@ -39,7 +39,7 @@ Served = Callable[..., tuple[Server, str]]
 Connect = Callable[..., ServerConnection]
 PREFIXES = torch.arange(1, 41).view(10, 4)
 NOISE = torch.from_numpy(
-    np.stack([secret_uniform_draws(4, 5, "wire", i) for i in range(len(PREFIXES))])
+    np.stack([draw_secret_uniforms(4, 5, "wire", i) for i in range(len(PREFIXES))])
 )
 
 FAULTS: dict[str, Any] = {

@@ -24,7 +24,7 @@ from auditor.attacks.membership import Membership
 from auditor.attacks.untargeted import Untargeted
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.nouns import Query, Secret
-from auditor.core.secret_randomness import secret_uniform_draws
+from auditor.core.secret_randomness import draw_secret_uniforms
 from auditor.generation.sample import sample_candidates
 from auditor.models.base import LanguageModel, compute_text_nlls
 from auditor.models.decoding import ANCESTRAL, GREEDY, Decoding
@@ -49,7 +49,7 @@ def remote(served: Served, wire: MakeWire, local: HuggingFaceModel) -> RemoteMod
 
 def noise(samples: int, length: int) -> np.ndarray:
     return np.stack(
-        [secret_uniform_draws(samples, length, "remote", i) for i in range(len(PREFIXES))]
+        [draw_secret_uniforms(samples, length, "remote", i) for i in range(len(PREFIXES))]
     )
 
 
@@ -320,7 +320,7 @@ def test_extraction_probability_by_the_likeliest_tokens_is_a_bracket_around_that
     options: dict[str, Any],
     prefix_token: tuple[int, ...],
 ) -> None:
-    noise = np.stack([secret_uniform_draws(1, 3, "likely", i) for i in range(len(PREFIXES))])
+    noise = np.stack([draw_secret_uniforms(1, 3, "likely", i) for i in range(len(PREFIXES))])
     likely = torch.cat(
         [own.suffixes for own in sample_candidates(local, PREFIXES, 3, Decoding(0.3), noise)]
     ).tolist()

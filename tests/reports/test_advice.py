@@ -55,7 +55,7 @@ def details(result: AuditResult, **rows: Outcome) -> SecretDetails:
 
 def said(result: AuditResult, **rows: Outcome) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
-    for one in advice.advice(result, details(result, **rows)):
+    for one in advice.list_advice(result, details(result, **rows)):
         assert one.row.endswith("white-box · ethicist") or one.kind in (
             advice.LEAKS,
             advice.TEST,
@@ -112,21 +112,21 @@ def test_a_gate_that_is_advised_is_about_the_model_that_leaks(result: AuditResul
     """Without --target a gate judges the defended models first, of which none need leak."""
     seen = assess_signals(result)
     for target in seen.targets:
-        for signal in (s for s in seen.shown_signals(target) if s.gate_rule):
-            assert signals.gate_command_to_suggest(seen, [signal], "RUN").endswith(
+        for signal in (s for s in seen.list_shown_signals(target) if s.gate_rule):
+            assert signals.suggest_gate_command(seen, [signal], "RUN").endswith(
                 f" --target {target}"
             )
     alone = replace(result, targets=result.targets[:1], findings=result.findings[:1])
     judged = assess_signals(alone)
     (only,) = {
-        signals.gate_command_to_suggest(judged, [s], "RUN") for s in judged.signals if s.gate_rule
+        signals.suggest_gate_command(judged, [s], "RUN") for s in judged.signals if s.gate_rule
     }
     assert "--target" not in only
 
 
 def test_nothing_is_advised_of_nothing(result: AuditResult) -> None:
     assert (
-        advice.advice(
+        advice.list_advice(
             replace(result, findings=(), benchmark=replace(result.benchmark, greedy_recall={}))
         )
         == ()
@@ -138,7 +138,7 @@ def test_nothing_is_advised_of_nothing(result: AuditResult) -> None:
 
 
 def test_what_leaks_comes_with_the_rule_that_holds_it(result: AuditResult) -> None:
-    leaks = next(one for one in advice.advice(result) if one.kind == advice.LEAKS)
+    leaks = next(one for one in advice.list_advice(result) if one.kind == advice.LEAKS)
     assert leaks.command == "audit gate RUN --max recall=0.05 --target undefended"
     assert leaks.line == (
         "leaks (Undefended): training text can be extracted (52% verbatim, white-box; also greedy "

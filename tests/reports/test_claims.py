@@ -57,8 +57,8 @@ def run(
 
 def said(result: AuditResult) -> str:
     return next(
-        claims.claim_verdict_sentence(stands)
-        for stands in claims.claims_to_report(result)
+        claims.describe_claim_verdict(stands)
+        for stands in claims.select_reported_claims(result)
         if stands.target.name == "dp"
     )
 
@@ -92,15 +92,17 @@ def test_consistent_states_its_power_wherever_it_is_said(result: AuditResult) ->
     """The screen, the page, Markdown, and the answers to the EDPB's questions."""
     audited_run = run(result, 4.0, row(audit()))
     (dp,) = (
-        stands for stands in claims.claims_to_report(audited_run) if stands.target.name == "dp"
+        stands
+        for stands in claims.select_reported_claims(audited_run)
+        if stands.target.name == "dp"
     )
     page, plain = (
         html.render_html_report(audited_run),
         " ".join(markdown.render_markdown_report(audited_run).replace("\\", "").split()),
     )
     for said_there in (
-        claims.claim_verdict_sentence(dp),
-        claims.claim_summary_phrase(dp),
+        claims.describe_claim_verdict(dp),
+        claims.summarise_claim(dp),
         page,
         plain,
     ):
@@ -132,8 +134,8 @@ def test_what_was_not_audited_says_which_command_would(result: AuditResult) -> N
     missing = said(run(result, 1.0, row((), not_applicable="no coins")))
     assert "was not audited (epsilon-audit: no coins): `audit run" in missing
     served = next(
-        claims.claim_verdict_sentence(s)
-        for s in claims.claims_to_report(result)
+        claims.describe_claim_verdict(s)
+        for s in claims.select_reported_claims(result)
         if s.target.name == "pmixed"
     )
     assert served.endswith(
@@ -199,7 +201,7 @@ def test_every_report_carries_it(result: AuditResult) -> None:
     plain = " ".join(markdown.render_markdown_report(audited_run).replace("\\", "").split())
     assert sentence in plain and "Claims against evidence" in html.render_html_report(audited_run)
     console = Console(file=io.StringIO(), width=80)
-    console.print(terminal.terminal_run_summary(audited_run))
+    console.print(terminal.summarise_run(audited_run))
     shown = " ".join(console.file.getvalue().split())  # type: ignore[attr-defined]
     assert sentence in shown
 

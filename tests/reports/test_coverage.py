@@ -11,7 +11,7 @@ import pytest
 
 from auditor.conclusions.leak_readings import VERBATIM
 from auditor.conclusions.signals import NOT_SHOWN, SHOWN, assess_signals
-from auditor.conclusions.strata import weighted_extracted_share, worst_group
+from auditor.conclusions.strata import find_worst_group, measure_weighted_share
 from auditor.core.nouns import UNDEFENDED, Secret
 from auditor.core.result import AuditResult, Finding, Measurement, RecordCounts, Stratum
 from auditor.reports import coverage, phrases, screen, severity
@@ -60,9 +60,9 @@ def verbatim_row(result: AuditResult) -> Finding:
 def test_severity_follows_the_worst_stratum_and_says_so(result: AuditResult) -> None:
     found = copied(result, hits=14, n=14, single=4000, asked=4000)
     seen = assess_signals(found)
-    signal = next(s for s in seen.signals_of_target(UNDEFENDED) if s.kind is VERBATIM)
+    signal = next(s for s in seen.list_target_signals(UNDEFENDED) if s.kind is VERBATIM)
     assert signal.status == SHOWN and signal.worst is not None and signal.worst.copies == 16
-    said = severity.severity_of_target(seen, UNDEFENDED)
+    said = severity.rate_severity(seen, UNDEFENDED)
     assert (
         said.word == severity.HIGH and "all 14 records that occur 16 times are recited" in said.why
     )
@@ -80,15 +80,15 @@ def test_the_headline_follows_the_worst_group(result: AuditResult) -> None:
         for groups in ({}, shares)
     )
     signals = [
-        next(s for s in seen.signals_of_target(UNDEFENDED) if s.kind is VERBATIM)
+        next(s for s in seen.list_target_signals(UNDEFENDED) if s.kind is VERBATIM)
         for seen in (pooled, grouped)
     ]
     assert [signal.status for signal in signals] == [NOT_SHOWN, SHOWN]
     assert signals[1].part == "group wanted" and not signals[1].gate_rule
     said = "3 of the 12 records of the group wanted are recited"
-    assert said in severity.severity_of_target(grouped, UNDEFENDED).why
+    assert said in severity.rate_severity(grouped, UNDEFENDED).why
     screened = replace(found, findings=(replace(row, by_group=shares),))
-    text = " ".join(screen.first_screen(screened, Path("none")).plain.split())
+    text = " ".join(screen.build_first_screen(screened, Path("none")).plain.split())
     assert said in text and "unwanted: 0/4,000, wanted: 3/12 (text-only)" in text
 
 
@@ -109,13 +109,13 @@ def test_no_group_is_named_if_none_is_worse_than_all(result: AuditResult) -> Non
         groups = {
             f"g{i}": share("recall", *pair) for i, pair in enumerate(zip(hits, n, strict=True))
         }
-        assert worst_group(replace(row, by_group=groups)) is None
+        assert find_worst_group(replace(row, by_group=groups)) is None
     apart = {"wanted": share("recall", 35, 35), "unwanted": share("recall", 0, 109)}
-    assert worst_group(replace(row, by_group=apart)) == ("wanted", apart["wanted"])
+    assert find_worst_group(replace(row, by_group=apart)) == ("wanted", apart["wanted"])
 
 
 def test_a_stratum_that_was_not_asked_leaves_the_whole_open(result: AuditResult) -> None:
-    whole = weighted_extracted_share(verbatim_row(copied(result, 3, 12, single=123, asked=0)))
+    whole = measure_weighted_share(verbatim_row(copied(result, 3, 12, single=123, asked=0)))
     assert whole is not None and whole.n == 135
     assert whole.low * 135 == 3 and whole.high * 135 == 126 and whole.value != whole.value
     assert coverage.strata_label(verbatim_row(copied(result, 3, 12, 123, 29))) == (
@@ -138,7 +138,10 @@ def test_the_verdict_counts_the_asked_records_with_and_without_copies(
     counts = made.benchmark.records["members"]
     counts = replace(counts, by_copies={"16": n, "1": single})
     made = replace(made, benchmark=replace(made.benchmark, records={"members": counts}))
-    assert coverage.asked_sentence(made) == f"{n + asked} of {n + single} records were asked{parts}"
+    assert (
+        coverage.describe_asked_records(made)
+        == f"{n + asked} of {n + single} records were asked{parts}"
+    )
     assert coverage.progress_line(made).startswith(f"{n + asked} of {n + single} records asked so")
 
 
@@ -173,12 +176,12 @@ def test_an_attack_that_lost_its_widest_access_is_said(result: AuditResult) -> N
     )
     ran = replace(row, attack="ethicist", setting="text-only", not_applicable="")
     found = replace(result, findings=(ran, lost))
-    assert coverage.attacks_that_did_not_run(found) == [
+    assert coverage.list_missing_attacks(found) == [
         f"Ethicist did not run on Undefended, white-box: {why}."
     ]
-    assert why in screen.first_screen(found, Path("none")).plain.replace("\n" + " " * 8, " ")
+    assert why in screen.build_first_screen(found, Path("none")).plain.replace("\n" + " " * 8, " ")
     narrow = (replace(lost, setting="text-only"), replace(ran, setting="white-box"))
-    assert coverage.attacks_that_did_not_run(replace(result, findings=narrow)) == []
+    assert coverage.list_missing_attacks(replace(result, findings=narrow)) == []
 
 
 def test_an_attack_that_ran_on_another_target_only_is_said(result: AuditResult) -> None:
@@ -192,22 +195,26 @@ def test_an_attack_that_ran_on_another_target_only_is_said(result: AuditResult) 
         for s in ("text-only", "white-box")
     ]
     found = replace(result, findings=(row, ran, *lost))
-    (sentence,) = coverage.attacks_that_did_not_run(found)
-    titles = [phrases.target_title(found, name) for name in ("pmixed", "uniform-mixing")]
+    (sentence,) = coverage.list_missing_attacks(found)
+    titles = [phrases.title_target(found, name) for name in ("pmixed", "uniform-mixing")]
     assert sentence == f"Zlib did not run on {', '.join(titles)}: {why}."
-    assert sentence in screen.first_screen(found, Path("none")).plain.replace("\n" + " " * 8, " ")
+    assert sentence in screen.build_first_screen(found, Path("none")).plain.replace(
+        "\n" + " " * 8, " "
+    )
     untold = [replace(finding, seconds=0.1) for finding in lost]
-    assert coverage.attacks_that_did_not_run(replace(result, findings=(row, ran, *untold))) == []
+    assert coverage.list_missing_attacks(replace(result, findings=(row, ran, *untold))) == []
 
 
 def test_an_attack_without_any_row_is_named(result: AuditResult) -> None:
     row = verbatim_row(result)
     lost = replace(row, attack="lost", measurements=(), not_applicable="why", seconds=0.0)
-    assert coverage.attacks_without_any_row(replace(result, findings=(row, lost))) == {
+    assert coverage.explain_missing_attack_rows(replace(result, findings=(row, lost))) == {
         "lost": "why"
     }
     elsewhere = replace(row, attack="lost", target="pmixed", not_applicable="")
-    assert coverage.attacks_without_any_row(replace(result, findings=(row, lost, elsewhere))) == {}
+    assert (
+        coverage.explain_missing_attack_rows(replace(result, findings=(row, lost, elsewhere))) == {}
+    )
     # Answers that tell nothing, as samples that are equal for all canaries: the attack ran.
     untold = replace(lost, not_applicable="expected scores that distinguish canaries", seconds=0.1)
-    assert coverage.attacks_without_any_row(replace(result, findings=(row, untold))) == {}
+    assert coverage.explain_missing_attack_rows(replace(result, findings=(row, untold))) == {}

@@ -158,7 +158,7 @@ def test_a_comparison_in_every_form() -> None:
 
 def shown(made: Comparison) -> str:
     console = Console(width=80, record=True, file=io.StringIO())
-    for block in comparison.terminal_comparison_blocks(made):
+    for block in comparison.build_terminal_blocks(made):
         console.print(block)
     return console.export_text()
 

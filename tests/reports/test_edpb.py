@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from auditor.conclusions.leak_kinds import bonferroni_widened_leak_measurement
+from auditor.conclusions.leak_kinds import widen_leak_measurement
 from auditor.conclusions.leak_readings import KINDS, PERSONAL
 from auditor.conclusions.signals import NOT_TESTED, assess_signals
 from auditor.core.jsonable import from_json, to_json
@@ -72,9 +72,9 @@ def rows(e: EdpbEvidence) -> dict[str, str]:
     """The answers by question."""
     found = re.findall(
         r"^\| [^|]* \| ([^|]*) \| ([^|]*) \| [^|]* \|$",
-        markdown.render_markdown_document(edpb.edpb_document(e)).partition("| Signal |")[0]
+        markdown.render_markdown_document(edpb.build_edpb_document(e)).partition("| Signal |")[0]
         + "\n## "
-        + markdown.render_markdown_document(edpb.edpb_document(e))
+        + markdown.render_markdown_document(edpb.build_edpb_document(e))
         .partition("| Signal |")[2]
         .partition("\n## ")[2],
         re.MULTILINE,
@@ -142,7 +142,7 @@ def test_the_worst_repeat_count_is_the_one_of_most_records_and_its_interval_is_t
     row = replace(result.findings[0], by_repeats=by_repeats)
     answers = rows(EdpbEvidence(replace(result, findings=(row,)), ""))
     (worst,) = [answer for asked, answer in answers.items() if "every person" in asked]
-    corrected = bonferroni_widened_leak_measurement(by_repeats["16"], 3)
+    corrected = widen_leak_measurement(by_repeats["16"], 3)
     assert (
         "at repeat count 16, recall (first guess, verbatim) 40/40 = 100.0% "
         f"{phrases.format_interval(corrected)}." in worst
@@ -158,7 +158,7 @@ def test_a_kind_that_the_data_mark_is_measured_in_the_answers_as_in_the_signals(
     evidence = EdpbEvidence(replace(result, findings=(row,)), "")
     answer = rows(evidence)["Likelihood of the risk, by kind of personal data"]
     assert "other personal data 10/40 (25%" in answer and "hospitalbed" not in answer
-    text = markdown.render_markdown_document(edpb.edpb_document(evidence)).replace("\\", "")
+    text = markdown.render_markdown_document(edpb.build_edpb_document(evidence)).replace("\\", "")
     assert (
         text.count("other personal data 10/40") == text.count("Other personal data, ") == 1
         and "hospitalbed" not in text.split("## What is shown")[1]
@@ -174,10 +174,10 @@ def test_a_kind_of_personal_data_is_measured_in_all_tables_or_in_none(
     share = Measurement("recall", hits / 40, *clopper_pearson(hits, 40), 40)
     bare = [replace(f, by_kind={}, by_kind_nonmembers={}) for f in result.findings]
     for findings, is_measured in ((bare, False), (_measured_on(bare, target, kind, share), True)):
-        page = edpb.edpb_document(EdpbEvidence(replace(result, findings=tuple(findings)), ""))
+        page = edpb.build_edpb_document(EdpbEvidence(replace(result, findings=tuple(findings)), ""))
         text = markdown.render_markdown_document(page).replace("\\", "")
         signals_part, scope, questions = re.split("## What is in scope|## EDPB Opinion", text)
-        said = personal.personal_kind_in_sentence(kind if kind in personal.TITLES else OTHER)
+        said = personal.format_personal_kind(kind if kind in personal.TITLES else OTHER)
         in_table = rf"\| {said[0].upper()}{said[1:]}, [^|]*\| {hits}/40"
         assert bool(re.search(in_table, signals_part)) == is_measured
         assert (f"{said} {hits}/40" in questions) == is_measured
@@ -226,7 +226,7 @@ def test_the_top_says_model_day_records_attacker_result_and_doubt(result: AuditR
         records={"members": RecordCounts(330, 320, left_out={"too short": 10})},
     )
     tuned = replace(result, plan={"model": "/home/anna/out/tuned"}, base="org/base", benchmark=data)
-    page = edpb.edpb_document(EdpbEvidence(tuned, ""))
+    page = edpb.build_edpb_document(EdpbEvidence(tuned, ""))
     assert page.title.endswith("of out/tuned (adapter on org/base), tested 21 November 2025")
     assert (
         "320 of 330 records audited (10 too short)." in page.headline
@@ -267,7 +267,7 @@ def test_nothing_of_the_users_leaves_the_house(with_probe: AuditResult) -> None:
         weights={f"/home/{PLANTED}/model.safetensors": "b" * 64},
     )
     assert PLANTED in json.dumps(to_json(told))
-    document = edpb.edpb_document(EdpbEvidence(told, "0" * 64))
+    document = edpb.build_edpb_document(EdpbEvidence(told, "0" * 64))
     for text in (markdown.render_markdown_document(document), html.render_html_document(document)):
         assert PLANTED not in text and "-c5" not in text and "a" * 64 in text
 

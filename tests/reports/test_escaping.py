@@ -56,9 +56,9 @@ def payloads(test: object) -> object:
 
 @payloads
 def test_a_clean_line_is_printable_bounded_and_stays_so(text: str) -> None:
-    line = escaping.to_printable_line(text)
+    line = escaping.make_printable_line(text)
     assert not BAD.search(line) and len(line) <= escaping.LONGEST
-    assert line == escaping.to_printable_line(line) == line.strip()
+    assert line == escaping.make_printable_line(line) == line.strip()
     line.encode("utf-8")
 
 
@@ -66,7 +66,7 @@ def test_a_clean_line_is_printable_bounded_and_stays_so(text: str) -> None:
 def test_what_can_be_read_is_kept(text: str) -> None:
     kept = "".join(c for c in text if unicodedata.category(c) != "Cf" and c not in "\ufffe\uffff")
     assert (
-        escaping.to_printable_line(text) == kept
+        escaping.make_printable_line(text) == kept
         and escaping.show_invisible_characters(text) == text
     )
 
@@ -91,7 +91,7 @@ def test_visible_text_shows_what_is_not_seen() -> None:
 @pytest.mark.parametrize(
     "make",
     [
-        escaping.to_printable_line,
+        escaping.make_printable_line,
         escaping.show_invisible_characters,
         escaping.escape_for_markdown,
         escaping.escape_for_latex,
@@ -104,7 +104,7 @@ def test_a_megabyte_is_cut_and_counted_quickly(make: object) -> None:
         text = make(filler * (1_000_000 // len(filler)))  # type: ignore[operator]
         assert len(text) < 10 * escaping.LONGEST
     assert time.perf_counter() - start < 20
-    assert "1,000,000 characters" in escaping.to_printable_line("x" * 1_000_000)
+    assert "1,000,000 characters" in escaping.make_printable_line("x" * 1_000_000)
 
 
 class Elements(HTMLParser):
@@ -152,7 +152,7 @@ def test_markdown_shows_it_as_it_stands(text: str) -> None:
         }
         assert {token.type for token in tokens} <= blocks | structure
         seen = "".join(child.content for child in inline).replace("\u200b", "")
-        assert seen == escaping.to_printable_line(text)
+        assert seen == escaping.make_printable_line(text)
 
 
 @payloads
@@ -179,7 +179,7 @@ def test_a_spreadsheet_runs_nothing(text: str) -> None:
             assert not part.lstrip().startswith(
                 ("=", "+", "-", "@", "\t", "\r", "＝", "＋", "－", "＠")
             )
-        assert cell.replace("'", "") == escaping.to_printable_line(text).replace("'", "")
+        assert cell.replace("'", "") == escaping.make_printable_line(text).replace("'", "")
 
 
 @payloads
@@ -188,7 +188,7 @@ def test_a_terminal_prints_text_not_markup(text: str) -> None:
     Console(file=out, width=10**7, force_terminal=True, color_system=None).print(
         escaping.escape_for_terminal(text), soft_wrap=True
     )
-    assert out.getvalue() == escaping.to_printable_line(text) + "\n"
+    assert out.getvalue() == escaping.make_printable_line(text) + "\n"
 
 
 @given(NASTY)
@@ -203,9 +203,7 @@ def test_latex_leaves_no_command(text: str) -> None:
 
 def test_what_is_said_is_one_inert_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert (
-        console.print_line_to_stderr(
-            "error: '\x1b[2J[red]no[/red]\u202e\nsecond' " + "y" * 10**6, 2
-        )
+        console.print_stderr_line("error: '\x1b[2J[red]no[/red]\u202e\nsecond' " + "y" * 10**6, 2)
         == 2
     )
     said = capsys.readouterr().err

@@ -27,7 +27,7 @@ def from_csv(text: str) -> pd.DataFrame:
 
 
 def test_a_row_a_measurement(with_probe: AuditResult) -> None:
-    sheet = export.measurement_sheet([with_probe])
+    sheet = export.build_measurement_sheet([with_probe])
     table, typed = (
         from_csv(export.to_csv(sheet)),
         pd.read_parquet(io.BytesIO(export.to_parquet(sheet))),
@@ -67,7 +67,7 @@ def test_what_json_has_no_word_for_and_what_is_not_there(result: AuditResult) ->
     strange = replace(
         result, findings=(replace(result.findings[-1], measurements=(odd,), by_repeats={}),)
     )
-    sheet = export.measurement_sheet([strange])
+    sheet = export.build_measurement_sheet([strange])
     for frame in (
         pd.read_csv(io.StringIO(export.to_csv(sheet))),
         pd.read_parquet(io.BytesIO(export.to_parquet(sheet))),
@@ -78,7 +78,7 @@ def test_what_json_has_no_word_for_and_what_is_not_there(result: AuditResult) ->
             math.inf,
             math.inf,
         )
-    empty = export.measurement_sheet([replace(result, findings=())])
+    empty = export.build_measurement_sheet([replace(result, findings=())])
     assert len(pd.read_parquet(io.BytesIO(export.to_parquet(empty)))) == 0
     assert export.to_csv(empty).count("\n") == 1
 
@@ -102,7 +102,7 @@ def run(result: AuditResult) -> RunOutcomes:
 
 
 def test_a_row_a_secret(result: AuditResult) -> None:
-    sheet = export.per_secret_sheet([run(result)])
+    sheet = export.build_secret_sheet([run(result)])
     table, typed = (
         from_csv(export.to_csv(sheet)),
         pd.read_parquet(io.BytesIO(export.to_parquet(sheet))),
@@ -153,7 +153,7 @@ def test_repeats_join_measurements_with_secrets(result: AuditResult) -> None:
     finding = next(f for f in result.findings if f.main is not None)
     grouped = {"16": finding.main, "all": finding.main, "letters": finding.main}
     measured = read(
-        export.measurement_sheet(
+        export.build_measurement_sheet(
             [replace(result, findings=(replace(finding, by_repeats=grouped),))]
         )
     )

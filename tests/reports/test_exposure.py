@@ -12,8 +12,8 @@ from auditor.core.result import AuditResult, Finding, Measurement
 from auditor.reports import html, markdown, phrases
 from auditor.reports.blocks import Figure
 from auditor.reports.plots import render_plot_svg
-from auditor.reports.table_of_contents import markdown_document
-from auditor.reports.verdict import headline
+from auditor.reports.table_of_contents import build_markdown_document
+from auditor.reports.verdict import write_headline
 from tests.reports.conftest import finding, share
 
 
@@ -45,7 +45,7 @@ def with_exposure(result: AuditResult) -> AuditResult:
 def figures(result: AuditResult) -> dict[str, Figure]:
     return {
         f.id: f
-        for s in markdown_document(result).sections
+        for s in build_markdown_document(result).sections
         for b in s.blocks
         for f in getattr(b, "figures", ())
     }
@@ -85,11 +85,11 @@ def test_a_claim_that_is_not_proved_is_not_called_one(with_exposure: AuditResult
     changed = replace(
         with_exposure, targets=tuple(doubtful if t is target else t for t in with_exposure.targets)
     )
-    assert "claimed ε 8" in phrases.target_title_with_costs(changed, "pmixed")
+    assert "claimed ε 8" in phrases.title_target_costs(changed, "pmixed")
 
 
 def test_reports_say_it_in_words(with_exposure: AuditResult) -> None:
-    text = headline(with_exposure)
+    text = write_headline(with_exposure)
     assert "also greedy decoding, exposure of canaries" in text
     assert (
         "PMixED (sound): MODERATE. Text is extracted, but not significantly; another signal is "

@@ -41,7 +41,7 @@ def picture(*points: FrontierPoint, metric: str = "extraction_probability") -> F
 
 
 def told(*points: FrontierPoint) -> str:
-    return frontier.frontier_sentence(picture(*points))
+    return frontier.describe_frontier(picture(*points))
 
 
 def test_a_clear_winner() -> None:
@@ -114,7 +114,7 @@ def test_a_record_survives_json(result: AuditResult) -> None:
 
 
 def test_series_say_what_is_proved_and_what_only_measures_well() -> None:
-    [figure, _] = frontier.frontier_figures([FOUND, BITS])
+    [figure, _] = frontier.draw_frontier_figures([FOUND, BITS])
     kinds = [(s.label, s.kind, len(s.points)) for s in figure.series]
     assert kinds == [
         ("Undefended", MEASURED, 1),

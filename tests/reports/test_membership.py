@@ -16,13 +16,13 @@ from auditor.conclusions.outcomes import RowValuesBySecret
 from auditor.conclusions.secret_details import SecretDetails
 from auditor.core.nouns import CellKey
 from auditor.core.result import AuditResult, Finding, Measurement
-from auditor.core.secret_randomness import keyed_random_generator
+from auditor.core.secret_randomness import make_keyed_generator
 from auditor.reports import html, markdown
 from auditor.reports.blocks import Figure, Table
 from auditor.reports.plots import render_plot_svg
-from auditor.reports.table_of_contents import page_document
-from auditor.reports.terminal import terminal_run_summary
-from auditor.reports.verdict import headline
+from auditor.reports.table_of_contents import build_page_document
+from auditor.reports.terminal import summarise_run
+from auditor.reports.verdict import write_headline
 from auditor.statistics import roc
 from auditor.statistics.metrics import auc_name, name_score_column, name_tpr_metric
 from tests.reports.conftest import finding
@@ -67,7 +67,7 @@ def with_row(result: AuditResult, *found: Finding) -> AuditResult:
 
 def said_on_the_terminal(result: AuditResult) -> str:
     console = Console(width=100, file=io.StringIO(), no_color=True)
-    console.print(terminal_run_summary(result))
+    console.print(summarise_run(result))
     return " ".join(str(console.file.getvalue()).split())  # type: ignore[attr-defined]
 
 
@@ -78,7 +78,7 @@ def test_an_objection_of_the_blind_baseline_is_the_first_thing_said_everywhere(
     opening = (
         f"{OBJECTION} (AUC 0.800 [0.750–0.850]), so no membership number here means what it says"
     )
-    for text in (headline(told), said_on_the_terminal(told)):
+    for text in (write_headline(told), said_on_the_terminal(told)):
         assert text.startswith(opening)
     assert (
         markdown.render_markdown_report(told)
@@ -91,23 +91,23 @@ def test_an_objection_of_the_blind_baseline_is_the_first_thing_said_everywhere(
 
 def test_a_blind_baseline_that_may_be_chance_says_nothing(result: AuditResult) -> None:
     quiet = with_row(result, row())
-    assert "differ in kind" not in headline(quiet)
-    assert headline(result).partition(". ")[0] in headline(quiet)
-    assert "differ in kind" not in headline(with_row(result, row(blind=0.2)))
+    assert "differ in kind" not in write_headline(quiet)
+    assert write_headline(result).partition(". ")[0] in write_headline(quiet)
+    assert "differ in kind" not in write_headline(with_row(result, row(blind=0.2)))
 
 
 def test_a_reference_that_tells_them_apart_alone_is_told_of(result: AuditResult) -> None:
-    told = headline(with_row(result, row(reference=0.7)))
+    told = write_headline(with_row(result, row(reference=0.7)))
     assert told.startswith(
         "The reference alone distinguishes members from non-members (AUC 0.700 [0.650–0.750]): it "
     )
-    assert headline(with_row(result, row(blind=0.8, reference=0.7))).startswith(OBJECTION)
+    assert write_headline(with_row(result, row(blind=0.8, reference=0.7))).startswith(OBJECTION)
 
 
 def test_the_table_has_every_score_and_says_what_too_few_non_members_cannot_show(
     result: AuditResult,
 ) -> None:
-    document = page_document(with_row(result, row()))
+    document = build_page_document(with_row(result, row()))
     (section,) = (s for s in document.sections if s.id == "membership")
     table, repeats = (block for block in section.blocks if isinstance(block, Table))
     rows = {cells[0]: cells[1:] for cells in table.groups[0].rows}
@@ -121,7 +121,7 @@ def test_the_table_has_every_score_and_says_what_too_few_non_members_cannot_show
     )
     assert repeats.groups[0].rows[1] == ("64", "0.990", "[0.980–1.00]", "400", "EZ-MIA")
     assert "main: EZ-MIA" in markdown.render_markdown_report(with_row(result, row()))
-    assert not any(s.id in ("membership", "roc") for s in page_document(result).sections)
+    assert not any(s.id in ("membership", "roc") for s in build_page_document(result).sections)
 
 
 def test_the_strongest_score_heads_the_table_and_says_of_how_many(result: AuditResult) -> None:
@@ -129,7 +129,7 @@ def test_the_strongest_score_heads_the_table_and_says_of_how_many(result: AuditR
     found = row()
     tried = replace(found, measurements=(best, *found.measurements[1:]), scores_tried=11)
     (section,) = (
-        s for s in page_document(with_row(result, tried)).sections if s.id == "membership"
+        s for s in build_page_document(with_row(result, tried)).sections if s.id == "membership"
     )
     table = next(block for block in section.blocks if isinstance(block, Table))
     assert table.groups[0].rows[0][0] == "strongest: loss, best of 11 scores"
@@ -138,7 +138,7 @@ def test_the_strongest_score_heads_the_table_and_says_of_how_many(result: AuditR
 
 
 def scores() -> dict[str, np.ndarray]:
-    noise = keyed_random_generator("scores")
+    noise = make_keyed_generator("scores")
     return {
         name: np.concatenate([noise.normal(shift, 1, 30), noise.normal(0, 1, 20)])
         for name, shift in NAMED.items()
@@ -159,7 +159,7 @@ def kept() -> SecretDetails:
 
 def figure(result: AuditResult, details: SecretDetails) -> Figure:
     (section,) = (
-        s for s in page_document(with_row(result, row()), details).sections if s.id == "roc"
+        s for s in build_page_document(with_row(result, row()), details).sections if s.id == "roc"
     )
     return next(f for block in section.blocks for f in getattr(block, "figures", ()))
 
@@ -179,7 +179,8 @@ def test_the_curve_is_drawn_from_the_kept_scores_beside_the_blind_one_and_chance
 
 def test_a_row_without_kept_scores_has_no_curve(result: AuditResult) -> None:
     assert not any(
-        s.id == "roc" for s in page_document(with_row(result, row()), SecretDetails()).sections
+        s.id == "roc"
+        for s in build_page_document(with_row(result, row()), SecretDetails()).sections
     )
 
 

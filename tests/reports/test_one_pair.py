@@ -113,7 +113,7 @@ def surfaces(run: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[tuple[st
 
 
 def deciding_measurement(signal: LeakSignal) -> Measurement | None:
-    return signal.excess if signals.is_decided_by_excess(signal) else signal.measured
+    return signal.excess if signals.is_excess_decisive(signal) else signal.measured
 
 
 def own_intervals(result: AuditResult) -> set[str]:

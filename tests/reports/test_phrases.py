@@ -33,13 +33,15 @@ def measurement(
     ],
 )
 def test_share(m: Measurement | None, text: str) -> None:
-    assert phrases.format_share_with_interval(m) == text
+    assert phrases.format_share(m) == text
 
 
 def test_signed_intervals_say_to() -> None:
-    assert phrases.value_with_interval(measurement(-0.469, -0.525, -0.412)) == "−47% [−52 to −41]"
     assert (
-        phrases.value_with_interval(measurement(-0.00001, -0.0004, 0.0004))
+        phrases.format_measurement_value(measurement(-0.469, -0.525, -0.412)) == "−47% [−52 to −41]"
+    )
+    assert (
+        phrases.format_measurement_value(measurement(-0.00001, -0.0004, 0.0004))
         == "0.00% [−0.04 to 0.04]"
     )
 
@@ -56,7 +58,7 @@ def test_only_what_a_difference_leaves_out_is_said_beside_it() -> None:
 
 def test_other_units_keep_three_digits() -> None:
     assert (
-        phrases.value_with_interval(measurement(13.0, 12.61, 13.39, unit="perplexity"))
+        phrases.format_measurement_value(measurement(13.0, 12.61, 13.39, unit="perplexity"))
         == "13.0 [12.6–13.4]"
     )
 
@@ -92,14 +94,14 @@ def test_duration(seconds: float, text: str) -> None:
 
 
 def test_zero_hits_bound_solves_its_equation() -> None:
-    assert (1 - phrases.recall_bound_at_zero_hits(320)) ** 320 == pytest.approx(0.025)
-    assert phrases.recall_bound_at_zero_hits(0) == 1
+    assert (1 - phrases.bound_recall_without_hits(320)) ** 320 == pytest.approx(0.025)
+    assert phrases.bound_recall_without_hits(0) == 1
 
 
 def test_repeats_sort_as_numbers(result: AuditResult) -> None:
     recall = measurement(0, 0, 1)
     assert [
-        name for name, _ in phrases.sort_by_repeats(dict.fromkeys(["16", "many", "2"], recall))
+        name for name, _ in phrases.sort_repeats(dict.fromkeys(["16", "many", "2"], recall))
     ] == [
         "2",
         "16",
@@ -109,8 +111,8 @@ def test_repeats_sort_as_numbers(result: AuditResult) -> None:
 
 def test_undefended_comes_first(result: AuditResult) -> None:
     turned = replace(result, findings=result.findings[::-1])
-    assert phrases.findings_in_report_order(turned)[0].target == "undefended"
-    assert [f.target for f in phrases.findings_in_report_order(turned)[4:]] == [
+    assert phrases.sort_findings(turned)[0].target == "undefended"
+    assert [f.target for f in phrases.sort_findings(turned)[4:]] == [
         f.target for f in turned.findings[:12]
     ]
 
@@ -178,15 +180,15 @@ def test_epsilon_of_an_unstated_relation_is_not_made_up() -> None:
     ],
 )
 def test_clean(raw: str, text: str) -> None:
-    assert phrases.to_printable_line(raw) == text
-    assert phrases.to_printable_line(phrases.to_printable_line(raw)) == text
+    assert phrases.make_printable_line(raw) == text
+    assert phrases.make_printable_line(phrases.make_printable_line(raw)) == text
 
 
 def test_cleaned_reaches_every_string(result: AuditResult) -> None:
     dirty = replace(result, command="a\x1b[2Jb", environment={"k\n": "v\r"}, plan={"x": ["\x07y"]})
-    tidy = phrases.result_with_printable_strings(dirty)
+    tidy = phrases.make_result_printable(dirty)
     assert (tidy.command, tidy.environment, tidy.plan) == ("ab", {"k": "v"}, {"x": ["y"]})
-    assert phrases.result_with_printable_strings(result) == result
+    assert phrases.make_result_printable(result) == result
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from auditor.core.result import AuditResult, Finding, Measurement
 from auditor.reports.blocks import Paragraph, Table
-from auditor.reports.table_of_contents import page_document
+from auditor.reports.table_of_contents import build_page_document
 from tests.reports.conftest import finding, share
 
 MEANS = {
@@ -50,7 +50,9 @@ def bracketed(**options: object) -> Finding:
 
 
 def test_each_number_stands_under_what_it_is_a_number_of(result: AuditResult) -> None:
-    shown = page_document(replace(result, findings=(*result.findings, bracketed(bracket=True))))
+    shown = build_page_document(
+        replace(result, findings=(*result.findings, bracketed(bracket=True)))
+    )
     (section,) = (s for s in shown.sections if s.id == "bracket")
     said, table, note = section.blocks
     assert isinstance(said, Paragraph) and isinstance(table, Table) and isinstance(note, Paragraph)
@@ -71,5 +73,7 @@ def test_each_number_stands_under_what_it_is_a_number_of(result: AuditResult) ->
 
 
 def test_a_row_that_was_not_asked_for_it_has_no_section(result: AuditResult) -> None:
-    shown = page_document(replace(result, findings=(*result.findings, bracketed(bracket=False))))
+    shown = build_page_document(
+        replace(result, findings=(*result.findings, bracketed(bracket=False)))
+    )
     assert "bracket" not in {section.id for section in shown.sections}

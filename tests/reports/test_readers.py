@@ -44,7 +44,7 @@ def change(name: str, value: float, low: float, high: float) -> ComparisonRow:
 def test_every_reader_has_a_part(
     result: AuditResult, secret_by_secret: Callable[..., SecretDetails]
 ) -> None:
-    doc = table_of_contents.page_document(result, secret_by_secret(result, 30, length=4))
+    doc = table_of_contents.build_page_document(result, secret_by_secret(result, 30, length=4))
     parts = {part: [section.id for section in sections] for part, sections in doc.parts}
     assert list(parts) == [
         table_of_contents.DECIDE,
@@ -78,7 +78,7 @@ def test_what_is_not_folded_is_short(result: AuditResult) -> None:
 
 
 def test_a_result_alone_is_a_whole_page_still(result: AuditResult) -> None:
-    ids = [section.id for section in table_of_contents.page_document(result).sections]
+    ids = [section.id for section in table_of_contents.build_page_document(result).sections]
     assert {"glance", "where", "results", "tradeoff", "claims"} <= set(ids)
     assert not {"since", "secrets", "calibration", "exposure"} & set(ids)
 
@@ -86,7 +86,7 @@ def test_a_result_alone_is_a_whole_page_still(result: AuditResult) -> None:
 def test_the_glance_shows_every_signal_of_each_target_and_access(result: AuditResult) -> None:
     forest = next(
         block
-        for block in blocks(table_of_contents.page_document(result), "glance")
+        for block in blocks(table_of_contents.build_page_document(result), "glance")
         if isinstance(block, Forest)
     )
     first, pmixed, _ = forest.table.groups
@@ -100,7 +100,7 @@ def test_the_glance_shows_every_signal_of_each_target_and_access(result: AuditRe
     )
     (untested,) = (
         block
-        for block in blocks(table_of_contents.page_document(result), "glance")
+        for block in blocks(table_of_contents.build_page_document(result), "glance")
         if isinstance(block, Bullets)
     )
     everywhere, defended = untested.items
@@ -135,7 +135,9 @@ def test_what_changed_since_another_run(result: AuditResult) -> None:
         change("b", -0.06, -0.1, -0.02),
         change("c", 0.05, 0.01, 0.09),
     )
-    doc = table_of_contents.page_document(result, since=Comparison(("main", "now"), "lab", lines))
+    doc = table_of_contents.build_page_document(
+        result, since=Comparison(("main", "now"), "lab", lines)
+    )
     forest = next(block for block in blocks(doc, "since") if isinstance(block, Forest))
     assert [row[-1] for row in forest.table.groups[0].rows] == [
         *("leaks more", "leaks less", "no change shown", "not compared")
@@ -155,7 +157,7 @@ def test_calibration_holds_scores_to_what_came_true(
     result: AuditResult, secret_by_secret: Callable[..., SecretDetails]
 ) -> None:
     details = secret_by_secret(result, 100, length=4)
-    doc = table_of_contents.page_document(result, details)
+    doc = table_of_contents.build_page_document(result, details)
     outcome = details.rows["undefended", "white-box", "ethicist"].outcome
     assert outcome is not None
     own = outcome.select_secrets(outcome.member)
@@ -186,7 +188,7 @@ def test_a_score_that_is_no_probability_is_not_calibrated(
     details = secret_by_secret(result, 30, length=4)
     scores = {row: replace(seen, score_is_probability=False) for row, seen in details.rows.items()}
     assert not blocks(
-        table_of_contents.page_document(result, replace(details, rows=scores)), "calibration"
+        table_of_contents.build_page_document(result, replace(details, rows=scores)), "calibration"
     )
 
 
@@ -209,7 +211,7 @@ def test_the_probe_foretells_what_sampling_finds(
     # the same samples, ranked otherwise: foretold once
     shared = replace(sampled, attack="zlib", samples=10)
     found = (replace(sampled, samples=10), shared, replace(sampled, attack=probe[2]))
-    doc = table_of_contents.page_document(
+    doc = table_of_contents.build_page_document(
         replace(result, findings=found), replace(details, rows=rows)
     )
     drawn = figure(doc, "calibration").series
@@ -222,7 +224,9 @@ def test_exposure_is_drawn_beside_its_null(with_probe: AuditResult) -> None:
     told = tuple(SecretFacts(f"c{i}", f"a{i}", i < 8, 1, 6) for i in range(10))
     bits = {f"c{i}": float(i) for i in range(9)} | {"c9": math.nan}
     row = ("undefended", "white-box", "extraction-probability")
-    doc = table_of_contents.page_document(with_probe, SecretDetails(told, exposure={row: bits}))
+    doc = table_of_contents.build_page_document(
+        with_probe, SecretDetails(told, exposure={row: bits})
+    )
     drawn = figure(doc, "exposure")
     # members only
     assert [(p.x, p.y) for p in drawn.series[0].points] == [(float(i), 1 - i / 8) for i in range(8)]
@@ -249,7 +253,9 @@ def test_exposures_that_nothing_was_learned_from_stay_within_their_band(
     # and crossed a little: by the tail of most models that learned nothing
     by_rank["c1"] = by_rank["c0"]
     drawn = figure(
-        table_of_contents.page_document(with_probe, SecretDetails(told, exposure={row: by_rank})),
+        table_of_contents.build_page_document(
+            with_probe, SecretDetails(told, exposure={row: by_rank})
+        ),
         "exposure",
     )
     assert any(p.y > 2**-p.x for p in drawn.series[0].points)
@@ -261,7 +267,7 @@ def test_exposures_that_nothing_was_learned_from_stay_within_their_band(
 def test_claims_stand_beside_what_was_spent(result: AuditResult) -> None:
     table = next(
         block
-        for block in blocks(table_of_contents.page_document(result), "claims")
+        for block in blocks(table_of_contents.build_page_document(result), "claims")
         if isinstance(block, Table)
     )
     rows = {row[0]: row for row in table.groups[0].rows}
@@ -279,14 +285,16 @@ def test_claims_stand_beside_what_was_spent(result: AuditResult) -> None:
     over = replace(result.targets[1], claim=replace(claim, spent_queries=200_000))
     table = next(
         b
-        for b in blocks(table_of_contents.page_document(replace(result, targets=(over,))), "claims")
+        for b in blocks(
+            table_of_contents.build_page_document(replace(result, targets=(over,))), "claims"
+        )
         if isinstance(b, Table)
     )
     assert all(row[7] == "overdrawn" for row in table.groups[0].rows)
 
 
 def test_the_tradeoff_needs_two_targets(result: AuditResult) -> None:
-    drawn = figure(table_of_contents.page_document(result), "tradeoff")
+    drawn = figure(table_of_contents.build_page_document(result), "tradeoff")
     assert {s.label for s in drawn.series} >= {
         "PMixED (sound) · ε 8 (shard)",
         "Undefended · no claim",
@@ -296,14 +304,15 @@ def test_the_tradeoff_needs_two_targets(result: AuditResult) -> None:
     ).points[0]
     assert (point.x, point.y) == (11.2, 166 / 320)
     assert not blocks(
-        table_of_contents.page_document(replace(result, targets=result.targets[:1])), "tradeoff"
+        table_of_contents.build_page_document(replace(result, targets=result.targets[:1])),
+        "tradeoff",
     )
 
 
 def test_the_budget_is_part_of_the_threat_model(result: AuditResult) -> None:
     table = next(
         block
-        for block in blocks(table_of_contents.page_document(result), "adversary")
+        for block in blocks(table_of_contents.build_page_document(result), "adversary")
         if isinstance(block, Table)
     )
     at = table.head.index("Budget a secret")

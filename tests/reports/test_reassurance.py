@@ -31,9 +31,9 @@ from auditor.core.result import (
     TargetRecord,
 )
 from auditor.reports import advice, edpb, history, markdown, phrases, severity, verdict
-from auditor.reports.screen import first_screen
+from auditor.reports.screen import build_first_screen
 from auditor.reports.signals import least_detectable_text
-from auditor.reports.terminal import terminal_run_summary
+from auditor.reports.terminal import summarise_run
 from auditor.statistics.intervals import clopper_pearson, subtract_nonmember_mean
 from tests.conftest import methods
 
@@ -90,22 +90,22 @@ def run_of(*findings: Finding, greedy: dict[str, Measurement] | None = None) -> 
 
 def verbose(result: AuditResult) -> str:
     console = Console(width=200, file=io.StringIO(), no_color=True)
-    console.print(terminal_run_summary(result, Path("runs/own")))
+    console.print(summarise_run(result, Path("runs/own")))
     return " ".join(str(console.file.getvalue()).split())  # type: ignore[attr-defined]
 
 
 def sentences(result: AuditResult) -> Iterator[tuple[str, str]]:
     """What speaks of a run, without its layout."""
-    yield "screen", " ".join(first_screen(result, Path("runs/own")).plain.split())
-    yield "headline", verdict.headline(result)
+    yield "screen", " ".join(build_first_screen(result, Path("runs/own")).plain.split())
+    yield "headline", verdict.write_headline(result)
     seen = assess_signals(result)
     yield (
         "severity",
-        " ".join(severity.severity_of_target(seen, target).word for target in seen.targets),
+        " ".join(severity.rate_severity(seen, target).word for target in seen.targets),
     )
     yield (
         "advise",
-        " ".join(one.line for one in advice.advice(result, SecretDetails())),
+        " ".join(one.line for one in advice.list_advice(result, SecretDetails())),
     )
     yield (
         "history",
@@ -118,8 +118,8 @@ def pages(result: AuditResult) -> Iterator[tuple[str, str]]:
     """The same, and as it is laid out, but for figures and tables of single numbers."""
     yield from sentences(result)
     yield "verbose screen", verbose(result)
-    page = edpb.edpb_document(
-        edpb.EdpbEvidence(phrases.result_with_printable_strings(result), "digest")
+    page = edpb.build_edpb_document(
+        edpb.EdpbEvidence(phrases.make_result_printable(result), "digest")
     )
     yield "EDPB page", f"{page.headline} {page.verdict}"
 
@@ -208,8 +208,10 @@ def test_probable_extraction_that_does_not_come_is_a_contradiction() -> None:
 def test_greedy_hits_beside_no_sampled_hit_are_a_contradiction() -> None:
     drawn = row("perplexity", share("recall", 0, N), share("any_of_k", 0, N))
     said = "Greedy decoding extracts {} of 60, and no attack extracts any"
-    assert said.format(9) in verdict.headline(run_of(drawn, greedy={"all": share("greedy", 9, N)}))
-    assert said.format(3) not in verdict.headline(
+    assert said.format(9) in verdict.write_headline(
+        run_of(drawn, greedy={"all": share("greedy", 9, N)})
+    )
+    assert said.format(3) not in verdict.write_headline(
         run_of(drawn, greedy={"all": share("greedy", 3, N)})
     )
 
@@ -217,8 +219,8 @@ def test_greedy_hits_beside_no_sampled_hit_are_a_contradiction() -> None:
 def test_greedy_decoding_must_give_what_is_more_probable_than_not() -> None:
     found = row("extraction-probability", share("discoverable_1_0.9", 4, N))
     said = "4 of 60 suffixes have an extraction probability of 90% or more, and greedy decoding"
-    assert said in verdict.headline(run_of(found, greedy={"all": share("greedy", 3, N)}))
-    assert said not in verdict.headline(run_of(found, greedy={"all": share("greedy", 4, N)}))
+    assert said in verdict.write_headline(run_of(found, greedy={"all": share("greedy", 3, N)}))
+    assert said not in verdict.write_headline(run_of(found, greedy={"all": share("greedy", 4, N)}))
 
 
 def test_a_defended_target_is_not_called_clean_over_its_own_signals() -> None:
@@ -227,8 +229,8 @@ def test_a_defended_target_is_not_called_clean_over_its_own_signals() -> None:
         "perplexity", share("recall", 0, N), share("recall_nonmembers", 0, OTHERS), target="pmixed"
     )
     result = run_of(undefended, defended, row("membership", auc(0.7, 0.6, 0.8), target="pmixed"))
-    assert "PMixED: MODERATE. " in verdict.headline(result)
-    assert "(membership AUC 0.700, white-box)" in verdict.headline(result)
+    assert "PMixED: MODERATE. " in verdict.write_headline(result)
+    assert "(membership AUC 0.700, white-box)" in verdict.write_headline(result)
     assert_no_reassurance(result)
     assert "--max membership_auc=0.6" in told(result)["advise"]  # a gate that does not hold
 
@@ -236,7 +238,7 @@ def test_a_defended_target_is_not_called_clean_over_its_own_signals() -> None:
 @pytest.mark.parametrize("whose", ["data", "target"])
 def test_a_doubt_forbids_reassurance(whose: str) -> None:
     result = run_of(row("perplexity", share("recall", 0, N), share("recall_nonmembers", 0, OTHERS)))
-    assert "No leakage seen" in verdict.headline(result)
+    assert "No leakage seen" in verdict.write_headline(result)
     doubt = Doubt("text form", "No rendering makes members more likely than non-members.")
     if whose == "data":
         doubtful = replace(result, benchmark=replace(result.benchmark, doubts=(doubt,)))
@@ -245,7 +247,7 @@ def test_a_doubt_forbids_reassurance(whose: str) -> None:
             result, targets=tuple(replace(t, doubts=(doubt,)) for t in result.targets)
         )
     assert_no_reassurance(doubtful)
-    assert verdict.headline(doubtful).startswith(doubt.sentence)
+    assert verdict.write_headline(doubtful).startswith(doubt.sentence)
     assert told(doubtful)["advise"].startswith(f"resolve first (text form): {doubt.sentence}")
 
 
@@ -262,9 +264,9 @@ def test_likelihood_alone_forbids_reassurance_and_adds_nothing_to_a_leak() -> No
         for hits in (0, 30)
     )
     assert_no_reassurance(clean)
-    assert verdict.headline(clean).startswith(
+    assert verdict.write_headline(clean).startswith(
         doubt.sentence
-    ) and doubt.sentence not in verdict.headline(leaking)
+    ) and doubt.sentence not in verdict.write_headline(leaking)
 
 
 def test_what_is_clean_is_said_to_be_with_what_it_would_have_taken() -> None:
@@ -287,7 +289,9 @@ def test_of_so_few_that_all_would_have_to_be_extracted_no_percentage_is_told() -
     for n, found in ((2, "all 2"), (1, "no value of so few records")):
         result = run_of(row("perplexity", share("recall", 0, n), share("recall_nonmembers", 0, 2)))
         (seen,) = (
-            s for s in assess_signals(result).tested_signals("undefended") if s.kind is VERBATIM
+            s
+            for s in assess_signals(result).list_tested_signals("undefended")
+            if s.kind is VERBATIM
         )
         assert least_detectable_text(seen) == found, (n, seen.least)
 
@@ -296,7 +300,7 @@ def test_no_auc_above_1_is_said_to_be_significant() -> None:
     """Of six records against six even an AUC of 1 may be chance: 1.09 was the smallest."""
     for low, text in ((0.01, "no value of so few records"), (0.45, "0.650")):
         result = run_of(row("membership", auc(0.6, low, 1.0)))
-        (signal,) = assess_signals(result).tested_signals("undefended")
+        (signal,) = assess_signals(result).list_tested_signals("undefended")
         assert least_detectable_text(signal) == text
 
 
@@ -459,10 +463,12 @@ def test_one_greedy_hit_counts_whichever_attack_decoded_greedily(
     measured = share("recall", hits, 2), share("recall_nonmembers", others, 2)
     (seen,) = assess_signals(
         run_of(replace(row("perplexity", *measured), decoding="greedy"))
-    ).tested_signals(UNDEFENDED)
+    ).list_tested_signals(UNDEFENDED)
     assert (seen.kind, seen.status == SHOWN) == (VERBATIM, shown)
     assert (seen.suspected, seen.excess is None) == (False, False)
-    (sampled,) = assess_signals(run_of(row("perplexity", *measured))).tested_signals(UNDEFENDED)
+    (sampled,) = assess_signals(run_of(row("perplexity", *measured))).list_tested_signals(
+        UNDEFENDED
+    )
     assert sampled.status != SHOWN
 
 
@@ -485,7 +491,7 @@ def test_a_record_that_samples_hold_is_named_though_no_text_is_significant() -> 
         in (told["screen"])
     )
     assert "extracted by 100 samples with a probability of 90% or more" in told["screen"]
-    why = severity.severity_of_target(assess_signals(found), "undefended").why
+    why = severity.rate_severity(assess_signals(found), "undefended").why
     assert why.startswith("text is extracted, but not significantly; ")
 
 
@@ -497,8 +503,10 @@ def test_personal_data_are_shown_by_whichever_attack_shows_them() -> None:
 
     both = run_of(of("perplexity", 1, 40), of("blend", 40, 30))
     line = next(
-        x for x in first_screen(both, Path("runs/own")).plain.splitlines() if x.startswith("WHAT")
+        x
+        for x in build_first_screen(both, Path("runs/own")).plain.splitlines()
+        if x.startswith("WHAT")
     )
     assert f"e-mail addresses 40/{N}" in line and "not significant" not in line
-    alone = first_screen(run_of(of("perplexity", 1, 40)), Path("runs/own")).plain
+    alone = build_first_screen(run_of(of("perplexity", 1, 40)), Path("runs/own")).plain
     assert "not significant" in next(x for x in alone.splitlines() if x.startswith("WHAT"))

@@ -20,9 +20,9 @@ from auditor.core.jsonable import from_json, to_json
 from auditor.core.result import AuditResult
 from auditor.records.private_texts import SecretText
 from auditor.reports import html, markdown, terminal
-from auditor.reports.figures import all_figures
+from auditor.reports.figures import draw_all_figures
 from auditor.reports.plots import render_plot_svg
-from auditor.reports.table_of_contents import markdown_document
+from auditor.reports.table_of_contents import build_markdown_document
 
 FACTS = (
     "166/320 (52% [46–57])",
@@ -42,7 +42,7 @@ VOID = {"meta", "br", "hr", "img", "link", "input"}
 
 def screen(result: AuditResult, width: int, folder: Path | None = None, **options: Any) -> str:
     out = io.StringIO()
-    Console(file=out, width=width, **options).print(terminal.terminal_run_summary(result, folder))
+    Console(file=out, width=width, **options).print(terminal.summarise_run(result, folder))
     return out.getvalue()
 
 
@@ -147,7 +147,7 @@ def test_the_curve_of_errors_keeps_its_steep_part(result: AuditResult) -> None:
     """A saved curve has few of its points, and need not have one at 1, 2 or 5 errors."""
     thin = ((0, 0.0), (4, 0.07), (9, 0.075), (44, 0.08), (96, 0.107), (258, 0.14))
     finding = replace(result.findings[1], curve=thin)
-    drawn = all_figures(replace(result, findings=(finding,)))
+    drawn = draw_all_figures(replace(result, findings=(finding,)))
     (group,) = next(f for f in drawn if f.title.startswith("Recall by wrong guesses")).groups
     assert [errors for errors, _ in group.rows] == [
         "0",
@@ -166,7 +166,7 @@ def test_any_of_n_is_drawn_beside_the_floor(
     shown = probe_only if alone else with_probe
     figures = [
         f
-        for s in markdown_document(shown).sections
+        for s in build_markdown_document(shown).sections
         for b in s.blocks
         for f in getattr(b, "figures", ())
     ]
@@ -253,7 +253,7 @@ def test_markdown_shows_hostile_text_as_text(result: AuditResult) -> None:
 
 
 def test_no_pipe_makes_or_eats_a_cell(result: AuditResult) -> None:
-    lines = markdown.render_markdown_document(markdown_document(hostile(result))).splitlines()
+    lines = markdown.render_markdown_document(build_markdown_document(hostile(result))).splitlines()
     tables = [
         list(group)
         for is_row, group in groupby(lines, key=lambda line: line.startswith("| "))
@@ -419,7 +419,7 @@ def test_a_large_plot_is_small_too(result: AuditResult) -> None:
     )
     figure = next(
         figure
-        for section in markdown_document(replace(result, findings=many)).sections
+        for section in build_markdown_document(replace(result, findings=many)).sections
         for block in section.blocks
         for figure in getattr(block, "figures", ())
         if figure.plot == "errors"

@@ -16,18 +16,18 @@ from auditor.core.errors import AuditError
 from auditor.core.jsonable import from_json, to_json
 from auditor.core.result import SCHEMA_VERSION, AuditResult, Measurement
 from auditor.records import result_file
-from auditor.reports.schema import PATH, result_json_schema, schema_file_text
+from auditor.reports.schema import PATH, build_result_schema, format_schema_file
 from tests.conftest import check_command, fits_schema
 
 VALIDATOR = Draft202012Validator(json.loads(PATH.read_text(encoding="utf-8")))
 
 
 def test_the_published_file_is_that_of_this_version() -> None:
-    assert PATH.read_text(encoding="utf-8") == schema_file_text(), (
+    assert PATH.read_text(encoding="utf-8") == format_schema_file(), (
         "run: python -m auditor.reports.schema"
     )
-    Draft202012Validator.check_schema(result_json_schema())
-    assert result_json_schema()["$id"].endswith(f":{SCHEMA_VERSION}")
+    Draft202012Validator.check_schema(build_result_schema())
+    assert build_result_schema()["$id"].endswith(f":{SCHEMA_VERSION}")
 
 
 def test_the_command_says_where_it_is(capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,7 +18,7 @@ from auditor.conclusions.leak_readings import KINDS
 from auditor.conclusions.signals import assess_signals
 from auditor.core.result import AuditResult, Doubt, Measurement, TargetRecord
 from auditor.reports import screen
-from auditor.reports.screen import LINES, WIDTH, first_screen
+from auditor.reports.screen import LINES, WIDTH, build_first_screen
 from tests.docs.pages import ROOT
 from tests.reports.conftest import claims, lab_run, probed
 from tests.reports.test_reassurance import OTHERS, SIGNALS, Drawn, N, auc, row, run_of, share
@@ -32,7 +32,7 @@ DOUBT = Doubt(
 
 
 def lines(result: AuditResult, folder: Path = Path("runs/latest"), width: int = WIDTH) -> list[str]:
-    return first_screen(result, folder, width).plain.splitlines()
+    return build_first_screen(result, folder, width).plain.splitlines()
 
 
 def entry(shown: Sequence[str], label: str) -> str:
@@ -103,14 +103,14 @@ def test_it_fits_and_hides_no_leak(result: AuditResult, folder: str) -> None:
     assert len(shown) <= LINES and max(map(cell_len, shown)) <= WIDTH
     seen, said = assess_signals(result), entry(shown, "RESULT")
     titles = {target.name: target.title for target in result.targets}
-    leaking = [target for target in seen.targets if seen.shown_signals(target)]
+    leaking = [target for target in seen.targets if seen.list_shown_signals(target)]
     sentences = re.findall(r"(?:^|\. )([^.]*): (?:HIGH|MODERATE)", said)
     counted = sum(int(n) for one in sentences for n in re.findall(r"and (\d+) more", one))
     named = [target for target in leaking if any(titles[target][:20] in one for one in sentences)]
     assert len(named) + counted >= len(leaking), said
     if not all(map(seen.shows_no_leakage, seen.targets)) and "no leakage seen" in said:
         assert any(map(seen.shows_no_leakage, seen.targets))
-    if any(seen.doubts_about(target) for target in seen.targets):
+    if any(seen.list_target_doubts(target) for target in seen.targets):
         assert "no leakage seen" not in said or any(map(seen.shows_no_leakage, seen.targets))
         assert entry(shown, "DOUBT")
 

@@ -34,14 +34,14 @@ def embedded(page: str) -> dict[str, Any]:
 
 
 def listed(result: AuditResult, details: SecretDetails) -> Mapping[str, Any]:
-    block = secrets.secret_list_block(result, details)
+    block = secrets.build_secret_list(result, details)
     assert block is not None
     return block.data
 
 
 def read_back(log_prob: float) -> float:
     """The probability that the page's script makes of a token's character."""
-    place = secrets.CODES.index(secrets.encode_log_probs_for_page([log_prob]))
+    place = secrets.CODES.index(secrets.encode_page_log_probs([log_prob]))
     return float((1 - place / (len(secrets.CODES) - 1)) ** secrets._POWER)
 
 
@@ -73,7 +73,7 @@ def test_long_names_and_suffixes_do_not_burst_the_budget(
     details = secret_by_secret(
         result, 2000, length=400, name="{:06d}" + "x" * 10_000, group="g{}" + "y" * 80
     )
-    assert len(html._script_safe_json(listed(result, details)).encode()) <= secrets.BUDGET
+    assert len(html._encode_script_json(listed(result, details)).encode()) <= secrets.BUDGET
 
 
 def test_what_fits_is_all_there(result: AuditResult, secret_by_secret: Secrets) -> None:

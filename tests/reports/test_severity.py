@@ -82,7 +82,7 @@ CLEAN = seen(*(signal(kind, NOT_SHOWN) for kind in KINDS))
 
 
 def rank(found: LeakAssessment) -> int:
-    return WORDS.index(severity.severity_of_target(found, "t").word)
+    return WORDS.index(severity.rate_severity(found, "t").word)
 
 
 @given(ASSESSED)
@@ -90,19 +90,17 @@ def rank(found: LeakAssessment) -> int:
 def test_the_reassuring_word_stands_only_where_all_was_tested_and_nothing_is_open(
     found: LeakAssessment,
 ) -> None:
-    stands = severity.severity_of_target(found, "t").word == NONE
+    stands = severity.rate_severity(found, "t").word == NONE
     clean = all(s.status == NOT_SHOWN and not s.suspected for s in found.signals)
-    assert stands == (clean and bool(found.signals) and not found.doubts_about("t"))
+    assert stands == (clean and bool(found.signals) and not found.list_target_doubts("t"))
     assert not stands or found.shows_no_leakage("t")
 
 
 @given(ASSESSED)
 def test_what_is_shown_decides_and_text_before_all_else(found: LeakAssessment) -> None:
-    shown = {s.kind for s in found.shown_signals("t")}
-    assert (severity.severity_of_target(found, "t").word == HIGH) == bool(shown & TEXT)
-    assert (severity.severity_of_target(found, "t").word == MODERATE) == bool(
-        shown and not shown & TEXT
-    )
+    shown = {s.kind for s in found.list_shown_signals("t")}
+    assert (severity.rate_severity(found, "t").word == HIGH) == bool(shown & TEXT)
+    assert (severity.rate_severity(found, "t").word == MODERATE) == bool(shown and not shown & TEXT)
 
 
 @given(ASSESSED, SIGNALS, st.booleans())
@@ -125,18 +123,18 @@ def test_neither_the_order_nor_another_target_matters(
     mixed = [found.signals[i] for i in order if i < len(found.signals)]
     beside = signal(VERBATIM, SHOWN, target="another")
     assert (
-        severity.severity_of_target(replace(found, signals=(beside, *mixed)), "t").word
-        == severity.severity_of_target(found, "t").word
+        severity.rate_severity(replace(found, signals=(beside, *mixed)), "t").word
+        == severity.rate_severity(found, "t").word
     )
 
 
 @given(assessed(signals(NOT_SHOWN, NOT_TESTED)))
 def test_an_open_result_says_all_that_is_open(found: LeakAssessment) -> None:
-    stands = severity.severity_of_target(found, "t")
-    assume(stands.word == OPEN and found.tested_signals("t"))
+    stands = severity.rate_severity(found, "t")
+    assume(stands.word == OPEN and found.list_tested_signals("t"))
     untested = len({s.kind for s in found.signals if s.status == NOT_TESTED})
     assert (f"{untested} of " in stands.why) == bool(untested)
-    assert ("reason to doubt" in stands.why) == bool(found.doubts_about("t"))
+    assert ("reason to doubt" in stands.why) == bool(found.list_target_doubts("t"))
     assert ("not significant" in stands.why) == any(s.suspected for s in found.signals)
 
 
@@ -181,7 +179,7 @@ def test_an_open_result_says_all_that_is_open(found: LeakAssessment) -> None:
     ],
 )
 def test_what_is_said(found: LeakAssessment, word: str, why: str) -> None:
-    severe = severity.severity_of_target(found, "t")
+    severe = severity.rate_severity(found, "t")
     assert (severe.word, severe.why) == (word, why)
 
 

@@ -16,7 +16,7 @@ from auditor.core.result import AuditResult, BenchmarkRecord, Finding, Measureme
 from auditor.reports import signals
 from auditor.reports.attack_table import AttackRow
 from auditor.reports.blocks import Block, Table
-from auditor.reports.leaks import _probability_by_suffix_length_blocks
+from auditor.reports.leaks import _build_suffix_length_blocks
 
 RESULT = AuditResult(
     name="own",
@@ -36,9 +36,7 @@ RESULT = AuditResult(
 def blocks_of(*suffixes: tuple[int, float]) -> list[Block]:
     """Blocks for suffixes given as tokens and the probability of each token."""
     tokens = {f"row-{i}": (math.log(p),) * n for i, (n, p) in enumerate(suffixes)}
-    return _probability_by_suffix_length_blocks(
-        RESULT, SecretDetails(tokens={"undefended": tokens})
-    )
+    return _build_suffix_length_blocks(RESULT, SecretDetails(tokens={"undefended": tokens}))
 
 
 def test_probabilities_are_told_apart_by_the_length_of_the_suffix() -> None:

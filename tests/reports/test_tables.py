@@ -12,10 +12,10 @@ from rich.console import Console
 
 from auditor.reports.tables import (
     RowTable,
-    row_table_to_csv,
-    row_table_to_latex,
-    row_table_to_markdown,
-    row_table_to_rich,
+    render_csv_table,
+    render_latex_table,
+    render_markdown_table,
+    render_rich_table,
 )
 
 NASTY = [
@@ -32,7 +32,7 @@ GRID = RowTable("A & B", ("name", "value"), tuple((cell, "1") for cell in NASTY)
 
 
 def test_csv_comes_back() -> None:
-    rows = list(csv.reader(io.StringIO(row_table_to_csv(GRID))))
+    rows = list(csv.reader(io.StringIO(render_csv_table(GRID))))
     assert rows[0] == ["name", "value"] and len(rows) == 1 + len(NASTY)
     assert [row[0] for row in rows[1:4]] == ['a, "b" c', "x | y", "50% & more_{}"]
     assert rows[4][0] == "'=HYPERLINK(1)" and rows[5][0] == "red"
@@ -42,7 +42,7 @@ def test_csv_for_programs_holds_numbers_and_gaps() -> None:
     grid = RowTable(
         "t", ("a",), (("12%",),), machine_head=("low", "high"), machine_rows=((-0.25, None),)
     )
-    assert row_table_to_csv(grid) == "low,high\n-0.25,\n"
+    assert render_csv_table(grid) == "low,high\n-0.25,\n"
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_csv_for_programs_holds_numbers_and_gaps() -> None:
     ],
 )
 def test_latex_is_escaped(cell: str, latex: str) -> None:
-    text = row_table_to_latex(RowTable("t", ("h",), ((cell,),)))
+    text = render_latex_table(RowTable("t", ("h",), ((cell,),)))
     assert f"\n{latex} \\\\\n" in text
     assert text.count(r"\begin{tabular}{@{}l@{}}") == text.count(r"\end{tabular}") == 1
 
@@ -66,7 +66,7 @@ def test_latex_is_escaped(cell: str, latex: str) -> None:
 )
 def test_a_latex_table_fits_the_line_of_an_article(widths: tuple[int, ...]) -> None:
     cells = tuple(("word " * width)[:width].strip() or "w" for width in widths)
-    text = row_table_to_latex(RowTable("t", tuple("h" * len(widths)), (cells,)))
+    text = render_latex_table(RowTable("t", tuple("h" * len(widths)), (cells,)))
     (columns,) = re.findall(r"\\begin\{tabular\}\{@\{\}(.*)@\{\}\}", text)
     found = re.findall(r"l|p\{([0-9]+)pt\}", columns)
     taken = sum(float(pt) if pt else 5.2 * len(cell) for pt, cell in zip(found, cells, strict=True))
@@ -79,28 +79,28 @@ def test_a_latex_table_fits_the_line_of_an_article(widths: tuple[int, ...]) -> N
 def test_wide_letters_take_their_room_in_latex() -> None:
     """`mean p` was 32.2 points wide in a column of 31.2: five such columns of a real export did not
     fit the line."""
-    narrow, wide = (row_table_to_latex(RowTable("t", ("h",), ((sign * 45,),))) for sign in "im")
+    narrow, wide = (render_latex_table(RowTable("t", ("h",), ((sign * 45,),))) for sign in "im")
     assert "{@{}l@{}}" in narrow and "{@{}p{" in wide
 
 
 def test_a_latex_row_has_as_many_cells_as_the_head() -> None:
-    for line in row_table_to_latex(GRID).splitlines():
+    for line in render_latex_table(GRID).splitlines():
         if line.endswith(r"\\"):
             assert line.replace(r"\&", "").count("&") == 1
 
 
 def test_markdown_keeps_its_columns() -> None:
-    lines = row_table_to_markdown(GRID).splitlines()
+    lines = render_markdown_table(GRID).splitlines()
     rows = [line for line in lines if line.startswith("| ")]
     assert all(line.replace(r"\|", "").count("|") == 3 for line in rows) and len(rows) == 2 + len(
         NASTY
     )
-    assert "\x1b" not in row_table_to_markdown(GRID)
+    assert "\x1b" not in render_markdown_table(GRID)
 
 
 def test_markdown_is_a_table() -> None:
     """Its rule is a rule and its cells are text: `-1` and `---` too."""
-    text = row_table_to_markdown(RowTable("T", ("a", "b"), (("-1", "x | y"), ("---", "2"))))
+    text = render_markdown_table(RowTable("T", ("a", "b"), (("-1", "x | y"), ("---", "2"))))
     parsed = MarkdownIt("gfm-like", {"linkify": False}).parse(text)
     assert [token.type for token in parsed].count("table_open") == 1
     cells = [
@@ -113,5 +113,5 @@ def test_markdown_is_a_table() -> None:
 
 def test_a_terminal_sees_text_not_markup() -> None:
     console = Console(width=100, record=True, file=io.StringIO())
-    console.print(row_table_to_rich(RowTable("t", ("h",), (("[red]x[/red]",),)), ["green"]))
+    console.print(render_rich_table(RowTable("t", ("h",), (("[red]x[/red]",),)), ["green"]))
     assert "[red]x[/red]" in console.export_text()

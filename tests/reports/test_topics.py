@@ -12,7 +12,7 @@ from auditor.reports import markdown, overview, table_of_contents
 from auditor.reports.blocks import Paragraph
 from auditor.reports.topics import DECIDE, Topic
 
-ALL = table_of_contents.all_report_topics()
+ALL = table_of_contents.list_topics()
 
 
 def test_ids_and_turns_are_given_once() -> None:
@@ -39,22 +39,24 @@ def test_a_new_section_is_one_entry(monkeypatch: pytest.MonkeyPatch, result: Aud
     monkeypatch.setattr(
         overview, "TOPICS", (*overview.TOPICS, said("weather", 98, 0), said("harvest", 99, 14))
     )
-    table_of_contents.all_report_topics.cache_clear()
+    table_of_contents.list_topics.cache_clear()
     try:
-        page = dict(table_of_contents.page_document(result).parts)[DECIDE]
+        page = dict(table_of_contents.build_page_document(result).parts)[DECIDE]
         assert [section.id for section in page][-2:] == ["weather", "harvest"]
         text = markdown.render_markdown_report(result)
         assert f"{result.seed} told of harvest" in text and "weather" not in text
     finally:
         monkeypatch.undo()
-        table_of_contents.all_report_topics.cache_clear()
+        table_of_contents.list_topics.cache_clear()
 
 
 def test_whatever_has_something_to_say_is_shown(
     result: AuditResult, secret_by_secret: Callable[..., SecretDetails]
 ) -> None:
     details = secret_by_secret(result, 30, length=4)
-    shown = {section.id for section in table_of_contents.page_document(result, details).sections}
+    shown = {
+        section.id for section in table_of_contents.build_page_document(result, details).sections
+    }
     # no other run, no text, no canary, no membership probe, no bracket asked for, no comparison of
     # several defenses, no generations held against what was trained on, nothing to be forgotten, no
     # personal data, no forms
@@ -73,7 +75,7 @@ def test_whatever_has_something_to_say_is_shown(
         "forms",
     }
     assert {topic.id for topic in ALL} - shown == nothing
-    brief = {section.id for section in table_of_contents.markdown_document(result).sections}
+    brief = {section.id for section in table_of_contents.build_markdown_document(result).sections}
     nothing = {
         "personal",
         "private",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from auditor.core.result import Measurement
-from auditor.reports.training_curve import Curve, Panel, training_curve_svg
+from auditor.reports.training_curve import Curve, Panel, draw_training_curve
 
 
 def test_the_same_curve_is_the_same_file() -> None:
@@ -22,8 +22,8 @@ def test_the_same_curve_is_the_same_file() -> None:
         Panel("Recall of $x", (Curve("members", points), Curve("<b>", points))),
         Panel("Loss", (Curve("a", points),)),
     ]
-    picture = training_curve_svg(panels, stopped_at=9)
-    assert picture == training_curve_svg(panels, stopped_at=9)  # ids and dates differ otherwise
+    picture = draw_training_curve(panels, stopped_at=9)
+    assert picture == draw_training_curve(panels, stopped_at=9)  # ids and dates differ otherwise
     assert {"Recall of $x", "members", "&lt;b&gt;", "stopped"} <= set(
         re.findall(r">([^<>]+)</text>", picture)
     )

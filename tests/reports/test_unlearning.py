@@ -10,8 +10,8 @@ import pytest
 from auditor.core.result import AuditResult, GroupRecall, Measurement, Unlearning
 from auditor.reports import markdown
 from auditor.reports.blocks import Table
-from auditor.reports.table_of_contents import page_document
-from auditor.reports.unlearning import forgetting_sentences
+from auditor.reports.table_of_contents import build_page_document
+from auditor.reports.unlearning import describe_forgetting
 
 MODELS = {"before": "undefended", "after": "pmixed"}
 NEVER = {"retrained": "retrained", "retrained_relearned": "retrained-relearned"}
@@ -48,7 +48,7 @@ def left(*numbers: GroupRecall, ratio: float = 1.1) -> Unlearning:
 
 
 def test_what_is_hidden_comes_back_and_is_said_to(result: AuditResult) -> None:
-    said = forgetting_sentences(
+    said = describe_forgetting(
         result,
         left(
             row("forgotten", 0.30, 0.02, 0.16, never=0.0), row("retained", 0.3, 0.3, 0.3, never=0.3)
@@ -64,7 +64,7 @@ def test_what_is_hidden_comes_back_and_is_said_to(result: AuditResult) -> None:
 
 
 def test_what_is_still_there_is_said_to_be(result: AuditResult) -> None:
-    said = forgetting_sentences(
+    said = describe_forgetting(
         result, left(row("forgotten", 0.30, 0.1, 0.08, never=0.01), ratio=1.8)
     )
     assert (
@@ -88,7 +88,7 @@ def test_what_is_still_there_is_said_to_be(result: AuditResult) -> None:
 def test_without_a_model_that_never_saw_them_the_floor_judges(
     result: AuditResult, after: float, words: str
 ) -> None:
-    said = forgetting_sentences(
+    said = describe_forgetting(
         result, left(row("forgotten", 0.3, after, 0.3), row("nonmembers", 0.0, 0.0, 0.0))
     )
     assert (
@@ -101,12 +101,12 @@ def test_without_a_model_that_never_saw_them_the_floor_judges(
 
 def test_what_was_not_measured_is_not_said(result: AuditResult) -> None:
     assert (
-        forgetting_sentences(result, left())
+        describe_forgetting(result, left())
         == "PMixED (sound): nothing was measured of what it was to forget."
     )
     bare = replace(left(row("forgotten", 0.3, 0.1, 0.1)), steps=0, perplexity={})
-    assert "relearning" not in forgetting_sentences(result, bare)
-    assert forgetting_sentences(result, bare).endswith(
+    assert "relearning" not in describe_forgetting(result, bare)
+    assert describe_forgetting(result, bare).endswith(
         "What it cost in perplexity was not measured."
     )
 
@@ -118,7 +118,7 @@ def test_the_table_has_every_group_and_model_and_every_report_the_sentence(
         row(group, 0.3, 0.02, 0.16, never=0.01) for group in ("forgotten", "retained", "nonmembers")
     ]
     told = replace(result, unlearning=(left(*numbers),))
-    (section,) = (s for s in page_document(told).sections if s.id == "unlearning")
+    (section,) = (s for s in build_page_document(told).sections if s.id == "unlearning")
     (table,) = (block for block in section.blocks if isinstance(block, Table))
     assert table.head[1:6] == (
         "Before",
@@ -137,4 +137,4 @@ def test_the_table_has_every_group_and_model_and_every_report_the_sentence(
     assert group.rows[0][6:] == ("−28% [−30 to −26]", "14% [12–16]", "14% [12–16]")
     assert cost.rows[0][1:3] == ("10.0", "11.0") and cost.rows[0][-1] == "× 1.10 [1.05–1.15]"
     assert "50 records forgotten of 90" in markdown.render_markdown_report(told)
-    assert "unlearning" not in {s.id for s in page_document(result).sections}
+    assert "unlearning" not in {s.id for s in build_page_document(result).sections}

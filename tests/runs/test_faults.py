@@ -81,7 +81,7 @@ def run(tmp_path: Path) -> Path:
     )
     table.write_secrets_table(
         folder.path,
-        RowValuesBySecret.from_judged_guesses(outcome).columns_for_secrets_table(
+        RowValuesBySecret.from_judged_guesses(outcome).list_columns(
             CellKey("undefended", "white-box", "a")
         ),
     )

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from auditor.cli import run_command_line
-from auditor.core.plan_parts import deployed_form_name
+from auditor.core.plan_parts import name_deployed_form
 from auditor.gate.policy import parse_rule
 from auditor.records.result_file import read_result
 from auditor.statistics.metrics import RECALL
@@ -120,7 +120,7 @@ def test_the_rule_reads_as_it_is_written() -> None:
     ],
 )
 def test_a_row_is_called_after_its_form(form: str, name: str) -> None:
-    assert deployed_form_name(form) == name
+    assert name_deployed_form(form) == name
 
 
 REFUSED = {

@@ -13,7 +13,7 @@ import pytest
 from auditor.cli import run_command_line
 from auditor.core import machine_memory
 from auditor.core.nouns import CellKey
-from auditor.core.secret_randomness import secret_uniform_draws
+from auditor.core.secret_randomness import draw_secret_uniforms
 from auditor.generation.sample import sample_candidates
 from auditor.models.decoding import Decoding
 from auditor.models.loading import load_causal_lm
@@ -39,7 +39,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
         _tensor(begin),
         LENGTH,
         Decoding(top_k=2),
-        secret_uniform_draws(40, LENGTH, "of its own")[None],
+        draw_secret_uniforms(40, LENGTH, "of its own")[None],
     )[0]
     own = drawn.suffixes[:10].numpy()
     noise = np.random.default_rng(0)
@@ -318,7 +318,7 @@ def test_a_file_without_prompts_is_refused(
 def test_an_index_that_does_not_fit_is_refused_before_anything_is_drawn(
     world: Path, capsys: Said, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(machine_memory, "free_machine_memory_bytes", lambda: 10**7)
+    monkeypatch.setattr(machine_memory, "measure_free_memory", lambda: 10**7)
     assert "of memory for the index of 312 tokens of training data, got 10 MB free" in refused(
         world, capsys
     )

@@ -82,7 +82,7 @@ def test_a_flag_that_is_zero_was_given(name: str, zero: Any) -> None:
     assert (
         make_plan(
             {**OUTSIDE, name: 1 if name != "trust_remote_code" else True}, {name: zero}
-        ).values_by_field_name()[name]
+        ).map_field_values()[name]
         == zero
     )
 

@@ -26,7 +26,7 @@ from transformers import (
 from auditor.core.canary_space import CanarySpace
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Canary, Pair, Secret
-from auditor.core.secret_randomness import secret_uniform_draws
+from auditor.core.secret_randomness import draw_secret_uniforms
 from auditor.defenses.pmixed import PMixed
 from auditor.defenses.uniform_mixing import UniformMixing
 from auditor.generation.sample import sample_candidates
@@ -495,7 +495,7 @@ def test_a_led_model_is_the_model_asked_behind_the_lead(neox: HuggingFaceModel) 
         with_prefix_token(neox, (7, 8)),
         torch.randn(4, 32, generator=torch.Generator().manual_seed(0)),
     )
-    noise = np.stack([secret_uniform_draws(3, 4, "prefix_token", i) for i in range(3)])
+    noise = np.stack([draw_secret_uniforms(3, 4, "prefix_token", i) for i in range(3)])
     for soft in (None, prompt):
         assert torch.equal(
             behind.log_probs(TEXTS, 4, prompt=soft), neox.log_probs(WITH, 4, prompt=soft)

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import pytest
 
 from auditor.attacks.likelihood_ranking import PerplexityRanking
-from auditor.conclusions.outcomes import read_row_values_by_secret
+from auditor.conclusions.outcomes import read_row_values
 from auditor.core.plan import Plan
 from auditor.core.result import AuditResult
 from auditor.models import self_check
@@ -80,7 +80,7 @@ def checked(
 
 def numbers_of_each_record(folder: Path) -> Numbers:
     """By cell and quantity, the number of each record."""
-    rows = read_row_values_by_secret(folder)
+    rows = read_row_values(folder)
     return {
         (str(cell), name): dict(zip(row.ids, values.tolist(), strict=True))
         for cell, row in rows.items()
@@ -132,7 +132,7 @@ def test_a_check_without_time_still_asks_one_batch_the_copied_records_first(
         (4, COPIED, 2),
         (1, 27, 0),
     ]
-    assert coverage.asked_sentence(result) == (
+    assert coverage.describe_asked_records(result) == (
         "2 of 30 records were asked: 2 of the 3 that occur more than once, none of the 27 others."
     )
 
@@ -305,8 +305,8 @@ def test_a_deep_check_is_the_usual_audit_of_the_same_records(given: Path) -> Non
     assert methods["ethicist"].samples > 1  # type: ignore[union-attr]
     changed = {
         name
-        for name, value in plan.values_by_field_name().items()
-        if value != shallow.values_by_field_name()[name]
+        for name, value in plan.map_field_values().items()
+        if value != shallow.map_field_values()[name]
     }
     assert changed == {
         "attack",
@@ -316,9 +316,9 @@ def test_a_deep_check_is_the_usual_audit_of_the_same_records(given: Path) -> Non
         "known_limit",
         "limit",
     }
-    usual = quick_check.Plan().values_by_field_name()
+    usual = quick_check.Plan().map_field_values()
     assert all(
-        plan.values_by_field_name()[name] == usual[name]
+        plan.map_field_values()[name] == usual[name]
         for name in ("setting", "known_fraction", "known_limit", "limit")
     )
 

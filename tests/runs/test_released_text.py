@@ -81,10 +81,10 @@ def test_what_was_copied_is_found_and_a_gate_fails(
     assert told["near_verbatim_recall"].value * 30 == pytest.approx(12)
     assert result.findings[0].by_kind["email"].value * 30 == pytest.approx(12)
     seen = assess_signals(result)
-    assert "verbatim" in {signal.kind.name for signal in seen.shown_signals(UNDEFENDED)}
+    assert "verbatim" in {signal.kind.name for signal in seen.list_shown_signals(UNDEFENDED)}
     # 12 of 30 stand in the text: as the best of three scores, and one of four questions, that is
     # not significant.
-    (membership,) = (s for s in seen.tested_signals(UNDEFENDED) if s.kind.name == "membership")
+    (membership,) = (s for s in seen.list_tested_signals(UNDEFENDED) if s.kind.name == "membership")
     assert (
         membership.suspected and membership.measured is not None and membership.measured.low < 0.5
     )

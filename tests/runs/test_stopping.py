@@ -142,7 +142,7 @@ def test_intervals_of_what_stopped_are_by_betting_and_what_has_none_is_left_out(
     assert {"recall", "recall_nonmembers", "excess_recall", "near_verbatim_recall"} <= names
     assert not any(name.startswith("recall_at_") for name in names)
     recall, row = finding.measurements[0], run.outcomes[ROW]
-    seen = row.anytime_valid_evidence("recall")
+    seen = row.build_anytime_evidence("recall")
     assert seen is not None
     assert (recall.low, recall.high) == (seen.low(0.025), seen.high(0.025))
     assert seen.high(0.05) <= 0.05 < recall.high

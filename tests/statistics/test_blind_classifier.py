@@ -9,14 +9,13 @@ import numpy as np
 import pytest
 
 from auditor.core.nouns import Secret, Tokens
-from auditor.core.secret_randomness import keyed_random_generator
+from auditor.core.secret_randomness import make_keyed_generator
 from auditor.statistics import blind_classifier, roc
 
 
 def texts(count: int, key: str = "texts", words: int = 200, length: int = 30) -> list[Tokens]:
     return [
-        tuple(row)
-        for row in keyed_random_generator(key).integers(0, words, (count, length)).tolist()
+        tuple(row) for row in make_keyed_generator(key).integers(0, words, (count, length)).tolist()
     ]
 
 
@@ -35,7 +34,7 @@ def told_apart(
 def test_random_splits_are_told_apart_no_oftener_than_the_interval_says() -> None:
     rows, objections = texts(100), 0
     for i in range(40):
-        member = keyed_random_generator("split", i).permutation(100) < 60
+        member = make_keyed_generator("split", i).permutation(100) < 60
         objections += told_apart(rows, member)[1] > 0.5
     assert objections <= 3  # 1 expected
 
@@ -51,7 +50,7 @@ def test_other_words_and_other_lengths_are_noticed() -> None:
     assert value > low > 0.5
     longer = [row + row[:6] if own else row for row, own in zip(rows, member, strict=True)]
     assert told_apart(longer, member)[1] > 0.9
-    characters = np.where(member, 120.0, 100.0)[:, None] + keyed_random_generator("sizes").normal(
+    characters = np.where(member, 120.0, 100.0)[:, None] + make_keyed_generator("sizes").normal(
         0, 3, (200, 1)
     )
     assert told_apart(rows, member, characters)[1] > 0.9
@@ -60,7 +59,7 @@ def test_other_words_and_other_lengths_are_noticed() -> None:
 def test_a_word_said_once_is_heard_beside_others_said_forty_times() -> None:
     """All of the members have a word that no other text has; how often the rest is said tells
     nothing."""
-    noise, rows = keyed_random_generator("said once"), []
+    noise, rows = make_keyed_generator("said once"), []
     for i in range(120):
         text = [
             word for word in noise.permutation(6)[:4].tolist() for _ in range(noise.integers(1, 40))
@@ -80,7 +79,7 @@ def test_near_duplicates_share_a_group_and_leak_nothing_between_folds() -> None:
     rows = [*base, *copies]
     group = blind_classifier.group_related_texts(rows)
     assert (group[:100] == group[100:]).all() and len(set(group.tolist())) == 100
-    half = keyed_random_generator("halves").permutation(100) < 50
+    half = make_keyed_generator("halves").permutation(100) < 50
     member = np.concatenate([half, half])
     assert told_apart(rows, member)[1] < 0.5
     leaky = blind_classifier.score_membership_blindly(
@@ -104,7 +103,7 @@ def test_groups_are_chains_of_near_duplicates_of_any_length() -> None:
 
 def test_a_stacked_score_uses_no_label_of_its_own() -> None:
     """A column for each record would give every label away to whoever was fitted to it."""
-    noise = keyed_random_generator("stacked")
+    noise = make_keyed_generator("stacked")
     member = np.arange(120) < 60
     own = blind_classifier.combine_membership_scores(np.eye(120), member, np.arange(120))
     # what is left is rounding, in which one processor sees an order and another none
@@ -153,7 +152,7 @@ def test_parts_of_one_origin_are_in_one_group_and_chains_of_origins_too() -> Non
 def test_parts_of_records_split_at_random_are_not_told_apart() -> None:
     """Three parts a record, in words of the record's own: without its document in one fold, they
     tell its label."""
-    noise = keyed_random_generator("parts")
+    noise = make_keyed_generator("parts")
     own_words = noise.integers(200, 2000, (60, 8))
     rows = [
         (*texts(1, f"part {i} {j}")[0], *own_words[i].tolist()) for i in range(60) for j in range(3)
@@ -179,7 +178,7 @@ def test_parts_of_records_split_at_random_are_not_told_apart() -> None:
 def test_records_of_one_prompt_or_person_split_at_random_are_not_told_apart(kind: str) -> None:
     """Three answers to each of 60 prompts, or notes on each person; before, one prompt's answers
     told its label."""
-    noise = keyed_random_generator(f"{kind}s")
+    noise = make_keyed_generator(f"{kind}s")
     aucs = []
     for split in range(4):
         own_words = noise.integers(200, 2000, (60, 10))

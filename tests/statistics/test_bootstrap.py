@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import t as student
 
-from auditor.core.secret_randomness import keyed_random_generator
+from auditor.core.secret_randomness import make_keyed_generator
 from auditor.statistics import bootstrap
 
 
@@ -14,7 +14,7 @@ from auditor.statistics import bootstrap
 def test_blocks_bound_the_memory_and_change_nothing(at_once: int) -> None:
     blocks = list(bootstrap.draw_resample_blocks(13, "blocks", 101, at_once))
     assert max(map(len, blocks)) == at_once and sum(map(len, blocks)) == 101
-    whole = keyed_random_generator("bootstrap", "blocks", 13).multinomial(
+    whole = make_keyed_generator("bootstrap", "blocks", 13).multinomial(
         13, np.full(13, 1 / 13), size=101
     )
     assert np.array_equal(np.concatenate(blocks), whole) and (whole.sum(1) == 13).all()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from auditor.conclusions.secret_details import survival_function
+from auditor.conclusions.secret_details import compute_survival_function
 from auditor.statistics import exposure
 
 SIXTEEN = np.arange(1, 17.0)
@@ -116,7 +116,7 @@ def test_of_models_that_learned_nothing_at_most_one_in_20_leaves_the_band(n: int
     it says nothing."""
     ranks = np.random.default_rng(n).integers(1, 10**6 + 1, size=(2000, n))
     tails = [
-        survival_function([exposure.compute_exposure(rank, BITS) for rank in canaries])
+        compute_survival_function([exposure.compute_exposure(rank, BITS) for rank in canaries])
         for canaries in ranks
     ]
     assert np.mean([any(y > 2.0**-x for x, y in points) for points in tails]) > 0.9
@@ -135,7 +135,9 @@ def test_a_model_that_learned_a_third_leaves_the_band() -> None:
     ranks = [*[1] * 10, *np.random.default_rng(0).integers(1, 10**6 + 1, size=20)]
     assert any(
         y > exposure.bound_null_exposure_tail(x, 30)
-        for x, y in survival_function([exposure.compute_exposure(rank, BITS) for rank in ranks])
+        for x, y in compute_survival_function(
+            [exposure.compute_exposure(rank, BITS) for rank in ranks]
+        )
     )
 
 

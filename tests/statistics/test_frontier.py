@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from auditor.core.secret_randomness import keyed_random_generator
+from auditor.core.secret_randomness import make_keyed_generator
 from auditor.statistics import bootstrap, frontier, intervals
 from auditor.statistics.bounds import count_discordant_pairs
 from auditor.statistics.compare import resample_paired_means
@@ -266,7 +266,7 @@ def rare(rng: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:
 def test_among_copies_of_one_distribution_a_winner_is_named_as_seldom_as_promised(
     distribution: Callable[[np.random.Generator, tuple[int, int]], np.ndarray], points: int
 ) -> None:
-    rng, named, trials = keyed_random_generator("test", "frontier", points), 0, 300
+    rng, named, trials = make_keyed_generator("test", "frontier", points), 0, 300
     draws = np.concatenate(list(bootstrap.draw_resample_blocks(60, "null", 1500)))
     for _ in range(trials):
         values = distribution(rng, (points, 60))

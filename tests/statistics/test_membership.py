@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from auditor.core.secret_randomness import keyed_random_generator
+from auditor.core.secret_randomness import make_keyed_generator
 from auditor.statistics import membership
 from auditor.statistics.membership import WINDOWS
 
@@ -61,7 +61,7 @@ def test_error_zone_of_texts_without_an_end() -> None:
 def test_error_zone_orders_as_the_ratio_with_a_little_added_to_its_denominator() -> None:
     """P / (N + e) for a small e, wherever something is wrong: ties of P / N at infinity are
     none."""
-    noise = keyed_random_generator("zone")
+    noise = make_keyed_generator("zone")
     found, naive = [], []
     for i in range(200):
         delta = noise.normal(0.5, 1, 6) if i % 2 else noise.uniform(0, 1, 6)
@@ -83,7 +83,7 @@ def test_the_windows_are_those_of_the_formula() -> None:
 
 
 def test_window_comparison_against_a_naive_twin() -> None:
-    noise = keyed_random_generator("windows")
+    noise = make_keyed_generator("windows")
     for length in (1, 3, 17, 60):
         delta = noise.normal(size=length)
         shares = []
@@ -131,7 +131,7 @@ SAW = np.array([[True, True, False, False], [False, True, True, False], [True, F
 def test_lira_against_a_naive_twin() -> None:
     """Below 64 models one deviation of all records for each kind, each record about its own
     mean."""
-    noise = keyed_random_generator("lira")
+    noise = make_keyed_generator("lira")
     target, references = noise.normal(size=3), noise.normal(size=(3, 4))
     means, square, free = {}, {True: 0.0, False: 0.0}, {True: 0, False: 0}
     for kind in (True, False):
@@ -154,7 +154,7 @@ def test_lira_is_offline_for_all_where_one_record_was_seen_by_nobody() -> None:
     saw = SAW.copy()
     saw[1] = False
     assert membership.has_both_model_kinds(SAW) and not membership.has_both_model_kinds(saw)
-    noise = keyed_random_generator("lira offline")
+    noise = make_keyed_generator("lira offline")
     target, references = noise.normal(size=3), noise.normal(size=(3, 4))
     found = membership.compute_lira_ratio(target, references, saw)
     rows = [[references[i, j] for j in range(4) if not saw[i, j]] for i in range(3)]
@@ -186,7 +186,7 @@ def test_lira_takes_one_record_of_two_models_for_a_deviation() -> None:
 
 
 def test_lira_has_a_deviation_a_record_from_64_models_on() -> None:
-    noise = keyed_random_generator("many")
+    noise = make_keyed_generator("many")
     saw = np.array([[True] * 32 + [False] * 32] * 2)
     references = noise.normal(size=(2, 64)) * np.array([[1.0], [5.0]])
     found = membership.compute_lira_ratio(floats(0, 0), references, saw)

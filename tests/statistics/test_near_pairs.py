@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rapidfuzz.distance import Levenshtein
 
-from auditor.core.secret_randomness import keyed_random_generator
+from auditor.core.secret_randomness import make_keyed_generator
 from auditor.statistics import near_pairs
 
 Texts = list[tuple[int, ...]]
@@ -47,7 +47,7 @@ def test_pairs_are_those_of_all_with_all(
 def test_of_many_texts_few_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     """3,000 texts are 9 million pairs: their near copies are found among some thousand that are
     compared."""
-    noise = keyed_random_generator("near pairs")
+    noise = make_keyed_generator("near pairs")
     texts = [tuple(row) for row in noise.integers(500, size=(2000, 20)).tolist()]
     texts += [(*text[:7], 999, *text[9:], 998) for text in texts[:1000]]
     compared = []

@@ -10,7 +10,7 @@ from scipy.stats import binom, cauchy, norm
 from sklearn.metrics import roc_auc_score
 
 from auditor.core.errors import AuditError
-from auditor.core.secret_randomness import keyed_random_generator
+from auditor.core.secret_randomness import make_keyed_generator
 from auditor.statistics import roc
 from auditor.testing import tpr_interval
 
@@ -18,7 +18,7 @@ from auditor.testing import tpr_interval
 def scores(
     m: int, n: int, shift: float = 0.0, ties: bool = False, key: str = "roc"
 ) -> tuple[np.ndarray, np.ndarray]:
-    noise = keyed_random_generator(key, m, n)
+    noise = make_keyed_generator(key, m, n)
     own, others = noise.normal(shift, 1, m), noise.normal(0, 1, n)
     return (np.round(own), np.round(others)) if ties else (own, others)
 
@@ -101,7 +101,7 @@ def test_the_threshold_is_exceeded_by_new_non_members_as_seldom_as_it_says() -> 
     """In expectation over the non-members that set it: k of n above it make (k + 1) / (n + 1) of
     others."""
     for n, rate in ((100, 0.01), (300, 0.01), (50, 0.1)):
-        above = np.sort(keyed_random_generator("conformal", n).random((4000, n)), axis=1)[:, ::-1]
+        above = np.sort(make_keyed_generator("conformal", n).random((4000, n)), axis=1)[:, ::-1]
         # of uniform scores
         realised = 1 - float(above[:, roc.count_allowed_false_positives(n, rate)].mean())
         assert (
@@ -197,7 +197,7 @@ def test_the_interval_of_a_rate_holds_the_point_of_the_roc(
     """Each end misses in 2.5% at most, and so does a gate at the true value in 5%: whatever the
     scores are like."""
     draw, truth = DISTRIBUTIONS[distribution]
-    rng, audits = keyed_random_generator("rates", distribution, m, n), 300
+    rng, audits = make_keyed_generator("rates", distribution, m, n), 300
     most = binom.ppf(0.999, audits, [0.025, 0.05])
     below = above = failed = 0
     for _ in range(audits):
@@ -217,7 +217,7 @@ def test_the_interval_of_a_rate_holds_the_point_of_the_roc(
 @pytest.mark.parametrize(("m", "n", "shift"), [(100, 100, 0.0), (100, 100, 1.5), (300, 400, 1.5)])
 def test_the_interval_of_a_partial_auc_holds_the_truth(m: int, n: int, shift: float) -> None:
     truth = quad(lambda rate: norm.sf(norm.isf(rate) - shift), 0, 0.1)[0] / 0.1
-    rng, audits = keyed_random_generator("partial", m, n, shift), 200
+    rng, audits = make_keyed_generator("partial", m, n, shift), 200
     wrong = 0
     for _ in range(audits):
         found = roc.PartialAuc(rng.normal(shift, 1, m), rng.normal(0, 1, n), 0.1)
@@ -247,7 +247,7 @@ def test_a_partial_auc_is_the_area_under_the_staircase() -> None:
 def test_a_worst_case_takes_most_of_the_level_and_many_records_tell() -> None:
     """The bound gives nothing away for nothing: behind a jump it misses as often as the threshold
     may be wrong."""
-    rng, audits = keyed_random_generator("jump"), 600
+    rng, audits = make_keyed_generator("jump"), 600
     missed = sum(
         roc.BoundedTprAtFpr(*jump(rng, 3000, 400), 0.01).low(0.05) > 0.1 for _ in range(audits)
     )
@@ -263,7 +263,7 @@ def test_few_non_members_bound_a_rate_from_above_alone() -> None:
         roc.count_nonmembers_for_lower_bound(0.001, 0.025),
     ) == (390, 321, 3911)
     for n in (389, 390):
-        own, others = np.full(500, 9.0), keyed_random_generator("few", n).random(n)
+        own, others = np.full(500, 9.0), make_keyed_generator("few", n).random(n)
         assert (roc.BoundedTprAtFpr(own, others, 0.01).low(0.025) > 0) == (n == 390)
         measured = roc.estimate_tpr("tpr", own, others, 0.01)
         assert measured is not None and ("takes 390 non-members" in measured.note) == (n == 389)
@@ -271,7 +271,7 @@ def test_few_non_members_bound_a_rate_from_above_alone() -> None:
 
 def test_differences_of_two_runs_pair_members_and_non_members() -> None:
     own, others = scores(200, 150, 1.0)
-    noise = keyed_random_generator("noise")
+    noise = make_keyed_generator("noise")
     near = own + noise.normal(0, 0.1, 200), others + noise.normal(0, 0.1, 150)
     found = roc.auc_difference(near, (own, others))
     assert found.value == pytest.approx(roc.auc(*near) - roc.auc(own, others)) and found.n == 350
@@ -290,7 +290,7 @@ def test_a_difference_of_rates_is_shown_as_seldom_as_it_says(m: int, n: int) -> 
     """Of two models that find as many: one a few for sure, the other ever more as more non-members
     pass."""
     rng, audits, equal = (
-        keyed_random_generator("paired rates", m, n),
+        make_keyed_generator("paired rates", m, n),
         25,
         norm.sf(norm.isf(0.01) - 1.5),
     )

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from auditor.core.secret_randomness import keyed_random_generator
+from auditor.core.secret_randomness import make_keyed_generator
 from auditor.statistics import roc
 from auditor.statistics.intervals import Z, clopper_pearson
 from auditor.statistics.strongest_score import (
@@ -37,13 +37,13 @@ def bonferroni(count: int) -> float:
 
 
 def test_scores_that_say_the_same_count_as_one() -> None:
-    values = keyed_random_generator("alike").normal(size=MEMBERS + OTHERS)
+    values = make_keyed_generator("alike").normal(size=MEMBERS + OTHERS)
     alike = [CandidateScore(values + 1e-9 * i, f"s{i}") for i in range(11)]
     assert compute_simultaneous_widening(alike, records()) == pytest.approx(1, abs=0.1)
 
 
 def test_the_widening_lies_between_one_interval_and_bonferroni() -> None:
-    rng = keyed_random_generator("between")
+    rng = make_keyed_generator("between")
     scores, who = draw_scores_tried_together(rng, 60, 60, [0.0] * 11, 0.8)
     found = compute_simultaneous_widening(list(scores.values()), who)
     assert 1.1 < found < bonferroni(11) - 0.1
@@ -51,7 +51,7 @@ def test_the_widening_lies_between_one_interval_and_bonferroni() -> None:
 
 def test_records_of_one_person_are_drawn_together() -> None:
     """Forty copies of one person's record are no forty records."""
-    rng = keyed_random_generator("persons")
+    rng = make_keyed_generator("persons")
     of_person = rng.normal(size=16)
     person = np.repeat(np.arange(16), 5)
     score = CandidateScore(of_person[person] + 0.01 * rng.normal(size=80), "loss")
@@ -61,7 +61,7 @@ def test_records_of_one_person_are_drawn_together() -> None:
 
 
 def test_the_strongest_is_the_one_that_is_surely_farthest_from_chance_in_either_direction() -> None:
-    rng = keyed_random_generator("reversed")
+    rng = make_keyed_generator("reversed")
     member = records().member
     scores = {
         name: CandidateScore(rng.normal(size=80) + shift * member, name)
@@ -76,7 +76,7 @@ def test_the_strongest_is_the_one_that_is_surely_farthest_from_chance_in_either_
 
 
 def test_copies_have_a_strongest_score_of_their_own() -> None:
-    rng = keyed_random_generator("copies")
+    rng = make_keyed_generator("copies")
     member = np.arange(80) < 40
     often = np.arange(80) < 12
     values = {"even": rng.normal(size=80) + 1.2 * member, "often": rng.normal(size=80) + 5 * often}
@@ -99,7 +99,7 @@ def test_copies_have_a_strongest_score_of_their_own() -> None:
 def test_scores_without_information_are_shown_in_at_most_one_of_twenty(
     members: int, others: int, shared: float
 ) -> None:
-    rng = keyed_random_generator("family-wise", members, shared)
+    rng = make_keyed_generator("family-wise", members, shared)
     shown = 0
     for _ in range(60):
         scores, who = draw_scores_tried_together(rng, members, others, [0.0] * 8, shared)

@@ -66,14 +66,14 @@ def test_a_new_metric_is_one_entry(monkeypatch: pytest.MonkeyPatch) -> None:
         kept = outcomes.RowValuesBySecret.from_judged_guesses(one)
         assert recompute_metric(
             new,
-            kept.metric_values_in_id_order(True, None),
-            kept.metric_values_in_id_order(False, None),
+            kept.order_metric_values(True, None),
+            kept.order_metric_values(False, None),
         ) == (measured.value, 30)
-        assert outcomes.paired_row_difference_or_reason(
-            new.name, None, kept, kept
-        ) == DiscordantPairs(0, 0, 30)
+        assert outcomes.compare_paired_rows(new.name, None, kept, kept) == DiscordantPairs(0, 0, 30)
         seeds = Replicates("t", "s", "a", {0: kept})
-        found = contrasts.contrast_over_seeds("c", [contrasts.WeightedMetric(1.0, new.name, seeds)])
+        found = contrasts.measure_seed_contrast(
+            "c", [contrasts.WeightedMetric(1.0, new.name, seeds)]
+        )
         assert found.value == pytest.approx(measured.value) and found.low < found.value < found.high
     finally:
         metrics.find_metric.cache_clear()
@@ -82,7 +82,7 @@ def test_a_new_metric_is_one_entry(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_measured_is_what_the_kept_numbers_make_it() -> None:
     one = outcome(60)
     kept = outcomes.RowValuesBySecret.from_judged_guesses(one)
-    sides = kept.metric_values_in_id_order(True, None), kept.metric_values_in_id_order(False, None)
+    sides = kept.order_metric_values(True, None), kept.order_metric_values(False, None)
     again = {
         m.name: recompute_metric(metrics.find_metric(m.name), *sides)
         for m in extraction.measure_extraction(one)
@@ -168,10 +168,10 @@ def test_what_the_table_does_not_know_is_taken_at_its_word() -> None:
     kept = outcomes.RowValuesBySecret(
         ("a", "b"), np.array([True, True]), (None, None), {"taste": np.array([0.3, 0.5])}
     )
-    found = outcomes.paired_row_difference_or_reason("taste", None, kept, kept)
+    found = outcomes.compare_paired_rows("taste", None, kept, kept)
     assert not isinstance(found, str) and found.value == 0
     row = Finding("t", "white-box", "mine", {}, (), "", None, "", measurements=(m,))
-    assert phrases.main_baseline_excess_table_cells(row) == ("taste 0.500 [0.400–0.600]", "–", "–")
+    assert phrases.format_baseline_excess_cells(row) == ("taste 0.500 [0.400–0.600]", "–", "–")
     assert (
         metrics.find_metric("difference_of_taste").signed,
         metrics.find_metric("taste").signed,

@@ -15,11 +15,11 @@ import torch
 
 from auditor.attacks.extraction_probability import ExtractionProbability
 from auditor.conclusions.frontier import (
-    build_leakage_frontiers_of_models,
-    frontier_models_of_runs,
-    merge_frontier_models_of_grid_points,
+    build_frontiers,
+    list_frontier_models,
+    merge_frontier_models,
 )
-from auditor.conclusions.outcomes import read_row_values_by_secret
+from auditor.conclusions.outcomes import read_row_values
 from auditor.core.jsonable import from_json
 from auditor.core.nouns import CellKey, Observation, Secret
 from auditor.core.plan import Plan
@@ -177,7 +177,7 @@ def test_a_run_with_several_defenses_has_its_picture(single: Path) -> None:
 
 
 def test_aucs_are_those_of_the_scores_that_were_kept(single: Path) -> None:
-    row = read_row_values_by_secret(single)[CellKey("mine", "white-box", "membership")]
+    row = read_row_values(single)[CellKey("mine", "white-box", "membership")]
     scores, member = row.values["membership_score"], row.member
     found = read_result(single).frontiers[1].points[1].leak.value
     value = auc(scores[member], scores[~member])
@@ -293,16 +293,14 @@ def test_a_study_of_ones_own_has_a_line_a_variant(
 
 
 def test_fewer_than_two_defenses_have_no_picture(single: Path) -> None:
-    models = frontier_models_of_runs({0: (read_result(single), single)})
+    models = list_frontier_models({0: (read_result(single), single)})
     assert (
-        build_leakage_frontiers_of_models(models)
-        and build_leakage_frontiers_of_models(models[:2]) == ()
-        and build_leakage_frontiers_of_models([]) == ()
+        build_frontiers(models) and build_frontiers(models[:2]) == () and build_frontiers([]) == ()
     )
 
 
 def test_points_of_different_models_have_none_together(single: Path, swept: Path) -> None:
-    models = frontier_models_of_runs({0: (read_result(single), single)})
+    models = list_frontier_models({0: (read_result(single), single)})
     base, *defended = models
     held = {
         seed: {**own, "perplexity": [x + 1 for x in own["perplexity"]]}
@@ -313,14 +311,14 @@ def test_points_of_different_models_have_none_together(single: Path, swept: Path
         *defended,
     ]
     assert (
-        len(merge_frontier_models_of_grid_points([models, models])) == 3
-        and merge_frontier_models_of_grid_points([models, other]) == []
-        and merge_frontier_models_of_grid_points([]) == []
+        len(merge_frontier_models([models, models])) == 3
+        and merge_frontier_models([models, other]) == []
+        and merge_frontier_models([]) == []
     )
 
 
 def test_a_model_without_the_same_questions_has_no_point_and_says_why(single: Path) -> None:
-    models = frontier_models_of_runs({0: (read_result(single), single)})
+    models = list_frontier_models({0: (read_result(single), single)})
     base, mine, copy = models
     row = ("white-box", "extraction-probability")
     cases = {
@@ -332,12 +330,12 @@ def test_a_model_without_the_same_questions_has_no_point_and_says_why(single: Pa
     third = replace(copy, line="Third", label="Third")
     for why, changed in cases.items():
         other = replace(copy, cells={row: replace(copy.cells[row], **changed)})
-        found = build_leakage_frontiers_of_models([base, mine, third, other])[0]
+        found = build_frontiers([base, mine, third, other])[0]
         assert why in found.missing[COPY] and len(found.points) == 3
 
 
 def test_fewer_answers_narrow_what_all_are_compared_on(single: Path) -> None:
-    models = frontier_models_of_runs({0: (read_result(single), single)})
+    models = list_frontier_models({0: (read_result(single), single)})
     row = ("white-box", "extraction-probability")
     cell = models[2].cells[row]
     held = cell.rows[0]
@@ -348,7 +346,7 @@ def test_fewer_answers_narrow_what_all_are_compared_on(single: Path) -> None:
         {k: v[:20] for k, v in held.values.items()},
     )
     fewer = replace(models[2], cells={row: replace(cell, rows={0: few})})
-    found = build_leakage_frontiers_of_models([*models[:2], fewer])[0]
+    found = build_frontiers([*models[:2], fewer])[0]
     assert {p.leak.n for p in found.points} == {int(held.member[:20].sum())}
     assert found.points[1].leak == found.points[2].leak
 

@@ -692,8 +692,7 @@ def test_what_each_cause_takes_of_likelihood_is_a_quantity_of_a_ledger() -> None
     )
     target = TargetRecord("pmixed", "PMixED", "", likelihood=Chain(steps, taken))
     found = {
-        m.name: (m.value, m.low, m.high, m.n)
-        for m in replicates._attacked_model_measurements(target)
+        m.name: (m.value, m.low, m.high, m.n) for m in replicates._list_model_measurements(target)
     }
     own = (-0.5, -0.7, -0.3, 40)
     assert found == {"likelihood_mixing": own, "likelihood_recipe_splitting": own}

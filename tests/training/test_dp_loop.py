@@ -24,7 +24,7 @@ from transformers import (
 )
 
 from auditor.core.errors import AuditError
-from auditor.core.secret_randomness import keyed_random_generator
+from auditor.core.secret_randomness import make_keyed_generator
 from auditor.plugins.trainer import TrainerCheckpoint
 from auditor.training import per_sample
 from auditor.training.dp_loop import PoissonSampler, PrivateRecipe, fit_privately
@@ -33,8 +33,7 @@ from tests.conftest import tiny
 from tests.training.naive_noise import NaiveNoise
 
 EXAMPLES = [
-    tuple(keyed_random_generator("private", i).integers(1, 60, 4 + i % 7).tolist())
-    for i in range(12)
+    tuple(make_keyed_generator("private", i).integers(1, 60, 4 + i % 7).tolist()) for i in range(12)
 ]
 
 

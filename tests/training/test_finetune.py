@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from auditor.core.secret_randomness import keyed_random_generator
+from auditor.core.secret_randomness import make_keyed_generator
 from auditor.training.finetune import make_untrained_gpt_neox, train_packed_blocks
 
 SIZES: dict[str, Any] = {
@@ -53,7 +53,7 @@ def test_an_epoch_reads_every_token_once_and_is_told_when_it_ends() -> None:
         batch=3,
         block=4,
         end=0,
-        order=keyed_random_generator("order"),
+        order=make_keyed_generator("order"),
         loss=loss,
         progress=lambda done: epochs.append((done, len(read))),
     )

@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from auditor.core.errors import AuditError
-from auditor.core.secret_randomness import keyed_random_generator
+from auditor.core.secret_randomness import make_keyed_generator
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.shards import read_shard_record_list, record_digests
 from auditor.plugins.trainer import TrainerCheckpoint
@@ -164,7 +164,7 @@ def one_by_one(
                 model,
                 member.sequences,
                 **vars(COURSE),
-                order=keyed_random_generator(*member.stream),
+                order=make_keyed_generator(*member.stream),
                 loss=loss,
             )
         model.save_pretrained(str(member.folder))

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from auditor.core.secret_randomness import keyed_random_generator
+from auditor.core.secret_randomness import make_keyed_generator
 from validation.harness import run
 from validation.speed import curves
 
@@ -26,7 +26,7 @@ def test_the_exponent_of_known_growth(power: float, fixed: float) -> None:
 def test_the_interval_has_the_exponent_as_often_as_it_says() -> None:
     """Errors of 5%, independent of each other: 95% of 200 intervals, give or take three
     deviations."""
-    noise = keyed_random_generator("curves, interval")
+    noise = make_keyed_generator("curves, interval")
     held = 0
     for _ in range(200):
         seconds = [(2 + 1e-3 * size) * np.exp(noise.normal(0, 0.05)) for size in SIZES]

@@ -33,7 +33,7 @@ from auditor.core.canary_space import CanarySpace
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Query, Tokens
 from auditor.core.plan_parts import LoadingOptions
-from auditor.core.secret_randomness import secret_uniform_draws
+from auditor.core.secret_randomness import draw_secret_uniforms
 from auditor.generation import tries
 from auditor.models import precision
 from auditor.models.decoding import ANCESTRAL
@@ -172,7 +172,7 @@ def drawn(bench: Bench, count: int, first: int = 0) -> Tensor:
     secrets = bench.secrets[first : first + count]
     prefixes = bench.tensor([secret.prefix for secret in secrets])
     numbers = torch.stack(
-        [torch.as_tensor(secret_uniform_draws(8, SUFFIX, first + i)) for i in range(count)]
+        [torch.as_tensor(draw_secret_uniforms(8, SUFFIX, first + i)) for i in range(count)]
     )
     return bench.model.completions(prefixes, SUFFIX, OWN, numbers).tokens
 

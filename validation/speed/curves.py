@@ -34,7 +34,7 @@ from scipy.stats import f as f_distribution
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
-from auditor.core.secret_randomness import keyed_random_generator
+from auditor.core.secret_randomness import make_keyed_generator
 from auditor.models.memory import release_unused_memory
 from validation.harness import Page, refuse, run
 
@@ -120,7 +120,7 @@ def arrays(
     """Token ids at random, and a tenth as many non-members."""
     for name, count in (("data", secrets), ("nonmembers", max(5, secrets // 10))):
         (folder / name).mkdir()
-        ids = keyed_random_generator("curves", name).integers(
+        ids = make_keyed_generator("curves", name).integers(
             vocabulary, size=(count, LENGTH + suffix), dtype=np.uint32
         )
         np.save(folder / name / "a_prefix.npy", ids[:, :LENGTH])
@@ -159,7 +159,7 @@ def members(folder: Path, size: int) -> dict[str, Any]:
 
 def records(folder: Path, size: int) -> dict[str, Any]:
     """Texts of which every tenth is a copy; 200 of them are attacked."""
-    noise, said = keyed_random_generator("curves", "records"), [f"w{i}" for i in range(VOCABULARY)]
+    noise, said = make_keyed_generator("curves", "records"), [f"w{i}" for i in range(VOCABULARY)]
     with (folder / "data.jsonl").open("w", encoding="utf-8") as out:
         for _ in range(
             size // 10

@@ -22,7 +22,7 @@ from torch import Tensor
 from auditor.attacks.ethicist import Ethicist
 from auditor.core.nouns import Pair
 from auditor.core.plan_parts import LoadingOptions
-from auditor.core.secret_randomness import secret_uniform_draws
+from auditor.core.secret_randomness import draw_secret_uniforms
 from auditor.models import precision
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.loading import load_causal_lm
@@ -73,7 +73,7 @@ def same_tokens(model: HuggingFaceModel, prefixes: Tensor, samples: int = 8) -> 
     """Tokens that are the same whether a prefix is asked alone or beside all others, and all of
     them."""
     noise = torch.stack(
-        [torch.as_tensor(secret_uniform_draws(samples, _LAST, i)) for i in range(len(prefixes))]
+        [torch.as_tensor(draw_secret_uniforms(samples, _LAST, i)) for i in range(len(prefixes))]
     )
     together = model.completions(prefixes, _LAST, OWN, noise).tokens
     alone = [

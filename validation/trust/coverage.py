@@ -22,7 +22,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from auditor.core.secret_randomness import keyed_random_generator
+from auditor.core.secret_randomness import make_keyed_generator
 from auditor.statistics.audit_by_shape import (
     GAUSSIAN,
     Sampling,
@@ -166,7 +166,7 @@ def study(
     """All estimators of the mechanism with so many canaries, on the same audits."""
     said: dict[str, list[float]] = {}
     for audit in range(audits):
-        rng = keyed_random_generator("coverage", mechanism.name, canaries, audit, seed)
+        rng = make_keyed_generator("coverage", mechanism.name, canaries, audit, seed)
         coins = rng.random(canaries) < 0.5
         scores = mechanism.play(coins, rng)
         for one in audit_epsilon_bounds(

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from auditor.core.result import Measurement
-from auditor.core.secret_randomness import keyed_random_generator
+from auditor.core.secret_randomness import make_keyed_generator
 from auditor.gate.decide import compute_rule_bounds
 from auditor.statistics.audited import LEVEL
 from auditor.statistics.bounds import BoundedNumber
@@ -69,7 +69,7 @@ def lower(bound: float) -> Ends:
 
 
 def simulated(case: IntervalCase, audits: int, seed: int = 0) -> IntervalErrors:
-    rng = keyed_random_generator("intervals", case.quantity, case.distribution, case.size, seed)
+    rng = make_keyed_generator("intervals", case.quantity, case.distribution, case.size, seed)
     missed = fails = holds = 0
     count = max(20, round(audits * case.part))
     for _ in range(count):

@@ -90,7 +90,7 @@ def perplexities_apart(n: int) -> tuple[float, Callable[[Rng], Ends]]:
         parts = [
             contrasts.WeightedMetric(sign, "perplexity", cell(nll, tokens)) for sign, nll in signed
         ]
-        return of(contrasts.contrast_over_seeds("d", parts))
+        return of(contrasts.measure_seed_contrast("d", parts))
 
     mean = 2 * math.exp(0.4**2 / 2)
     return math.exp(mean + 0.2) - math.exp(mean), audit

@@ -22,7 +22,7 @@ from auditor.benchmarks.lab.lab import Lab
 from auditor.benchmarks.lab.lab_recipe import LabRecipe
 from auditor.core import threads
 from auditor.core.nouns import Secret
-from auditor.core.secret_randomness import keyed_random_generator
+from auditor.core.secret_randomness import make_keyed_generator
 from auditor.models.base import LanguageModel, compute_text_nlls
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.lora import model_with_adapter
@@ -59,7 +59,7 @@ def by_epoch(lab: Lab, epochs: int) -> Iterator[LanguageModel]:
         list_trainable_parameters(model),
         sequences,
         course,
-        keyed_random_generator("lab", recipe.seed, "target 1"),
+        make_keyed_generator("lab", recipe.seed, "target 1"),
     )
     while not fitting.is_finished:
         with torch.autocast("cpu", torch.bfloat16, enabled=has_native_bfloat16(CPU)):

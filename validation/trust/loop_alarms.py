@@ -65,7 +65,7 @@ def quickly() -> Iterator[None]:
         lambda self: copy.deepcopy(_made(self)),
     )
     quick = patch.object(gaussian, "quick_rdp_epsilon", smooth_epsilon)
-    with copied, quick, patch.object(claim, "epsilon_of_claimed_noise_and_steps", smooth_epsilon):
+    with copied, quick, patch.object(claim, "compute_claimed_epsilon", smooth_epsilon):
         yield
 
 
@@ -166,7 +166,7 @@ def row(seed: int, kind: str, test: CrashTest) -> Row:
         "verdict": test.verdict,
         "broken": {check.name: f"{check.said} (p = {check.p:.2g})" for check in test.broken_checks},
         "reach": test.seen.noise_multiplier and 1 / test.seen.noise_multiplier,
-        "inside": low <= test.claim.implied_epsilon() <= high,
+        "inside": low <= test.claim.compute_implied_epsilon() <= high,
         "doubted": test.exceeds_claim_without_fault,
         "seconds": round(test.seconds, 1),
     }

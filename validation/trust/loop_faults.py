@@ -50,7 +50,7 @@ def tested(train: Loop, seed: int = 0) -> CrashTest:
     """Without the bound of one training, which decides nothing."""
     with (
         warnings.catch_warnings(),
-        patch.object(trial, "bound_loop_epsilon_by_membership_guesses", lambda *given: None),
+        patch.object(trial, "bound_loop_epsilon", lambda *given: None),
     ):
         warnings.simplefilter("ignore")
         return crash_test(train, minutes=10, seed=seed)
@@ -79,7 +79,7 @@ def row(name: str, found: CrashTest | AuditError) -> tuple[str, ...]:
     return (
         name,
         found.verdict,
-        f"{found.claim.implied_epsilon():.1f}",
+        f"{found.claim.compute_implied_epsilon():.1f}",
         really,
         why,
         f"{found.seconds:.0f}",
@@ -153,7 +153,7 @@ class Quick:
     ) -> dict[str, Tensor]:
         embedding = weights["gpt_neox.embed_in.weight"]
         first = self.weights is None or self.rows is None
-        rows = training_specimen.padded_specimen_token_ids(own.records, wanted)
+        rows = training_specimen.pad_specimen_tokens(own.records, wanted)
         if first or not torch.equal(rows, self.rows) or not torch.equal(embedding, self.weights):
             self.weights, self.rows = embedding.clone(), rows
             self.found = quick(rows, weights, names)

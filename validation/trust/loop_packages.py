@@ -103,7 +103,7 @@ def _rows(rows: Any) -> Tensor:
 
 
 def _padded(rows: Any) -> Tensor:
-    return training_specimen.padded_specimen_token_ids(rows, list(range(len(rows))))
+    return training_specimen.pad_specimen_tokens(rows, list(range(len(rows))))
 
 
 def _set(**values: Any) -> Callable[[Any], object]:

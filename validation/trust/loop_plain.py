@@ -95,7 +95,7 @@ class Plain:
     def read(self, model: Any, records: Any, drawn: list[int]) -> None:
         """The forward pass of the batch; its gradients come from a faster way, one by one."""
         if drawn:
-            model(input_ids=training_specimen.padded_specimen_token_ids(records, drawn))
+            model(input_ids=training_specimen.pad_specimen_tokens(records, drawn))
 
     def norms(self, found: dict[str, Tensor]) -> Tensor:
         return torch.stack([one.flatten(1).norm(dim=1) for one in found.values()]).norm(dim=0)

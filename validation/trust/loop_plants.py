@@ -62,7 +62,7 @@ def _pairs_clipped(self: Plain, found: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def _read_in_pairs(self: Plain, model: Any, records: Any, drawn: list[int]) -> None:
     for at in range(0, len(drawn), 2):
-        model(input_ids=training_specimen.padded_specimen_token_ids(records, drawn[at : at + 2]))
+        model(input_ids=training_specimen.pad_specimen_tokens(records, drawn[at : at + 2]))
 
 
 def _best_kept(self: Plain, step: int, model: Any, records: Any) -> None:
@@ -70,7 +70,7 @@ def _best_kept(self: Plain, step: int, model: Any, records: Any) -> None:
     given back."""
     if step % 5 == 0:
         with torch.no_grad():
-            ids = training_specimen.padded_specimen_token_ids(records, list(range(len(records))))
+            ids = training_specimen.pad_specimen_tokens(records, list(range(len(records))))
             logits = model(input_ids=ids).logits[:, :-1].transpose(1, 2)
             loss = float(cross_entropy(logits, ids[:, 1:], ignore_index=training_specimen.PAD))
         held = vars(self).get("best") if step else None
@@ -178,7 +178,7 @@ def _read_inside_vmap(self: Plain, model: Any, records: Any, drawn: list[int]) -
         return model(input_ids=row.unsqueeze(0), use_cache=False).logits
 
     if drawn:
-        torch.vmap(logits)(training_specimen.padded_specimen_token_ids(records, drawn))
+        torch.vmap(logits)(training_specimen.pad_specimen_tokens(records, drawn))
 
 
 def _rounded(self: Plain, summed: Tensor, noise: Tensor, divisor: float) -> Tensor:
@@ -246,7 +246,7 @@ def _with_batch_norm(self: Plain, model: Any) -> None:
 
 def _losses_kept(self: Plain, model: Any, records: Any, drawn: list[int]) -> None:
     if drawn:
-        ids = training_specimen.padded_specimen_token_ids(records, drawn)
+        ids = training_specimen.pad_specimen_tokens(records, drawn)
         logits = model(input_ids=ids).logits[:, :-1].transpose(1, 2)
         object.__setattr__(
             self,

@@ -39,7 +39,7 @@ from auditor.benchmarks.lab.lab_recipe import LabRecipe
 from auditor.core import threads
 from auditor.core.nouns import Secret
 from auditor.core.result import Audited
-from auditor.core.secret_randomness import keyed_random_generator
+from auditor.core.secret_randomness import make_keyed_generator
 from auditor.defenses import private_training
 from auditor.defenses.adp import Adp, AdpSound
 from auditor.defenses.pmixed import PMixed
@@ -186,7 +186,7 @@ def shuffled() -> AbstractContextManager[Any]:
     def batch(sampler: PoissonSampler, step: int) -> NDArray[np.int64]:
         parts = round(1 / sampler.rate)
         epoch, part = divmod(step, parts)
-        order = keyed_random_generator("shuffled", sampler.key, epoch).permutation(sampler.size)
+        order = make_keyed_generator("shuffled", sampler.key, epoch).permutation(sampler.size)
         return np.sort(np.array_split(order, parts)[part])
 
     return patch.object(PoissonSampler, "draw_batch_units", batch)

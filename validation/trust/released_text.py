@@ -33,7 +33,7 @@ from auditor.benchmarks.lab.real_lab import RealLab, RealLabRecipe
 from auditor.conclusions.signals import assess_signals
 from auditor.core.nouns import UNDEFENDED
 from auditor.core.result import AuditResult
-from auditor.core.secret_randomness import CHANNELS, keyed_random_generator
+from auditor.core.secret_randomness import CHANNELS, make_keyed_generator
 from auditor.generation.sample import sample_candidates
 from auditor.models.base import LanguageModel
 from auditor.models.decoding import ANCESTRAL
@@ -149,7 +149,8 @@ def main(
         for i in range(count):
             result, scores = simulated(of_private, seed + i + int(1e6 * of_private))
             seen = {
-                signal.kind.short for signal in assess_signals(result).shown_signals(UNDEFENDED)
+                signal.kind.short
+                for signal in assess_signals(result).list_shown_signals(UNDEFENDED)
             } & set(SIGNALS)
             auc = roc.estimate_auc("", *scores["ours"])
             told = {"any": bool(seen), "alone": not auc.low <= 0.5 <= auc.high}
@@ -232,7 +233,7 @@ def _drawn(
     """A batch of texts, each up to the token that ends one."""
     words = model.tokenizer
     start = torch.tensor([[words.bos_token_id or words.eos_token_id]])
-    noise = keyed_random_generator("released text", seed, batch).random((1, size, length, CHANNELS))
+    noise = make_keyed_generator("released text", seed, batch).random((1, size, length, CHANNELS))
     for row in sample_candidates(model, start, length, ANCESTRAL, noise)[0].suffixes.tolist():
         yield words.decode(row[: row.index(end)] if end in row else row, skip_special_tokens=True)
 

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from auditor.benchmarks.lab.lab import Lab
 from auditor.core import threads
 from auditor.core.result import Audited
-from auditor.core.secret_randomness import keyed_random_generator
+from auditor.core.secret_randomness import make_keyed_generator
 from auditor.defenses.private_training import DpSgd
 from auditor.privacy.gaussian import noise_multiplier_for
 from auditor.privacy.gradient_canaries import GradientCanaries
@@ -64,7 +64,7 @@ def simulated(
     own: DescribedTraining, count: int, trial: int
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     """Scores and coins of as many canaries in as many steps of the mechanism itself."""
-    rng = keyed_random_generator("white box", trial)
+    rng = make_keyed_generator("white box", trial)
     included, scores = rng.random(count) < 0.5, np.zeros(count)
     for _ in range(own.steps):
         part = included & (rng.random(count) < own.sampling_rate)
