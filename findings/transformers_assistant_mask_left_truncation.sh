@@ -7,7 +7,6 @@
 # Why: the first answer whose beginning is not found ends the loop over answers. A trainer that takes its loss from this
 # mask learns nothing of such a chat, in silence: it is in the training file, but no member.
 # Exits 0 if that is still so, 1 if it changed.
-# Exits 0 if that is still so, 1 if it changed.
 set -euo pipefail
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
