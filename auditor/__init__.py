@@ -1,5 +1,5 @@
-"""`audit`: measures what a language model leaks of its training data, and what a defense changes
-about it.
+"""`audit`: measures what a language model leaks of its training data, and how much a defense
+reduces it.
 
 From Python: `from auditor import audit, load_run, crash_test` (`auditor/api.py`), which is loaded
 when it is asked for.

@@ -45,7 +45,7 @@ EXIT_CODES = {
     130: "interrupted",
     141: "nobody reads the output",
 }
-_HELP = """Measure what a language model leaks of its training data, and what a defense changes about it.
+_HELP = """Measure what a language model leaks of its training data, and how much a defense reduces it.
 
 Examples:
     audit check ./my-model --data private.jsonl --nonmembers fresh.jsonl

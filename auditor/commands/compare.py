@@ -29,7 +29,7 @@ def compare(
         typer.Option(metavar="FILE", help="Write CSV: one line per configuration, metric and run."),
     ] = None,
 ) -> None:
-    """Show runs side by side: the same secrets paired, differences with intervals, a best where it
+    """Show runs side by side: the same secrets paired, differences with intervals, the best if it
     is significant.
 
     Examples:

@@ -66,7 +66,7 @@ class GateLimitFlags:
         bool,
         typer.Option(
             "--allow-not-applicable",
-            help="Pass though an attack that was asked for was not applicable.",
+            help="Pass even if a requested attack was not applicable.",
         ),
     ] = False
 
@@ -180,15 +180,12 @@ class PlanningFlags:
     ] = None
     power: Annotated[
         float | None,
-        typer.Option(
-            help="Power of --plan: how often such a change is to be found. [default: 0.8]"
-        ),
+        typer.Option(help="Power of --plan: the share of such changes to find. [default: 0.8]"),
     ] = None
     rules: Annotated[
         int | None,
         typer.Option(
-            help="Decisions of --plan that are made together: rules times configurations. "
-            "[default: 1]"
+            help="Decisions that --plan makes together: rules times configurations. [default: 1]"
         ),
     ] = None
 
@@ -204,9 +201,9 @@ def gate(
     outputs: GateOutputFlags,
     planning: PlanningFlags,
 ) -> None:
-    """Hold a finished run to limits and a baseline: exit 0 held, 1 failed, 4 inconclusive.
+    """Judge a finished run by limits and a baseline: exit 0 held, 1 failed, 4 inconclusive.
 
-    The model that was judged is read again, every byte: another one in its place fails.
+    Every byte of the audited model is read again: another model fails.
     Held: the one-sided 95% upper bound is within the limit. Failed: the lower bound, corrected for
     the number of decisions, is beyond it. A policy file holds `rules = ["recall <= 0.05", "recall
     not worse than baseline by 0.02"]` and [[rule]] tables with rule (or metric, count or kind, max

@@ -18,7 +18,7 @@ def history(
         ),
     ],
     by: Annotated[
-        str, typer.Option(metavar="date|commit|checkpoint", help="What runs are ordered by.")
+        str, typer.Option(metavar="date|commit|checkpoint", help="Order of the runs.")
     ] = "date",
     out: Annotated[Path, typer.Option("-o", "--out", metavar="FILE", help="Page to write.")] = Path(
         "history.html"
@@ -27,8 +27,8 @@ def history(
     """Write one page over many runs: leakage with intervals over time, gate decisions, links to
     each report.
 
-    Runs that cannot be compared (other secrets, other attacks, another model family) stand apart,
-    with the reason. Commits stand in the order in which they were first audited; a checkpoint is a
+    Runs that cannot be compared (other secrets, other attacks, another model family) are listed
+    apart, with the reason. Commits are ordered by their first audit; a checkpoint is a
     model or revision whose name ends in its step (checkpoint-500, step1000, epoch-3).
 
     Examples:

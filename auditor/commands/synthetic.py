@@ -21,7 +21,7 @@ def synthetic(
     ],
     data: Annotated[
         str,
-        typer.Option(metavar="FILE", help="Private records that whatever wrote it was trained on."),
+        typer.Option(metavar="FILE", help="Private records that its generator was trained on."),
     ],
     nonmembers: Annotated[
         str,
@@ -54,7 +54,7 @@ def synthetic(
     reveal: options.Reveal = False,
     seed: options.Seed = 0,
 ) -> None:
-    """Say what released text tells of private records: passages, personal data, membership,
+    """Measure what released text reveals of private records: passages, personal data, membership,
     epsilon. Asks no model.
 
     Examples:

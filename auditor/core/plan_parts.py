@@ -51,7 +51,7 @@ class TargetPlan:
     base_url: Server of --model openai:NAME: http://HOST:PORT/v1; key in OPENAI_API_KEY.
     tokenizer: Tokenizer of --model openai:NAME. [default: NAME]
     max_tokens_total: Ask a model behind an API for at most N tokens. [default: no limit]
-    forms: Deployed forms, each a row beside it: merged, int8, int4, nf4, fp4, pruned:SHARE,
+    forms: Deployed forms, each in its own row: merged, int8, int4, nf4, fp4, pruned:SHARE,
         gguf:TYPE, or a model, as FOLDER, llama:FILE or served:URL. A second --model is one too.
     before: The model before it was trained to forget --forget.
     retrained: A model trained as --before was, without --forget, to compare with.
@@ -115,8 +115,8 @@ class LoadingOptions:
     or base model.
 
     device: cpu, cuda, cuda:1 or mps; auto: the best available.
-    dtype: Precision of the weights; auto: bfloat16 where they are saved in it and the machine has
-        it, else float32.
+    dtype: Precision of the weights; auto: bfloat16 if they are saved so and the machine has it,
+        else float32.
     trust_remote_code: Let model repositories run their own code.
     revision: Branch, tag or commit of --model on the Hugging Face hub.
     model_args: Argument of from_pretrained, as attn_implementation=eager; repeatable.
@@ -202,8 +202,8 @@ class DataPlan:
     known_fraction: Without --known: share of --data that the attacker already has.
     known_limit: Use at most N records of the auxiliary data. [default: all]
     group_column: Column of --data to show results by; its values are in the report.
-    user_column: Column of --data, and of --nonmembers, that names whose a record is: leakage by
-        person, without names.
+    user_column: Column of --data and --nonmembers with each record's person: leakage by person,
+        without names.
     knows: What the attacker has of a conversation: the system turn; all before the answer; a share
         F of it too.
         [default: user]
@@ -216,8 +216,8 @@ class DataPlan:
         likely with another.
     windows: Attack a suffix every STRIDE tokens of a text. [default: at most 20 along it; one with
         a given length]
-    trained_length: Tokens of a row that were trained on; auto: the max_length in training_args.bin
-        beside the model.
+    trained_length: Tokens of a row that were trained on; auto: the max_length in
+        training_args.bin next to the model.
     canaries: Canaries that were inserted into the training data: see `audit canaries`.
     phone_region: Countries of telephone numbers that are written without a country code.
     forget: Records of --data that --model was trained to forget.
@@ -283,8 +283,8 @@ class AttackPlan:
 
     attack: Attack or probe, see `audit list`; repeatable. [default: ethicist]
     attack_options: Option of an attack, as ethicist.samples=20; repeatable.
-    setting: Access: sampled text only, as privacy claims of text assume, or all that a white box
-        gives.
+    setting: Access: sampled text only, as privacy claims about text assume, or everything (white
+        box).
     samples: Samples per prefix, in every attack. [default: each attack has its own]
     until: Ask secrets in random order, and stop a configuration once --gate's rules are decided, or
         an interval is so narrow.
@@ -332,12 +332,12 @@ class AttackPlan:
 class DefensePlan:
     """Which defenses, and what stands beside them.
 
-    defense: Defense to audit beside the undefended model, see `audit list`; repeatable.
+    defense: Defense to audit next to the undefended model, see `audit list`; repeatable.
     defense_options: Option of a defense, as pmixed.epsilon=4; repeatable.
     controls: Audit each defense's controls too: only they show what causes an effect.
-    ensemble_limit: Attack at most N members where an ensemble answers. [default: all; in the lab
+    ensemble_limit: Attack at most N members of a target with an ensemble. [default: all; in the lab
         60]
-    relearn: Train a copy on auxiliary data for STEPS: does what was forgotten return?
+    relearn: Train a copy on auxiliary data for STEPS: do forgotten records return?
     relearn_rate: Learning rate of --relearn. [default: 5e-5; in the lab 1e-4]
     """
 
