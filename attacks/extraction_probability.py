@@ -40,10 +40,11 @@ from auditor.statistics.extraction import (
     compute_any_sample_probability,
     compute_greedy_window_share,
     compute_least_window_bits,
+    compute_suffix_p_values,
 )
 from auditor.statistics.intervals import mean_probability, share_with_interval
 from auditor.statistics.metrics import AT_LEAST, AT_MOST, name_nonmember_metric
-from auditor.statistics.roc import compute_conformal_p_values, compute_conformal_threshold
+from auditor.statistics.roc import compute_conformal_threshold
 
 _SECRETS_AT_ONCE = 64
 # entries of the distribution to sort and count at once: 32 MiB of float64
@@ -60,7 +61,7 @@ class ExtractionProbability(DistributionProbe):
     at most. One teacher-forced pass gives log p_z = sum_t log q_t(z_t), -inf where a token is cut
     (formulas.md A4). `n`: numbers of samples; `p`: a secret is (n, p)-discoverable when one of n
     samples is right with probability p or more; `alpha`:
-    level of the conformal threshold that non-members set (A7).
+    level of the conformal threshold that non-members set (A7), by the length of the suffix.
 
     `bracket` adds two bounds, of two events: a lower one, of a sample within `near_distance` token
     edits of the suffix under this decoding (the near-verbatim probe, by `near_beams`); an upper
@@ -165,16 +166,28 @@ class ExtractionProbability(DistributionProbe):
         member = member_mask(secrets)
         if member.all() or not _has_exact_probability(observations):
             return list(observations)
-        log_p = value_column(observations, "log_p")
         # (1 + #{non-members as likely}) / (n + 1), only for members: a non-member is its own
         # control.
-        p_values = compute_conformal_p_values(log_p, log_p[~member])
+        p_values = iter(self._member_p_values(secrets, observations))
         return [
-            replace(observation, values={**observation.values, "conformal_p": float(p)})
+            replace(
+                observation, values={**observation.values, "conformal_p": float(next(p_values))}
+            )
             if secret.member
             else observation
-            for secret, observation, p in zip(secrets, observations, p_values, strict=True)
+            for secret, observation in zip(secrets, observations, strict=True)
         ]
+
+    def _member_p_values(
+        self, secrets: Sequence[Secret], observations: Sequence[Observation]
+    ) -> Floats:
+        """Return the conformal p-value of each member, by the length of its suffix."""
+        member = member_mask(secrets)
+        log_p = value_column(observations, "log_p")
+        lengths = np.array([len(secret.suffix) for secret in secrets])
+        return compute_suffix_p_values(
+            log_p[member], lengths[member], log_p[~member], lengths[~member], self.alpha
+        )
 
     def measurements(self, secrets: Sequence[Secret], observations: Observed) -> list[Measurement]:
         member = member_mask(secrets)
@@ -200,8 +213,12 @@ class ExtractionProbability(DistributionProbe):
         for n, p, (end, log_p) in itertools.product(
             self.any_of_n_sample_counts(), self.discoverability_levels(), ends
         ):
-            reached = _discoverable_secret_mask(log_p[member], n, p)
-            measured.append(share_with_interval(f"discoverable_{n}_{p:g}{end}", reached))
+            name = f"discoverable_{n}_{p:g}{end}"
+            reached = _discoverable_secret_mask(log_p, n, p)
+            measured.append(share_with_interval(name, reached[member]))
+            if not member.all():
+                floor = name_nonmember_metric(name)
+                measured.append(share_with_interval(floor, reached[~member], "the baseline"))
         ancestral = np.exp(value_column(observations, "log_p_ancestral")[member])
         note = "one sample from the untruncated distribution"
         measured.append(mean_probability("extraction_probability_ancestral", ancestral, note))
@@ -217,8 +234,7 @@ class ExtractionProbability(DistributionProbe):
             measured += self._bound_and_share_measurements(member, observations)
         if member.all() or not exact:
             return measured
-        log_p = value_column(observations, "log_p")
-        return [*measured, self._conformal_extracted_share(log_p[member], log_p[~member])]
+        return [*measured, self._conformal_extracted_share(secrets, observations)]
 
     def _bound_and_share_measurements(
         self, member: Bools, observations: Sequence[Observation]
@@ -276,13 +292,23 @@ class ExtractionProbability(DistributionProbe):
             for name, p in probabilities.items()
         }
 
-    def _conformal_extracted_share(self, members: np.ndarray, controls: np.ndarray) -> Measurement:
-        # The ceil((1 - alpha)(n + 1))-th smallest of n controls (formulas A7); inf for too few.
+    def _conformal_extracted_share(
+        self, secrets: Sequence[Secret], observations: Sequence[Observation]
+    ) -> Measurement:
+        """Return the share of members more likely than non-members' suffixes of their length."""
+        p_values = self._member_p_values(secrets, observations)
+        controls = value_column(observations, "log_p")[~member_mask(secrets)]
         threshold = compute_conformal_threshold(controls, self.alpha)
         note = (
-            f"log p above {threshold:.4g} nats, which {len(controls)} non-members set at alpha "
-            f"{self.alpha:g}"
+            f"above a threshold that {len(controls)} non-members set at alpha {self.alpha:g}, by "
+            "the length of the suffix"
         )
+        if len({len(secret.suffix) for secret in secrets}) == 1:
+            # The ceil((1 - alpha)(n + 1))-th smallest of n controls (formulas A7).
+            note = (
+                f"log p above {threshold:.4g} nats, which {len(controls)} non-members set at alpha "
+                f"{self.alpha:g}"
+            )
         if math.isinf(threshold) and threshold < 0:
             note = (
                 "any probability at all: this decoding draws the suffix of none of "
@@ -292,7 +318,7 @@ class ExtractionProbability(DistributionProbe):
             note = (
                 f"{len(controls)} non-members are too few for a threshold at alpha {self.alpha:g}"
             )
-        return share_with_interval("conformal_share", members > threshold, note)
+        return share_with_interval("conformal_share", p_values <= self.alpha + _ROUNDING, note)
 
     def main_number_by_repeats(
         self, secrets: Sequence[Secret], observations: Observed

@@ -291,6 +291,9 @@ def _nonmember_baseline_label(result: AuditResult, signals: Sequence[LeakSignal]
     titles = {f.cell_key: f"{f.attack}{greedily[f.decodes_greedily]}" for f in result.findings}
     attacks = ", ".join(dict.fromkeys(name for key, name in titles.items() if key in used))
     method = f"(attack {attacks}; 95% intervals)" if attacks else "(95% intervals)"
+    n_tokens = result.plan.get("suffix_length")
+    # Short suffixes are extracted of untrained text too, at a rate that depends on their length.
+    length = f" (suffixes of {n_tokens} tokens)" if n_tokens else ""
     floors = [(s.target, s.baseline) for s in signals if isinstance(s.baseline, Measurement)]
     highest = {
         target: max((m for t, m in floors if t == target), key=lambda m: m.value)
@@ -299,15 +302,15 @@ def _nonmember_baseline_label(result: AuditResult, signals: Sequence[LeakSignal]
     if not highest:
         if n := result.benchmark.nonmembers:
             return (
-                f"not measured of the {n:,} non-members: what guessing alone would extract is not "
-                f"known {method}"
+                f"not measured of the {n:,} non-members: what guessing alone would extract{length} "
+                f"is not known {method}"
             )
-        return f"no non-members: what guessing alone would extract is not known {method}"
+        return f"no non-members: what guessing alone would extract{length} is not known {method}"
     counts = (
         f"{phrases.count_hits(m):,}/{m.n:,} {_short_target_title(result, target)}"
         for target, m in highest.items()
     )
-    return f"of non-members: {', '.join(counts)} {method}"
+    return f"of non-members{length}: {', '.join(counts)} {method}"
 
 
 def _attack_table_lines(

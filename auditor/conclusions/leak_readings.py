@@ -108,7 +108,7 @@ def _read_probability_leaks(finding: Finding) -> Iterator[LeakReading]:
         levels = DISCOVERABLE.parse_numbers(m.name)
         # levels: (samples, probability), as in the name.
         if levels and (levels[0] == "1" or float(levels[1]) >= _SURELY) and is_measured(m):
-            yield LeakReading(m, 0.0, row=finding.cell_key, alone=False)
+            yield from read_nonmember_leaks(finding, m.name, alone=False)
     yield from read_repeat_leaks(finding, finding.measurement(name_nonmember_metric(EXACT)), EXACT)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from auditor.core.arrays import Bools, Floats
+from auditor.core.arrays import Bools, Floats, Ints
 from auditor.core.nouns import Secret
 from auditor.core.result import Measurement, Stratum
 from auditor.statistics import metrics
@@ -14,6 +14,9 @@ from auditor.statistics.intervals import share_with_interval
 from auditor.statistics.judging import Outcome
 from auditor.statistics.metrics import RECALL
 from auditor.statistics.ranking import rank_guesses
+from auditor.statistics.roc import compute_conformal_p_values, count_nonmembers_for_threshold
+
+_COMPARABLE = 0.75  # of a suffix's length: shorter ones are compared with only if need be
 
 
 def measure_extraction(outcome: Outcome) -> list[Measurement]:
@@ -44,6 +47,33 @@ def compute_any_sample_probability(log_p: Floats, n: int) -> Floats:
     with np.errstate(divide="ignore"):  # p = 1
         result: Floats = -np.expm1(n * np.log1p(-p))
     return result
+
+
+def compute_suffix_p_values(
+    log_p: Floats, lengths: Ints, other_log_p: Floats, other_lengths: Ints, rate: float
+) -> Floats:
+    """Return the conformal p-value of each suffix against non-members' suffixes of its length.
+
+    A short suffix is more likely than a long one, trained on or not (arXiv 2607.12649). So each is
+    compared with the non-members' suffixes of 3/4 of its length up to its length, or, if they are
+    too few for a threshold at this false-positive rate, with the longest that are no longer: these
+    are likelier, so the p-value only grows. 1 if no non-member's suffix is as short.
+    """
+    p_values = np.ones(len(log_p))
+    order = np.argsort(other_lengths, kind="stable")
+    sorted_lengths = other_lengths[order]
+    for length in np.unique(lengths):
+        end = int(np.searchsorted(sorted_lengths, length, side="right"))
+        start = int(np.searchsorted(sorted_lengths, _COMPARABLE * length))
+        fewest = max(0, end - count_nonmembers_for_threshold(rate))
+        if start > fewest:
+            # all of one length, or none
+            start = int(np.searchsorted(sorted_lengths, sorted_lengths[fewest]))
+        of_length = lengths == length
+        p_values[of_length] = compute_conformal_p_values(
+            log_p[of_length], other_log_p[order[start:end]]
+        )
+    return p_values
 
 
 def compute_least_window_bits(bits: Floats, length: int) -> Floats:

@@ -46,6 +46,7 @@ from auditor.statistics.extraction import (
     compute_any_sample_probability,
     compute_greedy_window_share,
     compute_least_window_bits,
+    compute_suffix_p_values,
 )
 from auditor.statistics.intervals import clopper_pearson, mean_probability, subtract_nonmember_mean
 from auditor.statistics.metrics import find_metric
@@ -238,6 +239,44 @@ def test_conformal_threshold_by_hand() -> None:
             (compute_conformal_p_values(scores, controls) <= alpha + 1e-12)
             == (scores > compute_conformal_threshold(controls, alpha))
         ).all()
+
+
+def test_suffixes_are_compared_with_those_of_their_length() -> None:
+    """No model saw any of them: short ones are no more often above their threshold than long
+    ones. One threshold for all lengths calls twice as many short ones extracted."""
+    rng, rate = np.random.default_rng(0), 0.05
+    shares, pooled = [], []
+    for _ in range(200):
+        lengths, other_lengths = (rng.choice([10, 12, 30, 50], n) for n in (80, 160))
+        log_p, others = (-of * rng.gamma(4, 0.5, len(of)) for of in (lengths, other_lengths))
+        p_values = compute_suffix_p_values(log_p, lengths, others, other_lengths, rate)
+        above = log_p > compute_conformal_threshold(others, rate)
+        shares.append([(p_values[lengths == length] <= rate).mean() for length in (10, 12, 30, 50)])
+        pooled.append(above[lengths == 10].mean())
+    assert np.mean(shares, axis=0).max() <= rate + 0.01
+    # the comparison has power: at 10, 30 and 50 tokens it uses the whole level
+    assert np.mean(shares, axis=0)[[0, 2, 3]].min() >= 0.03
+    assert np.mean(pooled) > 2 * rate
+
+
+def test_p_values_by_length_equal_those_of_each_suffix() -> None:
+    """The naive twin: one suffix at a time."""
+    rng, rate = np.random.default_rng(1), 0.2
+    lengths, other_lengths = rng.integers(4, 40, 50), rng.integers(6, 40, 60)
+    log_p, others = rng.normal(size=50), rng.normal(size=60)
+    found = compute_suffix_p_values(log_p, lengths, others, other_lengths, rate)
+    for p_value, score, length in zip(found, log_p, lengths, strict=True):
+        controls = [
+            (n, other)
+            for n, other in sorted(zip(other_lengths, others, strict=True))
+            if n <= length
+        ]
+        close = [other for n, other in controls if n >= 0.75 * length]
+        if len(close) < 4:
+            fourth = controls[-min(4, len(controls))][0] if controls else 0
+            close = [other for n, other in controls if n >= fourth]
+        expected = (1 + sum(other >= score for other in close)) / (len(close) + 1)
+        assert p_value == pytest.approx(expected)
 
 
 def test_non_members_set_the_floor_and_the_threshold() -> None:

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from auditor.conclusions.leak_readings import VERBATIM
+from auditor.conclusions.leak_readings import PROBABLE, VERBATIM
 from auditor.conclusions.secret_details import SecretDetails
 from auditor.conclusions.signals import SHOWN, assess_signals
 from auditor.core.nouns import UNDEFENDED
@@ -221,6 +221,19 @@ def test_greedy_decoding_must_give_what_is_more_probable_than_not() -> None:
     said = "4 of 60 suffixes have an extraction probability of 90% or more, and greedy decoding"
     assert said in verdict.write_headline(run_of(found, greedy={"all": share("greedy", 3, N)}))
     assert said not in verdict.write_headline(run_of(found, greedy={"all": share("greedy", 4, N)}))
+
+
+def test_what_is_likely_of_untrained_suffixes_too_is_not_called_extracted() -> None:
+    """Short suffixes, 18 of 60 of them all but certain: of 60 non-members as many, or none."""
+    name = "discoverable_1_0.9"
+    for n_others, suspected in ((18, False), (0, True)):
+        found = row(
+            "extraction-probability",
+            share(name, 18, N),
+            share(f"{name}_nonmembers", n_others, N),
+        )
+        readings = [r for r in PROBABLE.read(found) if r.measured.name == name]
+        assert [r.is_above_baseline for r in readings] == [suspected]
 
 
 def test_a_defended_target_is_not_called_clean_over_its_own_signals() -> None:
