@@ -275,18 +275,19 @@ def _build_row_method_blocks(result: AuditResult) -> list[Block]:
             phrases.title_row(result, f),
             f.attack,
             f"{f.drawn:,}",
+            f"{f.rows:,}",
             phrases.format_duration(f.seconds),
         )
         for f in rows
     )
-    head = ("Target", "Attack", "Tokens drawn", "Time")
+    head = ("Target", "Attack", "Tokens drawn", "Forward rows", "Time")
     caption = "How each configuration was run"
     notes = tuple(
         note if len(titles) == len(rows) else f"{note} ({', '.join(titles)})"
         for note, titles in noted.items()
         if note
     )
-    table = Table("rows-table", caption, head, (Group("", costs),), frozenset({2, 3}))
+    table = Table("rows-table", caption, head, (Group("", costs),), frozenset({2, 3, 4}))
     return [table, *([Bullets(notes)] if notes else [])]
 
 
