@@ -13,8 +13,7 @@ from auditor.core.nouns import UNDEFENDED, CellKey
 from auditor.core.result import AuditResult, Measurement
 from auditor.gate.compare import Comparison, ComparisonRow
 from auditor.reports import comparison as side_by_side
-from auditor.reports import html, phrases, severity
-from auditor.reports import markdown as marked
+from auditor.reports import phrases, severity
 from auditor.reports.blocks import (
     Bullets,
     Document,
@@ -76,15 +75,6 @@ def format_mitigation_lines(change: BeforeAfter) -> Iterator[str]:
         yield f"{len(rows) - _MOST} more in the page"
     for name, text in _build_comparison_facts(change):
         yield f"{name + ':':11} {text}"
-
-
-def render_mitigation_markdown(change: BeforeAfter) -> str:
-    return marked.render_markdown_document(_build_mitigation_document(change))
-
-
-def render_mitigation_page(change: BeforeAfter) -> str:
-    """Return one HTML page that loads nothing."""
-    return html.render_html_document(_build_mitigation_document(change))
 
 
 def _build_metric_change_row(line: ComparisonRow) -> tuple[str, str, str, str]:
@@ -173,7 +163,7 @@ def _promised_epsilon_sentence(result: AuditResult) -> str:
     return "nothing: measured on these secrets by these attacks, and no more"
 
 
-def _build_mitigation_document(comparison: BeforeAfter) -> Document:
+def build_mitigation_document(comparison: BeforeAfter) -> Document:
     undefended = comparison.undefended_comparison
     rows = (
         side_by_side.build_paired_table(undefended)

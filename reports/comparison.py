@@ -12,8 +12,7 @@ from rich.text import Text
 
 from auditor.core.counts import format_count
 from auditor.gate.compare import Comparison, ComparisonRow
-from auditor.reports import html, phrases
-from auditor.reports import markdown as marked
+from auditor.reports import phrases
 from auditor.reports.blocks import Document, Group, Paragraph, Section, Table
 from auditor.reports.escaping import csv_text, make_printable_line
 
@@ -49,15 +48,6 @@ def build_terminal_blocks(comparison: Comparison) -> Iterator[RichTable | Text]:
             table.add_row("", *map(Text, row))
         yield table
     yield Text(f"\n{NOTE}", style="dim")
-
-
-def comparison_markdown(comparison: Comparison) -> str:
-    return marked.render_markdown_document(_build_comparison_document(comparison))
-
-
-def render_comparison_page(comparison: Comparison) -> str:
-    """Return one HTML page that loads nothing."""
-    return html.render_html_document(_build_comparison_document(comparison))
 
 
 def comparison_csv(comparison: Comparison) -> str:
@@ -104,7 +94,7 @@ def build_paired_table(comparison: Comparison) -> Table:
     return Table("comparison", "Each run by target, setting and attack", head, (Group("", body),))
 
 
-def _build_comparison_document(comparison: Comparison) -> Document:
+def build_comparison_document(comparison: Comparison) -> Document:
     marks = sum(line.best is not None for line in comparison.lines)
     total = format_count(len(comparison.lines), "configuration has", "configurations have")
     rows = build_paired_table(comparison) if comparison.lines else Paragraph("No row was measured.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from auditor.core import disk
 from auditor.core.errors import AuditError
@@ -12,6 +13,9 @@ from auditor.core.result import AuditResult
 from auditor.gate.compare import Comparison
 from auditor.records import manifest
 from auditor.records.result_file import RESULT, read_result
+
+if TYPE_CHECKING:
+    from auditor.reports.blocks import Document
 
 MARKDOWN = "report.md"
 HTML = "report.html"
@@ -70,6 +74,16 @@ def _write_run_reports(
         disk.replace_atomically(folder / name, report)
     if result.frontiers:
         frontier.write_frontier_files(folder, phrases.make_result_printable(result).frontiers)
+
+
+def write_document(folder: Path, name: str, document: Document) -> tuple[Path, Path]:
+    """Write a document as NAME.md and NAME.html; return their paths."""
+    from auditor.reports import html, markdown  # as above
+
+    paths = folder / f"{name}.md", folder / f"{name}.html"
+    disk.replace_atomically(paths[0], markdown.render_markdown_document(document))
+    disk.replace_atomically(paths[1], html.render_html_document(document))
+    return paths
 
 
 def append_job_summary(path: Path, text: str) -> None:

@@ -41,15 +41,17 @@ def compare(
     from auditor.gate import compare as comparing
     from auditor.gate.decide import read_run
     from auditor.reports import comparison as reports
+    from auditor.reports.html import render_html_document
+    from auditor.reports.markdown import render_markdown_document
 
     found = comparing.compare_finished_runs([read_run(folder) for folder in folders], metric or [])
     out = Console()
     for block in reports.build_terminal_blocks(found):
         out.print(block)
-    for path, render in (
-        (markdown, reports.comparison_markdown),
-        (html, reports.render_comparison_page),
-        (csv, reports.comparison_csv),
-    ):
-        if path is not None:
-            disk.replace_atomically(path, render(found))
+    document = reports.build_comparison_document(found)
+    if markdown is not None:
+        disk.replace_atomically(markdown, render_markdown_document(document))
+    if html is not None:
+        disk.replace_atomically(html, render_html_document(document))
+    if csv is not None:
+        disk.replace_atomically(csv, reports.comparison_csv(found))

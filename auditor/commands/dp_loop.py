@@ -72,7 +72,7 @@ def dp_loop(
     console.silence_libraries()
     from auditor.crash import report
     from auditor.crash.trial import crash_test
-    from auditor.reports import html, markdown
+    from auditor.reports.files import write_document
 
     found = _load_dp_loop_training_function(script, function)
     with (
@@ -100,10 +100,9 @@ def dp_loop(
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
         page = report.build_crash_test_document(tested, source, again)
-        disk.replace_atomically(out / "dp-loop.html", html.render_html_document(page))
-        disk.replace_atomically(out / "dp-loop.md", markdown.render_markdown_document(page))
+        _, html_report = write_document(out, "dp-loop", page)
         disk.replace_atomically(out / "dp-loop.json", report.render_crash_test_json(tested, again))
-        typer.echo(f"report  {out / 'dp-loop.html'}")
+        typer.echo(f"report  {html_report}")
     if gate:
         raise typer.Exit({"broken": 1, "cannot tell": 4}.get(tested.verdict, 0))
 

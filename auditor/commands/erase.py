@@ -70,12 +70,11 @@ def erase(
         for line in page.list_terminal_lines(erasure):
             typer.echo(line)
     if out is not None:
-        from auditor.reports import html, markdown
+        from auditor.reports.files import write_document
 
         document = page.make_document(erasure, console.get_command_line())
-        disk.replace_atomically(out / "erasure.html", html.render_html_document(document))
-        disk.replace_atomically(out / "erasure.md", markdown.render_markdown_document(document))
+        _, report = write_document(out, "erasure", document)
         disk.replace_atomically(out / "erasure.json", page.format_json(erasure))
-        typer.echo(f"report  {out / 'erasure.html'}", err=as_json)
+        typer.echo(f"report  {report}", err=as_json)
     if gate:
         raise typer.Exit(_EXIT_CODES.get(erasure.verdict, 0))

@@ -15,9 +15,6 @@ if TYPE_CHECKING:
     from auditor.conclusions.outcomes import RunOutcomes
     from auditor.runs.mitigation import Mitigation
 
-PAGE = "before-after.html"
-PAGE_MD = "before-after.md"
-
 
 def mitigate(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder of a finished audit.")],
@@ -99,9 +96,10 @@ def mitigate(
 
 
 def _print_mitigation(plan: Mitigation, run: RunOutcomes) -> None:
-    from auditor.core import disk, locks
+    from auditor.core import locks
     from auditor.gate.decide import read_run
     from auditor.reports import before_after
+    from auditor.reports.files import write_document
     from auditor.runs import mitigation
 
     out = plan.asked.out
@@ -115,8 +113,8 @@ def _print_mitigation(plan: Mitigation, run: RunOutcomes) -> None:
         comparison = mitigation.compare_runs_before_and_after_mitigation(
             plan, run, read_run(out), trained
         )
-        disk.replace_atomically(out / PAGE_MD, before_after.render_mitigation_markdown(comparison))
-        disk.replace_atomically(out / PAGE, before_after.render_mitigation_page(comparison))
+        document = before_after.build_mitigation_document(comparison)
+        _, page = write_document(out, "before-after", document)
     for line in before_after.format_mitigation_lines(comparison):
         typer.echo(line)
-    typer.echo(f"page:       {out / PAGE}, .md; the run after: {out}")
+    typer.echo(f"page:       {page}, .md; the run after: {out}")

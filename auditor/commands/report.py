@@ -67,17 +67,12 @@ def report(
 
 
 def _write_edpb_documents(folder: Path, form: str) -> None:
-    from auditor.reports import edpb, html, markdown
+    from auditor.reports import edpb, files
 
     if form != "edpb":
         raise AuditError(f"expected --format edpb, got {form!r}")
     document = edpb.read_edpb_document(folder)
-    for ending, render in (
-        ("md", markdown.render_markdown_document),
-        ("html", html.render_html_document),
-    ):
-        path = folder / f"edpb.{ending}"
-        disk.replace_atomically(path, render(document))
+    for path in files.write_document(folder, "edpb", document):
         typer.echo(path)
 
 

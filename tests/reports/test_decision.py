@@ -17,7 +17,7 @@ from auditor.core.nouns import CellKey
 from auditor.core.result import Measurement
 from auditor.gate.compare import Comparand, Comparison, ComparisonRow
 from auditor.gate.rulings import Decision, Reading, Ruling, Verdict
-from auditor.reports import comparison, decision
+from auditor.reports import comparison, decision, html, markdown
 
 HOSTILE = "<script>|`*]](x)\x1b[31m\x00\u202e&\"'\ud800\ufffe=1+1\n# x"
 
@@ -141,9 +141,10 @@ def compared(name: str) -> Comparison:
 
 def test_a_comparison_in_every_form() -> None:
     made = compared("first")
+    document = comparison.build_comparison_document(made)
     for text in (
-        comparison.comparison_markdown(made),
-        comparison.render_comparison_page(made),
+        markdown.render_markdown_document(document),
+        html.render_html_document(document),
         shown(made),
     ):
         flat = " ".join(text.split())
@@ -166,9 +167,10 @@ def shown(made: Comparison) -> str:
 @pytest.mark.parametrize("name", [HOSTILE, "=HYPERLINK(1)", "@x", "-1", "[bold]x"])
 def test_hostile_names_in_a_comparison(name: str) -> None:
     made = compared(name)
-    page = comparison.render_comparison_page(made)
+    document = comparison.build_comparison_document(made)
+    page = html.render_html_document(document)
     assert "<script>" not in page and "\x1b" not in page and "default-src 'none'" in page
-    assert "<script>" not in comparison.comparison_markdown(made)
+    assert "<script>" not in markdown.render_markdown_document(document)
     for row in csv.reader(io.StringIO(comparison.comparison_csv(made))):
         texts = [*row[:5], row[-1]]
         assert not any(cell.startswith(("=", "+", "-", "@")) for cell in texts)
