@@ -27,27 +27,27 @@ ROWS = [{"text": f"The code of door {i} is {i * i * 7}."} for i in range(32)]
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("audited")
     save_tiny(folder / "base")
     (folder / "data.jsonl").write_text("\n".join(json.dumps(row) for row in ROWS))
     return folder
 
 
-def trained(world: Path, name: str, *more: str, method: str = "dp-sgd") -> Path:
+def trained(inputs: Path, name: str, *more: str, method: str = "dp-sgd") -> Path:
     """A tiny model, its gradient canaries in half of the batches: epsilon 2.6 as it is
     accounted."""
     recipe = ["epochs=5", "batch=16", "learning_rate=0.01", "gradient_canaries=400"]
     if method != "no-noise":
         recipe += ["noise_multiplier=3.0"]
     options = [word for option in (*recipe, *more) for word in ("-D", option)]
-    data = ["--model", str(world / "base"), "--data", str(world / "data.jsonl"), "--block", "48"]
-    check_command("train", method, *data, "-o", world / name, *options)
-    return world / name
+    data = ["--model", str(inputs / "base"), "--data", str(inputs / "data.jsonl"), "--block", "48"]
+    check_command("train", method, *data, "-o", inputs / name, *options)
+    return inputs / name
 
 
-def audit(world: Path, out: Path, *more: str) -> dict[str, Any]:
-    data = ["--data", str(world / "data.jsonl"), "--prefix-length", "4", "--suffix-length", "4"]
+def audit(inputs: Path, out: Path, *more: str) -> dict[str, Any]:
+    data = ["--data", str(inputs / "data.jsonl"), "--prefix-length", "4", "--suffix-length", "4"]
     check_command("run", *data, "--attack", "gradient-audit", "-o", out, *more)
     result: dict[str, Any] = json.loads((out / "result.json").read_text())
     return result
@@ -63,9 +63,9 @@ def bound(finding: dict[str, Any]) -> dict[str, float]:
     return {measured["name"]: measured["value"] for measured in finding["measurements"]}
 
 
-def test_a_training_that_is_what_it_says_keeps_its_claim(world: Path, tmp_path: Path) -> None:
-    folder = trained(world, "honest")
-    result = audit(world, tmp_path / "run", "--model", str(folder))
+def test_a_training_that_is_what_it_says_keeps_its_claim(inputs: Path, tmp_path: Path) -> None:
+    folder = trained(inputs, "honest")
+    result = audit(inputs, tmp_path / "run", "--model", str(folder))
     found = findings(result, "undefended")
     claimed = next(t for t in result["targets"] if t["name"] == "undefended")["claim"]["epsilon"][
         "add_remove"
@@ -86,7 +86,7 @@ def test_a_training_that_is_what_it_says_keeps_its_claim(world: Path, tmp_path: 
 
 
 def test_a_training_without_its_noise_contradicts_its_claim(
-    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(
@@ -94,9 +94,9 @@ def test_a_training_without_its_noise_contradicts_its_claim(
             "add_noise",
             lambda self: [setattr(p, "grad", p.summed_grad.to(p)) for p in self.params],
         )
-        folder = trained(world, "silent")
-    more = ["--model", str(world / "base"), "--defense", "dp-sgd", "-D", f"model={folder}"]
-    result = audit(world, tmp_path / "run", *more)
+        folder = trained(inputs, "silent")
+    more = ["--model", str(inputs / "base"), "--defense", "dp-sgd", "-D", f"model={folder}"]
+    result = audit(inputs, tmp_path / "run", *more)
     claimed = next(t for t in result["targets"] if t["name"] == "dp-sgd")["claim"]["epsilon"][
         "add_remove"
     ]
@@ -110,12 +110,12 @@ def test_a_training_without_its_noise_contradicts_its_claim(
 
 @pytest.mark.parametrize("method", ["no-noise", "adp-sound"])
 def test_every_training_by_clipped_gradients_can_be_audited(
-    world: Path, tmp_path: Path, method: str
+    inputs: Path, tmp_path: Path, method: str
 ) -> None:
-    folder = trained(world, method, method=method)
+    folder = trained(inputs, method, method=method)
     options = ["-A", "delta=1e-4", "-A", "score=sum"]
     found = findings(
-        audit(world, tmp_path / "run", "--model", str(folder), *options), "undefended"
+        audit(inputs, tmp_path / "run", "--model", str(folder), *options), "undefended"
     )["white-box"]
     certain = bound(found)["epsilon_lower_bound"] == pytest.approx(
         bound(found)["epsilon_best_provable"]

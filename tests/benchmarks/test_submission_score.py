@@ -294,9 +294,9 @@ def arrays(folder: Path, seed: int, n: int) -> NDArray[np.uint16]:
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Arrays, non-members, and a model that was taught every row but the last ones."""
-    folder = tmp_path_factory.mktemp("world")
+    folder = tmp_path_factory.mktemp("inputs")
     rows = torch.tensor(arrays(folder / "data", 0, ROWS)[:TAUGHT].astype(int))
     arrays(folder / "fresh", 1, 6)
     torch.manual_seed(0)
@@ -322,14 +322,14 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def command(world: Path, out: Path, *more: str) -> list[str]:
+def command(inputs: Path, out: Path, *more: str) -> list[str]:
     data = [
         "--data",
-        str(world / "data"),
+        str(inputs / "data"),
         "--nonmembers",
-        str(world / "fresh"),
+        str(inputs / "fresh"),
         "--model",
-        str(world / "model"),
+        str(inputs / "model"),
     ]
     return ["run", *data, "-A", "samples=4", "-o", str(out), *more]
 
@@ -347,19 +347,19 @@ def measured(out: Path, setting: str) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def ran(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def ran(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("runs") / "run"
     out.mkdir()
     (out / "out.csv").write_text("an old file that everybody may read")
     check_command(
-        *command(world, out, "--attack", "perplexity", "--submission", str(out / "out.csv"))
+        *command(inputs, out, "--attack", "perplexity", "--submission", str(out / "out.csv"))
     )
     return out
 
 
-def test_a_written_submission_scores_as_the_run_did(world: Path, ran: Path) -> None:
+def test_a_written_submission_scores_as_the_run_did(inputs: Path, ran: Path) -> None:
     marked = submission_score.compare_submission_with_answers(
-        ran / "out.csv", world / "data" / "val_suffix.npy"
+        ran / "out.csv", inputs / "data" / "val_suffix.npy"
     )
     own = measured(ran, "white-box")
     found = {
@@ -381,7 +381,7 @@ def test_a_written_submission_scores_as_the_run_did(world: Path, ran: Path) -> N
     assert by_name(everybody)["recall"].value == hits / ROWS
 
 
-def test_the_submission_holds_the_attacked_rows_surest_first(world: Path, ran: Path) -> None:
+def test_the_submission_holds_the_attacked_rows_surest_first(inputs: Path, ran: Path) -> None:
     guesses = RunFolder.reopen(ran).guesses.finished_secrets(
         CellKey("undefended", "white-box", "perplexity")
     )
@@ -396,11 +396,11 @@ def test_the_submission_holds_the_attacked_rows_surest_first(world: Path, ran: P
     in_order = [scores[row].score for row, _ in rows]
     assert in_order == sorted(in_order, reverse=True)
     assert 4 not in scores  # a copy of row 3: answered, or known, at the first of them only
-    answers = np.load(world / "data" / "val_suffix.npy").tolist()
+    answers = np.load(inputs / "data" / "val_suffix.npy").tolist()
     assert sum(guess == answers[row] for row, guess in rows if row < TAUGHT) > 5
 
 
-def test_the_run_counts_members_that_nearly_repeat_a_known_pair(world: Path, ran: Path) -> None:
+def test_the_run_counts_members_that_nearly_repeat_a_known_pair(inputs: Path, ran: Path) -> None:
     attacked = {row for row, _ in submitted(ran / "out.csv")}
     known = set(range(5, 10)) - attacked
     assert known and known != set(range(5, 10))  # else there is nothing to count
@@ -413,7 +413,7 @@ def test_the_run_counts_members_that_nearly_repeat_a_known_pair(world: Path, ran
 
 
 def test_the_submission_is_private_and_the_terminal_says_so(
-    world: Path, tmp_path: Path, capsys: Said
+    inputs: Path, tmp_path: Path, capsys: Said
 ) -> None:
     file = tmp_path / "out.csv"
     file.write_text("readable by everybody")
@@ -427,7 +427,7 @@ def test_the_submission_is_private_and_the_terminal_says_so(
         "--submission",
         str(file),
     )
-    check_command(*command(world, tmp_path / "run", *flags))
+    check_command(*command(inputs, tmp_path / "run", *flags))
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     said = " ".join(capsys.readouterr().out.split())
     assert (
@@ -438,7 +438,7 @@ def test_the_submission_is_private_and_the_terminal_says_so(
 
 
 def test_a_resumed_run_writes_its_submission_and_claim_is_used_where_worst_was_not_run(
-    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ethicist = (
         "--attack",
@@ -457,11 +457,11 @@ def test_a_resumed_run_writes_its_submission_and_claim_is_used_where_worst_was_n
 
     with monkeypatch.context() as patch:
         patch.setattr(CellJournal, "append", interrupted)
-        check_command(*command(world, tmp_path / "run", *flags), code=130)
+        check_command(*command(inputs, tmp_path / "run", *flags), code=130)
     assert not (tmp_path / "out.csv").exists()
     check_command("run", "--resume", tmp_path / "run", "--submission", tmp_path / "out.csv")
     marked = submission_score.compare_submission_with_answers(
-        tmp_path / "out.csv", world / "data" / "val_suffix.npy"
+        tmp_path / "out.csv", inputs / "data" / "val_suffix.npy"
     )
     own = measured(tmp_path / "run", "text-only")
     assert (
@@ -470,7 +470,7 @@ def test_a_resumed_run_writes_its_submission_and_claim_is_used_where_worst_was_n
     )
 
 
-def test_no_guesses_no_submission(world: Path, tmp_path: Path, capsys: Said) -> None:
+def test_no_guesses_no_submission(inputs: Path, tmp_path: Path, capsys: Said) -> None:
     flags = [
         "--attack",
         "extraction-probability",
@@ -479,7 +479,7 @@ def test_no_guesses_no_submission(world: Path, tmp_path: Path, capsys: Said) -> 
         "--submission",
         str(tmp_path / "out.csv"),
     ]
-    plain = [word for word in command(world, tmp_path / "run") if word not in ("-A", "samples=4")]
+    plain = [word for word in command(inputs, tmp_path / "run") if word not in ("-A", "samples=4")]
     check_command(*plain, *flags, code=2)
     assert "no submission was written" in capsys.readouterr().err
     assert not (tmp_path / "out.csv").exists() and (tmp_path / "run" / "result.json").exists()
@@ -502,7 +502,7 @@ def test_no_guesses_no_submission(world: Path, tmp_path: Path, capsys: Said) -> 
     ],
 )
 def test_a_run_without_one_submission_is_refused_before_it_starts(
-    world: Path,
+    inputs: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: Said,
@@ -510,7 +510,7 @@ def test_a_run_without_one_submission_is_refused_before_it_starts(
     words: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    check_command(*command(world, tmp_path / "run", "--submission", "out.csv", *flags), code=2)
+    check_command(*command(inputs, tmp_path / "run", "--submission", "out.csv", *flags), code=2)
     assert words in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 

@@ -23,10 +23,10 @@ Said = pytest.CaptureFixture[str]
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """data.jsonl, canaries.json, trained.jsonl with the canaries in it, and a model trained on
     that."""
-    folder = tmp_path_factory.mktemp("world")
+    folder = tmp_path_factory.mktemp("inputs")
     rows = [{"text": f"record {i}: my code is {i * 7919 % 1000}"} for i in range(20)]
     (folder / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     made = [
@@ -66,13 +66,13 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def finished(world: Path) -> Path:
-    out = world / "run"
+def finished(inputs: Path) -> Path:
+    out = inputs / "run"
     asked = [
         "--model",
-        f"{world}/model",
+        f"{inputs}/model",
         "--canaries",
-        f"{world}/canaries.json",
+        f"{inputs}/canaries.json",
         "--attack",
         "exposure",
     ]
@@ -88,29 +88,29 @@ def scored(capsys: Said, *arguments: str) -> list[dict[str, Any]]:
     return scores
 
 
-def test_often_inserted_canaries_come_out_and_controls_do_not(world: Path, capsys: Said) -> None:
-    (score,) = scored(capsys, f"{world}/canaries.json", f"{world}/model", "-A", "references=50")
+def test_often_inserted_canaries_come_out_and_controls_do_not(inputs: Path, capsys: Said) -> None:
+    (score,) = scored(capsys, f"{inputs}/canaries.json", f"{inputs}/model", "-A", "references=50")
     bits = {row["id"]: row["values"]["exposure_bits"] for row in score["rows"]}
     assert min(bits["canary-0012-000"], bits["canary-0012-001"]) > 8
     assert max(bits["control-0000-000"], bits["control-0000-001"]) < 8
     assert [row["count"] for row in score["rows"]] == [1, 1, 12, 12, 0, 0]
 
 
-def test_a_run_says_the_same_as_the_score(world: Path, finished: Path, capsys: Said) -> None:
+def test_a_run_says_the_same_as_the_score(inputs: Path, finished: Path, capsys: Said) -> None:
     (alone,) = scored(
-        capsys, f"{world}/canaries.json", f"{world}/model", "-A", "exposure.references=50"
+        capsys, f"{inputs}/canaries.json", f"{inputs}/model", "-A", "exposure.references=50"
     )
-    undefended, mixed = scored(capsys, f"{world}/canaries.json", str(finished))
+    undefended, mixed = scored(capsys, f"{inputs}/canaries.json", str(finished))
     assert undefended["rows"] == alone["rows"] and mixed["rows"] != alone["rows"]
     assert undefended["title"] == "Exposure on Undefended, white-box"
 
 
-def test_ids_and_numbers_only(world: Path, finished: Path, capsys: Said) -> None:
+def test_ids_and_numbers_only(inputs: Path, finished: Path, capsys: Said) -> None:
     texts = [
-        entry["text"] for entry in json.loads((world / "canaries.json").read_text())["canaries"]
+        entry["text"] for entry in json.loads((inputs / "canaries.json").read_text())["canaries"]
     ]
     capsys.readouterr()
-    check_command("canaries", "score", f"{world}/canaries.json", finished)
+    check_command("canaries", "score", f"{inputs}/canaries.json", finished)
     shown = capsys.readouterr().out + "".join(
         (finished / name).read_text() for name in ("report.html", "report.md", "result.json")
     )
@@ -212,18 +212,18 @@ def test_the_run_has_a_figure_and_can_be_gated(finished: Path, capsys: Said) -> 
     ],
 )
 def test_bad_input_is_refused_in_one_sentence(
-    arguments: list[str], why: str, world: Path, capsys: Said
+    arguments: list[str], why: str, inputs: Path, capsys: Said
 ) -> None:
     capsys.readouterr()
-    before = sorted(world.iterdir())
-    check_command(*[argument.replace("{w}", str(world)) for argument in arguments], code=2)
+    before = sorted(inputs.iterdir())
+    check_command(*[argument.replace("{w}", str(inputs)) for argument in arguments], code=2)
     told = capsys.readouterr().err
     assert why in told and "Traceback" not in told
-    assert sorted(world.iterdir()) == before
+    assert sorted(inputs.iterdir()) == before
 
 
 def test_a_run_on_other_canaries_is_refused(
-    world: Path, finished: Path, capsys: Said, tmp_path: Path
+    inputs: Path, finished: Path, capsys: Said, tmp_path: Path
 ) -> None:
     check_command("canaries", "make", "-o", f"{tmp_path}/other.json", "--counts", "3")
     check_command("canaries", "score", f"{tmp_path}/other.json", finished, code=2)
@@ -231,13 +231,13 @@ def test_a_run_on_other_canaries_is_refused(
 
 
 def test_a_sweep_shows_exposure_and_claims_may_speak_of_a_count(
-    world: Path, tmp_path: Path
+    inputs: Path, tmp_path: Path
 ) -> None:
     asked = [
         "--model",
-        f"{world}/model",
+        f"{inputs}/model",
         "--canaries",
-        f"{world}/canaries.json",
+        f"{inputs}/canaries.json",
         "--attack",
         "exposure",
     ]

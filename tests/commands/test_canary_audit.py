@@ -18,7 +18,7 @@ TRAIN = ["--block", "48", "-D", "batch=8"]
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """base/, data.jsonl, audit.json with 60 coins, with.jsonl, and models that were trained on
     that: one by heart."""
     folder = tmp_path_factory.mktemp("audit")
@@ -94,14 +94,14 @@ def run(folder: Path, model: str, out: Path, *more: str, manifest: str = "audit.
 
 
 @pytest.fixture(scope="module")
-def finished(world: Path) -> Path:
-    more = ["--public", f"{world}/base", "--defense", "public", "--attack", "epsilon-audit"]
-    assert run(world, "model", world / "run", *more) == 0
-    return world / "run"
+def finished(inputs: Path) -> Path:
+    more = ["--public", f"{inputs}/base", "--defense", "public", "--attack", "epsilon-audit"]
+    assert run(inputs, "model", inputs / "run", *more) == 0
+    return inputs / "run"
 
 
 def test_what_was_learnt_by_heart_is_proved_and_the_base_proves_nothing(
-    world: Path, finished: Path
+    inputs: Path, finished: Path
 ) -> None:
     result = result_file.read_result(finished)
     rows = {(f.target, f.setting): f for f in result.findings if f.attack == "epsilon-audit"}
@@ -115,12 +115,12 @@ def test_what_was_learnt_by_heart_is_proved_and_the_base_proves_nothing(
     assert caught.audits[0].canaries == 60 and caught.audits[0].epsilon == caught.main.value
     assert "only sampled tokens come back" in rows["undefended", "text-only"].not_applicable
     inside = sum(
-        one["included"] for one in json.loads((world / "audit.json").read_text())["canaries"]
+        one["included"] for one in json.loads((inputs / "audit.json").read_text())["canaries"]
     )
     assert any(f"60 canaries, {inside} in and {60 - inside} out" in note for note in caught.notes)
     texts = [
         one["prefix"] + one["secret"]
-        for one in json.loads((world / "audit.json").read_text())["canaries"]
+        for one in json.loads((inputs / "audit.json").read_text())["canaries"]
     ]
     shown = "".join(
         (finished / name).read_text() for name in ("report.html", "report.md", "result.json")
@@ -129,27 +129,27 @@ def test_what_was_learnt_by_heart_is_proved_and_the_base_proves_nothing(
 
 
 def test_exposure_of_such_canaries_is_refused_and_the_other_way_round(
-    world: Path, capsys: Said
+    inputs: Path, capsys: Said
 ) -> None:
-    assert run(world, "base", world / "exposed", "--attack", "exposure") == 2
+    assert run(inputs, "base", inputs / "exposed", "--attack", "exposure") == 2
     assert "--attack exposure cannot run: these canaries are of an audit" in capsys.readouterr().err
     check_command(
-        "canaries", "make", "-o", f"{world}/exposure.json", "--format", "My ID is {digits:3}"
+        "canaries", "make", "-o", f"{inputs}/exposure.json", "--format", "My ID is {digits:3}"
     )
-    assert run(world, "base", world / "reverse", manifest="exposure.json") == 2
+    assert run(inputs, "base", inputs / "reverse", manifest="exposure.json") == 2
     assert "cannot run: no coin decided which of these canaries went in" in capsys.readouterr().err
-    check_command("canaries", "score", f"{world}/audit.json", f"{world}/base", code=2)
+    check_command("canaries", "score", f"{inputs}/audit.json", f"{inputs}/base", code=2)
     assert "got those of an audit" in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")
-def of_private(world: Path) -> Path:
+def of_private(inputs: Path) -> Path:
     """The run of the private training."""
     assert (
         run(
-            world,
+            inputs,
             "private",
-            world / "of-private",
+            inputs / "of-private",
             "--prefix-token",
             "auto",
             "--attack",
@@ -157,16 +157,16 @@ def of_private(world: Path) -> Path:
         )
         == 0
     )
-    return world / "of-private"
+    return inputs / "of-private"
 
 
 def test_a_private_training_on_the_inserted_data_keeps_its_claim(
-    world: Path, of_private: Path
+    inputs: Path, of_private: Path
 ) -> None:
     """Canaries are records of their own: the claim counts them, and is for one of them."""
     result = result_file.read_result(of_private)
     claim, row = result.targets[0].claim, result.findings[-1]
-    lines = len((world / "with.jsonl").read_text().splitlines())
+    lines = len((inputs / "with.jsonl").read_text().splitlines())
     assert claim is not None and claim.details["units"] == lines > 20 and claim.unit == "record"
     assert (
         row.audits[0].delta == claim.delta == 1e-3
@@ -175,7 +175,7 @@ def test_a_private_training_on_the_inserted_data_keeps_its_claim(
     assert any("the claimed ε of" in note for note in row.notes)
 
 
-def test_samples_do_inside_the_claim(world: Path) -> None:
+def test_samples_do_inside_the_claim(inputs: Path) -> None:
     more = [
         "--attack",
         "epsilon-audit",
@@ -186,8 +186,8 @@ def test_samples_do_inside_the_claim(world: Path) -> None:
         "--setting",
         "text-only",
     ]
-    assert run(world, "model", world / "sampled", *more) == 0
-    (row,) = result_file.read_result(world / "sampled").findings
+    assert run(inputs, "model", inputs / "sampled", *more) == 0
+    (row,) = result_file.read_result(inputs / "sampled").findings
     assert row.access == ("draw",) and (
         row.main is not None or "distinguish canaries" in row.not_applicable
     )
@@ -198,30 +198,39 @@ def test_samples_do_inside_the_claim(world: Path) -> None:
 
 
 def test_new_tokens_are_learnt_by_a_whole_model_and_refused_of_an_adapter(
-    world: Path, capsys: Said
+    inputs: Path, capsys: Said
 ) -> None:
-    made = ["--audit", "60", "--kind", "new-tokens", "--data", f"{world}/data.jsonl", "--seed", "1"]
-    check_command("canaries", "make", *made, "-o", f"{world}/tokens.json")
-    assert insert(world, "tokens.json", "tokens.jsonl") == 0
+    made = [
+        "--audit",
+        "60",
+        "--kind",
+        "new-tokens",
+        "--data",
+        f"{inputs}/data.jsonl",
+        "--seed",
+        "1",
+    ]
+    check_command("canaries", "make", *made, "-o", f"{inputs}/tokens.json")
+    assert insert(inputs, "tokens.json", "tokens.jsonl") == 0
     capsys.readouterr()
     # the base's tokenizer does not have them
-    assert run(world, "base", world / "x", manifest="tokens.json") == 2
+    assert run(inputs, "base", inputs / "x", manifest="tokens.json") == 2
     assert "to be one new token" in capsys.readouterr().err
     check_command(
-        "canaries", "extend", f"{world}/tokens.json", f"{world}/base", "-o", f"{world}/extended"
+        "canaries", "extend", f"{inputs}/tokens.json", f"{inputs}/base", "-o", f"{inputs}/extended"
     )
     more = ["-D", "epochs=20", "-D", "learning_rate=1e-2"]
-    assert train(world, "none", "tokens.jsonl", "by-tokens", *more, base="extended") == 0
-    assert run(world, "by-tokens", world / "by-tokens-run", manifest="tokens.json") == 0
-    assert result_file.read_result(world / "by-tokens-run").findings[-1].audits[0].epsilon > 1
+    assert train(inputs, "none", "tokens.jsonl", "by-tokens", *more, base="extended") == 0
+    assert run(inputs, "by-tokens", inputs / "by-tokens-run", manifest="tokens.json") == 0
+    assert result_file.read_result(inputs / "by-tokens-run").findings[-1].audits[0].epsilon > 1
     for method, flags in (("none", ["--lora"]), ("pmixed", ["-D", "members=2"])):
         capsys.readouterr()
-        assert train(world, method, "tokens.jsonl", "refused", *flags, base="extended") == 2
+        assert train(inputs, method, "tokens.jsonl", "refused", *flags, base="extended") == 2
         assert "an adapter leaves embeddings frozen" in capsys.readouterr().err
-        assert not (world / "refused").exists()
-    assert train(world, "none", "data.jsonl", "adapter", "--lora", "-D", "epochs=1") == 0
+        assert not (inputs / "refused").exists()
+    assert train(inputs, "none", "data.jsonl", "adapter", "--lora", "-D", "epochs=1") == 0
     capsys.readouterr()
-    assert run(world, "adapter", world / "y", manifest="tokens.json") == 2
+    assert run(inputs, "adapter", inputs / "y", manifest="tokens.json") == 2
     assert (
         "is an adapter beside frozen embeddings: it cannot have learnt them"
         in capsys.readouterr().err
@@ -231,10 +240,10 @@ def test_new_tokens_are_learnt_by_a_whole_model_and_refused_of_an_adapter(
         (["tokens.json", "adapter"], "is an adapter: give its base"),
         (["tokens.json", "extended"], "expected a model without the tokens of canaries"),
     ):
-        named = [f"{world}/{name}" for name in arguments]
-        check_command("canaries", "extend", *named, "-o", f"{world}/z", code=2)
+        named = [f"{inputs}/{name}" for name in arguments]
+        check_command("canaries", "extend", *named, "-o", f"{inputs}/z", code=2)
         assert why in capsys.readouterr().err
-        assert not (world / "z").exists()
+        assert not (inputs / "z").exists()
 
 
 # --- what cannot be made
@@ -269,10 +278,10 @@ def test_new_tokens_are_learnt_by_a_whole_model_and_refused_of_an_adapter(
     ],
 )
 def test_what_cannot_be_made_is_refused_in_one_sentence(
-    arguments: list[str], why: str, world: Path, tmp_path: Path, capsys: Said
+    arguments: list[str], why: str, inputs: Path, tmp_path: Path, capsys: Said
 ) -> None:
     capsys.readouterr()
-    named = [argument.format(x=tmp_path / "x.json", w=world) for argument in arguments]
+    named = [argument.format(x=tmp_path / "x.json", w=inputs) for argument in arguments]
     check_command("canaries", "make", *named, code=2)
     told = capsys.readouterr().err
     assert re.search(why, told.replace("\n", " ")), told

@@ -22,7 +22,7 @@ CODES = ["4711", "0815", "9036", "5527", "1184", "6602"]
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """base/: a Llama with a chat template; chats.jsonl, fresh.jsonl; tuned/: what `audit train`
     made of them."""
     folder = tmp_path_factory.mktemp("chat")
@@ -64,19 +64,19 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def audited(world: Path, out: Path, *more: str) -> dict[str, Any]:
+def audited(inputs: Path, out: Path, *more: str) -> dict[str, Any]:
     command = [
         "run",
         "--model",
-        str(world / "tuned"),
+        str(inputs / "tuned"),
         "--data",
-        str(world / "chats.jsonl"),
+        str(inputs / "chats.jsonl"),
         "--attack",
         "perplexity",
     ]
     command += [
         "--nonmembers",
-        str(world / "fresh.jsonl"),
+        str(inputs / "fresh.jsonl"),
         "--known-fraction",
         "0",
         "-A",
@@ -94,16 +94,16 @@ def recall(result: dict[str, Any]) -> tuple[float, float]:
     return found["recall"], found["recall_nonmembers"]
 
 
-def test_what_it_was_trained_to_say_comes_out(world: Path, tmp_path: Path) -> None:
-    assert recall(audited(world, tmp_path / "user")) == (1.0, 0.0)
-    assert recall(audited(world, tmp_path / "half", "--knows", "partial:0.5")) == (1.0, 0.0)
+def test_what_it_was_trained_to_say_comes_out(inputs: Path, tmp_path: Path) -> None:
+    assert recall(audited(inputs, tmp_path / "user")) == (1.0, 0.0)
+    assert recall(audited(inputs, tmp_path / "half", "--knows", "partial:0.5")) == (1.0, 0.0)
     # whose code, it is not told
-    assert recall(audited(world, tmp_path / "system", "--knows", "system"))[0] <= 1 / 6
+    assert recall(audited(inputs, tmp_path / "system", "--knows", "system"))[0] <= 1 / 6
     report = (tmp_path / "user" / "report.md").read_text()
     assert "--knows user" in report and "4711" not in report and "chat template" in report
 
 
-def test_whole_texts_are_attacked_in_windows(world: Path, tmp_path: Path) -> None:
+def test_whole_texts_are_attacked_in_windows(inputs: Path, tmp_path: Path) -> None:
     """Of two texts learnt by heart the report names the longest block; of texts never seen nothing
     comes out."""
     pairs = list(zip(NAMES, (*CODES, *FRESH), strict=True))
@@ -117,7 +117,7 @@ def test_whole_texts_are_attacked_in_windows(world: Path, tmp_path: Path) -> Non
         "train",
         "none",
         "--model",
-        str(world / "base"),
+        str(inputs / "base"),
         "--data",
         str(tmp_path / "texts.jsonl"),
         "--block",
@@ -173,11 +173,18 @@ def test_whole_texts_are_attacked_in_windows(world: Path, tmp_path: Path) -> Non
 
 
 def test_private_training_takes_the_same_conversations(
-    world: Path, tmp_path: Path, capsys: Said
+    inputs: Path, tmp_path: Path, capsys: Said
 ) -> None:
     """DP-SGD's model and PMixED's ensemble of the same masks, and both in one audit of the same
     turns."""
-    train = ["--model", str(world / "base"), "--data", str(world / "chats.jsonl"), "--block", "96"]
+    train = [
+        "--model",
+        str(inputs / "base"),
+        "--data",
+        str(inputs / "chats.jsonl"),
+        "--block",
+        "96",
+    ]
     private = [
         "train",
         "dp-sgd",
@@ -211,7 +218,7 @@ def test_private_training_takes_the_same_conversations(
         "-D",
         f"dp-sgd.model={tmp_path / 'private'}",
         "--public",
-        str(world / "base"),
+        str(inputs / "base"),
     ]
     defenses += [
         "--defense",
@@ -221,7 +228,7 @@ def test_private_training_takes_the_same_conversations(
         "-D",
         "pmixed.queries=200",
     ]
-    result = audited(world, tmp_path / "run", *defenses)
+    result = audited(inputs, tmp_path / "run", *defenses)
     rows = {(f["target"], f["setting"]): f["not_applicable"] for f in result["findings"]}
     assert rows[("dp-sgd", "white-box")] == rows[("pmixed", "white-box")] == ""
     ran = (tmp_path / "private" / "training.json").read_text()
@@ -229,7 +236,7 @@ def test_private_training_takes_the_same_conversations(
 
 
 def test_what_is_no_conversation_is_refused_before_anything_is_written(
-    world: Path, tmp_path: Path, capsys: Said
+    inputs: Path, tmp_path: Path, capsys: Said
 ) -> None:
     data = tmp_path / "d.jsonl"
     data.write_text(json.dumps({"messages": [{"role": "user", "content": "Who?"}]}))
@@ -237,7 +244,7 @@ def test_what_is_no_conversation_is_refused_before_anything_is_written(
         "train",
         "none",
         "--model",
-        str(world / "base"),
+        str(inputs / "base"),
         "--data",
         str(data),
         "-o",
@@ -252,6 +259,6 @@ def test_what_is_no_conversation_is_refused_before_anything_is_written(
     check_command(*train, "--loss-on", "assistant", code=2)
     assert "expected --loss-on assistant or all, of conversations" in capsys.readouterr().err
     assert not (tmp_path / "out").exists() or not any((tmp_path / "out").iterdir())
-    audit = ["run", "--model", str(world / "base"), "--data", str(data), "--attack", "perplexity"]
+    audit = ["run", "--model", str(inputs / "base"), "--data", str(data), "--attack", "perplexity"]
     check_command(*audit, "--knows", "half", code=2)
     assert "expected --knows system, user or partial:F" in capsys.readouterr().err

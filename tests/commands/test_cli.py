@@ -104,9 +104,9 @@ def learn(model: Any, tokenizer: Any, rows: list[dict[str, str]]) -> None:
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """model, public, two LoRA members, data.jsonl, fresh.jsonl."""
-    folder = tmp_path_factory.mktemp("world")
+    folder = tmp_path_factory.mktemp("inputs")
     rows = records(30)
     texts = [row["prefix"] + row["suffix"] for row in rows]
     tokenizer = Tokenizer(models.BPE())
@@ -142,13 +142,13 @@ ETHICIST = [
 ]
 
 
-def command(world: Path, out: Path, *more: str) -> list[str]:
-    model = () if "--model" in more else ("--model", str(world / "model"))
+def command(inputs: Path, out: Path, *more: str) -> list[str]:
+    model = () if "--model" in more else ("--model", str(inputs / "model"))
     return [
         "run",
         *model,
         "--data",
-        str(world / "data.jsonl"),
+        str(inputs / "data.jsonl"),
         "-A",
         "samples=4",
         "-o",
@@ -157,11 +157,11 @@ def command(world: Path, out: Path, *more: str) -> list[str]:
     ]
 
 
-def pmixed(world: Path, *more: str) -> list[str]:
-    ensemble = f"ensemble={world / 'ensemble'}"
+def pmixed(inputs: Path, *more: str) -> list[str]:
+    ensemble = f"ensemble={inputs / 'ensemble'}"
     return [
         "--public",
-        str(world / "public"),
+        str(inputs / "public"),
         "--defense",
         "pmixed",
         "-D",
@@ -172,12 +172,12 @@ def pmixed(world: Path, *more: str) -> list[str]:
     ]
 
 
-def everything(world: Path, out: Path, *more: str) -> list[str]:
+def everything(inputs: Path, out: Path, *more: str) -> list[str]:
     """Two attacks, PMixED with a budget that ends in the middle of a row, both settings,
     non-members."""
-    attacks = [*ETHICIST, "--attack", "perplexity", "--nonmembers", str(world / "fresh.jsonl")]
+    attacks = [*ETHICIST, "--attack", "perplexity", "--nonmembers", str(inputs / "fresh.jsonl")]
     budget = ["-D", "pmixed.queries=500", "-D", "pmixed.on_exhaustion=public"]
-    return command(world, out, *attacks, *pmixed(world, *budget), *more)
+    return command(inputs, out, *attacks, *pmixed(inputs, *budget), *more)
 
 
 def result(folder: Path) -> dict[str, Any]:
@@ -224,16 +224,16 @@ def assert_same_guesses(found: Path, expected: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def full(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def full(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("runs") / "full"
-    check_command(*everything(world, out, "--defense", "uniform-mixing", "-D", "weight=0.05"))
+    check_command(*everything(inputs, out, "--defense", "uniform-mixing", "-D", "weight=0.05"))
     return out
 
 
 @pytest.fixture(scope="module")
-def budgeted(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def budgeted(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("runs") / "budgeted"
-    check_command(*everything(world, out))
+    check_command(*everything(inputs, out))
     return out
 
 
@@ -273,7 +273,7 @@ ATTACKS = ("ethicist", "perplexity")
 
 
 def test_what_no_control_isolates_is_told_in_one_step(
-    full: Path, world: Path, tmp_path: Path
+    full: Path, inputs: Path, tmp_path: Path
 ) -> None:
     """Without the control of the members' recipe; then with it, and once where it is the undefended
     model itself."""
@@ -312,18 +312,18 @@ def test_what_no_control_isolates_is_told_in_one_step(
     ]
     assert likelier["undefended"] is None and likelier["ensemble-unmixed"] is None
     assert "how much more likely members' true tokens are than non-members'" in report
-    shutil.copytree(world / "ensemble", tmp_path / "ensemble")
-    shutil.copytree(world / "ensemble" / "member-0", tmp_path / "ensemble" / "whole")
+    shutil.copytree(inputs / "ensemble", tmp_path / "ensemble")
+    shutil.copytree(inputs / "ensemble" / "member-0", tmp_path / "ensemble" / "whole")
     given = [
         "--public",
-        str(world / "public"),
+        str(inputs / "public"),
         "--defense",
         "pmixed",
         "-D",
         f"ensemble={tmp_path / 'ensemble'}",
     ]
     for name, model, expected in (
-        ("whole", world / "model", (["splitting"], "one-adapter", "ensemble-unmixed", False)),
+        ("whole", inputs / "model", (["splitting"], "one-adapter", "ensemble-unmixed", False)),
         (
             "same",
             tmp_path / "ensemble" / "whole",
@@ -341,7 +341,7 @@ def test_what_no_control_isolates_is_told_in_one_step(
             "--model",
             str(model),
         ]
-        check_command(*command(world, tmp_path / name, *more))
+        check_command(*command(inputs, tmp_path / name, *more))
         first, *others = steps(tmp_path / name)
         assert others == [expected, *rest]
         assert first[1:] == (
@@ -383,7 +383,7 @@ def test_runs_are_exported(full: Path, tmp_path: Path, said: Said) -> None:
     )
 
 
-def test_nothing_known_is_attacked_and_nobody_is_counted_twice(full: Path, world: Path) -> None:
+def test_nothing_known_is_attacked_and_nobody_is_counted_twice(full: Path, inputs: Path) -> None:
     counted = result(full)["benchmark"]
     assert (counted["members"], counted["known"], counted["nonmembers"]) == (24, 6, 6)
     secrets = [secret for cell, secret in guesses(full) if cell == "undefended/white-box/ethicist"]
@@ -510,14 +510,14 @@ def test_runs_side_by_side(full: Path, budgeted: Path, tmp_path: Path, said: Sai
 
 
 def test_a_run_and_its_gate_in_one_step(
-    full: Path, world: Path, tmp_path: Path, said: Said
+    full: Path, inputs: Path, tmp_path: Path, said: Said
 ) -> None:
     policy, base, out = tmp_path / "leakage.toml", tmp_path / "base", tmp_path / "run"
     policy.write_text('rules = ["recall not worse than baseline by 0.9", "recall <= 0.01"]')
     audit = ["--attack", "perplexity", "--setting", "white-box"]
-    check_command(*command(world, base, *audit))
+    check_command(*command(inputs, base, *audit))
     check_command(
-        *command(world, out, *audit, "--gate", str(policy), "--baseline", str(base)), code=1
+        *command(inputs, out, *audit, "--gate", str(policy), "--baseline", str(base)), code=1
     )
     assert (out / "report.html").exists()  # the report is written, whatever the gate says
     assert "1 held, 1 failed" in said.readouterr().out
@@ -547,7 +547,7 @@ def test_a_run_and_its_gate_in_one_step(
         ["--gate", str(lone)],
         ["--baseline", str(tmp_path / "nowhere")],
     ):
-        check_command(*command(world, tmp_path / "refused", *audit, *flags), code=2)
+        check_command(*command(inputs, tmp_path / "refused", *audit, *flags), code=2)
         assert not (tmp_path / "refused").exists(), flags
     scopes = {
         'attack = "perplexiti"': "did you mean 'perplexity'",
@@ -556,16 +556,16 @@ def test_a_run_and_its_gate_in_one_step(
         'target = "ensemble-unmixed"\nsetting = "text-only"': "a configuration this run does not "
         "have",
     }
-    defended = [*pmixed(world), "--attack", "perplexity"]
+    defended = [*pmixed(inputs), "--attack", "perplexity"]
     for scope, message in scopes.items():
         lone.write_text(f'[[rule]]\nrule = "recall <= 1"\n{scope}\n')
         more = defended if "ensemble" in scope else audit
-        check_command(*command(world, tmp_path / "refused", *more, "--gate", str(lone)), code=2)
+        check_command(*command(inputs, tmp_path / "refused", *more, "--gate", str(lone)), code=2)
         assert message in said.readouterr().err
         assert not (tmp_path / "refused").exists(), scope
     check_command(
         *command(
-            world,
+            inputs,
             tmp_path / "grid",
             *audit,
             "--gate",
@@ -580,7 +580,7 @@ def test_a_run_and_its_gate_in_one_step(
 
 
 def test_a_report_shows_what_changed_since_another_run(
-    full: Path, budgeted: Path, world: Path, tmp_path: Path, said: Said
+    full: Path, budgeted: Path, inputs: Path, tmp_path: Path, said: Said
 ) -> None:
     again, fresh = tmp_path / "again", tmp_path / "fresh"
     shutil.copytree(full, again)
@@ -592,19 +592,19 @@ def test_a_report_shows_what_changed_since_another_run(
     )
     assert run_command_line(["report", str(again)]) == 0  # the folder alone again
     assert (again / "report.html").read_bytes() == (full / "report.html").read_bytes()
-    zlib = command(world, fresh, "--attack", "zlib", "--setting", "white-box")
+    zlib = command(inputs, fresh, "--attack", "zlib", "--setting", "white-box")
     assert run_command_line([*zlib, "--baseline", str(full)]) == 2  # no non-members: other secrets
     assert "is no match for" in said.readouterr().err and (fresh / "report.html").exists()
 
 
-def test_a_run_keeps_what_its_page_shows_secret_by_secret(full: Path, world: Path) -> None:
+def test_a_run_keeps_what_its_page_shows_secret_by_secret(full: Path, inputs: Path) -> None:
     found = secret_details.read_secret_details(full)
     members = [secret for secret in found.secrets if secret.member]
     assert (len(members), len(found.secrets)) == (24, 30)
-    model = load_causal_lm(str(world / "model"))
+    model = load_causal_lm(str(inputs / "model"))
     rows = {
         row["prefix"] + row["suffix"]: row
-        for row in map(json.loads, (world / "data.jsonl").read_text().splitlines())
+        for row in map(json.loads, (inputs / "data.jsonl").read_text().splitlines())
     }
     texts = list(rows)
     for secret in members[
@@ -644,7 +644,7 @@ def test_a_run_keeps_what_its_page_shows_secret_by_secret(full: Path, world: Pat
     )
 
 
-def test_results_by_a_column_of_the_users(world: Path, tmp_path: Path, said: Said) -> None:
+def test_results_by_a_column_of_the_users(inputs: Path, tmp_path: Path, said: Said) -> None:
     rows = [
         {**row, "department": ["cardiology", "=1+1", "<b>x</b>"][i % 3]}
         for i, row in enumerate(records(30))
@@ -653,7 +653,7 @@ def test_results_by_a_column_of_the_users(world: Path, tmp_path: Path, said: Sai
     audit = [
         "run",
         "--model",
-        str(world / "model"),
+        str(inputs / "model"),
         "--data",
         str(data),
         "--attack",
@@ -711,15 +711,15 @@ def test_a_plan_needs_no_run(full: Path, tmp_path: Path, said: Said) -> None:
 
 
 def test_no_text_of_the_data_leaves_private_files(
-    full: Path, world: Path, tmp_path: Path, said: Said
+    full: Path, inputs: Path, tmp_path: Path, said: Said
 ) -> None:
     out = tmp_path / "run"
-    check_command(*command(world, out, "--attack", "zlib"))
+    check_command(*command(inputs, out, "--attack", "zlib"))
     check_command("report", out)
     assert run_command_line(["gate", str(out), "--max", "recall=0.5"]) in (0, 1, 4)
     seen = said.readouterr()
     assert seen.out and PLANTED not in seen.out + seen.err
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(world / "model")
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(inputs / "model")
     # the last tokens of every suffix
     ids = ", ".join(map(str, tokenizer(f" {PLANTED}")["input_ids"]))
     assert ids in (out / "guesses.jsonl").read_text()  # else the next assertions could not fail
@@ -738,21 +738,21 @@ def test_no_text_of_the_data_leaves_private_files(
 
 
 def test_guesses_do_not_depend_on_the_batch_size(
-    budgeted: Path, world: Path, tmp_path: Path
+    budgeted: Path, inputs: Path, tmp_path: Path
 ) -> None:
     """Of all secrets and targets by sevens; one by one, which takes long, of a few secrets of the
     model itself."""
-    check_command(*everything(world, tmp_path / "run", "--batch-size", "7"))
+    check_command(*everything(inputs, tmp_path / "run", "--batch-size", "7"))
     assert_same_guesses(tmp_path / "run", budgeted)
     few = [*ETHICIST, "--attack", "perplexity", "--setting", "white-box", "--limit", "3"]
     for size in ("1", "16"):
-        check_command(*command(world, tmp_path / size, *few, "--batch-size", size))
+        check_command(*command(inputs, tmp_path / size, *few, "--batch-size", size))
     assert_same_guesses(tmp_path / "1", tmp_path / "16")
 
 
 @pytest.mark.parametrize("cut", [1, 8])  # random moments of every command: tests/faults
 def test_an_interrupted_run_resumes_to_the_same_end(
-    budgeted: Path, world: Path, tmp_path: Path, monkeypatch: Patch, said: Said, cut: int
+    budgeted: Path, inputs: Path, tmp_path: Path, monkeypatch: Patch, said: Said, cut: int
 ) -> None:
     """Ctrl-C instead of the cut-th write: what was written before stays, and a torn last line does
     no harm."""
@@ -765,7 +765,7 @@ def test_an_interrupted_run_resumes_to_the_same_end(
         append(self, cell, batch)
 
     monkeypatch.setattr(CellJournal, "append", interrupted)
-    check_command(*everything(world, out), code=130)
+    check_command(*everything(inputs, out), code=130)
     assert "Continue with: audit run --resume" in " ".join(said.readouterr().err.split())
     assert not (out / "result.json").exists()
     before = guesses(out) if cut > 1 else {}
@@ -800,10 +800,10 @@ def sizes(folder: Path) -> list[int]:
 
 
 def test_a_budget_stops_or_is_answered_publicly(
-    world: Path, tmp_path: Path, budgeted: Path
+    inputs: Path, tmp_path: Path, budgeted: Path
 ) -> None:
     stop = ["--setting", "text-only", "-D", "queries=500"]
-    check_command(*command(world, tmp_path / "stop", *ETHICIST, *pmixed(world, *stop)))
+    check_command(*command(inputs, tmp_path / "stop", *ETHICIST, *pmixed(inputs, *stop)))
     answered = [s for cell, s in guesses(tmp_path / "stop") if cell == "pmixed/text-only/ethicist"]
     everyone = [
         s for cell, s in guesses(tmp_path / "stop") if cell == "undefended/text-only/ethicist"
@@ -828,12 +828,12 @@ def test_a_budget_stops_or_is_answered_publicly(
 
 
 def test_a_stopped_budget_is_neither_spent_twice_nor_forgotten(
-    world: Path, tmp_path: Path, monkeypatch: Patch
+    inputs: Path, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     """Killed inside the claim and resumed: the same secrets are covered, by the same tokens, at the
     same price."""
-    flags = [*ETHICIST, *pmixed(world, "--setting", "text-only", "-D", "queries=500")]
-    check_command(*command(world, tmp_path / "whole", *flags))
+    flags = [*ETHICIST, *pmixed(inputs, "--setting", "text-only", "-D", "queries=500")]
+    check_command(*command(inputs, tmp_path / "whole", *flags))
     calls, append = [0], CellJournal.append
 
     def interrupted(self: Any, cell: CellKey, batch: list[Any]) -> None:
@@ -846,7 +846,7 @@ def test_a_stopped_budget_is_neither_spent_twice_nor_forgotten(
 
     monkeypatch.setattr(CellJournal, "append", interrupted)
     out = tmp_path / "cut"
-    check_command(*command(world, out, *flags), code=130)
+    check_command(*command(inputs, out, *flags), code=130)
     assert sum(cell.startswith("pmixed") for cell, _ in guesses(out)) == 2
     check_command("run", "--resume", out)
     assert_same_guesses(out, tmp_path / "whole")
@@ -858,9 +858,9 @@ def test_a_stopped_budget_is_neither_spent_twice_nor_forgotten(
     assert f" 500 {sum(drawn)} {500 - sum(drawn)} " in " ".join(page.split())
 
 
-def test_without_a_budget_the_claim_covers_what_is_drawn(world: Path, tmp_path: Path) -> None:
+def test_without_a_budget_the_claim_covers_what_is_drawn(inputs: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    check_command(*command(world, out, *ETHICIST, *pmixed(world, "--setting", "text-only")))
+    check_command(*command(inputs, out, *ETHICIST, *pmixed(inputs, "--setting", "text-only")))
     claim = result(out)["targets"][1]["claim"]
     drawn = sum(
         g.drawn for (cell, _), g in guesses(out).items() if cell == "pmixed/text-only/ethicist"
@@ -870,10 +870,10 @@ def test_without_a_budget_the_claim_covers_what_is_drawn(world: Path, tmp_path: 
 
 
 def test_fewer_are_attacked_behind_an_ensemble_and_its_claim_covers_those(
-    world: Path, tmp_path: Path
+    inputs: Path, tmp_path: Path
 ) -> None:
     out, attacks = tmp_path / "run", [*ETHICIST, "--attack", "extraction-probability"]
-    check_command(*command(world, out, *attacks, *pmixed(world, "--ensemble-limit", "6")))
+    check_command(*command(inputs, out, *attacks, *pmixed(inputs, "--ensemble-limit", "6")))
     everyone = {s for cell, s in guesses(out) if cell == "undefended/white-box/ethicist"}
     some = {s for cell, s in guesses(out) if cell == "pmixed/white-box/ethicist"}
     assert (
@@ -897,12 +897,12 @@ def test_fewer_are_attacked_behind_an_ensemble_and_its_claim_covers_those(
 
 
 def test_the_worst_case_tunes_its_prompt_though_the_claim_row_had_nothing_to_tune_on(
-    world: Path, tmp_path: Path
+    inputs: Path, tmp_path: Path
 ) -> None:
     """Without --public the claim row has no soft prompt; that must not become the worst-case row's
     prompt."""
-    check_command(*command(world, tmp_path / "both", *ETHICIST))
-    check_command(*command(world, tmp_path / "white-box", *ETHICIST, "--setting", "white-box"))
+    check_command(*command(inputs, tmp_path / "both", *ETHICIST))
+    check_command(*command(inputs, tmp_path / "white-box", *ETHICIST, "--setting", "white-box"))
     alone, beside = (
         finding(tmp_path / name, "undefended", "white-box", "ethicist")
         for name in ("white-box", "both")
@@ -912,12 +912,12 @@ def test_the_worst_case_tunes_its_prompt_though_the_claim_row_had_nothing_to_tun
     assert beside["measurements"] == alone["measurements"]
 
 
-def test_a_tree_search_is_a_run_like_any_other(world: Path, tmp_path: Path) -> None:
+def test_a_tree_search_is_a_run_like_any_other(inputs: Path, tmp_path: Path) -> None:
     """Not applicable inside the claim, certificates in the notes, rows as cost; all of it survives
     a resume."""
     out = tmp_path / "run"
     options = ["-A", "search=tree", "-A", "threshold=0.05", "-A", "ethicist.tune_on=none"]
-    check_command(*command(world, out, *ETHICIST, *options, *pmixed(world)))
+    check_command(*command(inputs, out, *ETHICIST, *options, *pmixed(inputs)))
     for target in ("undefended", "pmixed"):
         refused, row = (
             finding(out, target, setting, "ethicist") for setting in ("text-only", "white-box")
@@ -944,7 +944,7 @@ def test_a_tree_search_is_a_run_like_any_other(world: Path, tmp_path: Path) -> N
 
 
 def test_a_plug_in_file_runs_and_resumes(
-    world: Path, tmp_path: Path, monkeypatch: Patch, said: Said
+    inputs: Path, tmp_path: Path, monkeypatch: Patch, said: Said
 ) -> None:
     mine = tmp_path / "mine.py"
     mine.write_text(
@@ -962,7 +962,7 @@ def test_a_plug_in_file_runs_and_resumes(
     out = tmp_path / "run"
     flags = ["--plugin", str(mine), "--attack", "votes", "-A", "votes.power=2"]
     monkeypatch.setattr(CellJournal, "append", interrupt)
-    check_command(*command(world, out, *flags), code=130)
+    check_command(*command(inputs, out, *flags), code=130)
     monkeypatch.undo()
     assert f"--resume {out} --plugin {mine}" in said.readouterr().err
     check_command("run", "--resume", out, "--plugin", mine)
@@ -978,18 +978,18 @@ def test_a_plug_in_file_runs_and_resumes(
 PROBES = ("extraction-probability", "near-verbatim")
 
 
-def probed(world: Path, out: Path, *more: str) -> list[str]:
+def probed(inputs: Path, out: Path, *more: str) -> list[str]:
     names = [word for name in (*PROBES, "perplexity") for word in ("--attack", name)]
-    floor = ["--nonmembers", str(world / "fresh.jsonl"), "-A", "beams=3", "-A", "distance=1"]
+    floor = ["--nonmembers", str(inputs / "fresh.jsonl"), "-A", "beams=3", "-A", "distance=1"]
     return command(
-        world, out, *names, *floor, "--defense", "uniform-mixing", "-D", "weight=0.05", *more
+        inputs, out, *names, *floor, "--defense", "uniform-mixing", "-D", "weight=0.05", *more
     )
 
 
 @pytest.fixture(scope="module")
-def measured(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def measured(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("runs") / "measured"
-    check_command(*probed(world, out))
+    check_command(*probed(inputs, out))
     return out
 
 
@@ -1053,7 +1053,7 @@ class Free(UniformMixing):
 """
 
 
-def test_claims_are_checked_and_gated(world: Path, tmp_path: Path, said: Said) -> None:
+def test_claims_are_checked_and_gated(inputs: Path, tmp_path: Path, said: Said) -> None:
     """Next to an attack that draws inside the claim; one defense does not charge for it."""
     (tmp_path / "free.py").write_text(FREE)
     out = tmp_path / "run"
@@ -1067,7 +1067,7 @@ def test_claims_are_checked_and_gated(world: Path, tmp_path: Path, said: Said) -
         str(tmp_path / "free.py"),
     ]
     budget = ["-D", "pmixed.queries=100", "-D", "pmixed.on_exhaustion=public"]
-    check_command(*command(world, out, *attacks, *pmixed(world, *budget), *defenses, "--verbose"))
+    check_command(*command(inputs, out, *attacks, *pmixed(inputs, *budget), *defenses, "--verbose"))
     assert "claim violations 0" in said.readouterr().out
     covered = [
         note
@@ -1096,14 +1096,16 @@ def fractions_apart(found: Any) -> tuple[list[float], Any]:
     return fractions, rest
 
 
-def test_a_private_prediction_is_held_to_its_games(world: Path, tmp_path: Path) -> None:
+def test_a_private_prediction_is_held_to_its_games(inputs: Path, tmp_path: Path) -> None:
     """In both settings the same games; the claim is held to those inside it, and 48 of them are too
     weak for 8."""
     out = tmp_path / "run"
     options = ["-A", "prediction-audit.games=64", "-A", "prediction-audit.tokens=8", "--limit", "4"]
     games = ["--attack", "perplexity", "--attack", "prediction-audit", *options]
     defenses = ["--defense", "uniform-mixing", "-D", "uniform-mixing.weight=0.01"]
-    check_command(*command(world, out, *games, *pmixed(world, "-D", "pmixed.queries=8"), *defenses))
+    check_command(
+        *command(inputs, out, *games, *pmixed(inputs, "-D", "pmixed.queries=8"), *defenses)
+    )
     for target in ("undefended", "pmixed", "uniform-mixing"):
         inside, worst = (
             finding(out, target, setting, "prediction-audit")
@@ -1128,8 +1130,8 @@ def test_a_private_prediction_is_held_to_its_games(world: Path, tmp_path: Path) 
     assert "audit too weak to tell" in said and "was not audited" not in said
 
 
-def test_one_member_that_answers_always_is_legal(world: Path, tmp_path: Path) -> None:
-    shutil.copytree(world / "ensemble" / "member-0", tmp_path / "one" / "member-0")
+def test_one_member_that_answers_always_is_legal(inputs: Path, tmp_path: Path) -> None:
+    shutil.copytree(inputs / "ensemble" / "member-0", tmp_path / "one" / "member-0")
     own = ["-D", f"ensemble={tmp_path / 'one'}", "-D", "q=1", "-D", "queries=100"]
     flags = [
         "--attack",
@@ -1141,14 +1143,14 @@ def test_one_member_that_answers_always_is_legal(world: Path, tmp_path: Path) ->
         "--setting",
         "white-box",
     ]
-    check_command(*command(world, tmp_path / "run", *flags, *pmixed(world, *own)))
+    check_command(*command(inputs, tmp_path / "run", *flags, *pmixed(inputs, *own)))
     row = finding(tmp_path / "run", "pmixed", "white-box", "claim-check")
     assert value(row, "claim_violations") == 0 < value(row, "realised_zero_out")
 
 
 @pytest.mark.parametrize("cut", [1, 3, 4])
 def test_an_interrupted_probe_resumes_to_the_same_end(
-    measured: Path, world: Path, tmp_path: Path, monkeypatch: Patch, cut: int
+    measured: Path, inputs: Path, tmp_path: Path, monkeypatch: Patch, cut: int
 ) -> None:
     """The third write is what takes all secrets: the members' p-values against the non-members."""
     out, calls, append = tmp_path / "run", [0], CellJournal.append
@@ -1160,7 +1162,7 @@ def test_an_interrupted_probe_resumes_to_the_same_end(
         append(self, cell, batch)
 
     monkeypatch.setattr(CellJournal, "append", interrupted)
-    check_command(*probed(world, out), code=130)
+    check_command(*probed(inputs, out), code=130)
     monkeypatch.setattr(CellJournal, "append", append)
     check_command("run", "--resume", out)
     for one, other in zip(result(out)["findings"], result(measured)["findings"], strict=True):
@@ -1171,9 +1173,9 @@ def test_an_interrupted_probe_resumes_to_the_same_end(
             )
 
 
-def test_probes_alone_make_a_report(world: Path, tmp_path: Path, said: Said) -> None:
+def test_probes_alone_make_a_report(inputs: Path, tmp_path: Path, said: Said) -> None:
     out = tmp_path / "run"
-    files = ["--model", str(world / "model"), "--data", str(world / "data.jsonl"), "-o", str(out)]
+    files = ["--model", str(inputs / "model"), "--data", str(inputs / "data.jsonl"), "-o", str(out)]
     check_command("run", *files, "--attack", "extraction-probability", "--setting", "white-box")
     screen = " ".join(said.readouterr().out.split())
     assert (
@@ -1193,15 +1195,15 @@ def interrupt(*_: Any) -> None:
 # --- wrong usage and bad input: one sentence, exit code 2, nothing left behind
 # ---------------------------------------
 
-Case = Callable[[Path, Path], list[str]]  # (world, folder for files) -> what is run, -o aside
+Case = Callable[[Path, Path], list[str]]  # (inputs, folder for files) -> what is run, -o aside
 
 
 def with_data(text: str, name: str = "bad.jsonl") -> Case:
-    def case(world: Path, files: Path) -> list[str]:
+    def case(inputs: Path, files: Path) -> list[str]:
         (files / name).write_text(text)
         return [
             "--model",
-            str(world / "model"),
+            str(inputs / "model"),
             "--data",
             str(files / name),
             "--attack",
@@ -1213,21 +1215,21 @@ def with_data(text: str, name: str = "bad.jsonl") -> Case:
 
 def with_flags(*flags: str) -> Case:
     own = () if "--model" in flags else ("--model",)
-    return lambda world, files: [
-        *(word for one in own for word in (one, str(world / "model"))),
+    return lambda inputs, files: [
+        *(word for one in own for word in (one, str(inputs / "model"))),
         "--data",
-        str(world / "data.jsonl"),
+        str(inputs / "data.jsonl"),
         *flags,
     ]
 
 
-def long_prefix(world: Path, files: Path) -> list[str]:
+def long_prefix(inputs: Path, files: Path) -> list[str]:
     write(
         files / "long.jsonl", [{"prefix": "code" * POSITIONS, "suffix": f" {i}"} for i in range(8)]
     )
     return [
         "--model",
-        str(world / "model"),
+        str(inputs / "model"),
         "--data",
         str(files / "long.jsonl"),
         "--attack",
@@ -1235,16 +1237,16 @@ def long_prefix(world: Path, files: Path) -> list[str]:
     ]
 
 
-def nan_model(world: Path, files: Path) -> list[str]:
-    model: Any = GPT2LMHeadModel.from_pretrained(world / "model")
+def nan_model(inputs: Path, files: Path) -> list[str]:
+    model: Any = GPT2LMHeadModel.from_pretrained(inputs / "model")
     with torch.no_grad():
         model.transformer.h[1].mlp.c_fc.weight[0, 0] = float("nan")
-    save(model, PreTrainedTokenizerFast.from_pretrained(world / "model"), files / "nan")
+    save(model, PreTrainedTokenizerFast.from_pretrained(inputs / "model"), files / "nan")
     return [
         "--model",
         str(files / "nan"),
         "--data",
-        str(world / "data.jsonl"),
+        str(inputs / "data.jsonl"),
         "--attack",
         "perplexity",
     ]
@@ -1253,35 +1255,35 @@ def nan_model(world: Path, files: Path) -> list[str]:
 def other_model(flag: str, vocab_size: int, positions: int, *more: str) -> Case:
     """A model beside the target that does not fit it."""
 
-    def case(world: Path, files: Path) -> list[str]:
-        save(gpt2(vocab_size, positions=positions), _tokenizer(world), files / "other")
-        return [*with_flags(*more)(world, files), flag, str(files / "other")]
+    def case(inputs: Path, files: Path) -> list[str]:
+        save(gpt2(vocab_size, positions=positions), _tokenizer(inputs), files / "other")
+        return [*with_flags(*more)(inputs, files), flag, str(files / "other")]
 
     return case
 
 
-def _tokenizer(world: Path) -> PreTrainedTokenizerFast:
-    tokenizer: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(world / "model")
+def _tokenizer(inputs: Path) -> PreTrainedTokenizerFast:
+    tokenizer: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(inputs / "model")
     return tokenizer
 
 
 def bad_plugin(text: str) -> Case:
-    def case(world: Path, files: Path) -> list[str]:
+    def case(inputs: Path, files: Path) -> list[str]:
         (files / "broken.py").write_text(text)
-        return [*with_flags()(world, files), "--plugin", str(files / "broken.py")]
+        return [*with_flags()(inputs, files), "--plugin", str(files / "broken.py")]
 
     return case
 
 
 def no_members(make: bool) -> Case:
-    def case(world: Path, files: Path) -> list[str]:
+    def case(inputs: Path, files: Path) -> list[str]:
         if make:
             (files / "members").mkdir()
         ensemble = f"ensemble={files / 'members'}"
         flags = with_flags("--attack", "perplexity", "--defense", "pmixed", "-D", ensemble)(
-            world, files
+            inputs, files
         )
-        return [*flags, "--public", str(world / "public")]
+        return [*flags, "--public", str(inputs / "public")]
 
     return case
 
@@ -1352,11 +1354,11 @@ REFUSED_TOO: dict[str, tuple[Case, str]] = {
     "ensemble missing": (no_members(False), "members"),
     "ensemble empty": (no_members(True), "members"),
     "ensemble of another model": (
-        lambda world, files: [
+        lambda inputs, files: [
             *with_flags(
                 "--attack", "perplexity", "--defense", "pmixed", "-D", f"ensemble={files / 'm'}"
-            )(world, _members_of_another(world, files)),
-            *("--public", str(world / "public")),
+            )(inputs, _members_of_another(inputs, files)),
+            *("--public", str(inputs / "public")),
         ],
         "cannot load the ensemble",
     ),
@@ -1398,7 +1400,7 @@ REFUSED_TOO: dict[str, tuple[Case, str]] = {
 }
 
 
-def _members_of_another(world: Path, files: Path) -> Path:
+def _members_of_another(inputs: Path, files: Path) -> Path:
     torch.manual_seed(0)
     wide = GPT2LMHeadModel(
         GPT2Config(vocab_size=VOCABULARY, n_embd=32, n_layer=2, n_head=2, n_positions=64)
@@ -1407,19 +1409,19 @@ def _members_of_another(world: Path, files: Path) -> Path:
     return files
 
 
-def members_of_another_base(world: Path, files: Path) -> list[str]:
+def members_of_another_base(inputs: Path, files: Path) -> list[str]:
     """Everything fits but the weights: an adapter of a model that has the public one's shape."""
     gpt2(VOCABULARY, seed=5).save_pretrained(files / "other")
     base = GPT2LMHeadModel.from_pretrained(files / "other")
     get_peft_model(base, lora("c_attn")).save_pretrained(str(files / "m" / "member-0"))
     ensemble = f"ensemble={files / 'm'}"
-    return [*with_flags("--attack", "perplexity")(world, files), *pmixed(world, "-D", ensemble)]
+    return [*with_flags("--attack", "perplexity")(inputs, files), *pmixed(inputs, "-D", ensemble)]
 
 
 def private(*more: str) -> Case:
-    return lambda world, files: [
-        *with_flags("--attack", "perplexity")(world, files),
-        *pmixed(world, *more),
+    return lambda inputs, files: [
+        *with_flags("--attack", "perplexity")(inputs, files),
+        *pmixed(inputs, *more),
     ]
 
 
@@ -1436,24 +1438,24 @@ REFUSED_CLAIMS: dict[str, tuple[Case, str]] = {
     ),
     "alpha too small": (private("-D", "alpha=1"), "expected alpha >= 2, got 1"),
     "order above the controlled one": (
-        lambda world, files: [
-            *with_flags("--attack", "claim-check", "-A", "order=5")(world, files),
-            *pmixed(world, "--setting", "white-box"),
+        lambda inputs, files: [
+            *with_flags("--attack", "claim-check", "-A", "order=5")(inputs, files),
+            *pmixed(inputs, "--setting", "white-box"),
         ],
         "expected order in 2..4, which the claim controls, got 5",
     ),
     "members of another base": (members_of_another_base, "but member-0 was trained from"),
     "members of another vocabulary": (
-        lambda world, files: [
+        lambda inputs, files: [
             *with_flags(
                 "--attack",
                 "perplexity",
                 "--defense",
                 "pmixed",
                 "-D",
-                f"ensemble={world / 'ensemble'}",
-            )(world, files),
-            *other_model("--public", 200, POSITIONS)(world, files)[-2:],
+                f"ensemble={inputs / 'ensemble'}",
+            )(inputs, files),
+            *other_model("--public", 200, POSITIONS)(inputs, files)[-2:],
         ],
         "vocabulary",
     ),
@@ -1462,7 +1464,7 @@ REFUSED_CLAIMS: dict[str, tuple[Case, str]] = {
 
 @pytest.mark.parametrize("name", [*REFUSED, *REFUSED_TOO, *REFUSED_CLAIMS])
 def test_bad_input_is_refused_in_one_sentence(
-    name: str, world: Path, tmp_path: Path, monkeypatch: Patch, said: Said
+    name: str, inputs: Path, tmp_path: Path, monkeypatch: Patch, said: Said
 ) -> None:
     if name == "device" and torch.cuda.is_available():
         pytest.skip("this machine has the device")
@@ -1471,7 +1473,7 @@ def test_bad_input_is_refused_in_one_sentence(
     place.mkdir()
     monkeypatch.chdir(place)
     case, message = {**REFUSED, **REFUSED_TOO, **REFUSED_CLAIMS}[name]
-    flags = case(world, files)
+    flags = case(inputs, files)
     said.readouterr()
     assert run_command_line(["run", *flags, "-o", "out"]) == 2, said.readouterr().err
     seen = said.readouterr()
@@ -1483,28 +1485,30 @@ def test_bad_input_is_refused_in_one_sentence(
 
 
 def test_an_output_that_cannot_be_written_is_refused(
-    world: Path, tmp_path: Path, said: Said
+    inputs: Path, tmp_path: Path, said: Said
 ) -> None:
     (tmp_path / "file").write_text("mine")
     for out in (tmp_path / "file", tmp_path / "file" / "below", tmp_path / ("x" * 300)):
-        check_command(*command(world, out), code=2)
+        check_command(*command(inputs, out), code=2)
         assert "error: " in said.readouterr().err
     assert (tmp_path / "file").read_text() == "mine" and os.listdir(tmp_path) == ["file"]
 
 
-def test_a_folder_with_a_run_is_not_written_over(full: Path, world: Path, said: Said) -> None:
+def test_a_folder_with_a_run_is_not_written_over(full: Path, inputs: Path, said: Said) -> None:
     before = {path.name: path.read_bytes() for path in full.iterdir() if path.is_file()}
-    check_command(*command(world, full), code=2)
+    check_command(*command(inputs, full), code=2)
     assert f"--resume {full}" in said.readouterr().err
     assert {path.name: path.read_bytes() for path in full.iterdir() if path.is_file()} == before
 
 
 def test_a_refused_run_leaves_the_users_files_alone(
-    world: Path, tmp_path: Path, said: Said
+    inputs: Path, tmp_path: Path, said: Said
 ) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "notes.txt").write_text("mine")
-    check_command(*command(world, tmp_path / "out", "--data", str(tmp_path / "none.jsonl")), code=2)
+    check_command(
+        *command(inputs, tmp_path / "out", "--data", str(tmp_path / "none.jsonl")), code=2
+    )
     assert os.listdir(tmp_path / "out") == ["notes.txt"]
 
 
@@ -1570,22 +1574,22 @@ def test_a_cache_that_cannot_be_written_is_refused(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_sweep_tunes_anew_where_the_defense_is_another(world: Path, tmp_path: Path) -> None:
+def test_a_sweep_tunes_anew_where_the_defense_is_another(inputs: Path, tmp_path: Path) -> None:
     """PMixED's radius follows what the row will draw: a prompt of another number of samples is not
     of this model."""
-    flags = [*ETHICIST, *pmixed(world), "--setting", "white-box", "--limit", "6"]
-    check_command(*command(world, tmp_path / "grid", *flags, "--sweep", "ethicist.samples=1,40"))
-    check_command(*command(world, tmp_path / "alone", *flags, "-A", "ethicist.samples=40"))
+    flags = [*ETHICIST, *pmixed(inputs), "--setting", "white-box", "--limit", "6"]
+    check_command(*command(inputs, tmp_path / "grid", *flags, "--sweep", "ethicist.samples=1,40"))
+    check_command(*command(inputs, tmp_path / "alone", *flags, "-A", "ethicist.samples=40"))
     (point,) = (
         path for path in (tmp_path / "grid").iterdir() if path.is_dir() and "40" in path.name
     )
     assert_same_guesses(point, tmp_path / "alone")
 
 
-def test_flags_win_over_the_plan_file(world: Path, tmp_path: Path, said: Said) -> None:
+def test_flags_win_over_the_plan_file(inputs: Path, tmp_path: Path, said: Said) -> None:
     plan = tmp_path / "plan.toml"
     plan.write_text(
-        f'model = "{world / "model"}"\ndata = "{world / "data.jsonl"}"\nattack = ["perplexity"]\n'
+        f'model = "{inputs / "model"}"\ndata = "{inputs / "data.jsonl"}"\nattack = ["perplexity"]\n'
         'setting = "white-box"\nseeds = [5, 7]\n[attack_options.perplexity]\nsamples = 2\ntop_p = '
         "0.9\n"
     )
@@ -1649,26 +1653,26 @@ def test_what_reads_the_record_needs_no_torch(full: Path, tmp_path: Path) -> Non
 
 
 def test_an_unexpected_error_is_ours(
-    monkeypatch: Patch, said: Said, world: Path, tmp_path: Path
+    monkeypatch: Patch, said: Said, inputs: Path, tmp_path: Path
 ) -> None:
     def bug(*_: Any) -> None:
         raise ZeroDivisionError("a bug")
 
     monkeypatch.setattr(CellJournal, "append", bug)
-    check_command(*command(world, tmp_path / "out", "--attack", "perplexity"), code=3)
+    check_command(*command(inputs, tmp_path / "out", "--attack", "perplexity"), code=3)
     assert "please report it" in said.readouterr().err
 
 
 def test_a_tokenizer_wider_than_the_distribution_is_refused_where_the_data_use_it(
-    world: Path, tmp_path: Path, said: Said
+    inputs: Path, tmp_path: Path, said: Said
 ) -> None:
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(world / "model")
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(inputs / "model")
     save(gpt2(100), tokenizer, tmp_path / "narrow")
-    data = ["--data", str(world / "data.jsonl"), "-o", str(tmp_path / "out")]
+    data = ["--data", str(inputs / "data.jsonl"), "-o", str(tmp_path / "out")]
     check_command("run", "--model", tmp_path / "narrow", *data, code=2)
     assert "vocabulary mismatch: the tokenizer writes the data with token" in said.readouterr().err
     assert not (tmp_path / "out").exists()
-    model = GPT2LMHeadModel.from_pretrained(world / "model")
+    model = GPT2LMHeadModel.from_pretrained(inputs / "model")
     tokenizer.add_tokens(
         [f"<unused {i}>" for i in range(1 + model.config.vocab_size - len(tokenizer))]
     )

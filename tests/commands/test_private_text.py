@@ -27,7 +27,7 @@ PRIVATE = "quokkaberry"  # part of every record
 
 
 @pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder that `datasets` reads, a manifest, an empty cache; whoever made the process lets
     others read."""
     monkeypatch.setenv("AUDIT_CACHE", str(tmp_path / "cache"))
@@ -50,17 +50,17 @@ def holding(folder: Path, text: str) -> list[Path]:
 
 
 @pytest.mark.parametrize("data", ["set", "set/train.jsonl"])
-def test_a_copy_with_canaries_is_its_owners_only(world: Path, data: str) -> None:
-    out = world / ("out" if data == "set" else "out.jsonl")
-    check_command("canaries", "insert", f"{world}/m.json", f"{world}/{data}", "-o", out)
+def test_a_copy_with_canaries_is_its_owners_only(inputs: Path, data: str) -> None:
+    out = inputs / ("out" if data == "set" else "out.jsonl")
+    check_command("canaries", "insert", f"{inputs}/m.json", f"{inputs}/{data}", "-o", out)
     made = [out, *out.rglob("*")]
     assert {stat.S_IMODE(path.stat().st_mode) for path in made} <= {0o700, 0o600}
-    assert not holding(world / "cache", PRIVATE)
+    assert not holding(inputs / "cache", PRIVATE)
 
 
-def test_a_folder_of_data_leaves_nothing_in_the_cache(world: Path) -> None:
-    assert read_row_texts("--data", str(world / "set")) == [f"{PRIVATE} {i}" for i in range(5)]
-    assert not [path for path in (world / "cache").rglob("*") if path.is_file()]
+def test_a_folder_of_data_leaves_nothing_in_the_cache(inputs: Path) -> None:
+    assert read_row_texts("--data", str(inputs / "set")) == [f"{PRIVATE} {i}" for i in range(5)]
+    assert not [path for path in (inputs / "cache").rglob("*") if path.is_file()]
 
 
 def _die(parent: str) -> None:
@@ -109,13 +109,13 @@ def mistyped() -> list[Any]:
 
 @pytest.mark.parametrize("change", mistyped())
 def test_a_mistyped_manifest_is_refused_without_its_texts(
-    world: Path, change: Any, capsys: Said
+    inputs: Path, change: Any, capsys: Said
 ) -> None:
-    raw = json.loads((world / "m.json").read_text())
+    raw = json.loads((inputs / "m.json").read_text())
     raw["canaries"][0]["text"] = PRIVATE
     change(raw)
-    (world / "m.json").write_text(json.dumps(raw))
-    data = [f"{world}/m.json", f"{world}/set/train.jsonl", "-o", f"{world}/o.jsonl"]
+    (inputs / "m.json").write_text(json.dumps(raw))
+    data = [f"{inputs}/m.json", f"{inputs}/set/train.jsonl", "-o", f"{inputs}/o.jsonl"]
     check_command("canaries", "insert", *data, code=2)
     told = capsys.readouterr()
     assert "error: " in told.err and PRIVATE not in told.err + told.out
@@ -123,11 +123,11 @@ def test_a_mistyped_manifest_is_refused_without_its_texts(
 
 @pytest.mark.parametrize("kept", ["", " " * 40 + "\n", "short"])
 def test_a_salt_that_can_be_guessed_is_refused(
-    world: Path, kept: str, monkeypatch: pytest.MonkeyPatch
+    inputs: Path, kept: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(aliases.SALT)
-    (world / "cache").mkdir()
-    (world / "cache" / "salt").write_text(kept)
+    (inputs / "cache").mkdir()
+    (inputs / "cache" / "salt").write_text(kept)
     with pytest.raises(
         AuditError, match=r"expected a salt in .* of at least 16 characters, got [05]$"
     ):

@@ -147,7 +147,7 @@ def test_a_filter_without_a_token_left_is_refused(neox: HuggingFaceModel) -> Non
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("memfree")
     save_tiny(folder / "neox")
     rows = [{"text": f"The code of door {i} is {i * i * 7}, and more."} for i in range(8)]
@@ -155,20 +155,20 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run(world: Path, out: Path, *more: str) -> list[str]:
+def run(inputs: Path, out: Path, *more: str) -> list[str]:
     own = [
         "run",
         "--model",
-        str(world / "neox"),
+        str(inputs / "neox"),
         "--data",
-        str(world / "data.jsonl"),
+        str(inputs / "data.jsonl"),
         "-o",
         str(out),
     ]
     return [*own, "--prefix-length", "12", "--suffix-length", "6", "--defense", "memfree", *more]
 
 
-def test_on_a_model_of_ones_own_it_filters_the_data(world: Path, tmp_path: Path) -> None:
+def test_on_a_model_of_ones_own_it_filters_the_data(inputs: Path, tmp_path: Path) -> None:
     """Whole records, beyond what is attacked of them; the claim check says that nothing is
     claimed."""
     attacks = [
@@ -180,7 +180,7 @@ def test_on_a_model_of_ones_own_it_filters_the_data(world: Path, tmp_path: Path)
         "claim-check",
     ]
     attacks += ["--setting", "white-box"]
-    check_command(*run(world, tmp_path / "run", *attacks), code=2)
+    check_command(*run(inputs, tmp_path / "run", *attacks), code=2)
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     cells = {(f["target"], f["attack"], f["setting"]): f for f in result["findings"]}
 
@@ -210,13 +210,13 @@ def test_on_a_model_of_ones_own_it_filters_the_data(world: Path, tmp_path: Path)
     ],
 )
 def test_bad_input_is_refused_in_a_sentence(
-    world: Path,
+    inputs: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     options: list[str],
     sentence: str,
 ) -> None:
     check_command(
-        *run(world, tmp_path / "run", "--attack", "extraction-probability", *options), code=2
+        *run(inputs, tmp_path / "run", "--attack", "extraction-probability", *options), code=2
     )
     assert sentence in " ".join(capsys.readouterr().err.split()) and not (tmp_path / "run").exists()

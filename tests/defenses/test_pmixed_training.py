@@ -38,9 +38,9 @@ USERS = [f"user {i % 4}" for i in range(8)] + ["user 0", "user 1"]
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """neox/, gpt2/: tiny models with a tokenizer; data.jsonl; pairs.jsonl, to attack."""
-    folder = tmp_path_factory.mktemp("world")
+    folder = tmp_path_factory.mktemp("inputs")
     for kind in ("neox", "gpt2"):
         save_tiny(folder / kind, kind)
     rows = [{"text": text, "who": who} for text, who in zip(TEXTS, USERS, strict=True)]
@@ -50,7 +50,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def asked(world: Path, out: Path, **more: Any) -> TrainingRequest:
+def asked(inputs: Path, out: Path, **more: Any) -> TrainingRequest:
     options = {
         "members": 3,
         "epochs": 2,
@@ -61,8 +61,8 @@ def asked(world: Path, out: Path, **more: Any) -> TrainingRequest:
     return TrainingRequest(
         **{
             "method": "pmixed",
-            "model": str(world / "neox"),
-            "data": str(world / "data.jsonl"),
+            "model": str(inputs / "neox"),
+            "data": str(inputs / "data.jsonl"),
             "out": out,
             "block": 32,
             "options": options,
@@ -88,15 +88,15 @@ def test_defaults_are_the_papers() -> None:
 
 @pytest.mark.parametrize("kind", ["neox", "gpt2"])
 def test_train_serve_and_attack(
-    world: Path, tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
+    inputs: Path, tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out, base = tmp_path / "ensemble", str(world / kind)
+    out, base = tmp_path / "ensemble", str(inputs / kind)
     options = [
         item
         for o in ("members=3", "epochs=2", "batch=2", "learning_rate=0.01")
         for item in ("-D", o)
     ]
-    data = ["--data", str(world / "data.jsonl"), "--block", "32"]
+    data = ["--data", str(inputs / "data.jsonl"), "--block", "32"]
     check_command("train", "pmixed", "--model", base, *data, *options, "-o", out)
     assert (
         "each record is whole in one of 3 shards: the unit of protection is the shard"
@@ -121,7 +121,7 @@ def test_train_serve_and_attack(
         "--public",
         base,
         "--data",
-        str(world / "pairs.jsonl"),
+        str(inputs / "pairs.jsonl"),
         "-A",
         "samples=2",
     ]
@@ -149,12 +149,12 @@ def test_train_serve_and_attack(
     assert "shard of whole records" in (tmp_path / "run" / "report.md").read_text()
 
 
-def test_copies_and_users_lie_in_one_shard(world: Path, tmp_path: Path) -> None:
+def test_copies_and_users_lie_in_one_shard(inputs: Path, tmp_path: Path) -> None:
     training.train_model_into_folder(
-        asked(world, tmp_path / "by-record", options={"members": 4}), silent
+        asked(inputs, tmp_path / "by-record", options={"members": 4}), silent
     )
     told = training.train_model_into_folder(
-        asked(world, tmp_path / "by-user", user_column="who", options={"members": 3}), silent
+        asked(inputs, tmp_path / "by-user", user_column="who", options={"members": 3}), silent
     )
     assert "users who share a record are protected together: 4 are 3 groups" in told
     assert any("empty" in line for line in told) == ([] in shards(tmp_path / "by-user", 3))
@@ -184,11 +184,11 @@ def shards(ensemble: Path, members: int) -> list[list[str]]:
 
 @pytest.mark.parametrize("together", [1, 3])
 def test_a_killed_run_keeps_what_is_finished(
-    world: Path, tmp_path: Path, monkeypatch: Patch, together: int
+    inputs: Path, tmp_path: Path, monkeypatch: Patch, together: int
 ) -> None:
     """And ends as it would have, however many adapters are trained at once from then on."""
     whole, cut, options = tmp_path / "whole", tmp_path / "cut", {"members": 2, "control": True}
-    training.train_model_into_folder(asked(world, whole, options=options), silent)
+    training.train_model_into_folder(asked(inputs, whole, options=options), silent)
 
     def kill(what: str, done: int, total: int) -> None:
         assert (what, total) == ("3 adapters", 22)  # steps
@@ -197,13 +197,13 @@ def test_a_killed_run_keeps_what_is_finished(
 
     with pytest.raises(KeyboardInterrupt):
         training.train_model_into_folder(
-            asked(world, cut, options={**options, "together": together}), kill
+            asked(inputs, cut, options={**options, "together": together}), kill
         )
     finished = {path.name for path in cut.iterdir() if path.is_dir()}
     assert {"member-000"} < finished < {"whole", "member-000", "member-001"}
     if "member-001" not in finished:
         with refuses("2", "1", "ensemble.json"):
-            load_lora_ensemble(cut, load_causal_lm(str(world / "neox")))
+            load_lora_ensemble(cut, load_causal_lm(str(inputs / "neox")))
     begun: list[str] = []
     real = members_module._MemberTraining
 
@@ -213,7 +213,7 @@ def test_a_killed_run_keeps_what_is_finished(
 
     monkeypatch.setattr(members_module, "_MemberTraining", begins)
     training.train_model_into_folder(
-        asked(world, cut, options={**options, "together": 4 - together}), silent
+        asked(inputs, cut, options={**options, "together": 4 - together}), silent
     )
     assert begun == [name for name in ("whole", "member-000", "member-001") if name not in finished]
     for name in ("whole", "member-000", "member-001"):
@@ -223,21 +223,21 @@ def test_a_killed_run_keeps_what_is_finished(
             torch.testing.assert_close(first[key], second[key], atol=1e-5, rtol=1e-4)
     with refuses("epochs", "2", "3"):
         training.train_model_into_folder(
-            asked(world, cut, options={**options, "epochs": 3}), silent
+            asked(inputs, cut, options={**options, "epochs": 3}), silent
         )
     assert (
         "already trained"
-        in training.train_model_into_folder(asked(world, cut, options=options), silent)[0]
+        in training.train_model_into_folder(asked(inputs, cut, options=options), silent)[0]
     )
 
 
 @pytest.mark.parametrize("kind", ["neox", "gpt2"])
-def test_the_control_is_one_adapter_on_all_records(world: Path, tmp_path: Path, kind: str) -> None:
+def test_the_control_is_one_adapter_on_all_records(inputs: Path, tmp_path: Path, kind: str) -> None:
     """Beside members that it changes nothing of; it is none of them."""
-    plain, controlled, base = tmp_path / "plain", tmp_path / "controlled", str(world / kind)
-    told = training.train_model_into_folder(asked(world, plain, model=base), silent)
+    plain, controlled, base = tmp_path / "plain", tmp_path / "controlled", str(inputs / kind)
+    told = training.train_model_into_folder(asked(inputs, plain, model=base), silent)
     training.train_model_into_folder(
-        asked(world, controlled, model=base, options={"control": True}), silent
+        asked(inputs, controlled, model=base, options={"control": True}), silent
     )
     assert "adapters were trained 3 at a time" in told
     assert any("dropout was off" in line for line in told) == (kind == "gpt2")
@@ -257,9 +257,9 @@ def test_the_control_is_one_adapter_on_all_records(world: Path, tmp_path: Path, 
 
 
 def test_members_differ_from_each_other_by_more_than_their_records(
-    world: Path, tmp_path: Path
+    inputs: Path, tmp_path: Path
 ) -> None:
-    training.train_model_into_folder(asked(world, tmp_path / "out"), silent)
+    training.train_model_into_folder(asked(inputs, tmp_path / "out"), silent)
     first, second = (weights(tmp_path / "out" / f"member-00{i}") for i in (0, 1))
     assert any(not torch.equal(first[key], second[key]) for key in first if "lora_A" in key)
 
@@ -286,18 +286,20 @@ def test_members_differ_from_each_other_by_more_than_their_records(
     ],
 )
 def test_a_refusal_leaves_nothing_behind(
-    world: Path, tmp_path: Path, more: dict[str, Any], facts: tuple[str, ...]
+    inputs: Path, tmp_path: Path, more: dict[str, Any], facts: tuple[str, ...]
 ) -> None:
     with refuses(*facts):
-        training.train_model_into_folder(asked(world, tmp_path / "out", **more), silent)
+        training.train_model_into_folder(asked(inputs, tmp_path / "out", **more), silent)
     assert not (tmp_path / "out").exists()
 
 
-def test_half_written_members_are_not_served(world: Path, tmp_path: Path) -> None:
-    training.train_model_into_folder(asked(world, tmp_path / "out", options={"members": 2}), silent)
+def test_half_written_members_are_not_served(inputs: Path, tmp_path: Path) -> None:
+    training.train_model_into_folder(
+        asked(inputs, tmp_path / "out", options={"members": 2}), silent
+    )
     (tmp_path / "out" / "member-001").rename(tmp_path / "out" / ".member-001")
     (tmp_path / "out" / "ensemble.json").unlink()
-    assert load_lora_ensemble(tmp_path / "out", load_causal_lm(str(world / "neox"))).size == 1
+    assert load_lora_ensemble(tmp_path / "out", load_causal_lm(str(inputs / "neox"))).size == 1
 
 
 @pytest.mark.parametrize(
@@ -310,16 +312,16 @@ def test_a_broken_manifest_is_refused(tmp_path: Path, text: str) -> None:
         read_ensemble_metadata(tmp_path)
 
 
-def test_members_of_another_base_are_refused(world: Path, tmp_path: Path) -> None:
-    training.train_model_into_folder(asked(world, tmp_path / "out"), silent)
+def test_members_of_another_base_are_refused(inputs: Path, tmp_path: Path) -> None:
+    training.train_model_into_folder(asked(inputs, tmp_path / "out"), silent)
     with refuses("--public", "member-000"):
-        load_lora_ensemble(tmp_path / "out", load_causal_lm(str(world / "gpt2")))
+        load_lora_ensemble(tmp_path / "out", load_causal_lm(str(inputs / "gpt2")))
 
 
-def test_a_member_alone_is_a_peft_model(world: Path, tmp_path: Path) -> None:
+def test_a_member_alone_is_a_peft_model(inputs: Path, tmp_path: Path) -> None:
     """Nothing of ours is needed to read one."""
-    training.train_model_into_folder(asked(world, tmp_path / "out"), silent)
-    base = load_causal_lm(str(world / "neox")).model
+    training.train_model_into_folder(asked(inputs, tmp_path / "out"), silent)
+    base = load_causal_lm(str(inputs / "neox")).model
     assert (
         PeftModel.from_pretrained(base, str(tmp_path / "out" / "member-000"))
         .peft_config["default"]

@@ -48,7 +48,7 @@ SIGMA = {"noise_multiplier": 3.0, "epochs": 2, "batch": 4, "learning_rate": 0.01
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("private")
     for kind in ("neox", "gpt2"):
         save_tiny(folder / kind, kind)
@@ -56,7 +56,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def asked(world: Path, out: Path, method: str = "dp-sgd", **more: Any) -> TrainingRequest:
+def asked(inputs: Path, out: Path, method: str = "dp-sgd", **more: Any) -> TrainingRequest:
     options = (
         {**SIGMA, **more.pop("options", {})}
         if more.get("options", {}) is not None
@@ -64,8 +64,8 @@ def asked(world: Path, out: Path, method: str = "dp-sgd", **more: Any) -> Traini
     )
     given: dict[str, Any] = {
         "method": method,
-        "model": str(world / "neox"),
-        "data": str(world / "data.jsonl"),
+        "model": str(inputs / "neox"),
+        "data": str(inputs / "data.jsonl"),
     }
     return TrainingRequest(**{**given, "out": out, "block": 48, "options": options, **more})
 
@@ -81,8 +81,8 @@ def promised(folder: Path) -> PrivacyRecord:
 
 
 @pytest.mark.accounted
-def test_the_record_says_what_was_done_and_what_it_is_worth(world: Path, tmp_path: Path) -> None:
-    told = training.train_model_into_folder(asked(world, tmp_path / "out"), silent)
+def test_the_record_says_what_was_done_and_what_it_is_worth(inputs: Path, tmp_path: Path) -> None:
+    told = training.train_model_into_folder(asked(inputs, tmp_path / "out"), silent)
     record = promised(tmp_path / "out")
     assert (record.method, record.sampling, record.adjacency, record.unit) == (
         "dp-sgd",
@@ -117,14 +117,14 @@ def test_the_record_says_what_was_done_and_what_it_is_worth(world: Path, tmp_pat
     )
 
 
-def test_nothing_of_the_data_is_kept_beside_the_weights(world: Path, tmp_path: Path) -> None:
+def test_nothing_of_the_data_is_kept_beside_the_weights(inputs: Path, tmp_path: Path) -> None:
     """Not even a digest, which differs between data sets that the promise says cannot be told
     apart."""
-    training.train_model_into_folder(asked(world, tmp_path / "out"), silent)
+    training.train_model_into_folder(asked(inputs, tmp_path / "out"), silent)
     assert (
         "data" not in json.loads((tmp_path / "out" / "training.json").read_text())["configuration"]
     )
-    (told,) = training.train_model_into_folder(asked(world, tmp_path / "out"), silent)
+    (told,) = training.train_model_into_folder(asked(inputs, tmp_path / "out"), silent)
     assert "already trained with this configuration (which records it was, is not kept)" in told
     names = {path.name for path in (tmp_path / "out").iterdir()}
     assert {name for name in names if not name.startswith("tokenizer")} == {
@@ -139,13 +139,13 @@ def test_nothing_of_the_data_is_kept_beside_the_weights(world: Path, tmp_path: P
     }
 
 
-def test_gradient_canaries_change_no_claim_and_are_told_of(world: Path, tmp_path: Path) -> None:
+def test_gradient_canaries_change_no_claim_and_are_told_of(inputs: Path, tmp_path: Path) -> None:
     """Noise, rate and steps are those of the training without them; what was read of them is for
     its owner only."""
     told = training.train_model_into_folder(
-        asked(world, tmp_path / "out", options={"gradient_canaries": 40}), silent
+        asked(inputs, tmp_path / "out", options={"gradient_canaries": 40}), silent
     )
-    training.train_model_into_folder(asked(world, tmp_path / "plain"), silent)
+    training.train_model_into_folder(asked(inputs, tmp_path / "plain"), silent)
     own, plain = promised(tmp_path / "out"), promised(tmp_path / "plain")
     assert own.details.pop("gradient_canaries") == 40 and own == plain
     assert sum("trained with 40 gradient canaries" in sentence for sentence in told) == 1
@@ -159,11 +159,11 @@ def test_gradient_canaries_change_no_claim_and_are_told_of(world: Path, tmp_path
 
 
 def test_folders_made_before_there_were_gradient_canaries_are_still_known(
-    world: Path, tmp_path: Path
+    inputs: Path, tmp_path: Path
 ) -> None:
     """An option that came later, and was not given, is no other configuration, and no other part of
     the lab."""
-    training.train_model_into_folder(asked(world, tmp_path / "out"), silent)
+    training.train_model_into_folder(asked(inputs, tmp_path / "out"), silent)
     assert (
         "gradient_canaries"
         not in json.loads((tmp_path / "out" / "training.json").read_text())["configuration"][
@@ -176,7 +176,7 @@ def test_folders_made_before_there_were_gradient_canaries_are_still_known(
     )
     with refuses("gradient_canaries", "None", "9"):
         training.train_model_into_folder(
-            asked(world, tmp_path / "out", options={"gradient_canaries": 9}), silent
+            asked(inputs, tmp_path / "out", options={"gradient_canaries": 9}), silent
         )
     controls = [
         cause.row
@@ -200,20 +200,20 @@ def test_a_canary_file_of_another_form_is_refused(tmp_path: Path) -> None:
         gradient_canaries.read_gradient_canaries(tmp_path)
 
 
-def test_a_users_records_are_one_unit(world: Path, tmp_path: Path) -> None:
+def test_a_users_records_are_one_unit(inputs: Path, tmp_path: Path) -> None:
     options = {"unit": "user", "batch": 2}
     training.train_model_into_folder(
-        asked(world, tmp_path / "out", options=options, user_column="who", block=96), silent
+        asked(inputs, tmp_path / "out", options=options, user_column="who", block=96), silent
     )
     record = promised(tmp_path / "out")
     assert record.unit == "user" and record.sampling_rate == 0.5  # 2 of 4 users
 
 
 @pytest.mark.accounted
-def test_the_noise_is_solved_for_its_epsilon(world: Path, tmp_path: Path) -> None:
+def test_the_noise_is_solved_for_its_epsilon(inputs: Path, tmp_path: Path) -> None:
     training.train_model_into_folder(
         asked(
-            world, tmp_path / "out", options={"noise_multiplier": 0.0, "epsilon": 2.0, "batch": 8}
+            inputs, tmp_path / "out", options={"noise_multiplier": 0.0, "epsilon": 2.0, "batch": 8}
         ),
         silent,
     )
@@ -221,10 +221,10 @@ def test_the_noise_is_solved_for_its_epsilon(world: Path, tmp_path: Path) -> Non
     assert float(promised(tmp_path / "out").epsilon or 9) <= 2.0
 
 
-def test_no_epsilon_where_no_parameter_moved(world: Path, tmp_path: Path) -> None:
+def test_no_epsilon_where_no_parameter_moved(inputs: Path, tmp_path: Path) -> None:
     for method in ("dp-sgd", "adp", "adp-sound"):
         training.train_model_into_folder(
-            asked(world, tmp_path / method, method, options={"learning_rate": 1e-60}), silent
+            asked(inputs, tmp_path / method, method, options={"learning_rate": 1e-60}), silent
         )
         record = promised(tmp_path / method)
         assert record.epsilon is None and record.claim() is None and not record.nominal
@@ -237,7 +237,7 @@ class _Killed(Exception):
 
 @pytest.mark.parametrize("kind", ["neox", "gpt2"])
 def test_killed_and_resumed_counts_every_step(
-    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+    inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     """The key survives in the checkpoint alone; the steps of the record are those of the whole
     training."""
@@ -253,29 +253,29 @@ def test_killed_and_resumed_counts_every_step(
     lora = kind == "gpt2"
     with pytest.raises(_Killed):
         training.train_model_into_folder(
-            asked(world, out, model=str(world / kind), lora=lora), kill
+            asked(inputs, out, model=str(inputs / kind), lora=lora), kill
         )
     assert read_privacy_record(out) is None and (out / "checkpoint.pt").is_file()
     assert not json.loads((out / "training.json").read_text())["finished"]
     training.train_model_into_folder(
-        asked(world, out, model=str(world / kind), lora=lora),
+        asked(inputs, out, model=str(inputs / kind), lora=lora),
         lambda what, done, total: taken.append(done),
     )
     assert [n for n in taken if n] == [1, 2, 3, 4, 5, 6, 7, 8]
     assert promised(out).steps == 8 and not (out / "checkpoint.pt").exists()
     with refuses("clip", "1.0", "2.0"):
         training.train_model_into_folder(
-            asked(world, out, model=str(world / kind), lora=lora, options={"clip": 2.0}), silent
+            asked(inputs, out, model=str(inputs / kind), lora=lora, options={"clip": 2.0}), silent
         )
 
 
 def test_secret_noise_differs_from_run_to_run_and_seeded_does_not(
-    world: Path, tmp_path: Path
+    inputs: Path, tmp_path: Path
 ) -> None:
     rows: dict[str, Any] = {}
     for name, noise in (("a", "secret"), ("b", "secret"), ("c", "seeded"), ("d", "seeded")):
         training.train_model_into_folder(
-            asked(world, tmp_path / name, options={"noise": noise}), silent
+            asked(inputs, tmp_path / name, options={"noise": noise}), silent
         )
         rows[name] = load_causal_lm(str(tmp_path / name)).embedding_rows(40).numpy()
     assert not np.allclose(rows["a"], rows["b"], atol=1e-4)
@@ -284,12 +284,12 @@ def test_secret_noise_differs_from_run_to_run_and_seeded_does_not(
 
 @pytest.mark.parametrize("method", ["dp-sgd", "adp-sound", "adp"])
 def test_seeded_noise_has_a_nominal_epsilon_and_no_claim(
-    world: Path, tmp_path: Path, method: str
+    inputs: Path, tmp_path: Path, method: str
 ) -> None:
     """Two models of one seed share noise and batches: their difference is that of their clipped
     gradients."""
     told = training.train_model_into_folder(
-        asked(world, tmp_path / "out", method, options={"noise": "seeded"}), silent
+        asked(inputs, tmp_path / "out", method, options={"noise": "seeded"}), silent
     )
     record = promised(tmp_path / "out")
     assert record.epsilon is record.epsilon_rdp is record.epsilon_twice is record.claim() is None
@@ -305,7 +305,7 @@ def test_seeded_noise_has_a_nominal_epsilon_and_no_claim(
 
 
 def test_two_models_of_one_seed_differ_by_their_clipped_gradients(
-    world: Path, tmp_path: Path
+    inputs: Path, tmp_path: Path
 ) -> None:
     """Why: the noise of a step cancels. At noise of 3 clips a step, what is left is the record that
     was exchanged."""
@@ -314,10 +314,10 @@ def test_two_models_of_one_seed_differ_by_their_clipped_gradients(
     found = {}
     for noise in ("seeded", "secret"):
         options = {"noise": noise, "optimizer": "sgd", "epochs": 1, "batch": 16}
-        for name, data in (("one", world / "data.jsonl"), ("other", tmp_path / "other.jsonl")):
+        for name, data in (("one", inputs / "data.jsonl"), ("other", tmp_path / "other.jsonl")):
             out = tmp_path / f"{noise}-{name}"
             training.train_model_into_folder(
-                asked(world, out, data=str(data), options=options), silent
+                asked(inputs, out, data=str(data), options=options), silent
             )
             found[noise, name] = load_causal_lm(str(out)).embedding_rows(40).double()
     seeded, secret = (
@@ -326,20 +326,20 @@ def test_two_models_of_one_seed_differ_by_their_clipped_gradients(
     assert float(seeded) < 0.02 * float(secret)
 
 
-def test_users_are_claimed_where_the_data_name_them_only(world: Path, tmp_path: Path) -> None:
+def test_users_are_claimed_where_the_data_name_them_only(inputs: Path, tmp_path: Path) -> None:
     """16 records of 4 people, no column: the claim would be for a text, and called one for a
     user."""
     for method in ("dp-sgd", "adp", "adp-sound"):
         with refuses("unit=user", "--user-column"):
             training.train_model_into_folder(
-                asked(world, tmp_path / "out", method, options={"unit": "user"}), silent
+                asked(inputs, tmp_path / "out", method, options={"unit": "user"}), silent
             )
         assert not (tmp_path / "out").exists()
 
 
-def test_the_number_of_units_is_public_or_given(world: Path, tmp_path: Path) -> None:
+def test_the_number_of_units_is_public_or_given(inputs: Path, tmp_path: Path) -> None:
     """With `units`, nothing that is written depends on how many records there are."""
-    training.train_model_into_folder(asked(world, tmp_path / "counted"), silent)
+    training.train_model_into_folder(asked(inputs, tmp_path / "counted"), silent)
     record = promised(tmp_path / "counted")
     assert (record.units, record.units_given) == (16, False)
     assert states(record.notes(), "16", "public")
@@ -351,9 +351,9 @@ def test_the_number_of_units_is_public_or_given(world: Path, tmp_path: Path) -> 
     )
     (tmp_path / "less.jsonl").write_text("\n".join(json.dumps(row) for row in ROWS[:-1]))
     held = []
-    for name, data in (("all", world / "data.jsonl"), ("less", tmp_path / "less.jsonl")):
+    for name, data in (("all", inputs / "data.jsonl"), ("less", tmp_path / "less.jsonl")):
         training.train_model_into_folder(
-            asked(world, tmp_path / name, data=str(data), options={"units": 20}), silent
+            asked(inputs, tmp_path / name, data=str(data), options={"units": 20}), silent
         )
         held.append(promised(tmp_path / name))
     assert held[0] == held[1] and (held[0].units, held[0].sampling_rate, held[0].steps) == (
@@ -364,9 +364,9 @@ def test_the_number_of_units_is_public_or_given(world: Path, tmp_path: Path) -> 
     assert states(held[0].notes(), "20", "public")
 
 
-def test_what_two_trainings_promise_together_is_said(world: Path, tmp_path: Path) -> None:
+def test_what_two_trainings_promise_together_is_said(inputs: Path, tmp_path: Path) -> None:
     """Beside any training; and of a base that was trained privately, as its own epsilon."""
-    told = training.train_model_into_folder(asked(world, tmp_path / "once"), silent)
+    told = training.train_model_into_folder(asked(inputs, tmp_path / "once"), silent)
     once = promised(tmp_path / "once")
     together, _ = epsilon_by_tightest_accountant(3.0, 0.25, 16, 1e-5)
     assert once.epsilon_twice == pytest.approx(together) and once.epsilon_twice > (
@@ -374,28 +374,30 @@ def test_what_two_trainings_promise_together_is_said(world: Path, tmp_path: Path
     )
     assert states(told, f"ε {together:.3g}")
     training.train_model_into_folder(
-        asked(world, tmp_path / "twice", model=str(tmp_path / "once")), silent
+        asked(inputs, tmp_path / "twice", model=str(tmp_path / "once")), silent
     )
     twice = promised(tmp_path / "twice")
     assert twice.epsilon == pytest.approx(together, rel=1e-3) and len(twice.earlier) == 1
     assert states(twice.notes(), "2 trainings")
     training.train_model_into_folder(
-        asked(world, tmp_path / "nominal", options={"noise": "seeded"}), silent
+        asked(inputs, tmp_path / "nominal", options={"noise": "seeded"}), silent
     )
     training.train_model_into_folder(
-        asked(world, tmp_path / "on-nominal", model=str(tmp_path / "nominal")), silent
+        asked(inputs, tmp_path / "on-nominal", model=str(tmp_path / "nominal")), silent
     )
     assert promised(tmp_path / "on-nominal").claim() is None
-    training.train_model_into_folder(asked(world, tmp_path / "plain", "none", options=None), silent)
+    training.train_model_into_folder(
+        asked(inputs, tmp_path / "plain", "none", options=None), silent
+    )
     with refuses("base", "privacy"):
         training.train_model_into_folder(
-            asked(world, tmp_path / "on-plain", model=str(tmp_path / "plain")), silent
+            asked(inputs, tmp_path / "on-plain", model=str(tmp_path / "plain")), silent
         )
 
 
 @pytest.mark.parametrize("moment", ["written", "recorded"])
 def test_killed_at_the_end_it_is_not_trained_again(
-    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+    inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
     """Between privacy.json and the word that it is finished; between that and the end of the
     checkpoint."""
@@ -409,11 +411,11 @@ def test_killed_at_the_end_it_is_not_trained_again(
             patch.setattr("auditor.training.poisson._write_privacy_notes", kill)
         else:
             patch.setattr("auditor.plugins.trainer.TrainerCheckpoint.clear", kill)
-        training.train_model_into_folder(asked(world, out), silent)
+        training.train_model_into_folder(asked(inputs, out), silent)
     promise, weights = promised(out), (out / "model.safetensors").read_bytes()
     assert (out / "checkpoint.pt").is_file()
     monkeypatch.setattr(loops, "fit_privately", kill)
-    training.train_model_into_folder(asked(world, out), silent)
+    training.train_model_into_folder(asked(inputs, out), silent)
     assert promised(out) == promise and (out / "model.safetensors").read_bytes() == weights
     assert (
         json.loads((out / "training.json").read_text())["finished"]
@@ -491,12 +493,12 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("case", REFUSED.values(), ids=REFUSED)
 def test_a_refusal_is_one_sentence_and_leaves_nothing(
-    world: Path, tmp_path: Path, case: tuple[dict[str, Any], str]
+    inputs: Path, tmp_path: Path, case: tuple[dict[str, Any], str]
 ) -> None:
     more, sentence = case
-    more = {**more, **({"model": str(world / more["model"])} if "model" in more else {})}
+    more = {**more, **({"model": str(inputs / more["model"])} if "model" in more else {})}
     with pytest.raises(AuditError) as error:
-        training.train_model_into_folder(asked(world, tmp_path / "out", **more), silent)
+        training.train_model_into_folder(asked(inputs, tmp_path / "out", **more), silent)
     assert sentence in str(error.value) and "\n" not in str(error.value)
     assert not (tmp_path / "out").exists()
 
@@ -586,9 +588,9 @@ def test_the_sound_variant_scales_clips_not_noise() -> None:
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
-def test_adp_promises_nothing_and_says_why(world: Path, tmp_path: Path, optimizer: str) -> None:
+def test_adp_promises_nothing_and_says_why(inputs: Path, tmp_path: Path, optimizer: str) -> None:
     told = training.train_model_into_folder(
-        asked(world, tmp_path / "out", "adp", options={"optimizer": optimizer}), silent
+        asked(inputs, tmp_path / "out", "adp", options={"optimizer": optimizer}), silent
     )
     record = promised(tmp_path / "out")
     assert record.epsilon is None and record.epsilon_rdp is None and record.claim() is None
@@ -604,9 +606,9 @@ def test_adp_promises_nothing_and_says_why(world: Path, tmp_path: Path, optimize
     )
 
 
-def test_the_sound_variant_promises_what_dp_sgd_does(world: Path, tmp_path: Path) -> None:
+def test_the_sound_variant_promises_what_dp_sgd_does(inputs: Path, tmp_path: Path) -> None:
     for method in ("dp-sgd", "adp-sound"):
-        training.train_model_into_folder(asked(world, tmp_path / method, method), silent)
+        training.train_model_into_folder(asked(inputs, tmp_path / method, method), silent)
     assert (
         promised(tmp_path / "adp-sound").epsilon
         == promised(tmp_path / "dp-sgd").epsilon
@@ -624,14 +626,14 @@ def test_trainers_are_defenses() -> None:
 
 
 @pytest.fixture(scope="module")
-def trained(world: Path) -> Path:
+def trained(inputs: Path) -> Path:
     for method in ("dp-sgd", "adp"):
-        training.train_model_into_folder(asked(world, world / method, method), silent)
-    return world
+        training.train_model_into_folder(asked(inputs, inputs / method, method), silent)
+    return inputs
 
 
-def run(world: Path, out: Path, *more: str) -> list[str]:
-    data = ["--data", str(world / "data.jsonl"), "--prefix-length", "16", "--suffix-length", "6"]
+def run(inputs: Path, out: Path, *more: str) -> list[str]:
+    data = ["--data", str(inputs / "data.jsonl"), "--prefix-length", "16", "--suffix-length", "6"]
     return ["run", *data, "--attack", "perplexity", "--samples", "2", "-o", str(out), *more]
 
 

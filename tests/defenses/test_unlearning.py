@@ -28,7 +28,7 @@ ROWS = [{"text": f"The code of door {i} is {i * i * 7}."} for i in range(8)]
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model that has learnt the rows, three of which are to be forgotten."""
     folder = tmp_path_factory.mktemp("unlearning")
     save_tiny(folder / "neox")
@@ -45,14 +45,14 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def asked(world: Path, out: Path, method: str, **more: Any) -> TrainingRequest:
+def asked(inputs: Path, out: Path, method: str, **more: Any) -> TrainingRequest:
     given: dict[str, Any] = {
         "method": method,
-        "model": str(world / "before"),
-        "data": str(world / "data.jsonl"),
+        "model": str(inputs / "before"),
+        "data": str(inputs / "data.jsonl"),
     }
     if method != "none":
-        more = {"forget": str(world / "forget.jsonl"), **more}
+        more = {"forget": str(inputs / "forget.jsonl"), **more}
     return TrainingRequest(**{**given, "out": out, "block": 48, **more})
 
 
@@ -124,15 +124,15 @@ def test_npo_pulls_as_gradient_ascent_does_and_lets_go_of_what_is_forgotten(beta
 
 @pytest.mark.parametrize("method", ["gradient-ascent", "npo"])
 def test_what_is_to_be_forgotten_becomes_unlikely_and_retain_keeps_the_rest(
-    world: Path, tmp_path: Path, method: str
+    inputs: Path, tmp_path: Path, method: str
 ) -> None:
     options = {"epochs": 4, "batch": 2, "learning_rate": 1e-3}
     for name, retain in (("alone", 0.0), ("kept", 2.0)):
         told = training.train_model_into_folder(
-            asked(world, tmp_path / name, method, options={**options, "retain": retain}), silent
+            asked(inputs, tmp_path / name, method, options={**options, "retain": retain}), silent
         )
         assert states(told, "3", "5")
-    before = [nats(world / "before", rows) for rows in (ROWS[:3], ROWS[3:])]
+    before = [nats(inputs / "before", rows) for rows in (ROWS[:3], ROWS[3:])]
     alone, kept = (
         [nats(tmp_path / name, rows) for rows in (ROWS[:3], ROWS[3:])] for name in ("alone", "kept")
     )
@@ -142,17 +142,19 @@ def test_what_is_to_be_forgotten_becomes_unlikely_and_retain_keeps_the_rest(
     assert kept[1] > alone[1] + 1
 
 
-def test_an_interrupted_one_goes_on(world: Path, tmp_path: Path) -> None:
+def test_an_interrupted_one_goes_on(inputs: Path, tmp_path: Path) -> None:
     def stop(what: str, done: int, total: int) -> None:
         if done == 2:
             raise KeyboardInterrupt
 
     more = {"options": {"epochs": 4, "batch": 2, "learning_rate": 1e-3, "retain": 1.0}}
-    told = training.train_model_into_folder(asked(world, tmp_path / "whole", "npo", **more), silent)
+    told = training.train_model_into_folder(
+        asked(inputs, tmp_path / "whole", "npo", **more), silent
+    )
     with pytest.raises(KeyboardInterrupt):
-        training.train_model_into_folder(asked(world, tmp_path / "cut", "npo", **more), stop)
+        training.train_model_into_folder(asked(inputs, tmp_path / "cut", "npo", **more), stop)
     assert (
-        training.train_model_into_folder(asked(world, tmp_path / "cut", "npo", **more), silent)
+        training.train_model_into_folder(asked(inputs, tmp_path / "cut", "npo", **more), silent)
         == told
     )
     one, other = (
@@ -162,10 +164,10 @@ def test_an_interrupted_one_goes_on(world: Path, tmp_path: Path) -> None:
         torch.testing.assert_close(one[name], other[name], atol=1e-5, rtol=1e-4)
 
 
-def test_an_adapter_can_forget_too(world: Path, tmp_path: Path) -> None:
+def test_an_adapter_can_forget_too(inputs: Path, tmp_path: Path) -> None:
     options = {"epochs": 4, "batch": 2, "learning_rate": 5e-3}
     told = training.train_model_into_folder(
-        asked(world, tmp_path / "out", "npo", lora=True, options=options), silent
+        asked(inputs, tmp_path / "out", "npo", lora=True, options=options), silent
     )
     assert (tmp_path / "out" / "adapter_config.json").is_file()
     before, after = map(float, re.findall(r"[0-9.]+", told[-2]))  # nats a token
@@ -201,12 +203,12 @@ def test_an_adapter_can_forget_too(world: Path, tmp_path: Path) -> None:
     ],
 )
 def test_bad_input_is_one_sentence_and_nothing_is_left(
-    world: Path, tmp_path: Path, method: str, more: dict[str, Any], sentence: str
+    inputs: Path, tmp_path: Path, method: str, more: dict[str, Any], sentence: str
 ) -> None:
     more = {
-        name: value.format(world) if isinstance(value, str) else value
+        name: value.format(inputs) if isinstance(value, str) else value
         for name, value in more.items()
     }
     with pytest.raises(AuditError) as refused:
-        training.train_model_into_folder(asked(world, tmp_path / "out", method, **more), silent)
+        training.train_model_into_folder(asked(inputs, tmp_path / "out", method, **more), silent)
     assert sentence in str(refused.value) and not (tmp_path / "out").exists()

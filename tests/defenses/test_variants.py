@@ -38,19 +38,19 @@ Said = pytest.CaptureFixture[str]
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("variants")
     save_tiny(folder / "neox")
     (folder / "data.jsonl").write_text("\n".join(json.dumps(row) for row in ROWS + ROWS[:3]))
     return folder
 
 
-def asked(world: Path, out: Path, method: str, **more: Any) -> TrainingRequest:
+def asked(inputs: Path, out: Path, method: str, **more: Any) -> TrainingRequest:
     options = {"epochs": 2, "batch": 2, **more.pop("options", {})}
     given: dict[str, Any] = {
         "method": method,
-        "model": str(world / "neox"),
-        "data": str(world / "data.jsonl"),
+        "model": str(inputs / "neox"),
+        "data": str(inputs / "data.jsonl"),
     }
     return TrainingRequest(**{**given, "out": out, "block": 48, "options": options, **more})
 
@@ -146,14 +146,14 @@ class TestDedup:
         assert drop_near_duplicate_texts(texts, 0.8) == naive and len(naive) == 80
 
     def test_it_trains_what_plain_training_on_the_rest_does(
-        self, world: Path, tmp_path: Path
+        self, inputs: Path, tmp_path: Path
     ) -> None:
-        (world / "once.jsonl").write_text("\n".join(json.dumps(row) for row in ROWS))
+        (inputs / "once.jsonl").write_text("\n".join(json.dumps(row) for row in ROWS))
         told = training.train_model_into_folder(
-            asked(world, tmp_path / "dedup", "dedup", options={"exact": True}), silent
+            asked(inputs, tmp_path / "dedup", "dedup", options={"exact": True}), silent
         )
         training.train_model_into_folder(
-            asked(world, tmp_path / "once", "none", data=str(world / "once.jsonl")), silent
+            asked(inputs, tmp_path / "once", "none", data=str(inputs / "once.jsonl")), silent
         )
         assert states(told, "19", "3", "16")
         one, other = weights(tmp_path / "dedup"), weights(tmp_path / "once")
@@ -211,10 +211,10 @@ class TestGoldfish:
             compute_causal_loss(model, torch.tensor([[*tokens[:-1], ~60]])), loss
         )
 
-    def test_records_too_short_for_it_are_refused(self, world: Path, tmp_path: Path) -> None:
+    def test_records_too_short_for_it_are_refused(self, inputs: Path, tmp_path: Path) -> None:
         with refuses("records", "90"):
             training.train_model_into_folder(
-                asked(world, tmp_path / "out", "goldfish", options={"width": 90}), silent
+                asked(inputs, tmp_path / "out", "goldfish", options={"width": 90}), silent
             )
         assert not (tmp_path / "out" / "training.json").exists()
 
@@ -267,22 +267,22 @@ class TestEarlyStop:
         (told,) = stop.fit_model(given, given.load(), stop.select_sequences(given)[0])
         assert len(looks) < 60 and f"held-out loss of {len(looks)} looks" in told
 
-    def test_an_interrupted_one_goes_on(self, world: Path, tmp_path: Path) -> None:
+    def test_an_interrupted_one_goes_on(self, inputs: Path, tmp_path: Path) -> None:
         def stop(what: str, done: int, total: int) -> None:
             if done == 7:
                 raise KeyboardInterrupt
 
         more = {"options": {"epochs": 4, "learning_rate": 0.01, "patience": 0}}
         told = training.train_model_into_folder(
-            asked(world, tmp_path / "whole", "early-stop", **more), silent
+            asked(inputs, tmp_path / "whole", "early-stop", **more), silent
         )
         with pytest.raises(KeyboardInterrupt):
             training.train_model_into_folder(
-                asked(world, tmp_path / "cut", "early-stop", **more), stop
+                asked(inputs, tmp_path / "cut", "early-stop", **more), stop
             )
         assert (
             training.train_model_into_folder(
-                asked(world, tmp_path / "cut", "early-stop", **more), silent
+                asked(inputs, tmp_path / "cut", "early-stop", **more), silent
             )
             == told
         )
@@ -291,13 +291,13 @@ class TestEarlyStop:
             torch.testing.assert_close(one[name], other[name], atol=1e-5, rtol=1e-4)
 
     def test_records_of_a_file_are_looked_at_and_not_learnt(
-        self, world: Path, tmp_path: Path
+        self, inputs: Path, tmp_path: Path
     ) -> None:
         (tmp_path / "others.jsonl").write_text(
             "\n".join(json.dumps({"text": f"Door {i} is open."}) for i in range(5))
         )
         told = training.train_model_into_folder(
-            asked(world, tmp_path / "out", "early-stop", heldout=str(tmp_path / "others.jsonl")),
+            asked(inputs, tmp_path / "out", "early-stop", heldout=str(tmp_path / "others.jsonl")),
             silent,
         )
         assert states(told, "5 records")
@@ -305,9 +305,9 @@ class TestEarlyStop:
 
 
 class TestFewerParameters:
-    def test_a_lora_is_an_adapter_of_its_own_rank(self, world: Path, tmp_path: Path) -> None:
+    def test_a_lora_is_an_adapter_of_its_own_rank(self, inputs: Path, tmp_path: Path) -> None:
         told = training.train_model_into_folder(
-            asked(world, tmp_path / "out", "lora", options={"rank": 3}), silent
+            asked(inputs, tmp_path / "out", "lora", options={"rank": 3}), silent
         )
         config = json.loads((tmp_path / "out" / "adapter_config.json").read_text())
         assert (config["r"], config["lora_alpha"]) == (3, 16)
@@ -337,21 +337,21 @@ class TestFewerParameters:
 
 
 @pytest.fixture(scope="module")
-def trained(world: Path) -> Path:
+def trained(inputs: Path) -> Path:
     training.train_model_into_folder(
-        asked(world, world / "fish", "goldfish", options={"k": 2}), silent
+        asked(inputs, inputs / "fish", "goldfish", options={"k": 2}), silent
     )
-    training.train_model_into_folder(asked(world, world / "plain", "none"), silent)
-    return world
+    training.train_model_into_folder(asked(inputs, inputs / "plain", "none"), silent)
+    return inputs
 
 
-def run(world: Path, out: Path, *more: str) -> list[str]:
+def run(inputs: Path, out: Path, *more: str) -> list[str]:
     own = [
         "run",
         "--model",
-        str(world / "plain"),
+        str(inputs / "plain"),
         "--data",
-        str(world / "data.jsonl"),
+        str(inputs / "data.jsonl"),
         "-o",
         str(out),
     ]
@@ -451,14 +451,14 @@ def test_what_it_did_not_train_is_refused(
     ],
 )
 def test_bad_input_is_one_sentence_and_nothing_is_left(
-    world: Path, tmp_path: Path, method: str, more: dict[str, Any], sentence: str
+    inputs: Path, tmp_path: Path, method: str, more: dict[str, Any], sentence: str
 ) -> None:
     more = {
-        name: value.format(world) if isinstance(value, str) else value
+        name: value.format(inputs) if isinstance(value, str) else value
         for name, value in more.items()
     }
     with pytest.raises(AuditError) as refused:
-        training.train_model_into_folder(asked(world, tmp_path / "out", method, **more), silent)
+        training.train_model_into_folder(asked(inputs, tmp_path / "out", method, **more), silent)
     assert sentence in str(refused.value) and not (tmp_path / "out").exists()
 
 

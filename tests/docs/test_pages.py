@@ -96,7 +96,7 @@ SMALLER = {
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Everything that the pages speak of as there: models, records, arrays, an ensemble, finished
     runs; and a cache."""
     folder = tmp_path_factory.mktemp("docs")
@@ -183,10 +183,10 @@ def masked(base: Path, folder: Path) -> None:
 
 
 @pytest.fixture
-def here(world: Path, tmp_path: Path, monkeypatch: Patch) -> Path:
+def here(inputs: Path, tmp_path: Path, monkeypatch: Patch) -> Path:
     """An empty folder to stand in, the lab tiny, plug-in files of this test only, no hub."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("AUDIT_CACHE", str(world / "cache"))
+    monkeypatch.setenv("AUDIT_CACHE", str(inputs / "cache"))
     monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
     defaults = [LAB.get(field.name, field.default) for field in dataclasses.fields(LabRecipe)]
     monkeypatch.setattr(LabRecipe.__init__, "__defaults__", tuple(defaults))
@@ -206,8 +206,10 @@ def run_here(page: str) -> list[Command]:
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if run_here(page)])
-def test_commands_run(page: str, world: Path, here: Path, capsys: Said, monkeypatch: Patch) -> None:
-    lay_out(world, here, [step.words for step in run_here(page)])
+def test_commands_run(
+    page: str, inputs: Path, here: Path, capsys: Said, monkeypatch: Patch
+) -> None:
+    lay_out(inputs, here, [step.words for step in run_here(page)])
     for step in steps(page):
         if isinstance(step, File):
             (here / step.name).write_text(step.text)
@@ -238,25 +240,25 @@ def make(words: Sequence[str], monkeypatch: Patch) -> None:
     runpy.run_path(str(script), run_name="__main__")
 
 
-def lay_out(world: Path, folder: Path, commands: list[tuple[str, ...]]) -> None:
+def lay_out(inputs: Path, folder: Path, commands: list[tuple[str, ...]]) -> None:
     """What is given, but for what the commands make themselves; trained and finished things where
     they are named."""
     making = {str(Path(out)) for words in commands for out in values(words, "-o", "--out")}
     said = " ".join(word for words in commands for word in words)
     shutil.copytree(
-        world / "given", folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns(*making)
+        inputs / "given", folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns(*making)
     )
     for name in ("ensemble", *FINISHED):
         if name in said and name not in making:
             (folder / name).parent.mkdir(exist_ok=True)
             shutil.copytree(
-                finished(world, "ensemble" if name == "ensemble" else "run"), folder / name
+                finished(inputs, "ensemble" if name == "ensemble" else "run"), folder / name
             )
 
 
-def finished(world: Path, name: str) -> Path:
+def finished(inputs: Path, name: str) -> Path:
     """An ensemble, or a run, made once when it is first asked for."""
-    folder, given = world / name, world / "given"
+    folder, given = inputs / name, inputs / "given"
     if not folder.exists():
         model, data = (
             str(given / "my-model"),
@@ -454,8 +456,8 @@ def test_a_reference_page_is_what_the_code_says(name: str) -> None:
     assert shown == reference.PAGES[name](), "python -m tests.docs.reference writes it anew"
 
 
-def test_the_files_of_a_run_are_those_of_the_page(world: Path, here: Path) -> None:
-    folder = shutil.copytree(finished(world, "run"), here / "run")
+def test_the_files_of_a_run_are_those_of_the_page(inputs: Path, here: Path) -> None:
+    folder = shutil.copytree(finished(inputs, "run"), here / "run")
     assert run_command_line(["gate", str(folder), "--max", "recall=1"]) in (0, 4)
     check_command("report", folder, "--format", "edpb")
     check_command("attest", folder)

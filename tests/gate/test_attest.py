@@ -40,7 +40,7 @@ def pair(folder: Path, name: str, seed: int) -> tuple[Path, Path]:
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run that a gate has judged, two pairs of keys, and its signed attestation."""
     here = tmp_path_factory.mktemp("attest")
     save_tiny(here / "model")
@@ -77,10 +77,10 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture()
-def here(world: Path, tmp_path: Path) -> Path:
+def here(inputs: Path, tmp_path: Path) -> Path:
     """A copy that a test may change. The model lies where it lay."""
-    shutil.copytree(world, tmp_path / "world")
-    return tmp_path / "world"
+    shutil.copytree(inputs, tmp_path / "inputs")
+    return tmp_path / "inputs"
 
 
 def gate(here: Path, *more: str, key: str = "ours") -> int:
@@ -93,20 +93,20 @@ def gate(here: Path, *more: str, key: str = "ours") -> int:
     return run_command_line(["gate", str(here / "run"), "--max", "recall=1", *signed, *more])
 
 
-def test_the_statement_names_model_data_plan_result_and_decision(world: Path) -> None:
-    envelope = json.loads((world / "run" / "attestation.json").read_text())
+def test_the_statement_names_model_data_plan_result_and_decision(inputs: Path) -> None:
+    envelope = json.loads((inputs / "run" / "attestation.json").read_text())
     assert envelope["payloadType"] == "application/vnd.in-toto+json"
     said = json.loads(base64.b64decode(envelope["payload"]))
     assert said["_type"] == "https://in-toto.io/Statement/v1"
-    held = json.loads((world / "run" / "weights.json").read_text())
+    held = json.loads((inputs / "run" / "weights.json").read_text())
     assert {one["name"]: one["digest"]["sha256"] for one in said["subject"]} == held
-    predicate, result = said["predicate"], json.loads((world / "run" / "result.json").read_text())
+    predicate, result = said["predicate"], json.loads((inputs / "run" / "result.json").read_text())
     assert predicate["data"]["digest"] == result["benchmark"]["digest"] != ""
     assert predicate["tool"]["version"] == result["tool_version"]
     assert predicate["decision"]["verdict"] == "held"
     assert predicate["plan"]["sha256"] == predicate["files"]["plan.json"]
     assert {TABLE, "weights.json"} < set(predicate["files"])
-    kept = [path for path in (world / "run").iterdir() if path.is_file()]
+    kept = [path for path in (inputs / "run").iterdir() if path.is_file()]
     private = [path.name for path in kept if "the number of" in path.read_text(errors="replace")]
     # a digest would confirm a guess of a text
     assert private != [] and not set(private) & set(predicate["files"])
@@ -270,10 +270,10 @@ def test_a_run_about_no_weights_is_not_attested(here: Path) -> None:
         attest.build_run_statement(here / "run")
 
 
-def test_in_totos_library_verifies_our_envelope_by_the_public_key_alone(world: Path) -> None:
-    envelope = Envelope.from_dict(json.loads((world / "run" / "attestation.json").read_text()))
+def test_in_totos_library_verifies_our_envelope_by_the_public_key_alone(inputs: Path) -> None:
+    envelope = Envelope.from_dict(json.loads((inputs / "run" / "attestation.json").read_text()))
     ours, theirs = (
-        SSlibKey.from_crypto(keys.load_pem_public_key((world / f"{name}.pub.pem").read_bytes()))
+        SSlibKey.from_crypto(keys.load_pem_public_key((inputs / f"{name}.pub.pem").read_bytes()))
         for name in ("ours", "theirs")
     )
     assert list(envelope.verify([theirs, ours], threshold=1).values()) == [ours]

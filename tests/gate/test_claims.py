@@ -31,7 +31,7 @@ from auditor.statistics.audit_power import SURE, describe_detection_power, find_
 from auditor.statistics.audited import audit_epsilon_bounds, audit_measurements, repeat_audit
 from auditor.statistics.intervals import share_with_interval
 from tests.conftest import methods
-from tests.gate.world import edit, whole
+from tests.gate.finished_runs import edit, whole
 from tests.rows import write_rows
 
 RULE = "epsilon_lower_bound <= claim"

@@ -18,7 +18,7 @@ from auditor.gate.policy import Policy, Required, Rule, read_policy
 from auditor.records import file_digests
 from auditor.runs.gate_inputs import judge_run_by_policy
 from tests.conftest import check_command
-from tests.gate.world import edit, finished, model
+from tests.gate.finished_runs import edit, finished, model
 
 Said = pytest.CaptureFixture[str]
 HOLDS = ("--max", "recall=0.05")

@@ -22,7 +22,7 @@ from auditor.records.table import TABLE
 from auditor.statistics.intervals import mean_probability
 from auditor.statistics.judging import Outcome
 from tests.conftest import check_command
-from tests.gate.world import ROW, edit, finished, outcome
+from tests.gate.finished_runs import ROW, edit, finished, outcome
 from tests.rows import read_rows
 
 Said = pytest.CaptureFixture[str]

@@ -14,7 +14,7 @@ from auditor import __version__
 from auditor.cli import run_command_line
 from auditor.records.manifest import MANIFEST
 from auditor.records.table import TABLE
-from tests.gate.world import edit, finished, outcome
+from tests.gate.finished_runs import edit, finished, outcome
 from tests.rows import repacked
 
 Said = pytest.CaptureFixture[str]

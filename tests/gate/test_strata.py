@@ -16,7 +16,7 @@ from auditor.gate.policy import Rule
 from auditor.gate.rulings import Ruling
 from auditor.records.result_file import read_result
 from auditor.statistics.intervals import share_with_interval
-from tests.gate.world import finished, outcome
+from tests.gate.finished_runs import finished, outcome
 
 N = 400
 

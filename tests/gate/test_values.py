@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import check_command
-from tests.gate.world import edit, finished
+from tests.gate.finished_runs import edit, finished
 
 
 @pytest.mark.parametrize("value", [None, 0, 5])

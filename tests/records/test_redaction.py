@@ -50,7 +50,7 @@ PRIVATE = re.compile(r"(guesses|texts)\.jsonl|submission\.csv|.*\.pt")
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """model/: knows its records by heart, byte by byte; data, non-members, arrays, and files that
     are refused."""
     folder = tmp_path_factory.mktemp("given")
@@ -124,36 +124,36 @@ def outside(tmp_path: Path, monkeypatch: Patch) -> Iterator[Path]:
     os.umask(before)
 
 
-def asked(world: Path, *more: str, data: str = "data.jsonl") -> list[str]:
+def asked(inputs: Path, *more: str, data: str = "data.jsonl") -> list[str]:
     return [
         "run",
         "--model",
-        str(world / "model"),
+        str(inputs / "model"),
         "--data",
-        str(world / data),
+        str(inputs / data),
         "-Asamples=2",
         *more,
     ]
 
 
-def everything(world: Path) -> list[str]:
-    fresh = ["--nonmembers", str(world / "fresh.jsonl")]
+def everything(inputs: Path) -> list[str]:
+    fresh = ["--nonmembers", str(inputs / "fresh.jsonl")]
     attacks = ["--attack", "zlib", "--attack", "extraction-probability", "--attack", "claim-check"]
-    return asked(world, *fresh, *attacks, "--defense", "uniform-mixing", "-Dweight=0.02")
+    return asked(inputs, *fresh, *attacks, "--defense", "uniform-mixing", "-Dweight=0.02")
 
 
-def told(world: Path) -> list[bytes]:
+def told(inputs: Path) -> list[bytes]:
     """What may not be found: the strings, and the tokens of the suffix as any writer of lists would
     set them down."""
-    ids = AutoTokenizer.from_pretrained(world / "model")(SUFFIX)["input_ids"]
+    ids = AutoTokenizer.from_pretrained(inputs / "model")(SUFFIX)["input_ids"]
     lists = [separator.join(map(str, ids)) for separator in (",", ", ", " ", "\n", ";")]
     return [text.encode() for text in (*PLANTED, *lists)]
 
 
-def silent(outside: Path, world: Path, said: str) -> int:
+def silent(outside: Path, inputs: Path, said: str) -> int:
     """Neither in what was said, nor in a file's name, nor in a file that is not private. Returns
     how many those are."""
-    secret = told(world)
+    secret = told(inputs)
     found = [text for text in secret if text in said.encode()]
     assert not found, said
     seen = 0
@@ -189,10 +189,10 @@ def assert_for_the_owner(folder: Path) -> None:
 # -----------------------------------------------------------------------------------------------
 
 
-def test_a_run_and_all_that_follows_tell_nothing(world: Path, outside: Path, capfd: Said) -> None:
-    check_command(*everything(world))
+def test_a_run_and_all_that_follows_tell_nothing(inputs: Path, outside: Path, capfd: Said) -> None:
+    check_command(*everything(inputs))
     run = Path("runs/latest").resolve()
-    check_command(*everything(world), "-o", "second", "--seed", "0")
+    check_command(*everything(inputs), "-o", "second", "--seed", "0")
     check_command("report", run)
     gate = ["gate", str(run), "--max", "recall=0.5", "--baseline", "second", "--junit", "gate.xml"]
     assert run_command_line([*gate, "--markdown", "gate.md", "--summary", "step.md"]) in (0, 1, 4)
@@ -205,12 +205,12 @@ def test_a_run_and_all_that_follows_tell_nothing(world: Path, outside: Path, cap
     )
     check_command("report", run, "--format", "edpb")
     said = capfd.readouterr()
-    assert silent(outside, world, said.out + said.err)
+    assert silent(outside, inputs, said.out + said.err)
     for folder in (run, Path("second")):
         assert_for_the_owner(folder)
         held = [(folder / name).read_text() for name in ("guesses.jsonl", "texts.jsonl")]
         # the model does give secrets away
-        assert any(text.decode() in held[0] for text in told(world))
+        assert any(text.decode() in held[0] for text in told(inputs))
         assert PREFIX in held[1] and SUFFIX in held[1]  # else nothing above could fail
 
 
@@ -225,10 +225,10 @@ def measured(run: Path) -> dict[str, float]:
 
 
 def test_sweeps_reproductions_and_submissions_tell_nothing(
-    world: Path, outside: Path, capfd: Said
+    inputs: Path, outside: Path, capfd: Said
 ) -> None:
     sweep = asked(
-        world, "--attack", "perplexity", "--setting", "white-box", "--seeds", "0,1", "-o", "sweep"
+        inputs, "--attack", "perplexity", "--setting", "white-box", "--seeds", "0,1", "-o", "sweep"
     )
     check_command(*sweep)
     arrays = [
@@ -241,8 +241,8 @@ def test_sweeps_reproductions_and_submissions_tell_nothing(
         "-o",
         "arrays",
     ]
-    check_command(*asked(world, *arrays, data="arrays"))
-    score = ["score", "submission.csv", "--answers", str(world / "arrays" / "own_suffix.npy")]
+    check_command(*asked(inputs, *arrays, data="arrays"))
+    score = ["score", "submission.csv", "--answers", str(inputs / "arrays" / "own_suffix.npy")]
     check_command(*score, "--curve", "curve.csv", "--plot", "curve.png")
     check_command(*score, "--plot", "curve.svg", "--json")
     paper = Path("paper")
@@ -254,17 +254,17 @@ def test_sweeps_reproductions_and_submissions_tell_nothing(
     )
     plan = 'attack = ["perplexity"]\nsetting = "white-box"\nseeds = [0]\n[[variant]]\nname = "v"\n'
     (paper / "t.toml").write_text(plan + claim)
-    own = ["--model", str(world / "model"), "--data", str(world / "data.jsonl")]
+    own = ["--model", str(inputs / "model"), "--data", str(inputs / "data.jsonl")]
     check_command("reproduce", paper, *own, "-o", "ledger")
     said = capfd.readouterr()
-    assert silent(outside, world, said.out + said.err)
+    assert silent(outside, inputs, said.out + said.err)
     for folder in ("sweep", "arrays", "ledger/t"):
         assert_for_the_owner(Path(folder))
     assert stat.S_IMODE(os.stat("submission.csv").st_mode) == 0o600
 
 
 def test_an_interrupted_run_tells_nothing(
-    world: Path, outside: Path, capfd: Said, monkeypatch: Patch
+    inputs: Path, outside: Path, capfd: Said, monkeypatch: Patch
 ) -> None:
     append = CellJournal.append
 
@@ -274,7 +274,7 @@ def test_an_interrupted_run_tells_nothing(
             raise KeyboardInterrupt
 
     monkeypatch.setattr(CellJournal, "append", stop)
-    check_command(*asked(world, "--attack", "zlib", "-o", "cut"), code=130)
+    check_command(*asked(inputs, "--attack", "zlib", "-o", "cut"), code=130)
     monkeypatch.setattr(CellJournal, "append", append)
     assert_for_the_owner(Path("cut"))
     check_command("run", "--resume", "cut")
@@ -282,7 +282,7 @@ def test_an_interrupted_run_tells_nothing(
     assert "interrupted" in said.err and not {"texts.jsonl", "secrets.json"} - set(
         os.listdir("cut")
     )
-    assert silent(outside, world, said.out + said.err)
+    assert silent(outside, inputs, said.out + said.err)
 
 
 BUG = """
@@ -309,22 +309,22 @@ class Buggy(Attack):
 
 
 def test_an_unexpected_error_says_where_and_not_what(
-    world: Path, outside: Path, capfd: Said
+    inputs: Path, outside: Path, capfd: Said
 ) -> None:
     Path("buggy.py").write_text(BUG)
     command = [
         "run",
         "--model",
-        str(world / "model"),
+        str(inputs / "model"),
         "--data",
-        str(world / "data.jsonl"),
+        str(inputs / "data.jsonl"),
         "--plugin",
         "buggy.py",
     ]
     command += ["--attack", "buggy", "-o", "bug"]
     check_command(*command, code=3)
     said = capfd.readouterr()
-    assert silent(outside, world, said.out + said.err)
+    assert silent(outside, inputs, said.out + said.err)
     wanted = (
         "buggy.py:7 in cannot",
         "buggy.py:17 in guess",
@@ -356,18 +356,18 @@ def test_an_unexpected_error_says_where_and_not_what(
     ],
 )
 def test_a_refusal_tells_nothing(
-    world: Path, outside: Path, capfd: Said, name: str, caplog: pytest.LogCaptureFixture
+    inputs: Path, outside: Path, capfd: Said, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     for command in (
-        asked(world, "--attack", "zlib", data=name),
-        asked(world, "--attack", "zlib", "--nonmembers", str(world / name)),
+        asked(inputs, "--attack", "zlib", data=name),
+        asked(inputs, "--attack", "zlib", "--nonmembers", str(inputs / name)),
         [
             "train",
             "none",
             "--model",
-            str(world / "model"),
+            str(inputs / "model"),
             "--data",
-            str(world / name),
+            str(inputs / name),
             "-o",
             "trained",
         ],
@@ -377,15 +377,17 @@ def test_a_refusal_tells_nothing(
         check_command(*command, code=0 if unread else 2)
         said = capfd.readouterr()
         assert (unread or said.err) and ODD not in said.err + said.out + caplog.text, said.err
-    silent(outside, world, "")
+    silent(outside, inputs, "")
 
 
 # --- what is shown on request
 # -----------------------------------------------------------------------------------------------
 
 
-def test_reveal_shows_it_says_so_and_is_taken_back(world: Path, outside: Path, capfd: Said) -> None:
-    check_command(*asked(world, "--attack", "zlib", "-o", "run"))
+def test_reveal_shows_it_says_so_and_is_taken_back(
+    inputs: Path, outside: Path, capfd: Said
+) -> None:
+    check_command(*asked(inputs, "--attack", "zlib", "-o", "run"))
     pages = [Path("run/report.html"), Path("run/report.md")]
     redacted = [page.read_text() for page in pages]
     assert redacted[0].count("<path") > 20  # its plots, where names of ours stand too
@@ -409,9 +411,9 @@ def test_reveal_shows_it_says_so_and_is_taken_back(world: Path, outside: Path, c
     assert [page.read_text() for page in pages] == redacted
     assert all("shows private text" not in page and PREFIX not in page for page in redacted)
     assert "holds no text of the attacked data" in redacted[0]
-    check_command(*asked(world, "--attack", "zlib", "--reveal", "-o", "shown"))
+    check_command(*asked(inputs, "--attack", "zlib", "--reveal", "-o", "shown"))
     assert SUFFIX in Path("shown/report.html").read_text() and "--reveal" in capfd.readouterr().err
-    check_command(*asked(world, "--attack", "zlib", "--reveal", "--seeds", "0,1"), code=2)
+    check_command(*asked(inputs, "--attack", "zlib", "--reveal", "--seeds", "0,1"), code=2)
     (Path("run") / "texts.jsonl").unlink()
     check_command("report", "run", "--reveal", code=2)
     assert "no texts.jsonl" in capfd.readouterr().err and pages[0].read_text() == redacted[0]
@@ -533,10 +535,10 @@ class Naming(Probe):
 
 
 def test_no_number_depends_on_the_salt_and_no_page_shows_a_row(
-    world: Path, outside: Path, monkeypatch: Patch, capfd: Said
+    inputs: Path, outside: Path, monkeypatch: Patch, capfd: Said
 ) -> None:
     Path("naming.py").write_text(NAMING)
-    command = asked(world, "--plugin", "naming.py", "--attack", "zlib", "--attack", "naming")
+    command = asked(inputs, "--plugin", "naming.py", "--attack", "zlib", "--attack", "naming")
     check_command(*command, "-o", "own")
     salt = outside / "cache" / "salt"
     assert stat.S_IMODE(salt.stat().st_mode) == 0o600 and len(salt.read_bytes()) == 64
@@ -561,7 +563,7 @@ def test_no_number_depends_on_the_salt_and_no_page_shows_a_row(
 
 
 def test_a_canary_called_as_a_word_of_a_sentence_leaves_the_sentence_alone(
-    world: Path, outside: Path, capfd: Said
+    inputs: Path, outside: Path, capfd: Said
 ) -> None:
     check_command(
         "canaries",
@@ -578,17 +580,17 @@ def test_a_canary_called_as_a_word_of_a_sentence_leaves_the_sentence_alone(
     manifest = json.loads(Path("m.json").read_text())
     manifest["canaries"][0]["id"] = "prefix_token"
     Path("m.json").write_text(json.dumps(manifest))
-    command = asked(world, "--canaries", "m.json", "--attack", "zlib", "-o", "run")
+    command = asked(inputs, "--canaries", "m.json", "--attack", "zlib", "-o", "run")
     assert run_command_line(command) == 0, capfd.readouterr().err
     result = json.loads(Path("run/result.json").read_text())
     assert any(note.startswith("prefix token:") for note in result["findings"][0]["notes"])
 
 
-def test_a_record_keeps_its_alias_when_rows_move(world: Path, outside: Path) -> None:
+def test_a_record_keeps_its_alias_when_rows_move(inputs: Path, outside: Path) -> None:
     ids = []
     for data in ("data.jsonl", "shuffled.jsonl"):
         check_command(
-            *asked(world, "--attack", "zlib", "--known-fraction", "0", "-o", data, data=data)
+            *asked(inputs, "--attack", "zlib", "--known-fraction", "0", "-o", data, data=data)
         )
         held = private_texts.read_secret_texts(Path(data))
         ids.append({text.alias: text.prefix for text in held.values()})

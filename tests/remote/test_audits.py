@@ -44,7 +44,7 @@ OPTIONS = [
 
 
 @pytest.fixture
-def world(tmp_path: Path, monkeypatch: Patch) -> Iterator[Path]:
+def inputs(tmp_path: Path, monkeypatch: Patch) -> Iterator[Path]:
     """data.jsonl, fresh.jsonl and an empty cache; retries that wait for nobody."""
     monkeypatch.setenv("AUDIT_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
@@ -91,10 +91,10 @@ Serve = Callable[..., tuple[Server, str]]
 
 
 def test_an_audit_over_http_finds_what_one_at_hand_finds(
-    world: Path, served: Serve, folder: Path, capsys: Said
+    inputs: Path, served: Serve, folder: Path, capsys: Said
 ) -> None:
     server, url = served(key="")
-    save(world / "other", seed=5)
+    save(inputs / "other", seed=5)
     check_command(*arguments(url, folder, *FLAGS, "--reference", "other", "-o", "far"))
     at_hand = [
         "--model",
@@ -102,7 +102,7 @@ def test_an_audit_over_http_finds_what_one_at_hand_finds(
         *arguments(url, folder, *FLAGS, "--reference", "other", "-o", "near")[7:],
     ]
     check_command("run", *at_hand)
-    far, near = result(world / "far"), result(world / "near")
+    far, near = result(inputs / "far"), result(inputs / "near")
     mine, theirs = rows(far), rows(near)
     own, other = (seen["white-box", "extraction-probability"] for seen in (mine, theirs))
     names = [m["name"] for m in other["measurements"]]
@@ -125,7 +125,7 @@ def test_an_audit_over_http_finds_what_one_at_hand_finds(
     said = re.match(r"this run paid for ([\d,]+) tokens in ([\d,]+) requests", paid)
     assert said and int(said[2].replace(",", "")) == len(server.asked)
     assert any("with ranks" in note for note in far["benchmark"]["notes"])
-    assert "behind an API" in (world / "far" / "report.md").read_text(encoding="utf-8")
+    assert "behind an API" in (inputs / "far" / "report.md").read_text(encoding="utf-8")
     capsys.readouterr()
     check_command(
         *arguments(url, folder, "--attack", "exact", "--attack", "perplexity", "-o", "refused"),
@@ -140,7 +140,7 @@ def test_an_audit_over_http_finds_what_one_at_hand_finds(
 
 @pytest.mark.parametrize("reference", [[], ["--reference", "other"]], ids=["none", "given"])
 def test_membership_over_http_falls_back_to_the_loss(
-    world: Path, served: Serve, folder: Path, capsys: Said, reference: list[str]
+    inputs: Path, served: Serve, folder: Path, capsys: Said, reference: list[str]
 ) -> None:
     """A server of text and its log-probabilities gives no distributions (Min-K%++) and no ranks
     (EZ-MIA)."""
@@ -150,13 +150,13 @@ def test_membership_over_http_falls_back_to_the_loss(
             {"prefix": f"Card {offset + i:04d} of", "suffix": f" K{7 * i + offset:03d}"}
             for i in range(12)
         ]
-        (world / f"{name}.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
-    save(world / "other", seed=5)
+        (inputs / f"{name}.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+    save(inputs / "other", seed=5)
     own = ["--attack", "perplexity", "--attack", "membership", "--setting", "white-box", *reference]
     check_command(*arguments(url, folder, *own, "-o", "run"))
     said = capsys.readouterr()
     assert "membership: score=loss, as APIs give no whole distributions" in said.out + said.err
-    row = rows(result(world / "run"))["white-box", "membership"]
+    row = rows(result(inputs / "run"))["white-box", "membership"]
     assert not row["not_applicable"] and 0 <= value(row, "membership_auc") <= 1
     asked = ["-A", "membership.score=min_k_plus", "-o", "refused"]
     check_command(*arguments(url, folder, *own, *asked))
@@ -164,11 +164,11 @@ def test_membership_over_http_falls_back_to_the_loss(
     assert "score=loss" not in said.out + said.err
     assert (
         "is no number for 24 of 24 records"
-        in rows(result(world / "refused"))["white-box", "membership"]["not_applicable"]
+        in rows(result(inputs / "refused"))["white-box", "membership"]["not_applicable"]
     )
 
 
-def test_a_bracket_is_shown_as_both_of_its_ends(world: Path, served: Serve, folder: Path) -> None:
+def test_a_bracket_is_shown_as_both_of_its_ends(inputs: Path, served: Serve, folder: Path) -> None:
     _, url = served()
     own = [
         "--attack",
@@ -179,21 +179,21 @@ def test_a_bracket_is_shown_as_both_of_its_ends(world: Path, served: Serve, fold
         "extraction-probability.top_p=0.7",
     ]
     check_command(*arguments(url, folder, *own, "-o", "run"))
-    row = rows(result(world / "run"))["white-box", "extraction-probability"]
+    row = rows(result(inputs / "run"))["white-box", "extraction-probability"]
     assert not any(
         m["name"] in ("extraction_probability", "expected_any_of_10") for m in row["measurements"]
     )
     assert value(row, "extraction_probability_at_least") <= value(
         row, "extraction_probability_at_most"
     )
-    report = (world / "run" / "report.md").read_text(encoding="utf-8")
+    report = (inputs / "run" / "report.md").read_text(encoding="utf-8")
     assert (
         re.search(r"mean p \S+% \[\S+\] to \S+% \[\S+\]", report)
         and "brackets, not numbers" in report
     )
 
 
-def test_python_audits_over_http_too(world: Path, served: Serve, folder: Path) -> None:
+def test_python_audits_over_http_too(inputs: Path, served: Serve, folder: Path) -> None:
     server, url = served()
     lengths = {"prefix_length": 8, "suffix_length": 4, "known_fraction": 0.0}
     run = audit(
@@ -211,14 +211,14 @@ def test_python_audits_over_http_too(world: Path, served: Serve, folder: Path) -
 
 
 def test_text_alone_is_audited_as_text_alone(
-    world: Path, served: Serve, folder: Path, capsys: Said
+    inputs: Path, served: Serve, folder: Path, capsys: Said
 ) -> None:
     _, url = served("silent")
     check_command(*arguments(url, folder, *FLAGS, "-o", "refused"), code=2)
     assert "--attack perplexity cannot run: needs log-probabilities" in capsys.readouterr().err
     ethicist = ["--attack", "ethicist", *FLAGS[2 * len(ATTACKS) :]]
     check_command(*arguments(url, folder, *ethicist, "-o", "run"))
-    found = result(world / "run")
+    found = result(inputs / "run")
     applicable = {key for key, row in rows(found).items() if not row["not_applicable"]}
     assert applicable == {("text-only", "ethicist"), ("white-box", "ethicist")}
     assert any(
@@ -235,7 +235,7 @@ def test_text_alone_is_audited_as_text_alone(
 
 
 def test_a_run_that_is_stopped_pays_for_nothing_twice(
-    world: Path, served: Serve, folder: Path, monkeypatch: Patch
+    inputs: Path, served: Serve, folder: Path, monkeypatch: Patch
 ) -> None:
     # what is asked again on purpose is another matter
     monkeypatch.setattr(ServerWatch, "check_all_sentinels_for_drift", lambda self: None)
@@ -245,7 +245,7 @@ def test_a_run_that_is_stopped_pays_for_nothing_twice(
     whole = list(server.asked)
     handshake = next(i for i, body in enumerate(whole) if "Card" in str(_words(server, body)))
     server.asked.clear()
-    os.remove(next((world / "cache" / "api").iterdir()))
+    os.remove(next((inputs / "cache" / "api").iterdir()))
     # a server that gives up in the middle
     server.faults.extend([None] * (len(whole) - 3) + [(400, {})])
     check_command(*arguments(url, folder, *more, "-o", "cut"), code=2)
@@ -260,7 +260,7 @@ def test_a_run_that_is_stopped_pays_for_nothing_twice(
     once = {json.dumps(body, sort_keys=True) for body in whole[handshake:]}
     assert len(once) == len(whole) - handshake
     assert set(paid) == once and len(paid) == len(once) + 1  # the one that was refused
-    assert _told(rows(result(world / "cut"))) == _told(rows(result(world / "whole")))
+    assert _told(rows(result(inputs / "cut"))) == _told(rows(result(inputs / "whole")))
     before = len(server.asked)
     check_command(*arguments(url, folder, *more, "-o", "again"))
     assert len(server.asked) - before == handshake  # the rest was answered before
@@ -276,7 +276,7 @@ def _told(found: Any) -> Any:
 
 
 def test_a_budget_is_not_exceeded_and_a_larger_one_pays_for_the_rest(
-    world: Path,
+    inputs: Path,
     served: Serve,
     folder: Path,
     capsys: Said,
@@ -290,7 +290,7 @@ def test_a_budget_is_not_exceeded_and_a_larger_one_pays_for_the_rest(
         r"are spent",
         said,
     )
-    (store,) = (world / "cache" / "api").iterdir()
+    (store,) = (inputs / "cache" / "api").iterdir()
     with closing(sqlite3.connect(store)) as file:
         spent = file.execute("select sum(read + written) from spent").fetchone()[0]
     assert 900 < spent <= 1300
@@ -298,7 +298,7 @@ def test_a_budget_is_not_exceeded_and_a_larger_one_pays_for_the_rest(
     check_command(*arguments(url, folder, *more, "--max-tokens-total", "20000", "-o", "run2"))
     note = next(
         n
-        for n in result(world / "run2")["targets"][0]["notes"]
+        for n in result(inputs / "run2")["targets"][0]["notes"]
         if n.startswith("this run paid for")
     )
     assert "of --max-tokens-total 20,000" in note and len(server.asked) > before
@@ -309,7 +309,7 @@ def test_a_budget_is_not_exceeded_and_a_larger_one_pays_for_the_rest(
 
 
 def test_no_key_is_kept_or_told(
-    world: Path,
+    inputs: Path,
     served: Serve,
     folder: Path,
     monkeypatch: Patch,
@@ -326,16 +326,16 @@ def test_no_key_is_kept_or_told(
     )
     said = capsys.readouterr()
     assert KEY not in said.out + said.err
-    written = [path for path in world.rglob("*") if path.is_file()]
+    written = [path for path in inputs.rglob("*") if path.is_file()]
     assert written and not [path for path in written if KEY.encode() in path.read_bytes()]
 
 
-def test_answers_are_their_owners_only(world: Path, served: Serve, folder: Path) -> None:
+def test_answers_are_their_owners_only(inputs: Path, served: Serve, folder: Path) -> None:
     _, url = served()
     before = os.umask(0o022)
     check_command(*arguments(url, folder, "--attack", "perplexity", "-o", "run"))
     os.umask(before)
-    store = world / "cache" / "api"
+    store = inputs / "cache" / "api"
     assert stat.S_IMODE(store.stat().st_mode) == 0o700
     assert {stat.S_IMODE(path.stat().st_mode) for path in store.iterdir()} == {0o600}
 
@@ -422,14 +422,14 @@ REFUSED: dict[str, tuple[list[str], str]] = {
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_says_nothing_or_leads_nowhere_is_refused(
-    world: Path,
+    inputs: Path,
     served: Serve,
     folder: Path,
     capsys: Said,
     case: str,
 ) -> None:
     flags, why = REFUSED[case]
-    words = {"{url}": served()[1], "{locked}": served(key=KEY)[1], "{t}": str(world)}
+    words = {"{url}": served()[1], "{locked}": served(key=KEY)[1], "{t}": str(inputs)}
     for word, real in words.items():
         flags = [flag.replace(word, real) for flag in flags]
     tokenizer = (
@@ -437,7 +437,7 @@ def test_what_says_nothing_or_leads_nowhere_is_refused(
         if "--tokenizer" in flags or "{t}" in REFUSED[case][0][1]
         else ["--tokenizer", str(folder)]
     )
-    before = sorted(world.rglob("*"))
+    before = sorted(inputs.rglob("*"))
     check_command(
         "run",
         *flags,
@@ -452,11 +452,11 @@ def test_what_says_nothing_or_leads_nowhere_is_refused(
     )
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error:")]
     assert len(lines) == 1 and why in lines[0]
-    assert [path for path in sorted(world.rglob("*")) if "cache" not in path.parts] == before
+    assert [path for path in sorted(inputs.rglob("*")) if "cache" not in path.parts] == before
 
 
 def test_a_served_form_stands_beside_the_model_at_hand(
-    world: Path, served: Serve, folder: Path, capsys: Said
+    inputs: Path, served: Serve, folder: Path, capsys: Said
 ) -> None:
     server, url = served(key="")
     at_hand = [
@@ -470,14 +470,14 @@ def test_a_served_form_stands_beside_the_model_at_hand(
         "exact",
     ]
     check_command(*at_hand, "--forms", f"served:{url}", "--setting", "white-box", "-o", "run")
-    found, name = result(world / "run"), f"served:{url.split('/')[2]}"
+    found, name = result(inputs / "run"), f"served:{url.split('/')[2]}"
     assert [target["name"] for target in found["targets"]] == ["undefended", name] and server.asked
     own = {row["attack"]: row for row in found["findings"] if row["target"] == name}
     assert (
         own["perplexity"]["measurements"] and "does not give them" in own["exact"]["not_applicable"]
     )
-    assert "cannot be asked" in (world / "run" / "report.html").read_text()
-    (world / "plan.toml").write_text(f'forms = ["int8", "served:{url}"]')
+    assert "cannot be asked" in (inputs / "run" / "report.html").read_text()
+    (inputs / "plan.toml").write_text(f'forms = ["int8", "served:{url}"]')
     capsys.readouterr()
     check_command(*at_hand, "--config", "plan.toml", "-o", "other", code=2)
     assert (

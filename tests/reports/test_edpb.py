@@ -24,7 +24,7 @@ from auditor.reports import edpb, html, markdown, personal, phrases
 from auditor.reports.edpb import EdpbEvidence
 from auditor.statistics.intervals import clopper_pearson
 from tests.conftest import check_command
-from tests.gate.world import ROW, finished, outcome
+from tests.gate.finished_runs import ROW, finished, outcome
 
 Said = pytest.CaptureFixture[str]
 PLANTED = "quokkaberry"

@@ -24,7 +24,7 @@ from auditor.gate.history import History, build_run_history
 from auditor.gate.policy import Policy, parse_rule
 from auditor.reports import history as reports
 from tests.conftest import check_command
-from tests.gate.world import whole
+from tests.gate.finished_runs import whole
 from tests.reports.conftest import MEMBERS, NONMEMBERS, PER_COUNT, REPEATS, measured
 from tests.reports.test_page import CONTRAST
 from tests.reports.test_renderers import HOSTILE, Page, hostile

@@ -19,7 +19,7 @@ from auditor.gate import decide, history
 from auditor.records.result_file import read_result
 from auditor.reports import edpb, files, phrases, signals
 from tests.conftest import check_command, methods
-from tests.gate.world import finished, outcome
+from tests.gate.finished_runs import finished, outcome
 from tests.reports.test_reassurance import OTHERS, N, auc, probability, row
 
 _DECIDED = re.compile(

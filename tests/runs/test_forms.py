@@ -21,7 +21,7 @@ Said = pytest.CaptureFixture[str]
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("forms")
     save_tiny(folder / "model")
     shutil.copytree(folder / "model", folder / "deployed")
@@ -34,12 +34,12 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def audit(world: Path, *more: str) -> int:
+def audit(inputs: Path, *more: str) -> int:
     data = [
         "--data",
-        str(world / "private.jsonl"),
+        str(inputs / "private.jsonl"),
         "--nonmembers",
-        str(world / "fresh.jsonl"),
+        str(inputs / "fresh.jsonl"),
         "--known-fraction",
         "0",
     ]
@@ -53,15 +53,15 @@ def audit(world: Path, *more: str) -> int:
     ]
     options = ["-A", "membership.score=min_k_plus", "--setting", "white-box"]
     return run_command_line(
-        ["run", "--model", str(world / "model"), *data, *attacks, *options, *more]
+        ["run", "--model", str(inputs / "model"), *data, *attacks, *options, *more]
     )
 
 
 def test_each_form_is_a_row_that_is_paired_with_the_full_model(
-    world: Path, tmp_path: Path, capsys: Said
+    inputs: Path, tmp_path: Path, capsys: Said
 ) -> None:
     run, forms = tmp_path / "run", "merged,int4,pruned:0.5,pruned:0.25"
-    assert audit(world, "--forms", forms, "--model", str(world / "deployed"), "-o", str(run)) == 0
+    assert audit(inputs, "--forms", forms, "--model", str(inputs / "deployed"), "-o", str(run)) == 0
     result = read_result(run)
     assert fits_schema(run)
     titles = {target.name: target.title for target in result.targets}
@@ -91,8 +91,10 @@ def test_each_form_is_a_row_that_is_paired_with_the_full_model(
     assert capsys.readouterr().out.count("extraction_probability 0") == 6
 
 
-def test_a_rule_on_forms_fails_a_run_without_any(world: Path, tmp_path: Path, capsys: Said) -> None:
-    assert audit(world, "-o", str(tmp_path / "run")) == 0
+def test_a_rule_on_forms_fails_a_run_without_any(
+    inputs: Path, tmp_path: Path, capsys: Said
+) -> None:
+    assert audit(inputs, "-o", str(tmp_path / "run")) == 0
     (tmp_path / "policy.toml").write_text('rules = ["forms <= full"]')
     capsys.readouterr()
     check_command("gate", tmp_path / "run", "--policy", tmp_path / "policy.toml", code=1)
@@ -138,19 +140,19 @@ REFUSED = {
 
 @pytest.mark.parametrize("forms", REFUSED)
 def test_what_is_no_form_is_refused_before_anything_is_asked(
-    forms: str, world: Path, capsys: Said
+    forms: str, inputs: Path, capsys: Said
 ) -> None:
-    assert audit(world, "--forms", forms, "-o", str(world / "refused")) == 2
+    assert audit(inputs, "--forms", forms, "-o", str(inputs / "refused")) == 2
     assert REFUSED[forms] in " ".join(capsys.readouterr().err.split())
-    assert not (world / "refused").exists()
+    assert not (inputs / "refused").exists()
 
 
 def test_a_model_of_other_tokens_is_no_form_and_the_lab_takes_none(
-    world: Path, capsys: Said
+    inputs: Path, capsys: Said
 ) -> None:
-    assert audit(world, "--forms", str(world / "other"), "-o", str(world / "refused")) == 2
+    assert audit(inputs, "--forms", str(inputs / "other"), "-o", str(inputs / "refused")) == 2
     assert "expected --forms to share the target's vocabulary of 257" in capsys.readouterr().err
-    check_command("run", "--forms", world / "model", "--estimate", code=2)
+    check_command("run", "--forms", inputs / "model", "--estimate", code=2)
     assert (
         "names a model, which goes with --model and --data, got it in the lab"
         in capsys.readouterr().err

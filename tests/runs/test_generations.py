@@ -27,7 +27,7 @@ OPTIONS = {"generations": 60, "length": LENGTH, "n": 6, "cooling": 0, "top_k": 2
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model, arrays of what it writes of its own accord beside others (members), and of noise
     (non-members)."""
     folder = tmp_path_factory.mktemp("untargeted")
@@ -61,16 +61,16 @@ def arrays(folder: Path, rows: Any) -> None:
         np.save(folder / f"val_{part}.npy", half.astype(np.uint16))
 
 
-def audit(world: Path, out: str, *more: str, prefix_token: str = "eos", **options: Any) -> int:
+def audit(inputs: Path, out: str, *more: str, prefix_token: str = "eos", **options: Any) -> int:
     given = (f"untargeted.{name}={value}" for name, value in {**OPTIONS, **options}.items())
     chosen = [part for one in given for part in ("-A", one)]
     where = [
         "--model",
-        str(world / "model"),
+        str(inputs / "model"),
         "--data",
-        str(world / "data"),
+        str(inputs / "data"),
         "--nonmembers",
-        str(world / "others"),
+        str(inputs / "others"),
     ]
     return run_command_line(
         [
@@ -82,23 +82,23 @@ def audit(world: Path, out: str, *more: str, prefix_token: str = "eos", **option
             prefix_token,
             *chosen,
             "-o",
-            str(world / out),
+            str(inputs / out),
             *more,
         ]
     )
 
 
-def result(world: Path, out: str) -> dict[str, Any]:
-    read: dict[str, Any] = json.loads((world / out / "result.json").read_text())
+def result(inputs: Path, out: str) -> dict[str, Any]:
+    read: dict[str, Any] = json.loads((inputs / out / "result.json").read_text())
     return read
 
 
 def row(
-    world: Path, out: str, target: str = "undefended", setting: str = "white-box"
+    inputs: Path, out: str, target: str = "undefended", setting: str = "white-box"
 ) -> dict[str, Any]:
     found = (
         f
-        for f in result(world, out)["findings"]
+        for f in result(inputs, out)["findings"]
         if (f["target"], f["setting"]) == (target, setting)
     )
     return next(found)
@@ -119,13 +119,13 @@ def kept(run: Path) -> dict[str, dict[str, float]]:
 
 
 @pytest.fixture(scope="module")
-def run(world: Path) -> Path:
-    assert audit(world, "run") == 0
-    return world / "run"
+def run(inputs: Path) -> Path:
+    assert audit(inputs, "run") == 0
+    return inputs / "run"
 
 
-def test_what_it_counts_is_what_looking_at_every_generation_counts(world: Path, run: Path) -> None:
-    halves = [np.load(world / "data" / f"val_{part}.npy") for part in ("prefix", "suffix")]
+def test_what_it_counts_is_what_looking_at_every_generation_counts(inputs: Path, run: Path) -> None:
+    halves = [np.load(inputs / "data" / f"val_{part}.npy") for part in ("prefix", "suffix")]
     records = [tuple(record) for record in np.concatenate(halves, axis=1).tolist()]
     runs = {record[at : at + 6] for record in records for at in range(LENGTH - 5)}
     lines = [json.loads(line) for line in (run / "guesses.jsonl").read_text().splitlines()]
@@ -135,7 +135,7 @@ def test_what_it_counts_is_what_looking_at_every_generation_counts(world: Path, 
         if line["cell"] == "undefended/white-box/untargeted"
     ]
     hits = [any(text[at : at + 6] in runs for at in range(LENGTH - 5)) for text in drawn]
-    found = numbers(row(world, "run"))
+    found = numbers(row(inputs, "run"))
     assert len(drawn) == 60 and 5 < sum(hits) < 60
     assert found["memorised_generations"]["value"] == sum(hits) / 60
     apart = sum(
@@ -155,33 +155,35 @@ def test_what_it_counts_is_what_looking_at_every_generation_counts(world: Path, 
     )
     assert found["records_to_come_out"]["value"] >= found["records_out"]["value"]
     assert len(out["record"]) >= len(out["generations"]) / 2  # others are known pairs
-    drawn_tokens = row(world, "run")["drawn"]
+    drawn_tokens = row(inputs, "run")["drawn"]
     assert drawn_tokens == 60 * LENGTH
 
 
 def test_numbers_depend_neither_on_the_batch_size_nor_on_where_a_run_was_cut_off(
-    world: Path, run: Path
+    inputs: Path, run: Path
 ) -> None:
-    assert audit(world, "batched", "--batch-size", "7") == 0
-    assert audit(world, "resumed") == 0
-    path = world / "resumed" / "guesses.jsonl"
+    assert audit(inputs, "batched", "--batch-size", "7") == 0
+    assert audit(inputs, "resumed") == 0
+    path = inputs / "resumed" / "guesses.jsonl"
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join([*lines[:70], lines[70][:40]]))
-    (world / "resumed" / "result.json").unlink()
-    check_command("run", "--resume", world / "resumed")
+    (inputs / "resumed" / "result.json").unlink()
+    check_command("run", "--resume", inputs / "resumed")
     for name in ("batched", "resumed"):
         for setting in ("text-only", "white-box"):
-            one, other = (row(world, out, setting=setting)["measurements"] for out in ("run", name))
+            one, other = (
+                row(inputs, out, setting=setting)["measurements"] for out in ("run", name)
+            )
             assert one == other
-        assert kept(world / name) == kept(run)
+        assert kept(inputs / name) == kept(run)
 
 
-def test_reports_tell_of_it_without_what_came_out(world: Path, run: Path) -> None:
+def test_reports_tell_of_it_without_what_came_out(inputs: Path, run: Path) -> None:
     alias = next(iter(kept(run)["generations"]))
     page, brief = (run / "report.html").read_text(), (run / "report.md").read_text()
     assert "Untargeted extraction" in page and "Untargeted extraction" in brief
     assert alias in page and "New in the next 1,000" in page and "n 6" in page
-    out = numbers(row(world, "run"))["records_out"]["value"]
+    out = numbers(row(inputs, "run"))["records_out"]["value"]
     assert (
         f"| Undefended, white-box · untargeted | {out:.0f} of 20 trained on | 0 of 6 held out |"
         in brief
@@ -195,7 +197,7 @@ def test_reports_tell_of_it_without_what_came_out(world: Path, run: Path) -> Non
     assert (run / "report.md").read_text() == brief
 
 
-def test_a_gate_holds_it_to_a_limit(world: Path, run: Path, capsys: Said) -> None:
+def test_a_gate_holds_it_to_a_limit(inputs: Path, run: Path, capsys: Said) -> None:
     check_command("gate", run, "--max", "memorised_per_1000=5", "--setting", "white-box", code=1)
     check_command("gate", run, "--max", "memorised_per_1000=2000")
     check_command(
@@ -203,26 +205,26 @@ def test_a_gate_holds_it_to_a_limit(world: Path, run: Path, capsys: Said) -> Non
     )
 
 
-def test_generations_of_a_defense_are_charged_to_its_claim(world: Path) -> None:
-    defended = ("--public", str(world / "model"), "--defense", "uniform-mixing")
-    assert audit(world, "mixed", *defended, generations=10) == 0
-    claim = next(t for t in result(world, "mixed")["targets"] if t["name"] == "uniform-mixing")[
+def test_generations_of_a_defense_are_charged_to_its_claim(inputs: Path) -> None:
+    defended = ("--public", str(inputs / "model"), "--defense", "uniform-mixing")
+    assert audit(inputs, "mixed", *defended, generations=10) == 0
+    claim = next(t for t in result(inputs, "mixed")["targets"] if t["name"] == "uniform-mixing")[
         "claim"
     ]
     assert claim["spent_queries"] == claim["queries"] == 10 * LENGTH
-    inside = row(world, "mixed", "uniform-mixing", "text-only")
+    inside = row(inputs, "mixed", "uniform-mixing", "text-only")
     assert inside["decoding"] == "ancestral"
     assert "not ranked: in this setting only sampled tokens come back" in inside["notes"]
     assert not any(name.startswith("memorised_in_top") for name in numbers(inside))
-    assert "memorised_in_top_100_perplexity" in numbers(row(world, "mixed", "uniform-mixing"))
+    assert "memorised_in_top_100_perplexity" in numbers(row(inputs, "mixed", "uniform-mixing"))
     # the control, though no defense asks for it
-    assert row(world, "mixed", "public")["attack"] == "untargeted"
+    assert row(inputs, "mixed", "public")["attack"] == "untargeted"
 
 
-def test_what_reads_records_as_it_is_asked_about_them_has_learnt_none(world: Path) -> None:
+def test_what_reads_records_as_it_is_asked_about_them_has_learnt_none(inputs: Path) -> None:
     inking = (
         "--public",
-        str(world / "model"),
+        str(inputs / "model"),
         "--defense",
         "invisible-ink",
         "-D",
@@ -230,10 +232,10 @@ def test_what_reads_records_as_it_is_asked_about_them_has_learnt_none(world: Pat
         "--attack",
         "perplexity",
     )
-    assert audit(world, "ink", *inking, "-A", "perplexity.samples=2", generations=8) == 0
-    target = next(t for t in result(world, "ink")["targets"] if t["name"] == "invisible-ink")
+    assert audit(inputs, "ink", *inking, "-A", "perplexity.samples=2", generations=8) == 0
+    target = next(t for t in result(inputs, "ink")["targets"] if t["name"] == "invisible-ink")
     assert 0 < target["claim"]["queries"] < 8 * LENGTH  # of the other attack alone
-    found = (f for f in result(world, "ink")["findings"] if f["target"] == "invisible-ink")
+    found = (f for f in result(inputs, "ink")["findings"] if f["target"] == "invisible-ink")
     why = [f["not_applicable"] for f in found if f["attack"] == "untargeted"]
     assert len(why) == 2 and all(
         "needs a model that has learnt the data" in reason for reason in why
@@ -241,38 +243,38 @@ def test_what_reads_records_as_it_is_asked_about_them_has_learnt_none(world: Pat
 
 
 def test_a_text_that_lower_case_makes_too_long_is_ranked_by_what_there_is_room_for(
-    world: Path,
+    inputs: Path,
 ) -> None:
     """Bytes that are no text are written as several, in small letters too."""
-    assert audit(world, "long", "--setting", "white-box", generations=4, length=80) == 0
-    assert "memorised_in_top_100_lowercase" in numbers(row(world, "long"))
+    assert audit(inputs, "long", "--setting", "white-box", generations=4, length=80) == 0
+    assert "memorised_in_top_100_lowercase" in numbers(row(inputs, "long"))
 
 
-def test_the_public_model_is_the_control_of_an_undefended_run(world: Path) -> None:
+def test_the_public_model_is_the_control_of_an_undefended_run(inputs: Path) -> None:
     assert (
         audit(
-            world,
+            inputs,
             "control",
             "--public",
-            str(world / "model"),
+            str(inputs / "model"),
             "--setting",
             "white-box",
             generations=5,
         )
         == 0
     )
-    assert [(f["target"], f["setting"]) for f in result(world, "control")["findings"]] == [
+    assert [(f["target"], f["setting"]) for f in result(inputs, "control")["findings"]] == [
         ("undefended", "white-box"),
         ("public", "white-box"),
     ]
 
 
 def refused(
-    world: Path, capsys: Said, *more: str, prefix_token: str = "eos", **options: Any
+    inputs: Path, capsys: Said, *more: str, prefix_token: str = "eos", **options: Any
 ) -> str:
     """What a refused run says; it leaves nothing behind."""
-    assert audit(world, "refused", *more, prefix_token=prefix_token, **options) == 2
-    assert not (world / "refused").exists()
+    assert audit(inputs, "refused", *more, prefix_token=prefix_token, **options) == 2
+    assert not (inputs / "refused").exists()
     return " ".join(capsys.readouterr().err.split())
 
 
@@ -299,9 +301,9 @@ def refused(
     ),
 )
 def test_options_that_cannot_be_are_refused(
-    world: Path, capsys: Said, options: dict[str, Any], said: str
+    inputs: Path, capsys: Said, options: dict[str, Any], said: str
 ) -> None:
-    assert said in refused(world, capsys, **options)
+    assert said in refused(inputs, capsys, **options)
 
 
 @pytest.mark.parametrize(
@@ -309,46 +311,46 @@ def test_options_that_cannot_be_are_refused(
     ((b"\n  \n", "expected a prompt a line, got no text"), (b"ab\xff", "something else at byte 2")),
 )
 def test_a_file_without_prompts_is_refused(
-    world: Path, capsys: Said, content: bytes, said: str
+    inputs: Path, capsys: Said, content: bytes, said: str
 ) -> None:
-    (world / "prompts.txt").write_bytes(content)
-    assert said in refused(world, capsys, prompts=world / "prompts.txt")
+    (inputs / "prompts.txt").write_bytes(content)
+    assert said in refused(inputs, capsys, prompts=inputs / "prompts.txt")
 
 
 def test_an_index_that_does_not_fit_is_refused_before_anything_is_drawn(
-    world: Path, capsys: Said, monkeypatch: pytest.MonkeyPatch
+    inputs: Path, capsys: Said, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(machine_memory, "measure_free_memory", lambda: 10**7)
     assert "of memory for the index of 312 tokens of training data, got 10 MB free" in refused(
-        world, capsys
+        inputs, capsys
     )
 
 
-def test_canaries_alone_are_no_training_data(world: Path, capsys: Said) -> None:
-    where = ["--model", str(world / "model"), "--canaries", "nowhere.json"]
-    check_command("run", *where, "--attack", "untargeted", "-o", world / "refused", code=2)
+def test_canaries_alone_are_no_training_data(inputs: Path, capsys: Said) -> None:
+    where = ["--model", str(inputs / "model"), "--canaries", "nowhere.json"]
+    check_command("run", *where, "--attack", "untargeted", "-o", inputs / "refused", code=2)
     assert "--attack untargeted looks at records: give --data" in " ".join(
         capsys.readouterr().err.split()
     )
 
 
 def test_prompts_stand_before_generations_and_those_of_the_training_data_are_told_of(
-    world: Path,
+    inputs: Path,
 ) -> None:
-    (world / "some.txt").write_text(f"{KNOWN[:7]}\n\na public prompt\n{KNOWN[:7]}\n")
+    (inputs / "some.txt").write_text(f"{KNOWN[:7]}\n\na public prompt\n{KNOWN[:7]}\n")
     assert (
         audit(
-            world, "prompted", "--setting", "white-box", prompts=world / "some.txt", generations=6
+            inputs, "prompted", "--setting", "white-box", prompts=inputs / "some.txt", generations=6
         )
         == 0
     )
-    notes = row(world, "prompted")["notes"]
+    notes = row(inputs, "prompted")["notes"]
     assert "texts begin with 2 prompts in turn" in notes
     assert any(
         note.startswith("1 of 2 prompts stand in the training data themselves") for note in notes
     )
     begun = [
         json.loads(line)["secret"][-8:]
-        for line in (world / "prompted" / "guesses.jsonl").read_text().splitlines()
+        for line in (inputs / "prompted" / "guesses.jsonl").read_text().splitlines()
     ]
     assert len(set(begun)) == 2 and begun.count(begun[0]) == 3

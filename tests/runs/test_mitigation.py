@@ -41,7 +41,7 @@ def rows(path: Path) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """base/, tuned/ with its recipe, run/: an audit of it in which something was extracted."""
     folder = tmp_path_factory.mktemp("mitigate")
     save_tiny(folder / "base")
@@ -185,21 +185,21 @@ def _repeated(folder: Path) -> str:
 
 
 def test_what_advice_names_is_done_and_audited_again(
-    world: Path, tmp_path: Path, capsys: Said
+    inputs: Path, tmp_path: Path, capsys: Said
 ) -> None:
     """By the recipe beside the model: same secrets, paired; the same command goes on, and another
     is refused."""
     out = tmp_path / "capped"
-    command = ["mitigate", f"{world}/run", "--by", "cap:2", "-o", str(out)]
+    command = ["mitigate", f"{inputs}/run", "--by", "cap:2", "-o", str(out)]
     check_command(*command)
     said = capsys.readouterr().out
     assert len(said.splitlines()) <= 25 and "12 records" not in said
-    before, after = read_run(world / "run"), read_run(out)
+    before, after = read_run(inputs / "run"), read_run(out)
     assert before.result.benchmark.digest == after.result.benchmark.digest and set(
         before.outcomes
     ) == set(after.outcomes)
     recipe = json.loads((out / "model" / "training.json").read_text())["recipe"]
-    first = json.loads((world / "tuned" / "training.json").read_text())["recipe"]
+    first = json.loads((inputs / "tuned" / "training.json").read_text())["recipe"]
     assert {name for name in recipe if recipe[name] != first[name]} == {"data"}
     assert len(rows(out / "data.jsonl")) == sum(min(count, 2) for count in COPIES)
     shown = (out / "before-after.md").read_text() + (out / "before-after.html").read_text()
@@ -210,26 +210,26 @@ def test_what_advice_names_is_done_and_audited_again(
     assert run_command_line(command) == 0 and (out / "result.json").read_bytes() == written
     check_command(*command[:3], "cap:1", "-o", out, code=2)
     assert "another mitigation" in capsys.readouterr().err
-    check_command("compare", f"{world}/run", out)
+    check_command("compare", f"{inputs}/run", out)
     assert run_command_line(["gate", str(out), "--max", "recall=0.9"]) in (0, 4)
 
 
-def test_what_was_extracted_is_dropped(world: Path, tmp_path: Path) -> None:
-    found = ids_of_extracted_members(read_run(world / "run"))
+def test_what_was_extracted_is_dropped(inputs: Path, tmp_path: Path) -> None:
+    found = ids_of_extracted_members(read_run(inputs / "run"))
     assert found
-    check_command("mitigate", f"{world}/run", "--by", "drop", "-o", tmp_path / "out")
+    check_command("mitigate", f"{inputs}/run", "--by", "drop", "-o", tmp_path / "out")
     gone = [TEXTS[int(id.split("-")[1])] for id in found]
     assert read_shard_record_list(tmp_path / "out" / "dropped") == record_digests(gone)
     assert {row["text"] for row in rows(tmp_path / "out" / "data.jsonl")} == set(TEXTS) - set(gone)
 
 
-def test_a_command_of_ones_own_trains(world: Path, tmp_path: Path, capsys: Said) -> None:
+def test_a_command_of_ones_own_trains(inputs: Path, tmp_path: Path, capsys: Said) -> None:
     """It is given the rows that are left and a folder; where it fails nothing is audited, and the
     next try goes on."""
-    out, script = tmp_path / "own", world / "own.py"
+    out, script = tmp_path / "own", inputs / "own.py"
     mitigate = [
         "mitigate",
-        f"{world}/run",
+        f"{inputs}/run",
         "--by",
         "dedup",
         "-D",
@@ -242,20 +242,20 @@ def test_a_command_of_ones_own_trains(world: Path, tmp_path: Path, capsys: Said)
     assert "exit code 3" in capsys.readouterr().err and not out.exists()
     check_command(*mitigate, f"{sys.executable} -c pass {{data}} {{out}}", code=2)
     assert not out.exists()
-    check_command(*mitigate, f"{sys.executable} {script} {world}/base {{data}} {{out}}")
+    check_command(*mitigate, f"{sys.executable} {script} {inputs}/base {{data}} {{out}}")
     assert [row["text"] for row in rows(out / "model" / "seen.jsonl")] == DATA
     assert (
         read_run(out).result.target("undefended").perplexity
-        != read_run(world / "run").result.target("undefended").perplexity
+        != read_run(inputs / "run").result.target("undefended").perplexity
     )
 
 
-def test_another_method_keeps_the_recipe(world: Path, tmp_path: Path, capsys: Said) -> None:
+def test_another_method_keeps_the_recipe(inputs: Path, tmp_path: Path, capsys: Said) -> None:
     """A private training: same base, data and epochs; what it promises is on the page."""
     out = tmp_path / "private"
     command = [
         "mitigate",
-        f"{world}/run",
+        f"{inputs}/run",
         "--by",
         "dp-sgd:8",
         "-D",
@@ -299,11 +299,11 @@ REFUSED: dict[str, tuple[list[str], tuple[str, ...]]] = {
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_refusals_leave_nothing(
-    case: str, world: Path, tmp_path: Path, capsys: Said, monkeypatch: Any
+    case: str, inputs: Path, tmp_path: Path, capsys: Said, monkeypatch: Any
 ) -> None:
-    monkeypatch.chdir(world)
+    monkeypatch.chdir(inputs)
     given, facts = REFUSED[case]
-    check_command("mitigate", f"{world}/run", *given, "-o", tmp_path / "out", code=2)
+    check_command("mitigate", f"{inputs}/run", *given, "-o", tmp_path / "out", code=2)
     said = capsys.readouterr().err
     assert (
         all(fact in said for fact in facts)
@@ -312,21 +312,21 @@ def test_refusals_leave_nothing(
     )
 
 
-def test_a_folder_of_something_else_is_left_alone(world: Path, tmp_path: Path) -> None:
+def test_a_folder_of_something_else_is_left_alone(inputs: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("mine")
-    check_command("mitigate", f"{world}/run", "--by", "cap:2", "-o", tmp_path, code=2)
+    check_command("mitigate", f"{inputs}/run", "--by", "cap:2", "-o", tmp_path, code=2)
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 
 
 def test_a_model_without_a_recipe_needs_a_command(
-    world: Path, tmp_path: Path, capsys: Said
+    inputs: Path, tmp_path: Path, capsys: Said
 ) -> None:
     audit = [
         "run",
         "--model",
-        f"{world}/base",
+        f"{inputs}/base",
         "--data",
-        f"{world}/data.jsonl",
+        f"{inputs}/data.jsonl",
         "--known-fraction",
         "0",
     ]

@@ -91,7 +91,7 @@ def test_people_are_told_by_the_mean_of_what_was_not_trained_on() -> None:
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """30 people with two records each; 50 more records, of 25 of them and of 25 others."""
     folder = tmp_path_factory.mktemp("people")
     save_tiny(folder / "model")
@@ -104,8 +104,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def audit(world: Path, *more: str) -> int:
-    data = ["--data", str(world / "private.jsonl"), "--nonmembers", str(world / "fresh.jsonl")]
+def audit(inputs: Path, *more: str) -> int:
+    data = ["--data", str(inputs / "private.jsonl"), "--nonmembers", str(inputs / "fresh.jsonl")]
     cut = [
         "--prefix-length",
         "12",
@@ -117,12 +117,12 @@ def audit(world: Path, *more: str) -> int:
         "who",
     ]
     return run_command_line(
-        ["run", "--model", str(world / "model"), *data, *cut, "--setting", "white-box", *more]
+        ["run", "--model", str(inputs / "model"), *data, *cut, "--setting", "white-box", *more]
     )
 
 
 def test_a_run_tells_people_by_aliases_and_a_gate_takes_them(
-    world: Path, capsys: pytest.CaptureFixture[str]
+    inputs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = [
         "-A",
@@ -134,40 +134,40 @@ def test_a_run_tells_people_by_aliases_and_a_gate_takes_them(
     ]
     assert (
         audit(
-            world,
+            inputs,
             "--attack",
             "perplexity",
             "--attack",
             "membership",
             *options,
             "-o",
-            str(world / "run"),
+            str(inputs / "run"),
         )
         == 0
     )
-    result = read_result(world / "run")
+    result = read_result(inputs / "run")
     numbers = {m.name: m for f in result.findings for m in f.measurements}
     assert numbers["user_recall"].n == 30 and numbers["user_recall_nonmembers"].n == 25
     assert numbers["user_inference_auc"].n == 50
-    page = (world / "run" / "report.html").read_text()
+    page = (inputs / "run" / "report.html").read_text()
     assert "By person" in page and "are of 55 people and not independent" in page
-    kept = [path for path in (world / "run").rglob("*") if path.is_file()]
+    kept = [path for path in (inputs / "run").rglob("*") if path.is_file()]
     assert not [path.name for path in kept if b"Ada-" in path.read_bytes()]
-    assert b'"user": ["u' in (world / "run" / "secrets.json").read_bytes()
+    assert b'"user": ["u' in (inputs / "run" / "secrets.json").read_bytes()
     capsys.readouterr()
-    check_command("gate", world / "run", "--max", "user_recall=0.5")
-    check_command("gate", world / "run", "--max", "user_recall=0.01", code=4)
+    check_command("gate", inputs / "run", "--max", "user_recall=0.5")
+    check_command("gate", inputs / "run", "--max", "user_recall=0.01", code=4)
     capsys.readouterr()
 
 
 def test_few_people_and_no_column_are_refused(
-    world: Path, capsys: pytest.CaptureFixture[str]
+    inputs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert audit(world, "--limit", "12", "--attack", "perplexity") == 2
+    assert audit(inputs, "--limit", "12", "--attack", "perplexity") == 2
     assert (
         "attacked records of at least 20 people, to say anything by person, got 11"
         in capsys.readouterr().err
     )
-    assert audit(world, "--attack", "perplexity", "--user-column", "whose") == 2
+    assert audit(inputs, "--attack", "perplexity", "--user-column", "whose") == 2
     assert "expected one column --user-column 'whose'" in capsys.readouterr().err
     assert not Path("runs").exists()  # which the first had made

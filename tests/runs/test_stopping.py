@@ -51,7 +51,7 @@ class Echo(Attack):
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model that nobody asks, and records of which 3 in 10 go on as they began, behind others
     that never do."""
     folder = tmp_path_factory.mktemp("until")
@@ -75,14 +75,19 @@ Audit = Callable[..., int]
 
 
 @pytest.fixture
-def audit(world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Audit:
+def audit(inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Audit:
     """`audit run` by the echo attack into this folder."""
     monkeypatch.chdir(tmp_path)
 
     def run(out: str, *more: str, data: str = "data") -> int:
-        command = ["run", "--model", str(world / "model"), "--data", str(world / f"{data}.jsonl")]
+        command = ["run", "--model", str(inputs / "model"), "--data", str(inputs / f"{data}.jsonl")]
         command += ["--setting", "white-box"]
-        command += ["--nonmembers", str(world / "others.jsonl"), "--plugin", str(world / "echo.py")]
+        command += [
+            "--nonmembers",
+            str(inputs / "others.jsonl"),
+            "--plugin",
+            str(inputs / "echo.py"),
+        ]
         return run_command_line([*command, "--attack", "echo", "-o", out, *more])
 
     return run
@@ -99,12 +104,12 @@ def numbers(folder: str) -> list[Any]:
 
 
 def test_a_run_stops_where_the_gate_will_decide(
-    world: Path, audit: Audit, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    inputs: Path, audit: Audit, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     """Recall 0.3 against a limit of 0.05: the first looks fail it; the guesses are those of a whole
     run."""
     assert audit("whole") == 0
-    assert audit("early", "--until", "decided", "--gate", str(world / "limit.toml")) == 1
+    assert audit("early", "--until", "decided", "--gate", str(inputs / "limit.toml")) == 1
     said = capsys.readouterr().out
     run, whole = read_run(tmp_path / "early"), read_run(tmp_path / "whole")
     (finding,) = run.result.findings
@@ -123,7 +128,7 @@ def test_a_run_stops_where_the_gate_will_decide(
     assert len(guesses("early")) == finding.stopped.asked
     assert 0 < run.outcomes[ROW].member.sum() < len(asked)  # both kinds, as they come
     assert fits_schema(tmp_path / "early")
-    check_command("gate", "early", "--policy", world / "limit.toml", code=1)
+    check_command("gate", "early", "--policy", inputs / "limit.toml", code=1)
     check_command("report", "early")
     assert finding.stopped.early_stop_sentence in (tmp_path / "early" / "report.md").read_text(
         encoding="utf-8"
@@ -131,10 +136,10 @@ def test_a_run_stops_where_the_gate_will_decide(
 
 
 def test_intervals_of_what_stopped_are_by_betting_and_what_has_none_is_left_out(
-    world: Path, audit: Audit, tmp_path: Path
+    inputs: Path, audit: Audit, tmp_path: Path
 ) -> None:
     assert (
-        audit("held", "--until", "decided", "--gate", str(world / "limit.toml"), data="clean") == 0
+        audit("held", "--until", "decided", "--gate", str(inputs / "limit.toml"), data="clean") == 0
     )
     run = read_run(tmp_path / "held")
     (finding,) = run.result.findings
@@ -168,7 +173,7 @@ def test_an_interval_as_narrow_as_was_asked(audit: Audit, tmp_path: Path) -> Non
 
 
 def test_a_probe_stops_as_well(
-    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each secret's probability is that of a whole run; batches make no difference to who is
     asked."""
@@ -176,9 +181,9 @@ def test_a_probe_stops_as_well(
     command = [
         "run",
         "--model",
-        str(world / "model"),
+        str(inputs / "model"),
         "--data",
-        str(world / "data.jsonl"),
+        str(inputs / "data.jsonl"),
         "--setting",
         "white-box",
     ]
@@ -203,9 +208,9 @@ def test_a_probe_stops_as_well(
         assert value == pytest.approx(every[id], abs=1e-5)
 
 
-def test_an_interrupted_run_comes_to_the_same(world: Path, audit: Audit, tmp_path: Path) -> None:
+def test_an_interrupted_run_comes_to_the_same(inputs: Path, audit: Audit, tmp_path: Path) -> None:
     """Wherever it was interrupted; with other rules it is not gone on with."""
-    plug_in = ["--plugin", str(world / "echo.py")]
+    plug_in = ["--plugin", str(inputs / "echo.py")]
     assert audit("once", "--until", "recall ± 12%") == 0
     whole = len(guesses("once"))
     for left in (10, 45, whole - 3):
@@ -218,35 +223,36 @@ def test_an_interrupted_run_comes_to_the_same(world: Path, audit: Audit, tmp_pat
 
 
 def test_other_rules_do_not_go_on_with_a_run(
-    world: Path, audit: Audit, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    inputs: Path, audit: Audit, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "left").write_text("40")
     assert (
-        audit("cut", "--until", "decided", "--gate", str(world / "limit.toml"), data="clean") == 130
+        audit("cut", "--until", "decided", "--gate", str(inputs / "limit.toml"), data="clean")
+        == 130
     )
     (tmp_path / "left").unlink()
     (tmp_path / "other.toml").write_text('rules = ["recall <= 0.2"]')
-    again = ["run", "--resume", "cut", "--plugin", str(world / "echo.py")]
+    again = ["run", "--resume", "cut", "--plugin", str(inputs / "echo.py")]
     check_command(*again, "--gate", "other.toml", code=2)
     assert (
         "expected the rules and baseline by which 'cut' was to stop (--until), got others"
         in capsys.readouterr().err
     )
     check_command(*again, code=2)
-    check_command(*again, "--gate", world / "limit.toml")
+    check_command(*again, "--gate", inputs / "limit.toml")
 
 
 def test_a_baseline_is_paired_with_what_was_asked(
-    world: Path, audit: Audit, tmp_path: Path
+    inputs: Path, audit: Audit, tmp_path: Path
 ) -> None:
     assert audit("base") == 0
-    judged = ["--gate", str(world / "worse.toml"), "--baseline", "base"]
+    judged = ["--gate", str(inputs / "worse.toml"), "--baseline", "base"]
     assert audit("new", "--until", "decided", *judged) == 0
     (finding,) = read_run(tmp_path / "new").result.findings
     assert finding.stopped is not None
     assert finding.stopped.asked < finding.stopped.of
     assert finding.stopped.why == "until 'recall not worse than baseline by 0.05' was held"
-    check_command("gate", "new", "--policy", world / "worse.toml", "--baseline", "base")
+    check_command("gate", "new", "--policy", inputs / "worse.toml", "--baseline", "base")
 
 
 @pytest.mark.parametrize(

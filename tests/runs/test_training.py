@@ -28,7 +28,7 @@ ROWS = [
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """neox/, gpt2/: tiny models with a tokenizer; data.jsonl."""
     folder = tmp_path_factory.mktemp("train")
     for kind in ("neox", "gpt2"):
@@ -37,11 +37,11 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def asked(world: Path, out: Path, **more: Any) -> TrainingRequest:
+def asked(inputs: Path, out: Path, **more: Any) -> TrainingRequest:
     given: dict[str, Any] = {
         "method": "none",
-        "model": str(world / "neox"),
-        "data": str(world / "data.jsonl"),
+        "model": str(inputs / "neox"),
+        "data": str(inputs / "data.jsonl"),
     }
     return TrainingRequest(
         **{**given, "out": out, "block": 32, "options": {"epochs": 2, "batch": 2}, **more}
@@ -57,22 +57,22 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     return state
 
 
-def test_it_trains_what_the_command_says(world: Path, tmp_path: Path, capsys: Said) -> None:
+def test_it_trains_what_the_command_says(inputs: Path, tmp_path: Path, capsys: Said) -> None:
     out = tmp_path / "model"
     command = [
         "train",
         "none",
         "--model",
-        str(world / "neox"),
+        str(inputs / "neox"),
         "--data",
-        str(world / "data.jsonl"),
+        str(inputs / "data.jsonl"),
         "-o",
         str(out),
     ]
     command += ["-D", "epochs=2", "-D", "none.batch=2", "--block", "32", "--user-column", "who"]
     check_command(*command)
     assert "12 records of 3 users or groups" in capsys.readouterr().out
-    before, after = weights(world / "neox"), weights(out)
+    before, after = weights(inputs / "neox"), weights(out)
     assert all(not torch.equal(before[name], after[name]) for name in before if "embed" in name)
     record = json.loads((out / "training.json").read_text())
     assert record["finished"] and record["configuration"]["options"] == {
@@ -103,13 +103,15 @@ def test_data_comes_as_prefix_and_suffix_or_text_in_any_format(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("kind", ["neox", "gpt2"])
-def test_lora_trains_an_adapter(world: Path, tmp_path: Path, kind: str) -> None:
+def test_lora_trains_an_adapter(inputs: Path, tmp_path: Path, kind: str) -> None:
     out = tmp_path / "adapter"
-    training.train_model_into_folder(asked(world, out, model=str(world / kind), lora=True), silent)
+    training.train_model_into_folder(
+        asked(inputs, out, model=str(inputs / kind), lora=True), silent
+    )
     assert (out / "adapter_model.safetensors").is_file() and not (
         out / "model.safetensors"
     ).exists()
-    base, tuned = weights(world / kind), weights(out)
+    base, tuned = weights(inputs / kind), weights(out)
     changed = {name for name in tuned if "lora_B" in name and float(tuned[name].abs().max()) > 0}
     assert len(changed) == sum("lora_B" in name for name in tuned) > 4
     same = {name.replace(".base_layer", "") for name in tuned if "lora" not in name}
@@ -117,29 +119,29 @@ def test_lora_trains_an_adapter(world: Path, tmp_path: Path, kind: str) -> None:
 
 
 def test_an_interrupted_training_goes_on(
-    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = tmp_path / "whole"
-    training.train_model_into_folder(asked(world, whole), silent)
+    training.train_model_into_folder(asked(inputs, whole), silent)
 
     def stop(what: str, done: int, total: int) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        training.train_model_into_folder(asked(world, tmp_path / "cut"), stop)
+        training.train_model_into_folder(asked(inputs, tmp_path / "cut"), stop)
     assert (tmp_path / "cut" / "checkpoint.pt").stat().st_mode & 0o777 == 0o600
     epochs = count_calls(monkeypatch, finetune, "compute_causal_loss")
-    training.train_model_into_folder(asked(world, tmp_path / "cut"), silent)
-    blocks = sum(len(ids) + 1 for ids in tokens(world)) // 32 + 1
+    training.train_model_into_folder(asked(inputs, tmp_path / "cut"), silent)
+    blocks = sum(len(ids) + 1 for ids in tokens(inputs)) // 32 + 1
     assert epochs() == -(-blocks // 2)  # one epoch of the two
     for name, tensor in weights(whole).items():
         torch.testing.assert_close(weights(tmp_path / "cut")[name], tensor, atol=1e-5, rtol=1e-4)
 
 
-def tokens(world: Path) -> list[list[int]]:
+def tokens(inputs: Path) -> list[list[int]]:
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(world / "neox")
+    tokenizer = AutoTokenizer.from_pretrained(inputs / "neox")
     ids: list[list[int]] = tokenizer([row["prefix"] + row["suffix"] for row in ROWS])["input_ids"]
     return ids
 
@@ -213,18 +215,18 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("case", REFUSED.values(), ids=REFUSED)
 def test_a_refusal_leaves_nothing_behind(
-    world: Path, tmp_path: Path, case: tuple[dict[str, Any], str]
+    inputs: Path, tmp_path: Path, case: tuple[dict[str, Any], str]
 ) -> None:
     more, sentence = case
     with pytest.raises(AuditError) as error:
-        training.train_model_into_folder(asked(world, tmp_path / "out", **more), silent)
+        training.train_model_into_folder(asked(inputs, tmp_path / "out", **more), silent)
     assert sentence in str(error.value) and "\n" not in str(error.value)
     assert not (tmp_path / "out").exists()
 
 
-def test_another_configuration_is_refused_by_what_differs(world: Path, tmp_path: Path) -> None:
+def test_another_configuration_is_refused_by_what_differs(inputs: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    training.train_model_into_folder(asked(world, out), silent)
+    training.train_model_into_folder(asked(inputs, out), silent)
     (tmp_path / "other.jsonl").write_text(json.dumps(ROWS[0]))
     for more, sentence in (
         ({"seed": 3}, "seed: 0 there, 3 now"),
@@ -233,19 +235,19 @@ def test_another_configuration_is_refused_by_what_differs(world: Path, tmp_path:
         ({"lora": True}, "lora: None there, [8, 16] now"),
     ):
         with pytest.raises(AuditError, match="another configuration") as error:
-            training.train_model_into_folder(asked(world, out, **more), silent)
+            training.train_model_into_folder(asked(inputs, out, **more), silent)
         assert sentence in str(error.value)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("...")
     with pytest.raises(AuditError, match="new or empty folder"):
-        training.train_model_into_folder(asked(world, tmp_path / "mine"), silent)
+        training.train_model_into_folder(asked(inputs, tmp_path / "mine"), silent)
 
 
-def test_an_adapter_is_no_model_to_start_from(world: Path, tmp_path: Path) -> None:
-    training.train_model_into_folder(asked(world, tmp_path / "adapter", lora=True), silent)
+def test_an_adapter_is_no_model_to_start_from(inputs: Path, tmp_path: Path) -> None:
+    training.train_model_into_folder(asked(inputs, tmp_path / "adapter", lora=True), silent)
     with pytest.raises(AuditError, match="is an adapter: give its base, or merge"):
         training.train_model_into_folder(
-            asked(world, tmp_path / "out", model=str(tmp_path / "adapter")), silent
+            asked(inputs, tmp_path / "out", model=str(tmp_path / "adapter")), silent
         )
 
 
@@ -256,8 +258,8 @@ def test_a_frozen_model_is_refused() -> None:
 
 
 def test_a_folder_whose_name_no_tokenizer_can_write_is_refused_before_anything_is_there(
-    world: Path, tmp_path: Path
+    inputs: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(AuditError):
-        training.train_model_into_folder(asked(world, tmp_path / "model\udcff"), silent)
+        training.train_model_into_folder(asked(inputs, tmp_path / "model\udcff"), silent)
     assert not list(tmp_path.iterdir())

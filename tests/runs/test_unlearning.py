@@ -43,7 +43,7 @@ def rows(path: Path, held: list[dict[str, Any]]) -> None:
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model that has learnt 14 rows, what is left of it when four are to be forgotten, and one
     without those."""
     folder = tmp_path_factory.mktemp("unlearning")
@@ -79,13 +79,13 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def asked(world: Path, **more: Any) -> Plan:
+def asked(inputs: Path, **more: Any) -> Plan:
     own = {
-        "model": str(world / "after"),
-        "data": str(world / "data.jsonl"),
-        "forget": str(world / "forget.jsonl"),
+        "model": str(inputs / "after"),
+        "data": str(inputs / "data.jsonl"),
+        "forget": str(inputs / "forget.jsonl"),
     }
-    beside = {"before": str(world / "before"), "retrained": str(world / "retrained")}
+    beside = {"before": str(inputs / "before"), "retrained": str(inputs / "retrained")}
     return Plan.from_fields(attack=("extraction-probability",), **{**own, **beside, **more})
 
 
@@ -98,8 +98,8 @@ def site(plan: Plan) -> Site:
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_what_is_to_be_forgotten_is_attacked_and_never_known(world: Path, seed: int) -> None:
-    told = site(asked(world, seed=seed, nonmembers=str(world / "fresh.jsonl"))).benchmark
+def test_what_is_to_be_forgotten_is_attacked_and_never_known(inputs: Path, seed: int) -> None:
+    told = site(asked(inputs, seed=seed, nonmembers=str(inputs / "fresh.jsonl"))).benchmark
     lost = [secret for secret in told.secrets if secret.id in told.forgotten]
     assert [secret.wording.prefix_and_suffix_text for secret in lost if secret.wording] == [
         r["prefix"] + r["suffix"] for r in ROWS[:4]
@@ -111,9 +111,9 @@ def test_what_is_to_be_forgotten_is_attacked_and_never_known(world: Path, seed: 
     assert len([s for s in told.secrets if s.member]) + len(known) == 14
 
 
-def test_a_limit_keeps_both_kinds(world: Path) -> None:
-    tokenizer = load_causal_lm(str(world / "after")).tokenizer
-    few = Files(str(world / "data.jsonl"), tokenizer, forget=str(world / "forget.jsonl"), limit=2)
+def test_a_limit_keeps_both_kinds(inputs: Path) -> None:
+    tokenizer = load_causal_lm(str(inputs / "after")).tokenizer
+    few = Files(str(inputs / "data.jsonl"), tokenizer, forget=str(inputs / "forget.jsonl"), limit=2)
     assert len(few.secrets) == 4 and len(few.forgotten) == 2
     assert [secret.id for secret in few.secrets] == sorted(secret.id for secret in few.secrets)
 
@@ -122,10 +122,13 @@ def test_a_limit_keeps_both_kinds(world: Path) -> None:
 # -----------------------------------------------------------------------------------------------
 
 
-def test_relearning_is_so_many_steps_on_a_copy(world: Path) -> None:
+def test_relearning_is_so_many_steps_on_a_copy(inputs: Path) -> None:
     """Twice the same, as many steps as were asked for, better at what it is trained on; the model
     is untouched."""
-    model, texts = load_causal_lm(str(world / "after")), [tuple(range(1, 20)), tuple(range(40, 50))]
+    model, texts = (
+        load_causal_lm(str(inputs / "after")),
+        [tuple(range(1, 20)), tuple(range(40, 50))],
+    )
     before = {name: tensor.clone() for name, tensor in model.model.state_dict().items()}
     done: list[int] = []
     one, other = (
@@ -148,7 +151,7 @@ def test_relearning_is_so_many_steps_on_a_copy(world: Path) -> None:
 
 
 def test_it_is_done_to_the_model_that_never_saw_them_too(
-    world: Path, monkeypatch: pytest.MonkeyPatch
+    inputs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the same steps on the same texts, none of which is attacked or was to be forgotten."""
     calls: list[tuple[str, Any, dict[str, Any]]] = []
@@ -160,7 +163,7 @@ def test_it_is_done_to_the_model_that_never_saw_them_too(
         return model
 
     monkeypatch.setattr("auditor.runs.unlearning_baselines.train_relearned_copy", seen)
-    plan = asked(world, relearn=7, relearn_rate=0.002)
+    plan = asked(inputs, relearn=7, relearn_rate=0.002)
     own = site(plan)
     beside = UnlearningBaselines(own, plan.defenses, plan.seed)
     assert (
@@ -219,16 +222,16 @@ def test_changes_by_hand() -> None:
     assert not any("share_back" in one.changes for one in (gained, few, nothing))
 
 
-def test_a_run_says_what_is_left_of_each_group(world: Path, tmp_path: Path, capsys: Said) -> None:
-    out, folders = tmp_path / "run", {name: str(world / name) for name in MODELS}
+def test_a_run_says_what_is_left_of_each_group(inputs: Path, tmp_path: Path, capsys: Said) -> None:
+    out, folders = tmp_path / "run", {name: str(inputs / name) for name in MODELS}
     flags = [f"--{name}={folders[name]}" for name in ("before", "retrained")]
     files = [
-        f"--{name}={world / file}.jsonl"
+        f"--{name}={inputs / file}.jsonl"
         for name, file in (("data", "data"), ("nonmembers", "fresh"))
     ]
     more = [
         "--forget",
-        str(world / "forget.jsonl"),
+        str(inputs / "forget.jsonl"),
         "--relearn",
         "2",
         "--attack",
@@ -298,10 +301,10 @@ def test_a_run_says_what_is_left_of_each_group(world: Path, tmp_path: Path, caps
     assert "What is left of the forgotten" in report and "Never saw them, relearned" in report
 
 
-def test_from_python_and_from_a_plan_file_it_is_the_same(world: Path, tmp_path: Path) -> None:
-    plan = {"before": str(world / "before"), "relearn": 1, "setting": "white-box"}
+def test_from_python_and_from_a_plan_file_it_is_the_same(inputs: Path, tmp_path: Path) -> None:
+    plan = {"before": str(inputs / "before"), "relearn": 1, "setting": "white-box"}
     model, tokenizer = (
-        kind.from_pretrained(world / "after") for kind in (AutoModelForCausalLM, AutoTokenizer)
+        kind.from_pretrained(inputs / "after") for kind in (AutoModelForCausalLM, AutoTokenizer)
     )
     mine = audit(
         model,
@@ -312,8 +315,8 @@ def test_from_python_and_from_a_plan_file_it_is_the_same(world: Path, tmp_path: 
         out=tmp_path / "a",
         **plan,
     )
-    files = {name: str(world / f"{name}.jsonl") for name in ("data", "forget")}
-    own = {**plan, **files, "model": str(world / "after"), "attack": ["extraction-probability"]}
+    files = {name: str(inputs / f"{name}.jsonl") for name in ("data", "forget")}
+    own = {**plan, **files, "model": str(inputs / "after"), "attack": ["extraction-probability"]}
     (tmp_path / "audit.toml").write_text(
         "\n".join(f"{name} = {json.dumps(value)}" for name, value in own.items())
     )
@@ -368,10 +371,10 @@ def test_from_python_and_from_a_plan_file_it_is_the_same(world: Path, tmp_path: 
     ],
 )
 def test_a_plan_of_what_does_not_go_together_is_refused(
-    world: Path, more: dict[str, Any], sentence: str
+    inputs: Path, more: dict[str, Any], sentence: str
 ) -> None:
     with pytest.raises(AuditError) as refused:
-        asked(world, **more)
+        asked(inputs, **more)
     assert sentence in str(refused.value)
 
 
@@ -429,14 +432,14 @@ def test_a_plan_of_what_does_not_go_together_is_refused(
     ],
 )
 def test_bad_input_is_one_sentence(
-    world: Path, tmp_path: Path, capsys: Said, options: list[str], sentence: str
+    inputs: Path, tmp_path: Path, capsys: Said, options: list[str], sentence: str
 ) -> None:
     own = [
         "run",
         "--model",
-        str(world / "after"),
+        str(inputs / "after"),
         "--data",
-        str(world / "data.jsonl"),
+        str(inputs / "data.jsonl"),
         "-o",
         str(tmp_path / "run"),
     ]
@@ -444,7 +447,7 @@ def test_bad_input_is_one_sentence(
         *own,
         "--attack",
         "extraction-probability",
-        *(word.format(world) for word in options),
+        *(word.format(inputs) for word in options),
     ]
     check_command(*command, code=2)
     said = capsys.readouterr().err

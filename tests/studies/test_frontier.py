@@ -58,10 +58,10 @@ class Copy(UniformMixing):
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny model, arrays of which every other suffix is its own greedy continuation, and others;
     two plug-ins."""
-    folder = tmp_path_factory.mktemp("world")
+    folder = tmp_path_factory.mktemp("inputs")
     model = tiny(scale=8.0)
     model.model.save_pretrained(folder / "model")  # type: ignore[attr-defined]
     prefix = torch.randint(1, 61, (148, 6), generator=torch.Generator().manual_seed(0))
@@ -79,20 +79,20 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def command(world: Path, *more: str) -> list[str]:
+def command(inputs: Path, *more: str) -> list[str]:
     data = [
         "--data",
-        str(world / "data"),
+        str(inputs / "data"),
         "--nonmembers",
-        str(world / "others"),
+        str(inputs / "others"),
         "--setting",
         "white-box",
     ]
-    plugins = ["--plugin", str(world / "plugins.py"), "--defense", "mine", "--defense", "copy"]
+    plugins = ["--plugin", str(inputs / "plugins.py"), "--defense", "mine", "--defense", "copy"]
     return [
         "run",
         "--model",
-        str(world / "model"),
+        str(inputs / "model"),
         *data,
         "--attack",
         "extraction-probability",
@@ -102,7 +102,7 @@ def command(world: Path, *more: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def single(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def single(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("single") / "run"
     flags = [
         "--attack",
@@ -114,15 +114,15 @@ def single(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         "-o",
         str(out),
     ]
-    check_command(*command(world, *flags))
+    check_command(*command(inputs, *flags))
     return out
 
 
 @pytest.fixture(scope="module")
-def swept(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def swept(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("swept") / "run"
     flags = ["--sweep", "mine.weight=0.9,0.02", "-D", "copy.weight=0.02", "-o", str(out)]
-    check_command(*command(world, *flags))
+    check_command(*command(inputs, *flags))
     return out
 
 
@@ -207,7 +207,7 @@ def test_a_grid_has_a_line_a_defense_over_its_own_knob(swept: Path) -> None:
 
 
 def test_every_point_of_a_grid_asks_the_undefended_model_the_same_and_it_answers_once(
-    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int] = []
     measure = ExtractionProbability.observe_secrets
@@ -230,7 +230,7 @@ def test_every_point_of_a_grid_asks_the_undefended_model_the_same_and_it_answers
         "-o",
         str(out),
     ]
-    check_command(*command(world), *flags)
+    check_command(*command(inputs), *flags)
     first, second = sorted(out.glob("mine*"))
     assert [n for n in asked if n] == [20] * 5  # one of no defense, two points of two
     rows = [read_rows(point) for point in (first, second)]
@@ -253,21 +253,21 @@ variant = [
 
 
 def test_a_study_of_ones_own_has_a_line_a_variant(
-    world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    inputs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """And one without claims has no ledger."""
     plans = tmp_path / "study"
     plans.mkdir()
     (plans / "paper.toml").write_text(
-        f'title = "Ours"\nplugin = ["{world / "plugins.py"}"]\n[scale.lab]\n'
+        f'title = "Ours"\nplugin = ["{inputs / "plugins.py"}"]\n[scale.lab]\n'
     )
     (plans / "picture.toml").write_text(PICTURE)
-    data = ["--data", str(world / "data"), "--nonmembers", str(world / "others")]
+    data = ["--data", str(inputs / "data"), "--nonmembers", str(inputs / "others")]
     command = [
         "reproduce",
         str(plans),
         "--model",
-        str(world / "model"),
+        str(inputs / "model"),
         *data,
         "--seeds",
         "0-1",
@@ -276,7 +276,7 @@ def test_a_study_of_ones_own_has_a_line_a_variant(
     ]
     # the plan's plug-in runs if the command line names it too
     check_command(*command, code=2)
-    command += ["--plugin", str(world / "plugins.py")]
+    command += ["--plugin", str(inputs / "plugins.py")]
     check_command(*command)
     found = tmp_path / "out" / "picture"
     with open(found / "frontier.csv", newline="") as file:

@@ -86,9 +86,9 @@ def bert(vocab_size: int, seed: int = 0) -> BertForMaskedLM:
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """causal, masked, public and unmasked models of one vocabulary, and data.jsonl."""
-    folder = tmp_path_factory.mktemp("world")
+    folder = tmp_path_factory.mktemp("inputs")
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -121,19 +121,19 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def own(world: Path, model: str = "masked", **more: Any) -> dict[str, Any]:
-    return {"model": str(world / model), "data": str(world / "data.jsonl"), **more}
+def own(inputs: Path, model: str = "masked", **more: Any) -> dict[str, Any]:
+    return {"model": str(inputs / model), "data": str(inputs / "data.jsonl"), **more}
 
 
 def mixing(
-    world: Path, sweep: dict[str, Any], options: dict[str, Any] | None = None, **more: Any
+    inputs: Path, sweep: dict[str, Any], options: dict[str, Any] | None = None, **more: Any
 ) -> Utility:
     fields = {
         "defense": ["uniform-mixing"],
         "defense_options": {"uniform-mixing": options or {}},
         **more,
     }
-    plan = make_plan(own(world, **fields), {})
+    plan = make_plan(own(inputs, **fields), {})
     return measure_utility_points(UtilityPlan(plan, UtilitySettings(restarts=2), sweep), Silent())
 
 
@@ -141,8 +141,8 @@ def mixing(
 # -----------------------------------------------------------------------------------------------
 
 
-def test_the_ends_are_exact_and_epsilon_is_the_papers(world: Path) -> None:
-    result = mixing(world, {"weight": [0.0, 0.3, 1.0]})
+def test_the_ends_are_exact_and_epsilon_is_the_papers(inputs: Path) -> None:
+    result = mixing(inputs, {"weight": [0.0, 0.3, 1.0]})
     bare, none, some, whole = result.rows
     assert result.texts == 12 and result.restarts == 2
     # weight 0: exactly |V|
@@ -170,9 +170,9 @@ def test_the_ends_are_exact_and_epsilon_is_the_papers(world: Path) -> None:
     assert some.perplexity.low < some.perplexity.value < some.perplexity.high
 
 
-def test_masked_perplexity_is_a_naive_twins(world: Path) -> None:
-    result = mixing(world, {"weight": [0.5]})
-    model = load_masked(str(world / "masked"))
+def test_masked_perplexity_is_a_naive_twins(inputs: Path) -> None:
+    result = mixing(inputs, {"weight": [0.5]})
+    model = load_masked(str(inputs / "masked"))
     masked = MaskedTexts(model, None, model.tokenizer, texts(), MaskingOptions(restarts=2))
     found = []
     for restart in range(2):
@@ -193,16 +193,16 @@ def test_masked_perplexity_is_a_naive_twins(world: Path) -> None:
 
 
 def test_results_do_not_depend_on_the_batch_size_and_a_texts_masks_on_nothing_else(
-    world: Path,
+    inputs: Path,
 ) -> None:
-    one, many = (mixing(world, {"weight": [0.5]}, batch_size=size) for size in (1, 8))
+    one, many = (mixing(inputs, {"weight": [0.5]}, batch_size=size) for size in (1, 8))
     for a, b in zip(one.rows, many.rows, strict=True):
         assert a.perplexity.value == pytest.approx(b.perplexity.value, rel=1e-5)
-    assert mixing(world, {"weight": [0.5]}, limit=5).texts == 5
+    assert mixing(inputs, {"weight": [0.5]}, limit=5).texts == 5
 
 
-def test_a_sweep_asks_the_model_once(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, asked = load_masked(str(world / "masked")), []
+def test_a_sweep_asks_the_model_once(inputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, asked = load_masked(str(inputs / "masked")), []
     forward = type(model).log_probs
     monkeypatch.setattr(
         type(model), "log_probs", lambda self, *a: asked.append(1) or forward(self, *a)
@@ -242,12 +242,12 @@ def test_perplexities_are_paired_and_know_infinity() -> None:
 # -----------------------------------------------------------------------------------------------
 
 
-def test_a_smaller_support_claims_less_and_says_what_it_leaves_out(world: Path) -> None:
-    public = str(world / "masked-public")
+def test_a_smaller_support_claims_less_and_says_what_it_leaves_out(inputs: Path) -> None:
+    public = str(inputs / "masked-public")
     size = load_masked(public).vocab_size
-    cut = mixing(world, {"weight": [0.5]}, {"public_top_k": 90}, public=public).rows[1]
+    cut = mixing(inputs, {"weight": [0.5]}, {"public_top_k": 90}, public=public).rows[1]
     kept = mixing(
-        world, {"weight": [0.5]}, {"public_top_k": 90, "tail": "public"}, public=public
+        inputs, {"weight": [0.5]}, {"public_top_k": 90, "tail": "public"}, public=public
     ).rows[1]
     assert (
         cut.epsilon_per_token
@@ -256,8 +256,8 @@ def test_a_smaller_support_claims_less_and_says_what_it_leaves_out(world: Path) 
     )
     assert cut.perplexity.value == math.inf and 0 < cut.covered.low <= cut.covered.value < 1
     assert math.isfinite(kept.perplexity.value) and kept.covered.value == 1
-    everything = mixing(world, {"weight": [0.5]}, {"public_top_k": size}, public=public).rows[1]
-    plain = mixing(world, {"weight": [0.5]}).rows[1]
+    everything = mixing(inputs, {"weight": [0.5]}, {"public_top_k": size}, public=public).rows[1]
+    plain = mixing(inputs, {"weight": [0.5]}).rows[1]
     assert everything.perplexity.value == pytest.approx(plain.perplexity.value, rel=1e-5)
     assert everything.epsilon == pytest.approx(plain.epsilon)
 
@@ -332,13 +332,13 @@ def study(folder: Path, plan: str) -> Path:
     return folder
 
 
-def test_a_paper_may_measure_utility(world: Path, tmp_path: Path, capsys: Said) -> None:
+def test_a_paper_may_measure_utility(inputs: Path, tmp_path: Path, capsys: Said) -> None:
     folder = study(tmp_path / "mine", PLAN)
     flags = [
         "--model",
-        str(world / "masked"),
+        str(inputs / "masked"),
         "--data",
-        str(world / "data.jsonl"),
+        str(inputs / "data.jsonl"),
         "-o",
         str(tmp_path / "out"),
     ]
@@ -394,14 +394,14 @@ def test_a_paper_may_measure_utility(world: Path, tmp_path: Path, capsys: Said) 
     ],
 )
 def test_bad_input_is_refused_in_one_sentence(
-    world: Path, tmp_path: Path, capsys: Said, model: str, old: str, new: str, message: str
+    inputs: Path, tmp_path: Path, capsys: Said, model: str, old: str, new: str, message: str
 ) -> None:
     folder = study(tmp_path / "mine", PLAN.replace(old, new) if old else PLAN)
     flags = [
         "--model",
-        str(world / model),
+        str(inputs / model),
         "--data",
-        str(world / "data.jsonl"),
+        str(inputs / "data.jsonl"),
         "-o",
         str(tmp_path / "out"),
     ]

@@ -36,10 +36,10 @@ Patch = pytest.MonkeyPatch
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny model and LM-Extraction arrays, of which every other suffix is the model's own greedy
     continuation."""
-    folder = tmp_path_factory.mktemp("world")
+    folder = tmp_path_factory.mktemp("inputs")
     model = tiny(scale=8.0)
     model.model.save_pretrained(folder / "model")  # type: ignore[attr-defined]
     prefix = torch.randint(1, 61, (24, 6), generator=torch.Generator().manual_seed(0))
@@ -70,8 +70,8 @@ attack_options = { perplexity = { temperature = 0.1 } }
 """
 
 
-def own(world: Path) -> list[str]:
-    return ["--model", str(world / "model"), "--data", str(world / "data")]
+def own(inputs: Path) -> list[str]:
+    return ["--model", str(inputs / "model"), "--data", str(inputs / "data")]
 
 
 def config(tmp_path: Path, text: str = PLAN) -> list[str]:
@@ -89,7 +89,7 @@ def rows(path: Path) -> list[dict[str, str]]:
 
 
 def test_a_sweep_runs_every_point_once_and_resumes(
-    world: Path, tmp_path: Path, monkeypatch: Patch, said: Said
+    inputs: Path, tmp_path: Path, monkeypatch: Patch, said: Said
 ) -> None:
     out, walked, loaded = tmp_path / "out", [], []
     real, load = running.run_audit, hugging_face.load_causal_lm
@@ -107,7 +107,7 @@ def test_a_sweep_runs_every_point_once_and_resumes(
 
     monkeypatch.setattr(sweep, "run_audit", counted)
     monkeypatch.setattr(hugging_face, "load_causal_lm", counting)
-    command = ["run", *own(world), *config(tmp_path), "-o", str(out)]
+    command = ["run", *own(inputs), *config(tmp_path), "-o", str(out)]
     monkeypatch.setattr(sys, "argv", ["audit", *command])
     check_command(*command, code=130)
     monkeypatch.setattr(sys, "argv", ["audit", "run", "--resume", str(out)])
@@ -138,7 +138,7 @@ def said(capsys: Said) -> Said:
     return capsys
 
 
-def test_flags_sweep_too(world: Path, tmp_path: Path) -> None:
+def test_flags_sweep_too(inputs: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     flags = [
         "-a",
@@ -150,14 +150,14 @@ def test_flags_sweep_too(world: Path, tmp_path: Path) -> None:
         "--seeds",
         "3-4",
     ]
-    check_command("run", *own(world), *flags, "-o", out)
+    check_command("run", *own(inputs), *flags, "-o", out)
     assert [(row["perplexity.samples"], row["seeds"]) for row in rows(out / "sweep.csv")] == [
         ("1", "3, 4"),
         ("2", "3, 4"),
     ]
 
 
-def test_a_point_is_the_run_it_would_be_alone(world: Path, tmp_path: Path) -> None:
+def test_a_point_is_the_run_it_would_be_alone(inputs: Path, tmp_path: Path) -> None:
     """What runs share (models, data, soft prompts) changes nothing about them."""
     text = """
 attack = ["ethicist"]
@@ -170,7 +170,7 @@ variant = [
 ]
 """
     out, alone = tmp_path / "out", tmp_path / "alone"
-    check_command("run", *own(world), *config(tmp_path, text), "-o", out)
+    check_command("run", *own(inputs), *config(tmp_path, text), "-o", out)
     options = (
         "prompt_length=3",
         "epochs=2",
@@ -185,7 +185,7 @@ variant = [
         "white-box",
         *(f"-Aethicist.{option}" for option in options),
     ]
-    check_command("run", *own(world), *single, "-o", alone)
+    check_command("run", *own(inputs), *single, "-o", alone)
     assert (out / "likeliest_seed-0" / "guesses.jsonl").read_text() == (
         alone / "guesses.jsonl"
     ).read_text()
@@ -196,25 +196,25 @@ variant = [
     assert torch.equal(calibrated, likeliest) and not torch.equal(calibrated, unsmoothed)
 
 
-def test_a_folder_of_other_runs_is_not_mixed_up(world: Path, tmp_path: Path, said: Said) -> None:
+def test_a_folder_of_other_runs_is_not_mixed_up(inputs: Path, tmp_path: Path, said: Said) -> None:
     out = tmp_path / "out"
-    check_command("run", *own(world), *config(tmp_path), "--seeds", "0", "-o", out)
+    check_command("run", *own(inputs), *config(tmp_path), "--seeds", "0", "-o", out)
     other = config(tmp_path, PLAN.replace("samples = 3", "samples = 2"))
-    check_command("run", *own(world), *other, "--seeds", "0", "-o", out, code=2)
+    check_command("run", *own(inputs), *other, "--seeds", "0", "-o", out, code=2)
     assert "was run with samples = 3, not 2" in said.readouterr().err
 
 
-def test_a_bad_point_is_refused_before_any_starts(world: Path, tmp_path: Path, said: Said) -> None:
+def test_a_bad_point_is_refused_before_any_starts(inputs: Path, tmp_path: Path, said: Said) -> None:
     text = (
         PLAN + '\n[[variant]]\nname = "bad"\nattack_options = { perplexity = { temprature = 1 } }\n'
     )
-    check_command("run", *own(world), *config(tmp_path, text), "-o", tmp_path / "out", code=2)
+    check_command("run", *own(inputs), *config(tmp_path, text), "-o", tmp_path / "out", code=2)
     assert "did you mean 'temperature'" in said.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
 def test_a_point_that_fails_is_a_row_and_the_others_go_on(
-    world: Path, tmp_path: Path, said: Said
+    inputs: Path, tmp_path: Path, said: Said
 ) -> None:
     out = tmp_path / "out"
     swept = [
@@ -227,7 +227,7 @@ def test_a_point_that_fails_is_a_row_and_the_others_go_on(
         "--setting",
         "white-box",
     ]
-    check_command("run", *own(world), *swept, "-o", out, code=2)
+    check_command("run", *own(inputs), *swept, "-o", out, code=2)
     assert "1 of 2 points failed; prefix_length=60, seed 0" in said.readouterr().err
     failed, done = rows(out / "sweep.csv")
     assert "expected --prefix-length <= 6" in failed["failure"] and failed["recall"] == ""
@@ -235,11 +235,11 @@ def test_a_point_that_fails_is_a_row_and_the_others_go_on(
     assert not (out / "prefix_length=60_seed-0").exists()
 
 
-def test_known_pairs_are_limited_and_nested(world: Path, tmp_path: Path) -> None:
+def test_known_pairs_are_limited_and_nested(inputs: Path, tmp_path: Path) -> None:
     known = {}
     for limit in (2, 3, 99):
         plan = make_plan(
-            {"model": str(world / "model"), "data": str(world / "data"), "known_limit": limit}, {}
+            {"model": str(inputs / "model"), "data": str(inputs / "data"), "known_limit": limit}, {}
         )
         known[limit] = running.make_site(plan).benchmark.known
     assert [len(pairs) for pairs in known.values()] == [2, 3, 5]
@@ -313,10 +313,10 @@ def paper(tmp_path: Path) -> Path:
 
 
 def test_a_reproduction_writes_its_ledger(
-    world: Path, paper: Path, tmp_path: Path, said: Said
+    inputs: Path, paper: Path, tmp_path: Path, said: Said
 ) -> None:
     out = tmp_path / "out"
-    command = ["reproduce", str(paper), *own(world), "-o", str(out)]
+    command = ["reproduce", str(paper), *own(inputs), "-o", str(out)]
     # the odd one cannot run; the ledger is written all the same
     check_command(*command, code=2)
     seen = said.readouterr()
@@ -637,7 +637,7 @@ expect = "> 0"
 
 
 def test_costs_and_probes_are_quantities_of_a_ledger(
-    world: Path, tmp_path: Path, said: Said
+    inputs: Path, tmp_path: Path, said: Said
 ) -> None:
     folder, out = tmp_path / "costs", tmp_path / "out"
     folder.mkdir()
@@ -650,7 +650,7 @@ def test_costs_and_probes_are_quantities_of_a_ledger(
     command = [
         "reproduce",
         str(folder),
-        *own(world),
+        *own(inputs),
         "--nonmembers",
         str(tmp_path / "fresh"),
         "-o",
