@@ -148,6 +148,8 @@ def _fit_company_weight(
     n_tokens = np.array([len(record["input_ids"]) - 1 for record in records], dtype=float)
     kinds = sorted(set(n_tokens))
     sizes = [len(part) for step in steps for part in (step.passes if by_pass else [step.records])]
+    if not any(sizes):  # no step has noise to measure a reach by
+        return None
     constant = sum(map(bool, sizes)) / sum(sizes) if weight == "records" else 1.0
     normal = np.zeros(())
     products = np.zeros(())
