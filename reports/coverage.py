@@ -124,7 +124,7 @@ def describe_asked_records(result: AuditResult) -> str:
     counts = result.benchmark.records.get("members")
     if counts is None or not counts.by_copies or counts.audited == sum(counts.by_copies.values()):
         return ""
-    asked = f"{_asked_of_population(counts)} were asked"
+    asked = f"{_count_asked_population(counts)} were asked"
     strata = next((finding.strata for finding in result.findings if finding.strata), ())
     copied = [stratum for stratum in strata if (stratum.copies or 1) > 1]
     others = [stratum for stratum in strata if stratum not in copied]
@@ -132,14 +132,14 @@ def describe_asked_records(result: AuditResult) -> str:
         return f"{asked}."
     n_copied = sum(stratum.population for stratum in copied)
     verb = "occurs" if n_copied == 1 else "occur"
-    parts = [_asked_of_strata(copied, f"{n_copied:,} that {verb} more than once")]
+    parts = [_count_asked_strata(copied, f"{n_copied:,} that {verb} more than once")]
     if others:
         n_others = sum(stratum.population for stratum in others)
-        parts.append(_asked_of_strata(others, format_count(n_others, "other")))
+        parts.append(_count_asked_strata(others, format_count(n_others, "other")))
     return f"{asked}: {', '.join(parts)}."
 
 
-def _asked_of_strata(strata: Sequence[Stratum], which: str) -> str:
+def _count_asked_strata(strata: Sequence[Stratum], which: str) -> str:
     """Return `all 12 that occur more than once`, `29 of the 123 others`, `none of the others`."""
     n_asked = sum(stratum.extracted.n for stratum in strata)
     if n_asked == sum(stratum.population for stratum in strata):
@@ -147,7 +147,7 @@ def _asked_of_strata(strata: Sequence[Stratum], which: str) -> str:
     return f"{n_asked:,} of the {which}" if n_asked else f"none of the {which}"
 
 
-def _asked_of_population(counts: RecordCounts) -> str:
+def _count_asked_population(counts: RecordCounts) -> str:
     return f"{counts.audited:,} of {sum(counts.by_copies.values()):,} records"
 
 
@@ -173,5 +173,5 @@ def progress_line(result: AuditResult) -> str:
         key=lambda finding: sum(phrases.count_hits(s.extracted) for s in finding.strata),
     )
     hits = sum(phrases.count_hits(s.extracted) for s in row.strata)
-    n_asked = _asked_of_population(result.benchmark.records["members"])
+    n_asked = _count_asked_population(result.benchmark.records["members"])
     return f"{n_asked} asked so far: {hits:,} recited word for word ({strata_label(row)})"

@@ -55,7 +55,7 @@ def _draw_repeat_recall_figures(
         "Copies",
         {
             phrases.title_row(result, f): {
-                count: _cell_with_count(m) for count, m in phrases.sort_repeats(f.by_repeats)
+                count: _format_counted_cell(m) for count, m in phrases.sort_repeats(f.by_repeats)
             }
             for f in selected
         },
@@ -67,7 +67,7 @@ def _draw_repeat_recall_figures(
     ]
 
 
-def _cell_with_count(m: Measurement) -> str:
+def _format_counted_cell(m: Measurement) -> str:
     """Return `18/24 (75% [53–90])`, or `11.2 [10.9–11.5] of 24` if m is not a share."""
     if m.unit == "share":
         return phrases.format_share(m)
