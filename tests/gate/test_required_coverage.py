@@ -11,7 +11,7 @@ import pytest
 from auditor.conclusions.outcomes import RowValuesBySecret, RunOutcomes
 from auditor.core.errors import AuditError
 from auditor.core.nouns import CellKey
-from auditor.core.result import AuditResult, BenchmarkRecord, Finding, Measurement
+from auditor.core.result import AuditResult, BenchmarkRecord, Finding, Measurement, RecordCounts
 from auditor.gate.decide import apply_policy
 from auditor.gate.policy import Policy, Required, Rule, read_policy
 
@@ -37,6 +37,19 @@ def reasons(run: RunOutcomes, asked: Required) -> list[str]:
 
 
 ONE = ("undefended", "white-box", "perplexity")
+
+
+@pytest.mark.parametrize("given", [100, 130])
+def test_no_policy_is_silent_on_records_that_were_left_out(given: int) -> None:
+    run = finished(ONE)
+    counts = RecordCounts(given, 100, left_out={"too short": given - 100}, not_attacked={})
+    benchmark = replace(run.result.benchmark, records={"members": counts})
+    found = apply_policy(
+        replace(run, result=replace(run.result, benchmark=benchmark)), Policy(LIMIT)
+    )
+    assert [ruling.verdict for ruling in found.rulings] == ["held"]
+    is_told = found.rulings[0].reason.endswith("; 100 of 130 records audited")
+    assert is_told == (given == 130)
 
 
 def test_what_is_required_and_was_done_holds_and_is_said() -> None:
