@@ -68,9 +68,9 @@ class Pace:
 
     def count_fitting(self, most: int, n_read: int, seconds_left: float) -> int:
         """Return how many records, at most `most`, can be read and be completed with the `n_read`
-        earlier records in `seconds_left` seconds."""
+        earlier records in `seconds_left` seconds; a first record is read without time, too."""
         if not self.n_completed:
-            return most
+            return most if seconds_left > 0 or not n_read else 0
         seconds_per_record = self.completing / (self.n_completed + _FLAT)
         n_fitting = (seconds_left - seconds_per_record * (n_read + _FLAT)) / (
             self.reading + seconds_per_record

@@ -228,7 +228,8 @@ def test_it_stops_when_the_next_records_would_take_longer_than_is_left(
 
 def test_a_part_is_as_large_as_can_be_read_and_completed_in_the_time_that_is_left() -> None:
     pace = asking.Pace()
-    assert pace.count_fitting(5, 0, -1.0) == 5  # nothing is known yet: at least one batch is asked
+    assert pace.count_fitting(5, 0, -1.0) == 5  # nothing is known yet: at least one part is asked
+    assert pace.count_fitting(5, 1, 1.0) == 5 and pace.count_fitting(5, 1, -1.0) == 0
     # 1 s for each of the 2 records, and 10 s more
     pace = asking.Pace(reading=2.0, completing=12.0, n_completed=2)
     # 4 more records on top of 6: 4 x 2 s to read, 10 + 10 s to complete all.
