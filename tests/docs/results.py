@@ -56,8 +56,26 @@ QUESTIONS: Mapping[str, tuple[str, str]] = {
     ),
     "papers": (
         "Do results of papers reproduce?",
-        "Most do; a claim that is refuted says so. [Published claims](claims.md) of privacy are a "
-        "story of their own.",
+        "A claim that did not hold is marked as refuted. [Published claims](claims.md) of privacy "
+        "are a story of their own.",
+    ),
+    "epsilon": (
+        "What does an audit prove of epsilon?",
+        "A bound is seldom above the true ε and often far below it. All rows: "
+        "[kinds of canaries](data/canary-kinds.csv), [bounds](data/epsilon-bounds.csv), "
+        "[what an audit can show](data/epsilon-ceilings.csv), "
+        "[what any bound can say](data/epsilon-limits.csv), faults "
+        "[of training](data/planted-faults.csv) and "
+        "[of prediction](data/planted-prediction-faults.csv).",
+    ),
+    "loops": (
+        "Is a broken training loop found?",
+        "Nearly always; [fault by fault](../reference/loop-faults.md).",
+    ),
+    "intervals": (
+        "How often do intervals hold?",
+        "In simulations each 95% interval misses in about 5% of audits or less. "
+        "[All quantities](data/coverage.csv).",
     ),
     "stopping": (
         "Do gates that stop early err more?",

@@ -44,3 +44,14 @@ def test_every_result_lies_in_its_interval() -> None:
 def read_numbers(text: str) -> list[float]:
     plain = text.replace(",", "").replace("−", "-")
     return [float(number) for number in _NUMBER.findall(plain)]
+
+
+def test_evidence_stays_short() -> None:
+    """Words of the results and of three stories."""
+    words = {
+        page.stem: len(page.read_text(encoding="utf-8").split())
+        for page in results.FOLDER.glob("*.md")
+    }
+    assert set(words) == {"results", "claims", "real-lab", "frontier"}
+    assert max(count for page, count in words.items() if page != "results") <= 1_000
+    assert sum(words.values()) <= 8_000
