@@ -25,7 +25,7 @@ from auditor.plugins.probe import (
     Observed,
     Probe,
     observe_in_batches,
-    observed_names_without_prefix,
+    strip_observed_prefix,
     value_column,
 )
 from auditor.plugins.view import Sampling, View
@@ -81,7 +81,7 @@ class ClaimCheck(Probe):
         def look(batch: Sequence[Secret], prefixes: Tensor, suffixes: Tensor) -> list[Observation]:
             length = suffixes.shape[1]
             results = list[Observation]()
-            positions = evenly_spaced_suffix_positions(self.positions, length)
+            positions = space_suffix_positions(self.positions, length)
             # Without the last token: suffix token i is drawn from the distribution after position
             # i.
             checks = model.divergence_checks(
@@ -89,7 +89,7 @@ class ClaimCheck(Probe):
             )
             excess = self._drawn_token_probability_excess(view, batch, prefixes)
             for i, secret in enumerate(batch):
-                values = summarise_claim_checks_of_text(checks, i, positions) | {
+                values = summarise_text_checks(checks, i, positions) | {
                     name: float(x[i]) for name, x in excess.items()
                 }
                 results.append(Observation(secret.id, values))
@@ -140,40 +140,36 @@ class ClaimCheck(Probe):
         queries, n_violations = (
             int(value_column(observations, name).sum()) for name in ("queries", "violations")
         )
-        faults = non_divergence_claim_faults(observations)
+        faults = list_claim_faults(observations)
         verdict = "VIOLATED" if n_violations or faults else "holds on every query looked at"
         measured = []
-        if relations_claimed_in_observations(observations):
+        if list_claimed_relations(observations):
             measured.append(
-                _point_measurement_of_checked_queries(
+                _measure_checked_queries(
                     "claim_violations", n_violations + len(faults), queries, "count", verdict
                 )
             )
-        for relation in relations_unclaimed_in_observations(observations):
-            epsilon = data_dependent_epsilon_of_queries(observations, relation)
+        for relation in list_unclaimed_relations(observations):
+            epsilon = compose_query_epsilons(observations, relation)
             most = float(value_column(observations, f"realised_{relation}").max())
             note = f"of all {queries} queries looked at together, δ {DELTA:g}; {_PRIVATE}"
             measured += [
-                _point_measurement_of_checked_queries(
-                    "epsilon_data_dependent", epsilon, queries, "nats", note
-                ),
-                _point_measurement_of_checked_queries(
-                    f"realised_{relation}", most, queries, "nats", _PRIVATE
-                ),
+                _measure_checked_queries("epsilon_data_dependent", epsilon, queries, "nats", note),
+                _measure_checked_queries(f"realised_{relation}", most, queries, "nats", _PRIVATE),
             ]
-        for relation in relations_claimed_in_observations(observations):
-            values = _observation_nearest_to_breaking_claim(observations, relation).values
+        for relation in list_claimed_relations(observations):
+            values = _find_tightest_observation(observations, relation).values
             realised = values[f"realised_{relation}"]
             claimed = values[f"claimed_{relation}"]
-            margin = 1 - _realised_to_claimed_ratio(realised, claimed)
+            margin = 1 - _compute_realised_ratio(realised, claimed)
             measured += [
-                _point_measurement_of_checked_queries(
+                _measure_checked_queries(
                     f"realised_{relation}", realised, queries, "nats", _PRIVATE
                 ),
-                _point_measurement_of_checked_queries(
+                _measure_checked_queries(
                     f"claimed_{relation}", claimed, queries, "nats", "of one query"
                 ),
-                _point_measurement_of_checked_queries(
+                _measure_checked_queries(
                     f"margin_{relation}", margin, queries, "part of the claim", _PRIVATE
                 ),
             ]
@@ -181,23 +177,22 @@ class ClaimCheck(Probe):
 
     def notes(self, secrets: Sequence[Secret], observations: Observed) -> tuple[str, ...]:
         sentences = []
-        for relation in relations_claimed_in_observations(observations):
-            worst = _observation_nearest_to_breaking_claim(observations, relation)
+        for relation in list_claimed_relations(observations):
+            worst = _find_tightest_observation(observations, relation)
             if not _is_claim_violated(worst, relation):
                 realised = worst.values[f"realised_{relation}"]
                 claimed = worst.values[f"claimed_{relation}"]
                 # below 0 only by rounding
-                margin = max(0.0, 1 - _realised_to_claimed_ratio(realised, claimed))
+                margin = max(0.0, 1 - _compute_realised_ratio(realised, claimed))
                 sentences.append(
-                    f"holds with margin {margin:.1%}: "
-                    f"{_realised_and_claimed_divergence_phrase(worst, relation)}"
+                    f"holds with margin {margin:.1%}: {_format_divergences(worst, relation)}"
                 )
         sentences += [
             f"nothing is claimed; by their own distributions ({relation.replace('_', ' ')}) the "
             "queries looked at cost ε "
-            f"{data_dependent_epsilon_of_queries(observations, relation):.6g} at δ {DELTA:g}: for "
+            f"{compose_query_epsilons(observations, relation):.6g} at δ {DELTA:g}: for "
             "the auditor alone"
-            for relation in relations_unclaimed_in_observations(observations)
+            for relation in list_unclaimed_relations(observations)
         ]
         unlisted = int(observations.facts.get("unlisted_shards", 0))
         if unlisted:
@@ -210,29 +205,29 @@ class ClaimCheck(Probe):
     def claim_violations(
         self, secrets: Sequence[Secret], observations: Observed
     ) -> tuple[str, ...]:
-        sentences = non_divergence_claim_faults(observations)
+        sentences = list_claim_faults(observations)
         alias = {secret.id: secret.alias for secret in secrets}
-        for relation in relations_claimed_in_observations(observations):
-            worst = _observation_nearest_to_breaking_claim(observations, relation)
+        for relation in list_claimed_relations(observations):
+            worst = _find_tightest_observation(observations, relation)
             if _is_claim_violated(worst, relation):
                 position, neighbour = (
                     worst.values[f"{field}_{relation}"] for field in ("position", "neighbour")
                 )
                 sentences.append(
-                    f"{_realised_and_claimed_divergence_phrase(worst, relation)}, at "
+                    f"{_format_divergences(worst, relation)}, at "
                     f"{alias[worst.secret]}, position {position:.0f}, neighbour {neighbour:.0f}"
                 )
         return tuple(sentences)
 
 
-def evenly_spaced_suffix_positions(positions: int, length: int) -> list[int]:
+def space_suffix_positions(positions: int, length: int) -> list[int]:
     """Return this many evenly spaced positions of `length`, from the first; all if 0 or too
     many."""
     count = min(positions or length, length)
     return [i * length // count for i in range(count)]
 
 
-def summarise_claim_checks_of_text(
+def summarise_text_checks(
     checks: Sequence[DivergenceCheck], row: int, at: Sequence[int]
 ) -> dict[str, float]:
     """Summarise one text: by relation the values nearest to breaking the claim, and the violations.
@@ -259,9 +254,9 @@ def summarise_claim_checks_of_text(
         )
         if (
             check.relation not in worst
-            or _realised_to_claimed_ratio(most, check.claimed) > worst[check.relation][0]
+            or _compute_realised_ratio(most, check.claimed) > worst[check.relation][0]
         ):
-            worst[check.relation] = _realised_to_claimed_ratio(most, check.claimed), values
+            worst[check.relation] = _compute_realised_ratio(most, check.claimed), values
     by_relation = {
         f"{name}_{relation}": float(x)
         for relation, (_, values) in worst.items()
@@ -275,17 +270,17 @@ def summarise_claim_checks_of_text(
     }
 
 
-def relations_claimed_in_observations(observations: Sequence[Observation]) -> list[str]:
+def list_claimed_relations(observations: Sequence[Observation]) -> list[str]:
     """Return the relations with a claim, in the order of the checks."""
-    return observed_names_without_prefix("claimed_", observations[0].values if observations else ())
+    return strip_observed_prefix("claimed_", observations[0].values if observations else ())
 
 
-def relations_unclaimed_in_observations(observations: Sequence[Observation]) -> list[str]:
+def list_unclaimed_relations(observations: Sequence[Observation]) -> list[str]:
     """Return the measured relations without a claim, in the order of the checks."""
-    return observed_names_without_prefix("loss_", observations[0].values if observations else ())
+    return strip_observed_prefix("loss_", observations[0].values if observations else ())
 
 
-def data_dependent_epsilon_of_queries(observations: Sequence[Observation], relation: str) -> float:
+def compose_query_epsilons(observations: Sequence[Observation], relation: str) -> float:
     """Return epsilon (nats) at `DELTA` of all checked queries, by their own distributions."""
     loss = float(value_column(observations, f"loss_{relation}").sum())
     order = observations[0].values[f"order_{relation}"]
@@ -294,7 +289,7 @@ def data_dependent_epsilon_of_queries(observations: Sequence[Observation], relat
     return max(0.0, loss + compute_renyi_conversion_penalty(order, DELTA)) if loss else 0.0
 
 
-def non_divergence_claim_faults(observations: Observed) -> list[str]:
+def list_claim_faults(observations: Observed) -> list[str]:
     """Return sentences on faults of the claim other than divergences."""
     faults = []
     excess, variance = (
@@ -325,7 +320,7 @@ def _is_claim_violated(worst: Observation, relation: str) -> bool:
     return not realised <= claimed * (1 + _SLACK) + _LEAST  # NaN is not within a claim
 
 
-def _realised_and_claimed_divergence_phrase(worst: Observation, relation: str) -> str:
+def _format_divergences(worst: Observation, relation: str) -> str:
     realised, claimed, order = (
         worst.values[f"{name}_{relation}"] for name in ("realised", "claimed", "order")
     )
@@ -333,18 +328,16 @@ def _realised_and_claimed_divergence_phrase(worst: Observation, relation: str) -
     return f"{words}: {realised:.6g} nats realised, {claimed:.6g} claimed"
 
 
-def _observation_nearest_to_breaking_claim(
-    observations: Sequence[Observation], relation: str
-) -> Observation:
+def _find_tightest_observation(observations: Sequence[Observation], relation: str) -> Observation:
     return max(
         observations,
-        key=lambda o: _realised_to_claimed_ratio(
+        key=lambda o: _compute_realised_ratio(
             o.values[f"realised_{relation}"], o.values[f"claimed_{relation}"]
         ),
     )
 
 
-def _realised_to_claimed_ratio(realised: float, claimed: float) -> float:
+def _compute_realised_ratio(realised: float, claimed: float) -> float:
     """Return realised over claimed divergence.
 
     0 for an infinite claim, inf if the realised value is NaN or the claim is 0.
@@ -356,8 +349,6 @@ def _realised_to_claimed_ratio(realised: float, claimed: float) -> float:
     return realised / claimed if claimed > 0 else math.inf
 
 
-def _point_measurement_of_checked_queries(
-    name: str, value: float, n: int, unit: str, note: str
-) -> Measurement:
+def _measure_checked_queries(name: str, value: float, n: int, unit: str, note: str) -> Measurement:
     """Return a number about the checked queries only, so its interval is a point."""
     return Measurement(name, value, value, value, n, unit, note)

@@ -93,9 +93,7 @@ class EpsilonAudit(Probe):
         view.require_capability(*self.required_capabilities)
         self.check_inputs(view, secrets)
         yield from (
-            self._observe_agreement_with_canary
-            if self.draws_samples
-            else self._observe_canary_losses
+            self._observe_canary_agreement if self.draws_samples else self._observe_canary_losses
         )(view, secrets)
 
     def _observe_canary_losses(
@@ -112,7 +110,7 @@ class EpsilonAudit(Probe):
             for secret, *nll in zip(batch, *columns, strict=True):
                 yield Observation(secret.id, dict(zip(models, nll, strict=True)))
 
-    def _observe_agreement_with_canary(
+    def _observe_canary_agreement(
         self, view: View, secrets: Sequence[Secret]
     ) -> Iterator[Observation]:
         """Yield the number of leading tokens that samples share with the secret, on average."""
@@ -161,11 +159,11 @@ class EpsilonAudit(Probe):
         if self.draws_samples:
             return value_column(observations, "agreement")
         nll = value_column(observations, "nll")
-        if not self._is_compared_to_reference(observations):
+        if not self._has_reference(observations):
             return -nll
         return value_column(observations, "reference_nll") - nll
 
-    def _is_compared_to_reference(self, observations: Sequence[Observation]) -> bool:
+    def _has_reference(self, observations: Sequence[Observation]) -> bool:
         """Test if losses are compared with a reference; `auto` compares no model with itself."""
         if self.draws_samples or "reference_nll" not in observations[0].values:
             return False
@@ -186,7 +184,7 @@ class EpsilonAudit(Probe):
         copies = self._count_unit_copies(secrets)
         return tuple(
             replace(a, unit=self.unit)
-            for a in _cached_canary_epsilon_bounds(scores, coins, delta, self.level, copies)
+            for a in _bound_canary_epsilon(scores, coins, delta, self.level, copies)
         )
 
     def plan_audit(self, view: View, secrets: Sequence[Secret]) -> Audited:
@@ -234,13 +232,13 @@ class EpsilonAudit(Probe):
     def _inclusion_score_phrase(self, observations: Sequence[Observation]) -> str:
         if self.draws_samples:
             return f"how far {self.samples} drawn completions agree with it, in tokens"
-        if self._is_compared_to_reference(observations):
+        if self._has_reference(observations):
             return "loss minus that under the reference model"
         return "loss"
 
 
 @lru_cache(maxsize=8)
-def _cached_canary_epsilon_bounds(
+def _bound_canary_epsilon(
     scores: tuple[float, ...], coins: tuple[bool, ...], delta: float, level: float, copies: int
 ) -> tuple[Audited, ...]:
     """Cache the bounds, since a row asks three times.

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from auditor.attacks.likelihood_ranking import (
     require_reference_model,
-    scores_against_reference_model,
+    score_reference_model,
 )
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.nouns import Pair
@@ -26,7 +26,7 @@ from auditor.plugins.attack import (
     Attack,
     SamplingAttack,
     add_required_capability,
-    mean_nll_of_candidates,
+    compute_mean_nlls,
 )
 from auditor.plugins.options import require_options_at_least
 from auditor.plugins.view import Batch, View
@@ -126,10 +126,10 @@ class Ethicist(SamplingAttack):
                 prompt += (
                     f"; the warm-up of {self.warmup_steps} steps is longer than all "
                     f"{state['steps']}: -A "
-                    f"warmup_steps={ethicist_paper_warmup_steps(state['steps'])} is the paper's "
+                    f"warmup_steps={count_warmup_steps(state['steps'])} is the paper's "
                     "share of them"
                 )
-        return (prompt, self._ranking_phrase_and_score_function(view)[0])
+        return (prompt, self._choose_ranking(view)[0])
 
     def fit_options(self) -> dict[str, Any]:
         """Return the options that affect tuning: none of the sampler's, nor the ranking."""
@@ -151,7 +151,7 @@ class Ethicist(SamplingAttack):
         if self.confidence == "reference":
             require_reference_model(view)
         if self.choose_tuning_model_label(view) != "none":
-            split_prompt_tuning_and_validation_pairs(known, self.validation, view.seed)
+            split_tuning_pairs(known, self.validation, view.seed)
 
     def fit(self, view: View, known: Sequence[Pair]) -> dict[str, Any]:
         """Tune a prompt (P, d); return the best epoch's, with the losses that chose it.
@@ -163,9 +163,7 @@ class Ethicist(SamplingAttack):
             return {"tuned_on": on}
         model = view.target if on == "target" else view.public
         assert model is not None
-        train, validation = split_prompt_tuning_and_validation_pairs(
-            known, self.validation, view.seed
-        )
+        train, validation = split_tuning_pairs(known, self.validation, view.seed)
         key = (view.seed, "tune", view.target_name if on == "target" else "public")
         return {"tuned_on": on, **self._tune_soft_prompt(model, train, validation, key)}
 
@@ -189,9 +187,9 @@ class Ethicist(SamplingAttack):
         )
         # Count all epochs: the rate decays as planned, even if patience ends the tuning sooner.
         steps = self.epochs * -(-len(train) // self.batch)
-        warmup = self.warmup_steps or ethicist_paper_warmup_steps(steps)
+        warmup = self.warmup_steps or count_warmup_steps(steps)
         schedule = torch.optim.lr_scheduler.LambdaLR(
-            optimizer, partial(_prompt_learning_rate_factor, warmup, steps)
+            optimizer, partial(_compute_prompt_learning_rate_factor, warmup, steps)
         )
         # The initial prompt is not a candidate: the paper keeps the best *epoch*.
         best = prompt
@@ -253,7 +251,7 @@ class Ethicist(SamplingAttack):
         them.
         """
         total = 0.0
-        for share, group in _prompt_tuning_groups_with_shares(pairs, len(prompt)):
+        for share, group in _list_tuning_groups(pairs, len(prompt)):
             members = noise.get_state()
             for start in range(0, len(group), size):
                 noise.set_state(members)
@@ -294,12 +292,12 @@ class Ethicist(SamplingAttack):
                 torch.arange(len(pairs), device=model.device).unsqueeze(-1), places
             ]
         nll = -distribution.gather(-1, suffixes.unsqueeze(-1)).squeeze(-1)  # (pairs, length)
-        return prompt_tuning_mle_plus_smoothing_loss(nll, self.smooth_tokens, self.alpha).mean()
+        return compute_prompt_tuning_loss(nll, self.smooth_tokens, self.alpha).mean()
 
     def candidate_scores(self, view: View, batch: Batch) -> list[Tensor]:
         if self.confidence == "reference":
-            return scores_against_reference_model(view, batch)
-        score = self._ranking_phrase_and_score_function(view)[1]
+            return score_reference_model(view, batch)
+        score = self._choose_ranking(view)[1]
         return [score(candidates) for _, candidates in batch]
 
     def score_is_probability(self, view: View) -> bool:
@@ -310,14 +308,14 @@ class Ethicist(SamplingAttack):
             self.has_one_candidate and view.has_capability("likelihood")
         )
 
-    def _ranking_phrase_and_score_function(self, view: View) -> tuple[str, Callable[[Any], Tensor]]:
+    def _choose_ranking(self, view: View) -> tuple[str, Callable[[Any], Tensor]]:
         """Return the ranking in words, and the function that scores one prefix's candidates."""
         if self.confidence != "calibrated":
             if self.confidence == "reference":
                 words = "perplexity against the reference model's"
             else:
                 words = "perplexity"
-            return f"candidates ranked by {words}", lambda c: -mean_nll_of_candidates(c)
+            return f"candidates ranked by {words}", lambda c: -compute_mean_nlls(c)
         if not view.has_capability("likelihood"):
             return (
                 "candidates ranked by their share of the samples",
@@ -338,10 +336,10 @@ class Ethicist(SamplingAttack):
         if self.search == "tree":
             words = "candidates ranked by their exact probability under the decoding distribution"
             return words, lambda c: c.log_q.exp()
-        return "candidates ranked by calibrated confidence", calibrated_candidate_confidence
+        return "candidates ranked by calibrated confidence", calibrate_confidence
 
 
-def prompt_tuning_mle_plus_smoothing_loss(nll: Tensor, smooth_tokens: int, alpha: float) -> Tensor:
+def compute_prompt_tuning_loss(nll: Tensor, smooth_tokens: int, alpha: float) -> Tensor:
     """Return L_MLE + alpha L_smooth of each pair (Ethicist, Eq. 1-3).
 
     nll: (pairs, length) nats -> (pairs,). L_smooth is the mean of the `smooth_tokens` largest token
@@ -351,7 +349,7 @@ def prompt_tuning_mle_plus_smoothing_loss(nll: Tensor, smooth_tokens: int, alpha
     return nll.mean(-1) + alpha * worst.mean(-1)
 
 
-def calibrated_candidate_confidence(candidates: SuffixCandidates) -> Tensor:
+def calibrate_confidence(candidates: SuffixCandidates) -> Tensor:
     """Return C_i = r_i exp(-nll_i) / sum_j r_j exp(-nll_j) over distinct samples (Ethicist, Eq. 4).
 
     Shape (distinct,). The authors' exp(-50 * mean loss) is this sum for 50 tokens; in log space it
@@ -360,7 +358,7 @@ def calibrated_candidate_confidence(candidates: SuffixCandidates) -> Tensor:
     return torch.softmax(candidates.counts.double().log() - candidates.nll, dim=-1)
 
 
-def split_prompt_tuning_and_validation_pairs(
+def split_tuning_pairs(
     known: Sequence[Pair], validation: float, seed: int
 ) -> tuple[list[Pair], list[Pair]]:
     """Split known pairs at random into train and validation, at least one each."""
@@ -375,7 +373,7 @@ def split_prompt_tuning_and_validation_pairs(
     return [known[i] for i in order[n_validation:]], [known[i] for i in order[:n_validation]]
 
 
-def ethicist_paper_warmup_steps(steps: int) -> int:
+def count_warmup_steps(steps: int) -> int:
     """Return the paper's share of these steps for warm-up: 500 of 8,440.
 
     The paper has 15,000 pairs, a tenth held out, and 20 epochs of batches of 32.
@@ -383,9 +381,7 @@ def ethicist_paper_warmup_steps(steps: int) -> int:
     return max(1, round(steps * 500 / 8440))
 
 
-def _prompt_tuning_groups_with_shares(
-    pairs: Sequence[Pair], rows: int
-) -> Iterator[tuple[float, list[Pair]]]:
+def _list_tuning_groups(pairs: Sequence[Pair], rows: int) -> Iterator[tuple[float, list[Pair]]]:
     """Yield groups for one pass with their share of the pairs; weighted means add up to the mean.
 
     A group's suffixes have one length and its prefixes a similar length: with `rows` of a prompt
@@ -407,7 +403,7 @@ def _prompt_tuning_groups_with_shares(
     yield len(group) / len(pairs), group
 
 
-def _prompt_learning_rate_factor(warmup: int, steps: int, step: int) -> float:
+def _compute_prompt_learning_rate_factor(warmup: int, steps: int, step: int) -> float:
     """Return the learning-rate factor of a step: linear warm-up over `warmup`, then linear decay.
 
     The decay reaches zero at `steps`.

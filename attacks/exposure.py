@@ -20,14 +20,14 @@ from auditor.models.decoding import ANCESTRAL
 from auditor.plugins.probe import (
     Observed,
     Probe,
-    mean_probability_by_repeat_count,
-    mean_probability_with_nonmember_baseline,
-    member_mask,
+    mask_members,
+    measure_baselined_probability,
+    measure_repeat_probability,
     value_column,
 )
 from auditor.plugins.view import Sampling, View
 from auditor.statistics import exposure, holm
-from auditor.statistics.intervals import share_with_interval
+from auditor.statistics.intervals import measure_share
 
 
 @dataclass(frozen=True)
@@ -67,12 +67,12 @@ class Exposure(Probe):
     def check_inputs(self, view: View, secrets: Sequence[Secret]) -> None:
         if view.tokenizer is None:
             raise NotApplicable("needs the model's tokenizer: canaries are text")
-        _secrets_by_canary_space(secrets)
+        _group_space_secrets(secrets)
 
     def observe_secrets(self, view: View, secrets: Sequence[Secret]) -> Iterator[Observation]:
         view.require_capability(*self.required_capabilities)
         self.check_inputs(view, secrets)
-        for space, group in _secrets_by_canary_space(secrets).items():
+        for space, group in _group_space_secrets(secrets).items():
             yield from _CanarySpaceRanking(self, view, space).observe_canary_exposures(group)
 
     def add_joint_values(
@@ -88,28 +88,28 @@ class Exposure(Probe):
         return completed
 
     def measurements(self, secrets: Sequence[Secret], observations: Observed) -> list[Measurement]:
-        member = member_mask(secrets)
-        most = _maximum_exposure_bits(observations)
+        member = mask_members(secrets)
+        most = _compute_maximum_exposure(observations)
         # As shares of the most possible bits: the interval of a mean needs numbers in [0, 1].
         bits = value_column(observations, "exposure_bits") / most
-        measured = mean_probability_with_nonmember_baseline("exposure", bits, member, _WHICH)
+        measured = measure_baselined_probability("exposure", bits, member, _WHICH)
         fitted = value_column(observations, "extrapolated_bits") / most
-        extrapolated = mean_probability_with_nonmember_baseline(
+        extrapolated = measure_baselined_probability(
             "exposure_extrapolated", fitted, member, _FITTED, excess=False
         )
         # An interval over canaries would not show how badly the distribution fits.
         pointwise = (replace(m, low=math.nan, high=math.nan) for m in extrapolated)
-        main, *others = (_rescale_exposure_share_to_bits(m, most) for m in (*measured, *pointwise))
+        main, *others = (_scale_exposure_bits(m, most) for m in (*measured, *pointwise))
         chosen = [o for o, inside in zip(observations, member, strict=True) if inside]
         exposed = self._significantly_exposed_canary_mask(secrets, observations)
-        share = share_with_interval("exposed_share", exposed, f"Holm-corrected, {self.alpha:g}")
-        return [_widen_to_exposure_bounds(main, chosen), share, *others]
+        share = measure_share("exposed_share", exposed, f"Holm-corrected, {self.alpha:g}")
+        return [_widen_exposure_interval(main, chosen), share, *others]
 
     def main_number_by_repeats(
         self, secrets: Sequence[Secret], observations: Observed
     ) -> dict[str, Measurement]:
-        most = _maximum_exposure_bits(observations)
-        groups = mean_probability_by_repeat_count(
+        most = _compute_maximum_exposure(observations)
+        groups = measure_repeat_probability(
             "exposure", secrets, value_column(observations, "exposure_bits") / most
         )
         inserted = {
@@ -121,9 +121,7 @@ class Exposure(Probe):
             for count in groups
         }
         return {
-            count: _widen_to_exposure_bounds(
-                _rescale_exposure_share_to_bits(m, most), inserted[count]
-            )
+            count: _widen_exposure_interval(_scale_exposure_bits(m, most), inserted[count])
             for count, m in groups.items()
         }
 
@@ -189,14 +187,14 @@ class Exposure(Probe):
         return np.array(p_values) <= self.alpha
 
 
-def _secrets_by_canary_space(secrets: Sequence[Secret]) -> dict[CanarySpace, list[Secret]]:
+def _group_space_secrets(secrets: Sequence[Secret]) -> dict[CanarySpace, list[Secret]]:
     """Return the canaries by the space of texts that each could have been.
 
     Raise NotApplicable if a canary's space is unknown.
     """
     spaces: dict[CanarySpace, list[Secret]] = {}
     for secret in secrets:
-        if (space := _canary_of_secret(secret).space) is None:
+        if (space := _get_canary(secret).space) is None:
             raise NotApplicable(
                 "exposure is a rank among all that a canary could have been, and these have no "
                 "space of texts on record"
@@ -227,7 +225,7 @@ class _CanarySpaceRanking:
         self.tokens = {text: tuple(ids) for text, ids in zip(self.references, encoded, strict=True)}
 
     def observe_canary_exposures(self, secrets: Sequence[Secret]) -> Iterator[Observation]:
-        texts = [_canary_of_secret(secret).text for secret in secrets]
+        texts = [_get_canary(secret).text for secret in secrets]
         encoded = [
             tuple(ids) for ids in tries.encode_without_special_tokens(self.view.tokenizer, texts)
         ]
@@ -296,7 +294,7 @@ class _CanarySpaceRanking:
             estimate = exposure.RankEstimate(least, least, most)
             # For a canary that was never inserted, P(exposure >= e) <= 2^-e (formulas A8).
             null_p = 2.0 ** -exposure.compute_exposure(most, self.space.bits)
-            values = self._exposure_values_of_canary(x, estimate, null_p, references, distribution)
+            values = self._compute_canary_exposure(x, estimate, null_p, references, distribution)
             exposures.append({**values, "exact": float(not n_unseen), "estimated": 0.0})
         return exposures
 
@@ -336,11 +334,11 @@ class _CanarySpaceRanking:
         ):
             estimate = exposure.estimate_canary_rank(limit, text, draws)
             null_p = exposure.compute_canary_p_value(x, scored.nll)
-            values = self._exposure_values_of_canary(x, estimate, null_p, scored.nll, distribution)
+            values = self._compute_canary_exposure(x, estimate, null_p, scored.nll, distribution)
             exposures.append({**values, "exact": 0.0, "estimated": 1.0})
         return exposures
 
-    def _exposure_values_of_canary(
+    def _compute_canary_exposure(
         self,
         nll: float,
         rank: exposure.RankEstimate,
@@ -364,22 +362,22 @@ class _CanarySpaceRanking:
         }
 
 
-def _canary_of_secret(secret: Secret) -> Canary:
+def _get_canary(secret: Secret) -> Canary:
     assert secret.canary is not None  # callers pass only canaries
     return secret.canary
 
 
-def _maximum_exposure_bits(observations: Sequence[Observation]) -> float:
+def _compute_maximum_exposure(observations: Sequence[Observation]) -> float:
     """Return the bits of the largest space, an upper bound of every exposure."""
     return float(value_column(observations, "space_bits").max())
 
 
-def _rescale_exposure_share_to_bits(m: Measurement, most: float) -> Measurement:
+def _scale_exposure_bits(m: Measurement, most: float) -> Measurement:
     value, low, high = (most * x for x in (m.value, m.low, m.high))
     return replace(m, value=value, low=low, high=high, unit="bits")
 
 
-def _widen_to_exposure_bounds(m: Measurement, observations: Sequence[Observation]) -> Measurement:
+def _widen_exposure_interval(m: Measurement, observations: Sequence[Observation]) -> Measurement:
     """Widen to the mean bounds of the exposures, for incomplete searches and estimated ranks."""
     if not observations or math.isnan(m.value):
         return m

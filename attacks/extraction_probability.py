@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from auditor.attacks.near_verbatim import (
+    bound_near_verbatim_probability,
     check_near_verbatim_beam_options,
-    near_verbatim_batch_size,
-    near_verbatim_probability_bound,
+    choose_batch_size,
 )
 from auditor.core.arrays import Bools, Floats
 from auditor.core.errors import AuditError
@@ -28,9 +28,9 @@ from auditor.plugins.options import require_options_at_least
 from auditor.plugins.probe import (
     DistributionProbe,
     Observed,
-    mean_probability_by_repeat_count,
-    mean_probability_with_nonmember_baseline,
-    member_mask,
+    mask_members,
+    measure_baselined_probability,
+    measure_repeat_probability,
     observe_in_batches,
     read_token_statistics,
     value_column,
@@ -42,7 +42,7 @@ from auditor.statistics.extraction import (
     compute_least_window_bits,
     compute_suffix_p_values,
 )
-from auditor.statistics.intervals import mean_probability, share_with_interval
+from auditor.statistics.intervals import compute_mean_probability, measure_share
 from auditor.statistics.metrics import AT_LEAST, AT_MOST, name_nonmember_metric
 from auditor.statistics.roc import compute_conformal_threshold
 
@@ -138,12 +138,12 @@ class ExtractionProbability(DistributionProbe):
         model, decoding = view.target, view.decoding_in_this_setting(self.sampling())
 
         def look(batch: Sequence[Secret], prefixes: Tensor, suffixes: Tensor) -> list[Observation]:
-            columns = suffix_extraction_log_probabilities(
+            columns = compute_suffix_log_probs(
                 model, decoding, prefixes, suffixes, self.window_token_lengths()
             )
             if self.bracket:
                 width = (self.near_distance, self.near_beams)
-                near, _ = near_verbatim_probability_bound(
+                near, _ = bound_near_verbatim_probability(
                     model, decoding, prefixes, suffixes, *width
                 )
                 # the suffix is near itself
@@ -154,7 +154,7 @@ class ExtractionProbability(DistributionProbe):
             ]
 
         if self.bracket:
-            size = min(_SECRETS_AT_ONCE, near_verbatim_batch_size(model, self.near_beams))
+            size = min(_SECRETS_AT_ONCE, choose_batch_size(model, self.near_beams))
         else:
             size = _SECRETS_AT_ONCE
         yield from observe_in_batches(view, secrets, size, look)
@@ -163,7 +163,7 @@ class ExtractionProbability(DistributionProbe):
         self, secrets: Sequence[Secret], observations: Sequence[Observation]
     ) -> list[Observation]:
         """Add each member's conformal p-value: the share of non-members at least as likely (A7)."""
-        member = member_mask(secrets)
+        member = mask_members(secrets)
         if member.all() or not _has_exact_probability(observations):
             return list(observations)
         # (1 + #{non-members as likely}) / (n + 1), only for members: a non-member is its own
@@ -182,7 +182,7 @@ class ExtractionProbability(DistributionProbe):
         self, secrets: Sequence[Secret], observations: Sequence[Observation]
     ) -> Floats:
         """Return the conformal p-value of each member, by the length of its suffix."""
-        member = member_mask(secrets)
+        member = mask_members(secrets)
         log_p = value_column(observations, "log_p")
         lengths = np.array([len(secret.suffix) for secret in secrets])
         return compute_suffix_p_values(
@@ -190,16 +190,16 @@ class ExtractionProbability(DistributionProbe):
         )
 
     def measurements(self, secrets: Sequence[Secret], observations: Observed) -> list[Measurement]:
-        member = member_mask(secrets)
+        member = mask_members(secrets)
         exact = _has_exact_probability(observations)
         measured = list[Measurement]()
-        ends = _suffix_log_p_columns_by_name_ending(observations)
+        ends = _list_log_prob_columns(observations)
         lengths = suffix_lengths_note([len(secret.suffix) for secret in secrets if secret.member])
         one_sample = ", ".join(filter(None, ("one sample", lengths)))
         for end, log_p in ends:
             name = f"extraction_probability{end}"
             any_of_1 = compute_any_sample_probability(log_p, 1)
-            measured += mean_probability_with_nonmember_baseline(
+            measured += measure_baselined_probability(
                 name, any_of_1, member, one_sample, excess=exact
             )
         for n, (end, log_p) in itertools.product(self.any_of_n_sample_counts(), ends):
@@ -207,36 +207,36 @@ class ExtractionProbability(DistributionProbe):
             # below the resolution of 1 - p.
             name = f"expected_any_of_{n}{end}"
             any_of_n = compute_any_sample_probability(log_p, n)
-            measured += mean_probability_with_nonmember_baseline(
-                name, any_of_n, member, lengths, excess=False
-            )
+            measured += measure_baselined_probability(name, any_of_n, member, lengths, excess=False)
         for n, p, (end, log_p) in itertools.product(
             self.any_of_n_sample_counts(), self.discoverability_levels(), ends
         ):
             name = f"discoverable_{n}_{p:g}{end}"
-            reached = _discoverable_secret_mask(log_p, n, p)
-            measured.append(share_with_interval(name, reached[member]))
+            reached = _mask_discoverable_secrets(log_p, n, p)
+            measured.append(measure_share(name, reached[member]))
             if not member.all():
                 floor = name_nonmember_metric(name)
-                measured.append(share_with_interval(floor, reached[~member], "the baseline"))
+                measured.append(measure_share(floor, reached[~member], "the baseline"))
         ancestral = np.exp(value_column(observations, "log_p_ancestral")[member])
         note = "one sample from the untruncated distribution"
-        measured.append(mean_probability("extraction_probability_ancestral", ancestral, note))
+        measured.append(
+            compute_mean_probability("extraction_probability_ancestral", ancestral, note)
+        )
         if _has_rank_bits(observations):
             # prod_t 1/rank_t: no decoding that keeps the order of tokens makes the suffix more
             # likely (formulas C3).
             bound = np.exp2(-value_column(observations, "rank_bits"))
             # The difference of two upper bounds bounds nothing, so there is no excess.
-            measured += mean_probability_with_nonmember_baseline(
+            measured += measure_baselined_probability(
                 "rank_bound", bound, member, _CEILING, excess=False
             )
         if self.bracket:
-            measured += self._bound_and_share_measurements(member, observations)
+            measured += self._measure_shares(member, observations)
         if member.all() or not exact:
             return measured
         return [*measured, self._conformal_extracted_share(secrets, observations)]
 
-    def _bound_and_share_measurements(
+    def _measure_shares(
         self, member: Bools, observations: Sequence[Observation]
     ) -> Iterator[Measurement]:
         """Yield bounds on both sides, and the shares of secrets that reach 1 in `one_in`."""
@@ -247,21 +247,17 @@ class ExtractionProbability(DistributionProbe):
             _NEAR: near,
             **{f"window_bound_{length}": window for length in self.window_token_lengths()},
         }
-        for name, p in self._bracket_bounds_by_measurement(observations).items():
+        for name, p in self._bound_brackets(observations).items():
             if name != "rank_bound":  # every row has it
-                yield from mean_probability_with_nonmember_baseline(
+                yield from measure_baselined_probability(
                     name, p, member, notes.get(name, ""), excess=False
                 )
-        for name, reached in self._one_in_n_secret_masks_by_measurement(observations).items():
-            yield share_with_interval(name, reached[member])
+        for name, reached in self._mask_one_in_n(observations).items():
+            yield measure_share(name, reached[member])
             if not member.all():
-                yield share_with_interval(
-                    name_nonmember_metric(name), reached[~member], "the baseline"
-                )
+                yield measure_share(name_nonmember_metric(name), reached[~member], "the baseline")
 
-    def _bracket_bounds_by_measurement(
-        self, observations: Sequence[Observation]
-    ) -> dict[str, Floats]:
+    def _bound_brackets(self, observations: Sequence[Observation]) -> dict[str, Floats]:
         """Return (secrets,) by measurement: the bounds on both sides, and greedy shares."""
         bounds = {
             _NEAR: compute_any_sample_probability(value_column(observations, "log_p_near"), 1)
@@ -276,13 +272,11 @@ class ExtractionProbability(DistributionProbe):
             )
         return bounds
 
-    def _one_in_n_secret_masks_by_measurement(
-        self, observations: Sequence[Observation]
-    ) -> dict[str, Bools]:
+    def _mask_one_in_n(self, observations: Sequence[Observation]) -> dict[str, Bools]:
         """Return (secrets,) by measurement: masks of numbers of at least 1 in `one_in`."""
         columns = {
             "extraction": compute_any_sample_probability(value_column(observations, "log_p"), 1),
-            **self._bracket_bounds_by_measurement(observations),
+            **self._bound_brackets(observations),
         }
         columns["near_verbatim"] = columns.pop(_NEAR)
         # Shares of greedy windows are no probabilities.
@@ -297,7 +291,7 @@ class ExtractionProbability(DistributionProbe):
     ) -> Measurement:
         """Return the share of members more likely than non-members' suffixes of their length."""
         p_values = self._member_p_values(secrets, observations)
-        controls = value_column(observations, "log_p")[~member_mask(secrets)]
+        controls = value_column(observations, "log_p")[~mask_members(secrets)]
         threshold = compute_conformal_threshold(controls, self.alpha)
         note = (
             f"above a threshold that {len(controls)} non-members set at alpha {self.alpha:g}, by "
@@ -318,14 +312,14 @@ class ExtractionProbability(DistributionProbe):
             note = (
                 f"{len(controls)} non-members are too few for a threshold at alpha {self.alpha:g}"
             )
-        return share_with_interval("conformal_share", p_values <= self.alpha + _ROUNDING, note)
+        return measure_share("conformal_share", p_values <= self.alpha + _ROUNDING, note)
 
     def main_number_by_repeats(
         self, secrets: Sequence[Secret], observations: Observed
     ) -> dict[str, Measurement]:
         # The exact number, or its lower bound.
-        end, log_p = _suffix_log_p_columns_by_name_ending(observations)[0]
-        return mean_probability_by_repeat_count(
+        end, log_p = _list_log_prob_columns(observations)[0]
+        return measure_repeat_probability(
             f"extraction_probability{end}", secrets, compute_any_sample_probability(log_p, 1)
         )
 
@@ -333,12 +327,12 @@ class ExtractionProbability(DistributionProbe):
         self, secrets: Sequence[Secret], observations: Observed
     ) -> dict[str, list[float]]:
         numbers = dict[str, Floats]()
-        for end, log_p in _suffix_log_p_columns_by_name_ending(observations):
+        for end, log_p in _list_log_prob_columns(observations):
             numbers[f"extraction_probability{end}"] = compute_any_sample_probability(log_p, 1)
             for n in self.any_of_n_sample_counts():
                 numbers[f"expected_any_of_{n}{end}"] = compute_any_sample_probability(log_p, n)
                 for p in self.discoverability_levels():
-                    reached = _discoverable_secret_mask(log_p, n, p)
+                    reached = _mask_discoverable_secrets(log_p, n, p)
                     numbers[f"discoverable_{n}_{p:g}{end}"] = reached.astype(np.float64)
         numbers["extraction_probability_ancestral"] = np.exp(
             value_column(observations, "log_p_ancestral")
@@ -346,18 +340,18 @@ class ExtractionProbability(DistributionProbe):
         if _has_rank_bits(observations):
             numbers["rank_bound"] = np.exp2(-value_column(observations, "rank_bits"))
         if self.bracket:
-            reached_by_name = self._one_in_n_secret_masks_by_measurement(observations)
-            numbers |= self._bracket_bounds_by_measurement(observations)
+            reached_by_name = self._mask_one_in_n(observations)
+            numbers |= self._bound_brackets(observations)
             numbers |= {name: mask.astype(np.float64) for name, mask in reached_by_name.items()}
         return {name: values.tolist() for name, values in numbers.items()}
 
     def notes(self, secrets: Sequence[Secret], observations: Observed) -> tuple[str, ...]:
         exact, (_, most) = (
             _has_exact_probability(observations),
-            _suffix_log_p_columns_by_name_ending(observations)[-1],
+            _list_log_prob_columns(observations)[-1],
         )
         # Use the upper bound: an impossible suffix is impossible there too.
-        impossible = int(np.isneginf(most[member_mask(secrets)]).sum())
+        impossible = int(np.isneginf(most[mask_members(secrets)]).sum())
         sentences = ["no soft prompt"]
         if not exact:
             sentences.append(
@@ -406,7 +400,7 @@ def _has_exact_probability(observations: Sequence[Observation]) -> bool:
     return all("log_p" in observation.values for observation in observations)
 
 
-def _suffix_log_p_columns_by_name_ending(
+def _list_log_prob_columns(
     observations: Sequence[Observation],
 ) -> list[tuple[str, Floats]]:
     """Return (ending of a measurement's name, log p in nats): the exact value or its bounds."""
@@ -417,7 +411,7 @@ def _suffix_log_p_columns_by_name_ending(
     return [(end, value_column(observations, name)) for end, name in ends.items()]
 
 
-def _discoverable_secret_mask(log_p: Floats, n: int, p: float) -> Bools:
+def _mask_discoverable_secrets(log_p: Floats, n: int, p: float) -> Bools:
     """Test if one of n samples is right with probability p, with tolerance for rounding."""
     reached: Bools = compute_any_sample_probability(log_p, n) >= p - _ROUNDING
     return reached
@@ -428,7 +422,7 @@ def _has_rank_bits(observations: Sequence[Observation]) -> bool:
 
 
 @torch.no_grad()
-def suffix_extraction_log_probabilities(
+def compute_suffix_log_probs(
     model: LanguageModel,
     decoding: Decoding,
     prefixes: Tensor,
@@ -448,7 +442,7 @@ def suffix_extraction_log_probabilities(
     """
     if not implies_capability(model.capabilities, "distribution"):
         if not decoding.is_ancestral:
-            return _suffix_log_probability_bounds(
+            return _bound_suffix_log_probs(
                 decoding, model.partial_distributions_of(prefixes, suffixes), suffixes
             )
         # Ancestral decoding draws from the distribution itself, so both numbers are equal.
@@ -482,12 +476,12 @@ def suffix_extraction_log_probabilities(
     return {"log_p": log_p, "log_p_ancestral": ancestral, "rank_bits": bits.sum(-1), **of_windows}
 
 
-def _suffix_log_probability_bounds(
+def _bound_suffix_log_probs(
     decoding: Decoding, distribution: PartialDistribution, suffixes: Tensor
 ) -> dict[str, Tensor]:
     """Bound the log probabilities of suffixes (B, L) from the likeliest tokens at each place.
 
-    The names are those of `suffix_extraction_log_probabilities`.
+    The names are those of `compute_suffix_log_probs`.
     """
     least, most = decoded_log_prob_bounds(decoding, distribution)
     # Each token is bounded after the same text, so sums of bounds bound the suffix.

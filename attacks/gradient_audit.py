@@ -17,7 +17,7 @@ from scipy.stats import binom, chi2
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.nouns import Observation, Secret
 from auditor.core.result import Audited, Measurement
-from auditor.plugins.probe import DELTA, Observed, Probe, member_mask, value_column
+from auditor.plugins.probe import DELTA, Observed, Probe, mask_members, value_column
 from auditor.plugins.view import View
 from auditor.statistics.audited import audit_epsilon_bounds, audit_measurements, plan_audit
 
@@ -99,7 +99,7 @@ class GradientAudit(Probe):
         )
         try:
             bounds = audit_epsilon_bounds(
-                scores, member_mask(secrets), facts["delta"], sampling=sampling
+                scores, mask_members(secrets), facts["delta"], sampling=sampling
             )
         except AuditError as error:  # uninformative scores concern only this row: the run continues
             raise NotApplicable(str(error)) from error
@@ -117,7 +117,7 @@ class GradientAudit(Probe):
     def claim_violations(
         self, secrets: Sequence[Secret], observations: Observed
     ) -> tuple[str, ...]:
-        return tuple(_gradient_accounting_fault_sentences(observations.facts))
+        return tuple(_describe_accounting_faults(observations.facts))
 
     def notes(self, secrets: Sequence[Secret], observations: Observed) -> tuple[str, ...]:
         inside = sum(secret.member for secret in secrets)
@@ -127,7 +127,7 @@ class GradientAudit(Probe):
         )
 
 
-def _gradient_accounting_fault_sentences(counts: Mapping[str, float]) -> Iterator[str]:
+def _describe_accounting_faults(counts: Mapping[str, float]) -> Iterator[str]:
     """Yield contradictions of the steps and the accounting: releases, sampling or noise."""
     steps, releases, values, size = (
         counts[name] for name in ("steps", "releases", "noise_values", "noise_size")

@@ -29,10 +29,10 @@ from auditor.generation.tries import add_tie_margin, encode_without_special_toke
 from auditor.models.base import LanguageModel
 from auditor.models.decoding import ANCESTRAL
 from auditor.plugins.options import require_options_at_least
-from auditor.plugins.probe import Observed, Probe, member_mask
+from auditor.plugins.probe import Observed, Probe, mask_members
 from auditor.plugins.view import Sampling, View
 from auditor.statistics import rank_tests
-from auditor.statistics.intervals import estimate_mean, share_with_interval
+from auditor.statistics.intervals import estimate_mean, measure_share
 from auditor.statistics.metrics import name_nonmember_metric
 
 RANKED = "identifiers_above_chance"
@@ -127,7 +127,7 @@ class Identifiers(Probe):
         unknown: counter of values without a known format, by kind.
         """
         finder, counts = _ValueFinder(self), Counter[str]() if unknown is None else unknown
-        return any(any(finder.values_of_record(secret, counts)) for secret in secrets)
+        return any(any(finder.find_record_values(secret, counts)) for secret in secrets)
 
     # --- one record at a time
     # ------------------------------------------------------------------------------------
@@ -138,7 +138,7 @@ class Identifiers(Probe):
         base = None if view.reference_fault else view.reference
         for secret in secrets:
             unknown = Counter[str]()
-            candidates = list(finder.values_of_record(secret, unknown))
+            candidates = list(finder.find_record_values(secret, unknown))
             values_by_name = {
                 f"{name}_{i}": _NONE if name == "kind" else 0.0
                 for i in range(_MOST_VALUES)
@@ -166,7 +166,7 @@ class Identifiers(Probe):
     ) -> dict[str, float] | None:
         """Return the value's rank under the target and the base; None for an unrankable value."""
         noise = make_keyed_generator("identifiers", view.seed, secret.id, value.text)
-        alternatives = value.format.alternatives_of_value(
+        alternatives = value.format.list_alternatives(
             value.text, self.alternatives, self.enumerate, noise
         )
         if self._is_too_few(len(alternatives)):
@@ -200,14 +200,14 @@ class Identifiers(Probe):
             raise NotApplicable(fault)
         member = ranks.member
         note = f"values of personal data, false-discovery rate {self.fdr:g}"
-        measured = [share_with_interval(RANKED, ranks.listed[member], note)]
+        measured = [measure_share(RANKED, ranks.listed[member], note)]
         if not member.all():
             is_above = ranks.p_values[~member] <= self.fdr
             control = f"at p <= {self.fdr:g}, the baseline"
-            measured.append(share_with_interval(name_nonmember_metric(RANKED), is_above, control))
-        for kind, of_kind in ranks.masks_by_kind().items():
+            measured.append(measure_share(name_nonmember_metric(RANKED), is_above, control))
+        for kind, of_kind in ranks.mask_kinds().items():
             chosen = of_kind & member
-            measured.append(share_with_interval(f"{RANKED}_{kind}", ranks.listed[chosen]))
+            measured.append(measure_share(f"{RANKED}_{kind}", ranks.listed[chosen]))
         bits = rank_tests.compute_rank_bits(ranks.p_values[member])
         unit = "log2(R + 1) - log2 rank, mean over values; 1.44 by chance"
         measured.append(estimate_mean("identifier_bits", bits, "bits", unit))
@@ -219,16 +219,14 @@ class Identifiers(Probe):
         ranks = self._ranks(secrets, observations)
         counts = sorted(set(ranks.copies[ranks.member].tolist()) - {-1})
         return {
-            str(count): share_with_interval(
-                RANKED, ranks.listed[ranks.member & (ranks.copies == count)]
-            )
+            str(count): measure_share(RANKED, ranks.listed[ranks.member & (ranks.copies == count)])
             for count in counts
         }
 
     def notes(self, secrets: Sequence[Secret], observations: Observed) -> tuple[str, ...]:
         ranks = self._ranks(secrets, observations)
         sentences = []
-        for kind, of_kind in ranks.masks_by_kind().items():
+        for kind, of_kind in ranks.mask_kinds().items():
             listed = ranks.listed[of_kind & ranks.member]
             sentences.append(
                 f"{int(listed.sum())} of {len(listed)} {_PLURALS[kind]} rank above chance "
@@ -289,7 +287,7 @@ class _ValueFinder:
         installed = pii.has_pii_packages()
         self.recognisers = pii.PiiRecognisers(self.regions) if installed else None
 
-    def values_of_record(self, secret: Secret, unknown: Counter[str]) -> Iterator[FoundValue]:
+    def find_record_values(self, secret: Secret, unknown: Counter[str]) -> Iterator[FoundValue]:
         """Yield the values that are entirely in the suffix and not in the text before them.
 
         unknown: counter of values without a known format, by kind.
@@ -298,7 +296,7 @@ class _ValueFinder:
         if wording is None:
             return
         record = wording.prefix_and_suffix_text + wording.after
-        for span in pii.find_pii_spans_in_text(record, wording.marks, self.recognisers):
+        for span in pii.find_pii_spans(record, wording.marks, self.recognisers):
             text, before = record[span.start : span.end], record[: span.start]
             end = len(wording.prefix_and_suffix_text)
             if span.start < len(wording.prefix) or span.end > end or text in before:
@@ -363,7 +361,7 @@ class RanksOfValues:
         copies = [-1 if s.repeats is None or not s.member else s.repeats for s in secrets]
         return cls(
             **(arrays | {"kind": arrays["kind"].astype(int)}),
-            member=member_mask(secrets)[owners],
+            member=mask_members(secrets)[owners],
             copies=np.array(copies, dtype=int)[owners],
             has_base=bool(observations and observations[0].values["has_base"]),
             fdr=fdr,
@@ -381,7 +379,7 @@ class RanksOfValues:
         discoveries[self.member] = adjusted <= self.fdr
         return discoveries
 
-    def masks_by_kind(self) -> dict[str, Bools]:
+    def mask_kinds(self) -> dict[str, Bools]:
         """Return masks (values,) by kind, for the kinds that members have."""
         kinds = sorted(set(self.kind[self.member].tolist()))
         return {_KINDS[kind]: self.kind == kind for kind in kinds}
@@ -400,7 +398,7 @@ class RanksOfValues:
 
     def without_refused_kinds(self) -> RanksOfValues:
         """Return the ranks without kinds whose control fails, at a level shared by all kinds."""
-        by_kind = self.masks_by_kind()
+        by_kind = self.mask_kinds()
         p_values = {kind: self.uniformity_p_value(mask) for kind, mask in by_kind.items()}
         n_tested = sum(not np.isnan(p) for p in p_values.values())
         refused = {k: p for k, p in p_values.items() if p * n_tested < CONTROL_LEVEL}

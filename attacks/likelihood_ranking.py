@@ -15,9 +15,9 @@ from auditor.generation.search import TreeLeaves
 from auditor.models.base import LanguageModel
 from auditor.plugins.attack import (
     SamplingAttack,
-    candidate_suffixes_as_tuples,
     candidate_values_tensor,
-    mean_nll_of_candidates,
+    compute_mean_nlls,
+    list_candidate_suffixes,
 )
 from auditor.plugins.view import Batch, Search, View
 
@@ -36,7 +36,7 @@ class PerplexityRanking(SamplingAttack):
     }
 
     def candidate_scores(self, view: View, batch: Batch) -> list[Tensor]:
-        return [-mean_nll_of_candidates(candidates) for _, candidates in batch]
+        return [-compute_mean_nlls(candidates) for _, candidates in batch]
 
 
 @dataclass(frozen=True)
@@ -99,16 +99,16 @@ class ZlibRanking(SamplingAttack):
             head = query.prefix if self.text == "all" else ()
             texts = [
                 view.tokenizer.decode([*head, *suffix])
-                for suffix in candidate_suffixes_as_tuples(candidates)
+                for suffix in list_candidate_suffixes(candidates)
             ]
             result.append(
-                -mean_nll_of_candidates(candidates)
-                / candidate_values_tensor([zlib_compressed_byte_count(text) for text in texts])
+                -compute_mean_nlls(candidates)
+                / candidate_values_tensor([count_compressed_bytes(text) for text in texts])
             )
         return result
 
 
-def zlib_compressed_byte_count(text: str) -> int:
+def count_compressed_bytes(text: str) -> int:
     """Return the size of the text under zlib at its default level."""
     try:
         import zlib  # only this score needs zlib, and some Pythons lack it
@@ -144,26 +144,26 @@ class LowercaseRanking(SamplingAttack):
         pairs = [
             (query.prefix, suffix)
             for query, group in batch
-            for suffix in candidate_suffixes_as_tuples(group)
+            for suffix in list_candidate_suffixes(group)
         ]
-        nll = torch.cat([mean_nll_of_candidates(candidates) for _, candidates in batch]).tolist()
-        scores = candidate_values_tensor(scores_against_lower_case(view, pairs, nll))
+        nll = torch.cat([compute_mean_nlls(candidates) for _, candidates in batch]).tolist()
+        scores = candidate_values_tensor(score_lower_case(view, pairs, nll))
         by_query = scores.split([len(candidates.suffixes) for _, candidates in batch])
         return [
-            _scores_if_likeliest_has_capitals(query_scores, group)
+            _score_capitals(query_scores, group)
             for query_scores, (_, group) in zip(by_query, batch, strict=True)
         ]
 
 
-def _scores_if_likeliest_has_capitals(scores: Tensor, candidates: Any) -> Tensor:
+def _score_capitals(scores: Tensor, candidates: Any) -> Tensor:
     """Return the scores (distinct,), or -1 for all if the likeliest candidate has no capitals."""
     # Among digits or a script without case, a capital is an unlikely draw and would lead for lack
     # of a rival.
-    likeliest = int(mean_nll_of_candidates(candidates).argmin())
+    likeliest = int(compute_mean_nlls(candidates).argmin())
     return scores if float(scores[likeliest]) != -1.0 else torch.full_like(scores, -1.0)
 
 
-def scores_against_lower_case(
+def score_lower_case(
     view: View, pairs: Sequence[tuple[Tokens, Tokens]], nll: Sequence[float]
 ) -> list[float]:
     """Return -(nll of the text / nll of its lower case) of each suffix, both tokenised again.
@@ -186,7 +186,7 @@ def scores_against_lower_case(
             room = view.target.max_positions - len(prefix)
         text = view.tokenizer.decode(suffix)
         as_is, lowered = (
-            _tokens_of_text(view.tokenizer, form)[:room] for form in (text, text.lower())
+            _encode_text(view.tokenizer, form)[:room] for form in (text, text.lower())
         )
         if as_is and lowered and as_is != lowered:
             texts_by_index[i] = (prefix, as_is), (prefix, lowered)
@@ -200,7 +200,7 @@ def scores_against_lower_case(
     return scores
 
 
-def _tokens_of_text(tokenizer: Any, text: str) -> Tokens:
+def _encode_text(tokenizer: Any, text: str) -> Tokens:
     return tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
@@ -221,7 +221,7 @@ class ReferenceModelRanking(SamplingAttack):
         require_reference_model(view)
 
     def candidate_scores(self, view: View, batch: Batch) -> list[Tensor]:
-        return scores_against_reference_model(view, batch, self.form)
+        return score_reference_model(view, batch, self.form)
 
 
 def require_reference_model(view: View) -> LanguageModel:
@@ -231,7 +231,7 @@ def require_reference_model(view: View) -> LanguageModel:
     return view.reference
 
 
-def scores_against_reference_model(view: View, batch: Batch, form: str = "ratio") -> list[Tensor]:
+def score_reference_model(view: View, batch: Batch, form: str = "ratio") -> list[Tensor]:
     """Return the scores of each query's candidates, (distinct,); higher is more confident.
 
     NotApplicable without a reference model.
@@ -240,12 +240,12 @@ def scores_against_reference_model(view: View, batch: Batch, form: str = "ratio"
     pairs = [
         (query.prefix, suffix)
         for query, candidates in batch
-        for suffix in candidate_suffixes_as_tuples(candidates)
+        for suffix in list_candidate_suffixes(candidates)
     ]
     sizes = [len(candidates.counts) for _, candidates in batch]
     # All candidates in one call, to read the shared part of each prefix once.
     reference = candidate_values_tensor(view.mean_nll(reference_model, pairs)).split(sizes)
-    target_nll = [mean_nll_of_candidates(candidates) for _, candidates in batch]
+    target_nll = [compute_mean_nlls(candidates) for _, candidates in batch]
     return [
         score_against_reference_nll(nll, other, form)
         for nll, other in zip(target_nll, reference, strict=True)

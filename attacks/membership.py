@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from auditor.attacks.likelihood_ranking import scores_against_lower_case, zlib_compressed_byte_count
+from auditor.attacks.likelihood_ranking import count_compressed_bytes, score_lower_case
 from auditor.core.arrays import Bools, Floats, Ints
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.nouns import Observation, Secret
@@ -24,8 +24,8 @@ from auditor.plugins.options import require_listed_options
 from auditor.plugins.probe import (
     Observed,
     Probe,
-    masks_by_repeat_count,
-    member_mask,
+    mask_members,
+    mask_repeat_counts,
     observe_in_batches,
     read_token_statistics,
     value_column,
@@ -33,7 +33,7 @@ from auditor.plugins.probe import (
 from auditor.plugins.view import Sampling, View
 from auditor.statistics import blind_classifier, membership, people, roc
 from auditor.statistics.membership import FALSE_POSITIVES, SCORES
-from auditor.statistics.metrics import auc_name, name_score_column
+from auditor.statistics.metrics import name_auc, name_score_column
 from auditor.statistics.strongest_score import CandidateScore, measure_membership_score
 
 _SECRETS_AT_ONCE = 64
@@ -101,7 +101,7 @@ class Membership(Probe):
         return self.references
 
     def check_secrets(self, secrets: Sequence[Secret]) -> None:
-        if fault := _too_few_records_reason(member_mask(secrets)):
+        if fault := _explain_too_few_records(mask_members(secrets)):
             raise AuditError(
                 f"--attack {self.name} {fault}: give --nonmembers FILE, records like the data"
             )
@@ -130,17 +130,17 @@ class Membership(Probe):
                 reference_readings = measure_token_readings(reference, prefixes, suffixes)
             else:
                 reference_readings = None
-            others = self._reference_log_probs_and_seen_flags(references, batch, prefixes, suffixes)
+            others = self._read_references(references, batch, prefixes, suffixes)
             if self.lowercase:
-                lowered = self._scores_against_lower_case(view, batch, readings)
+                lowered = self._score_lower_case_readings(view, batch, readings)
             else:
                 lowered = []
             for i, secret in enumerate(batch):
-                values = self._scores_from_token_readings(
-                    readings.readings_of_text(i),
-                    reference_readings.readings_of_text(i) if reference_readings else None,
+                values = self._score_readings(
+                    readings.read_text(i),
+                    reference_readings.read_text(i) if reference_readings else None,
                 )
-                values |= self._zlib_and_lowercase(
+                values |= self._score_text_forms(
                     view, secret, values["loss"], lowered[i] if lowered else None
                 )
                 observed.append(
@@ -151,10 +151,10 @@ class Membership(Probe):
             return observed
 
         yield from observe_in_batches(
-            view, [self._secret_as_scored(s) for s in secrets], _SECRETS_AT_ONCE, look
+            view, [self._cut_scored_secret(s) for s in secrets], _SECRETS_AT_ONCE, look
         )
 
-    def _secret_as_scored(self, secret: Secret) -> Secret:
+    def _cut_scored_secret(self, secret: Secret) -> Secret:
         """Return the scored secret: its suffix after its prefix, or all after its first token."""
         if self.text == "suffix" or not secret.prefix:
             return secret
@@ -179,7 +179,7 @@ class Membership(Probe):
             raise NotApplicable(f"{reason}: {way_out}")
         return usable
 
-    def _scores_from_token_readings(
+    def _score_readings(
         self, readings: TokenReadings, smaller_model_readings: TokenReadings | None
     ) -> dict[str, float]:
         # Formulas A9; EZ-MIA and WBC by formulas C2.
@@ -210,7 +210,7 @@ class Membership(Probe):
             "reference_alone": float(smaller_model_readings.log_probs.mean()),
         }
 
-    def _zlib_and_lowercase(
+    def _score_text_forms(
         self, view: View, secret: Secret, mean: float, lowered: float | None
     ) -> dict[str, float]:
         """Return scores and sizes of the text itself, not its tokens; empty without a tokenizer."""
@@ -219,23 +219,23 @@ class Membership(Probe):
         suffix, text = (
             view.tokenizer.decode([*head, *secret.suffix]) for head in ((), secret.prefix)
         )
-        sizes = len(text), zlib_compressed_byte_count(text)
+        sizes = len(text), count_compressed_bytes(text)
         # `mean` is a log-probability: signs are those of formulas A2.
         scores = {
-            "zlib": mean / zlib_compressed_byte_count(suffix),
+            "zlib": mean / count_compressed_bytes(suffix),
             **dict(zip(_SIZES, map(float, sizes), strict=True)),
         }
         return scores if lowered is None else {**scores, "lowercase": lowered}
 
-    def _scores_against_lower_case(
+    def _score_lower_case_readings(
         self, view: View, batch: Sequence[Secret], readings: TokenReadings
     ) -> list[float]:
         if view.tokenizer is None:
             return []
         pairs = [(secret.prefix, secret.suffix) for secret in batch]
-        return scores_against_lower_case(view, pairs, (-readings.log_probs.mean(-1)).tolist())
+        return score_lower_case(view, pairs, (-readings.log_probs.mean(-1)).tolist())
 
-    def _reference_log_probs_and_seen_flags(
+    def _read_references(
         self,
         references: ReferenceModels | None,
         batch: Sequence[Secret],
@@ -259,14 +259,14 @@ class Membership(Probe):
         self, secrets: Sequence[Secret], observations: Sequence[Observation]
     ) -> list[Observation]:
         """Add scores that need other records: RMIA's population, LiRA's deviations, classifiers."""
-        member = member_mask(secrets)
-        if _too_few_records_reason(member):
+        member = mask_members(secrets)
+        if _explain_too_few_records(member):
             return list(observations)
         texts = [secret.prefix + secret.suffix for secret in secrets]
-        group = blind_classifier.fold_groups_of_secrets(secrets)
-        added = self._rmia_and_lira_scores(observations, member, group)
+        group = blind_classifier.assign_folds(secrets)
+        added = self._score_references(observations, member, group)
         single = {
-            name: added.get(name, _score_of_each_record(name, observations)) for name in _STACKED
+            name: added.get(name, _align_record_scores(name, observations)) for name in _STACKED
         }
         fit = [
             scores
@@ -295,13 +295,13 @@ class Membership(Probe):
             for i, observation in enumerate(observations)
         ]
 
-    def _rmia_and_lira_scores(
+    def _score_references(
         self,
         observations: Sequence[Observation],
         member: Bools,
         group: Ints,
     ) -> dict[str, Floats]:
-        count = _rmia_lira_reference_count(observations)
+        count = _count_rmia_lira_references(observations)
         if not count:
             return {}
         # (records, models) each.
@@ -320,16 +320,16 @@ class Membership(Probe):
         }
 
     def measurements(self, secrets: Sequence[Secret], observations: Observed) -> list[Measurement]:
-        member = member_mask(secrets)
-        if shortage := _too_few_records_reason(member):
+        member = mask_members(secrets)
+        if shortage := _explain_too_few_records(member):
             raise NotApplicable(shortage)
-        main = _score_of_each_record(self.score, observations)
+        main = _align_record_scores(self.score, observations)
         if fault := self._unusable_reason(self.score, main, observations):
             raise NotApplicable(f"{SCORES[self.score]} {fault}")
-        widen = _auc_widening_by_score(observations, member)
+        widen = _map_auc_widening(observations, member)
         scores_by_name = {
             **self._target_free_baseline_scores(observations),
-            **self._usable_scores_by_name(observations),
+            **self._select_usable_scores(observations),
         }
         measured = [
             measure_membership_score("", main, member, widen[self.score], SCORES[self.score])
@@ -349,15 +349,13 @@ class Membership(Probe):
         """Return AUCs of detecting a person's data from untrained records, and the reference's."""
         if all(secret.user is None for secret in secrets):
             return ()
-        if "reference" in self._usable_scores_by_name(observations):
+        if "reference" in self._select_usable_scores(observations):
             chosen = "reference"
         else:
             chosen = self.score
-        scores = {people.INFERENCE: _score_of_each_record(chosen, observations)}
+        scores = {people.INFERENCE: _align_record_scores(chosen, observations)}
         if "reference_alone" in self._target_free_baseline_scores(observations):
-            scores[people.INFERENCE_CONTROL] = _score_of_each_record(
-                "reference_alone", observations
-            )
+            scores[people.INFERENCE_CONTROL] = _align_record_scores("reference_alone", observations)
         return people.measure_user_inference(
             secrets, scores, f"mean of {SCORES[chosen]} over a person's records"
         )
@@ -367,17 +365,17 @@ class Membership(Probe):
     ) -> dict[str, Floats]:
         """Return baselines without target queries: the blind classifier, the reference model."""
         baselines = {
-            name: _score_of_each_record(name, observations) for name in ("blind", "reference_alone")
+            name: _align_record_scores(name, observations) for name in ("blind", "reference_alone")
         }
         return {
             name: scores
             for name, scores in baselines.items()
-            if not _unrankable_scores_reason(scores)
+            if not _explain_unrankable_scores(scores)
         }
 
-    def _usable_scores_by_name(self, observations: Sequence[Observation]) -> dict[str, Floats]:
+    def _select_usable_scores(self, observations: Sequence[Observation]) -> dict[str, Floats]:
         """Return the scores that rank the records, in the table's order."""
-        all_scores = {name: _score_of_each_record(name, observations) for name in SCORES}
+        all_scores = {name: _align_record_scores(name, observations) for name in SCORES}
         return {
             name: scores
             for name, scores in all_scores.items()
@@ -388,21 +386,22 @@ class Membership(Probe):
         self, name: str, scores: Floats, observations: Sequence[Observation]
     ) -> str:
         """Explain why a score ranks nothing; "" if it ranks."""
-        # All differences are 0. (NaN is true: `_unrankable_scores_reason` reports a missing score.)
-        if name in _OF_REFERENCE and not _score_of_each_record("reference", observations).any():
+        # All differences are 0. (NaN is true: `_explain_unrankable_scores` reports a missing
+        # score.)
+        if name in _OF_REFERENCE and not _align_record_scores("reference", observations).any():
             return "tells nothing: the reference is the target itself"
-        return _unrankable_scores_reason(scores)
+        return _explain_unrankable_scores(scores)
 
     def main_number_by_repeats(
         self, secrets: Sequence[Secret], observations: Observed
     ) -> dict[str, Measurement]:
         """Return the main AUC of the members of each repeat count against all non-members."""
-        main = _score_of_each_record(self.score, observations)
-        member = member_mask(secrets)
-        widen = _auc_widening_by_score(observations, member)[self.score]
+        main = _align_record_scores(self.score, observations)
+        member = mask_members(secrets)
+        widen = _map_auc_widening(observations, member)[self.score]
         return {
-            str(r): roc.estimate_auc(auc_name(""), main[mask], main[~member], widen=widen)
-            for r, mask in masks_by_repeat_count(secrets).items()
+            str(r): roc.estimate_auc(name_auc(""), main[mask], main[~member], widen=widen)
+            for r, mask in mask_repeat_counts(secrets).items()
             if mask.sum() >= roc.LEAST
         }
 
@@ -410,8 +409,8 @@ class Membership(Probe):
         self, secrets: Sequence[Secret], observations: Observed
     ) -> dict[str, list[float]]:
         """Return the scores, from which every number of the row can be recomputed."""
-        main = _score_of_each_record(self.score, observations)
-        sound = self._usable_scores_by_name(observations)
+        main = _align_record_scores(self.score, observations)
+        sound = self._select_usable_scores(observations)
         columns = {"": main, **self._target_free_baseline_scores(observations), **sound}
         return {name_score_column(name): scores.tolist() for name, scores in columns.items()}
 
@@ -419,25 +418,25 @@ class Membership(Probe):
         self, secrets: Sequence[Secret], observations: Observed
     ) -> dict[str, CandidateScore]:
         """Return every score that ranks the records, without baselines that skip the target."""
-        widen = _auc_widening_by_score(observations, member_mask(secrets))
-        usable = self._usable_scores_by_name(observations)
+        widen = _map_auc_widening(observations, mask_members(secrets))
+        usable = self._select_usable_scores(observations)
         return {
             name: CandidateScore(scores, SCORES[name], widen[name])
             for name, scores in usable.items()
         }
 
     def notes(self, secrets: Sequence[Secret], observations: Observed) -> tuple[str, ...]:
-        member = member_mask(secrets)
+        member = mask_members(secrets)
         sentences = [
             "each record's stacked and blind score is by a classifier fitted to other records: no "
             "label of its own, its near-duplicates, document or person is used; its attacker knows "
             "some members and some others",
         ]
         for rate in FALSE_POSITIVES:
-            if (~member).sum() < roc.count_nonmembers_for_threshold(rate):
+            if (~member).sum() < roc.count_threshold_nonmembers(rate):
                 sentences.append(
                     f"no true-positive rate at {rate:.1%}: it takes "
-                    f"{roc.count_nonmembers_for_threshold(rate):,} non-members, there are "
+                    f"{roc.count_threshold_nonmembers(rate):,} non-members, there are "
                     f"{int((~member).sum()):,}"
                 )
         sentences += [
@@ -458,7 +457,7 @@ class Membership(Probe):
         return (
             *sentences,
             *self._target_free_baseline_notes(observations, member),
-            *_rmia_lira_notes(observations),
+            *_list_rmia_lira_notes(observations),
         )
 
     def _missing_score_reasons(self, observations: Sequence[Observation]) -> dict[str, str]:
@@ -467,7 +466,7 @@ class Membership(Probe):
         for name in SCORES:
             if name in observations[0].values:
                 if fault := self._unusable_reason(
-                    name, _score_of_each_record(name, observations), observations
+                    name, _align_record_scores(name, observations), observations
                 ):
                     reasons[name] = f"not applicable: it {fault}"
             elif name == "lowercase" and not self.lowercase:
@@ -495,9 +494,9 @@ class Membership(Probe):
     def _target_free_baseline_notes(
         self, observations: Sequence[Observation], member: Bools
     ) -> Iterator[str]:
-        widen = _auc_widening_by_score(observations, member)
+        widen = _map_auc_widening(observations, member)
         for name, scores in self._target_free_baseline_scores(observations).items():
-            m = roc.estimate_auc(auc_name(name), scores[member], scores[~member], widen=widen[name])
+            m = roc.estimate_auc(name_auc(name), scores[member], scores[~member], widen=widen[name])
             if m.low <= 0.5:
                 continue
             if name == "blind":
@@ -513,8 +512,8 @@ class Membership(Probe):
                 )
 
 
-def _rmia_lira_notes(observations: Sequence[Observation]) -> Iterator[str]:
-    if count := _rmia_lira_reference_count(observations):
+def _list_rmia_lira_notes(observations: Sequence[Observation]) -> Iterator[str]:
+    if count := _count_rmia_lira_references(observations):
         saw = np.column_stack([value_column(observations, f"saw_{i}") for i in range(count)]) == 1
         kind = "online: every record is in some and out of others"
         if not membership.has_both_model_kinds(saw):
@@ -523,9 +522,7 @@ def _rmia_lira_notes(observations: Sequence[Observation]) -> Iterator[str]:
         yield f"RMIA and LiRA by {count} reference models, {kind}{shared}"
 
 
-def _auc_widening_by_score(
-    observations: Sequence[Observation], member: Bools
-) -> Mapping[str, float]:
+def _map_auc_widening(observations: Sequence[Observation], member: Bools) -> Mapping[str, float]:
     """Return by score a factor of its AUC's deviation: cross-fitted scores are less independent."""
     cross_fit = blind_classifier.compute_cross_fit_deviation_factor(
         member, value_column(observations, "group").astype(int)
@@ -533,21 +530,21 @@ def _auc_widening_by_score(
     return defaultdict(lambda: 1.0, blind=cross_fit, stacked=cross_fit)
 
 
-def _score_of_each_record(name: str, observations: Sequence[Observation]) -> Floats:
+def _align_record_scores(name: str, observations: Sequence[Observation]) -> Floats:
     """Return (records,) of one score; NaN if unavailable."""
     return np.array(
         [observation.values.get(name, np.nan) for observation in observations], dtype=float
     )
 
 
-def _unrankable_scores_reason(scores: Floats) -> str:
+def _explain_unrankable_scores(scores: Floats) -> str:
     """Explain why a score ranks nothing: NaN for a record, or equal for all; "" if it ranks."""
     if missing := int(np.isnan(scores).sum()):
         return f"is no number for {missing} of {len(scores)} records"
     return f"is the same for all {len(scores)} records" if (scores == scores[0]).all() else ""
 
 
-def _too_few_records_reason(member: Bools) -> str:
+def _explain_too_few_records(member: Bools) -> str:
     """Explain which records are missing to distinguish members; "" if none are."""
     n_members = int(member.sum())
     n_nonmembers = int((~member).sum())
@@ -559,7 +556,7 @@ def _too_few_records_reason(member: Bools) -> str:
     )
 
 
-def _rmia_lira_reference_count(observations: Sequence[Observation]) -> int:
+def _count_rmia_lira_references(observations: Sequence[Observation]) -> int:
     return sum(name.startswith("saw_") for name in observations[0].values) if observations else 0
 
 
@@ -581,7 +578,7 @@ class TokenReadings:
     deviation: NDArray[Any] | None = None
     wrong: NDArray[Any] | None = None
 
-    def readings_of_text(self, i: int) -> TokenReadings:
+    def read_text(self, i: int) -> TokenReadings:
         mean, deviation, wrong = (
             None if x is None else x[i] for x in (self.mean, self.deviation, self.wrong)
         )
@@ -605,14 +602,14 @@ def measure_token_readings(
         wrong = (model.token_ranks(prefixes, suffixes) > 1).cpu().numpy() if ranked else None
         return TokenReadings(log_probs, wrong=wrong)
     parts = read_token_statistics(
-        model, prefixes, suffixes, _DISTRIBUTION_AT_ONCE, _membership_token_statistics
+        model, prefixes, suffixes, _DISTRIBUTION_AT_ONCE, _compute_token_statistics
     )
     return TokenReadings(
         *(torch.cat(columns).cpu().numpy() for columns in zip(*parts, strict=True))
     )
 
 
-def _membership_token_statistics(
+def _compute_token_statistics(
     distribution: Tensor, tokens: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return (rows,) each: log p of the token, mean and deviation of log p, and if another leads.

@@ -17,9 +17,9 @@ from auditor.models.decoding import Decoding
 from auditor.plugins.probe import (
     DistributionProbe,
     Observed,
-    mean_probability_by_repeat_count,
-    mean_probability_with_nonmember_baseline,
-    member_mask,
+    mask_members,
+    measure_baselined_probability,
+    measure_repeat_probability,
     observe_in_batches,
     value_column,
 )
@@ -56,7 +56,7 @@ class NearVerbatim(DistributionProbe):
         model, decoding = view.target, view.decoding_in_this_setting(self.sampling())
 
         def look(batch: Sequence[Secret], prefixes: Tensor, suffixes: Tensor) -> list[Observation]:
-            near, verbatim = near_verbatim_probability_bound(
+            near, verbatim = bound_near_verbatim_probability(
                 model, decoding, prefixes, suffixes, self.distance, self.beams
             )
             return [
@@ -66,21 +66,19 @@ class NearVerbatim(DistributionProbe):
                 )
             ]
 
-        yield from observe_in_batches(
-            view, secrets, near_verbatim_batch_size(model, self.beams), look
-        )
+        yield from observe_in_batches(view, secrets, choose_batch_size(model, self.beams), look)
 
     def measurements(self, secrets: Sequence[Secret], observations: Observed) -> list[Measurement]:
-        member = member_mask(secrets)
+        member = mask_members(secrets)
         columns = (value_column(observations, name) for name in ("log_p_near", "log_p"))
         near, verbatim = (compute_any_sample_probability(column, 1) for column in columns)
         note = f"lower bound: within {self.distance} token edits, {self.beams} beams; one sample"
         # The difference of two lower bounds bounds nothing, so there is no excess.
         return [
-            *mean_probability_with_nonmember_baseline(
+            *measure_baselined_probability(
                 "near_verbatim_probability", near, member, note, excess=False
             ),
-            *mean_probability_with_nonmember_baseline(
+            *measure_baselined_probability(
                 "extraction_probability", verbatim, member, "one sample"
             ),
         ]
@@ -89,7 +87,7 @@ class NearVerbatim(DistributionProbe):
         self, secrets: Sequence[Secret], observations: Observed
     ) -> dict[str, Measurement]:
         near = compute_any_sample_probability(value_column(observations, "log_p_near"), 1)
-        return mean_probability_by_repeat_count("near_verbatim_probability", secrets, near)
+        return measure_repeat_probability("near_verbatim_probability", secrets, near)
 
     def per_secret_values(
         self, secrets: Sequence[Secret], observations: Observed
@@ -121,14 +119,14 @@ def check_near_verbatim_beam_options(distance: int, beams: int) -> None:
         raise AuditError(f"expected beams >= 1, got {beams}")
 
 
-def near_verbatim_batch_size(model: LanguageModel, beams: int) -> int:
+def choose_batch_size(model: LanguageModel, beams: int) -> int:
     """Return the number of secrets whose beams advance together."""
     rows = min(_ROWS_AT_ONCE, _DISTRIBUTION_AT_ONCE // model.vocab_size) // model.parts
     return max(1, rows // (beams + 1))
 
 
 @torch.no_grad()
-def near_verbatim_probability_bound(
+def bound_near_verbatim_probability(
     model: LanguageModel,
     decoding: Decoding,
     prefixes: Tensor,
@@ -154,15 +152,13 @@ def near_verbatim_probability_bound(
         aims = suffixes[owner]
         # Tokens outside the suffix all change the row alike: one row represents them. (rows, L,
         # L+1), (rows, L+1)
-        known, unknown = _edit_distances_of_beam_children(edits, aims)
+        known, unknown = _extend_edit_distances(edits, aims)
         near = (
-            (_fewest_edits_beam_can_end_with(unknown, position + 1) <= distance)
+            (_bound_fewest_edits(unknown, position + 1) <= distance)
             .unsqueeze(-1)
             .expand_as(children)
         )
-        near = near.scatter(
-            -1, aims, _fewest_edits_beam_can_end_with(known, position + 1) <= distance
-        )
+        near = near.scatter(-1, aims, _bound_fewest_edits(known, position + 1) <= distance)
         truth = aims[:, position]
         exact = torch.where(
             verbatim, children.gather(-1, truth.unsqueeze(-1)).squeeze(-1), -torch.inf
@@ -172,9 +168,7 @@ def near_verbatim_probability_bound(
             # The texts are distinct, so probabilities add up, and dropped beams only lower the sum
             # (formulas A6).
             ends = (children.logsumexp(-1), exact)
-            near_total, exact_total = (
-                _near_verbatim_log_sum_by_secret(owner, log_p, count) for log_p in ends
-            )
+            near_total, exact_total = (_sum_near_verbatim(owner, log_p, count) for log_p in ends)
             return near_total, exact_total
         parents, tokens = _prune_beams_keep_verbatim(children, owner, beams, exact, truth)
         # No row can still end near enough, and no verbatim path continues: the rest has probability
@@ -192,7 +186,7 @@ def near_verbatim_probability_bound(
     return impossible, impossible
 
 
-def _edit_distances_of_beam_children(edits: Tensor, aims: Tensor) -> tuple[Tensor, Tensor]:
+def _extend_edit_distances(edits: Tensor, aims: Tensor) -> tuple[Tensor, Tensor]:
     """Return Levenshtein rows of children: (rows, L, L+1) for suffix tokens, (rows, L+1) for
     others.
 
@@ -216,7 +210,7 @@ def _edit_distances_of_beam_children(edits: Tensor, aims: Tensor) -> tuple[Tenso
     return new[:, :-1], new[:, -1]
 
 
-def _fewest_edits_beam_can_end_with(edits: Tensor, position: int) -> Tensor:
+def _bound_fewest_edits(edits: Tensor, position: int) -> Tensor:
     """Return the fewest final edits of a row.
 
     After edits[j], L - position tokens must still become L - j.
@@ -251,7 +245,7 @@ def _prune_beams_keep_verbatim(
     return torch.cat([parents, row[~is_kept]]), torch.cat([tokens, truth[row[~is_kept]]])
 
 
-def _near_verbatim_log_sum_by_secret(owner: Tensor, log_q: Tensor, count: int) -> Tensor:
+def _sum_near_verbatim(owner: Tensor, log_q: Tensor, count: int) -> Tensor:
     """Return (count,) the log-sum-exp of log_q over each secret's rows; -inf without rows."""
     total = torch.zeros(count, dtype=torch.float64, device=owner.device)
     peak = torch.full_like(total, -torch.inf).scatter_reduce(0, owner, log_q, "amax")

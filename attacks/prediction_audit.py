@@ -29,7 +29,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from auditor.attacks.claim_check import evenly_spaced_suffix_positions
+from auditor.attacks.claim_check import space_suffix_positions
 from auditor.core.arrays import Bools, Floats
 from auditor.core.errors import AuditError, TargetLacks
 from auditor.core.nouns import Claim, Observation, Secret
@@ -43,7 +43,7 @@ from auditor.plugins.probe import (
     Observed,
     Probe,
     observe_in_batches,
-    observed_names_without_prefix,
+    strip_observed_prefix,
 )
 from auditor.plugins.view import Sampling, View
 from auditor.statistics.audited import LEVEL, audit_measurements
@@ -116,7 +116,7 @@ class PredictionAudit(Probe):
         self._game_terms(view.claim)
         for secret in secrets[:1]:
             contexts = torch.tensor([secret.prefix + secret.suffix[:1]], device=view.target.device)
-            self._neighbours_to_play_against(view, contexts, 1, [0])
+            self._choose_opponents(view, contexts, 1, [0])
 
     @torch.no_grad()
     def observe_secrets(self, view: View, secrets: Sequence[Secret]) -> Iterator[Observation]:
@@ -133,12 +133,10 @@ class PredictionAudit(Probe):
         def look(batch: Sequence[Secret], prefixes: Tensor, suffixes: Tensor) -> list[Observation]:
             contexts = torch.cat([prefixes, suffixes[:, :-1]], dim=1)
             length = suffixes.shape[1]
-            positions = evenly_spaced_suffix_positions(self.positions, length)
+            positions = space_suffix_positions(self.positions, length)
             results = list[Observation]()
-            reported = _normalised_game_log_probs(
-                view.target.log_probs(contexts, length)[:, positions]
-            )
-            offered, _ = self._neighbours_to_play_against(view, contexts, length, positions)
+            reported = _normalise_log_probs(view.target.log_probs(contexts, length)[:, positions])
+            offered, _ = self._choose_opponents(view, contexts, length, positions)
             tokens = int(terms["tokens"])
             often = max(terms["delta"], 1 / terms["games"])
             # nats, (B, positions, neighbours): distance of the two after a game. Events rarer than
@@ -146,7 +144,7 @@ class PredictionAudit(Probe):
             reaches = {
                 other.relation: bound_game_epsilon(
                     reported[..., None, :],
-                    _normalised_game_log_probs(other.log_probs),
+                    _normalise_log_probs(other.log_probs),
                     tokens,
                     often,
                 )
@@ -189,7 +187,7 @@ class PredictionAudit(Probe):
             terms |= {f"unit_{_SHARD if claim.shard else claim.unit}": 1.0}
         return {name: float(value) for name, value in terms.items()}
 
-    def _neighbours_to_play_against(
+    def _choose_opponents(
         self, view: View, contexts: Tensor, last: int, at: Sequence[int]
     ) -> tuple[Sequence[Neighbours], bool]:
         """Return the neighbours' distributions, and True if only the public model is available.
@@ -226,7 +224,7 @@ class PredictionAudit(Probe):
         reach = {
             (i, relation): o.values[f"reach_{relation}"]
             for i, o in enumerate(observations)
-            for relation in observed_names_without_prefix("reach_", o.values)
+            for relation in strip_observed_prefix("reach_", o.values)
         }
         # Only by distributions, before a token is drawn: the choice does not affect the bound.
         chosen, relation = max(reach, key=lambda place: reach[place])
@@ -246,12 +244,12 @@ class PredictionAudit(Probe):
         context = torch.tensor(
             [[*secret.prefix, *secret.suffix[:position]]], device=view.target.device
         )
-        _, stand_in = self._neighbours_to_play_against(view, context, 1, [0])
+        _, stand_in = self._choose_opponents(view, context, 1, [0])
         other = view.public if stand_in else view.target.neighbour_model(relation, neighbour)
-        assert other is not None  # `_neighbours_to_play_against` guarantees it
+        assert other is not None  # `_choose_opponents` guarantees it
         game = PredictionDistinguishingGame(view.target, other, context, tokens)
         guesses = count_confusion(
-            *game.draw_scores_and_coins(games, view.seed, view.target_name, self.name),
+            *game.draw_game_scores(games, view.seed, view.target_name, self.name),
             delta,
             self.level,
         )
@@ -271,13 +269,13 @@ class PredictionAudit(Probe):
     def epsilon_lower_bounds(
         self, secrets: Sequence[Secret], observations: Observed
     ) -> tuple[Audited, ...]:
-        relation = _played_relation(observations)
+        relation = _choose_relation(observations)
         values = observations.facts
         tp, fn, fp, tn = (int(values[name]) for name in _COUNTS)
         # Without a claim, use the relation of the games, and a shard.
         (claimed_relation, *_), (unit, *_) = (
-            observed_names_without_prefix("claimed_", values) or [relation],
-            observed_names_without_prefix("unit_", values) or [_SHARD],
+            strip_observed_prefix("claimed_", values) or [relation],
+            strip_observed_prefix("unit_", values) or [_SHARD],
         )
         covered = values.get("covered", math.inf)
         audit = replace(
@@ -292,14 +290,14 @@ class PredictionAudit(Probe):
 
     def measurements(self, secrets: Sequence[Secret], observations: Observed) -> list[Measurement]:
         (audit,) = self.epsilon_lower_bounds(secrets, observations)
-        exact = observations.facts[f"exact_{_played_relation(observations)}"]
+        exact = observations.facts[f"exact_{_choose_relation(observations)}"]
         note = f"of these very games, from both distributions; {_PRIVATE}"
         point = Measurement("epsilon_exact", exact, exact, exact, audit.canaries, "nats", note)
         return [*audit_measurements([audit]), point]
 
     def notes(self, secrets: Sequence[Secret], observations: Observed) -> tuple[str, ...]:
         (audit,), values = self.epsilon_lower_bounds(secrets, observations), observations.facts
-        relation = _played_relation(observations)
+        relation = _choose_relation(observations)
         tokens = int(values["tokens"])
         covered = values.get("covered", 0)
         of = f" of the {covered:,.0f} that the claim covers" if math.inf > covered > tokens else ""
@@ -338,19 +336,17 @@ class PredictionDistinguishingGame:
     def log_distributions_of_both_models(self) -> tuple[Floats, Floats]:
         """The reported distribution of the next token by each model, (V,) nats each."""
         first, second = (
-            _normalised_game_log_probs(m.log_probs(self.context, 1)[0, 0])
+            _normalise_log_probs(m.log_probs(self.context, 1)[0, 0])
             for m in (self.inside, self.outside)
         )
         return first, second
 
     @torch.no_grad()
-    def draw_scores_and_coins(self, games: int, *key: str | int) -> tuple[Floats, Bools]:
+    def draw_game_scores(self, games: int, *key: str | int) -> tuple[Floats, Bools]:
         """Return (games,) sums of log-ratios, higher: more confident in `inside`; and the coins."""
         # Tokens are independent, so their sum is a game's log-likelihood ratio: no test is stronger
         # (Neyman-Pearson).
-        ratio = torch.from_numpy(
-            _game_log_ratio_of_each_token(*self.log_distributions_of_both_models)
-        )
+        ratio = torch.from_numpy(_compute_token_log_ratios(*self.log_distributions_of_both_models))
         coins = make_keyed_generator(*key, "coins").random(games) < 0.5
         scores = np.empty(games)
         for model, side in ((self.inside, coins), (self.outside, ~coins)):
@@ -382,12 +378,12 @@ class PredictionDistinguishingGame:
             yield tokens.view(-1, self.tokens).cpu()
 
 
-def _normalised_game_log_probs(log_probs: Tensor) -> Floats:
+def _normalise_log_probs(log_probs: Tensor) -> Floats:
     distribution: Floats = log_probs.double().log_softmax(-1).cpu().numpy()
     return distribution
 
 
-def _game_log_ratio_of_each_token(log_p: Floats, log_q: Floats) -> Floats:
+def _compute_token_log_ratios(log_p: Floats, log_q: Floats) -> Floats:
     """Return (V,) log-ratios in nats.
 
     A token that only one model can draw is decisive, a token that neither can draw is neutral.
@@ -396,7 +392,7 @@ def _game_log_ratio_of_each_token(log_p: Floats, log_q: Floats) -> Floats:
         return np.nan_to_num(log_p - log_q, nan=0.0, posinf=_SURE, neginf=-_SURE)
 
 
-def _played_relation(observations: Observed) -> str:
+def _choose_relation(observations: Observed) -> str:
     """Return the relation of the neighbours that the games were played against."""
-    (relation,) = observed_names_without_prefix("exact_", observations.facts)
+    (relation,) = strip_observed_prefix("exact_", observations.facts)
     return relation

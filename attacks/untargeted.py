@@ -13,12 +13,12 @@ from auditor.attacks.likelihood_ranking import (
     LowercaseRanking,
     PerplexityRanking,
     ZlibRanking,
-    scores_against_reference_model,
+    score_reference_model,
 )
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.nouns import Guesses, Pair, Query, Tokens
 from auditor.models.decoding import Cooling, Decoding
-from auditor.plugins.attack import CorpusAttack, candidate_values_tensor, rank_candidates_as_guesses
+from auditor.plugins.attack import CorpusAttack, candidate_values_tensor, rank_candidates
 from auditor.plugins.options import require_options_at_least
 from auditor.plugins.view import Batch, Sampling, View
 
@@ -93,9 +93,7 @@ class Untargeted(CorpusAttack):
                 scores_of_text = {name: float(scores[i][0]) for name, scores in rankings.items()}
                 # equal scores without log-probabilities
                 score = candidate_values_tensor([scores_of_text.get("perplexity", 0.0)])
-                yield replace(
-                    rank_candidates_as_guesses(query, candidates, score, 1), rankings=scores_of_text
-                )
+                yield replace(rank_candidates(query, candidates, score, 1), rankings=scores_of_text)
 
     def candidate_scores_by_ranking(self, view: View, batch: Batch) -> Mapping[str, list[Tensor]]:
         """Return the candidates' scores by name, as far as the view allows.
@@ -111,7 +109,7 @@ class Untargeted(CorpusAttack):
                 "lowercase": LowercaseRanking().candidate_scores(view, batch),
             }
         if view.reference is not None:
-            rankings["reference"] = scores_against_reference_model(view, batch)
+            rankings["reference"] = score_reference_model(view, batch)
         return rankings
 
     def notes(self, view: View, state: dict[str, Any]) -> tuple[str, ...]:

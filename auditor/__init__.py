@@ -28,7 +28,7 @@ _BESIDE = (
 )
 
 
-def mixed_checkout_reason() -> str:
+def explain_mixed_checkout() -> str:
     """Why the parts of `auditor` are not of one checkout, in a sentence; "" where they are.
 
     An editable install names the folders of one checkout, and the current folder comes first on
@@ -54,7 +54,7 @@ def mixed_checkout_reason() -> str:
 
 def main() -> None:
     """The console script `audit`."""
-    if why := mixed_checkout_reason():
+    if why := explain_mixed_checkout():
         print(f"error: {why}", file=sys.stderr)
         sys.exit(2)
     from auditor import cli
@@ -64,7 +64,7 @@ def main() -> None:
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
-        if why := mixed_checkout_reason():
+        if why := explain_mixed_checkout():
             raise ImportError(why)
         return getattr(
             import_module("auditor.crash.trial" if name == "crash_test" else "auditor.api"), name

@@ -74,7 +74,7 @@ class FinishedRun:
 
         Raises AuditError where the folder holds none.
         """
-        return table.read_table_as_dataframe(self.folder, secret_details.map_aliases(self.folder))
+        return table.read_dataframe(self.folder, secret_details.map_aliases(self.folder))
 
     def gate(
         self, rules: str | Path | Sequence[str], *, baseline: str | Path | FinishedRun | None = None
@@ -87,10 +87,8 @@ class FinishedRun:
         base = load_run(baseline) if isinstance(baseline, (str, Path)) else baseline
         from auditor.runs import gate_inputs
 
-        limits = _policy_from_rules_argument(rules)
-        return gate_inputs.judge_run_by_policy(
-            self.folder, limits, None if base is None else base.run
-        )
+        limits = _build_policy(rules)
+        return gate_inputs.judge_run(self.folder, limits, None if base is None else base.run)
 
     def report(
         self,
@@ -161,7 +159,7 @@ def audit(
     # here, not above: torch takes seconds to import, and `load_run` needs none of it
     from auditor.records.folder import RunFolder
     from auditor.runs import run
-    from auditor.runs.selection import select_and_check_plugins
+    from auditor.runs.selection import select_plugins
 
     given = {
         "data": data,
@@ -176,7 +174,7 @@ def audit(
         objects,
         reporter,
     ):
-        select_and_check_plugins(asked, site, objects)
+        select_plugins(asked, site, objects)
         folder = RunFolder.create(
             None if out is None else Path(out), asked.run_folder_title, asked.to_json()
         )
@@ -212,7 +210,7 @@ def open_prepared_audit(
     """
     from auditor.runs import live_models, run
     from auditor.runs.plan import make_plan
-    from auditor.runs.python_objects import class_name, unregistered_plugin_objects
+    from auditor.runs.python_objects import list_unregistered_plugins, name_class
     from auditor.runs.reporter import SilentReporter
     from auditor.runs.sweep_cache import SweepCache
 
@@ -226,7 +224,7 @@ def open_prepared_audit(
     shared = SweepCache()
     with ExitStack() as stack:
         # first: wrapping a model freezes its parameters and leaves it in eval mode
-        stack.enter_context(live_models.training_state_restored_at_exit(*given.values()))
+        stack.enter_context(live_models.restore_training_state(*given.values()))
         live = {name: live_models.wrap_live_model(one, tokenizer) for name, one in given.items()}
         # a plan is written as JSON: paths as texts
         values: dict[str, Any] = {
@@ -235,15 +233,13 @@ def open_prepared_audit(
         values |= {
             "data": data,
             "command": "audit()",
-            **_device_and_dtype_of_live_model_argument(live),
+            **_read_live_placement(live),
         }
-        values |= stack.enter_context(
-            _open_temporary_files_of_row_arguments({name: values.get(name) for name in _ROWS})
-        )
+        values |= stack.enter_context(_open_row_files({name: values.get(name) for name in _ROWS}))
         values |= {name: str(one) for name, one in models.items() if isinstance(one, (str, Path))}
-        values |= {name: live_models.live_model_name(one) for name, one in given.items()}
+        values |= {name: live_models.name_live_model(one) for name, one in given.items()}
         for kind, plugins in (("attack", attacks), ("defense", defenses)):
-            values[kind], values[f"{kind}_options"] = _plugin_arguments_as_names_and_options(
+            values[kind], values[f"{kind}_options"] = _split_plugin_arguments(
                 kind, plugins, values.get(f"{kind}_options") or {}
             )
         if not values["attack"]:
@@ -251,20 +247,18 @@ def open_prepared_audit(
         asked = make_plan({}, values)
         beside = {**plan, "data": data}
         rows = {
-            name: one
-            for name, one in beside.items()
-            if name in _ROWS and _is_in_memory_argument(one)
+            name: one for name, one in beside.items() if name in _ROWS and _is_memory_argument(one)
         }
-        objects = {**given, **rows, **unregistered_plugin_objects(asked.plugin, attacks, defenses)}
+        objects = {**given, **rows, **list_unregistered_plugins(asked.plugin, attacks, defenses)}
         # kept in the plan: objects cannot be read back, so that to resume this folder is refused
         asked = dataclasses.replace(
-            asked, objects={role: class_name(one) for role, one in objects.items()}
+            asked, objects={role: name_class(one) for role, one in objects.items()}
         )
         site = run.make_site(asked, reporter, shared, live)
         yield asked, site, objects, reporter
 
 
-def _is_in_memory_argument(argument: Any) -> bool:
+def _is_memory_argument(argument: Any) -> bool:
     return argument is not None and not isinstance(argument, (str, Path))
 
 
@@ -298,7 +292,7 @@ def _check_audit_arguments(
     check_no_shared_weights(live)
 
 
-def _device_and_dtype_of_live_model_argument(live: Mapping[str, LanguageModel]) -> dict[str, Any]:
+def _read_live_placement(live: Mapping[str, LanguageModel]) -> dict[str, Any]:
     """Device and precision of the live main model, which models loaded beside it follow; empty
     without one."""
     from auditor.models.huggingface import HuggingFaceModel
@@ -314,21 +308,19 @@ def _device_and_dtype_of_live_model_argument(live: Mapping[str, LanguageModel]) 
 
 
 @contextmanager
-def _open_temporary_files_of_row_arguments(rows: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def _open_row_files(rows: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Yields a path by name: for rows in memory a file of their owner only, gone after the block;
     paths as given."""
     with disk.open_scratch_folder(Path(tempfile.gettempdir()), "records") as scratch:
         paths = {name: str(given) for name, given in rows.items() if isinstance(given, (str, Path))}
         for name, given in rows.items():
-            if _is_in_memory_argument(given):
+            if _is_memory_argument(given):
                 paths[name] = str(scratch / f"{name}.jsonl")
-                disk.replace_atomically(
-                    Path(paths[name]), _rows_argument_as_json_lines(name, given)
-                )
+                disk.replace_atomically(Path(paths[name]), _encode_rows(name, given))
         yield paths
 
 
-def _rows_argument_as_json_lines(name: str, rows: Any) -> str:
+def _encode_rows(name: str, rows: Any) -> str:
     """Rows as JSON lines. Raises AuditError for what is no table."""
     import pandas as pd
 
@@ -356,7 +348,7 @@ def _rows_argument_as_json_lines(name: str, rows: Any) -> str:
         ) from None
 
 
-def _plugin_arguments_as_names_and_options(
+def _split_plugin_arguments(
     kind: str, plugins: Sequence[Any], options: Mapping[str, Any]
 ) -> tuple[tuple[str, ...], dict[str, Any]]:
     """Names; and options by name, where an instance sets all of its own. Raises AuditError for what
@@ -382,7 +374,7 @@ def _plugin_arguments_as_names_and_options(
     return tuple(names), held
 
 
-def _policy_from_rules_argument(rules: str | Path | Sequence[str]) -> policy.Policy:
+def _build_policy(rules: str | Path | Sequence[str]) -> policy.Policy:
     if isinstance(rules, (str, Path)):
         return policy.read_policy(Path(rules))
     read = policy.refuse_repeated_limits([policy.parse_rule(sentence) for sentence in rules])

@@ -134,7 +134,7 @@ _UsageError: type[Any] = typer.BadParameter.__mro__[1]
 def run_command_line(arguments: list[str]) -> int:
     """Run the command and return its exit code from EXIT_CODES."""
     try:
-        code = _run_command_for_exit_code(arguments or ["--help"])
+        code = _run_command(arguments or ["--help"])
         if sys.stdout is not None:
             sys.stdout.flush()  # unwritten output is no success
         return code
@@ -145,10 +145,10 @@ def run_command_line(arguments: list[str]) -> int:
     except KeyboardInterrupt:
         return 130
     except BaseException as error:
-        return _print_unexpected_error_for_exit_code(error)
+        return _print_unexpected_error(error)
 
 
-def _print_unexpected_error_for_exit_code(error: BaseException) -> int:
+def _print_unexpected_error(error: BaseException) -> int:
     """Report an unexpected error that ended a command; return the exit code."""
     if console.is_output_pipe_closed(error):
         console.redirect_output_to_devnull()
@@ -173,7 +173,7 @@ def _print_unexpected_error_for_exit_code(error: BaseException) -> int:
     )
 
 
-def _run_command_for_exit_code(arguments: list[str]) -> int:
+def _run_command(arguments: list[str]) -> int:
     """Run the command without `app()`.
 
     `app()` treats an EOFError as an interrupt and returns 1 for a closed pipe.

@@ -38,12 +38,12 @@ from auditor.core.plan_parts import SYSTEM
 from auditor.core.result import Measurement
 from auditor.models.base import LanguageModel
 from auditor.models.huggingface import HuggingFaceModel
-from auditor.plugins.probe import Probe, member_mask, value_column
+from auditor.plugins.probe import Probe, mask_members, value_column
 from auditor.plugins.view import WHITE_BOX, View
 from auditor.reports import phrases
 from auditor.reports.training_curve import Curve, Panel, draw_training_curve
-from auditor.runs.live_models import live_model_name, training_state_restored_at_exit
-from auditor.runs.prefix_token import resolve_prefix_token, with_prefix_token
+from auditor.runs.live_models import name_live_model, restore_training_state
+from auditor.runs.prefix_token import resolve_prefix_token, wrap_prefixed_model
 from auditor.training import preflight
 
 PREFIX = "audit/"  # of what is logged
@@ -281,16 +281,16 @@ class AuditCallback(TrainerCallback):
             (step, Measurement(name, value, value, value, len(self.secrets)))
             for step, value in points
         ]
-        return Curve(phrases.metric_label(name), exact) if points else None
+        return Curve(phrases.format_metric(name), exact) if points else None
 
     def _measure_and_log(self, step: int) -> dict[str, float]:
         """Measures the model as it stands, and logs and keeps the values; returns them by name."""
         model = self._unwrapped_model_in_training()
         # fork_rng covers the CPU and every CUDA device: dropout and data order go on as if nobody
         # had looked
-        with training_state_restored_at_exit(model), torch.random.fork_rng(), torch.no_grad():
-            target = with_prefix_token(
-                HuggingFaceModel(model, self.tokenizer, live_model_name(model)),
+        with restore_training_state(model), torch.random.fork_rng(), torch.no_grad():
+            target = wrap_prefixed_model(
+                HuggingFaceModel(model, self.tokenizer, name_live_model(model)),
                 self.prefix_token.tokens,
             )
             values = dict(self._mean_suffix_probability_and_loss_by_name(target))
@@ -316,7 +316,7 @@ class AuditCallback(TrainerCallback):
         observations = [seen[secret.id] for secret in self.secrets]
         # (secrets,) each. log_p: under the decoding that is attacked; log_p_ancestral: of the plain
         # softmax, as a loss
-        member = member_mask(self.secrets)
+        member = mask_members(self.secrets)
         log_p = value_column(observations, "log_p")
         # nats a token: the sum of each suffix by its own length
         loss = -value_column(observations, "log_p_ancestral") / [

@@ -70,7 +70,7 @@ def tpr_interval(
     found = roc.estimate_tpr(f"tpr_at_{100 * rate:g}pct_fpr", own, others, rate)
     if found is None:
         raise AuditError(
-            f"expected at least {roc.count_nonmembers_for_threshold(rate):,} non-members for a "
+            f"expected at least {roc.count_threshold_nonmembers(rate):,} non-members for a "
             f"rate of {rate:.3g}, got {len(others):,}"
         )
     return found

@@ -14,7 +14,7 @@ from auditor.core.nouns import Tokens
 from auditor.defenses.private_training import PrivateTraining
 from auditor.defenses.private_training_controls import NoNoise
 from auditor.plugins.trainer import TrainingJob
-from auditor.privacy.gaussian import epsilon_by_tightest_accountant, quick_rdp_epsilon
+from auditor.privacy.gaussian import compute_quick_rdp_epsilon, compute_tightest_epsilon
 from auditor.privacy.promises import NOMINAL, PrivacyRecord
 from auditor.training.poisson import MechanismTerms, UnitTreatment
 from auditor.training.rarity import (
@@ -72,15 +72,13 @@ class Adp(PrivateTraining):
         least_sigma = float(gammas.min()) * terms.sigma
         mean_epsilon = least_epsilon = math.inf
         if mean_sigma:
-            mean_epsilon = epsilon_by_tightest_accountant(mean_sigma, *sampling)[0]
+            mean_epsilon = compute_tightest_epsilon(mean_sigma, *sampling)[0]
         if least_sigma:
-            least_epsilon = quick_rdp_epsilon(least_sigma, *sampling)
+            least_epsilon = compute_quick_rdp_epsilon(least_sigma, *sampling)
         # None is a bound: the noise itself reveals a scale that depends on the batch (formulas B4
         # (i)).
         nominal = {
-            "if the noise were not scaled": epsilon_by_tightest_accountant(terms.sigma, *sampling)[
-                0
-            ],
+            "if the noise were not scaled": compute_tightest_epsilon(terms.sigma, *sampling)[0],
             NOMINAL: mean_epsilon,
             "if its scale were constant, the least": least_epsilon,
         }

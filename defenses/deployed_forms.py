@@ -56,7 +56,7 @@ class DeployedForm(Defense):
     def protect(self, scenario: Scenario) -> LanguageModel:
         target = self._require_transformers_model(scenario.target)
         with torch.no_grad():
-            model = self.convert_model(copy_with_adapter_merged(target))
+            model = self.convert_model(merge_adapter_copy(target))
         return HuggingFaceModel(model.eval(), target.tokenizer, f"{target.name}, {self.name}")
 
     def _require_transformers_model(self, target: LanguageModel) -> HuggingFaceModel:
@@ -149,7 +149,7 @@ class RoundedForm(DeployedForm):
     def convert_model(self, model: Any) -> Any:
         return compress_linear_weights(
             model,
-            lambda weight: round_weights_to_bits(weight, self.bits),
+            lambda weight: round_weights(weight, self.bits),
         )
 
 
@@ -187,7 +187,7 @@ class LoadedIn4Bit(DeployedForm):
     def convert_model(self, model: Any) -> Any:
         return compress_linear_weights(
             model,
-            lambda weight: quantise_by_bitsandbytes(weight, self.name),
+            lambda weight: quantise_bitsandbytes(weight, self.name),
         )
 
 
@@ -230,7 +230,7 @@ class GgufForm(DeployedForm):
         return model
 
 
-def copy_with_adapter_merged(target: HuggingFaceModel) -> Any:
+def merge_adapter_copy(target: HuggingFaceModel) -> Any:
     """Return a copy of the model with its adapter merged, since forms overwrite weights.
 
     bitsandbytes 0.50.2 changes the layout of 4-bit weights at the first forward pass on processors
@@ -274,7 +274,7 @@ def copy_with_adapter_merged(target: HuggingFaceModel) -> Any:
     return merged
 
 
-def quantise_by_bitsandbytes(weight: Tensor, type: str) -> Tensor:
+def quantise_bitsandbytes(weight: Tensor, type: str) -> Tensor:
     """Quantise (out, in) to `nf4` or `fp4` and back: the weights that a layer multiplies with."""
     # An optional package; `LoadedIn4Bit` checks that it is installed.
     import bitsandbytes.functional as quantisers
@@ -286,7 +286,7 @@ def quantise_by_bitsandbytes(weight: Tensor, type: str) -> Tensor:
     return dequantised
 
 
-def round_weights_to_bits(weight: Tensor, bits: int) -> Tensor:
+def round_weights(weight: Tensor, bits: int) -> Tensor:
     """Round each group of a row of (out, in) to multiples of its maximum / (2^(bits - 1) - 1)."""
     max_level = 2 ** (bits - 1) - 1
     parts = []

@@ -62,7 +62,7 @@ def quantise_model_weights(model: Any, type: str) -> None:
         weight = matrix.data.T if matrix.is_transposed else matrix.data
         # Contiguous, because llama.cpp reads by address and ignores strides.
         values = weight.float().cpu().contiguous().numpy()
-        weight.copy_(torch.from_numpy(quantise_and_dequantise(values, matrix_type)))
+        weight.copy_(torch.from_numpy(round_gguf_rows(values, matrix_type)))
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ def _has_more_bits(layer: int, n_layers: int) -> bool:
     return layer < eighth or layer >= 7 * n_layers // 8 or (layer - eighth) % 3 == 2
 
 
-def quantise_and_dequantise(weight: Rows, type: str) -> Rows:
+def round_gguf_rows(weight: Rows, type: str) -> Rows:
     """Quantise (out, in) and read it back.
 
     If blocks do not fill a row, uses the type that llama.cpp falls back to.
@@ -140,12 +140,12 @@ def quantise_and_dequantise(weight: Rows, type: str) -> Rows:
     if kind.name.lower() in PLAIN:
         quantised = gguf.quants.quantize(weight, kind)
     else:
-        quantised = _quantise_by_llama_cpp(weight, int(kind))
+        quantised = _quantise_llama_cpp(weight, int(kind))
     dequantised: Rows = gguf.quants.dequantize(quantised, kind)
     return dequantised
 
 
-def _quantise_by_llama_cpp(weight: Rows, kind: int) -> NDArray[np.uint8]:
+def _quantise_llama_cpp(weight: Rows, kind: int) -> NDArray[np.uint8]:
     """Call `ggml_quantize_chunk` without an importance matrix."""
     import gguf
 

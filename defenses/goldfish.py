@@ -44,8 +44,8 @@ class Goldfish(Variant):
     def select_sequences(self, job: TrainingJob) -> tuple[Sequence[Tokens], tuple[str, ...]]:
         sequences = [loss_masks.apply_loss_mask(record) for record in job.records]
         masked = [self.mask_dropped_tokens(sequence) for sequence in sequences]
-        n_before = _count_tokens_with_loss(sequences)
-        n_after = _count_tokens_with_loss(masked)
+        n_before = _count_loss_tokens(sequences)
+        n_after = _count_loss_tokens(masked)
         if n_before and n_after == n_before:
             raise AuditError(
                 f"expected records of more than width={self.width} tokens for the Goldfish loss, "
@@ -75,5 +75,5 @@ class Goldfish(Variant):
                 yield i
 
 
-def _count_tokens_with_loss(sequences: Sequence[Tokens]) -> int:
+def _count_loss_tokens(sequences: Sequence[Tokens]) -> int:
     return sum(token >= 0 for sequence in sequences for token in sequence)

@@ -39,7 +39,7 @@ from torch import Tensor
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.nouns import Claim
 from auditor.defenses.control_rows import PublicModelControl
-from auditor.defenses.pmixed_model import ensemble_parts_of_neighbour
+from auditor.defenses.pmixed_model import list_neighbour_parts
 from auditor.models.base import DivergenceCheck, LanguageModel, Neighbours
 from auditor.models.decoding import Decoding
 from auditor.models.ensemble import Ensemble, PermutedEnsemble
@@ -422,17 +422,14 @@ class InvisibleInkModel(WrappingModel):
         ]
 
     def neighbour_model(self, relation: str, index: int) -> LanguageModel:
-        other = PermutedEnsemble(
-            self.held, ensemble_parts_of_neighbour(relation, index, self.held.size)
-        )
+        other = PermutedEnsemble(self.held, list_neighbour_parts(relation, index, self.held.size))
         return type(self)(other, self.ink, self.name, self.promise)
 
     def _neighbour_token_distributions(self, relation: str, distributions: Tensor) -> Tensor:
         """(..., B, V) nats: each as it would be served itself; distributions (..., 1 + B, V)."""
         size = self.held.size
         changed = [
-            distributions[..., ensemble_parts_of_neighbour(relation, j, size), :]
-            for j in range(size)
+            distributions[..., list_neighbour_parts(relation, j, size), :] for j in range(size)
         ]
         return torch.stack(
             [self.released_token_distribution(distribution) for distribution in changed], dim=-2

@@ -15,19 +15,19 @@ from auditor.defenses.pmixed_model import (
     PMixedMemberProjection,
     PMixedModel,
     QueryRDP,
-    unmixed_member_projection,
+    build_unmixed_projection,
 )
 from auditor.models.base import LanguageModel
 from auditor.plugins.defense import Cause, Defense, QueryBudget, Scenario
 from auditor.plugins.options import require_listed_options
-from auditor.privacy.accounting import rdp_budget, rdp_to_dp
+from auditor.privacy.accounting import compute_rdp_budget, convert_rdp
 from auditor.privacy.mixing import (
     Adjacency,
     bound_pmixed_epsilon,
+    compute_sound_query_rdp,
     compute_subset_sizes,
     find_largest_published_beta,
     find_largest_sound_radius,
-    sound_pmixed_query_rdp,
 )
 
 ADJACENCIES: tuple[Adjacency, ...] = get_args(Adjacency)
@@ -84,7 +84,9 @@ class PMixed(Defense):
             value = getattr(self, option)
             if value > limit:
                 raise AuditError(f"expected {option} of at most {limit:,}, got {value:,}")
-        rdp_budget(self.epsilon, self.delta, self.alpha)  # rejects values that leave no budget
+        compute_rdp_budget(
+            self.epsilon, self.delta, self.alpha
+        )  # rejects values that leave no budget
         if not 0 < self.q <= 1:
             raise AuditError(f"expected q in (0, 1], got {self.q}")
         if self.queries < 0:
@@ -161,7 +163,7 @@ class PMixed(Defense):
         queries = self._count_covered_tokens(scenario)
         members = scenario.ensemble.size
         projection = self._make_projection(queries, members)
-        share = rdp_budget(self.epsilon, self.delta, self.alpha) / queries
+        share = compute_rdp_budget(self.epsilon, self.delta, self.alpha) / queries
         # Orders above alpha are not controlled by the projection (formulas B2.5).
         claims = list(product(self._list_claimed_adjacencies(), range(2, self.alpha + 1)))
         if self.accounting == "published":
@@ -170,7 +172,7 @@ class PMixed(Defense):
         radius = projection.radii[0]
         query_rdp: dict[tuple[Adjacency, int], float] = {}
         for adjacency, order in claims:
-            query_rdp[adjacency, order] = sound_pmixed_query_rdp(
+            query_rdp[adjacency, order] = compute_sound_query_rdp(
                 adjacency,
                 order,
                 self.q,
@@ -248,8 +250,8 @@ class PMixed(Defense):
         if relation == "as published":
             # RDP adds up over queries: these have this share of the budget.
             share = queries / n_covered
-            budget = rdp_budget(self.epsilon, self.delta, self.alpha)
-            return rdp_to_dp(share * budget, self.delta, self.alpha)
+            budget = compute_rdp_budget(self.epsilon, self.delta, self.alpha)
+            return convert_rdp(share * budget, self.delta, self.alpha)
         members = scenario.ensemble.size
         radius = self._make_projection(n_covered, members).radii[0]
         mechanism = (self.delta, self.alpha, queries, self.q, members, radius, radius)
@@ -273,6 +275,6 @@ class UnmixedEnsemble(Defense):
         return PMixedModel(
             scenario.ensemble,
             1.0,
-            unmixed_member_projection,
+            build_unmixed_projection,
             "ensemble without mixing",
         )

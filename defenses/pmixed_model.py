@@ -25,7 +25,7 @@ from auditor.privacy.mixing import (
     compute_subset_sizes,
     neighbour_distributions,
 )
-from auditor.privacy.projection import projection_weight, two_sided_projection_weight
+from auditor.privacy.projection import compute_projection_weight, compute_two_sided_weight
 
 _NO_SHARE = 1e-9  # of subsets of one size: too few to show in a distribution of single precision
 _TUNING_MEMBERS = 4  # members behind one gradient step; each step takes others
@@ -51,15 +51,15 @@ class PMixedMemberProjection:
     ) -> Tensor:
         """lambda of each distribution, (...): no gradient passes (formulas A5). radius: one, or one
         of each."""
-        if self.radii[0] == math.inf:  # as `unmixed_member_projection` has it
+        if self.radii[0] == math.inf:  # as `build_unmixed_projection` has it
             shape = torch.broadcast_shapes(log_p.shape[:-1], torch.as_tensor(radius).shape)
             return torch.full(shape, self.cap, dtype=torch.float64, device=log_p.device)
         if self.two_sided:
-            return two_sided_projection_weight(log_p, log_p0, self.alpha, radius)
-        return projection_weight(log_p, log_p0, self.alpha, radius, self.cap)
+            return compute_two_sided_weight(log_p, log_p0, self.alpha, radius)
+        return compute_projection_weight(log_p, log_p0, self.alpha, radius, self.cap)
 
 
-def unmixed_member_projection(members: int) -> PMixedMemberProjection:
+def build_unmixed_projection(members: int) -> PMixedMemberProjection:
     """A projection that leaves members as they are."""
     return PMixedMemberProjection(2, (math.inf,) * members, cap=1.0, two_sided=False)
 
@@ -237,10 +237,10 @@ class PMixedModel(WrappingModel):
                 f"{order}"
             )
         distributions = self._public_and_member_distributions(contexts, last, at)
-        own = _float64_member_probabilities(self.released_token_distribution(distributions))[
-            ..., None, :
-        ]
-        exact, checks = _float64_member_probabilities(distributions), []
+        own = _compute_float64_member_probabilities(
+            self.released_token_distribution(distributions)
+        )[..., None, :]
+        exact, checks = _compute_float64_member_probabilities(distributions), []
         for (adjacency, k), claimed in promise.query_rdp.items():
             if k == order:
                 with np.errstate(divide="ignore"):
@@ -249,12 +249,10 @@ class PMixedModel(WrappingModel):
                     )
                     realised = compute_two_sided_renyi(np.log(own), neighbours, k)
                 checks.append(DivergenceCheck(adjacency, k, claimed, torch.from_numpy(realised)))
-        by_size = _mixing_weights_by_subset_size(self.projection, distributions)
+        by_size = _tabulate_mixing_weights(self.projection, distributions)
         return [
             *checks,
-            *_radius_and_cap_checks(
-                promise.projection, exact[..., :1, :], exact[..., 1:, :], by_size
-            ),
+            *_check_radii(promise.projection, exact[..., :1, :], exact[..., 1:, :], by_size),
         ]
 
     @torch.no_grad()
@@ -275,7 +273,7 @@ class PMixedModel(WrappingModel):
         ]
 
     def neighbour_model(self, relation: str, index: int) -> LanguageModel:
-        places = ensemble_parts_of_neighbour(relation, index, self.ensemble.size)
+        places = list_neighbour_parts(relation, index, self.ensemble.size)
         if not places[1:]:  # its only member absent, the public model is left
             return self.ensemble.public
         return type(self)(
@@ -305,9 +303,9 @@ class PMixedModel(WrappingModel):
         fewer = adjacency == "add_remove" and self.ensemble.size > 1
         served, exact = (
             self.served(self.ensemble.size - 1) if fewer else self.projection,
-            _float64_member_probabilities(distributions),
+            _compute_float64_member_probabilities(distributions),
         )
-        weights = _mixing_weights_by_subset_size(served, distributions)
+        weights = _tabulate_mixing_weights(served, distributions)
         return neighbour_distributions(
             adjacency, exact[..., 0, :], exact[..., 1:, :], weights, self.q
         )
@@ -322,7 +320,7 @@ class PMixedModel(WrappingModel):
         return self.parts * own + super().row_bytes(positions)
 
 
-def ensemble_parts_of_neighbour(relation: str, index: int, size: int) -> list[int]:
+def list_neighbour_parts(relation: str, index: int, size: int) -> list[int]:
     """The part that answers in each place where member `index` is absent, emptied, or replaced by
     the next one."""
     places = list(range(1 + size))
@@ -333,7 +331,7 @@ def ensemble_parts_of_neighbour(relation: str, index: int, size: int) -> list[in
     return places
 
 
-def _mixing_weights_by_subset_size(
+def _tabulate_mixing_weights(
     projection: PMixedMemberProjection, distributions: Tensor
 ) -> np.ndarray:
     """(..., sizes or 1, N): each member's weight; distributions (..., 1 + N, V), the public one
@@ -346,11 +344,11 @@ def _mixing_weights_by_subset_size(
     return torch.stack(weights, dim=-2).cpu().numpy()
 
 
-def _float64_member_probabilities(distributions: Tensor) -> np.ndarray:
+def _compute_float64_member_probabilities(distributions: Tensor) -> np.ndarray:
     return distributions.double().log_softmax(-1).exp().cpu().numpy()
 
 
-def _radius_and_cap_checks(
+def _check_radii(
     promised: PMixedMemberProjection, public: np.ndarray, members: np.ndarray, weights: np.ndarray
 ) -> Iterator[DivergenceCheck]:
     """One radius check (and cap check) a subset size, or one in all where no radius or weight

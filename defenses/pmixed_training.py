@@ -14,7 +14,7 @@ from auditor.models.shards import WHOLE, write_ensemble_metadata
 from auditor.plugins.options import require_options_at_least
 from auditor.plugins.trainer import Trainer, TrainerCheckpoint, TrainingJob
 from auditor.training import loss_masks
-from auditor.training.finetune import FineTuningRecipe, check_epochs_and_learning_rate
+from auditor.training.finetune import FineTuningRecipe, check_training_rates
 from auditor.training.members import (
     Layers,
     LoraAdapterRecipe,
@@ -59,7 +59,7 @@ class PMixedTrainer(Trainer):
     def __post_init__(self) -> None:
         require_options_at_least(self, 1, "members", "rank", "alpha", "batch")
         require_options_at_least(self, 0, "together")
-        check_epochs_and_learning_rate(self.epochs, self.learning_rate)
+        check_training_rates(self.epochs, self.learning_rate)
 
     def check(self, job: TrainingJob) -> None:
         # Units that share a record count as one: a record in two shards would void both claims.

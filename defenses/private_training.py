@@ -22,10 +22,10 @@ from auditor.plugins.defense import Cause
 from auditor.plugins.trainer import TrainingJob
 from auditor.privacy.gaussian import (
     MOST_EPSILON,
+    compute_quick_rdp_epsilon,
     compute_rdp_epsilon,
-    epsilon_by_tightest_accountant,
-    noise_multiplier_for,
-    quick_rdp_epsilon,
+    compute_tightest_epsilon,
+    find_noise_multiplier,
     require_valid_gaussian_mechanism,
 )
 from auditor.privacy.promises import SENSITIVITY, Mechanism, PrivacyRecord, read_privacy_record
@@ -129,7 +129,7 @@ class PrivateTraining(PoissonTraining):
         sigma = self.noise_multiplier
         if not sigma:
             job.progress(f"solving for the noise of ε {self.epsilon:g}", 0, 1)
-            sigma = noise_multiplier_for(self.epsilon, self.delta, rate, steps)
+            sigma = find_noise_multiplier(self.epsilon, self.delta, rate, steps)
         base = None
         if Path(job.base).is_dir():
             # The promise of the base, if it was trained privately itself.
@@ -166,7 +166,7 @@ class PrivateTraining(PoissonTraining):
         earlier = () if flaw else _list_private_trainings(terms.base)
         earlier_steps = tuple(map(dataclasses.astuple, earlier))
         mechanism = (terms.sigma, terms.rate, trained.steps, terms.delta, earlier_steps)
-        epsilon, accountant = epsilon_by_tightest_accountant(*mechanism)
+        epsilon, accountant = compute_tightest_epsilon(*mechanism)
         # Two models of the same records, each with its own noise.
         twice = (terms.sigma, terms.rate, 2 * trained.steps, terms.delta, earlier_steps)
         by_rdp = epsilon
@@ -186,7 +186,7 @@ class PrivateTraining(PoissonTraining):
             noise=self.noise,
             accountant=accountant,
             epsilon_rdp=None if flaw else by_rdp,
-            epsilon_twice=None if flaw else epsilon_by_tightest_accountant(*twice)[0],
+            epsilon_twice=None if flaw else compute_tightest_epsilon(*twice)[0],
             earlier=earlier,
             units=terms.units,
             units_given=self.units > 0,
@@ -269,7 +269,9 @@ class _Progress:
     def __call__(self, steps: int, loss: float) -> None:
         terms = self.terms
         if time.monotonic() - self.last_update > 1:
-            bound = quick_rdp_epsilon(terms.sigma, terms.rate, steps, terms.delta, self.earlier)
+            bound = compute_quick_rdp_epsilon(
+                terms.sigma, terms.rate, steps, terms.delta, self.earlier
+            )
             # The noise was solved for all steps with a tighter bound.
             self.epsilon = min(bound, self.target_epsilon)
             self.last_update = time.monotonic()

@@ -40,7 +40,7 @@ from auditor.models.rows import Rows
 from auditor.models.wrapping import WrappingModel, WrappingRows
 from auditor.plugins.defense import Defense, MaskedScenario, Scenario
 from auditor.plugins.options import require_listed_options
-from auditor.privacy.accounting import realised_pure_dp, uniform_mixing_epsilon
+from auditor.privacy.accounting import compute_uniform_mixing_epsilon, realised_pure_dp
 
 ANY_TWO = "any two models"
 _RELATION = "any_two_models"  # the same, as measurements are named
@@ -93,9 +93,7 @@ class UniformMixing(Defense):
         mixing = self._uniform_mixture_for_vocabulary(
             scenario.target.vocab_size, scenario.public is not None
         )
-        return _uniform_mixing_claim(
-            mixing, scenario.queries or 1, scenario.answer_length, n_tokens
-        )
+        return _build_claim(mixing, scenario.queries or 1, scenario.answer_length, n_tokens)
 
     def remarks(self, scenario: Scenario) -> tuple[str, ...]:
         if scenario.queries:
@@ -109,7 +107,7 @@ class UniformMixing(Defense):
         mixing = self._uniform_mixture_for_vocabulary(
             scenario.target.vocab_size, scenario.public is not None
         )
-        claim = _uniform_mixing_claim(mixing, scenario.queries, scenario.queries, 0)
+        claim = _build_claim(mixing, scenario.queries, scenario.queries, 0)
         return UniformMixingMasked(scenario.target, mixing, scenario.public), claim
 
     def _uniform_mixture_for_vocabulary(self, vocab_size: int, public: bool) -> UniformMixture:
@@ -125,9 +123,7 @@ class UniformMixing(Defense):
         return UniformMixture(self.weight, vocab_size, self.public_top_k, self.tail == "public")
 
 
-def _uniform_mixing_claim(
-    mixing: UniformMixture, queries: int, answer_length: int, n_tokens: int
-) -> Claim:
+def _build_claim(mixing: UniformMixture, queries: int, answer_length: int, n_tokens: int) -> Claim:
     top_k = mixing.top_k
     return Claim(
         epsilon={ANY_TWO: mixing.epsilon(queries)},
@@ -166,7 +162,7 @@ class UniformMixture:
     def epsilon(self, tokens: int = 1) -> float:
         """Pure-DP epsilon (nats) of so many drawn tokens, between any two private models."""
         # T (log(1 + (k - 1) weight) - log(1 - weight)), k the size of the support (formulas B1).
-        return uniform_mixing_epsilon(self.weight, self.top_k or self.vocab_size, tokens)
+        return compute_uniform_mixing_epsilon(self.weight, self.top_k or self.vocab_size, tokens)
 
     def mix_next_token_distribution(self, distribution: Tensor, public: Tensor | None) -> Tensor:
         """(..., V) nats, from the private distribution and, where it is needed, the public one.
@@ -179,14 +175,12 @@ class UniformMixture:
             return self.mix_token_log_probs(distribution.double().log_softmax(-1))
         assert public is not None  # `UniformMixing` has seen to it
         public = public.to(distribution.device).double()
-        return mix_on_public_top_k(
-            distribution.double(), public, self.weight, self.top_k, self.tail
-        )
+        return mix_public_top_k(distribution.double(), public, self.weight, self.top_k, self.tail)
 
     def mix_token_log_probs(self, log_probs: Tensor) -> Tensor:
         """As `of`, of single tokens, (...) nats: on the whole vocabulary a token is mixed without
         the others."""
-        return mix_with_uniform(log_probs.double(), self.weight, self.vocab_size)
+        return mix_uniform(log_probs.double(), self.weight, self.vocab_size)
 
 
 class UniformMixingModel(WrappingModel):
@@ -307,7 +301,7 @@ class UniformMixingModel(WrappingModel):
         if self.mixing.top_k:
             assert public is not None
             outside = torch.ones_like(distribution, dtype=torch.bool)
-            outside = outside.scatter(-1, _public_top_k_token_ids(public, self.mixing.top_k), False)
+            outside = outside.scatter(-1, _find_public_top_k(public, self.mixing.top_k), False)
             possible = possible.masked_fill(outside, math.inf)
         return torch.full_like(distribution, -math.inf).scatter(
             -1, possible.argmin(-1, keepdim=True), 0.0
@@ -421,7 +415,7 @@ class UniformMixingMasked(MaskedModel):
         return self.mixing.mix_token_log_probs(self.target.token_log_probs(contexts, positions))
 
 
-def mix_with_uniform(log_probs: Tensor, weight: float, vocab_size: int) -> Tensor:
+def mix_uniform(log_probs: Tensor, weight: float, vocab_size: int) -> Tensor:
     """log(weight q + (1 - weight)/|V|) in nats of each log-probability of q; weight 0 and 1 are
     exact."""
     if weight == 1:
@@ -433,7 +427,7 @@ def mix_with_uniform(log_probs: Tensor, weight: float, vocab_size: int) -> Tenso
     return torch.logaddexp(log_probs + math.log(weight), log_probs.new_tensor(floor))
 
 
-def mix_on_public_top_k(
+def mix_public_top_k(
     distribution: Tensor, public: Tensor, weight: float, top_k: int, tail: bool
 ) -> Tensor:
     """(..., V) nats: the private distribution on the public top-k, renormalised and mixed with the
@@ -442,11 +436,11 @@ def mix_on_public_top_k(
     The other tokens have probability 0; with `tail`, the public one, and those of the top-k share
     the rest.
     """
-    kept = _public_top_k_token_ids(public, top_k)
+    kept = _find_public_top_k(public, top_k)
     inside = distribution.gather(-1, kept)
     nowhere = (inside == -math.inf).all(-1, keepdim=True)
     inside = inside.masked_fill(nowhere, 0.0).log_softmax(-1)  # no mass on the support: uniform
-    mixed = mix_with_uniform(inside, weight, top_k)
+    mixed = mix_uniform(inside, weight, top_k)
     if not tail:
         return torch.full_like(distribution, -math.inf).scatter(-1, kept, mixed)
     # On the top-k its public mass P0(S) times the mixture: that factor is the same for both
@@ -454,7 +448,7 @@ def mix_on_public_top_k(
     return public.scatter(-1, kept, mixed + public.gather(-1, kept).logsumexp(-1, keepdim=True))
 
 
-def _public_top_k_token_ids(public: Tensor, top_k: int) -> Tensor:
+def _find_public_top_k(public: Tensor, top_k: int) -> Tensor:
     """(..., k) the likeliest tokens, the lower id first among equals: a function of the public
     distribution alone."""
     # `topk` promises no order among equals, and all neighbours must have the same support.

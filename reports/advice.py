@@ -120,7 +120,7 @@ def _list_verbatim_leakage_advice(
         )
         return (Advice(WHERE, reason, row),)
     sits = (
-        Advice(WHERE, sentence, row) for sentence in _leak_concentration_sentences(members, facts)
+        Advice(WHERE, sentence, row) for sentence in _describe_leak_concentration(members, facts)
     )
     # One advice covers all limits: the inner `for` only gives them a name.
     copies = (
@@ -152,7 +152,7 @@ def _has_document_parts(details: SecretDetails, members: Outcome) -> bool:
 # --- concentration of leaks
 
 
-def _leak_concentration_sentences(
+def _describe_leak_concentration(
     members: Outcome, facts: Mapping[str, SecretFacts]
 ) -> Iterator[str]:
     """Yield the parts, by repeats, group and length, with more extractions than by chance."""

@@ -22,7 +22,7 @@ from auditor.reports.topics import CHECK, ReportMaterial, Topic, build_forest_sp
 from auditor.statistics import documents, roc
 from auditor.statistics.bounds import make_measurement
 from auditor.statistics.compare import paired_difference
-from auditor.statistics.metrics import RECALL, SHARES, auc_name, find_metric, name_score_column
+from auditor.statistics.metrics import RECALL, SHARES, find_metric, name_auc, name_score_column
 
 _NOTE = (
     "Each attack that was asked for, in that order. A difference is that of the attack's number "
@@ -64,10 +64,10 @@ class AttackRow:
                 return f"{share} recited word for word"
             return f"{share} recited, at least in part (parts: {phrases.format_hit_count(parts)})"
         is_named = m.note not in ("", self.finding.attack)
-        note = f" ({m.note})" if m.name == auc_name("") and is_named else ""
-        title = find_metric(m.name).short or phrases.lower_first(phrases.metric_label(m.name))
+        note = f" ({m.note})" if m.name == name_auc("") and is_named else ""
+        title = find_metric(m.name).short or phrases.lower_first(phrases.format_metric(m.name))
         return (
-            f"{title} {phrases.format_measurement_value(m)}{note}{phrases.suffix_lengths_phrase(m)}"
+            f"{title} {phrases.format_measurement_value(m)}{note}{phrases.format_suffix_lengths(m)}"
         )
 
     @property
@@ -126,16 +126,16 @@ def _find_paired_difference(
     """
     if new is None or base is None:
         return None
-    column = {auc_name(""): name_score_column(""), documents.RECALL: RECALL}.get(metric, metric)
+    column = {name_auc(""): name_score_column(""), documents.RECALL: RECALL}.get(metric, metric)
     if column not in new.values or column not in base.values:
         return None
     members, (new_values, other) = align_rows([new, base], column, True)
-    if metric == auc_name(""):
+    if metric == name_auc(""):
         nonmembers, floors = align_rows([new, base], column, False)
         if min(len(members), len(nonmembers)) < roc.LEAST:
             return None
         sides = [roc.orient_scores(*side) for side in zip((new_values, other), floors, strict=True)]
-        return make_measurement("auc_difference", roc.auc_difference(*sides), roc.AUC)
+        return make_measurement("auc_difference", roc.compute_auc_difference(*sides), roc.AUC)
     if not members or not np.isfinite([new_values, other]).all():
         return None
     if metric == documents.RECALL:

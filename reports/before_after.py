@@ -80,7 +80,7 @@ def format_mitigation_lines(change: BeforeAfter) -> Iterator[str]:
 def _build_metric_change_row(line: ComparisonRow) -> tuple[str, str, str, str]:
     before, after = line.cells
     name = (
-        f"{phrases.metric_label(line.metric)} ({make_printable_line(line.row.attack)}, "
+        f"{phrases.format_metric(line.metric)} ({make_printable_line(line.row.attack)}, "
         f"{line.row.setting})"
     )
     if after.delta:
@@ -119,12 +119,12 @@ def _build_comparison_facts(change: BeforeAfter) -> Facts:
     )
     return (
         ("severity", f"{before} before, {after} after"),
-        ("predicted", _predicted_recall_sentence(change)),
-        ("promised", _promised_epsilon_sentence(change.after)),
+        ("predicted", _describe_predicted_recall(change)),
+        ("promised", _describe_promised_epsilon(change.after)),
     )
 
 
-def _predicted_recall_sentence(change: BeforeAfter) -> str:
+def _describe_predicted_recall(change: BeforeAfter) -> str:
     """Return the predicted recall, and whether the measured recall is less, more or equal."""
     if change.predicted is None:
         return _NOT_PREDICTED
@@ -147,7 +147,7 @@ def _predicted_recall_sentence(change: BeforeAfter) -> str:
     return f"{prediction}; measured {phrases.format_measurement_value(recall)}, {lies} predicted"
 
 
-def _promised_epsilon_sentence(result: AuditResult) -> str:
+def _describe_promised_epsilon(result: AuditResult) -> str:
     target = result.target(UNDEFENDED)
     claim = target.claim
     if claim is not None and (epsilon := claim.epsilon.get(claim.relation)) is not None:

@@ -19,7 +19,7 @@ _ORDER = (_MORE, _LESS, _SAME, _UNKNOWN)  # most important first
 
 def write_headline(comparison: Comparison) -> str:
     """Return `1 of 4 configurations leak more, 0 less, 3 show no change; ...`"""
-    counts = Counter(_change_direction_label(line.cells[-1]) for line in comparison.lines)
+    counts = Counter(_format_change_direction(line.cells[-1]) for line in comparison.lines)
     rows = format_count(len(comparison.lines), "configuration leaks", "configurations leak")
     parts = [f"{counts[_MORE]} of {rows} more", f"{counts[_LESS]} less"]
     parts += [f"{counts[_SAME]} show no change"] if counts[_SAME] else []
@@ -27,9 +27,9 @@ def write_headline(comparison: Comparison) -> str:
     return f"{', '.join(parts)}. Paired by secret; each has its own 95% interval."
 
 
-def change_counts_phrase(comparison: Comparison) -> str:
+def format_change_counts(comparison: Comparison) -> str:
     """Return `1 more, 0 less, 3 no change shown`: the counts of rows, for narrow places."""
-    counts = Counter(_change_direction_label(line.cells[-1]) for line in comparison.lines)
+    counts = Counter(_format_change_direction(line.cells[-1]) for line in comparison.lines)
     counts_by_label = {
         "more": counts[_MORE],
         "less": counts[_LESS],
@@ -51,7 +51,7 @@ def build_paired_change_table(comparison: Comparison) -> Table:
 def sort_rows_leaking_more_first(comparison: Comparison) -> list[ComparisonRow]:
     """Return the lines in table order: those that leak more first."""
     return sorted(
-        comparison.lines, key=lambda line: _ORDER.index(_change_direction_label(line.cells[-1]))
+        comparison.lines, key=lambda line: _ORDER.index(_format_change_direction(line.cells[-1]))
     )
 
 
@@ -63,15 +63,15 @@ def _build_baseline_change_row(line: ComparisonRow) -> tuple[str, ...]:
     else:
         difference = make_printable_line(now.why or before.why)
     name = make_printable_line(line.row.title)
-    metric = phrases.metric_label(make_printable_line(line.metric))
+    metric = phrases.format_metric(make_printable_line(line.metric))
     numbers = (
         phrases.format_measurement_value(before.measured),
         phrases.format_measurement_value(now.measured),
     )
-    return (name, metric, *numbers, difference, _change_direction_label(now))
+    return (name, metric, *numbers, difference, _format_change_direction(now))
 
 
-def _change_direction_label(cell: Comparand) -> str:
+def _format_change_direction(cell: Comparand) -> str:
     if cell.delta is None:
         return _UNKNOWN
     return _MORE if cell.delta.low > 0 else _LESS if cell.delta.high < 0 else _SAME

@@ -36,16 +36,16 @@ def describe_claim_verdict(stands: ClaimEvidence) -> str:
     """Return `DP-SGD: claimed ε 1.00 (...); audited ε ≥ 0.42 (...), provable at best 5.79, and
     of the claimed ε 1 this audit could show at most about 0.16 (...): consistent.`"""
     parts = [
-        f"{stands.target.title}: {_claimed_epsilon_sentence(stands)}",
+        f"{stands.target.title}: {_describe_claimed_epsilon(stands)}",
         *(f"seen to fail ({reason})" for reason in stands.refuted),
     ]
-    parts += [_audited_bound_sentence(stands, bound) for bound in stands.bounds]
+    parts += [_describe_audited_bound(stands, bound) for bound in stands.bounds]
     parts += [
         f"{other.row.attack} proves ε ≥ {phrases.format_number(other.audit.epsilon)}, {other.why}"
         for other in stands.unheld
     ]
     if stands.verdict is None:
-        return f"{'; '.join(parts)}; {_not_audited_sentence(stands)}."
+        return f"{'; '.join(parts)}; {_describe_missing_audit(stands)}."
     return f"{'; '.join(parts)}: {format_claim_verdict(stands)}."
 
 
@@ -54,12 +54,12 @@ def summarise_claim(stands: ClaimEvidence) -> str:
     audited`"""
     claim = stands.target.claim
     covers = (
-        (phrases.single_record_epsilon_phrase(claim), phrases.covered_tokens_phrase(claim))
+        (phrases.format_single_record_epsilon(claim), phrases.format_covered_tokens(claim))
         if claim
         else ()
     )
     reasons = f" ({'; '.join(stands.refuted)})" if stands.refuted else ""
-    opening = f"{stands.target.title}: {_claimed_epsilon_sentence(stands)}"
+    opening = f"{stands.target.title}: {_describe_claimed_epsilon(stands)}"
     return f"{'; '.join(filter(None, (opening, *covers, format_claim_verdict(stands))))}{reasons}"
 
 
@@ -80,7 +80,7 @@ def format_claim_verdict(stands: ClaimEvidence) -> str:
     return f"{nominal}: {stands.verdict}{power}"
 
 
-def _claimed_epsilon_sentence(stands: ClaimEvidence) -> str:
+def _describe_claimed_epsilon(stands: ClaimEvidence) -> str:
     claim = stands.target.claim
     nominal = stands.nominal
     if nominal is None:
@@ -94,11 +94,11 @@ def _claimed_epsilon_sentence(stands: ClaimEvidence) -> str:
         epsilon = "it claims no finite ε"
     else:
         epsilon = f"claimed ε {number(stands.claimed)}"
-    terms = f"{phrases.relation_label(claim.relation)}, {claim.unit}, δ {number(claim.delta)}"
+    terms = f"{phrases.format_relation(claim.relation)}, {claim.unit}, δ {number(claim.delta)}"
     return f"{epsilon} ({terms}){nominal_phrase}"
 
 
-def _audited_bound_sentence(stands: ClaimEvidence, bound: BoundAgainstClaim) -> str:
+def _describe_audited_bound(stands: ClaimEvidence, bound: BoundAgainstClaim) -> str:
     """Return an audit with its level, and the ε promised for its game if it is another ε."""
     audit = bound.audit
     number = phrases.format_number
@@ -107,7 +107,7 @@ def _audited_bound_sentence(stands: ClaimEvidence, bound: BoundAgainstClaim) -> 
     shared = f", one of {len(stands.bounds)} audits" if len(stands.bounds) > 1 else ""
     # level: the part of LEVEL for this audit (Bonferroni over all audits of the model).
     game = (
-        f"{bound.row.attack}, {phrases.relation_label(audit.relation)}, {audit.unit}, δ "
+        f"{bound.row.attack}, {phrases.format_relation(audit.relation)}, {audit.unit}, δ "
         f"{number(audit.delta)}, {audit.right:,} of {audit.guesses:,} guesses right, "
         f"{audit.canaries_or_games_label}, one-sided {100 * (1 - audit.level):.4g}%{shared}"
     )
@@ -121,7 +121,7 @@ def _audited_bound_sentence(stands: ClaimEvidence, bound: BoundAgainstClaim) -> 
     return f"audited ε ≥ {number(audit.epsilon)} ({game}), {', and '.join(power)}"
 
 
-def _not_audited_sentence(stands: ClaimEvidence) -> str:
+def _describe_missing_audit(stands: ClaimEvidence) -> str:
     """Return that nothing was audited or can be judged, and the command for an audit."""
     if stands.bounds:  # audited, but with neither a claim nor a nominal ε
         return "there is nothing to hold it to"
@@ -137,10 +137,10 @@ def _not_audited_sentence(stands: ClaimEvidence) -> str:
     return f"{subject} was not audited{reasons}{would}"
 
 
-def claim_audit_table(result: AuditResult) -> Table | None:
+def build_claim_audit_table(result: AuditResult) -> Table | None:
     """Return a line for each audit of each target, also for unrelated and missing audits."""
     groups = tuple(
-        Group(stands.target.title, _claim_audit_rows(stands))
+        Group(stands.target.title, _build_claim_audit_rows(stands))
         for stands in select_reported_claims(result)
     )
     if not groups:
@@ -162,7 +162,7 @@ def claim_audit_table(result: AuditResult) -> Table | None:
     return Table("evidence-table", caption, head, groups, frozenset({0, 1, 3, 4, 5, 6}))
 
 
-def _claim_audit_rows(stands: ClaimEvidence) -> tuple[tuple[str, ...], ...]:
+def _build_claim_audit_rows(stands: ClaimEvidence) -> tuple[tuple[str, ...], ...]:
     number = phrases.format_number
     nothing = phrases.NOTHING
     claimed = nothing if stands.claimed is None else number(stands.claimed)

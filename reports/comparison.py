@@ -14,7 +14,7 @@ from auditor.core.counts import format_count
 from auditor.gate.compare import Comparison, ComparisonRow
 from auditor.reports import phrases
 from auditor.reports.blocks import Document, Group, Paragraph, Section, Table
-from auditor.reports.escaping import csv_text, make_printable_line
+from auditor.reports.escaping import make_printable_line, render_csv
 
 _BEST = "leaks least"
 NOTE = (
@@ -38,7 +38,7 @@ def build_terminal_blocks(comparison: Comparison) -> Iterator[RichTable | Text]:
     ]
     for line, rows in zip(comparison.lines, blocks, strict=True):
         yield Text(
-            f"{make_printable_line(line.row.title)}: {phrases.metric_label(line.metric)}",
+            f"{make_printable_line(line.row.title)}: {phrases.format_metric(line.metric)}",
             style="bold cyan",
         )
         table = RichTable.grid(padding=(0, 2))
@@ -50,7 +50,7 @@ def build_terminal_blocks(comparison: Comparison) -> Iterator[RichTable | Text]:
     yield Text(f"\n{NOTE}", style="dim")
 
 
-def comparison_csv(comparison: Comparison) -> str:
+def render_comparison_csv(comparison: Comparison) -> str:
     """Return CSV with a line for each row, metric and run; raw numbers, shares as fractions."""
     head: tuple[str, ...] = (
         "target",
@@ -64,10 +64,10 @@ def comparison_csv(comparison: Comparison) -> str:
         "n",
     )
     head += ("difference", "difference_low", "difference_high", "best", "note")
-    return csv_text(head, _comparison_csv_rows(comparison))
+    return render_csv(head, _build_comparison_csv_rows(comparison))
 
 
-def _comparison_csv_rows(comparison: Comparison) -> Iterator[tuple[object, ...]]:
+def _build_comparison_csv_rows(comparison: Comparison) -> Iterator[tuple[object, ...]]:
     for line in comparison.lines:
         for i, (name, cell) in enumerate(zip(comparison.runs, line.cells, strict=True)):
             m = cell.measured
@@ -82,7 +82,7 @@ def build_paired_table(comparison: Comparison) -> Table:
     body = tuple(
         (
             make_printable_line(line.row.title),
-            phrases.metric_label(make_printable_line(line.metric)),
+            phrases.format_metric(make_printable_line(line.metric)),
             *(
                 "; ".join(filter(None, _format_run_table_cells(line, i, "difference ")))
                 for i in range(len(line.cells))

@@ -14,16 +14,18 @@ def format_stratum(stratum: Stratum) -> str:
     """Return `all 14 records that occur 16 times are recited` or `3 of the 12 asked records ...`"""
     m = stratum.extracted
     often = f"that {'occurs' if m.n == 1 else 'occur'} {format_count(stratum.copies or 1, 'time')}"
-    return _recited_phrase(m, often, is_whole=m.n == stratum.population)
+    return _format_recited_share(m, often, is_whole=m.n == stratum.population)
 
 
 def group_sentence_part(group: tuple[str, Measurement]) -> str:
     """Return `all 36 records of the group wanted are recited`. group: name and extraction."""
     name, m = group
-    return _recited_phrase(m, f"of the group {escaping.make_printable_line(name)}", is_whole=True)
+    return _format_recited_share(
+        m, f"of the group {escaping.make_printable_line(name)}", is_whole=True
+    )
 
 
-def _recited_phrase(m: Measurement, clause: str, *, is_whole: bool) -> str:
+def _format_recited_share(m: Measurement, clause: str, *, is_whole: bool) -> str:
     hits = phrases.count_hits(m)
     if hits == m.n:
         records = format_count(m.n, "record" if is_whole else "asked record")
@@ -34,7 +36,7 @@ def _recited_phrase(m: Measurement, clause: str, *, is_whole: bool) -> str:
     )
 
 
-def strata_label(finding: Finding) -> str:
+def format_strata(finding: Finding) -> str:
     """Return `16 copies: 14 of 14; 1 copy: 0 of 27 asked, of 121`, most copies first.
 
     "" if copies were not counted.
@@ -60,7 +62,7 @@ def format_audited_share(result: AuditResult) -> str:
     return "" if counts is None else f"{counts.audited:,} of {counts.given:,}"
 
 
-def coverage_label(result: AuditResult) -> str:
+def format_coverage(result: AuditResult) -> str:
     """Return `41 of 150 records audited (94 not asked for lack of time, 15 auxiliary data)`.
 
     "" if records were not counted.
@@ -111,8 +113,8 @@ def explain_missing_attack_rows(result: AuditResult) -> dict[str, str]:
 
 def list_copies_phrases(finding: Finding, owner: str) -> list[str]:
     """Return the extraction by copies and, for a sample, its weighted share of all records."""
-    of_all = weighted_share_phrase(finding)
-    return [f"recited by copies: {strata_label(finding)} {owner}", *([of_all] if of_all else [])]
+    of_all = format_weighted_share(finding)
+    return [f"recited by copies: {format_strata(finding)} {owner}", *([of_all] if of_all else [])]
 
 
 def describe_asked_records(result: AuditResult) -> str:
@@ -151,7 +153,7 @@ def _count_asked_population(counts: RecordCounts) -> str:
     return f"{counts.audited:,} of {sum(counts.by_copies.values()):,} records"
 
 
-def weighted_share_phrase(finding: Finding) -> str:
+def format_weighted_share(finding: Finding) -> str:
     """Return `of all 135 records 8.9% [8.9-17.8], weighted by copies`.
 
     "" if all were asked, or records were not counted.
@@ -163,7 +165,7 @@ def weighted_share_phrase(finding: Finding) -> str:
     return f"of all {share.n:,} records {between} (95%, weighted by copies)"
 
 
-def progress_line(result: AuditResult) -> str:
+def format_progress_line(result: AuditResult) -> str:
     """Return a progress line: the records attacked until now, and those recited."""
     measured = [f for f in result.findings if f.strata]
     if not measured:
@@ -174,4 +176,4 @@ def progress_line(result: AuditResult) -> str:
     )
     hits = sum(phrases.count_hits(s.extracted) for s in row.strata)
     n_asked = _count_asked_population(result.benchmark.records["members"])
-    return f"{n_asked} asked so far: {hits:,} recited word for word ({strata_label(row)})"
+    return f"{n_asked} asked so far: {hits:,} recited word for word ({format_strata(row)})"

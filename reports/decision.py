@@ -28,7 +28,7 @@ HEAD = (
 NUMERIC = frozenset({2, 3, 4, 5})
 
 
-def ruling_terminal_lines(decision: Decision) -> Iterator[str]:
+def format_ruling_terminal_lines(decision: Decision) -> Iterator[str]:
     """Yield the subject, one line a ruling, and the verdict, with cleaned names."""
     if decision.about:
         yield make_printable_line(decision.about)
@@ -41,7 +41,7 @@ def ruling_terminal_lines(decision: Decision) -> Iterator[str]:
     yield make_printable_line(decision.headline)
 
 
-def decision_markdown(decision: Decision) -> str:
+def render_decision_markdown(decision: Decision) -> str:
     """Return GitHub-flavoured Markdown for a pull request: the verdict, then rulings, worst first.
 
     It has as many rows as fit a comment next to a report; the verdict counts them all.
@@ -51,7 +51,7 @@ def decision_markdown(decision: Decision) -> str:
     )
     parts = [f"## Leakage {escape_for_markdown(decision.headline)}", escape_for_markdown(title)]
     parts += [escape_for_markdown(_shorten_printable(decision.about))]
-    if rows := ruling_table_rows(decision):
+    if rows := build_ruling_table_rows(decision):
         parts += [render_truncated_table(Table("gate", "", HEAD, (Group("", rows),), NUMERIC))]
     # The table has no column of reasons: list them for rows without numbers.
     reasons = [f"{r.cell_title}: {r.reason}" for r in _sort_rulings(decision) if not r.n][
@@ -65,23 +65,23 @@ def _shorten_printable(text: str) -> str:
     return shorten(make_printable_line(text), _LONGEST)
 
 
-def ruling_table_rows(decision: Decision) -> tuple[tuple[str, ...], ...]:
+def build_ruling_table_rows(decision: Decision) -> tuple[tuple[str, ...], ...]:
     """Return a row for each ruling under HEAD, the worst first."""
-    return tuple(map(_ruling_table_cells, _sort_rulings(decision)))
+    return tuple(map(_build_ruling_table_cells, _sort_rulings(decision)))
 
 
 def _sort_rulings(decision: Decision) -> list[Ruling]:
     return sorted(decision.rulings, key=lambda ruling: _WORST.index(ruling.verdict))
 
 
-def _ruling_table_cells(ruling: Ruling) -> tuple[str, ...]:
+def _build_ruling_table_cells(ruling: Ruling) -> tuple[str, ...]:
     measured = (f"{ruling.value:.4g}", f"{ruling.low:.4f} to {ruling.high:.4f}", f"{ruling.n:,}")
     missed = NOTHING if ruling.missed is None else f"{ruling.missed:.4g}"
     about = (make_printable_line(ruling.cell_title), make_printable_line(ruling.rule))
     return (*about, *(measured if ruling.n else (NOTHING,) * 3), missed, ruling.verdict)
 
 
-def decision_junit_xml(decision: Decision) -> str:
+def render_decision_junit_xml(decision: Decision) -> str:
     """Return a test case each ruling; it has failures or errors exactly if the exit code is not 0.
 
     Inconclusive: an error if it counts, skipped if it may pass.
@@ -92,10 +92,10 @@ def decision_junit_xml(decision: Decision) -> str:
         cases = [ET.Element("testcase", {"classname": "run", "name": "gate", "time": "0"})]
         nothing = "nothing was judged"
         ET.SubElement(cases[0], "failure", {"type": "failed", "message": nothing}).text = nothing
-    return junit_xml("audit gate", make_printable_line(decision.run), cases)
+    return render_junit_xml("audit gate", make_printable_line(decision.run), cases)
 
 
-def junit_xml(program: str, suite: str, cases: Sequence[ET.Element]) -> str:
+def render_junit_xml(program: str, suite: str, cases: Sequence[ET.Element]) -> str:
     """Return a suite of these test cases, with totals."""
     totals = {"tests": str(len(cases))}
     for kind, name in (("failure", "failures"), ("error", "errors"), ("skipped", "skipped")):

@@ -36,8 +36,8 @@ from auditor.statistics.membership import FALSE_POSITIVES
 from auditor.statistics.memorised import MEMORISED, RECORDS
 from auditor.statistics.metrics import (
     SHARES,
-    auc_name,
     find_metric,
+    name_auc,
     name_nonmember_metric,
     name_tpr_metric,
 )
@@ -111,7 +111,7 @@ def _make_highest_value_answer(*metrics: str) -> Callable[[EdpbEvidence], list[s
         sentence
         for target in _exclude_control_targets(e)
         for metric in metrics
-        if (sentence := _highest_value_sentence(e, target, metric))
+        if (sentence := _describe_highest_value(e, target, metric))
     ]
 
 
@@ -124,7 +124,7 @@ def _describe_extraction_per_query(e: EdpbEvidence) -> list[str]:
     return [*sentences, *_make_highest_value_answer(RECORDS, MEMORISED)(e)]
 
 
-def _highest_value_sentence(e: EdpbEvidence, target: TargetRecord, metric: str) -> str:
+def _describe_highest_value(e: EdpbEvidence, target: TargetRecord, metric: str) -> str:
     if not (candidates := _pair_measurements(e, target, lambda f: {metric: f.measurement(metric)})):
         return ""
     m, _, row = _find_highest_measurement(candidates)
@@ -134,7 +134,7 @@ def _highest_value_sentence(e: EdpbEvidence, target: TargetRecord, metric: str) 
     else:
         baseline = ""
     among = f"; the highest of {len(candidates)} configurations" if len(candidates) > 1 else ""
-    number = f"{phrases.metric_label(metric)} {_format_counted_value(m)}"
+    number = f"{phrases.format_metric(metric)} {_format_counted_value(m)}"
     return f"{title_attack_row(e.result, row)}: {number}{baseline}{among}."
 
 
@@ -149,7 +149,7 @@ def _format_counted_value(m: Measurement) -> str:
     return f"{phrases.format_measurement_value(m)} of {m.n:,}"
 
 
-def _worst_repeat_count_sentences(e: EdpbEvidence) -> list[str]:
+def _describe_worst_repeat_count(e: EdpbEvidence) -> list[str]:
     """Return the repeat count and row with most extraction, for each target."""
     sentences = []
     for target in _exclude_control_targets(e):
@@ -166,16 +166,16 @@ def _worst_repeat_count_sentences(e: EdpbEvidence) -> list[str]:
             m = widen_leak_measurement(m, sum(f is row for *_, f in groups))
             sentences.append(
                 f"{title_attack_row(e.result, row)}: at repeat count {count}, "
-                f"{phrases.lower_first(phrases.metric_label(m.name))} {_format_counted_value(m)}."
+                f"{phrases.lower_first(phrases.format_metric(m.name))} {_format_counted_value(m)}."
             )
     return sentences
 
 
-def _membership_sentences(e: EdpbEvidence) -> list[str]:
+def _describe_membership(e: EdpbEvidence) -> list[str]:
     """Return membership over all records and, if it decides, at the best number of copies."""
     groups = [s for s in assess_signals(e.result).signals if s.kind is MEMBERSHIP and s.count]
     return [
-        *_make_highest_value_answer(auc_name(""), name_tpr_metric("", FALSE_POSITIVES[0]))(e),
+        *_make_highest_value_answer(name_auc(""), name_tpr_metric("", FALSE_POSITIVES[0]))(e),
         *_make_highest_value_answer(RANKED)(e),
         *(
             f"{phrases.title_target(e.result, s.target)}: {signals.describe_signal_number(s)}."
@@ -184,7 +184,7 @@ def _membership_sentences(e: EdpbEvidence) -> list[str]:
     ]
 
 
-def _greedy_recall_sentences(e: EdpbEvidence) -> list[str]:
+def _describe_greedy_recall(e: EdpbEvidence) -> list[str]:
     recalls = phrases.sort_repeats(e.result.benchmark.greedy_recall)
     known = [
         (count, m)
@@ -199,7 +199,7 @@ def _greedy_recall_sentences(e: EdpbEvidence) -> list[str]:
     return []
 
 
-def _leak_signals_section(e: EdpbEvidence) -> Section:
+def _build_leak_signals_section(e: EdpbEvidence) -> Section:
     """Return all signals of all targets, after the doubts that may hide a leak from this audit."""
     assessment = assess_signals(e.result)
     against = " ".join(doubt.sentence for doubt in signals.list_doubts(assessment))
@@ -207,7 +207,7 @@ def _leak_signals_section(e: EdpbEvidence) -> Section:
         replace(s, why="", part=_generalise_personal_kind(s.part) if s.kind is PERSONAL else s.part)
         for s in assessment.signals
     ]
-    blocks = signals.signal_blocks(e.result, replace(assessment, signals=tuple(publishable)))
+    blocks = signals.build_signal_blocks(e.result, replace(assessment, signals=tuple(publishable)))
     title = "What is shown, what is not, what was not tested"
     return Section(
         "signals",
@@ -220,12 +220,12 @@ def _signal_counts_paragraph(e: EdpbEvidence) -> str:
     """Return a sentence a target: the kinds of leakage shown, or the counts tested and untested."""
     signal_assessment = assess_signals(e.result)
     return " ".join(
-        _signal_count_sentence(e.result, signal_assessment, target)
+        _describe_signal_count(e.result, signal_assessment, target)
         for target in signal_assessment.targets
     )
 
 
-def _signal_count_sentence(result: AuditResult, assessment: LeakAssessment, target: str) -> str:
+def _describe_signal_count(result: AuditResult, assessment: LeakAssessment, target: str) -> str:
     title = phrases.title_target(result, target)
     titles = [
         group[0].kind.title.lower()
@@ -239,7 +239,7 @@ def _signal_count_sentence(result: AuditResult, assessment: LeakAssessment, targ
         for signal_set in (assessment.list_tested_signals(target), untested_signals)
     )
     if assessment.shows_no_leakage(target):
-        verdict = signals.no_leakage_phrase(assessment, target)
+        verdict = signals.format_no_leakage(assessment, target)
     else:
         verdict = "inconclusive"
     return (
@@ -247,7 +247,7 @@ def _signal_count_sentence(result: AuditResult, assessment: LeakAssessment, targ
     )
 
 
-def _claimed_epsilon_sentences(e: EdpbEvidence) -> list[str]:
+def _describe_claimed_epsilon(e: EdpbEvidence) -> list[str]:
     """Return the epsilon of each claim with its terms, and whether an audit contradicts it."""
     sentences = []
     for target in _exclude_control_targets(e):
@@ -259,14 +259,14 @@ def _claimed_epsilon_sentences(e: EdpbEvidence) -> list[str]:
         audited = "" if least is None else f", audited ε at least {phrases.format_number(least)}"
         sentences.append(
             f"{target.title}: claimed ε {phrases.format_promised_epsilon(claim)}, "
-            f"{phrases.relation_label(claim.relation)}, δ {phrases.format_number(claim.delta)}, "
-            f"{phrases.covered_tokens_phrase(claim)}{audited}: "
+            f"{phrases.format_relation(claim.relation)}, δ {phrases.format_number(claim.delta)}, "
+            f"{phrases.format_covered_tokens(claim)}{audited}: "
             f"{claims.format_claim_verdict(stands)}."
         )
     return sentences
 
 
-def _provenance_sentences(e: EdpbEvidence) -> list[str]:
+def _describe_provenance(e: EdpbEvidence) -> list[str]:
     # Hash the sorted digests of all weight files, without their names.
     weights = json.dumps(sorted(e.result.weights.values())).encode()
     weights_phrase = f"weights {hashlib.sha256(weights).hexdigest()}; " if e.result.weights else ""
@@ -279,7 +279,7 @@ def _provenance_sentences(e: EdpbEvidence) -> list[str]:
     ]
 
 
-def _defense_effect_sentences(e: EdpbEvidence) -> list[str]:
+def _describe_defense_effect(e: EdpbEvidence) -> list[str]:
     """Return the change by each defense, at its row with the highest recall, and its cost."""
     sentences = []
     for target in _exclude_control_targets(e):
@@ -303,7 +303,7 @@ def _defense_effect_sentences(e: EdpbEvidence) -> list[str]:
     return sentences
 
 
-def _personal_data_kind_sentences(e: EdpbEvidence) -> list[str]:
+def _describe_personal_data_kind(e: EdpbEvidence) -> list[str]:
     """Return each kind of personal data at the row of each target that extracts most of it."""
     sentences = []
     for target in _exclude_control_targets(e):
@@ -314,7 +314,7 @@ def _personal_data_kind_sentences(e: EdpbEvidence) -> list[str]:
                 candidate for candidate in measurements if candidate[1] == kind
             )
             number = (
-                f"{personal.format_personal_kind(kind)} {personal.personal_data_share_phrase(m)}"
+                f"{personal.format_personal_kind(kind)} {personal.format_personal_data_share(m)}"
             )
             sentences.append(f"{title_attack_row(e.result, row)}: {number}.")
     return sentences
@@ -328,7 +328,7 @@ def _generalise_personal_kind(kind: str) -> str:
 _SHOWN = 5  # rulings listed with the smallest leak each would miss
 
 
-def _gate_verdict_sentences(e: EdpbEvidence) -> list[str]:
+def _describe_gate_verdict(e: EdpbEvidence) -> list[str]:
     sentences = []
     for gate in e.gates:
         rulings = gate.decision.rulings
@@ -361,7 +361,7 @@ def _make_main_number_answer(description: str) -> Callable[[EdpbEvidence], list[
         ]
         known = [(f, m) for f, m in rows if m and _has_value(m)]
         return [
-            f"{title_attack_row(e.result, f)}: {phrases.metric_label(m.name)} "
+            f"{title_attack_row(e.result, f)}: {phrases.format_metric(m.name)} "
             f"{_format_counted_value(m)}."
             for f, m in known
         ]
@@ -399,7 +399,7 @@ QUESTIONS = (
     _opinion(
         "¶43",
         "Does that hold for every person, not on average?",
-        _worst_repeat_count_sentences,
+        _describe_worst_repeat_count,
         "The worst repeat count, with an interval for all of them, not the worst person: no sample "
         "shows that.",
         "repeat counts in the data (a repeats column) would",
@@ -414,7 +414,7 @@ QUESTIONS = (
     _opinion(
         "¶55",
         "Membership inference",
-        _membership_sentences,
+        _describe_membership,
         f"0.5 and {_FPR} are chance. It means something only where members and non-members are "
         "alike.",
         measured_by=("membership",),
@@ -422,7 +422,7 @@ QUESTIONS = (
     _opinion(
         "¶55",
         "Regurgitation of training data",
-        _greedy_recall_sentences,
+        _describe_greedy_recall,
         "Word for word behind the start of a record; paraphrase is not counted.",
         "`audit run --model MODEL --data RECORDS` would, where the data have repeat counts",
     ),
@@ -451,7 +451,7 @@ QUESTIONS = (
     _opinion(
         "¶58 (c), (d)",
         "Which technical measures lower the likelihood, and by how much?",
-        _defense_effect_sentences,
+        _describe_defense_effect,
         "Measures that were put in front of the model in this run; organisational ones are not "
         "measured.",
         "`audit run --defense NAME` would: `audit list` names them",
@@ -459,7 +459,7 @@ QUESTIONS = (
     _opinion(
         "¶58 (e)",
         "Theoretical resistance to re-identification",
-        _claimed_epsilon_sentences,
+        _describe_claimed_epsilon,
         "An ε holds for its unit, relation, access, decoding and number of drawn tokens; an audit "
         "can only refute it.",
         "a model or a defense that claims one would: `audit list` says what each claims",
@@ -481,7 +481,7 @@ QUESTIONS = (
     _opinion(
         "¶58 (e)(iii), (iv)",
         "How, when and on what was it tested, and where are the results?",
-        _provenance_sentences,
+        _describe_provenance,
         "By whom, the controller adds. The hashes tie this page to the run folder.",
         "",
     ),
@@ -492,7 +492,7 @@ QUESTIONS = (
     _assessment(
         "35(7)(c)",
         "Likelihood of the risk, by kind of personal data",
-        _personal_data_kind_sentences,
+        _describe_personal_data_kind,
         "Kinds that patterns find, or the data mark; texts that no pattern knows are not counted.",
         "data with such texts in the attacked suffixes (`audit secrets`) would",
     ),
@@ -500,7 +500,7 @@ QUESTIONS = (
     _assessment(
         "35(7)(d)",
         "Was the residual risk held to a limit?",
-        _gate_verdict_sentences,
+        _describe_gate_verdict,
         "Held: the one-sided 95% upper bound is within the controller's limit; no audit shows that "
         "ε is small.",
         "`audit gate RUN --max recall=0.05` would",
@@ -538,14 +538,17 @@ def build_edpb_document(e: EdpbEvidence) -> Document:
     questions = [(question.where, question.asked, remedy) for question, remedy in missing.items()]
     sections = [
         edpb_summary.build_limits_section(),
-        _leak_signals_section(e),
+        _build_leak_signals_section(e),
         edpb_summary.build_coverage_section(questions),
     ]
     # A group of groupby ends when the next begins: read each in turn.
     for n, (title, of_source) in enumerate(groupby(QUESTIONS, key=lambda question: question.of), 1):
         head = ("Where", "Question", "Measured in this run", "What that does not say")
         table = Table(
-            f"questions-{n}", title, head, (Group("", tuple(_question_table_rows(e, of_source))),)
+            f"questions-{n}",
+            title,
+            head,
+            (Group("", tuple(_build_question_table_rows(e, of_source))),),
         )
         sections.append(Section(f"part-{n}", title, (table,)))
     return Document(
@@ -562,7 +565,7 @@ def build_edpb_document(e: EdpbEvidence) -> Document:
     )
 
 
-def _question_table_rows(
+def _build_question_table_rows(
     e: EdpbEvidence, questions: Iterator[EdpbQuestion]
 ) -> Iterator[tuple[str, ...]]:
     for question in questions:

@@ -43,7 +43,7 @@ def describe_threat(result: AuditResult) -> str:
 
 def describe_audited_records(result: AuditResult) -> str:
     """Return `41 of 150 records audited (...).`, or only the number attacked."""
-    counted = coverage.coverage_label(result)
+    counted = coverage.format_coverage(result)
     return f"{counted or f'{result.benchmark.members:,} records attacked'}."
 
 

@@ -142,7 +142,7 @@ def escape_csv_cell(value: object) -> object:
     return "" if value is None else value
 
 
-def csv_text(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+def render_csv(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """Return RFC 4180 CSV with "\\n" line ends, every cell inert."""
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")

@@ -27,7 +27,7 @@ from auditor.reports.blocks import (
 from auditor.reports.topics import (
     CHECK,
     Topic,
-    figures_blocks,
+    build_figures_blocks,
     group_table_rows,
     title_attack_row,
 )
@@ -57,7 +57,7 @@ _NOTES = {  # by the unit of the row's main number
 }
 
 
-def _results_section_blocks(result: AuditResult) -> list[Block]:
+def _build_results_section_blocks(result: AuditResult) -> list[Block]:
     if not result.findings:
         return [Paragraph("The run has no rows.")]
     head = (
@@ -68,7 +68,7 @@ def _results_section_blocks(result: AuditResult) -> list[Block]:
         "Excess",
         "PPL",
     )
-    groups = group_table_rows(result, partial(_result_table_row, result))
+    groups = group_table_rows(result, partial(_build_result_table_row, result))
     caption, units = (
         "Recall of each target, setting and attack",
         {f.main.unit for f in result.findings if f.main},
@@ -77,17 +77,17 @@ def _results_section_blocks(result: AuditResult) -> list[Block]:
     table = Table("results-table", caption, head, groups, frozenset({2, 3, 4, 5}))
     return [
         table,
-        *_effect_causes_tables(result),
-        *_plugin_measurement_table(result),
+        *_build_effect_causes_tables(result),
+        *_build_plugin_measurement_table(result),
         Paragraph(note),
     ]
 
 
-def _effect_causes_tables(result: AuditResult) -> list[Block]:
+def _build_effect_causes_tables(result: AuditResult) -> list[Block]:
     """Return the causes of each defense's effect: every chain of every row, step by step."""
     chains = [
         (
-            f"{title_attack_row(result, f)}{phrases.above_nonmembers_phrase(f.chain.whole)}",
+            f"{title_attack_row(result, f)}{phrases.format_baseline_excess(f.chain.whole)}",
             f.target,
             f.chain,
         )
@@ -100,7 +100,7 @@ def _effect_causes_tables(result: AuditResult) -> list[Block]:
         if t.likelihood
     ]
     groups = tuple(
-        Group(title, tuple(_control_chain_table_rows(result, target, chain)))
+        Group(title, tuple(_build_control_chain_table_rows(result, target, chain)))
         for title, target, chain in chains
     )
     head = ("Change", "To", "Difference", "95% interval", "n", "Shown")
@@ -108,21 +108,21 @@ def _effect_causes_tables(result: AuditResult) -> list[Block]:
     return [Table("causes-table", caption, head, groups, frozenset({2, 3, 4}))] if groups else []
 
 
-def _control_chain_table_rows(
+def _build_control_chain_table_rows(
     result: AuditResult, target: str, chain: Chain
 ) -> Iterator[tuple[str, ...]]:
     for step in phrases.select_chain_steps(phrases.list_chain_steps(chain, target)):
-        yield _control_step_table_row(result, step)
+        yield _build_control_step_table_row(result, step)
     title = phrases.title_target(result, target)
-    yield ("all of these", title, *_difference_table_cells(chain.whole), "")
+    yield ("all of these", title, *_build_difference_table_cells(chain.whole), "")
     for step in phrases.list_chain_steps(chain, target, beyond=True):
-        yield _control_step_table_row(result, step)
+        yield _build_control_step_table_row(result, step)
 
 
-def _control_step_table_row(result: AuditResult, step: ChainStep) -> tuple[str, ...]:
+def _build_control_step_table_row(result: AuditResult, step: ChainStep) -> tuple[str, ...]:
     causes = "; ".join(step.causes.values())
     row = (
-        ": ".join(filter(None, (phrases.chain_step_causes_phrase(step), causes))),
+        ": ".join(filter(None, (phrases.format_chain_step_causes(step), causes))),
         phrases.title_target(result, step.after) or phrases.NOTHING,
     )
     if step.difference is None:
@@ -130,16 +130,16 @@ def _control_step_table_row(result: AuditResult, step: ChainStep) -> tuple[str, 
     significance = "yes" if phrases.is_chain_step_significant(step) else "not significant"
     return (
         *row,
-        *_difference_table_cells(step.difference),
+        *_build_difference_table_cells(step.difference),
         significance + (f" ({step.note})" if step.note else ""),
     )
 
 
-def _difference_table_cells(m: Measurement) -> tuple[str, str, str]:
+def _build_difference_table_cells(m: Measurement) -> tuple[str, str, str]:
     return phrases.format_point_difference(m), phrases.format_interval(m), f"{m.n:,}"
 
 
-def _result_table_row(result: AuditResult, finding: Finding) -> tuple[str, ...]:
+def _build_result_table_row(result: AuditResult, finding: Finding) -> tuple[str, ...]:
     title = phrases.title_row(result, finding)
     if finding.not_applicable:
         return (title, finding.attack, f"not applicable: {finding.not_applicable}")
@@ -147,17 +147,17 @@ def _result_table_row(result: AuditResult, finding: Finding) -> tuple[str, ...]:
         title,
         finding.attack,
         *phrases.format_baseline_excess_cells(finding),
-        phrases.target_perplexity_text(result, finding.target),
+        phrases.format_target_perplexity(result, finding.target),
     )
 
 
-def _ranking_figure_blocks(result: AuditResult) -> list[Block]:
-    return figures_blocks(
+def _build_ranking_figure_blocks(result: AuditResult) -> list[Block]:
+    return build_figures_blocks(
         figure for figure in figures.draw_all_figures(result) if figure.plot in figures.RESEARCH
     )
 
 
-def _calibration_blocks(result: AuditResult, details: SecretDetails) -> list[Block]:
+def _build_calibration_blocks(result: AuditResult, details: SecretDetails) -> list[Block]:
     calibrations = [
         (f, name, r)
         for f in phrases.sort_findings(result)
@@ -188,10 +188,12 @@ def _calibration_blocks(result: AuditResult, details: SecretDetails) -> list[Blo
     figure = Figure(
         "calibration-plot", "calibration", title, text, head, groups, series=series, axes=axes
     )
-    return [Figures((figure,)), _calibration_error_table(calibrations)]
+    return [Figures((figure,)), _build_calibration_error_table(calibrations)]
 
 
-def _calibration_error_table(reliabilities: Sequence[tuple[Finding, str, Reliability]]) -> Table:
+def _build_calibration_error_table(
+    reliabilities: Sequence[tuple[Finding, str, Reliability]],
+) -> Table:
     rows = tuple(
         (
             name,
@@ -271,7 +273,7 @@ def _list_calibration_chances(
     return dict(zip(probe.ids, chances.clip(0.0, 1.0).tolist(), strict=True))
 
 
-def _privacy_utility_blocks(result: AuditResult) -> list[Block]:
+def _build_privacy_utility_blocks(result: AuditResult) -> list[Block]:
     points = []
     for target in result.targets:
         for setting in phrases.SETTINGS:
@@ -321,13 +323,13 @@ def _privacy_utility_blocks(result: AuditResult) -> list[Block]:
     return [Figures((figure,))]
 
 
-def _plugin_measurement_table(result: AuditResult) -> list[Block]:
+def _build_plugin_measurement_table(result: AuditResult) -> list[Block]:
     """Return the numbers of no other section: those of plug-ins, and documents' longest blocks."""
     groups = [
         Group(
             f"{phrases.title_row(result, finding)} · {finding.attack}",
             tuple(
-                (phrases.metric_label(m.name), *phrases.format_measurement_cells(m))
+                (phrases.format_metric(m.name), *phrases.format_measurement_cells(m))
                 for m in finding.measurements
                 if m.name in result.metrics or m.name == LONGEST
             ),
@@ -344,19 +346,23 @@ def _plugin_measurement_table(result: AuditResult) -> list[Block]:
 
 
 TOPICS = (
-    Topic("results", "Results", lambda m: _results_section_blocks(m.result), CHECK, 1, turn=3),
-    Topic("ranking", "Ranking and samples", lambda m: _ranking_figure_blocks(m.result), CHECK, 2),
+    Topic(
+        "results", "Results", lambda m: _build_results_section_blocks(m.result), CHECK, 1, turn=3
+    ),
+    Topic(
+        "ranking", "Ranking and samples", lambda m: _build_ranking_figure_blocks(m.result), CHECK, 2
+    ),
     Topic(
         "calibration",
         "Calibration of confidence",
-        lambda m: _calibration_blocks(m.result, m.details),
+        lambda m: _build_calibration_blocks(m.result, m.details),
         CHECK,
         3,
     ),
     Topic(
         "tradeoff",
         "Privacy, utility, leakage",
-        lambda m: _privacy_utility_blocks(m.result),
+        lambda m: _build_privacy_utility_blocks(m.result),
         CHECK,
         5,
     ),

@@ -78,7 +78,7 @@ def build_measurement_sheet(results: Sequence[AuditResult]) -> Sheet:
         (*_list_finding_values(result, finding), *measured)
         for result in map(phrases.make_result_printable, results)
         for finding in phrases.sort_findings(result)
-        for measured in _measurement_sheet_rows(finding)
+        for measured in _build_measurement_sheet_rows(finding)
     ]
     return Sheet({**_ABOUT, **_CLAIM, **_MEASURED}, tuple(rows))
 
@@ -108,7 +108,7 @@ def _list_finding_values(result: AuditResult, f: Finding) -> tuple[Value, ...]:
     )
 
 
-def _measurement_sheet_rows(finding: Finding) -> Iterator[tuple[Value, ...]]:
+def _build_measurement_sheet_rows(finding: Finding) -> Iterator[tuple[Value, ...]]:
     if finding.not_applicable:
         # the last column of _MEASURED
         yield (
@@ -173,7 +173,7 @@ def build_secret_sheet(runs: Sequence[RunOutcomes]) -> Sheet:
 
 def to_csv(sheet: Sheet) -> str:
     """Return RFC 4180 CSV, formulas inert; missing values are empty, `nan` and `inf` literal."""
-    return escaping.csv_text(tuple(sheet.columns), sheet.rows)
+    return escaping.render_csv(tuple(sheet.columns), sheet.rows)
 
 
 def to_parquet(sheet: Sheet) -> bytes:
@@ -200,16 +200,16 @@ def to_latex(results: Sequence[AuditResult]) -> str:
     grids = [
         grid
         for result in map(phrases.make_result_printable, results)
-        for grid in (_main_number_row_table(result), _epsilon_claims_row_table(result))
+        for grid in (_build_main_number_row_table(result), _build_epsilon_claims_row_table(result))
         if grid.rows
     ]
     return "\n\\par\\bigskip\n".join(map(tables.render_latex_table, grids))
 
 
-def _main_number_row_table(result: AuditResult) -> tables.RowTable:
+def _build_main_number_row_table(result: AuditResult) -> tables.RowTable:
     head = ("Target", "Attack", "Metric", "Members", "Non-members")
     rows = tuple(
-        (phrases.title_row(result, f), f.attack, *_main_number_cells(f))
+        (phrases.title_row(result, f), f.attack, *_build_main_number_cells(f))
         for f in phrases.sort_findings(result)
     )
     note = "excess, perplexity and claims: audit export --csv"
@@ -218,7 +218,7 @@ def _main_number_row_table(result: AuditResult) -> tables.RowTable:
     )
 
 
-def _main_number_cells(finding: Finding) -> tuple[str, str, str]:
+def _build_main_number_cells(finding: Finding) -> tuple[str, str, str]:
     """Return the name of the row's main number, and its values for members and non-members."""
     main = finding.main
     if finding.not_applicable or main is None:
@@ -228,12 +228,12 @@ def _main_number_cells(finding: Finding) -> tuple[str, str, str]:
     return name, members.removeprefix(f"{name} "), nonmembers
 
 
-def _epsilon_claims_row_table(result: AuditResult) -> tables.RowTable:
+def _build_epsilon_claims_row_table(result: AuditResult) -> tables.RowTable:
     head = ("Target", "Relation", "Unit", "ε", "δ", "Tokens", "Spent ε", "Status")
     rows = tuple(
         (
             target.title,
-            phrases.relation_label(name),
+            phrases.format_relation(name),
             claim.unit,
             phrases.format_number(epsilon),
             phrases.format_number(claim.delta),

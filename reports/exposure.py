@@ -15,7 +15,7 @@ from auditor.reports.topics import CHECK, Topic, title_attack_row
 from auditor.statistics.exposure import bound_null_exposure_tail
 
 
-def _exposure_tail_blocks(result: AuditResult, details: SecretDetails) -> list[Block]:
+def _build_exposure_tail_blocks(result: AuditResult, details: SecretDetails) -> list[Block]:
     # non-members show the null, not the model
     members = {secret.id for secret in details.secrets if secret.member}
     exposures = []
@@ -78,5 +78,7 @@ def _exposure_tail_blocks(result: AuditResult, details: SecretDetails) -> list[B
 
 
 TOPICS = (
-    Topic("exposure", "Exposure", lambda m: _exposure_tail_blocks(m.result, m.details), CHECK, 4),
+    Topic(
+        "exposure", "Exposure", lambda m: _build_exposure_tail_blocks(m.result, m.details), CHECK, 4
+    ),
 )

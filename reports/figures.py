@@ -46,7 +46,7 @@ def _draw_repeat_recall_figures(
         return []
     first = next(iter(selected[0].by_repeats.values()))
     attacked = first.unit == "share"
-    metric = "Recall" if attacked else phrases.metric_label(first.name)
+    metric = "Recall" if attacked else phrases.format_metric(first.name)
     title = f"{metric} by copies, {setting}"
     counted = "by the copies of each in --data (training may have used others)"
     subject = f"Share of secrets that {selected[0].attack} completed" if attacked else metric

@@ -29,7 +29,7 @@ _NOTE = (
 )
 
 
-def _deployed_form_blocks(result: AuditResult, details: SecretDetails) -> list[Block]:
+def _build_deployed_form_blocks(result: AuditResult, details: SecretDetails) -> list[Block]:
     names = [name_deployed_form(form) for form in result.plan.get("forms", ())]
     groups = list[Group]()
     spans = list[ForestSpan | None]()
@@ -40,11 +40,13 @@ def _deployed_form_blocks(result: AuditResult, details: SecretDetails) -> list[B
         for name in names:
             change = _measure_leak_change(details, finding, name)
             delta = phrases.format_difference(change) if change else phrases.NOTHING
-            rows.append((*_deployed_form_table_cells(result, finding, finding.main, name), delta))
+            rows.append(
+                (*_build_deployed_form_table_cells(result, finding, finding.main, name), delta)
+            )
             spans.append(
                 build_forest_span(change) if change and change.unit in (*SHARES, AUC) else None
             )
-        title = f"{phrases.metric_label(finding.main.name)} · {finding.attack} ({finding.setting})"
+        title = f"{phrases.format_metric(finding.main.name)} · {finding.attack} ({finding.setting})"
         groups.append(Group(title, tuple(rows)))
     if not names or not groups:
         return []
@@ -67,12 +69,12 @@ def _deployed_form_blocks(result: AuditResult, details: SecretDetails) -> list[B
     )
     forest = Forest.of_differences(table, (*spans, *(None for _ in costs)))
     return [
-        Paragraph(" ".join((*_deployed_form_leak_sentences(result, details, names), _NOTE))),
+        Paragraph(" ".join((*_describe_deployed_form_leak(result, details, names), _NOTE))),
         forest,
     ]
 
 
-def _deployed_form_table_cells(
+def _build_deployed_form_table_cells(
     result: AuditResult, full: Finding, main: Measurement, name: str
 ) -> tuple[str, str, str]:
     """Return the form's title, the full model's main number, and the form's number."""
@@ -111,7 +113,7 @@ def _find_perplexity_ratio(
     return estimate_perplexity_ratios(nll[None], tokens, base)[0]
 
 
-def _deployed_form_leak_sentences(
+def _describe_deployed_form_leak(
     result: AuditResult, details: SecretDetails, names: Sequence[str]
 ) -> Iterator[str]:
     """Yield the forms shown to leak more, or less, at 95% over all compared changes."""
@@ -143,7 +145,7 @@ TOPICS = (
     Topic(
         "forms",
         "Deployed forms",
-        lambda m: _deployed_form_blocks(m.result, m.details),
+        lambda m: _build_deployed_form_blocks(m.result, m.details),
         DECIDE,
         7,
         turn=5,

@@ -47,7 +47,7 @@ def describe_frontier(f: Frontier) -> str:
         unproven = f" Not shown to be within {most}%, nor beyond: {_format_defense_models(unsure)}."
     else:
         unproven = ""
-    leak = _leak_metric_label(f)
+    leak = _format_leak_metric(f)
     if within == [f.points[0]]:
         return (
             f"{leak}: nothing but the undefended model is shown to be at perplexity within "
@@ -86,7 +86,7 @@ def _describe_least_leaking(f: Frontier, points: Sequence[FrontierPoint]) -> str
     return sentence
 
 
-def _leak_metric_label(f: Frontier) -> str:
+def _format_leak_metric(f: Frontier) -> str:
     metric = find_metric(f.metric)
     method = (
         f" by {f.attack}"
@@ -95,7 +95,7 @@ def _leak_metric_label(f: Frontier) -> str:
         if metric.rate
         else ""
     )
-    return f"{phrases.metric_label(f.metric)}{method}"
+    return f"{phrases.format_metric(f.metric)}{method}"
 
 
 def _format_defense_models(points: Sequence[FrontierPoint]) -> str:
@@ -110,18 +110,18 @@ def _format_defense_models(points: Sequence[FrontierPoint]) -> str:
     return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
-def _frontier_basis_sentences(f: Frontier) -> str:
+def _describe_frontier_basis(f: Frontier) -> str:
     """Return the numbers of secrets, seeds and models of `describe_frontier`, and the test."""
     seeds = f", the mean over seeds {', '.join(map(str, f.seeds))}" if len(f.seeds) > 1 else ""
     models = format_count(sum(p.within == "shown" for p in f.points), "model")
     secrets = format_count(f.points[0].leak.n, "secret")
     return (
         f"{secrets} that every model was asked for{seeds}. {models} within. "
-        f"{_comparison_method_sentences(f)}"
+        f"{_describe_comparison_method(f)}"
     )
 
 
-def _comparison_method_sentences(f: Frontier) -> str:
+def _describe_comparison_method(f: Frontier) -> str:
     # Subset selection, each side of a pair at level / (2 (models - 1)): see
     # `select_possibly_least_leaking`.
     return (
@@ -139,11 +139,11 @@ def _comparison_method_sentences(f: Frontier) -> str:
 # -----------------------------------------------------------------------------------------------
 
 
-def frontier_report_blocks(frontiers: Sequence[Frontier]) -> list[Block]:
+def build_frontier_report_blocks(frontiers: Sequence[Frontier]) -> list[Block]:
     if not frontiers:
         return []
     left_out = tuple(
-        f"{phrases.metric_label(f.metric)}: no point of {label}: {reason}"
+        f"{phrases.format_metric(f.metric)}: no point of {label}: {reason}"
         for f in frontiers
         for label, reason in f.missing.items()
     )
@@ -153,7 +153,7 @@ def frontier_report_blocks(frontiers: Sequence[Frontier]) -> list[Block]:
         "unit, access and number of tokens; hollow: it only measures well, by these attacks. "
         "Ringed and joined: the convex frontier of the values as measured, which no test stands "
         "behind: no model lies below it, nor do lots drawn between two. Each picture is by itself. "
-        f"{_comparison_method_sentences(frontiers[0])}"
+        f"{_describe_comparison_method(frontiers[0])}"
     )
     return [
         Figures(draw_frontier_figures(frontiers)),
@@ -169,7 +169,7 @@ def draw_frontier_figures(frontiers: Sequence[Frontier]) -> tuple[Figure, ...]:
 
 
 def _draw_leak_metric_figure(f: Frontier, lines: Sequence[str]) -> Figure:
-    grid = frontier_row_table(f)
+    grid = build_frontier_row_table(f)
     return Figure(
         f"frontier-{f.metric}-{f.attack}".replace("_", "-"),
         "frontier_of_shares" if find_metric(f.metric).unit in SHARES else "frontier",
@@ -180,7 +180,7 @@ def _draw_leak_metric_figure(f: Frontier, lines: Sequence[str]) -> Figure:
         series=tuple(_build_defense_series(f, lines)),
         text=frozenset({0, 2, 4, 5, 6}),
         of=f", of {f.points[0].leak.n:,} secrets",
-        axes=("Held-out perplexity, × undefended", phrases.metric_label(f.metric)),
+        axes=("Held-out perplexity, × undefended", phrases.format_metric(f.metric)),
         until=1 + f.margin,
     )
 
@@ -207,7 +207,7 @@ def _build_defense_series(f: Frontier, lines: Sequence[str]) -> Iterator[Series]
     yield Series(CORNERS, tuple(PlotPoint(p.ratio.value, p.leak.value) for p in corners), CORNERS)
 
 
-def _frontier_table_rows(f: Frontier) -> tuple[tuple[str, ...], ...]:
+def _build_frontier_table_rows(f: Frontier) -> tuple[tuple[str, ...], ...]:
     """Return a row for each model, under HEAD."""
     return tuple(
         (
@@ -215,22 +215,22 @@ def _frontier_table_rows(f: Frontier) -> tuple[tuple[str, ...], ...]:
             phrases.format_measurement_value(p.ratio),
             {"shown": "yes", "not shown": "not shown", "beyond": "no"}[p.within],
             phrases.format_measurement_value(p.leak),
-            _promised_epsilon_label(p),
-            _leaks_least_label(f, p),
+            _format_promised_epsilon(p),
+            _format_least_leaking(f, p),
             "corner" if p.corner else "",
         )
         for p in f.points
     )
 
 
-def _promised_epsilon_label(p: FrontierPoint) -> str:
+def _format_promised_epsilon(p: FrontierPoint) -> str:
     if p.epsilon is None:
         return phrases.NOTHING
     covered = "" if p.tokens is None else f"; T {p.tokens:,}"
     return f"ε {phrases.format_number(p.epsilon)} ({p.unit}{covered})"
 
 
-def _leaks_least_label(f: Frontier, p: FrontierPoint) -> str:
+def _format_least_leaking(f: Frontier, p: FrontierPoint) -> str:
     """Return whether the model leaks least among equally useful models."""
     # None: not shown to be as useful, so not compared.
     if p.least is None:
@@ -244,7 +244,7 @@ TOPICS = (
     Topic(
         "frontier",
         "What leaks least at the same usefulness",
-        lambda m: frontier_report_blocks(m.result.frontiers),
+        lambda m: build_frontier_report_blocks(m.result.frontiers),
         DECIDE,
         5,
         turn=4,
@@ -256,15 +256,15 @@ TOPICS = (
 # -----------------------------------------------------------------------------------------------
 
 
-def frontier_row_table(f: Frontier) -> tables.RowTable:
+def build_frontier_row_table(f: Frontier) -> tables.RowTable:
     """Return a row for each model, for people and LaTeX; its note names the best model."""
-    title = f"{_leak_metric_label(f)}, at what perplexity"
-    head = (*HEAD[:3], phrases.metric_label(f.metric), *HEAD[4:])
+    title = f"{_format_leak_metric(f)}, at what perplexity"
+    head = (*HEAD[:3], phrases.format_metric(f.metric), *HEAD[4:])
     return tables.RowTable(
         title,
         head,
-        _frontier_table_rows(f),
-        f"{describe_frontier(f)}\n{_frontier_basis_sentences(f)}",
+        _build_frontier_table_rows(f),
+        f"{describe_frontier(f)}\n{_describe_frontier_basis(f)}",
     )
 
 
@@ -297,12 +297,12 @@ _COLUMNS = (
 )
 
 
-def frontier_csv(frontiers: Sequence[Frontier]) -> str:
+def render_frontier_csv(frontiers: Sequence[Frontier]) -> str:
     """Return CSV: a row each measure of leakage and model; shares are fractions, epsilons nats."""
-    return escaping.csv_text(_COLUMNS, _frontier_csv_rows(frontiers))
+    return escaping.render_csv(_COLUMNS, _build_frontier_csv_rows(frontiers))
 
 
-def _frontier_csv_rows(frontiers: Sequence[Frontier]) -> Iterator[tuple[object, ...]]:
+def _build_frontier_csv_rows(frontiers: Sequence[Frontier]) -> Iterator[tuple[object, ...]]:
     for f in frontiers:
         for p in f.points:
             about = (f.metric, f.attack, f.setting, " ".join(map(str, f.seeds)), p.label, p.line)
@@ -323,12 +323,12 @@ def write_frontier_files(folder: Path, frontiers: Sequence[Frontier]) -> list[Pa
     """Write frontier.svg, .png, .md, .csv, .tex and .json, each atomically, if there is any."""
     if not frontiers:
         return []
-    grids = [frontier_row_table(f) for f in frontiers]
+    grids = [build_frontier_row_table(f) for f in frontiers]
     alt = escaping.make_printable_line(" ".join(map(describe_frontier, frontiers)))
     texts = {
         ".md": f"![{escaping.escape_for_markdown(alt)}]({NAME}.svg)\n\n"
         + "\n".join(map(tables.render_markdown_table, grids)),
-        ".csv": frontier_csv(frontiers),
+        ".csv": render_frontier_csv(frontiers),
         ".tex": "\n\\par\\bigskip\n".join(map(tables.render_latex_table, grids)),
         ".json": json.dumps(to_json(list(frontiers)), indent=1, allow_nan=False) + "\n",
     }

@@ -123,7 +123,7 @@ def _run_tick_labels(by: By, entries: Sequence[HistoryEntry]) -> list[str]:
     """Return the shortest labels under a plot: dates if all differ, times if all are equal."""
     if by != "date":
         return [
-            _abbreviated_commit_label(entry.label) if by == "commit" else entry.label
+            _format_abbreviated_commit(entry.label) if by == "commit" else entry.label
             for entry in entries
         ]
     days = {entry.at.date() for entry in entries}
@@ -131,7 +131,7 @@ def _run_tick_labels(by: By, entries: Sequence[HistoryEntry]) -> list[str]:
     return [f"{entry.at:{form}}" for entry in entries]
 
 
-def _abbreviated_commit_label(commit: str) -> str:
+def _format_abbreviated_commit(commit: str) -> str:
     """Return the commit's first nine digits, and `-dirty` if the tree had uncommitted changes."""
     return commit[:9] + ("-dirty" if commit.endswith("-dirty") else "")
 
@@ -140,16 +140,16 @@ def _build_timeline_document(lines: Sequence[Sequence[_ShownRun]], history: Hist
     # The page is about the first line; the other lines are not comparable with it.
     first, last = lines[0], lines[0][-1]
     sections = [
-        Section("course", "Leakage", tuple(_leakage_over_runs_blocks(history.by, first, 0))),
-        Section("runs", "Runs", (_runs_table(first, "runs-table"),)),
-        *_gate_rulings_section(lines),
+        Section("course", "Leakage", tuple(_build_run_leakage_blocks(history.by, first, 0))),
+        Section("runs", "Runs", (_build_runs_table(first, "runs-table"),)),
+        *_build_gate_rulings_section(lines),
     ]
     for i, (line, runs) in enumerate(zip(history.lines[1:], lines[1:], strict=True), 1):
-        course = _leakage_over_runs_blocks(history.by, runs, i) if len(runs) > 1 else ()
+        course = _build_run_leakage_blocks(history.by, runs, i) if len(runs) > 1 else ()
         blocks = (
             Paragraph(f"{make_printable_line(line.why)}."),
             *course,
-            _runs_table(runs, f"apart-{i}-runs"),
+            _build_runs_table(runs, f"apart-{i}-runs"),
         )
         more = f" and {len(runs) - 1} more" if len(runs) > 1 else ""
         sections.append(Section(f"apart-{i}", f"Apart: {runs[-1].name}{more}", blocks))
@@ -163,12 +163,12 @@ def _build_timeline_document(lines: Sequence[Sequence[_ShownRun]], history: Hist
             "Since the run before",
             changes.write_headline(last.change) if last.change else "It is the first of its line.",
         ),
-        ("What gates decided of it", _gate_decisions_label(last)),
+        ("What gates decided of it", _format_gate_decisions(last)),
     )
     model = last.result.plan.get("model")
     return Document(
-        title="The built-in lab" if model is None else _last_path_part_label(str(model)),
-        facts=_timeline_header_facts(lines, history),
+        title="The built-in lab" if model is None else _format_last_path_part(str(model)),
+        facts=_build_timeline_header_facts(lines, history),
         headline=verdict.write_headline(last.result),
         verdict=" ".join(text for _, text in answers),
         sections=tuple(sections),
@@ -179,7 +179,7 @@ def _build_timeline_document(lines: Sequence[Sequence[_ShownRun]], history: Hist
     )
 
 
-def _timeline_header_facts(lines: Sequence[Sequence[_ShownRun]], history: History) -> Facts:
+def _build_timeline_header_facts(lines: Sequence[Sequence[_ShownRun]], history: History) -> Facts:
     first, n_apart = lines[0], sum(map(len, lines[1:]))
     record, dates = first[-1].result.benchmark, sorted(run.entry.at for run in first)
     runs = f"{len(first)} in one line{f', {n_apart} apart' if n_apart else ''}"
@@ -194,14 +194,14 @@ def _timeline_header_facts(lines: Sequence[Sequence[_ShownRun]], history: Histor
         ),
         *(
             (("Records of the last run", records),)
-            if (records := coverage.coverage_label(first[-1].result))
+            if (records := coverage.format_coverage(first[-1].result))
             else ()
         ),
         ("In the order of", f"their {history.by}"),
     )
 
 
-def _last_path_part_label(path: str) -> str:
+def _format_last_path_part(path: str) -> str:
     return PurePosixPath(path.replace("\\", "/")).name or path
 
 
@@ -209,7 +209,7 @@ def _last_path_part_label(path: str) -> str:
 # -----------------------------------------------------------------------------------------------
 
 
-def _leakage_over_runs_blocks(by: By, runs: Sequence[_ShownRun], line: int) -> Iterator[Block]:
+def _build_run_leakage_blocks(by: By, runs: Sequence[_ShownRun], line: int) -> Iterator[Block]:
     """Yield a figure for each main number and setting, white-box first; each row is a line."""
     kinds: dict[tuple[str, str], dict[CellKey, list[_MainNumber]]] = {}
     for i, run in enumerate(runs):
@@ -223,7 +223,7 @@ def _leakage_over_runs_blocks(by: By, runs: Sequence[_ShownRun], line: int) -> I
                 rows.setdefault(finding.cell_key, []).append(_MainNumber(i, run, finding, main))
     worst_first = sorted(kinds, key=lambda kind: kind[0] != "white-box")
     figures = tuple(
-        _leakage_over_runs_figure(
+        _draw_run_leakage_figure(
             by, runs, setting, metric, kinds[setting, metric], f"course-{line}-{n}"
         )
         for n, (setting, metric) in enumerate(worst_first)
@@ -251,7 +251,7 @@ class _MainNumber:
         return (f"{self.run.label} · {self.run.name}", *number, since)
 
 
-def _leakage_over_runs_figure(
+def _draw_run_leakage_figure(
     by: By,
     runs: Sequence[_ShownRun],
     setting: str,
@@ -259,7 +259,7 @@ def _leakage_over_runs_figure(
     rows: Mapping[CellKey, Sequence[_MainNumber]],
     id: str,
 ) -> Figure:
-    label, unit = phrases.metric_label(metric), next(iter(rows.values()))[0].main.unit
+    label, unit = phrases.format_metric(metric), next(iter(rows.values()))[0].main.unit
     title = f"{label}, {setting}"
     text = f"{_ALONG[by]}, evenly spaced, with 95% intervals."
     series, groups = [], []
@@ -294,7 +294,7 @@ def _leakage_over_runs_figure(
 # -----------------------------------------------------------------------------------------------
 
 
-def _runs_table(runs: Sequence[_ShownRun], id: str) -> Table:
+def _build_runs_table(runs: Sequence[_ShownRun], id: str) -> Table:
     """Return a row for each run, the last first, with a column for each planned target."""
     newest_first = tuple(reversed(runs))
     targets = {t.name: t.title for run in runs for t in run.result.targets if not t.companion}
@@ -313,11 +313,11 @@ def _runs_table(runs: Sequence[_ShownRun], id: str) -> Table:
             run.name,
             run.date,
             coverage.format_audited_share(run.result) or phrases.NOTHING,
-            *(_strongest_leak_phrase(run.result, target) for target in targets),
-            phrases.target_perplexity_text(run.result, UNDEFENDED),
-            changes.change_counts_phrase(run.change) if run.change else phrases.NOTHING,
+            *(_format_strongest_leak(run.result, target) for target in targets),
+            phrases.format_target_perplexity(run.result, UNDEFENDED),
+            changes.format_change_counts(run.change) if run.change else phrases.NOTHING,
             ", ".join(gate.decision.verdict for gate in run.entry.gates) or phrases.NOTHING,
-            _model_identity_label(run.result),
+            _format_model_identity(run.result),
         )
         for run in newest_first
     )
@@ -335,7 +335,7 @@ def _runs_table(runs: Sequence[_ShownRun], id: str) -> Table:
     )
 
 
-def _strongest_leak_phrase(result: AuditResult, target: str) -> str:
+def _format_strongest_leak(result: AuditResult, target: str) -> str:
     """Return the strongest signal of each shown kind, or the first tested kind and the verdict."""
     assessment = assess_signals(result)
     shown_signals, tested = (
@@ -352,23 +352,23 @@ def _strongest_leak_phrase(result: AuditResult, target: str) -> str:
         return numbers
     return (
         f"{numbers}, "
-        f"{signals.no_leakage_phrase(assessment, target) if assessment.shows_no_leakage(target) else 'inconclusive'}"  # noqa: E501
+        f"{signals.format_no_leakage(assessment, target) if assessment.shows_no_leakage(target) else 'inconclusive'}"  # noqa: E501
     )
 
 
-def _model_identity_label(result: AuditResult) -> str:
+def _format_model_identity(result: AuditResult) -> str:
     """Return `checkpoint-500 · weights 3fa9c1d2 · commit 4f2a81c09`, the identity of the model."""
     plan, commit = result.plan, result.environment.get("commit")
     lab = "lab" if plan.get("lab") in (None, "small") else str(plan["lab"])
-    parts = [lab if plan.get("model") is None else _last_path_part_label(str(plan["model"]))]
+    parts = [lab if plan.get("model") is None else _format_last_path_part(str(plan["model"]))]
     parts += [f"revision {plan['revision']}"] if plan.get("revision") else []
     # of all weight files together
     digest = hashlib.sha256(json.dumps(sorted(result.weights.items())).encode()).hexdigest()[:8]
     parts += [f"weights {digest}"] if result.weights else []
-    return " · ".join(parts + ([f"commit {_abbreviated_commit_label(commit)}"] if commit else []))
+    return " · ".join(parts + ([f"commit {_format_abbreviated_commit(commit)}"] if commit else []))
 
 
-def _gate_decisions_label(run: _ShownRun) -> str:
+def _format_gate_decisions(run: _ShownRun) -> str:
     """Return `failed: recall <= 0.05; held: …`, each gate in turn."""
     decisions = []
     for gate in run.entry.gates:
@@ -376,28 +376,28 @@ def _gate_decisions_label(run: _ShownRun) -> str:
             dict.fromkeys(ruling.rule or ruling.reason for ruling in gate.decision.rulings)
         )
         decisions.append(
-            f"{gate.decision.verdict}: {rules or 'nothing was judged'}{_gate_baseline_label(gate)}"
+            f"{gate.decision.verdict}: {rules or 'nothing was judged'}{_format_gate_baseline(gate)}"
         )
     return make_printable_line("; ".join(decisions)) or "none was asked"
 
 
-def _gate_baseline_label(recorded: KeptDecision) -> str:
+def _format_gate_baseline(recorded: KeptDecision) -> str:
     return (
-        f" (baseline {_last_path_part_label(recorded.decision.baseline)})"
+        f" (baseline {_format_last_path_part(recorded.decision.baseline)})"
         if recorded.decision.baseline
         else ""
     )
 
 
-def _gate_rulings_section(lines: Sequence[Sequence[_ShownRun]]) -> list[Section]:
+def _build_gate_rulings_section(lines: Sequence[Sequence[_ShownRun]]) -> list[Section]:
     """Return the counts of verdicts, and every ruling, the last run's and failures first."""
     groups = tuple(
         Group(
             make_printable_line(
-                f"{run.name}: {gate.decision.headline}{_gate_baseline_label(gate)}, decided "
+                f"{run.name}: {gate.decision.headline}{_format_gate_baseline(gate)}, decided "
                 f"{gate.decided}"
             ),
-            decision.ruling_table_rows(gate.decision),
+            decision.build_ruling_table_rows(gate.decision),
         )
         for runs in lines
         for run in reversed(runs)

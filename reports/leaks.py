@@ -24,7 +24,13 @@ from auditor.reports.blocks import (
     Series,
     Table,
 )
-from auditor.reports.topics import MEND, Topic, build_forest_span, figures_blocks, title_attack_row
+from auditor.reports.topics import (
+    MEND,
+    Topic,
+    build_figures_blocks,
+    build_forest_span,
+    title_attack_row,
+)
 from auditor.reports.verdict import find_strongest_attack_row, list_strongest_rows
 from auditor.statistics import intervals
 
@@ -53,19 +59,19 @@ def _build_leak_location_blocks(result: AuditResult, details: SecretDetails) -> 
         *_draw_position_probability_figures(result, details),
     ]
     return [
-        *figures_blocks(
+        *build_figures_blocks(
             f for f in figures.draw_all_figures(result) if f.plot not in figures.RESEARCH
         ),
-        *figures_blocks(more_figures),
+        *build_figures_blocks(more_figures),
         *_build_suffix_length_blocks(result, details),
         *_build_group_recall_blocks(
             result, [f for f, _ in rows if not result.target(f.target).companion]
         ),
-        *_worst_document_blocks(result, details, rows),
+        *_build_worst_document_blocks(result, details, rows),
     ]
 
 
-def _personal_data_blocks(result: AuditResult) -> list[Block]:
+def _build_personal_data_blocks(result: AuditResult) -> list[Block]:
     """Return the personal data extracted by the attacks with the highest recall."""
     best = [
         f
@@ -95,7 +101,7 @@ def _build_group_recall_blocks(result: AuditResult, rows: Sequence[Finding]) -> 
     return [Forest(table, tuple(spans))] if tables else []
 
 
-def _worst_document_blocks(
+def _build_worst_document_blocks(
     result: AuditResult, details: SecretDetails, rows: Sequence[tuple[Finding, RowValuesBySecret]]
 ) -> list[Block]:
     """Return documents with several secrets by their longest extracted block, for each row."""
@@ -172,7 +178,7 @@ def _build_suffix_length_blocks(result: AuditResult, details: SecretDetails) -> 
                 for suffix, suffix_band in zip(suffixes, bands, strict=True)
                 if suffix_band == band
             ]
-            mean = intervals.mean_probability(
+            mean = intervals.compute_mean_probability(
                 "extraction_probability_ancestral", probabilities[bands == band]
             )
             if min(lengths) < max(lengths):
@@ -201,14 +207,14 @@ def _compute_position_means(suffixes: Iterable[Sequence[float]]) -> list[float]:
     return [float(np.mean([row[i] for row in rows if len(row) > i])) for i in range(longest)]
 
 
-def _per_secret_blocks(
+def _build_per_secret_blocks(
     result: AuditResult, details: SecretDetails, texts: Mapping[str, SecretText]
 ) -> list[Block]:
     block = secrets.build_secret_list(result, details, texts)
-    return [*_extraction_count_blocks(result, details), *([block] if block else [])]
+    return [*_build_extraction_count_blocks(result, details), *([block] if block else [])]
 
 
-def _extraction_count_blocks(result: AuditResult, details: SecretDetails) -> list[Block]:
+def _build_extraction_count_blocks(result: AuditResult, details: SecretDetails) -> list[Block]:
     """Count the members that each row extracted: the totals of the list below."""
     rows = []
     for finding in phrases.sort_findings(result):
@@ -235,7 +241,9 @@ def _extraction_count_blocks(result: AuditResult, details: SecretDetails) -> lis
     return [table] if rows else []
 
 
-def _revealed_secret_blocks(result: AuditResult, texts: Mapping[str, SecretText]) -> list[Block]:
+def _build_revealed_secret_blocks(
+    result: AuditResult, texts: Mapping[str, SecretText]
+) -> list[Block]:
     """Return up to _REVEALED_AT_MOST characters of private text, most extracted secrets first."""
     titles = {
         str(f.cell_key): f"{phrases.title_row(result, f)}: {f.attack}" for f in result.findings
@@ -281,22 +289,29 @@ TOPICS = (
         MEND,
         1,
         6,
-        lambda m: figures_blocks(
+        lambda m: build_figures_blocks(
             figures.draw_all_figures(m.result)
         ),  # the page shows some of these with the evidence
     ),
-    Topic("personal", "Personal data", lambda m: _personal_data_blocks(m.result), MEND, 2, turn=16),
+    Topic(
+        "personal",
+        "Personal data",
+        lambda m: _build_personal_data_blocks(m.result),
+        MEND,
+        2,
+        turn=16,
+    ),
     Topic(
         "secrets",
         "Secret by secret",
-        lambda m: _per_secret_blocks(m.result, m.details, m.texts or {}),
+        lambda m: _build_per_secret_blocks(m.result, m.details, m.texts or {}),
         MEND,
         3,
     ),
     Topic(
         "private",
         "Private text",
-        lambda m: () if m.texts is None else _revealed_secret_blocks(m.result, m.texts),
+        lambda m: () if m.texts is None else _build_revealed_secret_blocks(m.result, m.texts),
         MEND,
         4,
         turn=13,

@@ -26,8 +26,8 @@ from auditor.statistics.membership import BELOW, FALSE_POSITIVES, SCORES
 from auditor.statistics.metrics import (
     CONTROLS,
     OF_TEXT,
-    auc_name,
     make_label,
+    name_auc,
     name_partial_auc_metric,
     name_score_column,
     name_tpr_metric,
@@ -58,11 +58,11 @@ _OLD_NOTE = (
 def select_membership_rows(result: AuditResult) -> list[Finding]:
     """Return the rows measured by a membership probe."""
     return [
-        finding for finding in phrases.sort_findings(result) if finding.measurement(auc_name(""))
+        finding for finding in phrases.sort_findings(result) if finding.measurement(name_auc(""))
     ]
 
 
-def _membership_tables(result: AuditResult) -> list[Block]:
+def _build_membership_tables(result: AuditResult) -> list[Block]:
     rows = select_membership_rows(result)
     if not rows:
         return []
@@ -76,7 +76,8 @@ def _membership_tables(result: AuditResult) -> list[Block]:
         f"Counts behind the {rates[0]}%",
     )
     groups = tuple(
-        Group(title_attack_row(result, f), tuple(_membership_score_table_rows(f))) for f in rows
+        Group(title_attack_row(result, f), tuple(_build_membership_score_table_rows(f)))
+        for f in rows
     )
     table = Table(
         "membership-table",
@@ -88,18 +89,18 @@ def _membership_tables(result: AuditResult) -> list[Block]:
     note = _NOTE if all(f.scores_tried for f in rows) else f"{_NOTE}{_OLD_NOTE}"
     return [
         table,
-        *_reversed_score_blocks(result, rows),
+        *_build_reversed_score_blocks(result, rows),
         *_build_copies_auc_blocks(result, rows),
         Paragraph(note),
     ]
 
 
-def _reversed_score_blocks(result: AuditResult, findings: list[Finding]) -> list[Block]:
+def _build_reversed_score_blocks(result: AuditResult, findings: list[Finding]) -> list[Block]:
     """Report rows whose members score lower, as if a defense forbids training text."""
     reversed_rows = [
         (title_attack_row(result, f), m)
         for f in findings
-        if (m := f.measurement(auc_name(""))) is not None and m.high < 0.5
+        if (m := f.measurement(name_auc(""))) is not None and m.high < 0.5
     ]
     parts = (
         f"{title}: members score lower than others, so read the other way "
@@ -111,11 +112,11 @@ def _reversed_score_blocks(result: AuditResult, findings: list[Finding]) -> list
     return []
 
 
-def _membership_score_table_rows(finding: Finding) -> Iterator[tuple[str, ...]]:
-    main = finding.measurement(auc_name(""))
+def _build_membership_score_table_rows(finding: Finding) -> Iterator[tuple[str, ...]]:
+    main = finding.measurement(name_auc(""))
     first = f"{'strongest' if finding.scores_tried else 'main'}: {main.note if main else ''}"
     for name, title in {"": first, **CONTROLS, **SCORES, **_list_plugin_scores(finding)}.items():
-        auc = finding.measurement(auc_name(name))
+        auc = finding.measurement(name_auc(name))
         if auc is None:
             continue
         rates = [finding.measurement(name_tpr_metric(name, rate)) for rate in FALSE_POSITIVES]
@@ -123,7 +124,7 @@ def _membership_score_table_rows(finding: Finding) -> Iterator[tuple[str, ...]]:
         cells = [
             phrases.format_measurement_value(m)
             if m
-            else f"needs {roc.count_nonmembers_for_threshold(rate):,} non-members"
+            else f"needs {roc.count_threshold_nonmembers(rate):,} non-members"
             for m, rate in zip(rates, FALSE_POSITIVES, strict=True)
         ]
         cells.append(phrases.format_measurement_value(partial))
@@ -137,7 +138,7 @@ def _membership_score_table_rows(finding: Finding) -> Iterator[tuple[str, ...]]:
 
 def _list_plugin_scores(finding: Finding) -> dict[str, str]:
     """Return the titles of the row's plug-in scores, by name."""
-    before = f"{auc_name('')}_"
+    before = f"{name_auc('')}_"
     names = (m.name.removeprefix(before) for m in finding.measurements if m.name.startswith(before))
     return {
         name: f"{make_label(name)} (of the plug-in)"
@@ -165,7 +166,7 @@ def _build_copies_auc_blocks(result: AuditResult, findings: list[Finding]) -> li
 # -----------------------------------------------------------------------------------------------
 
 
-def _roc_curve_blocks(result: AuditResult, details: SecretDetails) -> list[Block]:
+def _build_roc_curve_blocks(result: AuditResult, details: SecretDetails) -> list[Block]:
     curves = [
         (f, name, points)
         for f in select_membership_rows(result)
@@ -184,7 +185,7 @@ def _roc_curve_blocks(result: AuditResult, details: SecretDetails) -> list[Block
     groups = tuple(
         Group(
             f"{title_attack_row(result, f)} · {_title_membership_score(f, name)}",
-            tuple(_roc_step_table_rows(points)),
+            tuple(_build_roc_step_table_rows(points)),
         )
         for f, name, points in curves
     )
@@ -224,11 +225,11 @@ def _list_roc_curves(
 
 
 def _title_membership_score(finding: Finding, name: str) -> str:
-    main = finding.measurement(auc_name(""))
+    main = finding.measurement(name_auc(""))
     return {**CONTROLS, **SCORES}.get(name) or (main.note if main else "")
 
 
-def _roc_step_table_rows(points: list[tuple[float, float]]) -> Iterator[tuple[str, ...]]:
+def _build_roc_step_table_rows(points: list[tuple[float, float]]) -> Iterator[tuple[str, ...]]:
     """Yield every one of the first steps, as few false positives matter most; then fewer."""
     at = sorted({round(x) for x in np.geomspace(1, len(points), _SHOWN)}) if points else []
     for i in at:
@@ -237,11 +238,13 @@ def _roc_step_table_rows(points: list[tuple[float, float]]) -> Iterator[tuple[st
 
 
 TOPICS = (
-    Topic("membership", "Membership", lambda m: _membership_tables(m.result), CHECK, 7, turn=7),
+    Topic(
+        "membership", "Membership", lambda m: _build_membership_tables(m.result), CHECK, 7, turn=7
+    ),
     Topic(
         "roc",
         "Membership by false positives",
-        lambda m: _roc_curve_blocks(m.result, m.details),
+        lambda m: _build_roc_curve_blocks(m.result, m.details),
         CHECK,
         8,
     ),

@@ -41,7 +41,7 @@ def _build_claim_blocks(result: AuditResult) -> list[Block]:
         stands for stands in claims.select_reported_claims(result) if stands.verdict is not None
     )
     verdicts = tuple(map(claims.describe_claim_verdict, audited))
-    audit_table = claims.claim_audit_table(result)
+    audit_table = claims.build_claim_audit_table(result)
     evidence: list[Block] = [Bullets(verdicts)] if verdicts else []
     evidence += [] if audit_table is None else [audit_table, Paragraph(_NEVER)]
     promised = [(target.title, target.claim) for target in result.targets if target.claim]
@@ -69,7 +69,7 @@ def _build_claim_blocks(result: AuditResult) -> list[Block]:
     return [table, *([Paragraph(_TRANSCRIPT)] if covers_draws else []), *evidence]
 
 
-def _claimed_tokens_table_cells(claim: Claim) -> tuple[str, str, str]:
+def _build_claimed_tokens_table_cells(claim: Claim) -> tuple[str, str, str]:
     """Return the covered, drawn and remaining tokens. A privately trained model has no query
     limit."""
     if claim.queries is None:
@@ -83,10 +83,10 @@ def _claimed_tokens_table_cells(claim: Claim) -> tuple[str, str, str]:
 
 
 def _build_claim_table_rows(claim: Claim) -> tuple[tuple[str, ...], ...]:
-    tokens = _claimed_tokens_table_cells(claim)
+    tokens = _build_claimed_tokens_table_cells(claim)
     return tuple(
         (
-            phrases.relation_label(name) + (" (set up for)" if name == claim.relation else ""),
+            phrases.format_relation(name) + (" (set up for)" if name == claim.relation else ""),
             phrases.format_number(epsilon),
             phrases.format_number(claim.spent_epsilon.get(name, math.nan)),
             phrases.format_number(claim.delta),
@@ -98,7 +98,7 @@ def _build_claim_table_rows(claim: Claim) -> tuple[tuple[str, ...], ...]:
     )
 
 
-def _adversary_access_blocks(result: AuditResult) -> list[Block]:
+def _build_adversary_access_blocks(result: AuditResult) -> list[Block]:
     """Return the matrix access x decoding x budget, with rows of equal rights merged."""
     settings = {finding.setting for finding in result.findings}
     explained = tuple(text for setting, text in phrases.SETTINGS.items() if setting in settings)
@@ -119,7 +119,7 @@ def _adversary_access_blocks(result: AuditResult) -> list[Block]:
         )
         title = phrases.title_row(result, f)
         decoding = f.decoding or phrases.NOTHING
-        key = (f.target, title, *allowed, decoding, budget, phrases.claim_applies_phrase(f))
+        key = (f.target, title, *allowed, decoding, budget, phrases.format_claim_scope(f))
         attacks.setdefault(key, []).append(f.attack)
     grouped: dict[str, list[tuple[str, ...]]] = {}
     for (target, title, *rest), names_of_attacks in attacks.items():
@@ -134,7 +134,7 @@ def _adversary_access_blocks(result: AuditResult) -> list[Block]:
     return [Bullets(explained), Table("access-table", caption, head, groups)]
 
 
-def _attacked_records_blocks(result: AuditResult) -> list[Block]:
+def _build_attacked_records_blocks(result: AuditResult) -> list[Block]:
     n = result.benchmark
     times = {"0": "never (controls)", "1": "inserted once"}
     canaries = ", ".join(
@@ -142,7 +142,7 @@ def _attacked_records_blocks(result: AuditResult) -> list[Block]:
         for count, many in n.canaries.items()
     )
     facts = (
-        *((("Records", records),) if (records := coverage.coverage_label(result)) else ()),
+        *((("Records", records),) if (records := coverage.format_coverage(result)) else ()),
         *(
             (("Extracted by copies", copies),)
             if (copies := _format_extracted_copies(result))
@@ -151,23 +151,23 @@ def _attacked_records_blocks(result: AuditResult) -> list[Block]:
         ("Members attacked", f"{n.members:,}"),
         ("Non-members attacked", f"{n.nonmembers:,}"),
         ("Known to the attacker", f"{n.known:,} pairs, never attacked"),
-        ("Near-duplicates of auxiliary data", _near_duplicates_label(n)),
+        ("Near-duplicates of auxiliary data", _format_near_duplicates(n)),
         *((("Canaries", canaries),) if canaries else ()),
     )
     blocks: list[Block] = [Paragraph(n.description)] if n.description else []
     blocks.append(FactList("", facts))
     if n.repeats or n.greedy_recall:
-        blocks.append(_greedy_recall_table(n))
+        blocks.append(_build_greedy_recall_table(n))
     return [*blocks, *([Bullets(n.notes)] if n.notes else [])]
 
 
 def _format_extracted_copies(result: AuditResult) -> str:
     """Return the extraction by copies for each attack on the undefended model, or ""."""
     rows = [f for f in result.findings if f.target == UNDEFENDED and len(f.strata) > 1]
-    return "; ".join(f"{f.attack} ({f.setting}): {coverage.strata_label(f)}" for f in rows)
+    return "; ".join(f"{f.attack} ({f.setting}): {coverage.format_strata(f)}" for f in rows)
 
 
-def _near_duplicates_label(n: BenchmarkRecord) -> str:
+def _format_near_duplicates(n: BenchmarkRecord) -> str:
     if n.near_duplicates is None:
         return "not counted"
     if not n.near_duplicates:
@@ -178,7 +178,7 @@ def _near_duplicates_label(n: BenchmarkRecord) -> str:
     )
 
 
-def _greedy_recall_table(n: BenchmarkRecord) -> Table:
+def _build_greedy_recall_table(n: BenchmarkRecord) -> Table:
     names = sorted({**n.repeats, **n.greedy_recall}, key=phrases.key_repeats)
     rows = tuple(
         (
@@ -193,13 +193,13 @@ def _greedy_recall_table(n: BenchmarkRecord) -> Table:
     return Table("greedy-table", caption, head, (Group("", rows),), frozenset({1, 2}))
 
 
-def _target_card_blocks(result: AuditResult) -> list[Block]:
+def _build_target_card_blocks(result: AuditResult) -> list[Block]:
     shared = _select_shared_notes([target.notes for target in result.targets])
     cards = (
         Card(
             t.title,
             t.description,
-            (*_target_cost_facts(t), *_claim_facts(t.claim)),
+            (*_build_target_cost_facts(t), *_build_claim_facts(t.claim)),
             _exclude_shared_notes(t.notes, shared),
         )
         for t in result.targets
@@ -219,7 +219,7 @@ def _exclude_shared_notes(notes: Sequence[str], shared: Sequence[str]) -> tuple[
     return tuple(note for note in notes if note not in shared)
 
 
-def _target_cost_facts(target: TargetRecord) -> Facts:
+def _build_target_cost_facts(target: TargetRecord) -> Facts:
     per_token = target.milliseconds_per_token
     memory = target.peak_memory_mb
     training = target.training_seconds
@@ -227,7 +227,7 @@ def _target_cost_facts(target: TargetRecord) -> Facts:
     return (
         ("Held-out perplexity", phrases.format_measurement_value(target.perplexity)),
         *(
-            (phrases.metric_label(m.name), phrases.format_measurement_value(m))
+            (phrases.format_metric(m.name), phrases.format_measurement_value(m))
             for m in target.other_perplexities
         ),
         (
@@ -247,13 +247,13 @@ def _target_cost_facts(target: TargetRecord) -> Facts:
     )
 
 
-def _claim_facts(claim: Claim | None) -> Facts:
+def _build_claim_facts(claim: Claim | None) -> Facts:
     if claim is None:
         return (("Claim", "none"),)
-    covered = phrases.covered_tokens_phrase(claim)
+    covered = phrases.format_covered_tokens(claim)
     return (
         ("Claim", f"{claim.theorem} ({claim.status})"),
-        ("Unit of protection", phrases.protection_unit_label(claim)),
+        ("Unit of protection", phrases.format_protection_unit(claim)),
         ("Covers", f"{claim.access}, {claim.decoding} decoding, {covered}"),
         *(
             (phrases.make_label(name), phrases.format_number(value))
@@ -268,7 +268,7 @@ def _build_row_method_blocks(result: AuditResult) -> list[Block]:
     noted: dict[str, list[str]] = {}
     for f in rows:
         title = title_attack_row(result, f)
-        for note in (_options_phrase(f), *_list_row_notes(f)):
+        for note in (_format_options(f), *_list_row_notes(f)):
             noted.setdefault(note, []).append(title)
     costs = tuple(
         (
@@ -291,7 +291,7 @@ def _build_row_method_blocks(result: AuditResult) -> list[Block]:
     return [table, *([Bullets(notes)] if notes else [])]
 
 
-def _options_phrase(f: Finding) -> str:
+def _format_options(f: Finding) -> str:
     options = ", ".join(f"{name}={option}" for name, option in f.options.items())
     return f"{f.attack}: {options}" if options else ""
 
@@ -302,7 +302,7 @@ def _list_row_notes(f: Finding) -> tuple[str, ...]:
     return phrases.list_claim_remarks(f)
 
 
-def _reproduction_blocks(result: AuditResult) -> list[Block]:
+def _build_reproduction_blocks(result: AuditResult) -> list[Block]:
     seeds = (
         f"Seed {result.seed}: guesses do not depend on batch size, workers or resuming. Times and "
         "the plan are in result.json; `audit export RUN --csv FILE` writes every measurement."
@@ -320,7 +320,7 @@ TOPICS = (
     Topic(
         "adversary",
         "What the adversary was allowed",
-        lambda m: _adversary_access_blocks(m.result),
+        lambda m: _build_adversary_access_blocks(m.result),
         CHECK,
         10,
         turn=10,
@@ -328,7 +328,7 @@ TOPICS = (
     Topic(
         "attacked",
         "What was attacked",
-        lambda m: _attacked_records_blocks(m.result),
+        lambda m: _build_attacked_records_blocks(m.result),
         CHECK,
         11,
         turn=8,
@@ -336,7 +336,7 @@ TOPICS = (
     Topic(
         "targets",
         "Targets, costs and claims",
-        lambda m: _target_card_blocks(m.result),
+        lambda m: _build_target_card_blocks(m.result),
         CHECK,
         12,
         turn=9,
@@ -344,7 +344,7 @@ TOPICS = (
     Topic(
         "reproduce",
         "How to reproduce",
-        lambda m: _reproduction_blocks(m.result),
+        lambda m: _build_reproduction_blocks(m.result),
         CHECK,
         13,
         turn=12,

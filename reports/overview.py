@@ -11,7 +11,7 @@ from auditor.reports.topics import BEFORE, DECIDE, Topic, build_forest_span
 from auditor.reports.verdict import count_fewest_attacked_members
 
 
-def _changes_since_blocks(since: Comparison) -> list[Block]:
+def _build_changes_since_blocks(since: Comparison) -> list[Block]:
     """Return every row's paired change and interval on one scale; the last run is this run."""
     deltas = [line.cells[-1].delta for line in changes.sort_rows_leaking_more_first(since)]
     spans = [build_forest_span(delta) if delta else None for delta in deltas]
@@ -26,7 +26,7 @@ def _changes_since_blocks(since: Comparison) -> list[Block]:
     ]
 
 
-def _limitations_blocks(result: AuditResult) -> list[Block]:
+def _build_limitations_blocks(result: AuditResult) -> list[Block]:
     n = count_fewest_attacked_members(result)
     limits = []
     if n:
@@ -61,16 +61,22 @@ TOPICS = (
     Topic(
         "glance",
         "Signal by signal",
-        lambda m: signals.signals_section_blocks(m.result),
+        lambda m: signals.build_signals_section_blocks(m.result),
         DECIDE,
         2,
         turn=2,
     ),
-    Topic("since", BEFORE, lambda m: _changes_since_blocks(m.since) if m.since else (), DECIDE, 3),
+    Topic(
+        "since",
+        BEFORE,
+        lambda m: _build_changes_since_blocks(m.since) if m.since else (),
+        DECIDE,
+        3,
+    ),
     Topic(
         "limits",
         "What a good result does not mean",
-        lambda m: _limitations_blocks(m.result),
+        lambda m: _build_limitations_blocks(m.result),
         DECIDE,
         4,
         turn=11,

@@ -14,7 +14,7 @@ from auditor.reports.blocks import Block, Forest, Group, Paragraph, Table
 from auditor.reports.topics import MEND, Topic, build_forest_span, title_attack_row
 from auditor.reports.verdict import find_strongest_attack_row
 from auditor.statistics import people
-from auditor.statistics.intervals import share_with_interval
+from auditor.statistics.intervals import measure_share
 
 _WORST = 10  # people listed by their aliases
 _BANDS = (
@@ -29,7 +29,7 @@ def _build_person_extraction_blocks(result: AuditResult, details: SecretDetails)
     best = [find_strongest_attack_row(result, target.name) for target in result.targets]
     rows = [f for f in best if f is not None and f.measurement("user_recall") is not None]
     if not rows:
-        return _person_inference_blocks(result)
+        return _build_person_inference_blocks(result)
     intro = Paragraph(
         "Each person counts once, however many records: intervals are over people. The baseline is "
         "of people of whom nothing was trained on. No file of a run holds their names: people have "
@@ -55,11 +55,11 @@ def _build_person_extraction_blocks(result: AuditResult, details: SecretDetails)
         intro,
         table,
         *_build_people_spread_blocks(result, details, rows),
-        *_person_inference_blocks(result),
+        *_build_person_inference_blocks(result),
     ]
 
 
-def _person_inference_blocks(result: AuditResult) -> list[Block]:
+def _build_person_inference_blocks(result: AuditResult) -> list[Block]:
     results = [
         f"{title_attack_row(result, f)}: AUC {m.value:.3f} [{m.low:.3f}–{m.high:.3f}], {m.note}."
         for f in phrases.sort_findings(result)
@@ -89,7 +89,7 @@ def _build_people_spread_blocks(
         shares = np.array([out / attacked for out, attacked in counts.values()])
         # From the left: a share at the end of a band belongs to it, and only 0 to "no record".
         band = np.searchsorted([most for most, _ in _BANDS], shares)
-        parts = [share_with_interval(name, band == i) for i, (_, name) in enumerate(_BANDS)]
+        parts = [measure_share(name, band == i) for i, (_, name) in enumerate(_BANDS)]
         cells = tuple((m.name.capitalize(), phrases.format_share(m)) for m in parts)
         groups.append(Group(title_attack_row(result, finding), cells))
         spans += [build_forest_span(m) for m in parts]

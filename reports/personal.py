@@ -38,7 +38,7 @@ def build_personal_kind_blocks(result: AuditResult, findings: Sequence[Finding])
     rows_with_kinds = [finding for finding in findings if finding.by_kind]
     if not rows_with_kinds:  # there is personal data, but no attack could have extracted it
         if result.benchmark.kinds and result.findings:
-            return [Paragraph(_personal_kind_counts_sentence(result))]
+            return [Paragraph(_describe_personal_kind_counts(result))]
         return []
     groups = list[Group]()
     spans = list[ForestSpan | None]()
@@ -49,8 +49,8 @@ def build_personal_kind_blocks(result: AuditResult, findings: Sequence[Finding])
             rows.append(
                 (
                     title_personal_kind(kind),
-                    personal_data_share_phrase(m),
-                    personal_data_share_phrase(floor) if floor else phrases.NOTHING,
+                    format_personal_data_share(m),
+                    format_personal_data_share(floor) if floor else phrases.NOTHING,
                 )
             )
             spans.append(build_forest_span(m, floor.value if floor else None))
@@ -62,7 +62,7 @@ def build_personal_kind_blocks(result: AuditResult, findings: Sequence[Finding])
     )
     return [
         Forest(table, tuple(spans)),
-        Paragraph(f"{_NOTE} {_personal_kind_counts_sentence(result)}"),
+        Paragraph(f"{_NOTE} {_describe_personal_kind_counts(result)}"),
     ]
 
 
@@ -76,14 +76,14 @@ def _sort_personal_kinds(finding: Finding) -> list[tuple[str, Measurement]]:
     return sorted(finding.by_kind.items(), key=lambda item: -item[1].value)
 
 
-def personal_data_share_phrase(m: Measurement) -> str:
+def format_personal_data_share(m: Measurement) -> str:
     """Return `12/80 (15% [8.1–25])`; for several texts in a secret `15% [8.1–25] of 80`."""
     if m.unit == "share":
         return phrases.format_share(m)
     return f"{phrases.format_measurement_value(m)} of {m.n:,}"
 
 
-def _personal_kind_counts_sentence(result: AuditResult) -> str:
+def _describe_personal_kind_counts(result: AuditResult) -> str:
     """Count the values by kind, then those left out, by the reason."""
     kinds = [(format_personal_kind(k), count) for k, count in result.benchmark.kinds.items()]
     counted = ", ".join(f"{title} {count.members:,}" for title, count in kinds)
@@ -103,13 +103,13 @@ def _personal_kind_counts_sentence(result: AuditResult) -> str:
             (
                 f"Counted, whole in a member's suffix: {counted}.",
                 f"Left out, {left_out}." if left_out else "",
-                unmarked_personal_kinds_sentence(result),
+                describe_unmarked_personal_kinds(result),
             ),
         )
     )
 
 
-def unmarked_personal_kinds_sentence(result: AuditResult) -> str:
+def describe_unmarked_personal_kinds(result: AuditResult) -> str:
     """Name the kinds that no pattern recognises and the data did not mark; "" if all are marked."""
     titles = [
         format_personal_kind(kind) for kind in _MARKED_ALONE if kind not in result.benchmark.kinds
@@ -124,12 +124,12 @@ def unmarked_personal_kinds_sentence(result: AuditResult) -> str:
 def format_personal_kinds(finding: Finding) -> str:
     """Return `card numbers 15/80 (19% [11–29]), names 22/94 (23% [15–33])`."""
     return ", ".join(
-        f"{format_personal_kind(kind)} {personal_data_share_phrase(m)}"
+        f"{format_personal_kind(kind)} {format_personal_data_share(m)}"
         for kind, m in _sort_personal_kinds(finding)
     )
 
 
-def personal_data_counts_phrase(finding: Finding) -> str:
+def format_personal_data_counts(finding: Finding) -> str:
     """Return `card numbers 15/80, names 22/94`; for several texts in a secret `15% of 80`."""
     return ", ".join(
         f"{format_personal_kind(kind)} {phrases.format_hit_count(m)}"

@@ -186,7 +186,7 @@ def bound_recall_without_hits(n: int) -> float:
     return 1 - 0.025 ** (1 / n) if n else 1.0
 
 
-def metric_label(name: str) -> str:
+def format_metric(name: str) -> str:
     """Return the name of a measurement in a report."""
     return metrics.find_metric(name).title
 
@@ -215,7 +215,7 @@ def sort_findings(result: AuditResult) -> tuple[Finding, ...]:
     return tuple(sorted(result.findings, key=lambda finding: finding.target != UNDEFENDED))
 
 
-def decoding_label(finding: Finding) -> str:
+def format_decoding(finding: Finding) -> str:
     """Return `top-p 0.7, temperature 0.8`, and `outside the claim` if the claim does not apply."""
     return f"{finding.decoding}, {OUTSIDE}" if finding.claim_applies is False else finding.decoding
 
@@ -231,13 +231,13 @@ def format_baseline_excess_cells(finding: Finding) -> tuple[str, str, str]:
         return format_share(main), format_share(floor), excess
     short = metrics.find_metric(main.name).short or make_label(main.name).lower()
     return (
-        f"{short} {value_or_bracket_phrase(finding, main)}",
-        value_or_bracket_phrase(finding, floor),
+        f"{short} {format_bracketed_value(finding, main)}",
+        format_bracketed_value(finding, floor),
         excess,
     )
 
 
-def value_or_bracket_phrase(finding: Finding, m: Measurement | None) -> str:
+def format_bracketed_value(finding: Finding, m: Measurement | None) -> str:
     """Return `52% [46–57]`; with only a bracket known both limits, `52% [46–57] to 55% [48–60]`."""
     upper = finding.measurement(metrics.name_upper_bound_metric(m.name)) if m else None
     if upper is None:
@@ -255,13 +255,13 @@ def select_any_sample_recall(
     return dict(sorted((int(n[0]), m) for n, m in candidates if n and m.name.endswith(suffix)))
 
 
-def suffix_lengths_phrase(m: Measurement) -> str:
+def format_suffix_lengths(m: Measurement) -> str:
     """Return `, suffixes of 8 to 50 tokens` for a probability over several lengths; else ""."""
     lengths = _SUFFIX_LENGTHS.search(m.note)
     return f", {lengths[0]}" if lengths else ""
 
 
-def claim_applies_phrase(finding: Finding) -> str:
+def format_claim_scope(finding: Finding) -> str:
     """Return `yes (why)`, `no, outside the claim (why)`, or `nothing claimed`."""
     if finding.claim_applies is None:
         return "nothing claimed"
@@ -305,23 +305,23 @@ def select_chain_steps(steps: Iterable[ChainStep]) -> list[ChainStep]:
     return [step for step in steps if step.before != step.after]
 
 
-def chain_step_effect_phrase(step: ChainStep) -> str:
+def format_chain_step_effect(step: ChainStep) -> str:
     """Return `mixing −1.0 points [−3.0 to 0.7], not significant`, or the reason for no number."""
     if step.difference is None:
-        return f"{chain_step_causes_phrase(step)}: {step.note}"
+        return f"{format_chain_step_causes(step)}: {step.note}"
     remark = "" if is_chain_step_significant(step) else ", not significant"
-    return f"{chain_step_causes_phrase(step)} {format_difference(step.difference)}{remark}"
+    return f"{format_chain_step_causes(step)} {format_difference(step.difference)}{remark}"
 
 
-def brief_chain_step_effect_phrase(step: ChainStep) -> str:
+def format_brief_chain_step_effect(step: ChainStep) -> str:
     """Return `splitting −12 points [−16 to −8]` or `mixing: not significant [−3.0 to 0.7]`."""
     assert step.difference is not None
     if is_chain_step_significant(step):
-        return f"{chain_step_causes_phrase(step)} {format_difference(step.difference)}"
-    return f"{chain_step_causes_phrase(step)}: not significant {format_interval(step.difference)}"
+        return f"{format_chain_step_causes(step)} {format_difference(step.difference)}"
+    return f"{format_chain_step_causes(step)}: not significant {format_interval(step.difference)}"
 
 
-def chain_step_causes_phrase(step: ChainStep) -> str:
+def format_chain_step_causes(step: ChainStep) -> str:
     """Return `training configuration, clipping and noise`."""
     *first_causes, last = step.causes
     return f"{', '.join(first_causes)} and {last}" if first_causes else last
@@ -341,7 +341,7 @@ def format_difference(m: Measurement) -> str:
     return f"{format_point_difference(m)} {format_interval(m)}"
 
 
-def above_nonmembers_phrase(m: Measurement) -> str:
+def format_baseline_excess(m: Measurement) -> str:
     """Return `, above non-members` for a difference minus the non-members' change; else ""."""
     return f", {m.note}" if m.note == compare.ABOVE else ""
 
@@ -356,7 +356,7 @@ def key_repeats(repeats: str) -> float:
     return float(repeats) if repeats.isdecimal() else math.inf
 
 
-def target_perplexity_text(result: AuditResult, target: str) -> str:
+def format_target_perplexity(result: AuditResult, target: str) -> str:
     record = find_reported_target(result, target)
     return format_value(record.perplexity if record else None)
 
@@ -379,7 +379,7 @@ def title_target_costs(result: AuditResult, target: str) -> str:
 # -----------------------------------------------------------------------------------------------
 
 
-def relation_label(name: str) -> str:
+def format_relation(name: str) -> str:
     return _RELATIONS.get(name, name.replace("_", " "))
 
 
@@ -393,16 +393,16 @@ def format_promised_epsilon(claim: Claim) -> str:
     return f"{format_number(select_claimed_epsilon(claim))} ({claim.unit})"
 
 
-def epsilon_line(claim: Claim) -> str:
+def format_epsilon_line(claim: Claim) -> str:
     """Return `ε 8 (shard, add/remove; replace 12.9; δ 1e-5; T 10,000) · spent ε 7.9, 200 left`."""
     other_relations = ", ".join(
-        f"{relation_label(name)} {format_number(eps)}"
+        f"{format_relation(name)} {format_number(eps)}"
         for name, eps in claim.epsilon.items()
         if name != claim.relation
     )
     covered = "" if claim.queries is None else f"T {claim.queries:,}"
     parts = [
-        f"{claim.unit}, {relation_label(claim.relation)}",
+        f"{claim.unit}, {format_relation(claim.relation)}",
         other_relations,
         f"δ {format_number(claim.delta)}",
         covered,
@@ -410,11 +410,11 @@ def epsilon_line(claim: Claim) -> str:
     terms = "; ".join(filter(None, parts))
     return (
         f"ε {format_number(select_claimed_epsilon(claim))} ({terms}) · spent "
-        f"{spent_budget_phrase(claim)}"
+        f"{format_spent_budget(claim)}"
     )
 
 
-def covered_tokens_phrase(claim: Claim) -> str:
+def format_covered_tokens(claim: Claim) -> str:
     """Return `1,024 drawn tokens`, with `, all spent` if this audit drew them; or no limit."""
     if claim.queries is None:
         return "any number of drawn tokens"
@@ -422,12 +422,12 @@ def covered_tokens_phrase(claim: Claim) -> str:
     return f"{claim.queries:,} drawn tokens{gone}"
 
 
-def protection_unit_label(claim: Claim) -> str:
+def format_protection_unit(claim: Claim) -> str:
     """Return the unit of protection; for a shard of records or users also a single one's ε."""
-    return "; ".join(filter(None, (claim.unit, single_record_epsilon_phrase(claim))))
+    return "; ".join(filter(None, (claim.unit, format_single_record_epsilon(claim))))
 
 
-def single_record_epsilon_phrase(claim: Claim) -> str:
+def format_single_record_epsilon(claim: Claim) -> str:
     """Return `for a single record in it, ε 18.9 (replace)`; "" without shards of records or users.
 
     Adding or removing a record or user replaces its shard (formulas B2.2, F5), which holds all its
@@ -451,7 +451,7 @@ def list_claim_remarks(finding: Finding) -> tuple[str, ...]:
     return (*list_violation_warnings(finding), *finding.notes)
 
 
-def spent_budget_phrase(claim: Claim) -> str:
+def format_spent_budget(claim: Claim) -> str:
     """Return `ε 7.9, 92,400 tokens, 10,000 left`, or at its end `more than the 90,000 covered`."""
     epsilon = claim.spent_epsilon.get(claim.relation)
     if claim.queries is None:

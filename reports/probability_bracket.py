@@ -25,7 +25,7 @@ _NOTE = (
 )
 
 
-def _probability_bracket_blocks(result: AuditResult) -> list[Block]:
+def _build_probability_bracket_blocks(result: AuditResult) -> list[Block]:
     candidates = [f for f in phrases.sort_findings(result) if f.options.get("bracket")]
     bracketed = [finding for finding in candidates if finding.measurement("rank_bound")]
     if not bracketed:
@@ -40,10 +40,10 @@ def _probability_bracket_blocks(result: AuditResult) -> list[Block]:
     groups = []
     for f in bracketed:
         title = (
-            f"{title_attack_row(result, f)} · {phrases.decoding_label(f)} · 1 in "
+            f"{title_attack_row(result, f)} · {phrases.format_decoding(f)} · 1 in "
             f"{_select_one_in_threshold(f):,}"
         )
-        groups.append(Group(title, tuple(_probability_bracket_table_rows(f))))
+        groups.append(Group(title, tuple(_build_probability_bracket_table_rows(f))))
     caption = (
         "Around the exact extraction probability; above: the secrets of which it is 1 in so many "
         "or more"
@@ -73,7 +73,7 @@ def _rank_bound_sentence(result: AuditResult, finding: Finding) -> str:
     )
 
 
-def _probability_bracket_table_rows(finding: Finding) -> Iterator[tuple[str, ...]]:
+def _build_probability_bracket_table_rows(finding: Finding) -> Iterator[tuple[str, ...]]:
     windows = [part.strip() for part in str(finding.options["windows"]).split(",")]
     near = finding.options["near_distance"]
     # By title: the metric of the mean, and the prefix of the metric of the share above the
@@ -111,7 +111,7 @@ TOPICS = (
     Topic(
         "bracket",
         "Floors and ceilings of extraction",
-        lambda m: _probability_bracket_blocks(m.result),
+        lambda m: _build_probability_bracket_blocks(m.result),
         CHECK,
         6,
     ),

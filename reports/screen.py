@@ -72,12 +72,12 @@ def build_first_screen(result: AuditResult, folder: Path, width: int = WIDTH) ->
     doubt = ScreenEntry(
         "DOUBT", tuple(doubt.sentence for doubt in signals.list_doubts(leaks)), 3, " "
     )
-    top = lay_out_entries((_result_screen_entry(result, leaks, width), doubt), width)
+    top = lay_out_entries((_build_result_screen_entry(result, leaks, width), doubt), width)
     body = (
-        _other_signals_screen_entry(result, leaks),
+        _build_other_signals_screen_entry(result, leaks),
         _build_copies_screen_entry(result, leaks),
-        _personal_data_screen_entry(result, leaks),
-        _defense_causes_screen_entry(result),
+        _build_personal_data_screen_entry(result, leaks),
+        _build_defense_causes_screen_entry(result),
         ScreenEntry(
             "FORGET",
             tuple(unlearning.describe_forgetting(result, item) for item in result.unlearning),
@@ -92,21 +92,22 @@ def build_first_screen(result: AuditResult, folder: Path, width: int = WIDTH) ->
     report = ScreenEntry(
         "report", (escaping.make_printable_line(os.path.join(folder, "report.html")),), 3
     )
-    after = (_next_step_screen_entry(result, leaks, known, folder, remarks, width), report)
+    after = (_build_next_step_screen_entry(result, leaks, known, folder, remarks, width), report)
     # With room for every row: the full length of the table.
-    table = _verbatim_extraction_lines(result, leaks, width, len(leaks.signals) + LINES)
+    table = _list_verbatim_extraction_lines(result, leaks, width, len(leaks.signals) + LINES)
     attacks = _attack_table_lines(result, known, width)
     for most in (3, 2):  # a third line of limits if the rest has room
         bottom = lay_out_entries(
-            (*body, claimed, _limitations_screen_entry(result, leaks, remarks, most), *after), width
+            (*body, claimed, _build_limitations_screen_entry(result, leaks, remarks, most), *after),
+            width,
         )
         if len(top) + len(table) + len(attacks) + len(bottom) <= LINES:
             return Text("\n").join([*top, *table, *attacks, *bottom])
     room = LINES - len(top) - len(bottom)
     # Its head, one row and its baseline.
-    least = _verbatim_extraction_lines(result, leaks, width, 0)
+    least = _list_verbatim_extraction_lines(result, leaks, width, 0)
     attacks = _attack_table_lines(result, known, width, room - len(least))
-    rows = _verbatim_extraction_lines(result, leaks, width, room - len(attacks))
+    rows = _list_verbatim_extraction_lines(result, leaks, width, room - len(attacks))
     return Text("\n").join([*top, *rows, *attacks, *bottom])
 
 
@@ -117,7 +118,7 @@ def _short_target_title(result: AuditResult, target: str) -> str:
 # --- leaks, and doubts that may hide a leak
 
 
-def _result_screen_entry(
+def _build_result_screen_entry(
     result: AuditResult, assessment: LeakAssessment, width: int
 ) -> ScreenEntry:
     """Return a sentence for all targets with the same verdict, the most severe first.
@@ -135,7 +136,7 @@ def _result_screen_entry(
     stand = [
         s.target.title for s in claims.select_reported_claims(result) if s.verdict == CONTRADICTED
     ]
-    before = [f"The claim of {_first_titles_label(stand, 2)} is contradicted."] if stand else []
+    before = [f"The claim of {_format_first_titles(stand, 2)} is contradicted."] if stand else []
     after = [] if UNDEFENDED in assessment.targets else [NOTHING_MEASURED]
     if asked_sentence := coverage.describe_asked_records(result):
         after.append(asked_sentence)
@@ -152,8 +153,8 @@ def _result_screen_entry(
             groups.setdefault(brief, []).append(target)
         sentences = [
             verdict.describe(
-                _first_titles_label([titles[target] for target in targets], names),
-                _perplexity_cost_label(result, targets),
+                _format_first_titles([titles[target] for target in targets], names),
+                _format_perplexity_cost(result, targets),
             )
             for verdict, targets in groups.items()
         ]
@@ -163,14 +164,14 @@ def _result_screen_entry(
     return entry
 
 
-def _first_titles_label(titles: Sequence[str], names: int) -> str:
+def _format_first_titles(titles: Sequence[str], names: int) -> str:
     """Return `A, B and 7 more`."""
     short, n_left = [cut_line(title, _LONGEST) for title in titles[:names]], len(titles) - names
     *first_titles, last = [*short, f"{n_left:,} more"] if n_left > 0 else short
     return f"{', '.join(first_titles)} and {last}" if first_titles else last
 
 
-def _perplexity_cost_label(result: AuditResult, targets: Sequence[str]) -> str:
+def _format_perplexity_cost(result: AuditResult, targets: Sequence[str]) -> str:
     """Return `; 3.84x the perplexity (Public model: 4.87x)` for one defended target.
 
     Brackets hold the last of its controls, trained without private data.
@@ -200,7 +201,7 @@ def _perplexity_cost_label(result: AuditResult, targets: Sequence[str]) -> str:
 # -----------------------------------------------------------------------------------------------
 
 
-def _verbatim_extraction_lines(
+def _list_verbatim_extraction_lines(
     result: AuditResult, assessment: LeakAssessment, width: int, room: int
 ) -> list[Text]:
     """Return verbatim extraction, a row a target and access, and the non-member baseline below.
@@ -211,7 +212,7 @@ def _verbatim_extraction_lines(
     if not tested:
         return []
     baseline_lines = lay_out_entries(
-        (ScreenEntry("", (_nonmember_baseline_label(result, tested),), 2),), width
+        (ScreenEntry("", (_format_nonmember_baseline(result, tested),), 2),), width
     )
     most = max(1, room - 1 - len(baseline_lines))
     # If rows are omitted, one line of the room counts them.
@@ -219,7 +220,7 @@ def _verbatim_extraction_lines(
     rows = []
     for _, target_signals in groupby((s for s in tested if s in fitting), key=lambda s: s.target):
         rows += [
-            _verbatim_extraction_screen_cells(result, s, first=i == 0)
+            _build_verbatim_extraction_screen_cells(result, s, first=i == 0)
             for i, s in enumerate(target_signals)
         ]
     extracted, cost = "extracted verbatim", "perplexity" if any(row[6] for row in rows) else ""
@@ -233,7 +234,7 @@ def _verbatim_extraction_lines(
     )
     lines = [Text(f"{'':{GUTTER}}{head.rstrip()}", "dim")]
     lines += [
-        Text(" " * GUTTER + cut_line(_aligned_row_text(row, widths), width - GUTTER))
+        Text(" " * GUTTER + cut_line(_format_aligned_row(row, widths), width - GUTTER))
         for row in rows
     ]
     more = len(tested) - len(rows)
@@ -246,14 +247,14 @@ def _key_worry(signal: LeakSignal) -> tuple[bool, bool, float]:
     return signal.status != SHOWN, not signal.suspected, -signal.measured.value
 
 
-def _verbatim_extraction_screen_cells(
+def _build_verbatim_extraction_screen_cells(
     result: AuditResult, signal: LeakSignal, first: bool
 ) -> tuple[str, ...]:
     m = signal.measured
     assert m is not None  # callers pass tested signals only
     subject = _SHORT_REMARKS.get(m.name, signal.kind.counted.get(m.name, ""))
     remark = ", ".join(
-        filter(None, (subject, signals.suspicion_phrase(signal) if signal.suspected else ""))
+        filter(None, (subject, signals.format_suspicion(signal) if signal.suspected else ""))
     )
     interval = (
         ""
@@ -261,7 +262,7 @@ def _verbatim_extraction_screen_cells(
         else phrases.format_interval(m)
     )
     cost = (
-        phrases.target_perplexity_text(result, signal.target).strip(phrases.NOTHING)
+        phrases.format_target_perplexity(result, signal.target).strip(phrases.NOTHING)
         if first
         else ""
     )
@@ -270,7 +271,7 @@ def _verbatim_extraction_screen_cells(
     return title, signal.setting, counts, phrases.format_value(m), interval, remark, cost
 
 
-def _aligned_row_text(row: Sequence[str], widths: Sequence[int]) -> str:
+def _format_aligned_row(row: Sequence[str], widths: Sequence[int]) -> str:
     """Align names left and numbers right."""
     padded = (
         text + " " * (w - cell_len(text))
@@ -282,7 +283,7 @@ def _aligned_row_text(row: Sequence[str], widths: Sequence[int]) -> str:
     return "  ".join(padded).rstrip()
 
 
-def _nonmember_baseline_label(result: AuditResult, signals: Sequence[LeakSignal]) -> str:
+def _format_nonmember_baseline(result: AuditResult, signals: Sequence[LeakSignal]) -> str:
     """Return `of non-members: 0/100 Undefended, 0/20 PMixED (attack ethicist; 95% intervals)`."""
     used = {s.row for s in signals}
     # An attack that ranks samples has only one if it decodes greedily: that sample is then its
@@ -328,7 +329,9 @@ def _attack_table_lines(
 # -----------------------------------------------------------------------------------------------
 
 
-def _other_signals_screen_entry(result: AuditResult, assessment: LeakAssessment) -> ScreenEntry:
+def _build_other_signals_screen_entry(
+    result: AuditResult, assessment: LeakAssessment
+) -> ScreenEntry:
     """Return all other signals, shown signals first, without personal data covered by WHAT."""
     best = _find_highest_recall_row(result, assessment)
     entries = list[tuple[tuple[bool, bool], str, str]]()
@@ -416,7 +419,9 @@ def _build_copies_screen_entry(result: AuditResult, assessment: LeakAssessment) 
     return ScreenEntry("WHERE", tuple(items), 2)
 
 
-def _personal_data_screen_entry(result: AuditResult, assessment: LeakAssessment) -> ScreenEntry:
+def _build_personal_data_screen_entry(
+    result: AuditResult, assessment: LeakAssessment
+) -> ScreenEntry:
     best = _find_highest_recall_row(result, assessment)
     if best is None or not best.by_kind:
         return ScreenEntry("WHAT", (), 2)
@@ -429,11 +434,11 @@ def _personal_data_screen_entry(result: AuditResult, assessment: LeakAssessment)
         best = next(finding for finding in result.findings if finding.cell_key in shown_rows)
     nothing_extracted = not any(m.value for m in best.by_kind.values())
     remark = "" if shown_rows else ": none extracted" if nothing_extracted else ", not significant"
-    counts = personal.personal_data_counts_phrase(best)
+    counts = personal.format_personal_data_counts(best)
     return ScreenEntry("WHAT", (f"{counts} {_format_tested_target(result, best)}{remark}",), 2)
 
 
-def _defense_causes_screen_entry(result: AuditResult) -> ScreenEntry:
+def _build_defense_causes_screen_entry(result: AuditResult) -> ScreenEntry:
     """Return the separate effect of each step between control rows, for each defense."""
     items = []
     for target in result.targets:
@@ -441,11 +446,11 @@ def _defense_causes_screen_entry(result: AuditResult) -> ScreenEntry:
         if row is not None and row.chain is not None:
             chain_steps = phrases.list_chain_steps(row.chain, target.name)
             steps = [
-                phrases.brief_chain_step_effect_phrase(step)
+                phrases.format_brief_chain_step_effect(step)
                 for step in chain_steps
                 if step.difference is not None
             ]
-            n, remark = row.chain.whole.n, phrases.above_nonmembers_phrase(row.chain.whole)
+            n, remark = row.chain.whole.n, phrases.format_baseline_excess(row.chain.whole)
             subject = (
                 f"{cut_line(target.title, _LONGEST)} ({row.setting}, the same "
                 f"{format_count(n, 'secret')}{remark})"
@@ -454,7 +459,7 @@ def _defense_causes_screen_entry(result: AuditResult) -> ScreenEntry:
     return ScreenEntry("WHY", tuple(items), 2, ". ")
 
 
-def _limitations_screen_entry(
+def _build_limitations_screen_entry(
     result: AuditResult, assessment: LeakAssessment, remarks: CommandRemarks, most: int
 ) -> ScreenEntry:
     """Return the bounds of zeros, the untested signals, and the limits of any run."""
@@ -469,7 +474,7 @@ def _limitations_screen_entry(
         else "Still possible"
     )
     items = (
-        [f"{possible}: {', '.join(map(signals.not_ruled_out_phrase, most_open))}."]
+        [f"{possible}: {', '.join(map(signals.format_upper_bound, most_open))}."]
         if most_open
         else []
     )
@@ -482,25 +487,25 @@ def _limitations_screen_entry(
     if unread := result.benchmark.unread_columns:
         items.append(
             "Columns of the data with texts or media that are not read: "
-            f"{_first_titles_label(unread, 4)}."
+            f"{_format_first_titles(unread, 4)}."
         )
-    items += [f"{records_label}."] if (records_label := coverage.coverage_label(result)) else []
+    items += [f"{records_label}."] if (records_label := coverage.format_coverage(result)) else []
     for targets, untested in signals.group_untested_kinds(assessment).items():
         # some targets share a title
         titles = dict.fromkeys(signals.title_signal_target(result, target) for target in targets)
-        on = f" on {_first_titles_label(list(titles), 2)}" if titles else ""
+        on = f" on {_format_first_titles(list(titles), 2)}" if titles else ""
         items.append(f"Not tested{on}: {', '.join(kind.short for kind in untested)}.")
     items += (
         ["Synthetic lab data."]
         if result.benchmark.is_of_builtin_lab
-        else [personal.unmarked_personal_kinds_sentence(result)]
+        else [personal.describe_unmarked_personal_kinds(result)]
     )
     idle = coverage.list_missing_attacks(result)
     limits = tuple(filter(None, (*items, *idle))) or ("An attack gives a lower bound.",)
     return ScreenEntry("LIMITS", limits, most + bool(remarks.limits) + bool(idle), " ")
 
 
-def _next_step_screen_entry(
+def _build_next_step_screen_entry(
     result: AuditResult,
     assessment: LeakAssessment,
     known: detailed.SecretDetails,

@@ -28,7 +28,7 @@ from auditor.reports import personal, phrases
 from auditor.reports.blocks import Block, Bullets, Forest, ForestSpan, Group, Table
 from auditor.reports.topics import build_forest_span
 from auditor.statistics.memorised import RECORDS
-from auditor.statistics.metrics import DISCOVERABLE, EXPECTED_ANY_OF, SHARES, auc_name
+from auditor.statistics.metrics import DISCOVERABLE, EXPECTED_ANY_OF, SHARES, name_auc
 from auditor.statistics.roc import AUC
 
 NEVER_DRAWN = "this decoding draws none of these suffixes, another may"
@@ -56,7 +56,7 @@ def describe_signal_number(signal: LeakSignal) -> str:
         m = replace(m, low=math.nan, high=math.nan)
     if signal.kind is PERSONAL:
         return (
-            f"{personal.format_personal_kind(signal.part)} {personal.personal_data_share_phrase(m)}"
+            f"{personal.format_personal_kind(signal.part)} {personal.format_personal_data_share(m)}"
         )
     if signal.count:
         part = f"of those trained on {format_count(int(signal.count), 'time')}"
@@ -77,7 +77,7 @@ def describe_signal_number(signal: LeakSignal) -> str:
         )
     if tries := EXPECTED_ANY_OF.parse_numbers(m.name):
         samples = format_count(int(tries[0]), "sample")
-        lengths = phrases.suffix_lengths_phrase(m)
+        lengths = phrases.format_suffix_lengths(m)
         share = phrases.format_measurement_value(m)
         return f"{samples} each would extract {share} of members{lengths}"
     if surely := DISCOVERABLE.parse_numbers(m.name):
@@ -87,11 +87,10 @@ def describe_signal_number(signal: LeakSignal) -> str:
             f"{phrases.format_share(m)} extracted by {samples} with a probability of "
             f"{sure}% or more"
         )
-    chosen = f" ({m.note})" if m.name == auc_name("") and m.note else ""
-    number = (
-        f"{phrases.lower_first(phrases.metric_label(m.name))} {phrases.format_measurement_value(m)}"
-    )
-    return f"{number}{chosen}{phrases.suffix_lengths_phrase(m)}{at}"
+    chosen = f" ({m.note})" if m.name == name_auc("") and m.note else ""
+    name = phrases.lower_first(phrases.format_metric(m.name))
+    number = f"{name} {phrases.format_measurement_value(m)}"
+    return f"{number}{chosen}{phrases.format_suffix_lengths(m)}{at}"
 
 
 def is_excess_decisive(signal: LeakSignal) -> bool:
@@ -102,14 +101,14 @@ def is_excess_decisive(signal: LeakSignal) -> bool:
     return signal.status == signals.NOT_SHOWN and signal.excess is not None
 
 
-def suspicion_phrase(signal: LeakSignal) -> str:
+def format_suspicion(signal: LeakSignal) -> str:
     """Return why a measured leak is not shown: `not significant`, or only a hint."""
     if signal.alone:
         return "not significant"
     return "only a hint: such a number cannot show a leak by itself"
 
 
-def corrected_interval_phrase(signal: LeakSignal) -> str:
+def format_corrected_interval(signal: LeakSignal) -> str:
     """Return `interval corrected for 5 numbers that share the level`, or ""."""
     if signal.looks > 1:
         return f"interval corrected for {signal.looks} numbers that share the level"
@@ -120,7 +119,7 @@ def describe_signal_baseline(signal: LeakSignal) -> str:
     """Return `non-members 0/160`, `chance 0.5, blind baseline 0.52`, or that it is missing."""
     b = signal.baseline
     if isinstance(b, Measurement):
-        return f"non-members {_baseline_text(b)}{_difference_text(signal)}"
+        return f"non-members {_format_baseline(b)}{_format_difference(signal)}"
     if b is None:
         return "not compared with non-members"
     if signal.blind:
@@ -145,9 +144,9 @@ def describe_signal_kind(of_a_kind: Sequence[LeakSignal]) -> str:
         best = pick_strongest_signal(shown_signals or suspected)
         access = f", {best.setting}" if best.setting else ""
         remarks = (
-            "" if shown_signals else suspicion_phrase(best),
+            "" if shown_signals else format_suspicion(best),
             describe_signal_baseline(best),
-            corrected_interval_phrase(best),
+            format_corrected_interval(best),
         )
         remark = "; ".join(filter(None, remarks))
         return f"{describe_signal_number(best)}{access}{_bracket_text(remark)}"
@@ -161,7 +160,7 @@ def describe_signal_kind(of_a_kind: Sequence[LeakSignal]) -> str:
     if not all(map(_has_empty_count, of_a_kind)):
         # no bound: the number itself
         never = f"; {NEVER_DRAWN}" if m.name == PROBABLE.main and m.value == 0 else ""
-        corrected = corrected_interval_phrase(worst)
+        corrected = format_corrected_interval(worst)
         never += f"; {corrected}" if corrected else ""
         baseline = describe_signal_baseline(worst)
         compared = baseline if worst.baseline is None else f"not above {baseline or 'zero'}"
@@ -170,7 +169,7 @@ def describe_signal_kind(of_a_kind: Sequence[LeakSignal]) -> str:
     return f"none of {m.n:,} {subject} (up to {phrases.format_percent(m.high)}% not ruled out)"
 
 
-def not_ruled_out_phrase(signal: LeakSignal) -> str:
+def format_upper_bound(signal: LeakSignal) -> str:
     """Return `verbatim up to 6.0% (0/60)` for a signal that counts secrets and found none."""
     m = signal.measured
     assert m is not None  # it was tested
@@ -181,13 +180,13 @@ def not_ruled_out_phrase(signal: LeakSignal) -> str:
     return f"{title} up to {phrases.format_percent(m.high)}% (0/{m.n:,})"
 
 
-def still_possible_label(assessment: LeakAssessment, target: str) -> str:
+def format_still_possible(assessment: LeakAssessment, target: str) -> str:
     """Return `still possible: verbatim up to 6.0% (0/60)`, the widest bound of the first kind that
     counts secrets and found none; "" without such a kind."""
     zero_signals = [s for s in assessment.list_tested_signals(target) if _has_empty_count(s)]
     first = [s for s in zero_signals if s.kind is zero_signals[0].kind]
     widest = max(first, key=lambda s: s.measured.high if s.measured else 0.0, default=None)
-    return f"still possible: {not_ruled_out_phrase(widest)}" if widest else ""
+    return f"still possible: {format_upper_bound(widest)}" if widest else ""
 
 
 def _has_empty_count(signal: LeakSignal) -> bool:
@@ -224,7 +223,7 @@ def pick_strongest_signal(signals: Sequence[LeakSignal]) -> LeakSignal:
 # -----------------------------------------------------------------------------------------------
 
 
-def no_leakage_phrase(assessment: LeakAssessment, *targets: str) -> str:
+def format_no_leakage(assessment: LeakAssessment, *targets: str) -> str:
     """Return the reassuring words, used only after `LeakAssessment.shows_no_leakage`."""
     all_tested = all(
         len(assessment.list_tested_signals(target)) == len(assessment.list_target_signals(target))
@@ -238,7 +237,7 @@ def group_signals(signals: Sequence[LeakSignal]) -> list[list[LeakSignal]]:
     return [list(group) for _, group in groupby(signals, key=lambda s: s.kind.name)]
 
 
-def proof_label(signals: Sequence[LeakSignal], suspected: Sequence[LeakSignal]) -> str:
+def format_proof(signals: Sequence[LeakSignal], suspected: Sequence[LeakSignal]) -> str:
     """Return `14% verbatim, white-box; also near-verbatim`: a number, and the other signals."""
     kinds = dict.fromkeys(s.kind for s in signals)
     first = next(iter(kinds))
@@ -247,13 +246,13 @@ def proof_label(signals: Sequence[LeakSignal], suspected: Sequence[LeakSignal]) 
     # The reason mentions personal data separately.
     also = [kind.short for kind in kinds if kind not in (first, PERSONAL)]
     few = dict.fromkeys(s.kind.short for s in suspected if s.kind not in kinds)
-    parts = [f"{_brief_number_label(best)}{access}"]
+    parts = [f"{_format_brief_number(best)}{access}"]
     parts += [f"also {', '.join(also)}"] if also else []
     parts += [f"not significant: {', '.join(few)}"] if few else []
     return "; ".join(parts)
 
 
-def _brief_number_label(signal: LeakSignal) -> str:
+def _format_brief_number(signal: LeakSignal) -> str:
     """Return `14% verbatim`, `names 21%`, `membership AUC 0.642`."""
     m = signal.measured
     assert m is not None  # a signal that was tested
@@ -266,7 +265,7 @@ def _brief_number_label(signal: LeakSignal) -> str:
     return describe_signal_number(replace(signal, measured=brief))
 
 
-def least_detectable_text(signal: LeakSignal) -> str:
+def format_least_detectable(signal: LeakSignal) -> str:
     """Return the smallest number that would have been shown: `3.1%`, `0.56`, `all 4`."""
     m = signal.measured
     if m is None or signal.status != signals.NOT_SHOWN:
@@ -326,7 +325,7 @@ def title_signal_target(result: AuditResult, target: str) -> str:
 # -----------------------------------------------------------------------------------------------
 
 
-def _signals_forest(result: AuditResult, assessment: LeakAssessment) -> Forest:
+def _draw_signals_forest(result: AuditResult, assessment: LeakAssessment) -> Forest:
     """Return a row a signal, target by target."""
     groups = list[Group]()
     spans = list[ForestSpan | None]()
@@ -334,7 +333,7 @@ def _signals_forest(result: AuditResult, assessment: LeakAssessment) -> Forest:
         # Merge signals that differ only in their access into one row.
         settings: dict[tuple[str, ...], list[LeakSignal]] = {}
         for signal in assessment.list_tested_signals(target):
-            settings.setdefault(_signal_table_row(signal), []).append(signal)
+            settings.setdefault(_build_signal_table_row(signal), []).append(signal)
         rows = []
         for (title, *cells), merged in settings.items():
             access = " or ".join(signal.setting for signal in merged if signal.setting)
@@ -373,37 +372,42 @@ def list_untested_signals(
         yield f" on {', '.join(titles)}" if titles else "", ", ".join(labels)
 
 
-def _signal_table_row(s: LeakSignal) -> tuple[str, ...]:
+def _build_signal_table_row(s: LeakSignal) -> tuple[str, ...]:
     """Return the name, the number, its baseline, and whether it is shown."""
     is_personal = s.kind is PERSONAL
     title = personal.title_personal_kind(s.part) if is_personal else s.kind.short
-    status = suspicion_phrase(s) if s.suspected else s.status
-    difference = _difference_text(s)
-    least = least_detectable_text(s)
+    status = format_suspicion(s) if s.suspected else s.status
+    difference = _format_difference(s)
+    least = format_least_detectable(s)
     would = "" if least == phrases.NOTHING else f"; {least} would be"
     title = f"{title[:1].upper()}{title[1:]}"
-    return title, _measured_text(s), _baseline_text(s.baseline), f"{status}{difference}{would}"
+    return (
+        title,
+        _format_measured_signal(s),
+        _format_baseline(s.baseline),
+        f"{status}{difference}{would}",
+    )
 
 
-def _measured_text(s: LeakSignal) -> str:
+def _format_measured_signal(s: LeakSignal) -> str:
     """Return the number, without the name of its metric if the kind states it."""
     m = s.measured
     assert m is not None  # it was tested
     if is_excess_decisive(s) and m.value:
         m = replace(m, low=math.nan, high=math.nan)
-    corrected = _bracket_text(corrected_interval_phrase(s))
+    corrected = _bracket_text(format_corrected_interval(s))
     if s.kind is PERSONAL:
-        return personal.personal_data_share_phrase(m) + corrected
+        return personal.format_personal_data_share(m) + corrected
     if s.count or s.looks > 1 or not (m.unit == "share" or m.name == s.kind.main):
         return describe_signal_number(s) + corrected
     if m.unit == "share":
         return phrases.format_share(m)
-    chosen = f" ({m.note})" if m.name == auc_name("") and m.note else ""
+    chosen = f" ({m.note})" if m.name == name_auc("") and m.note else ""
     unit = _UNITS.get(m.unit, "")
-    return f"{phrases.format_measurement_value(m)}{unit}{chosen}{phrases.suffix_lengths_phrase(m)}"
+    return f"{phrases.format_measurement_value(m)}{unit}{chosen}{phrases.format_suffix_lengths(m)}"
 
 
-def _difference_text(signal: LeakSignal) -> str:
+def _format_difference(signal: LeakSignal) -> str:
     """Return `, difference 3.3 points [−1.9 to 11.2]` if the excess decides; else ""."""
     if not is_excess_decisive(signal) or _has_empty_count(signal):
         return ""
@@ -411,7 +415,7 @@ def _difference_text(signal: LeakSignal) -> str:
     return f", difference {phrases.format_difference(signal.excess)}"
 
 
-def _baseline_text(b: Measurement | float | None) -> str:
+def _format_baseline(b: Measurement | float | None) -> str:
     if isinstance(b, Measurement):
         if b.unit == "share":
             return f"{phrases.count_hits(b):,}/{b.n:,}"
@@ -430,15 +434,15 @@ def _signal_forest_span(s: LeakSignal) -> ForestSpan | None:
     return build_forest_span(m, b.value if isinstance(b, Measurement) else None)
 
 
-def signals_section_blocks(result: AuditResult) -> list[Block]:
+def build_signals_section_blocks(result: AuditResult) -> list[Block]:
     """Return the picture of all signals; nothing if nothing was measured."""
     assessment = assess_signals(result)
     tested = any(assessment.list_tested_signals(target) for target in assessment.targets)
-    return signal_blocks(result, assessment) if tested else []
+    return build_signal_blocks(result, assessment) if tested else []
 
 
-def signal_blocks(result: AuditResult, assessment: LeakAssessment) -> list[Block]:
+def build_signal_blocks(result: AuditResult, assessment: LeakAssessment) -> list[Block]:
     """Return the picture and the untested signals."""
     untested = list_untested_signals(result, assessment)
     items = tuple(f"Not tested{on}: {text}." for on, text in untested)
-    return [_signals_forest(result, assessment), *([Bullets(items)] if items else [])]
+    return [_draw_signals_forest(result, assessment), *([Bullets(items)] if items else [])]

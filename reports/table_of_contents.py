@@ -122,12 +122,12 @@ def _list_plugin_topics(result: AuditResult) -> list[Topic]:
     topics = []
     for i, (name, section) in enumerate(result.sections.items()):
         # partial binds the current values; a lambda would see the last of the loop.
-        make = partial(_plugin_section_blocks, i, section)
+        make = partial(_build_plugin_section_blocks, i, section)
         topics.append(Topic(f"own-{i}", f"{section.title} ({name})", make, CHECK, 0))
     return topics
 
 
-def _plugin_section_blocks(i: int, section: OwnSection, _: ReportMaterial) -> list[Block]:
+def _build_plugin_section_blocks(i: int, section: OwnSection, _: ReportMaterial) -> list[Block]:
     tables = (
         Table(f"own-{i}-{n}", table.caption, table.head, (Group("", table.rows),))
         for n, table in enumerate(section.tables)

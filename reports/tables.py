@@ -72,7 +72,7 @@ def render_markdown_lines(grid: RowTable) -> list[str]:
 
 def render_csv_table(grid: RowTable) -> str:
     """Return the rows for programs if there are any, else the readable rows."""
-    return escaping.csv_text(grid.machine_head or grid.head, grid.machine_rows or grid.rows)
+    return escaping.render_csv(grid.machine_head or grid.head, grid.machine_rows or grid.rows)
 
 
 def render_latex_table(grid: RowTable) -> str:

@@ -69,7 +69,7 @@ def share_measurement_table(measurements: Iterable[Measurement]) -> Table:
             f"{m.n:,}",
             m.note,
         )
-        table.add_row(Text(phrases.metric_label(m.name)), *map(Text, cells))
+        table.add_row(Text(phrases.format_metric(m.name)), *map(Text, cells))
     return table
 
 
@@ -107,8 +107,8 @@ def _attack_row_lines(result: AuditResult, width: int) -> Iterator[RenderableTyp
 
 def _format_screen_head(result: AuditResult, finding: Finding) -> tuple[str, str, str]:
     """Return a group's title, decoding and perplexity, and whether the claim applies."""
-    facts = f"  {finding.decoding} · PPL {phrases.target_perplexity_text(result, finding.target)}"
-    applies = phrases.claim_applies_phrase(finding)
+    facts = f"  {finding.decoding} · PPL {phrases.format_target_perplexity(result, finding.target)}"
+    applies = phrases.format_claim_scope(finding)
     claim = applies if finding.claim_applies is None else f"claim applies: {applies}"
     return phrases.title_row(result, finding), facts, claim
 
@@ -168,10 +168,10 @@ def _list_row_remarks(result: AuditResult) -> Iterator[RenderableType]:
         row = find_strongest_chained_row(result, target.name)
         if row is not None and row.chain is not None:
             source = f"{row.attack}{', white-box' if row.setting == 'white-box' else ''}"
-            source += phrases.above_nonmembers_phrase(row.chain.whole)
-            yield _control_chain_line(f"why {target.title}", row.chain, source)
+            source += phrases.format_baseline_excess(row.chain.whole)
+            yield _format_control_chain_line(f"why {target.title}", row.chain, source)
         if target.likelihood is not None:  # an effect that no guess shows
-            yield _control_chain_line(
+            yield _format_control_chain_line(
                 f"likelihood {target.title}", target.likelihood, phrases.MORE_LIKELY
             )
     for unlearning_result in result.unlearning:
@@ -184,7 +184,9 @@ def _list_row_remarks(result: AuditResult) -> Iterator[RenderableType]:
         )
     for target in result.targets:
         if target.claim is not None:
-            yield Text.assemble((target.title, "bold"), "  ", phrases.epsilon_line(target.claim))
+            yield Text.assemble(
+                (target.title, "bold"), "  ", phrases.format_epsilon_line(target.claim)
+            )
     for stands in claims.select_reported_claims(result):
         yield Text(claims.describe_claim_verdict(stands))
 
@@ -204,9 +206,9 @@ def _draw_copies_sparkline(finding: Finding) -> Text:
     )
 
 
-def _control_chain_line(title: str, chain: Chain, of: str) -> Text:
+def _format_control_chain_line(title: str, chain: Chain, of: str) -> Text:
     """`why PMixED  clipping −1.0 points [−3.0 to 0.7], not significant · noise −12 points [−16 to −8] (ethicist)`"""  # noqa: E501
     effects = " · ".join(
-        map(phrases.chain_step_effect_phrase, phrases.select_chain_steps(chain.steps))
+        map(phrases.format_chain_step_effect, phrases.select_chain_steps(chain.steps))
     )
     return Text.assemble((title, "bold"), "  ", effects, (f" ({of}, n {chain.whole.n:,})", "dim"))

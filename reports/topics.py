@@ -52,7 +52,7 @@ class Topic:
     brief: Maker | None = None
 
 
-def figures_blocks(plotted: Iterable[Figure]) -> list[Block]:
+def build_figures_blocks(plotted: Iterable[Figure]) -> list[Block]:
     """Return one block of these figures; no block without figures."""
     figures = tuple(plotted)
     return [Figures(figures)] if figures else []

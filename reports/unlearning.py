@@ -46,7 +46,7 @@ def describe_forgetting(result: AuditResult, unlearning: Unlearning) -> str:
     """Return the remainder, the relearned part and the cost, in measured order."""
     title = phrases.title_target(result, unlearning.target)
     labels = [
-        _unlearning_before_after_label(row) for row in unlearning.numbers if row.group == FORGOTTEN
+        _format_unlearning_change(row) for row in unlearning.numbers if row.group == FORGOTTEN
     ]
     if not labels:
         return f"{title}: nothing was measured of what it was to forget."
@@ -58,23 +58,23 @@ def describe_forgetting(result: AuditResult, unlearning: Unlearning) -> str:
     sentences = (
         *_describe_forgotten_records(unlearning),
         *_describe_relearning(unlearning),
-        _perplexity_cost_sentence(unlearning),
+        _describe_perplexity_cost(unlearning),
     )
     return " ".join((f"{opening}.", *sentences))
 
 
-def _unlearning_before_after_label(row: GroupRecall) -> str:
+def _format_unlearning_change(row: GroupRecall) -> str:
     if RETRAINED in row.values:
         retrained = f", never seen {phrases.format_value(row.values[RETRAINED])}"
     else:
         retrained = ""
     before, after = (phrases.format_value(row.values[model]) for model in (BEFORE, AFTER))
     now = after if before == after else phrases.format_measurement_value(row.values[AFTER])
-    return f"{_recall_measure_label(row)} {before} → {now}{retrained}"
+    return f"{_format_recall_measure(row)} {before} → {now}{retrained}"
 
 
-def _recall_measure_label(row: GroupRecall) -> str:
-    return _NAMES.get(row.name) or phrases.lower_first(phrases.metric_label(row.name))
+def _format_recall_measure(row: GroupRecall) -> str:
+    return _NAMES.get(row.name) or phrases.lower_first(phrases.format_metric(row.name))
 
 
 def _describe_forgotten_records(unlearning: Unlearning) -> Iterator[str]:
@@ -83,7 +83,7 @@ def _describe_forgotten_records(unlearning: Unlearning) -> Iterator[str]:
     # "left": recall minus that of the model trained without the records.
     compared = [row for row in rows if "left" in row.changes]
     if compared:
-        remaining = [_recall_measure_label(row) for row in compared if row.changes["left"].low > 0]
+        remaining = [_format_recall_measure(row) for row in compared if row.changes["left"].low > 0]
         forgotten = "Asked as it is, no more of it is shown than in a model that never saw it."
         yield (
             f"Still there, more than in a model that never saw it, by {', '.join(remaining)}."
@@ -98,7 +98,7 @@ def _describe_forgotten_records(unlearning: Unlearning) -> Iterator[str]:
     # Other records, so not paired: require disjoint intervals, which is stricter than a test of the
     # difference.
     remaining = [
-        _recall_measure_label(row)
+        _format_recall_measure(row)
         for row, floor in baselines
         if row.values[AFTER].low > floor.values[AFTER].high
     ]
@@ -120,11 +120,11 @@ def _describe_relearning(unlearning: Unlearning) -> Iterator[str]:
     if back:
         yield (
             f"{trained} bring it back, so it was hidden and not gone: "
-            f"{'; '.join(map(_relearned_label, back))}."
+            f"{'; '.join(map(_format_relearned_records, back))}."
         )
     if rest:
         opening = "Not shown to come back" if back else f"{trained} are not shown to bring it back"
-        yield f"{opening}: {'; '.join(map(_relearned_label, rest))}."
+        yield f"{opening}: {'; '.join(map(_format_relearned_records, rest))}."
     if not any("came_back" in row.changes for row in rows):
         yield (
             "Without --retrained, nothing tells what comes back from what such steps teach any "
@@ -137,7 +137,7 @@ def _is_relearning_shown(row: GroupRecall) -> bool:
     return row.changes.get("came_back", row.changes["relearned"]).low > 0
 
 
-def _relearned_label(row: GroupRecall) -> str:
+def _format_relearned_records(row: GroupRecall) -> str:
     share = row.changes.get("share_back")
     never = row.values.get(RETRAINED_RELEARNED)
     if share and _is_relearning_shown(row):
@@ -146,10 +146,10 @@ def _relearned_label(row: GroupRecall) -> str:
         part = ""
     retrained = f", never seen {phrases.format_value(never)}" if never else ""
     after, again = (phrases.format_value(row.values[model]) for model in (AFTER, RELEARNED))
-    return f"{_recall_measure_label(row)} {after} → {again}{part}{retrained}"
+    return f"{_format_recall_measure(row)} {after} → {again}{part}{retrained}"
 
 
-def _perplexity_cost_sentence(unlearning: Unlearning) -> str:
+def _describe_perplexity_cost(unlearning: Unlearning) -> str:
     before, after, ratio = (unlearning.perplexity.get(name) for name in (BEFORE, AFTER, "ratio"))
     if before is None or after is None:
         return "What it cost in perplexity was not measured."
@@ -165,25 +165,25 @@ def _perplexity_cost_sentence(unlearning: Unlearning) -> str:
 # -----------------------------------------------------------------------------------------------
 
 
-def _unlearning_blocks(result: AuditResult) -> list[Block]:
+def _build_unlearning_blocks(result: AuditResult) -> list[Block]:
     blocks = list[Block]()
     for unlearning in result.unlearning:
         if unlearning.numbers:
             blocks += [
                 Paragraph(describe_forgetting(result, unlearning)),
-                _forgotten_records_table(result, unlearning),
+                _build_forgotten_records_table(result, unlearning),
             ]
     return [*blocks, Paragraph(_NOTE)] if blocks else []
 
 
-def _forgotten_records_table(result: AuditResult, unlearning: Unlearning) -> Table:
+def _build_forgotten_records_table(result: AuditResult, unlearning: Unlearning) -> Table:
     shown_models = [
         model for model in _HEADS if any(model in row.values for row in unlearning.numbers)
     ]
     kinds = dict.fromkeys((row.attack, row.name) for row in unlearning.numbers)
     groups = tuple(
         Group(
-            f"{phrases.metric_label(name)} · {attack}",
+            f"{phrases.format_metric(name)} · {attack}",
             tuple(
                 _record_group_table_row(row, shown_models)
                 for row in unlearning.numbers
@@ -228,7 +228,7 @@ TOPICS = (
     Topic(
         "unlearning",
         "What is left of the forgotten",
-        lambda m: _unlearning_blocks(m.result),
+        lambda m: _build_unlearning_blocks(m.result),
         DECIDE,
         6,
         turn=15,

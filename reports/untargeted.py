@@ -38,22 +38,22 @@ _NOTE = (
 )
 
 
-def _untargeted_blocks(result: AuditResult, details: SecretDetails | None) -> list[Block]:
+def _build_untargeted_blocks(result: AuditResult, details: SecretDetails | None) -> list[Block]:
     """Report rows compared with all training data. details: None omits the tables by record."""
     rows = [finding for finding in phrases.sort_findings(result) if finding.measurement(MEMORISED)]
     if not rows:
         return []
     return [
-        _memorised_rates_table(result, rows),
-        _expected_further_records_table(result, rows),
-        *_ranking_precision_tables(result, rows),
+        _build_memorised_rates_table(result, rows),
+        _build_expected_further_records_table(result, rows),
+        *_build_ranking_precision_tables(result, rows),
         Paragraph(_NOTE),
         *(_build_copies_blocks(result, details, rows) if details is not None else []),
-        *(_extracted_records_blocks(result, details, rows) if details is not None else []),
+        *(_build_extracted_records_blocks(result, details, rows) if details is not None else []),
     ]
 
 
-def _memorised_rates_table(result: AuditResult, findings: list[Finding]) -> Table:
+def _build_memorised_rates_table(result: AuditResult, findings: list[Finding]) -> Table:
     names = (MEMORISED, name_nonmember_metric(MEMORISED), name_excess_metric(MEMORISED), COMMON)
     known = [(f, main) for f in findings if (main := f.measurement(MEMORISED))]
     head = ("Target", "Generations", "That hold some", "Memorised", "Baseline", "Excess", "Common")
@@ -74,7 +74,7 @@ def _memorised_rates_table(result: AuditResult, findings: list[Finding]) -> Tabl
     return Table("untargeted-table", caption, head, (Group("", cells),), frozenset(range(1, 7)))
 
 
-def _expected_further_records_table(result: AuditResult, findings: list[Finding]) -> Table:
+def _build_expected_further_records_table(result: AuditResult, findings: list[Finding]) -> Table:
     head = (
         "Target",
         "Records extracted",
@@ -104,7 +104,9 @@ def _format_noted_value(finding: Finding, name: str) -> str:
     return f"{phrases.format_value(m)} {m.note}" if m else phrases.NOTHING
 
 
-def _ranking_precision_tables(result: AuditResult, findings: list[Finding]) -> Iterator[Block]:
+def _build_ranking_precision_tables(
+    result: AuditResult, findings: list[Finding]
+) -> Iterator[Block]:
     measured = [
         (f, {name: m for name in RANKINGS if (m := f.measurement(f"{PRECISION}_{name}"))})
         for f in findings
@@ -164,14 +166,14 @@ def _build_copies_blocks(
     return [Table("copies-table", "Training records extracted, by copies", head, tuple(groups))]
 
 
-def _extracted_records_blocks(
+def _build_extracted_records_blocks(
     result: AuditResult, details: SecretDetails, findings: list[Finding]
 ) -> list[Block]:
     groups = []
     for f, columns in _pair_untargeted_rows(details, findings):
         n = len(columns["generations"].ids)
         title = title_attack_row(result, f) + (f" · {_SHOWN} of {n:,}" if n > _SHOWN else "")
-        groups.append(Group(title, tuple(_extracted_record_table_rows(columns))))
+        groups.append(Group(title, tuple(_build_extracted_record_table_rows(columns))))
     if not groups:
         return []
     head = ("Record", "Attacked as", "Repetitions", "Generations", "Longest run of tokens")
@@ -179,7 +181,7 @@ def _extracted_records_blocks(
     return [Table("records-table", caption, head, tuple(groups), frozenset({2, 3, 4}), folded=True)]
 
 
-def _extracted_record_table_rows(columns: Mapping[str, Column]) -> Iterator[tuple[str, ...]]:
+def _build_extracted_record_table_rows(columns: Mapping[str, Column]) -> Iterator[tuple[str, ...]]:
     extracted = columns["generations"]
     inside = columns.get("record")
     # inside: by attacked secret, the index of its record in `generations`.
@@ -200,10 +202,10 @@ TOPICS = (
     Topic(
         "untargeted",
         "Untargeted extraction",
-        lambda m: _untargeted_blocks(m.result, m.details),
+        lambda m: _build_untargeted_blocks(m.result, m.details),
         MEND,
         5,
         14,
-        lambda m: _untargeted_blocks(m.result, None),
+        lambda m: _build_untargeted_blocks(m.result, None),
     ),
 )

@@ -28,7 +28,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 import auditor
 
 if (
-    _why := auditor.mixed_checkout_reason()
+    _why := auditor.explain_mixed_checkout()
 ):  # before anything of it is imported: a green run on other code is worse than none
     pytest.exit(_why, returncode=2)
 
@@ -241,7 +241,7 @@ def _account(tightly: bool) -> None:
     most = PLD_TO if tightly else 0.0
     if most != gaussian._PLD_TO:
         gaussian._PLD_TO = most
-        gaussian.noise_multiplier_for.cache_clear()
+        gaussian.find_noise_multiplier.cache_clear()
 
 
 # Each fixture and each test starts from the seed, so none depends on what ran before it or first

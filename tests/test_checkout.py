@@ -64,4 +64,4 @@ def test_a_clone_that_is_not_installed_says_what_to_do(other: Path) -> None:
 
 
 def test_this_checkout_is_one() -> None:
-    assert auditor.mixed_checkout_reason() == ""
+    assert auditor.explain_mixed_checkout() == ""

@@ -34,7 +34,7 @@ def advise(
     from auditor.studies import sweep
 
     if (folder / sweep.SWEEP).is_file():
-        typer.echo(_last_checkpoint_below_max_flag_sentence(folder, at_most))
+        typer.echo(_describe_last_checkpoint(folder, at_most))
         return
     if at_most is not None:
         raise AuditError(f"--max is about checkpoints, but {str(folder)!r} is a single run")
@@ -56,7 +56,7 @@ def advise(
         typer.echo("nothing can be advised: nothing was measured")
 
 
-def _last_checkpoint_below_max_flag_sentence(folder: Path, at_most: str | None) -> str:
+def _describe_last_checkpoint(folder: Path, at_most: str | None) -> str:
     from auditor.studies import checkpoints, sweep
 
     name, _, limit = (at_most or "").partition("=")
@@ -66,6 +66,4 @@ def _last_checkpoint_below_max_flag_sentence(folder: Path, at_most: str | None) 
         raise AuditError(
             f"expected --max NAME=LIMIT, as recall=0.05, for a line of checkpoints, got {at_most}"
         ) from None
-    return checkpoints.last_checkpoint_below_bound_sentence(
-        sweep.read_sweep_places(folder), name, most
-    )
+    return checkpoints.describe_last_checkpoint(sweep.read_sweep_places(folder), name, most)

@@ -294,7 +294,7 @@ def insert(
     console.silence_libraries()
     from auditor.benchmarks.canaries import insertion, manifests
 
-    copies = insertion.write_data_with_canaries(
+    copies = insertion.write_canary_data(
         insertion.CanaryInsertionPlan(
             manifests.read_canary_manifest(manifest), column, group, seed
         ),
@@ -354,7 +354,7 @@ def score(
 
     with console.open_progress_terminal() as reporter:
         how = LoadingOptions(**loading)
-        scores = canary_scores.canary_scores_of_model_or_run(
+        scores = canary_scores.score_canaries(
             manifest, model, reporter, loading=how, **options.list_given_flags(flags)
         )
     if as_json:

@@ -148,17 +148,17 @@ def check(
         plan = Plan.from_fields(
             seed=seed,
             lab_recipe={**_DEMONSTRATION, "seed": seed},
-            **quick_check.quick_plan_fields(),
+            **quick_check.choose_quick_fields(),
         )
         _print_quick_audit(plan, out, "demonstration", SweepCache(), (), your_own=_YOUR_OWN)
         return
-    plan = quick_check.quick_plan(model, data, nonmembers, seed, template, base)
+    plan = quick_check.build_quick_plan(model, data, nonmembers, seed, template, base)
     shared = SweepCache()
     name = f"check-{Path(model).name}"
     limits: quick_check.Limits = ()
     with console.open_progress_terminal(verbose=False) as reporter:
         if deep:
-            plan = quick_check.plan_of_slow_attacks(plan)
+            plan = quick_check.build_slow_plan(plan)
             started = console.seconds_since_start()
             found = estimate.estimate_run_cost(plan, reporter, shared=shared, starting=started)
             console.print_table(cost.run_cost_estimate_table(found))

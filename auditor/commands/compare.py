@@ -54,4 +54,4 @@ def compare(
     if html is not None:
         disk.replace_atomically(html, render_html_document(document))
     if csv is not None:
-        disk.replace_atomically(csv, reports.comparison_csv(found))
+        disk.replace_atomically(csv, reports.render_comparison_csv(found))

@@ -255,9 +255,9 @@ def print_run_judgement(
     from auditor.runs import gate_inputs
 
     with console.open_progress_terminal() as reporter, reporter.transient_progress_bar():
-        # The names of the flags equal the arguments of `judge_run_by_policy`.
+        # The names of the flags equal the arguments of `judge_run`.
         judged_rows = {**vars(scope or GateScopeFlags()), "attested": attested}
-        decision = gate_inputs.judge_run_by_policy(
+        decision = gate_inputs.judge_run(
             folder, policy, baseline, progress=reporter.progress, **judged_rows
         )
     _report_decision(decision, outputs)
@@ -274,18 +274,18 @@ def _report_decision(decision: Decision, outputs: GateOutputFlags) -> None:
     from auditor.reports import decision as reports
     from auditor.reports import files
 
-    for line in reports.ruling_terminal_lines(decision):
+    for line in reports.format_ruling_terminal_lines(decision):
         typer.echo(line)
     if outputs.junit is not None:
-        disk.replace_atomically(outputs.junit, reports.decision_junit_xml(decision))
+        disk.replace_atomically(outputs.junit, reports.render_decision_junit_xml(decision))
     if outputs.markdown is not None:
-        disk.replace_atomically(outputs.markdown, reports.decision_markdown(decision))
+        disk.replace_atomically(outputs.markdown, reports.render_decision_markdown(decision))
     # An empty value counts as unset: Path("") would be the working directory.
     step = outputs.summary or (
         Path(summary_path) if (summary_path := os.environ.get("GITHUB_STEP_SUMMARY")) else None
     )
     if step is not None:
-        files.append_job_summary(step, reports.decision_markdown(decision))
+        files.append_job_summary(step, reports.render_decision_markdown(decision))
 
 
 def _print_secrets_needed(changes: list[str], power: float | None, rules: int | None) -> None:
@@ -302,13 +302,13 @@ def _print_secrets_needed(changes: list[str], power: float | None, rules: int | 
     n_listed = 0
     for item in changes:
         if item not in files:
-            needs += powers.count_secrets_for_change(
+            needs += powers.count_change_secrets(
                 powers.parse_planned_share_change(item), power, rules
             )
             continue
-        needs += powers.count_secrets_for_policy(files[item], power, rules)
+        needs += powers.count_policy_secrets(files[item], power, rules)
         for rule in files[item]:
-            reason = powers.reason_for_no_number_of_secrets(rule)
+            reason = powers.explain_missing_number(rule)
             n_listed += not reason
             if reason:
                 typer.echo(f"not listed, but one of the {rules} rules: {rule} ({reason})")

@@ -52,8 +52,8 @@ def list_plugins(
     # of a pipe rich says 80 columns: there a line stays whole, for grep
     width = out.width if out.is_terminal else None
     for line in (
-        listing.plugin_listing_overview_lines(found, width)
+        listing.list_overview_lines(found, width)
         if name is None
-        else listing.plugin_listing_detail_lines(found, name)
+        else listing.list_detail_lines(found, name)
     ):
         out.print(line, soft_wrap=name is None or width is None)

@@ -49,7 +49,7 @@ _NAME = 23
 # -----------------------------------------------------------------------------------------------
 
 
-def plugin_listing_overview_lines(found_plugins: Found, width: int | None) -> Iterator[Text]:
+def list_overview_lines(found_plugins: Found, width: int | None) -> Iterator[Text]:
     """Yield a line for each plug-in; single lines for forms and models, controls, and data.
 
     width: of a terminal; a longer description is cut at the end of a clause.
@@ -72,16 +72,16 @@ def plugin_listing_overview_lines(found_plugins: Found, width: int | None) -> It
     )
     for title, plugins in groups:
         for i, (name, cls) in enumerate(plugins.items()):
-            yield _plugin_listing_line("" if i else title, name, describe_plugin(cls), width)
+            yield _format_plugin_listing_line("" if i else title, name, describe_plugin(cls), width)
     syntax = [
         name + "".join(f":{option.upper()}" for option in get_option_defaults(cls))
         for name, cls in forms.items()
     ]
-    yield _plugin_listing_line(
+    yield _format_plugin_listing_line(
         "forms", f"{', '.join(syntax)}; models {', '.join(found_plugins['Provider'])}", "", width
     )
-    yield _plugin_listing_line("controls", ", ".join(controls), "", width)
-    yield _plugin_listing_line("data", ", ".join(found_plugins["Benchmark"]), "", width)
+    yield _format_plugin_listing_line("controls", ", ".join(controls), "", width)
+    yield _format_plugin_listing_line("data", ", ".join(found_plugins["Benchmark"]), "", width)
     trains = "What trains: audit train NAME, --defense NAME, audit mitigate --by NAME."
     yield Text(f"audit list NAME: options, needs, claim, source, page. {trains}")
 
@@ -91,7 +91,7 @@ def _is_same_listed_plugin_class(cls: Any, other: Any) -> bool:
     return (cls.__module__, cls.__name__) == (other.__module__, other.__name__)
 
 
-def _plugin_listing_line(title: str, name: str, summary: str, width: int | None) -> Text:
+def _format_plugin_listing_line(title: str, name: str, summary: str, width: int | None) -> Text:
     line = Text.assemble(
         (f"{title:{_GUTTER}}", "dim"), (escaping.make_printable_line(name), "bold")
     )
@@ -118,7 +118,7 @@ def _shorten_listing(text: str, room: int | None) -> str:
 # -----------------------------------------------------------------------------------------------
 
 
-def plugin_listing_detail_lines(found_plugins: Found, name: str) -> Iterator[Text]:
+def list_detail_lines(found_plugins: Found, name: str) -> Iterator[Text]:
     """Yield the details of every kind with the name. Raises AuditError if there is none."""
     matches = [(kind, plugins[name]) for kind, plugins in found_plugins.items() if name in plugins]
     if not matches:
@@ -138,13 +138,13 @@ def plugin_listing_detail_lines(found_plugins: Found, name: str) -> Iterator[Tex
             for paragraph in (inspect.getdoc(cls) or "").split("\n\n")
         )
         yield from _list_option_lines(kind, cls)
-        yield from _titled_listing_lines("source", [_find_plugin_source(cls)])
+        yield from _list_titled_listing_lines("source", [_find_plugin_source(cls)])
         if cls.__module__.startswith("auditor."):
             if name in found_plugins["Defense"]:
                 page_name = "how-to/defenses"
             else:
                 page_name = getattr(cls, "page", "") or page
-            yield from _titled_listing_lines("page", [f"docs/{page_name}.md"])
+            yield from _list_titled_listing_lines("page", [f"docs/{page_name}.md"])
 
 
 def _list_option_lines(kind: str, cls: Any) -> Iterator[Text]:
@@ -161,16 +161,16 @@ def _list_option_lines(kind: str, cls: Any) -> Iterator[Text]:
     for option, value in get_option_defaults(cls).items():
         text = str(value).lower() if isinstance(value, bool) else value
         listed.append(f"{_FLAGS[kind]} {name}{option}={text}{few.get(option, '')}")
-    yield from _titled_listing_lines("options", listed or ["none"])
+    yield from _list_titled_listing_lines("options", listed or ["none"])
     if kind != "Provider":
-        yield from _titled_listing_lines(
+        yield from _list_titled_listing_lines(
             "needs", [", ".join(getattr(cls, "needs", ())) or "nothing"]
         )
     if kind in ("Defense", "Trainer"):
-        yield from _titled_listing_lines("claim", [cls.claims])
+        yield from _list_titled_listing_lines("claim", [cls.claims])
 
 
-def _titled_listing_lines(title: str, lines: Iterable[str]) -> Iterator[Text]:
+def _list_titled_listing_lines(title: str, lines: Iterable[str]) -> Iterator[Text]:
     for i, line in enumerate(lines):
         yield Text.assemble(
             (f"{'' if i else title:{_GUTTER}}", "dim"), escaping.make_printable_line(line)

@@ -107,12 +107,10 @@ def _print_mitigation(plan: Mitigation, run: RunOutcomes) -> None:
     # Until the page is written: two runs of the same command would train into one folder.
     with locks.lock_folder(out, mitigation.RECORD):
         with console.open_progress_terminal(False, again) as reporter:
-            trained = mitigation.train_and_audit_mitigated_model(
+            trained = mitigation.audit_mitigated_model(
                 plan, run, reporter, console.get_command_line()
             )
-        comparison = mitigation.compare_runs_before_and_after_mitigation(
-            plan, run, read_run(out), trained
-        )
+        comparison = mitigation.compare_mitigated_run(plan, run, read_run(out), trained)
         document = before_after.build_mitigation_document(comparison)
         _, page = write_document(out, "before-after", document)
     for line in before_after.format_mitigation_lines(comparison):

@@ -68,7 +68,7 @@ def reproduce(
     from auditor.studies import papers
 
     if show or paper is None:
-        for name in papers.bundled_paper_folders():
+        for name in papers.find_bundled_paper_folders():
             typer.echo(_format_paper_plans(papers.load_paper(name)))
         return
     values = options.collect_plan_values(flags) | (
@@ -131,7 +131,7 @@ def _print_ledger(
         styles = {"holds": "green", "refuted": "red"}
         other = reproducing.read_other_ledger(other_folder, paper) if other_folder else None
         console.print_table(
-            reproducing.ledger_table_for_terminal(paper, entries, scale, other),
+            reproducing.build_terminal_ledger(paper, entries, scale, other),
             [styles.get(entry.verdict, "") for entry in entries],
         )
         typer.echo(f"ledger: {out}/ledger.md, .csv, .tex, .json")

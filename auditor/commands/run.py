@@ -233,7 +233,7 @@ def _build_requested_plans(flags: options.Values, grid_flags: GridFlags) -> Plan
 
         base["sweep"] = {
             **base.get("sweep", {}),
-            "model": checkpoints.find_checkpoint_paths_to_audit(grid_flags.checkpoints),
+            "model": checkpoints.find_checkpoints(grid_flags.checkpoints),
         }
     if grid_flags.sweep:
         base["sweep"] = {**base.get("sweep", {}), **plan_grid.parse_sweep_flags(grid_flags.sweep)}
@@ -241,7 +241,7 @@ def _build_requested_plans(flags: options.Values, grid_flags: GridFlags) -> Plan
         base["seeds"] = plan_grid.parse_seed_ranges(grid_flags.seeds)
     values = options.collect_plan_values(flags, base)
     if plan_grid.is_plan_grid(base):
-        return plan_grid.expand_plan_grid(plan.merge_plan_file_and_flags(base, values))
+        return plan_grid.expand_plan_grid(plan.merge_plan_values(base, values))
     return plan.make_plan(base, {**values, "command": console.get_command_line()})
 
 
@@ -276,11 +276,11 @@ def _print_grid_run(
     verbose: bool,
 ) -> None:
     from auditor.core import disk
-    from auditor.records.folder import unused_run_path
+    from auditor.records.folder import find_unused_path
     from auditor.reports import frontier
     from auditor.studies import checkpoints, sweep
 
-    folder = resume or out or unused_run_path(f"sweep-{config.stem if config else 'flags'}")
+    folder = resume or out or find_unused_path(f"sweep-{config.stem if config else 'flags'}")
     if resume:
         command = sweep.read_command_that_started_sweep(resume)
     else:
@@ -288,12 +288,12 @@ def _print_grid_run(
     with console.open_progress_terminal(verbose, console.resume_grid_hint(folder)) as reporter:
         failures = sweep.run_sweep_points(points, folder, reporter, command)
     places = sweep.read_sweep_places(folder)
-    table = sweep.sweep_table(f"{format_count(len(points), 'run')} in {folder}", places)
+    table = sweep.build_sweep_table(f"{format_count(len(points), 'run')} in {folder}", places)
     sweep.write_sweep_table_files(folder, table)
-    if curve := checkpoints.leakage_over_checkpoints_svg(places):
+    if curve := checkpoints.draw_checkpoint_leakage(places):
         disk.replace_atomically(folder / "checkpoints.svg", curve)
     console.print_table(table)
-    compared = sweep.sweep_leakage_frontiers(folder)
+    compared = sweep.build_sweep_frontiers(folder)
     for leakage_frontier in compared:
         typer.echo(frontier.describe_frontier(leakage_frontier))
     if paths := frontier.write_frontier_files(folder, compared):
@@ -310,14 +310,14 @@ def _run_restricted_plan(
     from auditor.gate.decide import check_rule_metrics, check_ruled_rows_exist
     from auditor.records.folder import RunFolder
     from auditor.reports import files
-    from auditor.runs.run import check_plan_and_select_plugins
+    from auditor.runs.run import prepare_selection
 
     plan = source if isinstance(source, Plan) else Plan.from_json(source.plan())
     # All checks before `create`: a refused plan leaves no folder.
-    selection = check_plan_and_select_plugins(plan, *held_to)
+    selection = prepare_selection(plan, *held_to)
     policy = held_to[0]
     if policy is not None:
-        check_ruled_rows_exist(policy, selection.cell_keys_in_order())
+        check_ruled_rows_exist(policy, selection.list_cell_keys())
         # A plug-in may measure metrics that the table lacks: then only the finished run can check
         # them.
         if not selection.own_methods:
@@ -361,7 +361,7 @@ def print_plan_audit(
     from auditor.runs import quick_check
     from auditor.runs.lab_site import make_site
     from auditor.runs.run import run_audit as audit
-    from auditor.runs.submission import write_submission_of_run
+    from auditor.runs.submission import write_submission
 
     again = [
         resume,
@@ -376,7 +376,7 @@ def print_plan_audit(
 
     def publish(meanwhile: AuditResult) -> None:
         files.write_run_reports(folder.path, meanwhile, reveal)
-        console.print_stderr_line(coverage.progress_line(meanwhile), 0)
+        console.print_stderr_line(coverage.format_progress_line(meanwhile), 0)
 
     with console.open_progress_terminal(verbose, hint) as reporter:
         try:
@@ -402,6 +402,6 @@ def print_plan_audit(
     if reveal:
         print_private_text_warning(folder.path)
     if plan.output.submission is not None:
-        cell, guesses = write_submission_of_run(Path(plan.output.submission), plan.attacks, folder)
+        cell, guesses = write_submission(Path(plan.output.submission), plan.attacks, folder)
         summary = f"{guesses:,} guesses of {cell}; token ids of private text, readable by you only"
         typer.echo(f"submission: {plan.output.submission} ({summary})")

@@ -56,9 +56,9 @@ def score(
     from auditor.core.jsonable import to_json
     from auditor.reports import plot_files, terminal
 
-    marked = scores.compare_submission_with_answers(submission, answers)
+    marked = scores.mark_submission(submission, answers)
     scored = scores.score_submission(marked, answered_only)
-    points = scores.submission_recall_by_wrong_guesses(marked, answered_only)
+    points = scores.trace_submission_recall(marked, answered_only)
     if plot is not None:
         plot_files.save_wrong_guesses_curve(plot, [(wrong, recall) for wrong, _, recall in points])
     if curve is not None:

@@ -70,7 +70,7 @@ def synthetic(
     from auditor.reports.screen import build_first_screen
     from auditor.runs import released_text
 
-    plan = released_text.plan_for_released_text(
+    plan = released_text.build_release_plan(
         text, data, nonmembers, canaries, seed, console.get_command_line()
     )
     held = released_text.read_released_text(plan, text)

@@ -114,14 +114,14 @@ def train(
     from auditor.core.plan_parts import EngineOptions, LoadingOptions
     from auditor.plugins import registry
     from auditor.runs import training
-    from auditor.runs.plan import merged_plugin_options, parse_plugin_options
+    from auditor.runs.plan import merge_plugin_options, parse_plugin_options
 
     options.load_plugin_files(plan.get("plugin"))
     of_methods = parse_plugin_options("-D", option or [], list(registry.list_trainers()))
     asked = training.TrainingRequest(
         method=method,
         # options without the name of a method are of this one
-        options=merged_plugin_options(method, of_methods, {}, list(of_methods.get("", {}))),
+        options=merge_plugin_options(method, of_methods, {}, list(of_methods.get("", {}))),
         loading=LoadingOptions(
             **{name: plan[name] for name in options.HUB_LOADING.split() if name in plan}
         ).resolve_auto_dtype(),

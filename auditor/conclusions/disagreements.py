@@ -14,7 +14,7 @@ from scipy.stats import binom
 
 from auditor.core.nouns import UNDEFENDED
 from auditor.core.result import AuditResult, Doubt, Finding, Measurement
-from auditor.statistics.metrics import AT_LEAST, CONTROLS, RECALL, auc_name
+from auditor.statistics.metrics import AT_LEAST, CONTROLS, RECALL, name_auc
 
 ANY = "any_of_k"
 EXACT = "extraction_probability"
@@ -32,7 +32,7 @@ def is_auc_above_chance(m: Measurement) -> bool:
 
 
 def list_control_aucs(finding: Finding) -> list[Measurement]:
-    return [m for control in CONTROLS if (m := finding.measurement(auc_name(control))) is not None]
+    return [m for control in CONTROLS if (m := finding.measurement(name_auc(control))) is not None]
 
 
 def list_mismatch_doubts(result: AuditResult) -> tuple[Doubt, ...]:
@@ -40,7 +40,7 @@ def list_mismatch_doubts(result: AuditResult) -> tuple[Doubt, ...]:
     model separates them."""
 
     def highest(control: str) -> Measurement | None:
-        aucs = (finding.measurement(auc_name(control)) for finding in result.findings)
+        aucs = (finding.measurement(name_auc(control)) for finding in result.findings)
         return max(
             (m for m in aucs if m is not None and is_auc_above_chance(m)),
             key=lambda m: m.low,
@@ -50,7 +50,7 @@ def list_mismatch_doubts(result: AuditResult) -> tuple[Doubt, ...]:
     if blind := highest("blind"):
         reason = (
             "Members and non-members differ in kind: without any model, their tokens and lengths "
-            f"distinguish them ({_auc_label(blind)}), so no membership number here means what it "
+            f"distinguish them ({_format_auc(blind)}), so no membership number here means what it "
             "says, and what members leak beyond non-members may be that difference."
         )
         if not result.plan.get("user_column"):
@@ -58,7 +58,7 @@ def list_mismatch_doubts(result: AuditResult) -> tuple[Doubt, ...]:
     elif reference := highest("reference_alone"):
         reason = (
             "The reference alone distinguishes members from non-members "
-            f"({_auc_label(reference)}): it saw some of them, or they differ in kind, and either "
+            f"({_format_auc(reference)}): it saw some of them, or they differ in kind, and either "
             "way no membership number here means what it says."
         )
     else:
@@ -66,7 +66,7 @@ def list_mismatch_doubts(result: AuditResult) -> tuple[Doubt, ...]:
     return (Doubt("non-members", reason),)
 
 
-def _auc_label(m: Measurement) -> str:
+def _format_auc(m: Measurement) -> str:
     return f"AUC {m.value:.3f} [{m.low:.3f}–{m.high:.3f}]"
 
 
@@ -82,15 +82,15 @@ def list_contradiction_doubts(
     attacks = [f for f in rows if is_measured(f.measurement(RECALL))]
     probes = [f for f in rows if any(m.name.startswith(EXACT) for m in f.measurements)]
     too_few = dict.fromkeys(
-        _too_few_hits_sentence(probe, attack) for probe in probes for attack in attacks
+        _describe_too_few_hits(probe, attack) for probe in probes for attack in attacks
     )
     sentences = [sentence for sentence in too_few if sentence]
     if target == UNDEFENDED and greedy is not None:
-        sentences += _greedy_contradiction_sentences(greedy, rows, attacks)
+        sentences += _describe_greedy_contradiction(greedy, rows, attacks)
     yield from (Doubt("contradiction", sentence) for sentence in sentences)
 
 
-def _too_few_hits_sentence(probe: Finding, attack: Finding) -> str:
+def _describe_too_few_hits(probe: Finding, attack: Finding) -> str:
     """Say that an attack has too few hits for the measured probabilities; "" if they agree.
 
     Hits of independent secrets with mean probability p have a lower tail no heavier than the
@@ -113,13 +113,13 @@ def _too_few_hits_sentence(probe: Finding, attack: Finding) -> str:
         return ""
     return (
         f"{attack.attack} extracts {hits:,} of {recall.n:,}, and at the measured probability of "
-        f"{_percent_label(p)} a single sample of each would give about {recall.n * p:.0f} "
-        f"({_tail_probability_label(tail)} by chance): a filter, a truncation or another "
+        f"{_format_percent(p)} a single sample of each would give about {recall.n * p:.0f} "
+        f"({_format_tail_probability(tail)} by chance): a filter, a truncation or another "
         "distribution stands between what the model knows and what was drawn."
     )
 
 
-def _greedy_contradiction_sentences(
+def _describe_greedy_contradiction(
     greedy: Measurement, rows: Sequence[Finding], sampled_rows: Sequence[Finding]
 ) -> Iterator[str]:
     n_greedy = round(greedy.value * greedy.n)
@@ -134,7 +134,7 @@ def _greedy_contradiction_sentences(
     if hits and not any(hits) and n_greedy and (tail := 0.5**n_greedy) < _IMPROBABLE:
         yield (
             f"Greedy decoding extracts {n_greedy:,} of {greedy.n:,}, and no attack extracts any "
-            f"({_tail_probability_label(tail)} by chance were they alike): what was drawn is not "
+            f"({_format_tail_probability(tail)} by chance were they alike): what was drawn is not "
             "what the model gives."
         )
     for row in rows:
@@ -151,7 +151,7 @@ def _greedy_contradiction_sentences(
             ):  # above one half, every token of the suffix is the most probable token
                 yield (
                     f"{n_probable:,} of {m.n:,} suffixes have an extraction probability of "
-                    f"{_percent_label(_find_discoverable_level(level))} or more, and greedy "
+                    f"{_format_percent(_find_discoverable_level(level))} or more, and greedy "
                     f"decoding, which must give these, gives {n_greedy:,}."
                 )
 
@@ -163,9 +163,9 @@ def _find_discoverable_level(text: str) -> float:
         return 0.0
 
 
-def _percent_label(p: float) -> str:
+def _format_percent(p: float) -> str:
     return f"{100 * p:.2g}%"
 
 
-def _tail_probability_label(tail: float) -> str:
+def _format_tail_probability(tail: float) -> str:
     return f"{tail:.1g}" if tail >= 1e-6 else "less than 1 in a million"

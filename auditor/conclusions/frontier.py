@@ -25,7 +25,7 @@ from auditor.statistics import frontier
 from auditor.statistics.bounds import LEVEL, BoundedNumber
 from auditor.statistics.frontier import ModelLeakage
 from auditor.statistics.metrics import LEAKS, Metric, find_metric
-from auditor.statistics.roc import count_nonmembers_for_lower_bound
+from auditor.statistics.roc import count_bound_nonmembers
 
 MARGIN = 0.1  # of perplexity
 Row = tuple[str, str]  # setting, attack
@@ -292,7 +292,7 @@ def _pair_model_leakages(
     ]
     if not metric.rate:
         return frontier.estimate_auc_leakages(scores) if nonmember_values.shape[-1] > 1 else []
-    if nonmember_values.shape[-1] < count_nonmembers_for_lower_bound(metric.rate, LEVEL / 2):
+    if nonmember_values.shape[-1] < count_bound_nonmembers(metric.rate, LEVEL / 2):
         # so few bound no rate from below, so they cannot show that a model leaks more
         return []
     return frontier.estimate_tpr_leakages(scores, metric.rate)

@@ -38,7 +38,7 @@ from auditor.statistics.metrics import (
     DISCOVERABLE,
     EXPECTED_ANY_OF,
     RECALL,
-    auc_name,
+    name_auc,
     name_excess_metric,
     name_nonmember_metric,
     name_tpr_metric,
@@ -214,7 +214,7 @@ def _read_membership_leaks(finding: Finding) -> Iterator[LeakReading]:
     if strongest is None or any(map(is_auc_above_chance, list_control_aucs(finding))):
         yield from people_readings  # this score compares no records
         return
-    blind = finding.measurement(auc_name("blind"))
+    blind = finding.measurement(name_auc("blind"))
     yield LeakReading(strongest, 0.5, either_way=True, row=row, blind=blind)
     for count, m in by_copies.items():
         yield LeakReading(m, 0.5, either_way=True, row=row, blind=blind, count=count)
@@ -233,9 +233,9 @@ def _find_strongest_aucs(finding: Finding) -> tuple[Measurement | None, dict[str
     A record of an older version has the AUC of a score named beforehand. The strongest score is
     then selected here, with every interval corrected by Bonferroni's rule, which is wider.
     """
-    main = finding.measurement(auc_name(""))
+    main = finding.measurement(name_auc(""))
     groups = {
-        n: m for n, m in finding.by_repeats.items() if n.isdecimal() and m.name == auc_name("")
+        n: m for n, m in finding.by_repeats.items() if n.isdecimal() and m.name == name_auc("")
     }
     groups = {n: m for n, m in groups.items() if is_measured(m) and len(groups) > 1}
     if not is_measured(main):
@@ -245,10 +245,10 @@ def _find_strongest_aucs(finding: Finding) -> tuple[Measurement | None, dict[str
     aucs_by_title = {
         title: m
         for score, title in SCORES.items()
-        if is_measured(m := finding.measurement(auc_name(score)))
+        if is_measured(m := finding.measurement(name_auc(score)))
     }
     score_aucs = [
-        replace(m, name=auc_name(""), note=title) for title, m in aucs_by_title.items()
+        replace(m, name=name_auc(""), note=title) for title, m in aucs_by_title.items()
     ] or [main]
     corrected = [widen_leak_measurement(m, len(score_aucs)) for m in score_aucs]
     best = max(corrected, key=lambda m: max(m.low, 1 - m.high))
@@ -271,10 +271,10 @@ MEMBERSHIP = LeakKind(
     "membership",
     "Membership",
     "membership",
-    ((auc_name(""), 0.6), (RANKED, 0.05)),
+    ((name_auc(""), 0.6), (RANKED, 0.05)),
     ("membership", "rank among fresh values"),
     _read_membership_leaks,
-    auc_name(""),
+    name_auc(""),
     {RANKED: "values of personal data rank above chance"},
     alike=True,
 )

@@ -25,7 +25,7 @@ from auditor.records.table import (
     MEASURED,
     TABLE,
     Column,
-    blame_errors_on_secrets_table_context,
+    attribute_table_errors,
     read_secrets_table,
 )
 from auditor.statistics import metrics, roc
@@ -246,7 +246,7 @@ def read_row_values(folder: Path) -> dict[CellKey, RowValuesBySecret]:
     cells: dict[CellKey, list[Column]] = {}
     for column in read_secrets_table(folder, MEASURED):
         cells.setdefault(column.cell, []).append(column)
-    with blame_errors_on_secrets_table_context(folder / TABLE):
+    with attribute_table_errors(folder / TABLE):
         return {cell: _build_row_values(columns) for cell, columns in cells.items()}
 
 
@@ -255,7 +255,7 @@ def _build_row_values(columns: Sequence[Column]) -> RowValuesBySecret:
     for other columns."""
     first = columns[0]
     values_by_name = {column.quantity: np.asarray(column.values) for column in columns}
-    # Mostly identical objects (`table._columns_from_secrets_table`), which compare fast.
+    # Mostly identical objects (`table._read_columns`), which compare fast.
     if any(
         (column.ids, column.member, column.repeats) != (first.ids, first.member, first.repeats)
         for column in columns
@@ -306,7 +306,7 @@ def bound_row_tpr(metric: str, row: RowValuesBySecret | None) -> BoundedNumber |
         row.order_metric_values(members, None)[recorded_metric.scores] for members in (True, False)
     )
     if (
-        len(nonmember_scores) < roc.count_nonmembers_for_threshold(max_fpr)
+        len(nonmember_scores) < roc.count_threshold_nonmembers(max_fpr)
         or np.isnan(row.values[recorded_metric.scores]).any()
         or not len(member_scores)
     ):

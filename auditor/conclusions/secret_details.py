@@ -190,7 +190,7 @@ def measure_length_accuracy(
     longest = int(length.max())
     reported_lengths = [*(L for L in lengths if longest > L), longest]
     return {
-        L: intervals.share_with_interval("recall_first_tokens", lead[length >= L] >= L)
+        L: intervals.measure_share("recall_first_tokens", lead[length >= L] >= L)
         for L in reported_lengths
     }
 
@@ -231,7 +231,7 @@ def calibrate_guess_scores(score: Floats, right: Bools) -> Reliability:
     bins = [
         ScoreBin(
             float(score[bin_index == i].mean()),
-            intervals.share_with_interval("right", right[bin_index == i]),
+            intervals.measure_share("right", right[bin_index == i]),
         )
         for i in np.unique(bin_index)
     ]

@@ -159,7 +159,7 @@ def remove_scratch_files(folder: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def cache_folder() -> Path:
+def find_cache_folder() -> Path:
     """Return AUDIT_CACHE or the platform's cache folder (XDG_CACHE_HOME, ~/.cache).
 
     Only its owner can read it: it contains training text.

@@ -51,7 +51,7 @@ def from_json(kind: Any, value: Any, where: str = "result", *, private: bool = F
     # Outside the except: as its context, pydantic's error would show the value, which may be
     # private.
     raise AuditError(
-        _validation_error_sentence(
+        _describe_validation_error(
             first, where, list(_record_field_names(_build_core_schema(kind))), private
         )
     )
@@ -133,12 +133,12 @@ _EXPECTED = {
 }
 
 
-def _validation_error_sentence(
+def _describe_validation_error(
     error: ErrorDetails, where: str, fields: Collection[str], private: bool
 ) -> str:
     """Return a sentence with the path, the expected and the actual value. fields: all fields."""
     *path, last = error["loc"] or ("",)
-    parent = _json_path_label(where, path, fields, private)
+    parent = _format_json_path(where, path, fields, private)
     value = error["input"]
     if error["type"] == "missing":
         return f"{parent}: missing field {last!r}"
@@ -154,11 +154,11 @@ def _validation_error_sentence(
     expected = _EXPECTED.get(error["type"], words[0].lower() + words[1:])
     got = type(value).__name__ if private or isinstance(value, dict | list) else repr(value)
     return (
-        f"{_json_path_label(where, error['loc'], fields, private)}: expected {expected}, got {got}"
+        f"{_format_json_path(where, error['loc'], fields, private)}: expected {expected}, got {got}"
     )
 
 
-def _json_path_label(
+def _format_json_path(
     where: str, steps: Iterable[int | str], fields: Collection[str], private: bool
 ) -> str:
     """Return a path such as `result.json.targets[1].claim`, without private keys."""

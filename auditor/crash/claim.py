@@ -121,7 +121,9 @@ class LoopClaim:
             # Round first: a product just above a whole number (100 * 0.07) would add a pass.
             rate, steps = 1.0, math.ceil(round(steps * rate, 6))
         if quick and self.noise_multiplier > 0:
-            return gaussian.quick_rdp_epsilon(self.noise_multiplier, rate, steps, self.delta)
+            return gaussian.compute_quick_rdp_epsilon(
+                self.noise_multiplier, rate, steps, self.delta
+            )
         return compute_claimed_epsilon(self.noise_multiplier, rate, steps, self.delta)
 
 
@@ -153,4 +155,4 @@ def compute_claimed_epsilon(noise: float, rate: float, steps: int, delta: float)
     """
     if not noise > 0:
         return math.inf
-    return gaussian.epsilon_by_tightest_accountant(noise, rate, steps, delta, cell=_CELL)[0]
+    return gaussian.compute_tightest_epsilon(noise, rate, steps, delta, cell=_CELL)[0]

@@ -17,7 +17,7 @@ from auditor.crash.trial import CrashTest, derive_training_seed
 from auditor.crash.verdicts import BROKEN, LEVEL, NO_FAULT, UNKNOWN, LoopCheck
 from auditor.reports import escaping
 from auditor.reports.blocks import Bullets, Code, Document, FactList, Group, Section, Table
-from auditor.reports.decision import junit_xml
+from auditor.reports.decision import render_junit_xml
 
 _ORDER = (BROKEN, UNKNOWN, NO_FAULT)
 # packages whose versions a reproduction names
@@ -133,14 +133,14 @@ def describe_reproduction(test: CrashTest, check: LoopCheck, again: str) -> str:
     )
     facts["loop"] = describe_observed_loop(test)
     facts["versions"] = ", ".join(
-        (f"Python {platform.python_version()}", *_crash_test_package_version_texts())
+        (f"Python {platform.python_version()}", *_list_package_versions())
     )
     width = max(map(len, facts)) + 2
     command = f"{again} --seed {test.seed} --check {shlex.quote(check.name)}"
     return "\n".join((command, *(f"{name:{width}}{value}" for name, value in facts.items())))
 
 
-def _crash_test_package_version_texts() -> Iterator[str]:
+def _list_package_versions() -> Iterator[str]:
     for name in _PACKAGES:
         try:
             yield f"{name} {metadata.version(name)}"
@@ -264,4 +264,4 @@ def render_crash_test_junit(test: CrashTest, again: str) -> str:
             ET.SubElement(case, "skipped", {"message": check.said}).text = check.said
         else:
             ET.SubElement(case, "system-out").text = check.said
-    return junit_xml("audit dp-loop", "dp-loop", cases)
+    return render_junit_xml("audit dp-loop", "dp-loop", cases)

@@ -78,8 +78,8 @@ class RayEngine:
         os.environ.setdefault(_QUIET, "1")
         try:
             if not _import_ray().is_initialized():
-                self._connect_to_ray_cluster()
-            self._wait_for_cluster_resources()
+                self._connect_cluster()
+            self._wait_cluster_resources()
         except BaseException:
             self.close()
             raise
@@ -160,7 +160,7 @@ class RayEngine:
             self._pool = [kind.remote(self._stored_make_place) for _ in range(self.workers)]
         return self._pool
 
-    def _connect_to_ray_cluster(self) -> None:
+    def _connect_cluster(self) -> None:
         if self.address:
             _check_ray_cluster_listens(self.address)
             if os.environ.get(_MODE) != "token":
@@ -221,7 +221,7 @@ class RayEngine:
                 )
             )
 
-    def _wait_for_cluster_resources(self) -> None:
+    def _wait_cluster_resources(self) -> None:
         """Wait until the cluster reports its resources, some moments after its start; Ray itself
         would wait for ever."""
         deadline = time.monotonic() + PATIENCE

@@ -112,7 +112,7 @@ def _look_into_piece(
     layer: Layer, piece: Piece, records: ErasureRecords, sightings: _Sightings
 ) -> None:
     if isinstance(piece.content, np.ndarray):
-        _look_for_vectors(piece, records, sightings)
+        _find_vectors(piece, records, sightings)
         return
     if isinstance(piece.content, bytes):
         content = piece.content
@@ -137,7 +137,7 @@ def _gather_other_texts(
             sightings.other_texts[text] = None
 
 
-def _look_for_vectors(piece: Piece, records: ErasureRecords, sightings: _Sightings) -> None:
+def _find_vectors(piece: Piece, records: ErasureRecords, sightings: _Sightings) -> None:
     """Compare directions: libraries rescale or round the vectors that they return."""
     vectors = np.asarray(piece.content, dtype=np.float64)
     if vectors.ndim != 2 or vectors.shape[1] != records.directions.shape[1]:

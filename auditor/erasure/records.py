@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from auditor.benchmarks.data import table_blocks
-from auditor.benchmarks.data.tables import parse_json_of_table, require_json_object
+from auditor.benchmarks.data.tables import parse_table_json, require_json_object
 from auditor.core.arrays import Floats
 from auditor.core.errors import AuditError
 from auditor.erasure.windows import WindowIndex
@@ -164,7 +164,7 @@ def _read_control(path: Path) -> list[tuple[int, StoredRecord]]:
         raise AuditError(f"{source}: expected UTF-8") from None
     control = []
     for row, line in chosen:
-        value = require_json_object(source, row, parse_json_of_table(source, line, row))
+        value = require_json_object(source, row, parse_table_json(source, line, row))
         control.append((row, _parse_record("--kept", path, row, value, deleted=False)))
     return control
 

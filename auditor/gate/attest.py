@@ -35,10 +35,10 @@ def build_run_statement(folder: Path) -> dict[str, Any]:
             f"expected a run about a model in files, got {str(folder)!r}, which names no weights: "
             "nothing says which model its numbers are of"
         )
-    for edit in (manifest.folder_edits_since_run_end(folder) or manifest.NO_EDITS).edit_sentences():
+    for edit in (manifest.find_folder_edits(folder) or manifest.NO_EDITS).describe_edits():
         raise AuditError(f"expected a run as it was when it ended, got {str(folder)!r}: {edit}")
     decisions = load_gate_decisions(folder)
-    files = manifest.manifest_digests_of_gate_files(folder)
+    files = manifest.read_gate_digests(folder)
     return {
         "_type": STATEMENT,
         "subject": _list_attested_files(result),
@@ -107,7 +107,7 @@ def _find_attestation_mismatches(folder: Path, stated: Any) -> Iterator[str]:
         if not isinstance(files, dict) or result_file.RESULT not in files:
             yield "it names no files of a run"
             return
-        now = manifest.manifest_digests_of_gate_files(folder)
+        now = manifest.read_gate_digests(folder)
         # check both: a gate could also read a file added later
         for name in sorted({*files, *now}):
             if files.get(name) != now.get(name):

@@ -39,7 +39,7 @@ _ASKED_ALIKE = (
 )
 
 
-def comparable_secrets_digest(secrets: Sequence[Secret]) -> str:
+def digest_comparable_secrets(secrets: Sequence[Secret]) -> str:
     """Return SHA-256 of the facts known to an attacker (ids, prefixes, lengths, membership,
     repeats), with 8 bits of the answers.
 
@@ -74,7 +74,7 @@ def check_comparable(run: RunOutcomes, base: RunOutcomes, description: str) -> N
                 f"{reason}; only models of one family and vocabulary are compared secret by secret"
             )
         if unfinished := [
-            checked for checked in (run, base) if _n_records_not_asked(checked.result)
+            checked for checked in (run, base) if _count_unasked_records(checked.result)
         ]:
             resumed = "; ".join(
                 f"audit check --resume {shlex.quote(checked.name)}" for checked in unfinished
@@ -88,7 +88,7 @@ def check_comparable(run: RunOutcomes, base: RunOutcomes, description: str) -> N
         )
 
 
-def _n_records_not_asked(result: AuditResult) -> int:
+def _count_unasked_records(result: AuditResult) -> int:
     counts = result.benchmark.records.get("members")
     return 0 if counts is None else counts.not_attacked.get(NO_TIME, 0)
 
@@ -176,12 +176,10 @@ def list_comparison_obstacles(run: RunOutcomes, base: RunOutcomes) -> Iterator[s
             yield from _describe_comparison_obstacle(
                 f"access of {finding.cell_key.title}", finding.access, base_finding.access
             )
-            yield from _secrets_barring_run_comparison(run, base, finding.cell_key)
+            yield from _list_barring_secrets(run, base, finding.cell_key)
 
 
-def _secrets_barring_run_comparison(
-    run: RunOutcomes, base: RunOutcomes, row: CellKey
-) -> Iterator[str]:
+def _list_barring_secrets(run: RunOutcomes, base: RunOutcomes, row: CellKey) -> Iterator[str]:
     outcome = run.outcomes.get(row)
     base_outcome = base.outcomes.get(row)
     if outcome is None or base_outcome is None:

@@ -79,7 +79,7 @@ def compare_finished_runs(runs: Sequence[RunOutcomes], metrics: Sequence[str] = 
             row,
             metric,
             tuple(
-                _compare_with_first(runs, i, row, metric, finding)
+                _compare_runs(runs, i, row, metric, finding)
                 for i, finding in enumerate(row_findings)
             ),
         )
@@ -114,7 +114,7 @@ def compare_finished_runs(runs: Sequence[RunOutcomes], metrics: Sequence[str] = 
     )
 
 
-def _compare_with_first(
+def _compare_runs(
     runs: Sequence[RunOutcomes], i: int, row: CellKey, metric: str, finding: Finding | None
 ) -> Comparand:
     if finding is None:

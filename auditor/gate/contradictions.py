@@ -228,7 +228,7 @@ def _check_claim_games(finding: Finding, claim: Claim | None) -> Iterator[str]:
             yield f"{claimed}, and it is of {_format_claimed_tokens(covered)}"
         exact = finding.measurement("epsilon_exact")
         if audit.exact is not None and (
-            exact is None or not _is_recorded_value_equal_but_for_rounding(audit.exact, exact.value)
+            exact is None or not _is_nearly_equal(audit.exact, exact.value)
         ):
             recorded = "no epsilon_exact" if exact is None else f"epsilon_exact {exact.value:.6g}"
             yield (
@@ -266,14 +266,10 @@ def explain_impossible_measurement(m: Measurement) -> str:
         return f"{numbers}, a number of nothing"
     if not find_metric(m.name).bounded:
         return ""
-    if not (
-        _is_recorded_value_at_most(m.low, m.value) and _is_recorded_value_at_most(m.value, m.high)
-    ):
+    if not (_is_nearly_less(m.low, m.value) and _is_nearly_less(m.value, m.high)):
         return f"{numbers}, outside its own bounds"
     least = -1.0 if find_metric(m.name).signed else 0.0
-    if m.unit in SHARES and not (
-        _is_recorded_value_at_most(least, m.low) and _is_recorded_value_at_most(m.high, 1.0)
-    ):
+    if m.unit in SHARES and not (_is_nearly_less(least, m.low) and _is_nearly_less(m.high, 1.0)):
         return f"{numbers}, no share"
     return ""
 
@@ -307,13 +303,13 @@ def _check_outcomes(finding: Finding, values_by_secret: RowValuesBySecret) -> It
 def _check_measurement(name: str, m: Measurement, value: float, n: int) -> Iterator[str]:
     if m.n != n:
         yield f"{name} is of {m.n} secrets, {_WHERE} holds {n}"
-    elif n and not _is_recorded_value_equal_but_for_rounding(m.value, value):
+    elif n and not _is_nearly_equal(m.value, value):
         yield f"{name} is {m.value:.6g}, {_WHERE} makes it {value:.6g}"
 
 
-def _is_recorded_value_equal_but_for_rounding(value: float, other: float) -> bool:
+def _is_nearly_equal(value: float, other: float) -> bool:
     return math.isclose(value, other, rel_tol=_ROUNDING, abs_tol=_ROUNDING)
 
 
-def _is_recorded_value_at_most(value: float, other: float) -> bool:
-    return value <= other or _is_recorded_value_equal_but_for_rounding(value, other)
+def _is_nearly_less(value: float, other: float) -> bool:
+    return value <= other or _is_nearly_equal(value, other)

@@ -32,7 +32,7 @@ from auditor.gate.policy import Policy, Rule, check_share_limit
 from auditor.gate.rule_scope import (
     check_rule_scope_names_exist,
     list_judged_targets,
-    pair_rows_with_rules,
+    pair_rule_rows,
     select_findings,
     select_strongest_group,
     suggest_metrics,
@@ -53,9 +53,9 @@ from auditor.statistics.metrics import (
     METRICS,
     RECALL,
     SHARES,
-    auc_name,
     find_metric,
     is_builtin_metric,
+    name_auc,
 )
 from auditor.statistics.roc import AUC
 
@@ -74,7 +74,7 @@ def read_run(folder: Path) -> RunOutcomes:
         rows[row] = replace(rows[row], anytime=True)
     answered_ids, edits = (
         attacked_secrets.read_answered_secret_ids(folder),
-        manifest.folder_edits_since_run_end(folder),
+        manifest.find_folder_edits(folder),
     )
     return RunOutcomes(str(folder), result, rows, answered_ids, edits)
 
@@ -140,7 +140,7 @@ def _judge_contradictions(run: RunOutcomes, description: str) -> list[Ruling]:
 
 
 def _judge_edits(run: RunOutcomes, description: str, is_whole: bool) -> list[Ruling]:
-    sentences = run.edits.edit_sentences(is_whole) if run.edits else ()
+    sentences = run.edits.describe_edits(is_whole) if run.edits else ()
     rule = f"{description} is as it was when it ended"
     return [
         make_ruling(f"{run.name}: {sentence} since the run ended", rule) for sentence in sentences
@@ -238,7 +238,7 @@ def judge_rules(
                     _build_claim_case(result, name, rule, scope["setting"], scope["attack"])
                 )
                 continue
-            pairs = pair_rows_with_rules(rule, rows, result)
+            pairs = pair_rule_rows(rule, rows, result)
             cases += [
                 _build_case(row, row_rule, values_by_cell, baseline) for row, row_rule in pairs
             ]
@@ -253,11 +253,7 @@ def judge_rules(
                 )
                 cases.append(_Case(row, rule, reason))
     # a case without evidence fails at every level, so it takes no share of Holm's level
-    tests = [
-        partial(_is_rule_limit_exceeded_at_level, case)
-        for case in cases
-        if not isinstance(case.seen, str)
-    ]
+    tests = [partial(_is_limit_exceeded, case) for case in cases if not isinstance(case.seen, str)]
     level = adjust_test_level(tests, LEVEL)
     return [_judge_case(case, level) for case in cases]
 
@@ -335,7 +331,7 @@ def _build_case(
         return _Case(
             finding.cell_key,
             rule,
-            _paired_difference(finding.cell_key, rule, values_by_cell or {}, baseline),
+            _compute_paired_difference(finding.cell_key, rule, values_by_cell or {}, baseline),
         )
     row_values = (values_by_cell or {}).get(finding.cell_key)
     return _Case(
@@ -421,12 +417,12 @@ def _build_limit_evidence(
         or compute_rule_bounds(measured)
     )
     remark = "" if evidence.value == measured.value else f" (the other way {evidence.value:.4g})"
-    if rule.metric == auc_name("") and measured.note:
+    if rule.metric == name_auc("") and measured.note:
         remark = f" ({measured.note}){remark}"
     return _Number(evidence, f"{rule.metric_with_part} {measured.value:.4g}{remark}", derived)
 
 
-def _paired_difference(
+def _compute_paired_difference(
     row: CellKey,
     rule: Rule,
     values_by_cell: Mapping[CellKey, RowValuesBySecret],
@@ -464,7 +460,7 @@ def _paired_difference(
     )
 
 
-def _is_rule_limit_exceeded_at_level(case: _Case, level: float) -> bool:
+def _is_limit_exceeded(case: _Case, level: float) -> bool:
     match case.seen:
         case _Number(evidence):
             return evidence.low(level) > case.rule.limit

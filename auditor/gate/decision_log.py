@@ -17,7 +17,7 @@ from auditor.core import disk, locks
 from auditor.core.errors import AuditError
 from auditor.core.jsonable import from_json, to_json
 from auditor.gate.rulings import Decision, Ruling, make_ruling
-from auditor.records.file_digests import file_sha256_hex
+from auditor.records.file_digests import digest_file
 from auditor.records.result_file import RESULT
 
 DECISIONS = "decisions.jsonl"
@@ -46,7 +46,7 @@ def save_decision(folder: Path, decision: Decision) -> None:
         now = datetime.now(UTC).isoformat(timespec="seconds")
         lines = _read_decision_lines(folder)
         before = hashlib.sha256(lines[-1]).hexdigest() if lines else _FIRST
-        entry = KeptDecision(now, file_sha256_hex(folder / RESULT), decision, before)
+        entry = KeptDecision(now, digest_file(folder / RESULT), decision, before)
         line = json.dumps(to_json(entry), allow_nan=False) + "\n"
         last = hashlib.sha256(line.encode()).hexdigest()
         # if killed at this point, either digest is valid
@@ -109,7 +109,7 @@ def load_gate_decisions(folder: Path) -> tuple[KeptDecision, ...]:
     Raise AuditError for a file with other content, or an edited file.
     """
     path = folder / DECISIONS
-    now = file_sha256_hex(folder / RESULT)
+    now = digest_file(folder / RESULT)
     latest: dict[object, KeptDecision] = {}
     try:
         decisions = [

@@ -14,7 +14,7 @@ from auditor.core.plan_parts import TargetPlan
 from auditor.core.result import AuditResult
 from auditor.gate.policy import Required
 from auditor.gate.rulings import Ruling, make_ruling
-from auditor.records.file_digests import changed_model_files, roles_of_model_files
+from auditor.records.file_digests import find_changed_files, list_model_roles
 
 _MODEL = "model"  # the target's name in the digests, and in the objects passed from Python
 # its digest, if it was queried over a network: its weights cannot be read
@@ -33,7 +33,7 @@ class DeployedModelMatch:
     differs: str = ""
 
 
-def compare_judged_with_deployed_files(
+def compare_deployed_files(
     result: AuditResult,
     target: TargetPlan,
     now: Mapping[str, str],
@@ -45,11 +45,9 @@ def compare_judged_with_deployed_files(
     run_time, at: times of the run, and of this check."""
     age = (at - run_time).total_seconds() / 86400
     in_memory = _MODEL in result.plan.get("objects", {})
-    is_here = (
-        _MODEL in roles_of_model_files(result.weights) & roles_of_model_files(now) and not in_memory
-    )
+    is_here = _MODEL in list_model_roles(result.weights) & list_model_roles(now) and not in_memory
     if is_here:
-        changes = [f"{name} {change}" for name, change in changed_model_files(result.weights, now)]
+        changes = [f"{name} {change}" for name, change in find_changed_files(result.weights, now)]
     else:
         changes = []
     differs = ", ".join(changes[:_SHOWN]) + (

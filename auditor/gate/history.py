@@ -82,7 +82,7 @@ def build_run_history(folders: Sequence[Path], by: str = "date") -> History:
         run = replace(read_run(folder), name=folder.name)  # the name used in reasons
         at = creation_time(run.result, run.name)
         label = _LABELS[order](run)
-        if run.edits is not None and (edits := run.edits.edit_sentences(is_whole=False)):
+        if run.edits is not None and (edits := run.edits.describe_edits(is_whole=False)):
             left_out.append((str(folder), f"{edits[0]} since the run ended"))
         elif edited := describe_decision_edits(folder):
             left_out.append((str(folder), edited))

@@ -332,7 +332,7 @@ def _validate_rule(name: str, limit: Any, complaint: str, against_baseline: bool
     match = _METRIC.fullmatch(name)
     assert match is not None
     metric, count, kind = match[1], None if match[2] is None else int(match[2]), match[3]
-    _check_metric_is_gateable(metric)
+    _check_gateable_metric(metric)
     if kind is not None and (metric != RECALL or against_baseline):
         explanation = (
             f"expected a limit on {RECALL}(kind={kind}) itself: only that is counted by kind"
@@ -355,7 +355,7 @@ def _validate_rule(name: str, limit: Any, complaint: str, against_baseline: bool
     return rule
 
 
-def _check_metric_is_gateable(name: str) -> None:
+def _check_gateable_metric(name: str) -> None:
     """Raise AuditError for a metric on which every rule would fail."""
     metric = find_metric(name)
     if not metric.is_gateable:

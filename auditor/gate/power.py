@@ -81,7 +81,7 @@ def parse_planned_share_change(item: str) -> ShareChange:
     return ShareChange(match[1], before, after, discordant)
 
 
-def count_secrets_for_change(change: ShareChange, power: float, rules: int) -> list[SecretsNeeded]:
+def count_change_secrets(change: ShareChange, power: float, rules: int) -> list[SecretsNeeded]:
     """Count the secrets for a limit and for a baseline. rules: number of decisions that share the
     level.
 
@@ -97,16 +97,16 @@ def count_secrets_for_change(change: ShareChange, power: float, rules: int) -> l
     # changes by chance only, if nothing got worse
     chance_change = change.discordant - margin
     # the closed forms first: they reject a too small change before any scan
-    worse = count_secrets_for_pairs(margin, 0.0, change.discordant, level, power)
-    unchanged = count_secrets_for_pairs(0.0, margin, chance_change, LEVEL, power)
+    worse = count_pair_secrets(margin, 0.0, change.discordant, level, power)
+    unchanged = count_pair_secrets(0.0, margin, chance_change, LEVEL, power)
     # won - lost is the margin
     lost = chance_change / 2
     won = change.discordant - chance_change / 2
     # a paired difference d of -1, 0 or 1 enters as (d + 1) / 2: betting takes values in [0, 1]
     # (formulas.md, D2)
     return [
-        _count_policy_secrets_to_fail(name, before, after, level, power),
-        _count_policy_secrets_to_hold(name, after, before, power),
+        _count_failing_policy_secrets(name, before, after, level, power),
+        _count_holding_policy_secrets(name, after, before, power),
         SecretsNeeded(
             f"fail {name} not worse than baseline by 0 when it went from {before:g} to {after:g} "
             f"({change.discordant:.3g} of the answers changed)",
@@ -129,7 +129,7 @@ def count_secrets_for_change(change: ShareChange, power: float, rules: int) -> l
     ]
 
 
-def count_secrets_for_policy(
+def count_policy_secrets(
     rules: Sequence[Rule], power: float, decisions: int
 ) -> list[SecretsNeeded]:
     """Count the secrets for each limit of a policy: to fail at twice the limit, to hold at half of
@@ -138,11 +138,9 @@ def count_secrets_for_policy(
     Raise AuditError if no rule has a number of secrets.
     """
     check_gate_power(power, decisions)
-    limits = [rule for rule in rules if not reason_for_no_number_of_secrets(rule)]
+    limits = [rule for rule in rules if not explain_missing_number(rule)]
     if not limits:
-        rule_reasons = "; ".join(
-            f"'{rule}' ({reason_for_no_number_of_secrets(rule)})" for rule in rules
-        )
+        rule_reasons = "; ".join(f"'{rule}' ({explain_missing_number(rule)})" for rule in rules)
         raise AuditError(
             f"expected a policy with a limit on a share, as recall <= 0.05, got {rule_reasons}"
         )
@@ -150,18 +148,18 @@ def count_secrets_for_policy(
     for rule in limits:
         if 2 * rule.limit <= 1:
             needs.append(
-                _count_policy_secrets_to_fail(
+                _count_failing_policy_secrets(
                     rule.metric_with_part, rule.limit, 2 * rule.limit, LEVEL / decisions, power
                 )
             )
         needs += [
-            _count_policy_secrets_to_hold(rule.metric_with_part, rule.limit, truth, power)
+            _count_holding_policy_secrets(rule.metric_with_part, rule.limit, truth, power)
             for truth in (rule.limit / 2, 0.0)
         ]
     return needs
 
 
-def reason_for_no_number_of_secrets(rule: Rule) -> str:
+def explain_missing_number(rule: Rule) -> str:
     """Return why this rule has no number of secrets; "" if it has a number."""
     if rule.is_paired_difference:
         return "how often answers change decides it: say --plan METRIC=A:B"
@@ -172,25 +170,25 @@ def reason_for_no_number_of_secrets(rule: Rule) -> str:
     return "" if rule.limit > 0 else "no number of secrets shows that there is nothing at all"
 
 
-def _count_policy_secrets_to_fail(
+def _count_failing_policy_secrets(
     name: str, limit: float, truth: float, level: float, power: float
 ) -> SecretsNeeded:
     stopping = _simulate_gate_sizes([0, 1], [1 - truth, truth], limit, level, power)
     return SecretsNeeded(
         f"fail {name} <= {limit:g} when it is {truth:g}",
-        count_secrets_to_fail(limit, truth, level, power),
+        count_failing_secrets(limit, truth, level, power),
         *stopping,
     )
 
 
-def _count_policy_secrets_to_hold(
+def _count_holding_policy_secrets(
     name: str, limit: float, truth: float, power: float
 ) -> SecretsNeeded:
     # for misses, by symmetry: refute that their mean is at most 1 - limit
     stopping = _simulate_gate_sizes([0, 1], [truth, 1 - truth], 1 - limit, LEVEL, power)
     return SecretsNeeded(
         f"hold {name} <= {limit:g} when it is {truth:g}",
-        count_secrets_to_hold(limit, truth, LEVEL, power),
+        count_holding_secrets(limit, truth, LEVEL, power),
         *stopping,
     )
 
@@ -222,20 +220,20 @@ def check_gate_power(power: float, rules: int) -> None:
         raise AuditError(f"expected --rules of at most {_MOST:,}, got {rules:,}")
 
 
-def count_secrets_to_fail(limit: float, truth: float, level: float, power: float) -> int:
+def count_failing_secrets(limit: float, truth: float, level: float, power: float) -> int:
     """Return the fewest secrets from which a limit fails with this power, by the exact binomial
     test."""
     # isf is the last count that does not reject; sf is the chance of a larger count
     return _find_fewest_secrets(lambda n: binom.sf(binom.isf(level, n, limit), n, truth), power)
 
 
-def count_secrets_to_hold(limit: float, truth: float, level: float, power: float) -> int:
-    """Return the fewest secrets from which a limit holds: by symmetry with `count_secrets_to_fail`,
+def count_holding_secrets(limit: float, truth: float, level: float, power: float) -> int:
+    """Return the fewest secrets from which a limit holds: by symmetry with `count_failing_secrets`,
     the share of misses exceeds 1 - limit."""
-    return count_secrets_to_fail(1 - limit, 1 - truth, level, power)
+    return count_failing_secrets(1 - limit, 1 - truth, level, power)
 
 
-def count_secrets_for_pairs(
+def count_pair_secrets(
     truth: float, margin: float, discordant: float, level: float, power: float
 ) -> int:
     """Count the secrets that separate a paired difference of `truth` from `margin`: normal

@@ -11,7 +11,7 @@ from auditor.core.nouns import UNDEFENDED, CellKey
 from auditor.core.plan_parts import name_deployed_form
 from auditor.core.result import AuditResult, Finding
 from auditor.gate.policy import Rule
-from auditor.statistics.metrics import SHARES, auc_name
+from auditor.statistics.metrics import SHARES, name_auc
 from auditor.statistics.roc import AUC
 
 
@@ -34,7 +34,7 @@ def list_judged_targets(result: AuditResult, rule: Rule) -> list[str]:
     return [*dict.fromkeys((*full, *defenses, *forms))]
 
 
-def pair_rows_with_rules(
+def pair_rule_rows(
     rule: Rule, rows: list[Finding], result: AuditResult
 ) -> list[tuple[Finding, Rule]]:
     """Return the rows whose attack measures the metric on some row, else all; for `forms`, a rule
@@ -61,7 +61,7 @@ def select_strongest_group(finding: Finding, rule: Rule) -> Rule:
     """
     overall = finding.measurement(rule.metric)
     if (
-        rule.metric != auc_name("")
+        rule.metric != name_auc("")
         or rule.is_paired_difference
         or rule.count is not None
         or overall is None

@@ -21,7 +21,7 @@ from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens
 from auditor.generation.tries import encode_without_special_tokens
 from auditor.models.base import LanguageModel
-from auditor.models.memory import BatchSizeLimit, decoding_memory_budget
+from auditor.models.memory import BatchSizeLimit, choose_memory_budget
 from auditor.models.vocabulary import decode_keeping_special_tokens
 
 _ROWS_BYTES = 2**30
@@ -229,7 +229,7 @@ def _walk_constrained_texts(
             rows.advance(parents, next_tokens)
 
     row_bytes = model.row_bytes(len(context) + max_tail)
-    batch_size = max(1, decoding_memory_budget(model.device, _ROWS_BYTES) // row_bytes)
+    batch_size = max(1, choose_memory_budget(model.device, _ROWS_BYTES) // row_bytes)
     for _ in BatchSizeLimit(batch_size).run_pieces_within_memory(n_texts, walk_texts):
         pass
     return tokens, nll, log_q

@@ -153,7 +153,7 @@ def sample_mixed_length_batch(
     return [candidates_by_index[i] for i in range(len(tokens))]
 
 
-def batch_sampling_by_length(
+def batch_lengths(
     model: LanguageModel, shapes: Sequence[tuple[int, int]], samples: int = 1
 ) -> Iterator[list[int]]:
     """Yield batches of indices into `shapes`, one batch for each shape.

@@ -25,11 +25,11 @@ from torch import Tensor
 from auditor.core import disk
 from auditor.core.arrays import Floats, Ints
 from auditor.core.canary_space import CanarySpace
-from auditor.core.disk import cache_folder
+from auditor.core.disk import find_cache_folder
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens
 from auditor.models.base import LanguageModel
-from auditor.models.memory import BatchSizeLimit, decoding_memory_budget, group_equal_shapes
+from auditor.models.memory import BatchSizeLimit, choose_memory_budget, group_equal_shapes
 from auditor.models.rows import Rows
 from auditor.models.vocabulary import check_tokens_within_vocabulary
 
@@ -107,7 +107,7 @@ def load_or_build_trie(space: CanarySpace, tokenizer: Any) -> Trie:
     # 1 is the version of the file format: raise it with every change of `TrieLevel`.
     recipe = repr((1, space.format, space.lists, backend.to_str()))
     key = hashlib.sha256(recipe.encode()).hexdigest()[:32]
-    path = cache_folder() / "tries" / f"{key}.npz"
+    path = find_cache_folder() / "tries" / f"{key}.npz"
     if path.is_file():
         return _load_trie(path)
     trie = build_trie(space, tokenizer)
@@ -301,7 +301,7 @@ def count_leaves_within_nll(
     check_model_has_trie_tokens(model, tree)
     if max_rows is None:
         row_bytes = model.row_bytes(len(context) + len(tree.levels))
-        memory_rows = decoding_memory_budget(model.device, _ROWS_BYTES) // row_bytes
+        memory_rows = choose_memory_budget(model.device, _ROWS_BYTES) // row_bytes
         max_rows = min(_ROWS, max(1, memory_rows))
 
     def count_leaves(max_rows: int) -> LeafCount:

@@ -14,8 +14,8 @@ from transformers import PreTrainedModel
 from auditor.core.errors import AuditError
 from auditor.models.weights import (
     WRAPPED,
+    format_training_wrapper_names,
     refuse_missing_or_foreign_weights,
-    training_wrapper_names_phrase,
 )
 
 # Names in adapters that PEFT places itself, or fails: prompt rows, and second copies of modules.
@@ -37,7 +37,7 @@ def attach_adapter(base: Any, folder: str, adapter: str = "default", onto: Any =
         report = onto.load_adapter(folder, adapter_name=adapter)
         unexpected = report.unexpected_keys
         in_base_model = all(key.startswith("base_model.") for key in unexpected)
-        if training_wrapper_names_phrase(unexpected) and in_base_model:
+        if format_training_wrapper_names(unexpected) and in_base_model:
             report = onto.load_adapter(folder, adapter_name=adapter, key_mapping=WRAPPED)
     unplaced = [key for key in report.unexpected_keys if not _PLACED_BY_PEFT.search(key)]
     foreign = sorted(set(unplaced) - _find_duplicate_weights(Path(folder), unplaced))
@@ -102,7 +102,7 @@ def _check_adapter_fits_base(adapter: str, config: PeftConfig, base: PreTrainedM
             )
 
 
-def resize_embeddings_for_adapter(base: Any, adapter: Path) -> None:
+def resize_embeddings(base: Any, adapter: Path) -> None:
     """Resize the base's embeddings in place to the vocabulary that an adapter was trained with.
 
     PEFT saves a matrix under its own name or inside a wrapper: `modules_to_save`, or the

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from auditor.core.nouns import Tokens
-from auditor.models.memory import BatchSizeLimit, available_device_memory_bytes
+from auditor.models.memory import BatchSizeLimit, measure_free_device_memory
 from auditor.models.slot_cache import SlotLayer
 
 _SHARE = 8  # Share of the free memory that the cache may use: one part in _SHARE.
@@ -60,10 +60,10 @@ class HiddenStateCache:
     @torch.no_grad()
     def logits(self, texts: Tensor, last: int) -> Tensor:
         """Return the logits of the last positions of texts (B, n), (B, last, V)."""
-        names = [_hidden_state_key_of_text(text) for text in texts.cpu()]
+        names = [_digest_text_key(text) for text in texts.cpu()]
         if all(name in self._recent and len(self._recent[name]) >= last for name in names):
             return torch.stack([self._recent[name][-last:] for name in names])
-        logits = self._logits_from_states(texts, last, names)
+        logits = self._compute_head_logits(texts, last, names)
         if self._right and texts.shape[1] > 1:
             self._remember_recent_logits(names, logits)
         return logits
@@ -89,7 +89,7 @@ class HiddenStateCache:
         self._bytes -= sum(layer.nbytes for layer in layers.values())
         self._begun.clear()
 
-    def _logits_from_states(self, texts: Tensor, last: int, names: Sequence[bytes]) -> Tensor:
+    def _compute_head_logits(self, texts: Tensor, last: int, names: Sequence[bytes]) -> Tensor:
         missing = [i for i, name in enumerate(names) if not self._has_states(name, last)]
         if self._right is False or len(missing) == len(names):
             return self._read_and_hold(texts, last, list(names))
@@ -109,7 +109,7 @@ class HiddenStateCache:
 
         None unless each prefix was read ahead, with `keys`, as the beginning of a text.
         """
-        names = [_hidden_state_key_of_text(prefix) for prefix in prefixes.cpu()]
+        names = [_digest_text_key(prefix) for prefix in prefixes.cpu()]
         if not names or not all(name in self._begun for name in names):
             return None
         states, layers, slots = zip(*(self._begun[name] for name in names), strict=True)
@@ -122,7 +122,7 @@ class HiddenStateCache:
         ]
 
     def _remaining_bytes(self, device: torch.device, share: int) -> int:
-        return available_device_memory_bytes(device) // share - self._bytes
+        return measure_free_device_memory(device) // share - self._bytes
 
     @torch.no_grad()
     def read_ahead(
@@ -160,7 +160,7 @@ class HiddenStateCache:
             (
                 entry
                 for entry in texts_and_ranges
-                if not self._has_states(_hidden_state_key_of_text(entry[0]), entry[1])
+                if not self._has_states(_digest_text_key(entry[0]), entry[1])
             ),
             key=lambda entry: len(entry[0]),
         )
@@ -193,14 +193,14 @@ class HiddenStateCache:
             row[: len(text) - missing].clone()
             for row, (text, *_) in zip(states, texts, strict=True)
         ]
-        self._hold_where_room([_hidden_state_key_of_text(text) for text, *_ in texts], text_states)
+        self._hold_where_room([_digest_text_key(text) for text, *_ in texts], text_states)
         if layers and (new := sum(layer.nbytes for layer in layers)) <= self._remaining_bytes(
             device, _SHARE * _FOR_STATES
         ):
             self._bytes += new
             for slot, ((text, _, begin), state) in enumerate(zip(texts, text_states, strict=True)):
                 # The state at this index from the end has read the text through that position.
-                self._begun[_hidden_state_key_of_text(text[:begin])] = (
+                self._begun[_digest_text_key(text[:begin])] = (
                     state[begin - 1 - len(text)],
                     layers,
                     slot,
@@ -255,6 +255,6 @@ class HiddenStateCache:
         )
 
 
-def _hidden_state_key_of_text(text: Tensor) -> bytes:
+def _digest_text_key(text: Tensor) -> bytes:
     """Return the cache key of a text (n,) of token ids on the CPU."""
     return text.numpy().tobytes()

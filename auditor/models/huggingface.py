@@ -94,7 +94,7 @@ class HuggingFaceRows(Rows):
     def _start(self, prefixes: Tensor, length: int, prompt: Tensor | None) -> None:
         """Read the prefixes (rows, n), which `length` tokens will follow."""
 
-    def _next_logits_of_tokens(
+    def _compute_token_logits(
         self, tokens: Tensor, prompt: Tensor | None, cache: Cache | NativeCache | None
     ) -> Tensor:
         """Return the logits after tokens (sequences, n): (sequences, width, V)."""
@@ -105,7 +105,7 @@ class HuggingFaceRows(Rows):
         )
 
     def _next_logits_of_input(self, input_ids: Tensor, cache: Cache | NativeCache | None) -> Tensor:
-        """Return `_next_logits_of_tokens` for the output of `input_behind_soft_prompt`."""
+        """Return `_compute_token_logits` for the output of `input_behind_soft_prompt`."""
         self._total = None
         with self.model.activation.apply_offsets(self._offsets):
             logits = self.forward(input_ids.repeat_interleave(self.width, dim=0), 1, cache)
@@ -244,7 +244,7 @@ class SlotRows(HuggingFaceRows):
             self._offsets = self.texts.compute_slot_offsets(slots)
         in_slots = torch.empty_like(tokens)
         in_slots[slots] = tokens
-        self._logits = self._next_logits_of_tokens(in_slots.unsqueeze(-1), None, self.cache)
+        self._logits = self._compute_token_logits(in_slots.unsqueeze(-1), None, self.cache)
 
 
 class CachedRows(HuggingFaceRows):
@@ -252,13 +252,13 @@ class CachedRows(HuggingFaceRows):
 
     def _start(self, prefixes: Tensor, length: int, prompt: Tensor | None) -> None:
         self.cache = NativeCache()
-        self._logits = self._next_logits_of_tokens(prefixes, prompt, self.cache)
+        self._logits = self._compute_token_logits(prefixes, prompt, self.cache)
 
     @torch.no_grad()
     def advance(self, parents: Tensor, tokens: Tensor) -> None:
         if not torch.equal(parents, torch.arange(len(self), device=parents.device)):
             self.cache.select(self._sequence_indices(parents), self.model.cache_batch_dimensions)
-        self._logits = self._next_logits_of_tokens(tokens.unsqueeze(-1), None, self.cache)
+        self._logits = self._compute_token_logits(tokens.unsqueeze(-1), None, self.cache)
 
 
 class RecomputedRows(HuggingFaceRows):
@@ -277,7 +277,7 @@ class RecomputedRows(HuggingFaceRows):
         )
         results = BatchSizeLimit(step).run_pieces_within_memory(
             len(self.tokens),
-            lambda batch: self._next_logits_of_tokens(self.tokens[batch], self.prompt, None),
+            lambda batch: self._compute_token_logits(self.tokens[batch], self.prompt, None),
         )
         self._logits = torch.cat([logits for _, logits in results])
 
@@ -428,7 +428,7 @@ class HuggingFaceModel(LanguageModel):
         """Return the cache bytes of a row: a fixed part, and a part for each position."""
         # Two lengths separate the part that grows with the length from the fixed part.
         two, four = (
-            sum(tensor.nbytes for tensor in self._cache_of_dummy_pass(1, n).tensors().values())
+            sum(tensor.nbytes for tensor in self._build_dummy_cache(1, n).tensors().values())
             for n in (2, 4)
         )
         bytes_per_position = (four - two) // 2
@@ -437,11 +437,11 @@ class HuggingFaceModel(LanguageModel):
     @cached_property
     def cache_batch_dimensions(self) -> Dimensions:
         return find_cache_batch_dimensions(
-            self._cache_of_dummy_pass(2, 4), self._cache_of_dummy_pass(3, 4)
+            self._build_dummy_cache(2, 4), self._build_dummy_cache(3, 4)
         )
 
     @torch.no_grad()
-    def _cache_of_dummy_pass(self, rows: int, length: int) -> NativeCache:
+    def _build_dummy_cache(self, rows: int, length: int) -> NativeCache:
         cache = NativeCache()
         self.log_probs_of_input(
             torch.ones(rows, length, dtype=torch.long, device=self.device), 1, cache

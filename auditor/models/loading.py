@@ -19,10 +19,10 @@ from auditor.core.errors import AuditError, wrap_library_errors
 from auditor.core.plan_fields import AUTO
 from auditor.core.plan_parts import LoadingOptions
 from auditor.models import self_check
-from auditor.models.adapters import attach_adapter, resize_embeddings_for_adapter
+from auditor.models.adapters import attach_adapter, resize_embeddings
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.precision import DTYPES
-from auditor.models.weights import FORMATS, options_with_auto_dtype_resolved, read_weights
+from auditor.models.weights import FORMATS, read_weights, resolve_dtype_option
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "tokenizer.model")
 _ADAPTER = "adapter_config.json"
@@ -38,15 +38,15 @@ def load_causal_lm(name: str, options: LoadingOptions = DEFAULTS) -> HuggingFace
     Raises AuditError if nothing is there, if it is not a causal LM, if its weights are not those of
     the model, or if its distributions do not agree (`self_check`).
     """
-    with translating_model_load_errors(name, "causal LM", options):
+    with translate_load_errors(name, "causal LM", options):
         if not (Path(name) / _ADAPTER).is_file():
             if options.base is not None:
                 raise AuditError(
                     f"--base names the base of an adapter, got it with {name!r}, which is none"
                 )
-            loaded = read_weights("causal", name, options_with_auto_dtype_resolved(name, options))
+            loaded = read_weights("causal", name, resolve_dtype_option(name, options))
             tokenizer = load_tokenizer_if_present(name, options)
-            return _model_after_self_check(
+            return _check_loaded_model(
                 HuggingFaceModel(loaded.model, tokenizer, name=name, notes=loaded.notes)
             )
         _refuse_adapter_beside_weights(Path(name))
@@ -55,7 +55,7 @@ def load_causal_lm(name: str, options: LoadingOptions = DEFAULTS) -> HuggingFace
             raise AuditError(
                 f"expected an adapter of a causal LM, got {name!r}, one for {config.task_type}"
             )
-        base = _adapter_base_name(name, config, options)
+        base = _name_adapter_base(name, config, options)
         # --revision applies to the adapter, whose configuration names its base's revision; --base
         # loads the newest revision.
         base_options = replace(
@@ -67,10 +67,8 @@ def load_causal_lm(name: str, options: LoadingOptions = DEFAULTS) -> HuggingFace
                 f"cannot load {base!r}, the base of the adapter {name!r} (--base MODEL names "
                 "another)"
             ):
-                loaded = read_weights(
-                    "causal", base, options_with_auto_dtype_resolved(base, base_options)
-                )
-            resize_embeddings_for_adapter(loaded.model, Path(name))
+                loaded = read_weights("causal", base, resolve_dtype_option(base, base_options))
+            resize_embeddings(loaded.model, Path(name))
             return attach_adapter(loaded.model, name), loaded.notes
 
         model, notes = load_with_adapter()
@@ -84,27 +82,27 @@ def load_causal_lm(name: str, options: LoadingOptions = DEFAULTS) -> HuggingFace
             )
         target = HuggingFaceModel(model, tokenizer, name=name, notes=notes)
         target.load_again = lambda: load_with_adapter()[0]
-        return _model_after_self_check(target)
+        return _check_loaded_model(target)
 
 
-def dtype_when_loaded(name: str, options: LoadingOptions) -> str:
+def choose_loaded_dtype(name: str, options: LoadingOptions) -> str:
     """Return the precision that `load_causal_lm` would load, for an adapter its base's."""
     if options.dtype != AUTO:
         return options.dtype
-    base_and_revision = adapter_base_and_revision(name)
+    base_and_revision = read_adapter_base(name)
     place, revision = (
         (options.base, None) if options.base else base_and_revision or (name, options.revision)
     )
-    with translating_model_load_errors(name, "causal LM", options):
-        return options_with_auto_dtype_resolved(place, replace(options, revision=revision)).dtype
+    with translate_load_errors(name, "causal LM", options):
+        return resolve_dtype_option(place, replace(options, revision=revision)).dtype
 
 
-def _model_after_self_check(model: HuggingFaceModel) -> HuggingFaceModel:
+def _check_loaded_model(model: HuggingFaceModel) -> HuggingFaceModel:
     self_check.check_loaded_model(model)
     return model
 
 
-def adapter_base_and_revision(name: str) -> tuple[str, str | None] | None:
+def read_adapter_base(name: str) -> tuple[str, str | None] | None:
     """Return the base and its revision that a folder's adapter names.
 
     None if the folder has no adapter or the adapter names no base.
@@ -118,7 +116,7 @@ def adapter_base_and_revision(name: str) -> tuple[str, str | None] | None:
     return None
 
 
-def _adapter_base_name(name: str, config: PeftConfig, options: LoadingOptions) -> str:
+def _name_adapter_base(name: str, config: PeftConfig, options: LoadingOptions) -> str:
     """Return the folder or hub id of an adapter's base.
 
     Raises AuditError if it is unknown, or if the folder does not exist or contains an adapter.
@@ -129,7 +127,7 @@ def _adapter_base_name(name: str, config: PeftConfig, options: LoadingOptions) -
             f"expected an adapter that names its base model, got {name!r}, which names none: give "
             "--base MODEL"
         )
-    if _is_path_and_no_hub_id(base) and not Path(base).is_dir():
+    if _is_local_path(base) and not Path(base).is_dir():
         source = "--base names" if options.base else "it was trained on"
         hint = "" if options.base else ": give --base MODEL, where that model lies now"
         raise AuditError(
@@ -155,7 +153,7 @@ def _refuse_adapter_beside_weights(folder: Path) -> None:
         )
 
 
-def _is_path_and_no_hub_id(name: str) -> bool:
+def _is_local_path(name: str) -> bool:
     """Return whether this can only be a folder: a hub id has at most one slash."""
     local = name.startswith((".", "/", "~")) or name.endswith("/") or name.count("/") > 1
     return local or ("/" in name and Path(name).parent.is_dir())
@@ -166,16 +164,14 @@ def _is_path_and_no_hub_id(name: str) -> bool:
 
 
 @contextmanager
-def translating_model_load_errors(
-    name: str, description: str, options: LoadingOptions
-) -> Iterator[None]:
+def translate_load_errors(name: str, description: str, options: LoadingOptions) -> Iterator[None]:
     """Turn every library error in this context into an AuditError.
 
     Raises AuditError before it for an unknown dtype or a missing folder.
     """
     if options.dtype not in (AUTO, *DTYPES):
         raise AuditError(f"expected dtype in {[AUTO, *sorted(DTYPES)]}, got {options.dtype!r}")
-    if _is_path_and_no_hub_id(name) and not Path(name).is_dir():
+    if _is_local_path(name) and not Path(name).is_dir():
         raise AuditError(f"expected a {description} in {name!r}: no such folder")
     source = "" if Path(name).is_dir() else " from the hub, as no folder is called so,"
     with wrap_library_errors(

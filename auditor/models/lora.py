@@ -28,7 +28,7 @@ from auditor.models.rows import Rows
 from auditor.models.shards import (
     ENSEMBLE,
     WHOLE,
-    ensemble_control_adapter_folder,
+    find_control_adapter,
     read_ensemble_metadata,
     read_shard_record_list,
 )
@@ -49,9 +49,7 @@ class LoraEnsemble(Ensemble):
         self.size = len(adapters)
         self.shards = [read_shard_record_list(adapter) for adapter in adapters]
         self._routing = MixedLoraRouting()
-        mixed = _replace_with_mixed_lora(
-            copy_sharing_weights(public.model), adapters, self._routing
-        )
+        mixed = _replace_lora_layers(copy_sharing_weights(public.model), adapters, self._routing)
         self._model = _model_served_like(public, mixed, f"{public.name} ensemble")
         if public.served == "cache":
             # The mixed forward cannot serve a single row, so its cache cannot be measured.
@@ -315,7 +313,7 @@ def _merge_lora_updates_within_memory(layers: Sequence[MixedLora]) -> None:
             layer.merged = torch.baddbmm(weight_in_out, layer.a.mT, layer.b.mT)
 
 
-def _replace_with_mixed_lora(base: Any, adapters: Sequence[Path], routing: MixedLoraRouting) -> Any:
+def _replace_lora_layers(base: Any, adapters: Sequence[Path], routing: MixedLoraRouting) -> Any:
     """Load the adapters with PEFT, then replace each LoRA layer by a layer for all members."""
     if not adapters:
         raise AuditError("expected at least one ensemble member, got none")
@@ -384,7 +382,7 @@ def _scaled_lora_matrices(peft: Any, member: str) -> dict[str, tuple[Tensor, Ten
 def load_lora_ensemble(folder: Path, public: HuggingFaceModel) -> Ensemble:
     """Load the members in the sub-folders of `folder`, in name order: adapters of the public model.
 
-    The control adapter next to them (`ensemble_control_adapter_folder`) is not a member. Raises
+    The control adapter next to them (`find_control_adapter`) is not a member. Raises
     AuditError if there are no members.
     """
     if not folder.is_dir():
@@ -411,11 +409,11 @@ def load_lora_ensemble(folder: Path, public: HuggingFaceModel) -> Ensemble:
 
 
 def load_control_adapter(folder: Path, public: HuggingFaceModel) -> HuggingFaceModel:
-    """Load the control next to the members (`ensemble_control_adapter_folder`).
+    """Load the control next to the members (`find_control_adapter`).
 
     Raises AuditError if it is missing or has another base.
     """
-    adapter = ensemble_control_adapter_folder(folder)
+    adapter = find_control_adapter(folder)
     if adapter is None:
         raise AuditError(
             f"expected the control of an ensemble in {str(folder / WHOLE)!r}, found no adapter "
@@ -423,10 +421,10 @@ def load_control_adapter(folder: Path, public: HuggingFaceModel) -> HuggingFaceM
         )
     _check_adapter_base_matches(adapter, public.name)
     with wrap_library_errors(f"cannot load the adapter {str(adapter)!r} on {public.name}"):
-        return model_with_adapter(public, adapter)
+        return load_adapter_model(public, adapter)
 
 
-def model_with_adapter(public: HuggingFaceModel, adapter: Path) -> HuggingFaceModel:
+def load_adapter_model(public: HuggingFaceModel, adapter: Path) -> HuggingFaceModel:
     """Return the public model with one adapter on it, over the same weights."""
     _require_single_device(public)
     adapted = attach_adapter(copy_sharing_weights(public.model), str(adapter))
@@ -477,8 +475,7 @@ def _check_adapter_base_matches(adapter: Path, public: str) -> None:
         and public_folder.is_dir()
         and (
             base_folder.samefile(public_folder)
-            or _adapter_base_weight_digests(base_folder)
-            == _adapter_base_weight_digests(public_folder)
+            or _digest_base_weights(base_folder) == _digest_base_weights(public_folder)
         )
     ):
         return
@@ -488,7 +485,7 @@ def _check_adapter_base_matches(adapter: Path, public: str) -> None:
     )
 
 
-def _adapter_base_weight_digests(folder: Path) -> dict[str, str]:
+def _digest_base_weights(folder: Path) -> dict[str, str]:
     files = sorted([*folder.glob("*.safetensors"), *folder.glob("*.bin")])
     digests = {}
     for path in files:

@@ -23,10 +23,10 @@ from auditor.models.consistency import SEED, compute_largest_distance
 from auditor.models.loading import (
     DEFAULTS,
     load_tokenizer_if_present,
-    translating_model_load_errors,
+    translate_load_errors,
 )
 from auditor.models.self_check import AT_LOAD
-from auditor.models.self_check_facts import rounding_tolerance, text_lengths_to_test
+from auditor.models.self_check_facts import compute_rounding_tolerance, list_tested_lengths
 from auditor.models.weights import read_weights
 
 _LONGEST = 1024  # tokens of the longest test text when a model is loaded
@@ -111,7 +111,7 @@ def check_masked_distribution(model: HuggingFaceMaskedModel) -> None:
     ids = torch.arange(min(model.vocab_size, len(model.tokenizer)))
     ids = ids[~torch.isin(ids, special)]
     max_length = min(model.max_positions or _LONGEST, _LONGEST)
-    critical_lengths = [mark + 3 for mark in text_lengths_to_test(model.model.config, max_length)]
+    critical_lengths = [mark + 3 for mark in list_tested_lengths(model.model.config, max_length)]
     lengths = [AT_LOAD, *critical_lengths, *([max_length] if critical_lengths else [])]
     got = f"{model.name!r} ({model.model.config.model_type})"
     kind = f"expected a masked LM, got {got}, whose distribution of a hidden token"
@@ -121,7 +121,7 @@ def check_masked_distribution(model: HuggingFaceMaskedModel) -> None:
         texts[1] = texts[0]  # except for the token after the gap
         texts[1, length // 2] = ids[ids != texts[0, length // 2]][0]
         distribution = model.log_probs(texts, gap)
-        rounding = rounding_tolerance(model.model, distribution)
+        rounding = compute_rounding_tolerance(model.model, distribution)
         distance = compute_largest_distance(model.log_probs(texts[:1], gap[:1]), distribution[:1])
         if distance > rounding:
             raise AuditError(
@@ -138,7 +138,7 @@ def load_masked(name: str, options: LoadingOptions = DEFAULTS) -> HuggingFaceMas
     Raises AuditError if there is none, if it has no mask token, or if its distributions disagree
     (`check_masked_distribution`).
     """
-    with translating_model_load_errors(name, "masked LM", options):
+    with translate_load_errors(name, "masked LM", options):
         loaded = read_weights("masked", name, options)
         tokenizer = load_tokenizer_if_present(name, options)
         if tokenizer is None:
@@ -155,7 +155,7 @@ def require_masked_model(name: str, options: LoadingOptions = DEFAULTS) -> None:
     expected = f"expected a masked LM, got {name!r}"
     if (Path(name) / "adapter_config.json").is_file():
         raise AuditError(f"{expected}, an adapter of a causal one")
-    with translating_model_load_errors(name, "model", options):
+    with translate_load_errors(name, "model", options):
         config = AutoConfig.from_pretrained(name, **options.from_pretrained_arguments)
     if getattr(config, "is_encoder_decoder", False):
         raise AuditError(f"{expected}, an encoder-decoder ({config.model_type})")

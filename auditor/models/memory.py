@@ -26,17 +26,17 @@ T = TypeVar("T")
 _SHARE = 4
 
 
-def decoding_memory_budget(device: torch.device, most: int) -> int:
+def choose_memory_budget(device: torch.device, most: int) -> int:
     """Return the bytes that decoding rows may use: a quarter of the free memory.
 
     most: the limit on a CPU, beyond which it gets no faster. An accelerator keeps getting faster
     with larger batches.
     """
-    share = available_device_memory_bytes(device) // _SHARE
+    share = measure_free_device_memory(device) // _SHARE
     return max(1, share if device.type in ("cuda", "mps") else min(most, share))
 
 
-def available_device_memory_bytes(device: torch.device) -> int:
+def measure_free_device_memory(device: torch.device) -> int:
     """Return the bytes still available to this process on its accelerator or machine.
 
     Respects limits set for the process.
@@ -65,7 +65,7 @@ def release_unused_memory() -> None:
             malloc_trim(0)
 
 
-def wrap_work_in_new_thread(work: Callable[[int], T]) -> Callable[[int], T]:
+def wrap_threaded_work(work: Callable[[int], T]) -> Callable[[int], T]:
     """Run `work` in a new thread with this thread's context and gradient mode.
 
     After oneDNN once failed to find a page for a kernel, it compiles none in that thread again.
@@ -110,7 +110,7 @@ class BatchSizeLimit:
             size = max(self.least, size // 2)
             self.size = size
             if needs_new_thread:
-                run_work = wrap_work_in_new_thread(work)
+                run_work = wrap_threaded_work(work)
                 in_new_thread = True
 
     def run_pieces_within_memory(

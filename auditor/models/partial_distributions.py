@@ -106,13 +106,13 @@ def decoded_log_prob_bounds(
         exact = distribution.log_probs.double()
         return exact, exact
     if decoding.temperature == 0:
-        return _greedy_log_prob_bounds(distribution)
+        return _bound_greedy_log_probs(distribution)
     distributions = _TemperedWeights.from_partial_distribution(
         distribution, 1 / decoding.temperature
     )
-    sure, possible, least, most = _top_k_kept_bounds(decoding.top_k, distribution, distributions)
+    sure, possible, least, most = _bound_top_k_kept(decoding.top_k, distribution, distributions)
     if decoding.top_p < 1:
-        surely_kept, possibly_kept, least, most = _top_p_kept_bounds(
+        surely_kept, possibly_kept, least, most = _bound_top_p_kept(
             decoding, distribution, distributions, least, most
         )
         sure = sure & surely_kept
@@ -126,7 +126,7 @@ def decoded_log_prob_bounds(
     )
 
 
-def _greedy_log_prob_bounds(distribution: PartialDistribution) -> tuple[Tensor, Tensor]:
+def _bound_greedy_log_probs(distribution: PartialDistribution) -> tuple[Tensor, Tensor]:
     """Return the bounds for the likeliest token, among equal tokens the lowest id.
 
     The lower bound is 0 only if no unreported token can be as likely.
@@ -162,21 +162,21 @@ class _UntoldTokens:
         # A weight is a power of a share: convex at temperatures up to 1, which give equal shares
         # the least weight (Jensen).
         if self.power >= 1:
-            return self._weight_of_even_split(least), self._weight_of_uneven_split(most)
-        return self._weight_of_uneven_split(least), self._weight_of_even_split(most)
+            return self._weigh_even_split(least), self._weigh_uneven_split(most)
+        return self._weigh_uneven_split(least), self._weigh_even_split(most)
 
-    def _weight_of_even_split(self, mass: Tensor) -> Tensor:
+    def _weigh_even_split(self, mass: Tensor) -> Tensor:
         """Return the weight of the most even split: the least if convex, else the most (Jensen)."""
         average = mass / (self.middle + self.rest).clamp(min=1)
         middle = self.middle * torch.maximum(self.own, average)
-        return self._weight_of_equal_shares(middle, self.middle) + self._weight_of_equal_shares(
+        return self._weigh_equal_shares(middle, self.middle) + self._weigh_equal_shares(
             (mass - middle).clamp(min=0), self.rest
         )
 
-    def _weight_of_equal_shares(self, mass: Tensor, count: Tensor) -> Tensor:
+    def _weigh_equal_shares(self, mass: Tensor, count: Tensor) -> Tensor:
         return count * (mass / count.clamp(min=1)).pow(self.power)
 
-    def _weight_of_uneven_split(self, mass: Tensor) -> Tensor:
+    def _weigh_uneven_split(self, mass: Tensor) -> Tensor:
         """Bound the weight of the most uneven split: each weight is on the chord of its range."""
         width = self.cap - self.own
         rise = (self.cap.pow(self.power) - self.own.pow(self.power)) / torch.where(
@@ -255,7 +255,7 @@ class _TemperedWeights:
 _Kept = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
-def _top_k_kept_bounds(
+def _bound_top_k_kept(
     k: int, distribution: PartialDistribution, distributions: _TemperedWeights
 ) -> _Kept:
     least, most = (distributions.told_token_weight + unknown for unknown in distributions.unknown)
@@ -292,7 +292,7 @@ def _top_k_kept_bounds(
     )
 
 
-def _top_p_kept_bounds(
+def _bound_top_p_kept(
     decoding: Decoding,
     distribution: PartialDistribution,
     distributions: _TemperedWeights,

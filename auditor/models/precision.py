@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from auditor.models.memory import available_device_memory_bytes
+from auditor.models.memory import measure_free_device_memory
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 _TEXTS = 8  # texts read in both precisions
@@ -29,15 +29,15 @@ def has_native_bfloat16(device: torch.device) -> bool:
     return bool(cpu_features.get("avx512_bf16") or cpu_features.get("amx_bf16"))
 
 
-def saved_dtype(config: Any) -> str:
+def read_saved_dtype(config: Any) -> str:
     """Return the dtype in which a configuration says the weights were saved; "" if unsupported."""
     saved = str(getattr(config, "dtype", None) or "").removeprefix("torch.")
     return saved if saved in DTYPES else ""
 
 
-def auto_dtype(config: Any, device: torch.device) -> str:
+def choose_auto_dtype(config: Any, device: torch.device) -> str:
     """Resolve `auto`: bfloat16 for weights saved in it on a machine with it, else float32."""
-    if saved_dtype(config) == "bfloat16" and has_native_bfloat16(device):
+    if read_saved_dtype(config) == "bfloat16" and has_native_bfloat16(device):
         return "bfloat16"
     return "float32"
 
@@ -62,12 +62,12 @@ class Float32SingleQueryAttention(TorchFunctionMode):
         if function is not _attention or args[0].shape[-2] != 1 or args[0].dtype == torch.float32:
             return function(*args, **(kwargs or {}))
         float_kwargs = {
-            name: _floating_tensor_as_float32(value) for name, value in (kwargs or {}).items()
+            name: _cast_floating_tensor(value) for name, value in (kwargs or {}).items()
         }
-        return function(*map(_floating_tensor_as_float32, args), **float_kwargs).to(args[0].dtype)
+        return function(*map(_cast_floating_tensor, args), **float_kwargs).to(args[0].dtype)
 
 
-def _floating_tensor_as_float32(value: Any) -> Any:
+def _cast_floating_tensor(value: Any) -> Any:
     return value.float() if isinstance(value, Tensor) and value.is_floating_point() else value
 
 
@@ -86,7 +86,7 @@ def dtype_effect_sentence(
         return ""
     dtype = str(plain.dtype).removeprefix("torch.")
     needed = 4 * sum(weight.numel() for weight in plain.parameters())
-    if needed > (free := available_device_memory_bytes(model.device)) // 2 or getattr(
+    if needed > (free := measure_free_device_memory(model.device)) // 2 or getattr(
         plain, "hf_device_map", None
     ):
         return (

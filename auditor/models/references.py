@@ -44,7 +44,7 @@ class ReferenceModels:
             )
 
 
-def reference_model_folders(folder: Path) -> list[Path]:
+def find_reference_model_folders(folder: Path) -> list[Path]:
     """Return the sub-folders that hold a model or an adapter, in name order."""
     return sorted(
         path for path in folder.glob("[!.]*/") if any((path / name).is_file() for name in _MODEL)
@@ -65,7 +65,7 @@ def load_reference_models(
         raise AuditError(
             f"expected -A references= to be a folder of reference models, got {str(folder)!r}"
         )
-    folders = reference_model_folders(folder)
+    folders = find_reference_model_folders(folder)
     digest_lists = [read_shard_record_list(place) for place in folders]
     for place, names in zip(folders, digest_lists, strict=True):
         if names is None:

@@ -28,12 +28,12 @@ from auditor.models.huggingface import HuggingFaceModel, Served
 from auditor.models.memory import group_equal_shapes
 from auditor.models.self_check_facts import (
     Records,
-    choose_records_to_compare,
+    choose_compared_records,
+    compute_rounding_tolerance,
     is_adapter_on,
+    list_tested_lengths,
     non_special_token_ids,
-    rounding_tolerance,
     self_check_digest,
-    text_lengths_to_test,
 )
 
 AT_LOAD = 16  # tokens of the longest test text before a run reports the length of its texts
@@ -48,7 +48,7 @@ _kept_in: ContextVar[Path | None] = ContextVar("folder of what self-checks found
 
 
 @contextmanager
-def keeping_self_checks_of_loaded_models(folder: Path) -> Iterator[None]:
+def keep_self_checks(folder: Path) -> Iterator[None]:
     """Store in this folder the self-checks of models loaded in this context.
 
     Their weights must not change.
@@ -63,10 +63,10 @@ def keeping_self_checks_of_loaded_models(folder: Path) -> Iterator[None]:
 def check_loaded_model(model: HuggingFaceModel) -> None:
     """Check a model just after loading, on texts as short as possible."""
     model.choices_kept_in = _kept_in.get()
-    check_and_configure_serving(model, cache=model.choices_kept_in)
+    configure_serving(model, cache=model.choices_kept_in)
 
 
-def check_and_configure_serving(
+def configure_serving(
     model: HuggingFaceModel,
     reach: int | None = None,
     records: Records = (),
@@ -91,10 +91,7 @@ def check_and_configure_serving(
     n_tokens = AT_LOAD if reach is None else reach
     room = min(n_tokens, model.max_positions or n_tokens)
     reached, tolerance = _checked.get(model, (0, None))
-    if model in _compared_on_records:
-        records = ()
-    else:
-        records = choose_records_to_compare(model, records, room)
+    records = () if model in _compared_on_records else choose_compared_records(model, records, room)
     if room <= max(reached, 1) and not records:
         return ()
     # Findings on shorter texts are tested again.
@@ -102,11 +99,11 @@ def check_and_configure_serving(
     model.begins = None
     model.can_join_rows = False
     adapter = next(
-        (other for other in _checked if _is_base_of_checked_adapter(model, other, reach, room)),
+        (other for other in _checked if _is_checked_base(model, other, reach, room)),
         None,
     )
     if adapter is not None:
-        _check_base_of_adapter(model, adapter, room)
+        _check_adapter_base(model, adapter, room)
         return ()
     if cache is None or model.activation:
         stored_file = None
@@ -146,7 +143,7 @@ def check_and_configure_serving(
     return model.notes[len(before) :]
 
 
-def _is_base_of_checked_adapter(
+def _is_checked_base(
     model: HuggingFaceModel, other: HuggingFaceModel, reach: int | None, room: int
 ) -> bool:
     """Return whether the other model is a checked adapter on this model that is served alike.
@@ -162,7 +159,7 @@ def _is_base_of_checked_adapter(
     return is_as_fast and is_shared and _checked[other][0] >= room and is_adapter_on(other, model)
 
 
-def _check_base_of_adapter(model: HuggingFaceModel, adapter: HuggingFaceModel, room: int) -> None:
+def _check_adapter_base(model: HuggingFaceModel, adapter: HuggingFaceModel, room: int) -> None:
     """Check only what depends on the base's weights; serve the base like its checked adapter."""
     reached, tolerance = _checked.get(model, (0, None))
     if not reached:
@@ -218,7 +215,7 @@ class _SelfCheckTrial:
         logits = model.model(input_ids=self.twins).logits[:, -self.short :].float()
         check_logits_finite(logits, model.name)
         self.own = logits.log_softmax(-1)
-        self.tolerance = rounding_tolerance(model.model, logits)
+        self.tolerance = compute_rounding_tolerance(model.model, logits)
 
     def is_same_distribution(self, log_probs: Tensor, truth: Tensor) -> bool:
         """Return whether two distributions (..., V) are equal except for rounding."""
@@ -414,7 +411,7 @@ class _SelfCheckTrial:
 
     def _marks(self) -> list[int]:
         """Return the lengths from which the model may read texts differently."""
-        return text_lengths_to_test(self.model.model.config, self.room)
+        return list_tested_lengths(self.model.model.config, self.room)
 
     def _new_marks(self) -> list[int]:
         """Return the critical lengths that no earlier check has passed."""

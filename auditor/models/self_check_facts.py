@@ -27,7 +27,7 @@ _SPECIAL = re.compile(r"_token_(id|index)$")
 Records = Sequence[tuple[Tokens, Tokens]]  # prefixes with their suffixes
 
 
-def rounding_tolerance(model: PreTrainedModel, logits: Tensor) -> float:
+def compute_rounding_tolerance(model: PreTrainedModel, logits: Tensor) -> float:
     """Return how far rounding may move a distribution of these logits (..., V): nats, RMS.
 
     Each of the 2 layers additions to a residual stream rounds it by a share of eps, a random walk:
@@ -46,7 +46,7 @@ def rounding_tolerance(model: PreTrainedModel, logits: Tensor) -> float:
     )
 
 
-def text_lengths_to_test(config: Any, limit: int) -> list[int]:
+def list_tested_lengths(config: Any, limit: int) -> list[int]:
     """Return lengths below `limit` in a configuration that may change how texts are read."""
     lengths: set[int] = set()
 
@@ -69,12 +69,12 @@ def non_special_token_ids(model: HuggingFaceModel) -> Tensor:
     weight: Any = model.embedding.weight
     ids = torch.arange(min(model.vocab_size, len(weight)))
     text_ids = ids[
-        ~torch.isin(ids, torch.tensor(sorted(special_token_ids(model)), dtype=torch.long))
+        ~torch.isin(ids, torch.tensor(sorted(list_special_token_ids(model)), dtype=torch.long))
     ]
     return text_ids if len(text_ids) > 1 else ids
 
 
-def special_token_ids(model: HuggingFaceModel) -> set[int]:
+def list_special_token_ids(model: HuggingFaceModel) -> set[int]:
     """Return the token ids of ends, padding and placeholders of pictures in the configuration."""
     special: set[int] = set()
     for source in (model.model.config, model.model.config.get_text_config()):
@@ -96,10 +96,10 @@ def is_adapter_on(model: HuggingFaceModel, base: HuggingFaceModel) -> bool:
         or type(inner) is not type(base.model)
     ):
         return False
-    return _settings_of(inner, model) == _settings_of(base.model, base)
+    return _list_settings(inner, model) == _list_settings(base.model, base)
 
 
-def _settings_of(inner: PreTrainedModel, model: HuggingFaceModel) -> tuple[object, ...]:
+def _list_settings(inner: PreTrainedModel, model: HuggingFaceModel) -> tuple[object, ...]:
     config = inner.config
     return (
         config.to_json_string(),
@@ -110,7 +110,7 @@ def _settings_of(inner: PreTrainedModel, model: HuggingFaceModel) -> tuple[objec
     )
 
 
-def choose_records_to_compare(model: HuggingFaceModel, records: Records, room: int) -> Records:
+def choose_compared_records(model: HuggingFaceModel, records: Records, room: int) -> Records:
     """Return a few records of at most `room` tokens.
 
     Random tokens cover neither lengths nor special tokens: choose the longest record and the
@@ -124,7 +124,7 @@ def choose_records_to_compare(model: HuggingFaceModel, records: Records, room: i
         return tuple(fitting[:: max(1, len(fitting) // _RECORDS)][:_RECORDS])
     by_length = sorted(fitting, key=lambda record: len(record[0]))
     chosen = [by_length[-1]]
-    special = special_token_ids(model).union(getattr(model.tokenizer, "all_special_ids", ()))
+    special = list_special_token_ids(model).union(getattr(model.tokenizer, "all_special_ids", ()))
     covered = special.intersection(by_length[-1][0])
     for prefix, suffix in by_length:
         if len(chosen) == _RECORDS:

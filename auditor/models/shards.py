@@ -17,7 +17,7 @@ _UNITS = ("record", "user")
 WHOLE = "whole"  # sub-folder of an ensemble: one adapter on all records, by the members' recipe
 
 
-def ensemble_control_adapter_folder(folder: Path) -> Path | None:
+def find_control_adapter(folder: Path) -> Path | None:
     """Return the control next to the members, trained by their recipe on all their records.
 
     None if there is none.

@@ -27,7 +27,7 @@ from transformers.utils import cached_file, is_bitsandbytes_available
 from auditor.core.errors import AuditError
 from auditor.core.plan_fields import AUTO
 from auditor.core.plan_parts import LoadingOptions
-from auditor.models.precision import DTYPES, auto_dtype, saved_dtype
+from auditor.models.precision import DTYPES, choose_auto_dtype, read_saved_dtype
 
 Kind = Literal["causal", "masked"]
 _AUTO: Mapping[Kind, tuple[Any, Mapping[str, Any]]] = {
@@ -119,7 +119,7 @@ class Weights:
 def read_weights(kind: Kind, name: str, options: LoadingOptions) -> Weights:
     """Read a model onto its device with every weight; `auto` means float32 here.
 
-    `options_with_auto_dtype_resolved` resolves `auto` otherwise. Raises AuditError for another kind
+    `resolve_dtype_option` resolves `auto` otherwise. Raises AuditError for another kind
     of model, and for weights that are missing, of another shape or of another model.
     """
     device = resolve_model_device(options.device)
@@ -129,7 +129,7 @@ def read_weights(kind: Kind, name: str, options: LoadingOptions) -> Weights:
     _refuse_unsupported_models(kind, name, config, options, known)
     notes = _weight_formats_notes(name)
     pretrained_args = {
-        **_parse_model_arg_flags(_model_args_with_quantise(options)),
+        **_parse_model_arg_flags(_add_quantise_argument(options)),
         **_parse_device_map_flag(options),
     }
     if getattr(config, "quantization_config", None) or "quantization_config" in pretrained_args:
@@ -155,7 +155,7 @@ def read_weights(kind: Kind, name: str, options: LoadingOptions) -> Weights:
         return loaded
 
     model, info = read(None)
-    wrappers = training_wrapper_names_phrase(info["unexpected_keys"])
+    wrappers = format_training_wrapper_names(info["unexpected_keys"])
     if wrappers:
         model, info = read(WRAPPED)
         notes += (
@@ -165,7 +165,7 @@ def read_weights(kind: Kind, name: str, options: LoadingOptions) -> Weights:
     refuse_missing_or_foreign_weights(
         name, info["missing_keys"], info["unexpected_keys"], info["mismatched_keys"]
     )
-    notes += _loading_difference_notes(kind, name, config, options)
+    notes += _list_loading_difference_notes(kind, name, config, options)
     return Weights(model if "device_map" in pretrained_args else model.to(device), notes)  # type: ignore[arg-type]
 
 
@@ -175,14 +175,14 @@ def digest_weights(model: PreTrainedModel) -> str:
     Does not use `state_dict()`: bitsandbytes 0.50 changes weights and scales of the model in it.
     """
     digest = hashlib.sha256()
-    for name, tensor in _stored_tensors(model):
+    for name, tensor in _list_stored_tensors(model):
         digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
         # As bytes: numpy has no bfloat16.
         digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
-def _stored_tensors(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
+def _list_stored_tensors(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the tensors of `state_dict()` by name, in its order, with the quantisation scales."""
     for place, module in model.named_modules(remove_duplicate=False):
         for name, tensor in (*module._parameters.items(), *module._buffers.items()):
@@ -205,7 +205,7 @@ def _quantisation_scales(module: Any, weight: Any) -> dict[str, torch.Tensor]:
     return {} if by_row is None else {"SCB": by_row}
 
 
-def options_with_auto_dtype_resolved(name: str, options: LoadingOptions) -> LoadingOptions:
+def resolve_dtype_option(name: str, options: LoadingOptions) -> LoadingOptions:
     """Return the loading options of a whole model with `auto` resolved."""
     if options.dtype != AUTO:
         return options
@@ -213,13 +213,13 @@ def options_with_auto_dtype_resolved(name: str, options: LoadingOptions) -> Load
     device = resolve_model_device(options.device)
     return replace(
         options,
-        dtype=auto_dtype(
+        dtype=choose_auto_dtype(
             AutoConfig.from_pretrained(name, **options.from_pretrained_arguments), device
         ),
     )
 
 
-def _loading_difference_notes(
+def _list_loading_difference_notes(
     kind: Kind, name: str, config: Any, options: LoadingOptions
 ) -> tuple[str, ...]:
     """Return notes on a model loaded in another precision or as another kind than its files say."""
@@ -227,7 +227,7 @@ def _loading_difference_notes(
     architectures = " ".join(getattr(config, "architectures", None) or ())
     if kind == "causal" and "MaskedLM" in architectures:
         notes.append(f"{name}: it is a {architectures} with is_decoder=true: asked as a causal LM")
-    saved = saved_dtype(config)
+    saved = read_saved_dtype(config)
     if saved and saved != options.dtype:
         notes.append(
             f"{name}: its weights were saved in {saved} and run in {options.dtype}; served in "
@@ -277,16 +277,16 @@ def refuse_missing_or_foreign_weights(
         foreign_phrase = f"; it has others, as {foreign[0]}" if foreign else ""
         raise AuditError(
             f"expected all weights of the {of} in {name!r}, but it lacks "
-            f"{_shortened_weight_names_phrase(missing)}{foreign_phrase}"
+            f"{_format_shortened_weight_names(missing)}{foreign_phrase}"
         )
     if foreign:
         raise AuditError(
             f"expected the weights of {name!r} to be those of the {of}, but it has no place for "
-            f"{_shortened_weight_names_phrase(foreign)}"
+            f"{_format_shortened_weight_names(foreign)}"
         )
 
 
-def _shortened_weight_names_phrase(keys: Collection[str]) -> str:
+def _format_shortened_weight_names(keys: Collection[str]) -> str:
     listed = sorted(keys)[:_SHOWN]
     rest = len(keys) - _SHOWN
     return ", ".join(listed) + (f" and {rest} more" if rest > 0 else "")
@@ -296,7 +296,7 @@ def _weight_shape_text(sizes: Any) -> str:
     return " x ".join(str(size) for size in sizes)
 
 
-def training_wrapper_names_phrase(keys: Collection[str]) -> str:
+def format_training_wrapper_names(keys: Collection[str]) -> str:
     """Return the wrappers' names in these keys as a phrase; "" for none."""
     return ", ".join(sorted({wrapper for key in keys for wrapper in _WRAPPER.findall(key)}))
 
@@ -331,7 +331,7 @@ def _refuse_unsupported_models(
             f"{expected} a model of type {config.model_type!r}, of which transformers has no "
             f"{kind} LM"
         )
-    extra = _extra_input_phrase(config)
+    extra = _format_extra_input(config)
     if extra:
         raise AuditError(
             f"{expected} a model ({config.model_type}) that must be told {extra}, beside the text"
@@ -344,7 +344,7 @@ def _refuse_unsupported_models(
         )
 
 
-def _extra_input_phrase(config: Any) -> str:
+def _format_extra_input(config: Any) -> str:
     """Return the input that the model needs besides tokens, in words; "" for none.
 
     Such models also answer without it, in a way they were not trained for.
@@ -361,7 +361,7 @@ def _parse_model_arg_flags(flags: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises AuditError for arguments with a separate flag, and for quantisation without its library.
     """
-    arguments = {key: _model_arg_value_from_json_text(value) for key, value in flags.items()}
+    arguments = {key: _parse_argument_value(value) for key, value in flags.items()}
     for key in arguments:
         if key in ("dtype", "torch_dtype"):
             raise AuditError(f"expected --dtype in place of --model-arg {key}={flags[key]}")
@@ -393,7 +393,7 @@ def _parse_model_arg_flags(flags: Mapping[str, Any]) -> dict[str, Any]:
     return arguments
 
 
-def _model_args_with_quantise(options: LoadingOptions) -> Mapping[str, Any]:
+def _add_quantise_argument(options: LoadingOptions) -> Mapping[str, Any]:
     """Return `--model-arg` extended by `--quantise`. Raises AuditError if they conflict."""
     if options.quantise is None:
         return options.model_args
@@ -409,7 +409,7 @@ def _parse_device_map_flag(options: LoadingOptions) -> dict[str, Any]:
         return {}
     if "device_map" in options.model_args:
         raise AuditError("expected either --device-map or --model-arg device_map, got both")
-    device_map = _model_arg_value_from_json_text(options.device_map)
+    device_map = _parse_argument_value(options.device_map)
     if device_map not in _MAPS and not (isinstance(device_map, dict) and device_map):
         raise AuditError(
             f"expected --device-map as {', '.join(_MAPS)} or a JSON object of parts and places, "
@@ -418,7 +418,7 @@ def _parse_device_map_flag(options: LoadingOptions) -> dict[str, Any]:
     return {"device_map": device_map}
 
 
-def _model_arg_value_from_json_text(value: Any) -> Any:
+def _parse_argument_value(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     try:

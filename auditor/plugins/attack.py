@@ -233,7 +233,7 @@ class SamplingAttack(Attack):
             for (query, candidates), score in zip(
                 batch, self.candidate_scores(view, batch), strict=True
             ):
-                yield rank_candidates_as_guesses(query, candidates, score, samples)
+                yield rank_candidates(query, candidates, score, samples)
 
 
 def add_required_capability(needs: tuple[str, ...], capability: str) -> tuple[str, ...]:
@@ -241,7 +241,7 @@ def add_required_capability(needs: tuple[str, ...], capability: str) -> tuple[st
     return needs if capability in needs else (*needs, capability)
 
 
-def rank_candidates_as_guesses(
+def rank_candidates(
     query: Query, candidates: SuffixCandidates, score: Tensor, samples: int
 ) -> Guesses:
     """Return candidates by falling score.
@@ -274,12 +274,12 @@ def rank_candidates_as_guesses(
     return Guesses(query.id, guesses, samples, samples * query.length, near, rows)
 
 
-def mean_nll_of_candidates(candidates: SuffixCandidates) -> Tensor:
+def compute_mean_nlls(candidates: SuffixCandidates) -> Tensor:
     """Return the mean nll in nats a token from the sampler's log-probabilities, (distinct,)."""
     return candidates.nll / candidates.suffixes.shape[1]
 
 
-def candidate_suffixes_as_tuples(candidates: SuffixCandidates) -> list[tuple[int, ...]]:
+def list_candidate_suffixes(candidates: SuffixCandidates) -> list[tuple[int, ...]]:
     return [tuple(suffix) for suffix in candidates.suffixes.tolist()]
 
 

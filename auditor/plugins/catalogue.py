@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from auditor.core import disk
-from auditor.core.disk import cache_folder
+from auditor.core.disk import find_cache_folder
 from auditor.core.errors import AuditError
 from auditor.plugins.options import ENTRY_POINTS, get_option_defaults, list_allowed_values
 
@@ -41,7 +41,7 @@ def load_plugin_classes(before: Callable[[], None]) -> PluginClasses:
     fingerprint = _plugin_source_files_fingerprint()
     # A cache that cannot be read is made anew.
     with suppress(AuditError, OSError, ValueError, KeyError, TypeError, AttributeError):
-        record = json.loads((cache_folder() / "plugins.json").read_text(encoding="utf-8"))
+        record = json.loads((find_cache_folder() / "plugins.json").read_text(encoding="utf-8"))
         if record["files"] == fingerprint:
             return {
                 kind: {entry["name"]: _rebuild_plugin_class(**entry) for entry in entries}
@@ -49,12 +49,13 @@ def load_plugin_classes(before: Callable[[], None]) -> PluginClasses:
             }
     classes_by_kind = _import_all_plugins(before)
     records = {
-        kind: [_plugin_class_record(cls) for cls in classes.values()]
+        kind: [_build_plugin_class_record(cls) for cls in classes.values()]
         for kind, classes in classes_by_kind.items()
     }
     with suppress(AuditError):  # there is no cache folder
         disk.replace_atomically(
-            cache_folder() / "plugins.json", json.dumps({"files": fingerprint, "found": records})
+            find_cache_folder() / "plugins.json",
+            json.dumps({"files": fingerprint, "found": records}),
         )
     return classes_by_kind
 
@@ -77,7 +78,7 @@ def _plugin_source_files_fingerprint() -> str:
     return hashlib.sha256(repr(states).encode()).hexdigest()
 
 
-def _plugin_class_record(cls: Any) -> dict[str, Any]:
+def _build_plugin_class_record(cls: Any) -> dict[str, Any]:
     attributes = {name: getattr(cls, name) for name in _ATTRIBUTES if hasattr(cls, name)}
     options = get_option_defaults(cls) if hasattr(cls, "__dataclass_fields__") else {}
     values = list_allowed_values(cls) if options else {}

@@ -174,7 +174,7 @@ class QueryBudget:
     on_exhaustion: Literal["stop", "public"]
 
 
-def largest_lot_token_count(n_drawn: Mapping[tuple[str, str], int], lots: Mapping[str, int]) -> int:
+def count_largest_lot(n_drawn: Mapping[tuple[str, str], int], lots: Mapping[str, int]) -> int:
     """Return the tokens of the largest lot, or of all together without lots.
 
     n_drawn: by (recipe, secret).

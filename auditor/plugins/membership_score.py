@@ -15,14 +15,14 @@ from auditor.models.decoding import ANCESTRAL
 from auditor.plugins.probe import (
     Observed,
     Probe,
-    masks_by_repeat_count,
-    member_mask,
+    mask_members,
+    mask_repeat_counts,
     observe_in_batches,
     value_column,
 )
 from auditor.plugins.view import Sampling, View
 from auditor.statistics import blind_classifier, roc
-from auditor.statistics.metrics import auc_name, name_score_column
+from auditor.statistics.metrics import name_auc, name_score_column
 from auditor.statistics.strongest_score import CandidateScore, measure_membership_score
 
 _SECRETS_AT_ONCE = 64
@@ -91,11 +91,11 @@ class MembershipScore(Probe):
         """Add the score of a classifier without a model, which measures a shift between the
         sets.
         """
-        member = member_mask(secrets)
+        member = mask_members(secrets)
         if self._too_few_records_reason(secrets):
             return list(observations)
         texts = [secret.prefix + secret.suffix for secret in secrets]
-        group = blind_classifier.fold_groups_of_secrets(secrets)
+        group = blind_classifier.assign_folds(secrets)
         blind = blind_classifier.score_membership_blindly(
             texts, np.empty((len(texts), 0)), member, group
         )
@@ -110,7 +110,7 @@ class MembershipScore(Probe):
     def measurements(self, secrets: Sequence[Secret], observations: Observed) -> list[Measurement]:
         if reason := self._too_few_records_reason(secrets):
             raise NotApplicable(reason)
-        member = member_mask(secrets)
+        member = mask_members(secrets)
         scores = value_column(observations, _SCORE)
         if missing := int(np.isnan(scores).sum()):
             raise NotApplicable(
@@ -126,18 +126,18 @@ class MembershipScore(Probe):
                 member, value_column(observations, "group").astype(int)
             )
             results.append(
-                roc.estimate_auc(auc_name("blind"), blind[member], blind[~member], widen=widen)
+                roc.estimate_auc(name_auc("blind"), blind[member], blind[~member], widen=widen)
             )
         return results
 
     def main_number_by_repeats(
         self, secrets: Sequence[Secret], observations: Observed
     ) -> dict[str, Measurement]:
-        member = member_mask(secrets)
+        member = mask_members(secrets)
         scores = value_column(observations, _SCORE)
         return {
-            str(count): roc.estimate_auc(auc_name(""), scores[mask], scores[~member])
-            for count, mask in masks_by_repeat_count(secrets).items()
+            str(count): roc.estimate_auc(name_auc(""), scores[mask], scores[~member])
+            for count, mask in mask_repeat_counts(secrets).items()
             if mask.sum() >= roc.LEAST
         }
 

@@ -21,7 +21,7 @@ from auditor.models.decoding import Decoding
 from auditor.models.memory import BatchSizeLimit, group_equal_shapes
 from auditor.plugins.method import Method
 from auditor.plugins.view import Sampling, View
-from auditor.statistics.intervals import mean_probability, subtract_nonmember_mean
+from auditor.statistics.intervals import compute_mean_probability, subtract_nonmember_mean
 from auditor.statistics.metrics import name_excess_metric, name_nonmember_metric
 from auditor.statistics.strongest_score import CandidateScore, ScoredRecords
 
@@ -227,25 +227,25 @@ def value_column(observations: Sequence[Observation], name: str) -> Floats:
     return np.array([observation.values[name] for observation in observations], dtype=float)
 
 
-def observed_names_without_prefix(prefix: str, names: Iterable[str]) -> list[str]:
+def strip_observed_prefix(prefix: str, names: Iterable[str]) -> list[str]:
     """Return the rest of each name that begins with the prefix."""
     return [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
 
 
-def member_mask(secrets: Sequence[Secret]) -> Bools:
+def mask_members(secrets: Sequence[Secret]) -> Bools:
     return np.array([secret.member for secret in secrets], dtype=bool)
 
 
-def scored_records(secrets: Sequence[Secret]) -> ScoredRecords:
+def score_records(secrets: Sequence[Secret]) -> ScoredRecords:
     """Return membership, copies, and the units to resample: persons or documents."""
-    copies = {str(r): mask for r, mask in masks_by_repeat_count(secrets).items()}
+    copies = {str(r): mask for r, mask in mask_repeat_counts(secrets).items()}
     # A record without person and document is a unit.
     units = [s.user or s.document or s.id for s in secrets]
     unit = np.unique(units, return_inverse=True)[1] if len(set(units)) < len(units) else None
-    return ScoredRecords(member_mask(secrets), copies, unit)
+    return ScoredRecords(mask_members(secrets), copies, unit)
 
 
-def mean_probability_with_nonmember_baseline(
+def measure_baselined_probability(
     name: str,
     p: Floats,
     member: Bools,
@@ -253,10 +253,10 @@ def mean_probability_with_nonmember_baseline(
     excess: bool = True,
 ) -> list[Measurement]:
     """Return the mean probability of members, non-members if any, and with `excess` the excess."""
-    member_mean = mean_probability(name, p[member], note)
+    member_mean = compute_mean_probability(name, p[member], note)
     if member.all():
         return [member_mean]
-    floor = mean_probability(name_nonmember_metric(name), p[~member], "the baseline")
+    floor = compute_mean_probability(name_nonmember_metric(name), p[~member], "the baseline")
     if excess:
         return [
             member_mean,
@@ -266,17 +266,17 @@ def mean_probability_with_nonmember_baseline(
     return [member_mean, floor]
 
 
-def mean_probability_by_repeat_count(
+def measure_repeat_probability(
     name: str, secrets: Sequence[Secret], p: Floats
 ) -> dict[str, Measurement]:
     """Return the mean probability of the members by repeat count, if known."""
     return {
-        str(r): mean_probability(name, p[mask])
-        for r, mask in masks_by_repeat_count(secrets).items()
+        str(r): compute_mean_probability(name, p[mask])
+        for r, mask in mask_repeat_counts(secrets).items()
     }
 
 
-def masks_by_repeat_count(secrets: Sequence[Secret]) -> dict[int, Bools]:
+def mask_repeat_counts(secrets: Sequence[Secret]) -> dict[int, Bools]:
     """Return masks of the members by repeat count, ascending, if known."""
     # -1, which is not a count: a non-member, or a member of unknown count.
     repeats = np.array([-1 if s.repeats is None or not s.member else s.repeats for s in secrets])

@@ -53,11 +53,11 @@ def load_plugin_file(path: Path) -> None:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:  # the user has to mend any error of the file
         del sys.modules[name]
-        raise _plugin_load_error(str(path), error) from error
+        raise _make_plugin_load_error(str(path), error) from error
     _extra[path.resolve()] = module
 
 
-def _plugin_load_error(description: str, error: BaseException) -> AuditError:
+def _make_plugin_load_error(description: str, error: BaseException) -> AuditError:
     return AuditError(f"cannot load the plug-in {description!r}: {type(error).__name__}: {error}")
 
 
@@ -188,5 +188,5 @@ def _load_plugin_entry_point(entry: importlib.metadata.EntryPoint) -> types.Modu
     try:
         module: types.ModuleType = entry.load()
     except (Exception, SystemExit) as error:
-        raise _plugin_load_error(entry.value, error) from error
+        raise _make_plugin_load_error(entry.value, error) from error
     return module

@@ -120,7 +120,7 @@ class TrainingSummary:
     told: tuple[str, ...] = ()
 
 
-def read_trainer_summary_of_model(folder: Path) -> TrainingSummary | None:
+def read_training_summary(folder: Path) -> TrainingSummary | None:
     """Return the summary in a model's folder; None if it is missing or training is unfinished."""
     try:
         record = json.loads((folder / RECORD).read_text())

@@ -19,7 +19,7 @@ from auditor.core.nouns import Claim, Query, SettingName, Tokens
 from auditor.core.secret_randomness import CHANNELS, draw_secret_uniforms
 from auditor.generation.sample import (
     SuffixCandidates,
-    batch_sampling_by_length,
+    batch_lengths,
     merge_candidates,
     sample_mixed_length_batch,
 )
@@ -27,9 +27,9 @@ from auditor.generation.search import beam_search, find_suffixes_above_threshold
 from auditor.generation.shared_candidates import CandidatesOnDisk
 from auditor.models.base import LanguageModel, implies_capability
 from auditor.models.decoding import ANCESTRAL, Decoding
-from auditor.models.memory import BatchSizeLimit, decoding_memory_budget, group_equal_shapes
+from auditor.models.memory import BatchSizeLimit, choose_memory_budget, group_equal_shapes
 from auditor.models.references import ReferenceModels
-from auditor.plugins.defense import largest_lot_token_count
+from auditor.plugins.defense import count_largest_lot
 from auditor.privacy.gradient_canaries import GradientCanaries
 
 # Memory of decoding rows on a CPU, if no two samples of a prefix share a path. Twice as much is 9%
@@ -92,7 +92,7 @@ class ClaimTokenMeter:
 
     @property
     def drawn_token_count(self) -> int:
-        return largest_lot_token_count(self.drawn, self.lots)
+        return count_largest_lot(self.drawn, self.lots)
 
     @property
     def uncharged_token_count(self) -> int:
@@ -224,7 +224,7 @@ class View:
         at_once = BatchSizeLimit(self.prefix_batch_size(sampling, queries, prompt_rows))
         batched = group_equal_shapes
         if sampling.search == "sample":
-            batched = partial(batch_sampling_by_length, self.target, samples=sampling.samples)
+            batched = partial(batch_lengths, self.target, samples=sampling.samples)
         for indices in batched([(len(q.prefix), q.length) for q in queries]):
             batch_queries = [queries[i] for i in indices]
 
@@ -269,7 +269,7 @@ class View:
         row = self.target.row_bytes(
             prompt_rows + longest, distribution=self.has_capability("likelihood")
         )
-        return max(1, decoding_memory_budget(self.target.device, _ROWS_BYTES) // row)
+        return max(1, choose_memory_budget(self.target.device, _ROWS_BYTES) // row)
 
     def _candidates_of_batch(
         self,
@@ -357,13 +357,13 @@ class View:
         for prefix, suffix in dict.fromkeys(pairs):
             suffixes_by_prefix.setdefault(prefix, []).append(suffix)
         nlls = {
-            **_nll_of_lone_suffixes(model, suffixes_by_prefix),
-            **_nll_of_shared_prefix_suffixes(model, suffixes_by_prefix),
+            **_compute_lone_nlls(model, suffixes_by_prefix),
+            **_compute_shared_nlls(model, suffixes_by_prefix),
         }
         return [nlls[pair] / len(pair[1]) for pair in pairs]
 
 
-def _nll_of_lone_suffixes(
+def _compute_lone_nlls(
     model: LanguageModel, suffixes_by_prefix: Mapping[Tokens, Sequence[Tokens]]
 ) -> dict[tuple[Tokens, Tokens], float]:
     """Return the summed nll of suffixes without siblings after their prefix, each in a pass."""
@@ -391,7 +391,7 @@ def _nll_of_lone_suffixes(
     return nlls
 
 
-def _nll_of_shared_prefix_suffixes(
+def _compute_shared_nlls(
     model: LanguageModel, suffixes_by_prefix: Mapping[Tokens, Sequence[Tokens]]
 ) -> dict[tuple[Tokens, Tokens], float]:
     """Return the summed nll of suffixes with a shared prefix, as many at once as memory allows."""
@@ -403,19 +403,19 @@ def _nll_of_shared_prefix_suffixes(
             (prefixes[i], suffix) for i in indices for suffix in suffixes_by_prefix[prefixes[i]]
         ]
         longest = max(len(prefix) + len(suffix) for prefix, suffix in pairs)
-        size = max(1, decoding_memory_budget(model.device, _ROWS_BYTES) // model.row_bytes(longest))
+        size = max(1, choose_memory_budget(model.device, _ROWS_BYTES) // model.row_bytes(longest))
         limit = BatchSizeLimit(size)
         # Consumed within this iteration, so `pairs` is still its own.
         results = limit.run_pieces_within_memory(
             len(pairs),
-            lambda batch: _summed_suffix_log_probs(model, pairs[batch]),  # noqa: B023
+            lambda batch: _list_summed_suffix_log_probs(model, pairs[batch]),  # noqa: B023
         )
         for piece, log_probs in results:
             nlls.update(zip(pairs[piece], (-x for x in log_probs), strict=True))
     return nlls
 
 
-def _summed_suffix_log_probs(
+def _list_summed_suffix_log_probs(
     model: LanguageModel, pairs: Sequence[tuple[Tokens, Tokens]]
 ) -> list[float]:
     """Return the summed log-probability of each suffix; prefixes have one length."""

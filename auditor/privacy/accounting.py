@@ -19,14 +19,14 @@ from auditor.core.errors import AuditError
 MASS_TOLERANCE = 1e-3  # a distribution further from total mass 1 than this is not a rounding matter
 
 
-def uniform_mixing_epsilon(weight: float, vocab_size: int, queries: int = 1) -> float:
+def compute_uniform_mixing_epsilon(weight: float, vocab_size: int, queries: int = 1) -> float:
     """Pure-DP epsilon (nats) of `queries` tokens drawn from weight * model + (1 - weight) *
     uniform.
 
     Majmudar et al. 2022, Theorem 1 (Eq. 2), with 0 for a vocabulary of one. It holds between *any*
     two models: the neighbouring relation is never used. Raises AuditError on bad input.
     """
-    require_in_unit_interval("weight", weight)
+    require_unit_interval("weight", weight)
     vocab_size = require_count("vocab_size", vocab_size, 1)
     queries = require_count("queries", queries, 0)
     if queries == 0 or weight == 0 or vocab_size == 1:
@@ -37,7 +37,7 @@ def uniform_mixing_epsilon(weight: float, vocab_size: int, queries: int = 1) -> 
     return queries * (math.log1p((vocab_size - 1) * weight) - math.log1p(-weight))
 
 
-def rdp_budget(epsilon: float, delta: float, alpha: int) -> float:
+def compute_rdp_budget(epsilon: float, delta: float, alpha: int) -> float:
     """Renyi divergence of order `alpha` (nats) that (epsilon, delta)-DP leaves to spend: PMixED
     Theorem C.3, inverted.
 
@@ -55,7 +55,7 @@ def rdp_budget(epsilon: float, delta: float, alpha: int) -> float:
     return epsilon - cost
 
 
-def rdp_to_dp(rdp: float, delta: float, alpha: int) -> float:
+def convert_rdp(rdp: float, delta: float, alpha: int) -> float:
     """Epsilon (nats) at `delta` of a mechanism of Renyi divergence `rdp` (nats) at order `alpha`.
 
     PMixED Theorem C.3 (Balle et al. 2020), never below 0, and 0 for a mechanism that gives nothing
@@ -63,7 +63,7 @@ def rdp_to_dp(rdp: float, delta: float, alpha: int) -> float:
     Raises AuditError on bad input.
     """
     alpha = require_renyi_order(alpha)
-    require_at_least("rdp", rdp, 0.0)
+    require_minimum("rdp", rdp, 0.0)
     cost = _compute_rdp_conversion_cost(delta, alpha)
     return 0.0 if rdp == 0 else max(0.0, rdp + cost)
 
@@ -75,7 +75,7 @@ def compute_bounded_range_rho(spread: float) -> float:
     Cesar and Rogers 2021, Lemma 3.4; D_alpha <= alpha rho at every order. Raises AuditError on bad
     input.
     """
-    require_at_least("spread", spread, 0.0)
+    require_minimum("spread", spread, 0.0)
     return spread**2 / 8
 
 
@@ -86,7 +86,7 @@ def compute_zcdp_epsilon(rho: float, delta: float) -> float:
     0 for a mechanism that gives nothing away, inf for one without a bound. Raises AuditError on bad
     input.
     """
-    require_at_least("rho", rho, 0.0)
+    require_minimum("rho", rho, 0.0)
     _compute_rdp_conversion_cost(delta, 2)  # refuses a delta that is none
     if rho in (0, math.inf):
         return rho
@@ -174,12 +174,12 @@ def _normalize_log_probs(log_distribution: npt.ArrayLike) -> Floats:
     return distribution - log_mass
 
 
-def require_in_unit_interval(name: str, value: float) -> None:
+def require_unit_interval(name: str, value: float) -> None:
     if not 0 <= value <= 1:
         raise AuditError(f"expected {name} in [0, 1], got {value}")
 
 
-def require_at_least(name: str, value: float, least: float) -> None:
+def require_minimum(name: str, value: float, least: float) -> None:
     if not value >= least:
         raise AuditError(f"expected {name} >= {least:g}, got {value}")
 

@@ -42,7 +42,7 @@ _CLOSE = 1e-3
 
 
 @functools.lru_cache(maxsize=64)
-def pld_epsilon(
+def compute_pld_epsilon(
     sigma: float, q: float, steps: int, delta: float, earlier: Earlier = (), cell: float = _FINE
 ) -> float:
     """Epsilon of T steps by the privacy loss distribution: an upper bound where delta is not tiny.
@@ -71,7 +71,7 @@ def compute_rdp_epsilon(
     return _compose_epsilon(RdpAccountant(), sigma, q, steps, delta, earlier)
 
 
-def quick_rdp_epsilon(
+def compute_quick_rdp_epsilon(
     sigma: float, q: float, steps: int, delta: float, earlier: Earlier = ()
 ) -> float:
     """Return `compute_rdp_epsilon` at whole orders only: a short sum, fast enough for a running
@@ -83,22 +83,24 @@ def quick_rdp_epsilon(
     )
 
 
-def epsilon_by_tightest_accountant(
+def compute_tightest_epsilon(
     sigma: float, q: float, steps: int, delta: float, earlier: Earlier = (), cell: float = _FINE
 ) -> tuple[float, str]:
     """Epsilon and the accountant it is by: the smaller of PLD's and RDP's; RDP's for hardly any
     noise, a tiny delta.
 
-    cell: as in `pld_epsilon`.
+    cell: as in `compute_pld_epsilon`.
     """
-    quick = quick_rdp_epsilon(sigma, q, steps, delta, earlier)
+    quick = compute_quick_rdp_epsilon(sigma, q, steps, delta, earlier)
     if min([sigma, *(other for other, _, _ in earlier)]) < _PLD_FROM or quick > _PLD_TO:
         return quick, "dp-accounting RDP"
     loose = compute_rdp_epsilon(sigma, q, steps, delta, earlier), "dp-accounting RDP"
     if delta < _PLD_DELTA:
         return loose
     # as tuples: of equal epsilons PLD's comes first
-    return min((pld_epsilon(sigma, q, steps, delta, earlier, cell), "dp-accounting PLD"), loose)
+    return min(
+        (compute_pld_epsilon(sigma, q, steps, delta, earlier, cell), "dp-accounting PLD"), loose
+    )
 
 
 def _compose_epsilon(
@@ -143,7 +145,7 @@ def require_valid_gaussian_mechanism(sigma: float, q: float, steps: int, delta: 
 
 
 @functools.lru_cache(maxsize=32)
-def noise_multiplier_for(epsilon: float, delta: float, q: float, steps: int) -> float:
+def find_noise_multiplier(epsilon: float, delta: float, q: float, steps: int) -> float:
     """The smallest noise multiplier, to within a thousandth of epsilon, whose reported epsilon is
     at most this one.
 
@@ -158,11 +160,14 @@ def noise_multiplier_for(epsilon: float, delta: float, q: float, steps: int) -> 
         )
 
     def reported(sigma: float) -> float:
-        return epsilon_by_tightest_accountant(sigma, q, steps, delta)[0]
+        return compute_tightest_epsilon(sigma, q, steps, delta)[0]
 
     # RDP is an upper bound and fast: its sigma is enough, and the reported one lies shortly below.
     high = _find_noise_multiplier(
-        lambda sigma: quick_rdp_epsilon(sigma, q, steps, delta) <= epsilon, _LEAST, _MOST, 0.02
+        lambda sigma: compute_quick_rdp_epsilon(sigma, q, steps, delta) <= epsilon,
+        _LEAST,
+        _MOST,
+        0.02,
     )
     if high < _PLD_FROM or epsilon > _PLD_TO:
         return high

@@ -16,12 +16,12 @@ import numpy as np
 from auditor.core.arrays import Floats
 from auditor.core.errors import AuditError, make_unknown_name_error
 from auditor.privacy.accounting import (
-    rdp_budget,
-    rdp_to_dp,
-    require_at_least,
+    compute_rdp_budget,
+    convert_rdp,
     require_count,
-    require_in_unit_interval,
+    require_minimum,
     require_renyi_order,
+    require_unit_interval,
 )
 
 Adjacency = Literal["zero_out", "add_remove", "replace"]
@@ -38,8 +38,8 @@ def compute_published_query_rdp(alpha: int, q: float, beta: float, subset_size: 
     input.
     """
     alpha = require_renyi_order(alpha)
-    require_in_unit_interval("q", q)
-    require_at_least("beta", beta, 0.0)
+    require_unit_interval("q", q)
+    require_minimum("beta", beta, 0.0)
     # of nobody, where the public model answers, the authors' code takes the formula of one
     # (formulas B2.1)
     size = max(1, require_count("subset_size", subset_size, 0))
@@ -84,7 +84,7 @@ def compute_member_mixing_weight(q: float, members: int) -> float:
     public being the projection's centre, if the projection does not depend on the size of the
     subset. Raises AuditError on bad input.
     """
-    require_in_unit_interval("q", q)
+    require_unit_interval("q", q)
     members = require_count("members", members, 1)
     return q if members == 1 else -math.expm1(members * _log1m(q)) / members
 
@@ -92,7 +92,7 @@ def compute_member_mixing_weight(q: float, members: int) -> float:
 def compute_subset_sizes(q: float, members: int) -> Floats:
     """Probability of each subset size 0..N under Poisson(q) sampling of N members; raises
     AuditError on bad input."""
-    require_in_unit_interval("q", q)
+    require_unit_interval("q", q)
     members = require_count("members", members, 0)
     return np.exp([_log_binomial_probability(size, members, q) for size in range(members + 1)])
 
@@ -156,7 +156,7 @@ def _sum_without_each_member(parts: Floats) -> Floats:
     return before + after
 
 
-def sound_pmixed_query_rdp(
+def compute_sound_query_rdp(
     adjacency: Adjacency, alpha: int, q: float, members: int, radius: float, cap: float
 ) -> float:
     """Upper bound (nats) on the Renyi divergence of order `alpha`, both directions, of one token of
@@ -174,10 +174,10 @@ def sound_pmixed_query_rdp(
     bad input.
     """
     alpha = require_renyi_order(alpha)
-    require_in_unit_interval("q", q)
+    require_unit_interval("q", q)
     members = require_count("members", members, 1)
-    require_at_least("radius", radius, 0.0)
-    require_at_least("cap", cap, 0.0)
+    require_minimum("radius", radius, 0.0)
+    require_minimum("cap", cap, 0.0)
     if adjacency not in get_args(Adjacency):
         raise make_unknown_name_error("adjacency", adjacency, get_args(Adjacency))
     if q == 0 or radius == 0 or cap == 0:  # every token is drawn from the public distribution
@@ -209,8 +209,8 @@ def bound_pmixed_epsilon(
     queries = require_count("queries", queries, 0)
 
     def at_order(order: int) -> float:
-        rdp = sound_pmixed_query_rdp(adjacency, order, q, members, radius, cap)
-        return rdp_to_dp(queries * rdp if queries else 0.0, delta, order)
+        rdp = compute_sound_query_rdp(adjacency, order, q, members, radius, cap)
+        return convert_rdp(queries * rdp if queries else 0.0, delta, order)
 
     return min(at_order(order) for order in range(2, require_renyi_order(alpha) + 1))
 
@@ -234,7 +234,7 @@ def find_largest_sound_radius(
     """
 
     def query_rdp(radius: float) -> float:
-        return sound_pmixed_query_rdp(
+        return compute_sound_query_rdp(
             adjacency, alpha, q, members, radius, radius if cap is None else cap
         )
 
@@ -271,10 +271,10 @@ def _compute_fixed_member_terms(
         ]
 
     if adjacency == "replace":
-        return [terms(base_all, _log_moment_of_replaced_member)]
+        return [terms(base_all, _compute_replaced_moment)]
     return [
-        terms(base_others, _log_moment_of_member_above_public),
-        terms(base_all, _log_moment_of_member_below_public),
+        terms(base_others, _compute_moment_above),
+        terms(base_all, _compute_moment_below),
     ]
 
 
@@ -285,16 +285,16 @@ def _compute_fixed_member_terms(
 # grows, as (1 - x)^(j-1) + x^(j-1) <= 1.
 
 
-def _log_moment_of_member_above_public(j: int, radius: float, log_reach: float) -> float:
+def _compute_moment_above(j: int, radius: float, log_reach: float) -> float:
     """log of a bound on E h^j; where j is odd, on its part above 0."""
     return _log_expm1((j - 1) * radius)
 
 
-def _log_moment_of_member_below_public(j: int, radius: float, log_reach: float) -> float:
+def _compute_moment_below(j: int, radius: float, log_reach: float) -> float:
     """log of a bound on E (-h)^j; where j is odd, on its part where the member is below public."""
     if j % 2:
         return _log_odd_moment_below_public(j, radius, log_reach)
-    return _log_moment_of_member_above_public(j, radius, log_reach)
+    return _compute_moment_above(j, radius, log_reach)
 
 
 def _log_odd_moment_below_public(j: int, radius: float, log_reach: float) -> float:
@@ -302,7 +302,7 @@ def _log_odd_moment_below_public(j: int, radius: float, log_reach: float) -> flo
     return (j - 2) * log_reach + min(2 * log_reach, _log_expm1(radius))
 
 
-def _log_moment_of_replaced_member(j: int, radius: float, log_reach: float) -> float:
+def _compute_replaced_moment(j: int, radius: float, log_reach: float) -> float:
     """log of a bound on E (h - h')^j, h and h' being a replaced member's two; where j is odd, on
     its part above 0."""
     if j == 2:
@@ -341,13 +341,13 @@ def _find_largest_radius(
 ) -> float:
     """Largest x whose non-decreasing `query_rdp(x)`, `queries` times, costs at most (epsilon,
     delta) at order alpha."""
-    budget = rdp_budget(epsilon, delta, alpha)
+    budget = compute_rdp_budget(epsilon, delta, alpha)
     queries = require_count("queries", queries, 0)
 
     # by the epsilon that is reported in the end: a budget divided by the queries could round to
     # just above it
     def affordable(x: float) -> bool:
-        return rdp_to_dp(queries * query_rdp(x), delta, alpha) <= epsilon
+        return convert_rdp(queries * query_rdp(x), delta, alpha) <= epsilon
 
     if queries == 0 or affordable(math.inf):
         return math.inf

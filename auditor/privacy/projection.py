@@ -34,12 +34,12 @@ def log_ratio_moments(log_p: Tensor, log_p0: Tensor, alpha: int) -> Tensor:
     Half precision is renormalised in float32. Raises AuditError where a distribution is none: NaN,
     or a total mass other than 1.
     """
-    log_p, log_p0 = _align_distribution_dtypes_and_shapes(log_p, log_p0)
+    log_p, log_p0 = _align_distributions(log_p, log_p0)
     moments = log_p.new_empty(
         require_renyi_order(alpha) + 1, *log_p.shape[:-1], dtype=torch.float64
     )
-    of_chunk = _moments_directly if alpha <= _DIRECT_ORDERS else _moments_in_logs
-    for index in _distribution_chunk_slices(log_p.shape):
+    of_chunk = _compute_moments if alpha <= _DIRECT_ORDERS else _compute_log_moments
+    for index in _list_distribution_chunk_slices(log_p.shape):
         private, public = (
             _broadcast_slice(distribution, index) for distribution in (log_p, log_p0)
         )
@@ -77,13 +77,11 @@ def find_largest_mixing_weight(
     # p > 0 = p0 admits no weight at all
     unsettled = ~fits & (budget > 0) & moments[alpha].isfinite()
     if unsettled.any():
-        weight[unsettled] = _solve_weight_by_newton(
-            moments[:, unsettled], budget[unsettled], max_weight
-        )
+        weight[unsettled] = _solve_weight(moments[:, unsettled], budget[unsettled], max_weight)
     return weight
 
 
-def projection_weight(
+def compute_projection_weight(
     log_p: Tensor, log_p0: Tensor, alpha: int, radius: float | Tensor, max_weight: float = 1.0
 ) -> Tensor:
     """Largest lambda in [0, max_weight] with D_alpha(lambda p + (1 - lambda) p0 || p0) <= radius
@@ -100,14 +98,14 @@ def projection_weight(
 
 
 @torch.no_grad()
-def two_sided_projection_weight(
+def compute_two_sided_weight(
     log_p: Tensor, log_p0: Tensor, alpha: int, radius: float | Tensor
 ) -> Tensor:
     """Largest lambda in [0, 1] whose mixture is within `radius` (nats) of p0 in both directions;
     PMixED Sec. 4.2.
 
-    As `projection_weight`, and then shrunk where D_alpha(p0 || mixture) is the larger one. Raises
-    AuditError on bad input.
+    As `compute_projection_weight`, and then shrunk where D_alpha(p0 || mixture) is the larger one.
+    Raises AuditError on bad input.
     """
     radius = _radii_less_precision_margin(radius, log_p, log_p0)
     moments = log_ratio_moments(log_p, log_p0, alpha)
@@ -120,10 +118,10 @@ def two_sided_projection_weight(
     # The distributions' leading dimensions; `weight` may have others before them, which the radius
     # alone has.
     lead = weight.shape[weight.ndim - moments.ndim + 1 :]
-    log_p, log_p0 = _align_distribution_dtypes_and_shapes(log_p, log_p0, lead)
+    log_p, log_p0 = _align_distributions(log_p, log_p0, lead)
     sizes = math.prod(weight.shape[: weight.ndim - len(lead)])
     two_sided_weight, budget, unsure = (x.reshape(sizes, *lead) for x in (weight, budget, unsure))
-    for index in _distribution_chunk_slices(log_p.shape):
+    for index in _list_distribution_chunk_slices(log_p.shape):
         chunk = (slice(None), *index)
         chunk_weight, allowed, looked_at = (
             x[chunk].reshape(sizes, -1).clone() for x in (two_sided_weight, budget, unsure)
@@ -136,7 +134,7 @@ def two_sided_projection_weight(
             _broadcast_slice(distribution, index).expand(shape).reshape(-1, shape[-1])[active]
             for distribution in (log_p, log_p0)
         )
-        chunk_weight[:, active] = _weights_within_reverse_budget(
+        chunk_weight[:, active] = _bound_reverse_weights(
             private,
             public,
             chunk_weight[:, active],
@@ -148,7 +146,7 @@ def two_sided_projection_weight(
     return two_sided_weight.view(weight.shape)
 
 
-def _moments_directly(log_p: Tensor, log_p0: Tensor, alpha: int) -> Tensor:
+def _compute_moments(log_p: Tensor, log_p0: Tensor, alpha: int) -> Tensor:
     """Through the central moments of p / p0: one exponential a token, and small divergences to full
     precision."""
     # A p0 below the smallest normal number is rounded up to it: more divergence, less weight,
@@ -173,11 +171,13 @@ def _moments_directly(log_p: Tensor, log_p0: Tensor, alpha: int) -> Tensor:
     if (
         not fine.all()
     ):  # a ratio, or a p0 beside its p, beyond the range of the dtype; or no distribution at all
-        moments[:, ~fine] = _moments_in_logs(log_p[~fine], log_p0.expand(log_p.shape)[~fine], alpha)
+        moments[:, ~fine] = _compute_log_moments(
+            log_p[~fine], log_p0.expand(log_p.shape)[~fine], alpha
+        )
     return moments
 
 
-def _moments_in_logs(log_p: Tensor, log_p0: Tensor, alpha: int) -> Tensor:
+def _compute_log_moments(log_p: Tensor, log_p0: Tensor, alpha: int) -> Tensor:
     """The moments by log-sum-exp in float64, of both distributions renormalised: slow, but right
     for any ratio."""
     log_p = log_p.double()
@@ -209,7 +209,7 @@ def _log_ratio(log_p: Tensor, log_p0: Tensor) -> Tensor:
     return ratio.masked_fill_(dead & log_p.isneginf(), 0.0) if dead.any() else ratio
 
 
-def _solve_weight_by_newton(moments: Tensor, budget: Tensor, max_weight: float) -> Tensor:
+def _solve_weight(moments: Tensor, budget: Tensor, max_weight: float) -> Tensor:
     """lambda with log E x^alpha = budget > 0, for (alpha + 1, n) finite moments and (n,) budgets; x
     = mixture / p0.
 
@@ -265,7 +265,7 @@ def _log_bernstein_polynomial(log_coefficients: Tensor, degree: int, weight: Ten
     ).logsumexp(0)
 
 
-def _weights_within_reverse_budget(
+def _bound_reverse_weights(
     log_p: Tensor, log_p0: Tensor, weight: Tensor, budget: Tensor, unsure: Tensor, alpha: int
 ) -> Tensor:
     """Weights (sizes, n) shrunk where, among the unsure, log E x^(1 - alpha) > budget;
@@ -356,7 +356,7 @@ class _ReverseDivergence:
             if not (step > _SMALLEST_STEP * weight).any():
                 break
             weight = (weight - step).clamp_min(0.0)
-        # as in `_solve_weight_by_newton`
+        # as in `_solve_weight`
         chord = torch.expm1(budget) / self.reverse_moment_excess(weight)
         return weight * chord.nan_to_num(nan=1.0).clamp_max(1.0)
 
@@ -374,7 +374,7 @@ def _log_expm1(x: Tensor) -> Tensor:
     return x + torch.log(-torch.expm1(-x))
 
 
-def _align_distribution_dtypes_and_shapes(
+def _align_distributions(
     log_p: Tensor, log_p0: Tensor, lead: torch.Size | None = None
 ) -> tuple[Tensor, Tensor]:
     """Both distributions in one dtype and of as many dimensions, p with all of them and p0 with 1
@@ -397,7 +397,7 @@ def _align_distribution_dtypes_and_shapes(
     return log_p.expand(shape), log_p0[(None,) * (len(shape) - log_p0.ndim)]
 
 
-def _distribution_chunk_slices(shape: torch.Size) -> Iterator[tuple[slice, ...]]:
+def _list_distribution_chunk_slices(shape: torch.Size) -> Iterator[tuple[slice, ...]]:
     """Index ranges over the leading dimensions, each of at most _CHUNK elements or a single
     distribution."""
     ranges = []

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 from urllib.parse import SplitResult, urlsplit
 
-from auditor.core.disk import cache_folder
+from auditor.core.disk import find_cache_folder
 from auditor.core.errors import AuditError
 from auditor.core.plan_parts import LoadingOptions
 from auditor.models.base import LanguageModel
@@ -48,12 +48,12 @@ class OpenAI(Provider):
         if url.scheme not in ("http", "https") or not url.hostname or url.query or url.fragment:
             raise AuditError(
                 "expected --base-url as http://HOST:PORT/v1 or https://HOST/v1, got "
-                f"{_address_without_secrets(url)!r}"
+                f"{_redact_address(url)!r}"
             )
         if url.username is not None or url.password is not None:
             raise AuditError(
                 "expected --base-url without a name or password, got "
-                f"{_address_without_secrets(url)!r} with one: a key comes from OPENAI_API_KEY"
+                f"{_redact_address(url)!r} with one: a key comes from OPENAI_API_KEY"
             )
 
     def load(self, request: RequestedModel) -> RemoteModel:
@@ -75,7 +75,7 @@ class OpenAI(Provider):
             f"{request.base_url} {OpenAI.name}:{request.name}".encode()
         ).hexdigest()[:16]
         return ServerTokenBudget(
-            ServerAnswerStore(cache_folder() / "api" / f"{address_digest}.sqlite"),
+            ServerAnswerStore(find_cache_folder() / "api" / f"{address_digest}.sqlite"),
             request.run,
             request.most,
         )
@@ -140,6 +140,6 @@ class Served(OpenAI):
         return f"the model that {request.name} serves"
 
 
-def _address_without_secrets(url: SplitResult) -> str:
+def _redact_address(url: SplitResult) -> str:
     # Without user, query and fragment: some servers take a key there, and logs keep errors.
     return f"{url.scheme}://{url.hostname or ''}{url.path}"

@@ -20,7 +20,7 @@ from dataclasses import replace
 from filelock import FileLock
 
 from auditor.core import disk
-from auditor.core.disk import cache_folder
+from auditor.core.disk import find_cache_folder
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Secret, Tokens
 from auditor.core.result import Finding
@@ -40,7 +40,7 @@ def load_alias_salt() -> bytes:
     env_salt = os.environ.get(SALT)
     if env_salt is not None:
         return _check_salt_length(env_salt.encode(), SALT)
-    path = cache_folder() / "salt"
+    path = find_cache_folder() / "salt"
     try:
         with FileLock(f"{path}.lock"):  # two simultaneous first runs would make two salts
             if not path.exists():
@@ -64,10 +64,10 @@ def _check_salt_length(salt: bytes, where: str) -> bytes:
 
 def salt_fingerprint(salt: bytes) -> str:
     """Return the id of a salt: aliases of two runs can be compared if it is equal."""
-    return _salted_alias_digest(salt, "fingerprint")[:8]
+    return _digest_alias(salt, "fingerprint")[:8]
 
 
-def secrets_with_aliases(secrets: Sequence[Secret], salt: bytes) -> tuple[Secret, ...]:
+def alias_secrets(secrets: Sequence[Secret], salt: bytes) -> tuple[Secret, ...]:
     """Return the secrets with aliases: `s` and 12 hex digits, numbered if a benchmark repeats a
     record.
 
@@ -77,14 +77,14 @@ def secrets_with_aliases(secrets: Sequence[Secret], salt: bytes) -> tuple[Secret
     n_by_alias = Counter[str]()
     for secret in secrets:
         # A list of two: the start of the suffix is a part of the secret's identity.
-        alias = f"s{_salted_alias_digest(salt, json.dumps([secret.prefix, secret.suffix]))[:12]}"
+        alias = f"s{_digest_alias(salt, json.dumps([secret.prefix, secret.suffix]))[:12]}"
         # 12 hex digits, 48 bits: among a million records two collide by chance in about 2 of 1,000
         # runs.
         n_by_alias[alias] += 1
         if secret.user is None:
             user = None
         else:
-            user = f"u{_salted_alias_digest(salt, json.dumps(['user', secret.user]))[:12]}"
+            user = f"u{_digest_alias(salt, json.dumps(['user', secret.user]))[:12]}"
         aliased.append(
             replace(
                 secret,
@@ -95,19 +95,19 @@ def secrets_with_aliases(secrets: Sequence[Secret], salt: bytes) -> tuple[Secret
     return tuple(aliased)
 
 
-def alias_of_training_record(tokens: Tokens, salt: bytes) -> str:
+def alias_training_record(tokens: Tokens, salt: bytes) -> str:
     """Return the alias of a full training record, which may contain a secret: `r` and 12 hex
     digits."""
-    return f"r{_salted_alias_digest(salt, json.dumps(tokens))[:12]}"
+    return f"r{_digest_alias(salt, json.dumps(tokens))[:12]}"
 
 
-def _salted_alias_digest(salt: bytes, text: str) -> str:
+def _digest_alias(salt: bytes, text: str) -> str:
     # Two lists, a list of strings, a list of numbers, or a word: the input shows its kind, so no
     # digest serves two kinds.
     return hmac.new(salt, text.encode(), "sha256").hexdigest()
 
 
-def refuse_secret_ids_in_sentences(finding: Finding, secrets: Sequence[Secret]) -> None:
+def refuse_secret_ids(finding: Finding, secrets: Sequence[Secret]) -> None:
     """Raise AuditError if a sentence of the finding, perhaps of a plug-in, names a secret by its
     id.
 

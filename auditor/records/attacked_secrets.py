@@ -70,7 +70,7 @@ def read_answered_secret_ids(folder: Path) -> AnsweredSecretIds:
     else:
         plan = None
     guesses, observations = (
-        _secret_ids_by_cell_in_journal(folder / name) for name in (GUESSES, OBSERVATIONS)
+        _list_journal_secrets(folder / name) for name in (GUESSES, OBSERVATIONS)
     )
     if guesses is not None or observations is not None:  # a run of one kind has a single journal
         guesses = guesses or {}
@@ -107,7 +107,7 @@ def read_secret_facts(folder: Path) -> dict[str, SecretFacts] | None:
     return facts_by_id
 
 
-def _secret_ids_by_cell_in_journal(path: Path) -> dict[CellKey, frozenset[str]] | None:
+def _list_journal_secrets(path: Path) -> dict[CellKey, frozenset[str]] | None:
     if not path.exists():
         return None
     ids_by_cell: dict[CellKey, set[str]] = {}

@@ -17,7 +17,7 @@ from pathlib import Path
 from huggingface_hub import try_to_load_from_cache
 
 from auditor.core import disk
-from auditor.core.disk import cache_folder
+from auditor.core.disk import find_cache_folder
 from auditor.core.errors import AuditError
 
 # Files that transformers and PEFT read from a folder: weights, configurations, tokenizers,
@@ -35,37 +35,37 @@ _ABOUT = (
 _SETTLED = 2.0
 
 
-def model_sha256_by_file_name(
+def digest_model_files(
     models_by_role: Mapping[str, tuple[str, str | None]],
 ) -> dict[str, str]:
     """Return `role/file` -> SHA-256. models_by_role: folder or hub id of a model, and its hub
     revision, by role."""
     cache = _DigestCache()
     digests = {
-        name: cache.cached_sha256_hex(path) for name, path in _model_files_by_role(models_by_role)
+        name: cache.cached_sha256_hex(path) for name, path in _list_role_files(models_by_role)
     }
     cache.save_digests()
     return digests
 
 
-def model_sha256_by_file_name_uncached(
+def compute_model_digests(
     models_by_role: Mapping[str, tuple[str, str | None]],
     progress: Callable[[str, int, int], None] = lambda *step: None,
 ) -> dict[str, str]:
-    """Return the digests of `model_sha256_by_file_name` from every byte: a decision must not trust
+    """Return the digests of `digest_model_files` from every byte: a decision must not trust
     dates or cached digests.
 
     progress: progress callback(description, done, total).
     """
-    paths = dict(_model_files_by_role(models_by_role))
+    paths = dict(_list_role_files(models_by_role))
     digests = {}
     for n_read, (name, path) in enumerate(paths.items()):
         progress(f"reading {name}", n_read, len(paths))
-        digests[name] = file_sha256_hex(path)
+        digests[name] = digest_file(path)
     return digests
 
 
-def file_sha256_hex(path: Path) -> str:
+def digest_file(path: Path) -> str:
     """Return the SHA-256 of a file in hex. Raise AuditError for an unreadable file."""
     try:
         with path.open("rb") as file:
@@ -74,20 +74,17 @@ def file_sha256_hex(path: Path) -> str:
         raise AuditError(f"{path}: cannot be read: {error.strerror}") from error
 
 
-def _model_files_by_role(
+def _list_role_files(
     models_by_role: Mapping[str, tuple[str, str | None]],
 ) -> Iterator[tuple[str, Path]]:
     """Yield (`role/file`, its path)."""
     for role, (place, revision) in models_by_role.items():
-        yield from (
-            (f"{role}/{name}", path) for name, path in _files_read_to_load_model(place, revision)
-        )
-        base = _base_model_of_adapter(_local_model_folder(place, revision) / "adapter_config.json")
+        yield from ((f"{role}/{name}", path) for name, path in _list_loaded_files(place, revision))
+        base = _find_adapter_base(_find_model_folder(place, revision) / "adapter_config.json")
         if base is not None and base != place:
             # Without a revision: the adapter's revision belongs to its own repository.
             yield from (
-                (f"{role} base/{name}", path)
-                for name, path in _files_read_to_load_model(base, None)
+                (f"{role} base/{name}", path) for name, path in _list_loaded_files(base, None)
             )
 
 
@@ -108,7 +105,7 @@ def check_model_files_unchanged(
                 "start anew"
             )
         return
-    for name, how in changed_model_files(recorded, now):
+    for name, how in find_changed_files(recorded, now):
         raise AuditError(
             f"expected the weights that {description} was made with, but {name} {how} since: give "
             "a new "
@@ -116,13 +113,13 @@ def check_model_files_unchanged(
         )
 
 
-def changed_model_files(
+def find_changed_files(
     recorded: Mapping[str, str], now: Mapping[str, str]
 ) -> Iterator[tuple[str, str]]:
     """Yield (file, its change) for the models with files on both sides."""
-    shared_roles = roles_of_model_files(recorded) & roles_of_model_files(now)
+    shared_roles = list_model_roles(recorded) & list_model_roles(now)
     for name in sorted({*recorded, *now}):
-        if recorded.get(name) != now.get(name) and roles_of_model_files([name]) <= shared_roles:
+        if recorded.get(name) != now.get(name) and list_model_roles([name]) <= shared_roles:
             yield (
                 name,
                 "has changed"
@@ -133,32 +130,32 @@ def changed_model_files(
             )
 
 
-def roles_of_model_files(names: Iterable[str]) -> set[str]:
+def list_model_roles(names: Iterable[str]) -> set[str]:
     return {name.partition("/")[0] for name in names}
 
 
-def _files_read_to_load_model(place: str, revision: str | None) -> Iterator[tuple[str, Path]]:
+def _list_loaded_files(place: str, revision: str | None) -> Iterator[tuple[str, Path]]:
     """Yield (name, path) of the files of a model, an adapter or an ensemble's members; of a file,
     itself."""
     if Path(place).is_file():
         yield Path(place).name, Path(place)
         return
-    for path in _visible_folder_entries(_local_model_folder(place, revision)):
+    for path in _list_visible_entries(_find_model_folder(place, revision)):
         if path.is_file() and path.suffix in _READ and path.name not in _ABOUT:
             yield path.name, path
         elif (path / "adapter_config.json").is_file():  # a member of an ensemble
             yield from (
                 (f"{path.name}/{name}", member_path)
-                for name, member_path in _files_read_to_load_model(str(path), None)
+                for name, member_path in _list_loaded_files(str(path), None)
             )
 
 
-def _local_model_folder(place: str, revision: str | None) -> Path:
+def _find_model_folder(place: str, revision: str | None) -> Path:
     folder = Path(place)
-    return folder if folder.is_dir() else _cached_hub_snapshot(place, revision) or folder
+    return folder if folder.is_dir() else _find_hub_snapshot(place, revision) or folder
 
 
-def _visible_folder_entries(folder: Path) -> list[Path]:
+def _list_visible_entries(folder: Path) -> list[Path]:
     try:
         if folder.is_dir():
             return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
@@ -167,7 +164,7 @@ def _visible_folder_entries(folder: Path) -> list[Path]:
         raise AuditError(f"{folder}: cannot be read: {error.strerror}") from error
 
 
-def _base_model_of_adapter(config: Path) -> str | None:
+def _find_adapter_base(config: Path) -> str | None:
     """Return the base model named by an adapter."""
     try:
         base_name = json.loads(config.read_text(encoding="utf-8")).get("base_model_name_or_path")
@@ -176,7 +173,7 @@ def _base_model_of_adapter(config: Path) -> str | None:
     return base_name if isinstance(base_name, str) and base_name else None
 
 
-def _cached_hub_snapshot(name: str, revision: str | None) -> Path | None:
+def _find_hub_snapshot(name: str, revision: str | None) -> Path | None:
     """Return the folder of a model's files in the hub's cache, by commit; None if the cache has
     none."""
     for file in ("config.json", "adapter_config.json"):
@@ -200,7 +197,7 @@ class _DigestCache:
         self._held: dict[str, list[object]] = {}
         self._path: Path | None = None
         with suppress(AuditError, OSError, ValueError):
-            self._path = cache_folder() / "weights.json"
+            self._path = find_cache_folder() / "weights.json"
             digests = json.loads(self._path.read_text(encoding="utf-8"))
             self._held = digests if isinstance(digests, dict) else {}
         self._new = False
@@ -209,14 +206,14 @@ class _DigestCache:
         """Return the SHA-256 in hex. Raise AuditError for an unreadable file."""
         try:
             key = str(path.resolve())
-            fingerprint = _file_stat_fingerprint(path)
+            fingerprint = _fingerprint_file(path)
             entry = self._held.get(key)
             if isinstance(entry, list) and entry[:-1] == fingerprint and isinstance(entry[-1], str):
                 return entry[-1]
-            digest = file_sha256_hex(path)
+            digest = digest_file(path)
             changed_at = max(path.stat().st_mtime, path.stat().st_ctime)
             # Equal before and after: no change during the read.
-            if fingerprint == _file_stat_fingerprint(path) and time.time() - changed_at > _SETTLED:
+            if fingerprint == _fingerprint_file(path) and time.time() - changed_at > _SETTLED:
                 self._held[key], self._new = [*fingerprint, digest], True
         except OSError as error:
             raise AuditError(f"{path}: cannot be read: {error.strerror}") from error
@@ -230,7 +227,7 @@ class _DigestCache:
                 disk.replace_atomically(self._path, json.dumps(existing))
 
 
-def _file_stat_fingerprint(path: Path) -> list[object]:
+def _fingerprint_file(path: Path) -> list[object]:
     state = os.stat(path)
     # A list, as JSON returns it: a tuple would never be equal.
     return [state.st_size, state.st_mtime_ns, state.st_ctime_ns, state.st_ino, state.st_dev]

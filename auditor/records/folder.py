@@ -23,7 +23,7 @@ from auditor.core.jsonable import from_json, read_json_object, to_json
 from auditor.core.nouns import CellKey, PrefixToken, TextForm
 from auditor.records import file_digests
 from auditor.records.attacked_secrets import PLAN, SECRETS
-from auditor.records.journal import GUESSES, OBSERVATIONS, TOKENS, journals_of_run_folder
+from auditor.records.journal import GUESSES, OBSERVATIONS, TOKENS, open_journals
 from auditor.records.remarks import REMARKS
 
 _RUNS = Path("runs")
@@ -52,13 +52,13 @@ class RunFolder:
         # whether `create` started this run; a resumed run existed before
         self._new = False
         self._ours = False  # whether `create` made the folder
-        self.guesses, self.observations, self.tokens = journals_of_run_folder(path)
+        self.guesses, self.observations, self.tokens = open_journals(path)
 
     @classmethod
     def create(cls, out: Path | None, name: str, plan: dict[str, Any]) -> RunFolder:
         """Create a folder with the plan. Raise AuditError if it cannot be written or already holds
         a run."""
-        path = out or unused_run_path(name)
+        path = out or find_unused_path(name)
         folder = cls(path)
         try:
             folder._ours = not path.exists()
@@ -169,9 +169,7 @@ class RunFolder:
     def refuse_changed_weights(self, now: Mapping[str, str]) -> None:
         """Raise AuditError with a file's name if the answers in the folder are about other
         weights."""
-        digests = self._read_json_file_as_or_none(
-            _WEIGHTS, dict[str, str], "the digests of weights"
-        )
+        digests = self._read_optional_json(_WEIGHTS, dict[str, str], "the digests of weights")
         if digests is not None or any(
             (self.path / name).exists() for name in (GUESSES, OBSERVATIONS)
         ):
@@ -193,9 +191,7 @@ class RunFolder:
         Raise AuditError if it is lost: results with one prefix token must not be mixed with results
         under another token.
         """
-        prefix = self._read_json_file_as_or_none(
-            _PREFIX_TOKEN, PrefixToken, "the prefix token of a run"
-        )
+        prefix = self._read_optional_json(_PREFIX_TOKEN, PrefixToken, "the prefix token of a run")
         if prefix is None and (self.path / _SECRETS).is_file():
             path = self.path / _PREFIX_TOKEN
             raise AuditError(
@@ -210,11 +206,9 @@ class RunFolder:
 
     def text_form(self) -> TextForm | None:
         """Return the text form; None in a new folder, and for data without rendering."""
-        return self._read_json_file_as_or_none(_TEXT_FORM, TextForm, "the text form of a run")
+        return self._read_optional_json(_TEXT_FORM, TextForm, "the text form of a run")
 
-    def _read_json_file_as_or_none(
-        self, name: str, kind: type[Item], description: str
-    ) -> Item | None:
+    def _read_optional_json(self, name: str, kind: type[Item], description: str) -> Item | None:
         path = self.path / name
         if not path.exists():
             return None
@@ -226,19 +220,19 @@ class RunFolder:
         column per key, no text."""
         disk.replace_atomically(self.path / SECRETS, json.dumps(facts))
 
-    def probe_facts_of_cell(self, cell: CellKey) -> dict[str, float]:
+    def read_probe_facts(self, cell: CellKey) -> dict[str, float]:
         """Return the facts that `save_probe_facts` saved for this cell; empty if there are none."""
-        return self._probe_facts_by_cell().get(str(cell), {})
+        return self._read_all_probe_facts().get(str(cell), {})
 
     def save_probe_facts(self, cell: CellKey, facts: Mapping[str, float]) -> None:
         """Save a probe's results on a cell as a whole, not on single secrets."""
         if facts:
-            known = {**self._probe_facts_by_cell(), str(cell): dict(facts)}
+            known = {**self._read_all_probe_facts(), str(cell): dict(facts)}
             disk.replace_atomically(self.path / _FACTS, json.dumps(to_json(known)))
 
-    def _probe_facts_by_cell(self) -> dict[str, dict[str, float]]:
+    def _read_all_probe_facts(self) -> dict[str, dict[str, float]]:
         return (
-            self._read_json_file_as_or_none(
+            self._read_optional_json(
                 _FACTS, dict[str, dict[str, float]], "what probes found of each cell"
             )
             or {}
@@ -257,7 +251,7 @@ def remove_latest_link() -> None:
         latest.unlink()
 
 
-def unused_run_path(name: str) -> Path:
+def find_unused_path(name: str) -> Path:
     """Return runs/<UTC time>-<name>, or the first free variant: two runs may start in the same
     second."""
     path = free = _RUNS / f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{name}"

@@ -37,7 +37,7 @@ class CellJournal(Generic[Key, Record]):
 
     def finished_secrets(self, key: Key) -> Mapping[str, Record]:
         # A live view: `append` adds to this same dict.
-        return _FinishedSecrets(self._begins.setdefault(key, {}), self._read_record_at)
+        return _FinishedSecrets(self._begins.setdefault(key, {}), self._read_record)
 
     def append(self, key: Key, batch: Sequence[Record]) -> None:
         lines = [json.dumps(self.encode(key, record)) + "\n" for record in batch]
@@ -66,7 +66,7 @@ class CellJournal(Generic[Key, Record]):
         # remove a cut-off append: the next append starts on a line of its own
         disk.truncate(self.path, at)
 
-    def _read_record_at(self, begin: int) -> Record:
+    def _read_record(self, begin: int) -> Record:
         """Read a record. Raise AuditError if the file has changed."""
         try:
             with open(self.path, "rb") as file:
@@ -117,7 +117,7 @@ class _FinishedSecrets(Mapping[str, Record]):
         return self.read(self.begins[secret])
 
 
-def journals_of_run_folder(
+def open_journals(
     folder: Path,
 ) -> tuple[
     CellJournal[CellKey, Guesses],
@@ -127,21 +127,17 @@ def journals_of_run_folder(
     """Return the journals of attacks' answers, of probes' observations, and of suffixes scored
     token by token."""
     return (
-        CellJournal(
-            folder / GUESSES, _guesses_to_journal_entry, _cell_and_guesses_from_journal_entry
-        ),
+        CellJournal(folder / GUESSES, _encode_guesses, _decode_guesses),
         CellJournal(
             folder / OBSERVATIONS,
-            _observation_to_journal_entry,
-            _cell_and_observation_from_journal_entry,
+            _encode_observation,
+            _decode_observation,
         ),
-        CellJournal(
-            folder / TOKENS, _token_log_probs_to_journal_entry, _token_log_probs_from_journal_entry
-        ),
+        CellJournal(folder / TOKENS, _encode_token_log_probs, _decode_token_log_probs),
     )
 
 
-def _guesses_to_journal_entry(cell: CellKey, guesses: Guesses) -> dict[str, Any]:
+def _encode_guesses(cell: CellKey, guesses: Guesses) -> dict[str, Any]:
     # Without field names, which would be much of the file: in the order of `Guess`.
     # A score may be infinite: `json` writes and reads `Infinity`, which other programs reject.
     ranked = [
@@ -151,7 +147,7 @@ def _guesses_to_journal_entry(cell: CellKey, guesses: Guesses) -> dict[str, Any]
     return {"cell": str(cell), **rest, "ranked": ranked}
 
 
-def _cell_and_guesses_from_journal_entry(record: dict[str, Any]) -> tuple[CellKey, Guesses]:
+def _decode_guesses(record: dict[str, Any]) -> tuple[CellKey, Guesses]:
     ranked = tuple(Guess(tuple(suffix), *rest) for suffix, *rest in record["ranked"])
     if not ranked:
         raise ValueError("an answer without a guess")
@@ -161,18 +157,18 @@ def _cell_and_guesses_from_journal_entry(record: dict[str, Any]) -> tuple[CellKe
     return CellKey.parse_cell_key(record["cell"]), replace(guesses, ranked=ranked)
 
 
-def _observation_to_journal_entry(cell: CellKey, observation: Observation) -> dict[str, Any]:
+def _encode_observation(cell: CellKey, observation: Observation) -> dict[str, Any]:
     return {"cell": str(cell), **to_json(observation)}
 
 
-def _cell_and_observation_from_journal_entry(record: dict[str, Any]) -> tuple[CellKey, Observation]:
+def _decode_observation(record: dict[str, Any]) -> tuple[CellKey, Observation]:
     observation: Observation = from_json(
         Observation, {k: v for k, v in record.items() if k != "cell"}, "observation"
     )
     return CellKey.parse_cell_key(record["cell"]), observation
 
 
-def _token_log_probs_to_journal_entry(target: str, reading: TokenLogProbs) -> dict[str, Any]:
+def _encode_token_log_probs(target: str, reading: TokenLogProbs) -> dict[str, Any]:
     # Round when writing: the first run and a resumed run then read equal numbers.
     return {
         "target": target,
@@ -181,5 +177,5 @@ def _token_log_probs_to_journal_entry(target: str, reading: TokenLogProbs) -> di
     }
 
 
-def _token_log_probs_from_journal_entry(record: dict[str, Any]) -> tuple[str, TokenLogProbs]:
+def _decode_token_log_probs(record: dict[str, Any]) -> tuple[str, TokenLogProbs]:
     return record["target"], TokenLogProbs(record["secret"], tuple(map(float, record["log_probs"])))

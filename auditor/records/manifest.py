@@ -15,7 +15,7 @@ from pathlib import Path
 
 from auditor.core import disk
 from auditor.core.jsonable import from_json, read_json_object
-from auditor.records.file_digests import file_sha256_hex
+from auditor.records.file_digests import digest_file
 from auditor.records.journal import GUESSES, OBSERVATIONS
 from auditor.records.result_file import RESULT
 from auditor.records.table import TABLE
@@ -37,7 +37,7 @@ class FolderEdits:
     changed: tuple[str, ...] = ()
     gone: tuple[str, ...] = ()
 
-    def edit_sentences(self, is_whole: bool = True) -> list[str]:
+    def describe_edits(self, is_whole: bool = True) -> list[str]:
         """Return a sentence for each change. is_whole: no file of the run may be missing; a
         baseline in CI keeps two of them."""
         gone = [f"{name} is gone" for name in self.gone] if is_whole else []
@@ -47,30 +47,30 @@ class FolderEdits:
 NO_EDITS = FolderEdits()
 
 
-def manifest_digests_of_gate_files(folder: Path) -> dict[str, str]:
+def read_gate_digests(folder: Path) -> dict[str, str]:
     """Return SHA-256 by name of the records that a gate reads: ids and numbers. Raise AuditError
     for an unreadable file."""
     paths = sorted(
         path for path in (*folder.glob("*.json"), folder / TABLE) if path.name not in _LATER
     )
-    return {path.name: file_sha256_hex(path) for path in paths if path.is_file()}
+    return {path.name: digest_file(path) for path in paths if path.is_file()}
 
 
-def _journal_digests(folder: Path) -> dict[str, str]:
-    return {name: file_sha256_hex(folder / name) for name in _JOURNALS if (folder / name).is_file()}
+def _digest_journals(folder: Path) -> dict[str, str]:
+    return {name: digest_file(folder / name) for name in _JOURNALS if (folder / name).is_file()}
 
 
 def write_manifest(folder: Path, result: bytes) -> None:
     """Write the manifest of a finished run. result: the content of `result.json`, which is written
     afterwards."""
-    private = {_RANDOM: secrets.token_hex(32), **_journal_digests(folder)}
+    private = {_RANDOM: secrets.token_hex(32), **_digest_journals(folder)}
     # Write it first: the manifest holds the digest of this file too.
     disk.replace_atomically(folder / PRIVATE, json.dumps(private, indent=1))
-    digests = {**manifest_digests_of_gate_files(folder), RESULT: hashlib.sha256(result).hexdigest()}
+    digests = {**read_gate_digests(folder), RESULT: hashlib.sha256(result).hexdigest()}
     disk.replace_atomically(folder / MANIFEST, json.dumps({"files": digests}, indent=1), sync=True)
 
 
-def folder_edits_since_run_end(folder: Path) -> FolderEdits | None:
+def find_folder_edits(folder: Path) -> FolderEdits | None:
     """Return the changes of the folder since the run ended; None without a manifest. Raise
     AuditError for a damaged file."""
     path = folder / MANIFEST
@@ -79,12 +79,12 @@ def folder_edits_since_run_end(folder: Path) -> FolderEdits | None:
     expected: dict[str, str] = from_json(
         dict[str, str], read_json_object(path, "a manifest").get("files"), str(path)
     )
-    now = manifest_digests_of_gate_files(folder)
+    now = read_gate_digests(folder)
     # A baseline in CI has no journals: then skip them.
     if (folder / PRIVATE).exists():
         private = read_json_object(folder / PRIVATE, "digests of journals")
         journals = from_json(dict[str, str], private, str(folder / PRIVATE))
         expected |= {name: digest for name, digest in journals.items() if name != _RANDOM}
-        now |= _journal_digests(folder)
+        now |= _digest_journals(folder)
     changed = tuple(name for name in sorted(now) if now[name] != expected.get(name))
     return FolderEdits(changed, tuple(sorted(expected.keys() - now.keys())))

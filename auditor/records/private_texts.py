@@ -64,12 +64,12 @@ def write_secret_texts(
         open(scratch, "w", encoding="utf-8", newline="\n") as file,
     ):
         file.writelines(
-            json.dumps(line) + "\n" for line in _secret_text_entries(secrets, guesses, decode)
+            json.dumps(line) + "\n" for line in _list_secret_texts(secrets, guesses, decode)
         )
-        file.writelines(json.dumps(line) + "\n" for line in _extracted_record_texts(out, decode))
+        file.writelines(json.dumps(line) + "\n" for line in _list_extracted_records(out, decode))
 
 
-def _extracted_record_texts(out: Out, decode: Decode) -> Iterator[dict[str, Any]]:
+def _list_extracted_records(out: Out, decode: Decode) -> Iterator[dict[str, Any]]:
     """Yield records extracted from generations, as secrets without a prefix: the extracted part,
     and its source."""
     for alias in dict.fromkeys(
@@ -92,7 +92,7 @@ def _extracted_record_texts(out: Out, decode: Decode) -> Iterator[dict[str, Any]
         }
 
 
-def _secret_text_entries(
+def _list_secret_texts(
     secrets: Sequence[Secret], guesses: Mapping[str, Mapping[str, Guesses]], decode: Decode
 ) -> Iterator[dict[str, Any]]:
     for secret in secrets:
@@ -104,12 +104,11 @@ def _secret_text_entries(
         context = secret.prefix[-CONTEXT:]
         wording = secret.wording
         row_texts = {
-            row: text_added_by_tokens(decode, context, tokens)
-            for row, tokens in tokens_by_row.items()
+            row: decode_added_text(decode, context, tokens) for row, tokens in tokens_by_row.items()
         }
         prefix = decode(secret.prefix) if wording is None else wording.prefix
         pieces = (
-            text_added_by_each_token(decode, context, secret.suffix)
+            decode_token_texts(decode, context, secret.suffix)
             if wording is None
             else wording.suffix_text_by_token
         )
@@ -125,15 +124,13 @@ def _secret_text_entries(
         yield {"secret": secret.id, **asdict(text)}
 
 
-def text_added_by_tokens(decode: Decode, context: Sequence[int], tokens: Sequence[int]) -> str:
+def decode_added_text(decode: Decode, context: Sequence[int], tokens: Sequence[int]) -> str:
     """Return the text that the tokens add after the context: some tokenizers drop a leading
     space."""
     return decode([*context, *tokens])[len(decode(context)) :]
 
 
-def text_added_by_each_token(
-    decode: Decode, context: Sequence[int], tokens: Sequence[int]
-) -> list[str]:
+def decode_token_texts(decode: Decode, context: Sequence[int], tokens: Sequence[int]) -> list[str]:
     """Return the text added by each token, as far as decoding shows; the last token of a character
     adds it."""
     pieces = []

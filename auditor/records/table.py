@@ -66,7 +66,7 @@ def write_secrets_table(folder: Path, columns: Iterable[Column]) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    schema = _secrets_table_schema()
+    schema = _build_secrets_schema()
     buffer = io.BytesIO()
     # A stable sort: within a kind, columns stay in the order of the run, target by target.
     by_kind = sorted(columns, key=lambda column: column.kind)
@@ -74,12 +74,14 @@ def write_secrets_table(folder: Path, columns: Iterable[Column]) -> None:
         for _, group in itertools.groupby(
             by_kind, key=lambda column: (column.kind, column.cell.target)
         ):
-            if parts := [_column_as_table(column, schema) for column in group if len(column.ids)]:
+            if parts := [
+                _build_column_table(column, schema) for column in group if len(column.ids)
+            ]:
                 file.write_table(pa.concat_tables(parts))
     disk.replace_atomically(folder / TABLE, buffer.getvalue())
 
 
-def _secrets_table_schema() -> pa.Schema:
+def _build_secrets_schema() -> pa.Schema:
     import pyarrow as pa
 
     names = [(name, pa.string()) for name in (*_NAMES[:-1], "secret")]
@@ -93,14 +95,14 @@ def _secrets_table_schema() -> pa.Schema:
     return pa.schema(fields, metadata={_VERSION: str(SCHEMA_VERSION).encode()})
 
 
-def _column_as_table(column: Column, schema: pa.Schema) -> pa.Table:
+def _build_column_table(column: Column, schema: pa.Schema) -> pa.Table:
     import pyarrow as pa
 
     n = len(column.ids)
     arrays_by_name = {
         **{
             name: pa.repeat(pa.scalar(value), n)
-            for name, value in zip(_NAMES, _column_key(column), strict=True)
+            for name, value in zip(_NAMES, _build_column_key(column), strict=True)
         },
         "secret": pa.array(column.ids, pa.string()),
         "value": pa.array(np.asarray(column.values, dtype=float)),  # NaN stays NaN
@@ -117,7 +119,7 @@ def _column_as_table(column: Column, schema: pa.Schema) -> pa.Table:
     return pa.Table.from_arrays(arrays, schema=schema)
 
 
-def _column_key(column: Column) -> tuple[str, ...]:
+def _build_column_key(column: Column) -> tuple[str, ...]:
     return (column.kind, *column.cell, column.quantity)
 
 
@@ -129,18 +131,14 @@ def read_secrets_table(folder: Path, kind: str) -> list[Column]:
     path = folder / TABLE
     if not path.exists():
         return []
-    with blame_errors_on_secrets_table_context(path):
+    with attribute_table_errors(path):
         # a list: a generator would raise only after the block
         return list(
-            _columns_from_secrets_table(
-                _read_secrets_table_of_this_version(
-                    path, filters=[("kind", "=", kind)]
-                ).combine_chunks()
-            )
+            _read_columns(_read_current_table(path, filters=[("kind", "=", kind)]).combine_chunks())
         )
 
 
-def _read_secrets_table_of_this_version(path: Path, **options: Any) -> pa.Table:
+def _read_current_table(path: Path, **options: Any) -> pa.Table:
     """Read the table. Raise AuditError for a file of another version."""
     import pyarrow.parquet as pq
 
@@ -152,10 +150,10 @@ def _read_secrets_table_of_this_version(path: Path, **options: Any) -> pa.Table:
         raise AuditError(
             f"{path}: expected schema_version {SCHEMA_VERSION}, got {version!r}; re-run the audit"
         )
-    return pq.read_table(path, schema=_secrets_table_schema(), **options)
+    return pq.read_table(path, schema=_build_secrets_schema(), **options)
 
 
-def _columns_from_secrets_table(table: pa.Table) -> Iterator[Column]:
+def _read_columns(table: pa.Table) -> Iterator[Column]:
     """Yield columns from adjacent rows. Raise ValueError for a quantity of a configuration in two
     places."""
     if not table.num_rows:
@@ -183,14 +181,14 @@ def _columns_from_secrets_table(table: pa.Table) -> Iterator[Column]:
             member, repeats = (batch[name].to_pylist() for name in ("member", "repeats"))
             previous = batch
         column = Column(kind, CellKey(*cell), quantity, ids, values[begin:end], member, repeats)
-        if _column_key(column) in keys:
+        if _build_column_key(column) in keys:
             raise ValueError(f"{quantity} in two places")
-        keys.add(_column_key(column))
+        keys.add(_build_column_key(column))
         yield column
 
 
 @contextmanager
-def blame_errors_on_secrets_table_context(path: Path) -> Iterator[None]:
+def attribute_table_errors(path: Path) -> Iterator[None]:
     """Raise AuditError if the block finds content in the file that no run writes."""
     try:
         yield
@@ -243,14 +241,12 @@ def read_probe_observations(folder: Path) -> Seen:
     return observations
 
 
-def read_table_as_dataframe(folder: Path, aliases: Mapping[str, str]) -> pd.DataFrame:
+def read_dataframe(folder: Path, aliases: Mapping[str, str]) -> pd.DataFrame:
     """Read the full file, with aliases instead of ids. Raise AuditError like `read_secrets_table`,
     and if there is no file."""
     path = folder / TABLE
-    with blame_errors_on_secrets_table_context(path):
-        frame = _read_secrets_table_of_this_version(
-            path, read_dictionary=[*_NAMES, "secret"]
-        ).to_pandas()
+    with attribute_table_errors(path):
+        frame = _read_current_table(path, read_dictionary=[*_NAMES, "secret"]).to_pandas()
         # A categorical column: `map` calls the function once per secret, not per row.
         row_aliases = frame["secret"].map(lambda id: aliases.get(id, id))
         # Nullable types: pandas turns columns with gaps into objects and floats.

@@ -13,11 +13,11 @@ from auditor.remote.server_dialect import PromptLogProbs, WrittenAnswer
 CLOSE = 0.05
 
 
-def sampled_tokens_or_texts(samples: Sequence[WrittenAnswer]) -> list[Any]:
+def list_samples(samples: Sequence[WrittenAnswer]) -> list[Any]:
     return [sample.text if sample.tokens is None else sample.tokens for sample in samples]
 
 
-def is_one_answer_prefix_of_other(answer: str, other: str) -> bool:
+def is_shared_prefix(answer: str, other: str) -> bool:
     """Test if one text begins the other: an answer that ends at end of text is shorter."""
     return answer.startswith(other) or other.startswith(answer)
 
@@ -35,7 +35,7 @@ def likeliest_match_ranks(answer: PromptLogProbs, text: Tokens, count: int) -> b
     )
 
 
-def log_prob_fault_sentence(
+def describe_log_prob_fault(
     scored: Sequence[float | None],
     tokens: Tokens | None,
     text: Tokens,
@@ -53,7 +53,7 @@ def log_prob_fault_sentence(
         return "some are missing"
     if not sampled:
         return "none come with what is drawn, so that they cannot be compared"
-    if _largest_log_prob_difference(values[-len(sampled) :], sampled) <= CLOSE:
+    if _find_largest_difference(values[-len(sampled) :], sampled) <= CLOSE:
         return ""
     for shift in (-1, 1):
         # one fewer if the shift is 1
@@ -61,16 +61,16 @@ def log_prob_fault_sentence(
         if (
             len(sampled) > 2
             and len(shifted) >= len(sampled) - 1
-            and _largest_log_prob_difference(shifted, sampled[: len(shifted)]) <= CLOSE
+            and _find_largest_difference(shifted, sampled[: len(shifted)]) <= CLOSE
         ):
             return "they are shifted by one token"
     return (
-        f"they are up to {_largest_log_prob_difference(values[-len(sampled) :], sampled):.2g} nats "
+        f"they are up to {_find_largest_difference(values[-len(sampled) :], sampled):.2g} nats "
         "apart"
     )
 
 
-def _largest_log_prob_difference(values: Sequence[float], others: Sequence[float]) -> float:
+def _find_largest_difference(values: Sequence[float], others: Sequence[float]) -> float:
     return max(
         (abs(value - other) for value, other in zip(values, others, strict=False)), default=0.0
     )

@@ -71,11 +71,11 @@ class ServerAnswerStore:
         rows = self._fetch_rows("select answer from answers where key = ?", key)
         return None if not rows else json.loads(rows[0][0])
 
-    def store_answers_and_charge(
+    def store_charged_answers(
         self, run: str, cost: ServerUsage, answers: Mapping[bytes, Any]
     ) -> None:
         """Store the answers and charge the run for them, in one step."""
-        with self._locked_transaction():
+        with self._lock_transaction():
             rows = [(key, json.dumps(answer)) for key, answer in answers.items()]
             self._file.executemany("insert or replace into answers values (?, ?)", rows)
             self._file.execute(
@@ -85,7 +85,7 @@ class ServerAnswerStore:
                 (run, cost.requests, cost.again, cost.read, cost.written),
             )
 
-    def usage_of_run(self, run: str) -> ServerUsage:
+    def read_run_usage(self, run: str) -> ServerUsage:
         rows = self._fetch_rows(
             "select requests, again, read, written from spent where run = ?", run
         )
@@ -95,11 +95,11 @@ class ServerAnswerStore:
 
     def record_used_answers(self, run: str, answers: Sequence[tuple[bytes, bytes, str]]) -> None:
         """Record (key, context, kind) of answers that a run used; repeated use counts once."""
-        with self._locked_transaction():
+        with self._lock_transaction():
             rows = [(run, *answer) for answer in answers]
             self._file.executemany("insert or replace into became values (?, ?, ?, ?)", rows)
 
-    def used_answer_counts_by_kind(self, runs: Sequence[str]) -> dict[str, int]:
+    def count_used_answers(self, runs: Sequence[str]) -> dict[str, int]:
         """Count the answers that these runs used, by kind."""
         marks = ",".join("?" * len(runs))
         return dict(
@@ -108,9 +108,7 @@ class ServerAnswerStore:
             )
         )
 
-    def contexts_with_withheld_answers(
-        self, runs: Sequence[str], kinds: Sequence[str]
-    ) -> set[bytes]:
+    def list_withheld_contexts(self, runs: Sequence[str], kinds: Sequence[str]) -> set[bytes]:
         """Return the contexts (digests) to which these runs got an answer of one of these kinds."""
         marks, others = (",".join("?" * len(column)) for column in (runs, kinds))
         statement = (
@@ -125,11 +123,11 @@ class ServerAnswerStore:
 
     def invalidate_stored_answers(self) -> None:
         """Begin another era after a change of the server: never return answers stored before."""
-        with self._locked_transaction():
+        with self._lock_transaction():
             self._file.execute("insert into eras default values")
 
     @contextmanager
-    def _locked_transaction(self) -> Iterator[None]:
+    def _lock_transaction(self) -> Iterator[None]:
         try:
             with (
                 self._lock,
@@ -140,13 +138,13 @@ class ServerAnswerStore:
             raise self._store_error(error) from error
 
     def _fetch_rows(self, statement: str, *values: Any) -> list[Any]:
-        with self._locked_transaction(), closing(self._file.execute(statement, values)) as cursor:
+        with self._lock_transaction(), closing(self._file.execute(statement, values)) as cursor:
             return cursor.fetchall()
 
     def _store_error(self, error: Exception) -> AuditError:
         return AuditError(f"{self.path}: cannot be used as the store of answers: {error}")
 
 
-def digest_of_question(*parts: Any) -> bytes:
+def digest_question(*parts: Any) -> bytes:
     """Return the SHA-256 of JSON values."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).digest()

@@ -15,7 +15,7 @@ from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.nouns import Tokens
 from auditor.models.decoding import GREEDY, Decoding
 from auditor.remote import drift_watch, withheld_answers
-from auditor.remote.answers import digest_of_question
+from auditor.remote.answers import digest_question
 from auditor.remote.connection import (
     MalformedAnswer,
     RequestRefused,
@@ -51,7 +51,7 @@ class CachedServerQueries:
         self._n_errors = 0
         # Identifies this server in the keys of stored answers; renewed after the server has
         # changed.
-        self.identity = digest_of_question(
+        self.identity = digest_question(
             handshake.answer, wire.ledger.answers.invalidation_count
         ).hex()
         contexts = [(*self.dialect.adds, *spelling.tokens(text)) for text in drift_watch.TEXTS]
@@ -66,7 +66,7 @@ class CachedServerQueries:
 
     # --- samples ---
 
-    def stored_or_drawn_samples(
+    def draw_samples(
         self,
         contexts: Sequence[Tokens],
         length: int,
@@ -77,12 +77,12 @@ class CachedServerQueries:
         answers = self.wire.ledger.answers
         keys = list[list[bytes]]()
         for context, of_context in zip(contexts, seeds, strict=True):
-            body = self.dialect.sampling_request_body(
-                self.spelling.prompt_as_server_takes_it(context), length, decoding, 1, None
+            body = self.dialect.build_sampling_body(
+                self.spelling.encode_prompt(context), length, decoding, 1, None
             )
             # Keys are those of single requests: the number per request is no part of a sample.
             keys.append(
-                [self._answer_store_key(body, seed, index) for index, seed in enumerate(of_context)]
+                [self._build_store_key(body, seed, index) for index, seed in enumerate(of_context)]
             )
         entries = {
             key: answer
@@ -93,14 +93,14 @@ class CachedServerQueries:
         questions = [
             question
             for context, sample_keys, seed in zip(contexts, keys, seeds, strict=True)
-            for question in self._requests_for_missing_samples(
+            for question in self._build_sample_requests(
                 context, length, decoding, sample_keys, seed, entries
             )
         ]
-        for answers_of_request in self._ask_watching_for_change(questions):
+        for answers_of_request in self._ask_watched(questions):
             entries |= answers_of_request
         samples = [
-            [_written_answer_from_json(entries[key]) for key in sample_keys] for sample_keys in keys
+            [_decode_written_answer(entries[key]) for key in sample_keys] for sample_keys in keys
         ]
         if decoding == GREEDY:
             samples = self._settle_greedy_readings(contexts, samples)
@@ -120,16 +120,16 @@ class CachedServerQueries:
         """Record the kind of each answer (filtered, cut, ...), also for runs that resume this
         run."""
         rows = [
-            (key, digest_of_question(context), answer.kind)
+            (key, digest_question(context), answer.kind)
             for context, context_keys, samples in zip(contexts, keys, answers, strict=True)
             for key, answer in zip(context_keys, samples, strict=True)
         ]
         self.wire.ledger.answers.record_used_answers(self.wire.ledger.run, rows)
 
-    def _answer_store_key(self, body: Mapping[str, Any], *sample: int) -> bytes:
-        return digest_of_question(_FORM, self.wire.url, self.identity, body, sample)
+    def _build_store_key(self, body: Mapping[str, Any], *sample: int) -> bytes:
+        return digest_question(_FORM, self.wire.url, self.identity, body, sample)
 
-    def _requests_for_missing_samples(
+    def _build_sample_requests(
         self,
         context: Tokens,
         length: int,
@@ -145,8 +145,8 @@ class CachedServerQueries:
             # A request has one seed, that of its first sample; the server draws the others in
             # addition.
             seed = None if decoding == GREEDY else seeds[indices[0]]
-            body = self.dialect.sampling_request_body(
-                self.spelling.prompt_as_server_takes_it(context),
+            body = self.dialect.build_sampling_body(
+                self.spelling.encode_prompt(context),
                 length,
                 decoding,
                 len(indices),
@@ -159,7 +159,7 @@ class CachedServerQueries:
                     of, self.dialect.parse_sampled_answers(answer, len(of), length), strict=True
                 )
                 return {
-                    keys[i]: self._stored_form_of_answer(context, sample, length)
+                    keys[i]: self._encode_stored_answer(context, sample, length)
                     for i, sample in pairs
                 }
 
@@ -169,11 +169,11 @@ class CachedServerQueries:
                 body, len(context) + 8 + len(indices) * length, read, on_error=on_error
             )
 
-    def _stored_form_of_answer(
+    def _encode_stored_answer(
         self, context: Tokens, answer: WrittenAnswer, length: int
     ) -> list[Any]:
-        kind = self.spelling.withheld_kind_of_answer(context, answer, length)
-        parsed = self.spelling.read_tokens_of_sample(context, answer)
+        kind = self.spelling.find_withheld_kind(context, answer, length)
+        parsed = self.spelling.read_sample(context, answer)
         unclear = withheld_answers.UNCLEAR if parsed.readings else ""
         return [parsed.text, parsed.tokens, parsed.log_probs, kind or unclear, parsed.readings]
 
@@ -187,13 +187,13 @@ class CachedServerQueries:
             if samples[0].kind == withheld_answers.UNCLEAR
         ]
         requests = {
-            (i, reading): self._rest_request(contexts[i], reading)
+            (i, reading): self._build_rest_request(contexts[i], reading)
             for i, answer in unclear
             for reading in answer.readings
             if len(reading) > 1
         }
         answers = self.wire.ledger.answers
-        keys = {place: self._answer_store_key(request.body) for place, request in requests.items()}
+        keys = {place: self._build_store_key(request.body) for place, request in requests.items()}
         rests = {
             key: text
             for key in keys.values()
@@ -202,7 +202,7 @@ class CachedServerQueries:
         missing = {
             keys[place]: request for place, request in requests.items() if keys[place] not in rests
         }
-        for answers_of_request in self._ask_watching_for_change(list(missing.values())):
+        for answers_of_request in self._ask_watched(list(missing.values())):
             rests |= answers_of_request
         settled = [list(samples) for samples in readings]
         for i, answer in unclear:
@@ -216,12 +216,12 @@ class CachedServerQueries:
                 settled[i][0] = replace(answer, tokens=going_on[0], kind="", readings=())
         return settled
 
-    def _rest_request(self, context: Tokens, reading: Tokens) -> ServerRequest:
+    def _build_rest_request(self, context: Tokens, reading: Tokens) -> ServerRequest:
         """Return the request for the greedy rest of a reading, after its first token."""
         text, length = (*context, reading[0]), len(reading) - 1
-        prompt = self.spelling.prompt_as_server_takes_it(text)
-        body = self.dialect.sampling_request_body(prompt, length, GREEDY, 1, None)
-        key = self._answer_store_key(body)
+        prompt = self.spelling.encode_prompt(text)
+        body = self.dialect.build_sampling_body(prompt, length, GREEDY, 1, None)
+        key = self._build_store_key(body)
 
         def read(answer: Any) -> Mapping[bytes, Any]:
             return {key: self.dialect.parse_sampled_answers(answer, 1, length)[0].text}
@@ -230,7 +230,7 @@ class CachedServerQueries:
 
     # --- given tokens ---
 
-    def stored_or_asked_token_scores(
+    def score_tokens(
         self, pairs: Sequence[tuple[Tokens, Tokens]], likeliest: int = 0
     ) -> list[tuple[list[Any], ...]]:
         """Return (log-probabilities, ranks) of all tokens of each text, unknown for the first.
@@ -247,24 +247,22 @@ class CachedServerQueries:
             )
         if shortest <= hidden:
             raise NotApplicable(f"{self.name} does not say how likely the first token of a text is")
-        self.spelling.refuse_texts_read_as_other_tokens(texts)
+        self.spelling.refuse_changed_tokens(texts)
         if self.dialect.scored == "forced":
-            return self._scores_of_forced_tokens(pairs, likeliest)
-        scores = self._stored_or_asked_scores_by_text(texts, likeliest)
+            return self._score_forced_tokens(pairs, likeliest)
+        scores = self._score_texts(texts, likeliest)
         for text in scores:
             self.watch.note_scored_text(text, scores[text][0])
         return [tuple(scores[text]) for text in texts]
 
-    def _scores_of_forced_tokens(
+    def _score_forced_tokens(
         self, pairs: Sequence[tuple[Tokens, Tokens]], likeliest: int
     ) -> list[tuple[list[Any], ...]]:
         """Return the scores of every suffix at one request per token; prefixes are not scored."""
         parts = [
             [(*prefix, *suffix[: i + 1]) for i in range(len(suffix))] for prefix, suffix in pairs
         ]
-        answers = self._stored_or_asked_scores_by_text(
-            [part for row in parts for part in row], likeliest
-        )
+        answers = self._score_texts([part for row in parts for part in row], likeliest)
         self.watch.count_unwatched_requests(len(answers))
         # log-probability, rank and likeliest tokens of a prefix token
         unknown = (
@@ -283,14 +281,12 @@ class CachedServerQueries:
             )
         return scores
 
-    def _stored_or_asked_scores_by_text(
-        self, texts: Sequence[Tokens], likeliest: int
-    ) -> dict[Tokens, Any]:
+    def _score_texts(self, texts: Sequence[Tokens], likeliest: int) -> dict[Tokens, Any]:
         answers = self.wire.ledger.answers
         # One body may list all tokens for one token's sake, or for the likeliest.
         sample = (likeliest,) if self.dialect.scored == "forced" else ()
         keys = {
-            text: self._answer_store_key(self._scoring_body(text, likeliest), *sample)
+            text: self._build_store_key(self._build_scoring_body(text, likeliest), *sample)
             for text in texts
         }
         entries = {
@@ -299,21 +295,21 @@ class CachedServerQueries:
             if (answer := answers.find_stored_answer(key)) is not None
         }
         questions = [
-            self._scoring_request(text, key, likeliest)
+            self._build_scoring_request(text, key, likeliest)
             for text, key in keys.items()
             if key not in entries
         ]
-        for answers_of_request in self._ask_watching_for_change(questions):
+        for answers_of_request in self._ask_watched(questions):
             entries |= answers_of_request
         return {text: entries[key] for text, key in keys.items()}
 
-    def _scoring_body(self, text: Tokens, likeliest: int) -> dict[str, Any]:
-        prompt = self.spelling.prompt_as_server_takes_it(text)
-        return self.dialect.scoring_request_body(
+    def _build_scoring_body(self, text: Tokens, likeliest: int) -> dict[str, Any]:
+        prompt = self.spelling.encode_prompt(text)
+        return self.dialect.build_scoring_body(
             prompt, likeliest, self.spelling.is_split_character(text[-1])
         )
 
-    def _scoring_request(self, text: Tokens, key: bytes, likeliest: int = 0) -> ServerRequest:
+    def _build_scoring_request(self, text: Tokens, key: bytes, likeliest: int = 0) -> ServerRequest:
         def read(answer: Any) -> Mapping[bytes, Any]:
             scores = self.dialect.parse_prompt_log_probs(answer, text, likeliest)
             if scores.tokens is not None and scores.tokens[1:] != text[1:]:
@@ -333,13 +329,11 @@ class CachedServerQueries:
             ]
             return {key: [*columns, scores.likeliest] if likeliest else columns}
 
-        return ServerRequest(self._scoring_body(text, likeliest), len(text) + 9, read)
+        return ServerRequest(self._build_scoring_body(text, likeliest), len(text) + 9, read)
 
     # --- asking ---
 
-    def _ask_watching_for_change(
-        self, questions: Sequence[ServerRequest]
-    ) -> list[Mapping[bytes, Any]]:
+    def _ask_watched(self, questions: Sequence[ServerRequest]) -> list[Mapping[bytes, Any]]:
         """Ask all questions, and check in between if the server is still the same."""
         answers_by_request = list[Mapping[bytes, Any]]()
         for start in range(0, len(questions), drift_watch.EVERY):
@@ -347,9 +341,7 @@ class CachedServerQueries:
             answers = self._ask_all_or_raise_audit_error(batch)
             self._check_errors_are_exceptions(batch, answers)
             answers_by_request += answers
-            self._give_up_if_server_changed(
-                partial(self.watch.count_requests_and_check_when_due, len(batch))
-            )
+            self._give_up_if_server_changed(partial(self.watch.check_when_due, len(batch)))
         return answers_by_request
 
     def _check_errors_are_exceptions(
@@ -397,8 +389,8 @@ class CachedServerQueries:
         """Ask for greedy texts again."""
 
         def question(answer: GreedyAnswer) -> ServerRequest:
-            body = self.dialect.sampling_request_body(
-                self.spelling.prompt_as_server_takes_it(answer.context),
+            body = self.dialect.build_sampling_body(
+                self.spelling.encode_prompt(answer.context),
                 answer.length,
                 GREEDY,
                 1,
@@ -428,7 +420,9 @@ class CachedServerQueries:
         """
         scored = [self.spelling.can_score_exact_tokens(text) for text in texts]
         questions = [
-            self._scoring_request(text, b"") for text, can in zip(texts, scored, strict=True) if can
+            self._build_scoring_request(text, b"")
+            for text, can in zip(texts, scored, strict=True)
+            if can
         ]
         answers = iter(
             self._ask_all_or_raise_audit_error(
@@ -437,25 +431,25 @@ class CachedServerQueries:
         )
         return [next(answers)[b""][0] if can else None for can in scored]
 
-    def check_server_unchanged_at_end(self) -> None:
-        self._give_up_if_server_changed(self.watch.check_all_sentinels_for_drift)
+    def check_server_unchanged(self) -> None:
+        self._give_up_if_server_changed(self.watch.check_all_sentinels)
 
     # --- what became of the answers ---
 
-    def own_answer_counts_by_kind(self) -> dict[str, int]:
+    def count_own_answers(self) -> dict[str, int]:
         """Count the answers that these runs used, by kind (`withheld_answers`)."""
-        return self.wire.ledger.answers.used_answer_counts_by_kind(self._runs)
+        return self.wire.ledger.answers.count_used_answers(self._runs)
 
     def has_withheld_answer_by_context(self, contexts: Sequence[Tokens]) -> list[bool]:
         """Return for each context if an answer to it may have hidden a leak."""
-        withheld = self.wire.ledger.answers.contexts_with_withheld_answers(
+        withheld = self.wire.ledger.answers.list_withheld_contexts(
             self._runs,
-            list(withheld_answers.leak_hiding_answer_counts(self.own_answer_counts_by_kind())),
+            list(withheld_answers.count_hiding_answers(self.count_own_answers())),
         )
-        return [digest_of_question(context) in withheld for context in contexts]
+        return [digest_question(context) in withheld for context in contexts]
 
 
-def _written_answer_from_json(answer: Any) -> WrittenAnswer:
+def _decode_written_answer(answer: Any) -> WrittenAnswer:
     text, tokens, log_probs, kind, readings = answer
     values = None if log_probs is None else tuple(log_probs)
     return WrittenAnswer(

@@ -21,7 +21,7 @@ from auditor.core.errors import AuditError
 from auditor.remote.answers import ServerAnswerStore, ServerUsage
 from auditor.remote.request_pacing import (
     RequestPacing,
-    rate_limit_reset_seconds,
+    read_reset_seconds,
     retry_after_seconds,
 )
 
@@ -110,7 +110,7 @@ class ServerTokenBudget:
 
     @property
     def server_usage_so_far(self) -> ServerUsage:
-        return self.answers.usage_of_run(self.run)
+        return self.answers.read_run_usage(self.run)
 
     @contextmanager
     def reserve_tokens(self, tokens: int) -> Iterator[None]:
@@ -154,16 +154,14 @@ class ServerConnection:
 
         def listed() -> Any:
             try:
-                return self._answer_of_one_request(None, lambda answer: answer)
+                return self._ask_request(None, lambda answer: answer)
             except _RetryableFailure as error:
                 if error.status >= 500 or isinstance(error.__cause__, ValueError):
                     raise RequestRefused(error.status) from error
                 raise
 
         try:
-            return {
-                str(entry["id"]): dict(entry) for entry in self._result_with_retries(listed)["data"]
-            }
+            return {str(entry["id"]): dict(entry) for entry in self._retry_request(listed)["data"]}
         except (RequestRefused, KeyError, TypeError):
             return {}
 
@@ -173,7 +171,7 @@ class ServerConnection:
         Raises RequestRefused, MalformedAnswer (each time) and AuditError.
         """
         if question.on_error is None:
-            return self._result_with_retries(lambda: self._ask_once_and_store(question))
+            return self._retry_request(lambda: self._ask_stored_once(question))
         try:
             return self.ask_untested_request(question, self.patience.tries)
         except RequestRefused as error:
@@ -190,14 +188,14 @@ class ServerConnection:
         def once() -> Mapping[bytes, Any]:
             nonlocal failures
             try:
-                return self._ask_once_and_store(question)
+                return self._ask_stored_once(question)
             except _RetryableFailure as error:
                 failures += error.status == 500
                 if failures == tries:
                     raise RequestRefused(error.status) from error
                 raise
 
-        return self._result_with_retries(once)
+        return self._retry_request(once)
 
     def ask_all(self, questions: Sequence[ServerRequest]) -> list[Mapping[bytes, Any]]:
         """Ask several questions at once. The first failure cancels pending ones, not answers."""
@@ -216,41 +214,37 @@ class ServerConnection:
 
     # --- one attempt ---
 
-    def _ask_once_and_store(self, question: ServerRequest) -> Mapping[bytes, Any]:
+    def _ask_stored_once(self, question: ServerRequest) -> Mapping[bytes, Any]:
         ledger = self.ledger
         with ledger.reserve_tokens(question.at_most):
             try:
-                answer, values = self._answer_of_one_request(
-                    question.body, lambda a: (a, question.read(a))
-                )
+                answer, values = self._ask_request(question.body, lambda a: (a, question.read(a)))
             except _RetryableFailure as error:
                 n_read = question.at_most if error.billed else 0
-                ledger.answers.store_answers_and_charge(
+                ledger.answers.store_charged_answers(
                     ledger.run, ServerUsage(again=1, read=n_read), {}
                 )
                 raise
             except RequestRefused:
-                ledger.answers.store_answers_and_charge(ledger.run, ServerUsage(requests=1), {})
+                ledger.answers.store_charged_answers(ledger.run, ServerUsage(requests=1), {})
                 raise
             # Charge before the reservation ends: otherwise another request could find these tokens
             # free.
-            usage = _server_usage_of_answer(answer, question.at_most)
-            ledger.answers.store_answers_and_charge(
+            usage = _read_answer_usage(answer, question.at_most)
+            ledger.answers.store_charged_answers(
                 ledger.run, usage, values if question.stored else {}
             )
         return dict(values)
 
-    def _answer_of_one_request(
-        self, body: Mapping[str, Any] | None, parse: Callable[[Any], Any]
-    ) -> Any:
+    def _ask_request(self, body: Mapping[str, Any] | None, parse: Callable[[Any], Any]) -> Any:
         """Return `parse` of the JSON that answers one request. body None: the list of models."""
         import openai
 
-        with self.pace.wait_for_request_slot() as of_round:
+        with self.pace.wait_request_slot() as of_round:
             try:
                 answer = self._send_request(body)
                 self._answered = True
-                self.pace.pause_all_requests(rate_limit_reset_seconds(answer.headers))
+                self.pace.pause_all_requests(read_reset_seconds(answer.headers))
                 try:
                     value = parse(json.loads(answer.text))
                 except (ValueError, MalformedAnswer) as error:
@@ -259,23 +253,23 @@ class ServerConnection:
                     else:
                         reason = "its answer is not JSON"
                     raise _RetryableFailure(reason, billed=True) from error
-                self.pace.raise_in_flight_limit()
+                self.pace.raise_request_limit()
                 return value
             except openai.APIStatusError as error:
                 self._answered = True
-                failed = self._error_of_status(error)
+                failed = self._make_status_error(error)
                 if body is not None and getattr(error, "code", None) == _FILTERED:
                     with suppress(MalformedAnswer):  # no log-probabilities came
-                        return parse(_withheld_answer(int(body["n"])))
+                        return parse(_make_withheld_answer(int(body["n"])))
             except openai.APIConnectionError as error:
-                failed = self._retryable_connection_error(error)
+                failed = self._make_retryable_error(error)
             if isinstance(failed, _RetryableFailure):
                 self.pace.pause_all_requests(failed.wait)
                 if failed.slower:
-                    self.pace.halve_in_flight_limit(of_round)
+                    self.pace.halve_request_limit(of_round)
             raise failed
 
-    def _retryable_connection_error(self, error: Any) -> _RetryableFailure:
+    def _make_retryable_error(self, error: Any) -> _RetryableFailure:
         import openai
 
         # By name, since the client bundles its HTTP library: no connection was made and nothing was
@@ -310,7 +304,7 @@ class ServerConnection:
         first = {name: body[name] for name in ("model", "prompt")}
         return self._client.completions.with_raw_response.create(**first, extra_body=dict(body))
 
-    def _error_of_status(self, error: Any) -> Exception:
+    def _make_status_error(self, error: Any) -> Exception:
         status = error.status_code
         if status in (401, 403):
             key = f"the one in {KEY}" if os.environ.get(KEY) else f"none: set {KEY}"
@@ -328,7 +322,7 @@ class ServerConnection:
 
     # --- many attempts ---
 
-    def _result_with_retries(self, attempt: Callable[[], Any]) -> Any:
+    def _retry_request(self, attempt: Callable[[], Any]) -> Any:
         import tenacity
 
         patience = self.patience
@@ -366,23 +360,23 @@ class ServerConnection:
             ) from None
 
 
-def _withheld_answer(count: int) -> Mapping[str, Any]:
+def _make_withheld_answer(count: int) -> Mapping[str, Any]:
     """Return the answer that a prompt filter represents: n empty samples, free of charge."""
     choices = [{"index": i, "text": "", "finish_reason": _FILTERED} for i in range(count)]
     return {"choices": choices, "usage": {"prompt_tokens": 0, "completion_tokens": 0}}
 
 
-def _server_usage_of_answer(answer: Any, at_most: int) -> ServerUsage:
+def _read_answer_usage(answer: Any, at_most: int) -> ServerUsage:
     """Return the server's token counts; without counts, the most that it may have been."""
     n_read, n_written = (
-        tokens_counted_by_server(answer, name) for name in ("prompt_tokens", "completion_tokens")
+        read_token_count(answer, name) for name in ("prompt_tokens", "completion_tokens")
     )
     if n_read is None or n_read < 0:
         return ServerUsage(1, read=at_most)
     return ServerUsage(1, read=n_read, written=max(0, n_written or 0))
 
 
-def tokens_counted_by_server(answer: Any, name: str) -> int | None:
+def read_token_count(answer: Any, name: str) -> int | None:
     """Return `prompt_tokens` or `completion_tokens` of all samples; None if not reported."""
     usage = answer.get("usage") if isinstance(answer, Mapping) else None
     count = usage.get(name) if isinstance(usage, Mapping) else None

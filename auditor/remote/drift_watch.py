@@ -131,8 +131,7 @@ class ServerWatch:
     def _measure_handshake_difference(self) -> None:
         pairs = self._rescore_shortened_texts(self._scored[::-1])  # reversed: models may take turns
         differences = [
-            _largest_and_mean_answer_difference(scored.log_probs, values)
-            for scored, values in pairs
+            _measure_answer_differences(scored.log_probs, values) for scored, values in pairs
         ]
         most, mean = (
             max((difference[i] for difference in differences), default=0.0) for i in (0, 1)
@@ -160,50 +159,50 @@ class ServerWatch:
         """Count requests that cannot be repeated, so that the sentinels check the run's end."""
         self._requests += requests
 
-    def count_requests_and_check_when_due(self, requests: int) -> None:
+    def check_when_due(self, requests: int) -> None:
         """Count sent requests; check once `EVERY` of them were sent. Raises ServerChanged."""
         self._since += requests
         if self._since >= EVERY:
-            self.check_sentinel_for_drift()
+            self.check_sentinel()
 
-    def check_sentinel_for_drift(self) -> None:
+    def check_sentinel(self) -> None:
         """Check the next sentinel and a hundredth of new requests. Raises ServerChanged."""
         turn = self._checks % len(TEXTS)
         greedy, scored = self._pool_new_requests()
-        if self._redraw_and_find_differing([*self._drawn[turn : turn + 1], *greedy]):
+        if self._redraw_differing([*self._drawn[turn : turn + 1], *greedy]):
             # a single different greedy answer proves nothing, but many do
-            self._recheck_with_burst()
+            self._recheck_burst()
         self._check_rescored_texts([*self._scored[turn : turn + 1], *scored])
 
-    def check_all_sentinels_for_drift(self) -> None:
+    def check_all_sentinels(self) -> None:
         """Check all sentinels, some requests and the longest text. Raises ServerChanged."""
         if self._requests == self._finished:
             return
         self._finished = self._requests
         greedy, scored = self._pool_new_requests()
         longest = sorted(self._own_scored, key=lambda scored: -len(scored.text))[:1]
-        greedy += _random_answers_to_recheck(
+        greedy += _choose_rechecked_answers(
             [answer for answer in self._own if answer not in greedy],
             _LAST - len(greedy),
             self._checks,
         )
         scored += [answer for answer in longest if answer not in scored]
-        scored += _random_answers_to_recheck(
+        scored += _choose_rechecked_answers(
             [answer for answer in self._own_scored if answer not in scored],
             _LAST - len(scored),
             self._checks,
         )
-        self._redraw_and_find_differing([*self._drawn, *greedy])
+        self._redraw_differing([*self._drawn, *greedy])
         if self.differed:  # even if only in the handshake, before the run had requests to check
-            self._recheck_with_burst()
+            self._recheck_burst()
         self._check_rescored_texts([*self._scored, *scored])
 
     def _pool_new_requests(self) -> tuple[list[GreedyAnswer], list[ScoredText]]:
         """Move the new requests to the old; return a random hundredth of the new to ask again."""
-        greedy = _random_answers_to_recheck(
+        greedy = _choose_rechecked_answers(
             self._new, math.ceil(len(self._new) / EVERY), self._checks
         )
-        scored = _random_answers_to_recheck(
+        scored = _choose_rechecked_answers(
             self._new_scored, math.ceil(len(self._new_scored) / EVERY), self._checks
         )
         self._checks = self._checks + 1
@@ -211,8 +210,8 @@ class ServerWatch:
         longest = sorted(
             [*self._own_scored, *self._new_scored], key=lambda scored: -len(scored.text)
         )[:_LAST]
-        self._own = _random_answers_to_recheck([*self._own, *self._new], _KEPT, self._checks)
-        chosen = _random_answers_to_recheck(
+        self._own = _choose_rechecked_answers([*self._own, *self._new], _KEPT, self._checks)
+        chosen = _choose_rechecked_answers(
             [*self._own_scored, *self._new_scored], _KEPT, self._checks
         )
         self._own_scored = list(dict.fromkeys([*longest, *chosen]))
@@ -242,7 +241,7 @@ class ServerWatch:
             [old for old in scored_texts if len(old.text) > 2]
         ):
             self.rescored += 1
-            most, mean = _largest_and_mean_answer_difference(old.log_probs, values)
+            most, mean = _measure_answer_differences(old.log_probs, values)
             if most > self.most or mean > self.mean:
                 places = (
                     (abs(a - b), i)
@@ -260,11 +259,11 @@ class ServerWatch:
                     f"(the handshake saw differences of up to {self.measured:.2g})"
                 )
 
-    def _recheck_with_burst(self) -> None:
+    def _recheck_burst(self) -> None:
         if self._bursts == _BURSTS:
             return
         self._bursts += 1
-        differing = self._redraw_and_find_differing(
+        differing = self._redraw_differing(
             [answer for answer in self._drawn for _ in range(_BURST)]
         )
         new = [(answer, text) for answer, text in differing if text != answer.other]
@@ -280,8 +279,8 @@ class ServerWatch:
                 f"answers now: to {TEXTS[self._drawn.index(changed[0])]!r}, expected "
                 f"{changed[0].text!r}, came back {reply!r}"
             )
-        chosen = _random_answers_to_recheck(self._own, _BURST_OWN, self._bursts)
-        differing = self._redraw_and_find_differing(chosen)
+        chosen = _choose_rechecked_answers(self._own, _BURST_OWN, self._bursts)
+        differing = self._redraw_differing(chosen)
         # sf(k - 1) is the probability of k or more: the exact one-sided test
         if differing and binom.sf(len(differing) - 1, len(chosen), VARIES) <= LEVEL:
             first, text = differing[0]
@@ -302,16 +301,14 @@ class ServerWatch:
         """True if greedy answers differ more than those of one model do."""
         return bool(binom.sf(self.differed - 1, self.compared, VARIES) <= _UNSTEADY)
 
-    def _redraw_and_find_differing(
-        self, answers: Sequence[GreedyAnswer]
-    ) -> list[tuple[GreedyAnswer, str]]:
+    def _redraw_differing(self, answers: Sequence[GreedyAnswer]) -> list[tuple[GreedyAnswer, str]]:
         pairs = list(zip(answers, self.draw(answers), strict=True)) if answers else []
         differing = [(answer, text) for answer, text in pairs if text != answer.text]
         self.compared, self.differed = self.compared + len(pairs), self.differed + len(differing)
         return differing
 
 
-def _largest_and_mean_answer_difference(
+def _measure_answer_differences(
     answer: Sequence[float], other: Sequence[float]
 ) -> tuple[float, float]:
     """Return the largest and the mean difference, in nats, over the common tokens."""
@@ -325,7 +322,7 @@ def _largest_and_mean_answer_difference(
     return float(np.where(same, 0.0, scaled).max()), float(difference.mean())
 
 
-def _random_answers_to_recheck(answers: Sequence[T], count: int, check: int) -> list[T]:
+def _choose_rechecked_answers(answers: Sequence[T], count: int, check: int) -> list[T]:
     """Draw `count` answers at random, in random order, since several models may take turns."""
     chosen = make_keyed_generator("asked again", check, len(answers)).permutation(len(answers))[
         : max(0, count)

@@ -21,17 +21,17 @@ from auditor.models.vocabulary import decode_keeping_special_tokens
 from auditor.remote import drift_watch
 from auditor.remote.answer_comparison import (
     CLOSE,
-    is_one_answer_prefix_of_other,
+    describe_log_prob_fault,
+    is_shared_prefix,
     likeliest_match_ranks,
-    log_prob_fault_sentence,
-    sampled_tokens_or_texts,
+    list_samples,
 )
 from auditor.remote.connection import (
     MalformedAnswer,
     RequestRefused,
     ServerConnection,
     ServerRequest,
-    tokens_counted_by_server,
+    read_token_count,
 )
 from auditor.remote.handshake_checks import (
     COUNTED,
@@ -78,7 +78,7 @@ _SURE = {
 _FEWER = 5  # likeliest tokens, if a server lists no more
 
 
-def _unscored_reason(dialect: ServerDialect, error: RequestRefused | MalformedAnswer) -> str:
+def _explain_unscored(dialect: ServerDialect, error: RequestRefused | MalformedAnswer) -> str:
     """Explain why a server gives no log-probabilities of a prompt in the dialect's form."""
     if isinstance(error, RequestRefused):
         return f"{dialect.scored} is refused with {error.status}"
@@ -139,7 +139,7 @@ class _HandshakeInProgress:
         adds = special[: len(special) - len(bare)] if counted == len(special) else ()
         agrees = None if counted is None else counted in (len(bare), len(special))
         if agrees is False and (
-            token := self._prepended_special_token(plain, counted == len(bare) + 1)
+            token := self._detect_prepended_token(plain, counted == len(bare) + 1)
         ):
             adds = token
             agrees = True
@@ -154,7 +154,7 @@ class _HandshakeInProgress:
         context = (*adds, *bare)
         dialect = replace(plain, adds=adds, extended=True)
         # Use vLLM's fields too if not refused: the answer without a server's own defaults differs.
-        answers = self._result_unless_refused(
+        answers = self._catch_refusal(
             partial(self._request_samples, dialect, context, GREEDY, 1, None)
         )
         dialect, by_text = (
@@ -162,7 +162,7 @@ class _HandshakeInProgress:
             if answers is None
             else (dialect, answers[0][0])
         )
-        by_ids = self._answer_to_token_ids(replace(dialect, ids=True), context, by_text)
+        by_ids = self._ask_token_ids(replace(dialect, ids=True), context, by_text)
         answer = by_text if by_ids is None else by_ids
         matches = answer.tokens is not None and self._writes_answer(answer.tokens, answer.text)
         self._record_check(
@@ -171,7 +171,7 @@ class _HandshakeInProgress:
         dialect = replace(dialect, ids=by_ids is not None, returned=matches)
         return dialect, context, answer if matches else replace(answer, tokens=None)
 
-    def _answer_to_token_ids(
+    def _ask_token_ids(
         self, dialect: ServerDialect, context: Tokens, by_text: WrittenAnswer
     ) -> WrittenAnswer | None:
         """Return the answer to the same tokens by ids; None if refused or read as other tokens."""
@@ -184,16 +184,14 @@ class _HandshakeInProgress:
                 "not tried: a server that takes logprobs as true or false reads text only",
             )
             return None
-        answers = self._result_unless_refused(
+        answers = self._catch_refusal(
             partial(self._request_samples, dialect, context, GREEDY, 1, None)
         )
         if answers is None:
             self._record_check(IDS, False, "they are refused")
             return None
         (by_ids,), counted = answers
-        same = counted in (None, len(context)) and is_one_answer_prefix_of_other(
-            by_ids.text, by_text.text
-        )
+        same = counted in (None, len(context)) and is_shared_prefix(by_ids.text, by_text.text)
         self._record_check(IDS, same, "they mean other tokens to it")
         return by_ids if same else None
 
@@ -226,7 +224,7 @@ class _HandshakeInProgress:
                 ) from None
         raise AssertionError("the last dialect returns or raises")
 
-    def _prepended_special_token(self, plain: ServerDialect, one_more: bool) -> Tokens:
+    def _detect_prepended_token(self, plain: ServerDialect, one_more: bool) -> Tokens:
         """Return the token that only the server puts before texts; () if unknown.
 
         It counts one token more for every text, and the tokenizer names a BOS token, or else an end
@@ -269,7 +267,7 @@ class _HandshakeInProgress:
         spaced = any(answer.startswith(" ") for answer in answers)
         dialect = replace(dialect, trims=not spaced)
         codec = TokenTextCodec(self.tokenizer, dialect, (), self.model)
-        parsed = codec.read_tokens_of_sample(context, greedy)
+        parsed = codec.read_sample(context, greedy)
         going_on = [
             reading for reading in parsed.readings if self._goes_on(codec, context, reading)
         ]
@@ -305,12 +303,12 @@ class _HandshakeInProgress:
         answer = greedy.tokens or ()
         text = (*context, *answer)
         reason = ""
-        for attempt in self._scoring_dialects(dialect, context):
+        for attempt in self._list_scoring_dialects(dialect, context):
             try:
                 scores = self._ask_prompt_log_probs(attempt, text)
             except (RequestRefused, MalformedAnswer) as error:
                 if attempt.scored != "forced":  # report the reason of the more common way
-                    reason = _unscored_reason(attempt, error)
+                    reason = _explain_unscored(attempt, error)
                 continue
             if attempt.scored == "forced" and not self._forces_before_bias(
                 attempt, context, answer
@@ -320,7 +318,7 @@ class _HandshakeInProgress:
             first = scores.log_probs[: 1 + attempt.hidden]
             rest = scores.log_probs[1 + attempt.hidden :]
             self._record_check(FIRST, set(first) == {None}, "it has a number")
-            fault = log_prob_fault_sentence(rest, scores.tokens, text, greedy.log_probs)
+            fault = describe_log_prob_fault(rest, scores.tokens, text, greedy.log_probs)
             if greedy.log_probs and len(answer) != len(greedy.log_probs):
                 fault = (
                     "its answer is text of other tokens than it drew, so that they cannot be "
@@ -340,32 +338,30 @@ class _HandshakeInProgress:
                 "none come" if scores.ranks is None else "the likeliest token is not the first",
             )
             if not dialect.ids:
-                attempt = self._dialect_with_end_of_text(attempt, context, answer)
+                attempt = self._detect_end_of_text(attempt, context, answer)
             if ranked:
-                return self._dialect_with_likeliest_tokens(replace(attempt, ranked=True), text)
+                return self._detect_likeliest_tokens(replace(attempt, ranked=True), text)
             return attempt
         self._record_check(SCORED, False, reason)
         return dialect
 
-    def _dialect_with_end_of_text(
+    def _detect_end_of_text(
         self, dialect: ServerDialect, context: Tokens, answer: Tokens
     ) -> ServerDialect:
         """Detect if the server scores an end of text within a text instead of reading letters."""
         end = getattr(self.tokenizer, "eos_token_id", None)
         if end is None:
             return dialect
-        scores = self._result_unless_refused(
+        scores = self._catch_refusal(
             partial(self._ask_prompt_log_probs, dialect, (*context, int(end), *answer))
         )
         self._record_check(ENDS, scores is not None, "as something else, or not at all")
         return replace(dialect, ends=scores is not None)
 
-    def _dialect_with_likeliest_tokens(self, dialect: ServerDialect, text: Tokens) -> ServerDialect:
+    def _detect_likeliest_tokens(self, dialect: ServerDialect, text: Tokens) -> ServerDialect:
         """Add the number of likeliest tokens that the server lists, if they match the ranks."""
         for count in (LIKELIEST, _FEWER):
-            scores = self._result_unless_refused(
-                partial(self._ask_prompt_log_probs, dialect, text, count)
-            )
+            scores = self._catch_refusal(partial(self._ask_prompt_log_probs, dialect, text, count))
             if scores is not None:
                 agree = likeliest_match_ranks(scores, text, count)
                 self._record_check(TOLD, agree, "the ranks speak of more likely ones")
@@ -383,19 +379,17 @@ class _HandshakeInProgress:
         if not answer:
             return False
         text = (*context, answer[0])
-        listed = self._result_unless_refused(
-            partial(self._ask_last_log_prob, dialect, text, LIKELIEST)
-        )
+        listed = self._catch_refusal(partial(self._ask_last_log_prob, dialect, text, LIKELIEST))
         if listed is None or listed.ranks is None or listed.ranks[-1] != 1:
             return False
         second, log_prob = next(pair for pair in listed.likeliest[-1] if pair[0] != answer[0])
-        forced = self._result_unless_refused(
-            partial(self._ask_last_log_prob, dialect, (*context, second))
-        )
+        forced = self._catch_refusal(partial(self._ask_last_log_prob, dialect, (*context, second)))
         value = None if forced is None else forced.log_probs[-1]
         return value is not None and abs(value - log_prob) <= CLOSE
 
-    def _scoring_dialects(self, dialect: ServerDialect, context: Tokens) -> Iterator[ServerDialect]:
+    def _list_scoring_dialects(
+        self, dialect: ServerDialect, context: Tokens
+    ) -> Iterator[ServerDialect]:
         """Yield dialects of vLLM, OpenAI, llama-cpp-python (no prepended tokens) and llama.cpp."""
         yield replace(dialect, scored="prompt_logprobs")
         yield replace(dialect, scored="echo")
@@ -413,13 +407,13 @@ class _HandshakeInProgress:
             # Assume that it obeys both, or the body is refused. `dialect` has its value at the time
             # of the call.
             obedient = replace(dialect, top_p=True, top_k=True)
-            answers = self._result_unless_refused(
+            answers = self._catch_refusal(
                 lambda: self._request_samples(obedient, context, decoding, count, seed)
             )
             return None if answers is None else answers[0]
 
         if not dialect.extended:
-            dialect, greedy = self._with_generation_config(dialect, context, greedy)
+            dialect, greedy = self._read_generation_config(dialect, context, greedy)
         samples_by_seed: dict[int, list[WrittenAnswer]] = {}
         for seed in range(1, 1 + _SEEDS):
             sample = hot(1, seed)
@@ -434,24 +428,20 @@ class _HandshakeInProgress:
         seed, first, other = min(samples_by_seed), *samples_by_seed.values()
         copies = hot(_COPIES, seed)
         again = hot(1, seed)
-        differ = sampled_tokens_or_texts(first) != sampled_tokens_or_texts(other)
+        differ = list_samples(first) != list_samples(other)
         self._record_check(SAMPLES, differ, "they give one answer: only greedy answers are used")
         if not differ:
             return replace(dialect, samples=False)
-        several = copies is not None and len(set(sampled_tokens_or_texts(copies))) == _COPIES
+        several = copies is not None and len(set(list_samples(copies))) == _COPIES
         self._record_check(
             SEVERAL, several, "they do not come" if copies is None else "they are copies"
         )
-        repeats = again is not None and sampled_tokens_or_texts(first) == sampled_tokens_or_texts(
-            again
-        )
+        repeats = again is not None and list_samples(first) == list_samples(again)
         self._record_check(SEED, repeats, "another one comes")
         obeyed = {}
         for name, decoding in _SURE.items():
             sure = hot(1, 3, decoding)
-            obeyed[name] = sure is not None and is_one_answer_prefix_of_other(
-                sure[0].text, greedy.text
-            )
+            obeyed[name] = sure is not None and is_shared_prefix(sure[0].text, greedy.text)
             self._record_check(
                 OBEYED[name], obeyed[name], "it is refused" if sure is None else "it is ignored"
             )
@@ -467,14 +457,14 @@ class _HandshakeInProgress:
             and self._has_undistorted_log_probs(dialect, context, first[0]),
         )
 
-    def _with_generation_config(
+    def _read_generation_config(
         self, dialect: ServerDialect, context: Tokens, greedy: WrittenAnswer
     ) -> tuple[ServerDialect, WrittenAnswer]:
         """Return the dialect with `generation_config`, if obeyed, and its greedy answer."""
 
         def ask(decoding: Decoding, seed: int | None) -> WrittenAnswer | None:
             obedient = replace(dialect, configured=True, top_p=True, top_k=True)
-            answers = self._result_unless_refused(
+            answers = self._catch_refusal(
                 lambda: self._request_samples(obedient, context, decoding, 1, seed)
             )
             return None if answers is None else answers[0][0]
@@ -486,7 +476,7 @@ class _HandshakeInProgress:
         other = ask(_HOT, 2)
         if plain is None or sure is None or first is None or other is None:
             return dialect, greedy
-        obeyed = first.text != other.text and is_one_answer_prefix_of_other(sure.text, plain.text)
+        obeyed = first.text != other.text and is_shared_prefix(sure.text, plain.text)
         return (replace(dialect, configured=True), plain) if obeyed else (dialect, greedy)
 
     def _has_undistorted_log_probs(
@@ -496,10 +486,10 @@ class _HandshakeInProgress:
         fault = "none come"
         if sample.tokens and sample.log_probs is not None:
             text = (*context, *sample.tokens)
-            scores = self._result_unless_refused(lambda: self._ask_prompt_log_probs(dialect, text))
+            scores = self._catch_refusal(lambda: self._ask_prompt_log_probs(dialect, text))
             fault = "they could not be compared"
             if scores is not None:
-                fault = log_prob_fault_sentence(
+                fault = describe_log_prob_fault(
                     scores.log_probs[1 + dialect.hidden :], scores.tokens, text, sample.log_probs
                 )
         self._record_check(REPORTED, not fault, fault)
@@ -521,16 +511,16 @@ class _HandshakeInProgress:
         """
         if not isinstance(prompt, str) and not dialect.ids:
             prompt = decode_keeping_special_tokens(self.tokenizer, prompt[len(dialect.adds) :])
-        body = dialect.sampling_request_body(
+        body = dialect.build_sampling_body(
             prompt if isinstance(prompt, str) else list(prompt), _LENGTH, decoding, count, seed
         )
 
         def read(answer: Any) -> tuple[list[WrittenAnswer], int | None]:
-            return dialect.parse_sampled_answers(answer, count, _LENGTH), tokens_counted_by_server(
+            return dialect.parse_sampled_answers(answer, count, _LENGTH), read_token_count(
                 answer, "prompt_tokens"
             )
 
-        return self._ask_up_to_twice(body, 2 * len(prompt) + count * _LENGTH, read)
+        return self._ask_twice(body, 2 * len(prompt) + count * _LENGTH, read)
 
     def _ask_prompt_log_probs(
         self, dialect: ServerDialect, text: Tokens, likeliest: int = 0
@@ -545,8 +535,8 @@ class _HandshakeInProgress:
             if dialect.ids
             else decode_keeping_special_tokens(self.tokenizer, text[len(dialect.adds) :])
         )
-        body = dialect.scoring_request_body(prompt, likeliest)
-        return self._ask_up_to_twice(
+        body = dialect.build_scoring_body(prompt, likeliest)
+        return self._ask_twice(
             body,
             2 * len(text),
             lambda answer: dialect.parse_prompt_log_probs(answer, text, likeliest),
@@ -556,16 +546,14 @@ class _HandshakeInProgress:
         self, dialect: ServerDialect, text: Tokens, likeliest: int = 0
     ) -> PromptLogProbs:
         split = TokenTextCodec(self.tokenizer, dialect, (), self.model).is_split_character(text[-1])
-        body = dialect.scoring_request_body(list(text), likeliest, split)
+        body = dialect.build_scoring_body(list(text), likeliest, split)
 
         def read(answer: Any) -> PromptLogProbs:
             return dialect.parse_prompt_log_probs(answer, text, likeliest)
 
-        return self._ask_up_to_twice(body, len(text) + 9, read)
+        return self._ask_twice(body, len(text) + 9, read)
 
-    def _ask_up_to_twice(
-        self, body: Mapping[str, Any], at_most: int, parse: Callable[[Any], T]
-    ) -> T:
+    def _ask_twice(self, body: Mapping[str, Any], at_most: int, parse: Callable[[Any], T]) -> T:
         """Ask twice before a server counts as misbehaving: a single failure may be an accident."""
         request = ServerRequest(body, at_most, lambda answer: {b"": answer}, stored=False)
         try:
@@ -573,7 +561,7 @@ class _HandshakeInProgress:
         except MalformedAnswer:
             return parse(self.wire.ask_untested_request(request)[b""])
 
-    def _result_unless_refused(self, ask: Callable[[], T]) -> T | None:
+    def _catch_refusal(self, ask: Callable[[], T]) -> T | None:
         try:
             return ask()
         except (RequestRefused, MalformedAnswer):

@@ -96,8 +96,8 @@ class RemoteModel(LanguageModel):
         samples = len(seeds[0]) if seeds else 0
         if decoding.temperature == 0:  # one answer for all seeds
             seeds = [[0] for _ in contexts]
-        answers = self.asker.stored_or_drawn_samples(contexts, length, decoding, seeds)
-        tokens, log_probs = self._tensors_of_written_answers(contexts, answers, length, likelihood)
+        answers = self.asker.draw_samples(contexts, length, decoding, seeds)
+        tokens, log_probs = self._build_answer_tensors(contexts, answers, length, likelihood)
         if decoding.temperature == 0:
             tokens = tokens.repeat_interleave(samples, 0)
             log_probs = None if log_probs is None else log_probs.repeat_interleave(samples, 0)
@@ -108,7 +108,7 @@ class RemoteModel(LanguageModel):
         zeros = torch.zeros(len(tokens), dtype=torch.long)
         return Completions(tokens, log_probs, torch.from_numpy(path.reshape(-1)), zeros)
 
-    def _tensors_of_written_answers(
+    def _build_answer_tensors(
         self,
         contexts: Sequence[Tokens],
         written_answers: Sequence[Sequence[WrittenAnswer]],
@@ -140,7 +140,7 @@ class RemoteModel(LanguageModel):
             ):
                 scores[i] = answer.log_probs
         pairs = [(answers[i][0], filled[i]) for i in range(len(answers)) if i not in scores]
-        missing = iter(self._suffix_log_prob_lists(pairs))
+        missing = iter(self._list_suffix_log_probs(pairs))
         return tokens, torch.tensor(
             [scores[i] if i in scores else next(missing) for i in range(len(answers))]
         )
@@ -152,17 +152,17 @@ class RemoteModel(LanguageModel):
     ) -> Tensor:
         if prompt is not None:
             raise NotApplicable(_NO_PROMPT)
-        return torch.tensor(
-            self._suffix_log_prob_lists(_token_pairs_for_server(prefixes, suffixes))
-        ).view(suffixes.shape)
+        return torch.tensor(self._list_suffix_log_probs(_cut_token_pairs(prefixes, suffixes))).view(
+            suffixes.shape
+        )
 
     def token_ranks(self, prefixes: Tensor, suffixes: Tensor) -> Tensor:
         if not self.dialect.ranked:
             raise NotApplicable(f"needs ranks of tokens; {self.name} does not give them")
-        pairs = _token_pairs_for_server(prefixes, suffixes)
+        pairs = _cut_token_pairs(prefixes, suffixes)
         # llama.cpp reports a token's rank only with the likeliest tokens
         listed = self.dialect.likeliest if self.dialect.scored == "forced" else 0
-        scores = self.asker.stored_or_asked_token_scores(pairs, listed)
+        scores = self.asker.score_tokens(pairs, listed)
         ranks = [
             ranks[len(prefix) :] for (prefix, _), (_, ranks, *_) in zip(pairs, scores, strict=True)
         ]
@@ -175,8 +175,8 @@ class RemoteModel(LanguageModel):
         """
         if not self.dialect.likeliest:
             raise NotApplicable(f"needs the likeliest tokens; {self.name} does not give them")
-        pairs = _token_pairs_for_server(prefixes, suffixes)
-        scores = self.asker.stored_or_asked_token_scores(pairs, self.dialect.likeliest)
+        pairs = _cut_token_pairs(prefixes, suffixes)
+        scores = self.asker.score_tokens(pairs, self.dialect.likeliest)
         suffix_scores = [
             [column[len(prefix) :] for column in columns]
             for (prefix, _), columns in zip(pairs, scores, strict=True)
@@ -196,13 +196,13 @@ class RemoteModel(LanguageModel):
     ) -> list[float]:
         contexts = [tuple(row) for row in prefixes.tolist()]
         pairs = [(contexts[i], tuple(suffix)) for i, suffix in zip(owner, suffixes, strict=True)]
-        return [float(np.sum(scores)) for scores in self._suffix_log_prob_lists(pairs)]
+        return [float(np.sum(scores)) for scores in self._list_suffix_log_probs(pairs)]
 
-    def _suffix_log_prob_lists(self, pairs: Sequence[tuple[Tokens, Tokens]]) -> list[list[float]]:
+    def _list_suffix_log_probs(self, pairs: Sequence[tuple[Tokens, Tokens]]) -> list[list[float]]:
         """Return log-probabilities of each suffix token, given its nonempty prefix."""
         if not self.dialect.scored:
             raise NotApplicable(f"needs log-probabilities; {self.name} does not give them")
-        scores = self.asker.stored_or_asked_token_scores(pairs)
+        scores = self.asker.score_tokens(pairs)
         return [
             log_probs[len(prefix) :]
             for (prefix, _), (log_probs, _) in zip(pairs, scores, strict=True)
@@ -211,7 +211,7 @@ class RemoteModel(LanguageModel):
     # --- what it cost ---
 
     def check_unchanged_at_end(self) -> None:
-        self.asker.check_server_unchanged_at_end()
+        self.asker.check_server_unchanged()
 
     def cost_sentences(self) -> tuple[str, ...]:
         ledger = self.asker.wire.ledger
@@ -223,12 +223,12 @@ class RemoteModel(LanguageModel):
             f"requests ({usage.read:,} read, {usage.written:,} written){again}; what was answered "
             "before cost nothing"
         ]
-        counts = self.asker.own_answer_counts_by_kind()
+        counts = self.asker.count_own_answers()
         if any(counts.get(kind) for kind in (*withheld_answers.HIDDEN, *withheld_answers.MANY)):
             filled = "; what is shorter than asked for was filled up with the end of text"
             sentences.append(
                 f"of {sum(counts.values()):,} answers: "
-                f"{withheld_answers.withheld_answers_phrase(counts)}{filled}"
+                f"{withheld_answers.format_withheld_answers(counts)}{filled}"
             )
         watch = self.asker.watch
         if watch.score:
@@ -242,12 +242,12 @@ class RemoteModel(LanguageModel):
         return tuple(sentences)
 
     def doubts(self) -> tuple[Doubt, ...]:
-        counts = self.asker.own_answer_counts_by_kind()
+        counts = self.asker.count_own_answers()
         sentences = list[str]()
-        if hidden := withheld_answers.leak_hiding_answer_counts(counts):
+        if hidden := withheld_answers.count_hiding_answers(counts):
             sentences.append(
                 f"Of {sum(counts.values()):,} answers of {self.name} not all came through: "
-                f"{withheld_answers.withheld_answers_phrase(hidden)}. What they would have said "
+                f"{withheld_answers.format_withheld_answers(hidden)}. What they would have said "
                 "was not seen."
             )
         if (watch := self.asker.watch).answers_are_unstable:
@@ -285,5 +285,5 @@ class RemoteModel(LanguageModel):
         )
 
 
-def _token_pairs_for_server(prefixes: Tensor, suffixes: Tensor) -> list[tuple[Tokens, Tokens]]:
+def _cut_token_pairs(prefixes: Tensor, suffixes: Tensor) -> list[tuple[Tokens, Tokens]]:
     return [(tuple(a), tuple(b)) for a, b in zip(prefixes.tolist(), suffixes.tolist(), strict=True)]

@@ -37,8 +37,8 @@ class RequestPacing:
         self._free = threading.Condition()
 
     @contextmanager
-    def wait_for_request_slot(self) -> Iterator[int]:
-        """Wait for a turn. Yields the round of the turn, for `halve_in_flight_limit`."""
+    def wait_request_slot(self) -> Iterator[int]:
+        """Wait for a turn. Yields the round of the turn, for `halve_request_limit`."""
         with self._free:
             while (remaining := self._resumes - time.monotonic()) > 0 or self._in_flight >= int(
                 self.limit
@@ -54,13 +54,13 @@ class RequestPacing:
                 self._in_flight -= 1
                 self._free.notify_all()
 
-    def raise_in_flight_limit(self) -> None:
+    def raise_request_limit(self) -> None:
         with self._free:
             # about 1 more for each round of answers
             self.limit = min(float(self.most), self.limit + 1 / self.limit)
             self._free.notify_all()
 
-    def halve_in_flight_limit(self, of_round: int) -> None:
+    def halve_request_limit(self, of_round: int) -> None:
         with self._free:  # no notify: a smaller limit admits nobody
             if of_round == self._round:
                 self.limit, self._round = max(1.0, self.limit / 2), self._round + 1
@@ -84,7 +84,7 @@ def retry_after_seconds(headers: Mapping[str, str]) -> float:
         return 0.0
 
 
-def rate_limit_reset_seconds(headers: Mapping[str, str]) -> float:
+def read_reset_seconds(headers: Mapping[str, str]) -> float:
     """Return the seconds until an exhausted limit is renewed; 0 if no limit is exhausted."""
     waits = [0.0]
     for quantity in _LIMITS:

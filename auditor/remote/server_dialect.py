@@ -17,7 +17,7 @@ from auditor.core.errors import NotApplicable
 from auditor.core.nouns import Tokens
 from auditor.models.decoding import Decoding
 from auditor.remote import withheld_answers
-from auditor.remote.connection import MalformedAnswer, tokens_counted_by_server
+from auditor.remote.connection import MalformedAnswer, read_token_count
 
 # vLLM's fields in addition to OpenAI's: return token ids, treat end of text as any other token, and
 # replace no requested setting. Missing fields come from the model's generation_config.json there,
@@ -115,7 +115,7 @@ class ServerDialect:
 
     # --- what is asked ---
 
-    def sampling_request_body(
+    def build_sampling_body(
         self, prompt: Any, length: int, decoding: Decoding, count: int, seed: int | None
     ) -> dict[str, Any]:
         """Build a request for samples. Raises NotApplicable for an unsupported decoding."""
@@ -142,7 +142,7 @@ class ServerDialect:
         body |= {"top_p": decoding.top_p, "n": count, "logprobs": self.logprobs}
         body |= {} if seed is None else {"seed": seed}
         if self.configured:
-            return body | {"generation_config": _generation_config_json(length, decoding)}
+            return body | {"generation_config": _read_generation_config(length, decoding)}
         if (
             self.scored == "forced"
         ):  # llama.cpp's ignore_eos removes the end of text from the distribution
@@ -151,7 +151,7 @@ class ServerDialect:
             body |= EXTENSIONS
         return body | ({"top_k": decoding.top_k} if decoding.top_k else {})
 
-    def scoring_request_body(
+    def build_scoring_body(
         self, prompt: Any, likeliest: int = 0, split: bool = False
     ) -> dict[str, Any]:
         """Build a request for the prompt's log-probabilities and one more token.
@@ -178,14 +178,14 @@ class ServerDialect:
 
     def parse_sampled_answers(self, answer: Any, count: int, length: int) -> list[WrittenAnswer]:
         """Parse `count` samples of at most `length` tokens by index. Raises MalformedAnswer."""
-        choices = _required_answer_list_field(answer, "choices")
+        choices = _require_answer_list(answer, "choices")
         if len(choices) != count or {
-            _required_answer_field(choice, "index") for choice in choices
+            _require_answer_field(choice, "index") for choice in choices
         } != set(range(count)):
             raise MalformedAnswer(
                 f"{count} samples were asked for, and {len(choices)} came, or one twice"
             )
-        counted = tokens_counted_by_server(answer, "completion_tokens")
+        counted = read_token_count(answer, "completion_tokens")
         # servers count all samples together: single lengths are known only if all samples are full
         length_of_sample = counted if count == 1 else length if counted == count * length else None
         samples = [
@@ -198,7 +198,7 @@ class ServerDialect:
         self, answer: Any, prompt: Tokens, likeliest: int = 0
     ) -> PromptLogProbs:
         """Parse the log-probabilities of the prompt's tokens. Raises MalformedAnswer."""
-        choice = _required_answer_list_field(answer, "choices")[:1]
+        choice = _require_answer_list(answer, "choices")[:1]
         if not choice:
             raise MalformedAnswer("no answer came")
         if self.scored == "prompt_logprobs":
@@ -207,8 +207,8 @@ class ServerDialect:
             scores = _parse_forced_token(choice[0], prompt, likeliest)
         else:
             # One token was requested after the prompt: it is there unless the server counts none.
-            n_drawn = 0 if tokens_counted_by_server(answer, "completion_tokens") == 0 else 1
-            scores = _log_probs_of_echoed_prompt(choice[0], n_drawn, self.adds[: self.hidden])
+            n_drawn = 0 if read_token_count(answer, "completion_tokens") == 0 else 1
+            scores = _read_echoed_log_probs(choice[0], n_drawn, self.adds[: self.hidden])
         if len(scores.log_probs) != len(prompt):
             raise MalformedAnswer(
                 f"log-probabilities of {len(scores.log_probs)} tokens came, not of {len(prompt)}"
@@ -218,17 +218,17 @@ class ServerDialect:
 
 def _parse_sample_choice(choice: Any, counted: int | None) -> WrittenAnswer:
     """Parse one sample. counted: its number of drawn tokens, as the answer counts them."""
-    kind = withheld_answers.withheld_kind_from_server(choice)
+    kind = withheld_answers.read_withheld_kind(choice)
     logprobs = choice.get("logprobs")
-    text = choice.get("text", "") or "" if kind else _required_answer_field(choice, "text")
+    text = choice.get("text", "") or "" if kind else _require_answer_field(choice, "text")
     if not isinstance(text, str):
         raise MalformedAnswer("a sample without text came")
     tokens = choice.get("token_ids")
     log_probs = None
     spelled = None
     if isinstance(logprobs, Mapping) and isinstance(logprobs.get("content"), list):
-        entries = _required_answer_list_field(logprobs, "content")
-        log_probs = tuple(_parsed_server_log_prob(entry.get("logprob")) for entry in entries)
+        entries = _require_answer_list(logprobs, "content")
+        log_probs = tuple(_parse_log_prob(entry.get("logprob")) for entry in entries)
         if tokens is None and all("id" in entry for entry in entries):
             tokens = [entry["id"] for entry in entries]
         if (
@@ -236,10 +236,10 @@ def _parse_sample_choice(choice: Any, counted: int | None) -> WrittenAnswer:
         ):  # llama.cpp lists no token that writes a part of a character
             tokens = log_probs = None
     elif isinstance(logprobs, Mapping) and isinstance(logprobs.get("token_logprobs"), list):
-        log_probs = tuple(_parsed_server_log_prob(value) for value in logprobs["token_logprobs"])
+        log_probs = tuple(_parse_log_prob(value) for value in logprobs["token_logprobs"])
         words = logprobs.get("tokens")
         if tokens is None:
-            tokens = _token_ids_from_names(words)
+            tokens = _parse_token_names(words)
         if (
             tokens is None
             and isinstance(words, list)
@@ -247,7 +247,7 @@ def _parse_sample_choice(choice: Any, counted: int | None) -> WrittenAnswer:
         ):
             spelled = "".join(words)
     if tokens is not None:
-        tokens = tuple(map(_parsed_server_token_id, tokens))
+        tokens = tuple(map(_parse_token_id, tokens))
         if log_probs is not None and len(log_probs) != len(tokens):
             raise MalformedAnswer(
                 f"{len(tokens)} tokens came with {len(log_probs)} log-probabilities"
@@ -264,7 +264,7 @@ def _parse_sample_choice(choice: Any, counted: int | None) -> WrittenAnswer:
     )
 
 
-def _generation_config_json(length: int, decoding: Decoding) -> str:
+def _read_generation_config(length: int, decoding: Decoding) -> str:
     """Return a decoding in `transformers` form, with explicit top_k, since its default is 50."""
     config: dict[str, Any] = {
         "max_new_tokens": length,
@@ -315,16 +315,13 @@ def _parse_forced_token(choice: Any, prompt: Tokens, likeliest: int) -> PromptLo
     Ranks come only with the likeliest tokens, which are requested with all others.
     """
     logprobs = choice.get("logprobs")
-    if isinstance(logprobs, Mapping):
-        entries = _required_answer_list_field(logprobs, "content")
-    else:
-        entries = ()
+    entries = _require_answer_list(logprobs, "content") if isinstance(logprobs, Mapping) else ()
     if len(entries) != 1:
         raise IgnoredParameter("no log-probability of a forced token came")
     log_probs: dict[int, float] = {}
     for entry in (*(entries[0].get("top_logprobs") or ()), entries[0]):
-        token = _parsed_server_token_id(_required_answer_field(entry, "id"))
-        log_probs[token] = _parsed_server_log_prob(_required_answer_field(entry, "logprob"))
+        token = _parse_token_id(_require_answer_field(entry, "id"))
+        log_probs[token] = _parse_log_prob(_require_answer_field(entry, "logprob"))
     value = log_probs.get(prompt[-1])
     if value is None:
         raise IgnoredParameter("another token is drawn than the one that is forced")
@@ -346,37 +343,37 @@ def _parse_token_scores(entry: Any) -> dict[int, tuple[float, Any]]:
     if not isinstance(entry, Mapping):
         raise MalformedAnswer("log-probabilities of the prompt came that are no tokens'")
     return {
-        _parsed_server_token_id(token): (
-            _parsed_server_log_prob(_required_answer_field(score, "logprob")),
+        _parse_token_id(token): (
+            _parse_log_prob(_require_answer_field(score, "logprob")),
             score.get("rank"),
         )
         for token, score in entry.items()
     }
 
 
-def _log_probs_of_echoed_prompt(choice: Any, n_sampled: int, hidden: Tokens) -> PromptLogProbs:
+def _read_echoed_log_probs(choice: Any, n_sampled: int, hidden: Tokens) -> PromptLogProbs:
     """Parse OpenAI's echo, which lacks hidden tokens and ends with `n_sampled` sampled tokens."""
     logprobs = choice.get("logprobs")
     if not isinstance(logprobs, Mapping) or not isinstance(logprobs.get("token_logprobs"), list):
         raise IgnoredParameter("no log-probabilities came")
     values = logprobs["token_logprobs"]
     values = values[: len(values) - n_sampled]
-    log_probs = tuple(None if value is None else _parsed_server_log_prob(value) for value in values)
-    tokens = _token_ids_from_names(logprobs.get("tokens"))
+    log_probs = tuple(None if value is None else _parse_log_prob(value) for value in values)
+    tokens = _parse_token_names(logprobs.get("tokens"))
     tokens = None if tokens is None else (*hidden, *tokens[: len(values)])
     return PromptLogProbs((*[None] * len(hidden), *log_probs), None, tokens)
 
 
-def _token_ids_from_names(words: Any) -> Tokens | None:
+def _parse_token_names(words: Any) -> Tokens | None:
     """Return token ids, if the server reports tokens as `token_id:N`; otherwise None."""
     if not isinstance(words, list) or not all(
         isinstance(word, str) and word.startswith(_NAMED) for word in words
     ):
         return None
-    return tuple(_parsed_server_token_id(word.removeprefix(_NAMED)) for word in words)
+    return tuple(_parse_token_id(word.removeprefix(_NAMED)) for word in words)
 
 
-def _parsed_server_log_prob(value: Any) -> float:
+def _parse_log_prob(value: Any) -> float:
     # servers round: a certain token may have a value slightly above 0
     if (
         isinstance(value, bool)
@@ -388,21 +385,21 @@ def _parsed_server_log_prob(value: Any) -> float:
     return min(0.0, float(value))
 
 
-def _parsed_server_token_id(value: Any) -> int:
+def _parse_token_id(value: Any) -> int:
     try:
         return int(value)
     except (TypeError, ValueError):
         raise MalformedAnswer("a token id came that is none") from None
 
 
-def _required_answer_field(answer: Any, name: str) -> Any:
+def _require_answer_field(answer: Any, name: str) -> Any:
     if not isinstance(answer, Mapping) or name not in answer:
         raise MalformedAnswer(f"an answer without {name} came")
     return answer[name]
 
 
-def _required_answer_list_field(answer: Any, name: str) -> Sequence[Mapping[str, Any]]:
-    values = _required_answer_field(answer, name)
+def _require_answer_list(answer: Any, name: str) -> Sequence[Mapping[str, Any]]:
+    values = _require_answer_field(answer, name)
     if not isinstance(values, list) or not all(isinstance(value, Mapping) for value in values):
         raise MalformedAnswer(f"{name} came that are no list")
     return values

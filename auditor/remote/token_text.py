@@ -30,12 +30,12 @@ class TokenTextCodec:
     def can_score_exact_tokens(self, text: Tokens) -> bool:
         """Test if the server reads the text as these tokens and scores some of them."""
         try:
-            self.refuse_texts_read_as_other_tokens([text])
+            self.refuse_changed_tokens([text])
         except NotApplicable:
             return False
         return len(text) > self.dialect.hidden + 1
 
-    def prompt_as_server_takes_it(self, context: Tokens) -> list[int] | str:
+    def encode_prompt(self, context: Tokens) -> list[int] | str:
         """Return the prompt in the server's form; a text omits tokens that the server prepends."""
         if self.dialect.ids:
             return list(context)
@@ -47,7 +47,7 @@ class TokenTextCodec:
             )
         return self.text(context[len(adds) :])
 
-    def refuse_texts_read_as_other_tokens(self, texts: Sequence[Tokens]) -> None:
+    def refuse_changed_tokens(self, texts: Sequence[Tokens]) -> None:
         """Reject texts that a text-only server would read as other tokens. Raises NotApplicable."""
         if self.dialect.ids:
             return
@@ -79,7 +79,7 @@ class TokenTextCodec:
 
     # --- what came back ---
 
-    def read_tokens_of_sample(self, context: Tokens, answer: WrittenAnswer) -> WrittenAnswer:
+    def read_sample(self, context: Tokens, answer: WrittenAnswer) -> WrittenAnswer:
         """Return the answer with its tokens: the server's, or those of its text after the context.
 
         If the server may have trimmed a first space, the text is read with and without it; the
@@ -115,7 +115,7 @@ class TokenTextCodec:
         text = rest.strip()
         return bool(expected and text) and (expected.startswith(text) or text.startswith(expected))
 
-    def withheld_kind_of_answer(self, context: Tokens, answer: WrittenAnswer, length: int) -> str:
+    def find_withheld_kind(self, context: Tokens, answer: WrittenAnswer, length: int) -> str:
         """Return how an answer was withheld (`withheld_answers`), "" for a complete answer."""
         if answer.kind:
             return answer.kind
@@ -123,14 +123,14 @@ class TokenTextCodec:
         if prompt.startswith("\ufffd") or prompt.endswith("\ufffd"):
             return withheld_answers.SPLIT
         text_drawn = answer.spelled if answer.tokens is None else self.text(answer.tokens)
-        if kind := withheld_answers.withheld_kind_from_text(
+        if kind := withheld_answers.detect_withheld_kind(
             answer.text, self.text(context), text_drawn
         ):
             return kind
         if answer.drawn is not None:
             short = answer.drawn < length
         else:  # the server counts nothing
-            n_read = len(self.read_tokens_of_sample(context, answer).tokens or ())
+            n_read = len(self.read_sample(context, answer).tokens or ())
             short = n_read < length if answer.ended else n_read * _READ_AS_FEWER < length
         if not short:
             return ""

@@ -80,7 +80,7 @@ _MARK = re.compile(
 )
 
 
-def withheld_kind_from_server(choice: Mapping[str, Any]) -> str:
+def read_withheld_kind(choice: Mapping[str, Any]) -> str:
     """Return the server's own verdict on an answer: FILTERED, CALLED, REFUSED, or ""."""
     reason = str(choice.get("finish_reason") or "").lower()
     message = choice.get("message")
@@ -105,7 +105,7 @@ def has_model_ended_text(choice: Mapping[str, Any]) -> bool:
     return str(choice.get("finish_reason") or "").lower() in _ENDS and not isinstance(stopped, str)
 
 
-def withheld_kind_from_text(text: str, before: str, sampled: str | None) -> str:
+def detect_withheld_kind(text: str, before: str, sampled: str | None) -> str:
     """Return REFUSED or REDACTED by the answer's words, or "".
 
     before: the text that it continues, whose marks it may repeat; sampled: the text of the drawn
@@ -118,7 +118,7 @@ def withheld_kind_from_text(text: str, before: str, sampled: str | None) -> str:
     return REDACTED if any(mark not in known_text for mark in marks) else ""
 
 
-def withheld_answers_phrase(counts: Mapping[str, int]) -> str:
+def format_withheld_answers(counts: Mapping[str, int]) -> str:
     """Return `12 withheld by a content filter, 3 redacted`, the largest first."""
     return ", ".join(
         f"{n:,} {_WORDS[kind]}"
@@ -127,7 +127,7 @@ def withheld_answers_phrase(counts: Mapping[str, int]) -> str:
     )
 
 
-def leak_hiding_answer_counts(counts: Mapping[str, int]) -> dict[str, int]:
+def count_hiding_answers(counts: Mapping[str, int]) -> dict[str, int]:
     """Count answers by kinds that may have hidden a leak. counts: "" for complete answers."""
     total = sum(counts.values())
     many = {

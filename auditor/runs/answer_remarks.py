@@ -10,32 +10,32 @@ from auditor.plugins.benchmark import Benchmark
 from auditor.plugins.view import View
 
 
-def cell_remarks_on_guesses(
+def list_guess_remarks(
     guesses: Sequence[Guesses], attacked: Sequence[Secret], benchmark: Benchmark, n_queried: int
 ) -> tuple[str, ...]:
     """Return remarks on a cell's guesses. n_queried: number of attacked secrets that were
     queried."""
     remarks = [
-        *cell_remarks_on_attacked_subset(attacked, benchmark),
-        *_remarks_on_secrets_not_independent(
+        *list_subset_remarks(attacked, benchmark),
+        *_list_dependence_remarks(
             "parts of",
             [secret.document for secret in attacked if secret.document is not None],
             "documents",
         ),
-        *_remarks_on_secrets_not_independent(
+        *_list_dependence_remarks(
             "of", [secret.user for secret in attacked if secret.user is not None], "people"
         ),
-        *cell_remarks_on_draws_near_cdf_boundary(guesses),
+        *list_boundary_remarks(guesses),
     ]
     if len(guesses) < n_queried:
         remarks.append(f"the query budget covered {len(guesses)} of {n_queried} secrets")
     return (
         *remarks,
-        *_cell_remarks_on_certified_suffixes([g.certificate for g in guesses if g.certificate]),
+        *_list_certificate_remarks([g.certificate for g in guesses if g.certificate]),
     )
 
 
-def cell_remarks_on_draws_near_cdf_boundary(guesses: Sequence[Guesses]) -> tuple[str, ...]:
+def list_boundary_remarks(guesses: Sequence[Guesses]) -> tuple[str, ...]:
     """Count the draws that float noise may have decided."""
     # A draw this close to a boundary of the CDF may select the neighbouring token on another
     # machine.
@@ -44,9 +44,7 @@ def cell_remarks_on_draws_near_cdf_boundary(guesses: Sequence[Guesses]) -> tuple
     return (f"{n_near} of {n_draws} draws lay within 1e-6 of a CDF boundary",) if n_near else ()
 
 
-def cell_remarks_on_attacked_subset(
-    attacked: Sequence[Secret], benchmark: Benchmark
-) -> tuple[str, ...]:
+def list_subset_remarks(attacked: Sequence[Secret], benchmark: Benchmark) -> tuple[str, ...]:
     """Return a remark if only a subset of the secrets was attacked; comparisons with other rows use
     the secrets that both rows attacked."""
     if len(attacked) == len(benchmark.secrets):
@@ -57,7 +55,7 @@ def cell_remarks_on_attacked_subset(
     return (f"{n_attacked} of {n_members} members attacked, evenly spaced (--ensemble-limit)",)
 
 
-def _remarks_on_secrets_not_independent(
+def _list_dependence_remarks(
     description: str, groups: Sequence[object], name: str
 ) -> tuple[str, ...]:
     """Return a remark if secrets share a document or a person and so are not independent.
@@ -73,7 +71,7 @@ def _remarks_on_secrets_not_independent(
     )
 
 
-def cell_remarks_on_single_samples(view: View, attack: Attack) -> tuple[str, ...]:
+def list_single_sample_remarks(view: View, attack: Attack) -> tuple[str, ...]:
     """Return that one sample was drawn in place of many, if every sample of a prefix would be the
     same."""
     sampling = attack.sampling()
@@ -90,7 +88,7 @@ def cell_remarks_on_single_samples(view: View, attack: Attack) -> tuple[str, ...
     )
 
 
-def cell_remarks_on_query_budget(
+def list_budget_remarks(
     view: View, attack: Attack, guesses: Sequence[Guesses], description: str = "secrets"
 ) -> tuple[str, ...]:
     """Count the answers that a fixed budget paid for in full; the public model answered the
@@ -115,7 +113,7 @@ def cell_remarks_on_query_budget(
     )
 
 
-def _cell_remarks_on_certified_suffixes(certificates: Sequence[Certificate]) -> tuple[str, ...]:
+def _list_certificate_remarks(certificates: Sequence[Certificate]) -> tuple[str, ...]:
     """Summarise the certificates of a tree search over all secrets."""
     if not certificates:
         return ()

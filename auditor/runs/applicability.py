@@ -10,24 +10,24 @@ from auditor.plugins.benchmark import Benchmark
 from auditor.plugins.probe import Probe
 from auditor.plugins.view import Setting, View
 from auditor.runs.audit import RunContext
-from auditor.runs.selection import reason_method_is_skipped
+from auditor.runs.selection import explain_skipped_method
 from auditor.runs.target import Target
 
 
-def check_method_applies_to_target(
+def check_method_applies(
     method: Attack | Probe, target: Target, view: View, scene: RunContext
 ) -> None:
     """Raise NotApplicable if the method skips this target, or if a requirement is missing."""
-    if reason := reason_method_is_skipped(method, target.defense):
+    if reason := explain_skipped_method(method, target.defense):
         raise NotApplicable(reason)
     view.require_capability(*method.required_capabilities)
     if isinstance(method, Probe):
-        method.check_inputs(view, secrets_to_probe(method, target, scene.benchmark, view))
+        method.check_inputs(view, select_probed_secrets(method, target, scene.benchmark, view))
     else:
         method.check_inputs(view, scene.challenge.known)
 
 
-def secrets_to_probe(
+def select_probed_secrets(
     probe: Probe, target: Target, benchmark: Benchmark, view: View
 ) -> tuple[Secret, ...]:
     """Return the secrets or canaries that the probe observes. Raise NotApplicable if the data hold
@@ -69,7 +69,7 @@ def refuse_methods_that_cannot_run(
     refusals = []
     for method in scene.selection.methods:
         reasons = [
-            _reason_method_cannot_run(method, undefended, scene, at)
+            _explain_inapplicable_method(method, undefended, scene, at)
             for at in scene.selection.settings
         ]
         if None not in reasons:
@@ -79,14 +79,14 @@ def refuse_methods_that_cannot_run(
         raise AuditError("; ".join(refusals))
 
 
-def _reason_method_cannot_run(
+def _explain_inapplicable_method(
     method: Attack | Probe, undefended: Target, scene: RunContext, setting: Setting
 ) -> str | None:
     """Return the reason why the method cannot run in this setting; None if it can, or if a defended
     target may have the capability."""
-    view = scene.make_view_of_target(undefended, setting)
+    view = scene.make_target_view(undefended, setting)
     try:
-        check_method_applies_to_target(method, undefended, view, scene)
+        check_method_applies(method, undefended, view, scene)
     except TargetLacks as why:
         return None if scene.selection.rows else str(why)
     except NotApplicable as why:

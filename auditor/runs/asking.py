@@ -25,7 +25,7 @@ from auditor.plugins.view import WHITE_BOX
 from auditor.runs import scoring
 from auditor.runs.audit import Audit
 from auditor.runs.cell_work import Workplace
-from auditor.runs.cells import TargetRun, cells_of_target
+from auditor.runs.cells import TargetRun, list_target_cells
 from auditor.runs.per_secret_results import PerSecretCollector
 from auditor.runs.target import Target
 from auditor.runs.targets import Targets
@@ -92,14 +92,14 @@ def ask_worst_first(
         publish: shows an intermediate result and stores it with its reports, like the final one.
     """
     site, whole_benchmark = audit.site, audit.site.benchmark
-    units = units_in_asking_order(whole_benchmark)
+    units = order_units(whole_benchmark)
     audit = replace(audit, population=frozenset(secret.id for secret in whole_benchmark.secrets))
 
     def narrowed(n_units: int, first: int = 0) -> Audit:
-        site.narrow_benchmark(narrow_benchmark_to(whole_benchmark, units[first:n_units]))
+        site.narrow_benchmark(narrow_benchmark_copy(whole_benchmark, units[first:n_units]))
         return replace(audit)  # a new object: cached properties describe other secrets
 
-    n_asked = n_measured = _finished_unit_count(audit, units)
+    n_asked = n_measured = _count_finished_units(audit, units)
     size = FIRST
     pace = Pace()
     reserve = 0.0
@@ -125,13 +125,13 @@ def ask_worst_first(
     return result if result is not None and n_measured == n_asked else measure(narrowed(n_asked))
 
 
-def units_in_asking_order(benchmark: Benchmark) -> list[Unit]:
+def order_units(benchmark: Benchmark) -> list[Unit]:
     """Return the records, worst first, each with all its parts and a non-member while both sides
     last."""
     by_id = {secret.id: secret for secret in benchmark.secrets}
     in_order = [by_id[id] for id in benchmark.asking_order] or list(benchmark.secrets)
     sides = [
-        _parts_by_record(secret for secret in in_order if secret.member is side)
+        _group_record_parts(secret for secret in in_order if secret.member is side)
         for side in (True, False)
     ]
     return [
@@ -140,14 +140,14 @@ def units_in_asking_order(benchmark: Benchmark) -> list[Unit]:
     ]
 
 
-def _parts_by_record(secrets: Iterable[Secret]) -> list[Unit]:
+def _group_record_parts(secrets: Iterable[Secret]) -> list[Unit]:
     records: dict[str, list[Secret]] = {}
     for secret in secrets:
         records.setdefault(secret.document or secret.id, []).append(secret)
     return [tuple(parts) for parts in records.values()]
 
 
-def narrow_benchmark_to(benchmark: Benchmark, units: Sequence[Unit]) -> Benchmark:
+def narrow_benchmark_copy(benchmark: Benchmark, units: Sequence[Unit]) -> Benchmark:
     """Return the benchmark with only these records, and the counts of the omitted records."""
     ids = {secret.id for unit in units for secret in unit}
     part = copy.copy(benchmark)  # a shallow copy suffices: tuples are replaced, never changed
@@ -160,7 +160,7 @@ def narrow_benchmark_to(benchmark: Benchmark, units: Sequence[Unit]) -> Benchmar
         part.heldout_given = tuple(compress(benchmark.heldout_given, nonmember_mask))
     part.forgotten = benchmark.forgotten & ids
     part.record_counts = {
-        side: _counts_after_time_limit(
+        side: _count_records_asked(
             counts, [s for s in part.secrets if s.member is (side == "members")]
         )
         for side, counts in benchmark.record_counts.items()
@@ -168,7 +168,7 @@ def narrow_benchmark_to(benchmark: Benchmark, units: Sequence[Unit]) -> Benchmar
     return part
 
 
-def _counts_after_time_limit(counts: RecordCounts, secrets: Sequence[Secret]) -> RecordCounts:
+def _count_records_asked(counts: RecordCounts, secrets: Sequence[Secret]) -> RecordCounts:
     n_asked = len({secret.document or secret.id for secret in secrets})
     if n_asked == counts.audited:
         return counts
@@ -177,7 +177,7 @@ def _counts_after_time_limit(counts: RecordCounts, secrets: Sequence[Secret]) ->
     return replace(counts, audited=n_asked, not_attacked=not_attacked, tokens=0, attacked_tokens=0)
 
 
-def _finished_unit_count(audit: Audit, units: Sequence[Unit]) -> int:
+def _count_finished_units(audit: Audit, units: Sequence[Unit]) -> int:
     """Return how many of the first units an earlier session finished, in every cell with
     answers."""
     folder = audit.folder
@@ -237,9 +237,9 @@ def _ask_about_batch(
         n_part = pace.count_fitting(most, n_read, limit.seconds_left() - reserve)
         if not n_part:
             break
-        n_part = _count_units_with_logits_at_hand(batch[n_read : n_read + n_part], vocab_size)
+        n_part = _count_ready_units(batch[n_read : n_read + n_part], vocab_size)
         target_run = _start_target_run(narrowed(first + n_read + n_part, first + n_read), engine)
-        models = _read_and_score(target_run, is_first=first + n_read == 0)
+        models = _score_units(target_run, is_first=first + n_read == 0)
         _ask_cells(target_run, Probe)
         n_read += n_part
         pace.reading = (time.perf_counter() - start) / n_part
@@ -253,7 +253,7 @@ def _ask_about_batch(
     return n_read
 
 
-def _count_units_with_logits_at_hand(units: Sequence[Unit], vocab_size: int) -> int:
+def _count_ready_units(units: Sequence[Unit], vocab_size: int) -> int:
     """Return how many of the first units have logits that fit in memory together; at least 1."""
     n_bytes = 0
     for count, unit in enumerate(units):
@@ -271,7 +271,7 @@ def _start_target_run(audit: Audit, engine: Engine) -> TargetRun:
     return TargetRun(audit, targets.undefended, place, engine, PerSecretCollector(audit.folder))
 
 
-def _read_and_score(target_run: TargetRun, is_first: bool) -> list[LanguageModel]:
+def _score_units(target_run: TargetRun, is_first: bool) -> list[LanguageModel]:
     """Let each queried model read the texts, and store the target's log-probabilities of the true
     tokens; return these models. is_first: announce the first number."""
     audit = target_run.audit
@@ -279,11 +279,11 @@ def _read_and_score(target_run: TargetRun, is_first: bool) -> list[LanguageModel
     _read_ahead(target.model, target.secrets, whole_texts=True)
     if target.model.capabilities & {"likelihood", "distribution"}:
         # first, because it queries full texts, which contain the suffixes
-        scoring.heldout_losses(audit, target)
+        scoring.compute_heldout_losses(audit, target)
         scoring.measure_true_token_likelihoods(audit, target)
     if is_first:
         _announce_first_number(target_run)
-    references = _reference_asked_by_probes(audit, target_run.place, target)
+    references = _list_probed_references(audit, target_run.place, target)
     for reference in references:
         _read_ahead(reference, target.secrets, whole_texts=False)
     return [target.model, *references]
@@ -296,7 +296,7 @@ def _announce_first_number(target_run: TargetRun) -> None:
     members = [secret for secret in target_run.target.secrets if secret.member]
     if not implies_capability(model.capabilities, "distribution"):
         return
-    hits = scoring.greedy_hits(model, members)
+    hits = scoring.mark_greedy_hits(model, members)
     records = {secret.document or secret.id for secret in members}
     recited = {
         secret.document or secret.id for secret, hit in zip(members, hits, strict=True) if hit
@@ -310,7 +310,7 @@ def _announce_first_number(target_run: TargetRun) -> None:
 
 def _ask_cells(target_run: TargetRun, kind: type[Attack] | type[Probe]) -> None:
     """Run the queries of the attacks, or of the probes, on the secrets of this audit."""
-    for cell in cells_of_target(target_run):
+    for cell in list_target_cells(target_run):
         if not isinstance(cell.method, kind):
             continue
         try:
@@ -319,10 +319,8 @@ def _ask_cells(target_run: TargetRun, kind: type[Attack] | type[Probe]) -> None:
             continue  # its row will state the reason
 
 
-def _reference_asked_by_probes(
-    audit: Audit, place: Workplace, target: Target
-) -> list[LanguageModel]:
-    reference = place.shared_view_of_target(target.name, WHITE_BOX.name).reference
+def _list_probed_references(audit: Audit, place: Workplace, target: Target) -> list[LanguageModel]:
+    reference = place.get_shared_view(target.name, WHITE_BOX.name).reference
     asks = any(
         isinstance(method, Probe) and method.without_reference for method in audit.selection.methods
     )
@@ -343,10 +341,10 @@ def _read_ahead(model: LanguageModel, secrets: Sequence[Secret], whole_texts: bo
     model.read_ahead(texts, last, [len(secret.prefix) for secret in secrets])
 
 
-def kept_greedy_guesses(audit: Audit, target: Target) -> Mapping[str, Guesses]:
+def list_greedy_guesses(audit: Audit, target: Target) -> Mapping[str, Guesses]:
     """Return the guesses by secret of an attack of this run with greedy decoding; empty if the run
     has no such attack."""
-    view = audit.make_view_of_target(target, WHITE_BOX)
+    view = audit.make_target_view(target, WHITE_BOX)
     for attack in audit.selection.attacks:
         sampling = attack.sampling()
         if sampling is not None and view.decoding_description(sampling) == "greedy":

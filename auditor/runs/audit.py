@@ -32,15 +32,15 @@ from auditor.records.folder import RunFolder
 from auditor.runs import generations, packed_rows, personal_data
 from auditor.runs.generations import TrainingCorpus
 from auditor.runs.personal_data import PersonalDataOfSecrets
-from auditor.runs.prefix_token import resolve_prefix_token, with_prefix_token
+from auditor.runs.prefix_token import resolve_prefix_token, wrap_prefixed_model
 from auditor.runs.selection import PluginSelection
 from auditor.runs.site import Site
 from auditor.runs.stopping import StoppingRule
 from auditor.runs.target import Target
 from auditor.runs.token_allowance import (
     divide_query_budget,
-    planned_token_counts,
-    queries_of_attack,
+    list_attack_queries,
+    plan_token_counts,
 )
 from auditor.runs.tuned_states import State, load_attack_state, save_attack_state
 
@@ -71,10 +71,10 @@ class RunContext:
     def challenge(self) -> Challenge:
         return self.benchmark.challenge()
 
-    def make_view_of_target(self, target: Target, setting: Setting) -> View:
+    def make_target_view(self, target: Target, setting: Setting) -> View:
         """Return a new view without draws; a fixed budget is divided over the secrets."""
         public, reference = (
-            model and with_prefix_token(model, self.prefix_token.tokens)
+            model and wrap_prefixed_model(model, self.prefix_token.tokens)
             for model in (self.site.public_model, self.site.reference_model)
         )
         view = View(
@@ -85,7 +85,7 @@ class RunContext:
             public=public,
             reference=reference,
             reference_fault=self.site.reference_fault_sentence,
-            references=self.reference_models_behind_prefix_token,
+            references=self.load_prefixed_references,
             tokenizer=self.benchmark.tokenizer,
             batch_size=self.batch_size,
             meter=target.spending.meter,
@@ -95,20 +95,20 @@ class RunContext:
         )
         # A budget pays only for text: reads by white-box access are not charged.
         if target.query_budget_of_defense is not None and setting is TEXT_ONLY:
-            attacks = self.selection.attacks_for_defense(target.defense)
-            draws = planned_token_counts(view, attacks, target.secrets)
+            attacks = self.selection.list_defense_attacks(target.defense)
+            draws = plan_token_counts(view, attacks, target.secrets)
             view.allowance = divide_query_budget(
                 target.query_budget_of_defense, draws, target.lot_number_by_secret
             )
         return view
 
-    def reference_models_behind_prefix_token(self, spec: str) -> ReferenceModels:
+    def load_prefixed_references(self, spec: str) -> ReferenceModels:
         """Return the reference models of `-A references=`, with the prefix token. Raise AuditError
         if the site has none."""
         references = self.site.load_reference_models_of_site(spec)
         return ReferenceModels(
             tuple(
-                with_prefix_token(model, self.prefix_token.tokens) for model in references.models
+                wrap_prefixed_model(model, self.prefix_token.tokens) for model in references.models
             ),
             references.saw,
         )
@@ -132,11 +132,9 @@ class RunContext:
             if isinstance(model, HuggingFaceModel):
                 # Check this first: it also configures how the model is served, on which all later
                 # queries depend.
-                notes = self_check.check_and_configure_serving(
-                    model, reach, pairs, model.choices_kept_in
-                )
+                notes = self_check.configure_serving(model, reach, pairs, model.choices_kept_in)
                 if model is self.site.model and self.benchmark.earlier_in_row:
-                    notes += self._notes_on_packed_rows()
+                    notes += self._list_packed_row_notes()
                 if model is self.site.model and (
                     changed := precision.dtype_effect_sentence(model, pairs)
                 ):
@@ -145,10 +143,10 @@ class RunContext:
                 for note in notes:
                     self.site.reporter.note(note)
 
-    def _notes_on_packed_rows(self) -> tuple[str, ...]:
+    def _list_packed_row_notes(self) -> tuple[str, ...]:
         """Compare packed records with and without the earlier records of their row; add a doubt to
         the benchmark."""
-        model = with_prefix_token(self.site.model, self.prefix_token.tokens)
+        model = wrap_prefixed_model(self.site.model, self.prefix_token.tokens)
         remark, doubts = packed_rows.compare_packed_records(
             model, self.benchmark.secrets, self.benchmark.earlier_in_row
         )
@@ -164,7 +162,7 @@ class RunContext:
                 method.check_secrets(self.benchmark.secrets)
         for references in self.selection.reference_models_asked_by_probes:
             # Load the models, or train them in the lab, now: the site stores them.
-            self.reference_models_behind_prefix_token(references)
+            self.load_prefixed_references(references)
 
     def check_texts_fit_models(self) -> None:
         """Raise AuditError if the context of a model is too short for the texts of this run with
@@ -206,7 +204,7 @@ class Audit(RunContext):
 
     @cached_property
     def personal_data_of_secrets(self) -> PersonalDataOfSecrets:
-        return personal_data.find_personal_data_of_secrets(
+        return personal_data.find_personal_data(
             self.benchmark, personal_data.parse_phone_regions(self.data_fields_of_plan.phone_region)
         )
 
@@ -228,7 +226,7 @@ class Audit(RunContext):
         # A check queries more and more secrets: answers about a smaller set are not shared.
         return {**key, "asked": tuple(self.secrets_by_id)} if self.population else key
 
-    def training_corpus_for_attack(self, attack: CorpusAttack) -> TrainingCorpus:
+    def build_attack_corpus(self, attack: CorpusAttack) -> TrainingCorpus:
         """Return the texts to compare its generations with. Raise AuditError if an n-gram is longer
         than every text."""
         corpus = self.benchmark.texts_with_repeat_counts
@@ -237,18 +235,18 @@ class Audit(RunContext):
             self.site.subject,
             lambda: build_ngram_index(corpus(True), (tokens for tokens, _ in corpus(False))),
         )
-        return generations.corpus_with_chosen_ngram_length(attack, self.benchmark, index)
+        return generations.choose_ngram_length(attack, self.benchmark, index)
 
     def check_corpus_attacks_feasible(self, target: Target) -> None:
         """Raise AuditError now for generations that would otherwise be refused after the first
         draw."""
-        view = self.make_view_of_target(target, WHITE_BOX)
+        view = self.make_target_view(target, WHITE_BOX)
         for attack in self.selection.attacks:
             if not isinstance(attack, CorpusAttack):
                 continue
-            self.training_corpus_for_attack(attack)  # build the index before hours of drawing
+            self.build_attack_corpus(attack)  # build the index before hours of drawing
             for n_prefix, length in {
-                (len(query.prefix), query.length) for query in queries_of_attack(view, attack, ())
+                (len(query.prefix), query.length) for query in list_attack_queries(view, attack, ())
             }:
                 for model in (target.model, view.public, view.reference):
                     if model is not None:
@@ -303,7 +301,7 @@ def choose_prefix_token(site: Site, longest: int, folder: RunFolder) -> PrefixTo
     prefix_token = site.shared.get_or_make(
         "prefix_token",
         key,
-        lambda: resolve_prefix_token_of_site(site, site.benchmark.known, longest),
+        lambda: resolve_site_prefix(site, site.benchmark.known, longest),
     )
     if saved is None:
         folder.save_prefix_token(prefix_token)
@@ -315,14 +313,14 @@ def choose_prefix_token(site: Site, longest: int, folder: RunFolder) -> PrefixTo
     return prefix_token
 
 
-def resolve_prefix_token_of_site(site: Site, known: Sequence[Pair], longest: int) -> PrefixToken:
+def resolve_site_prefix(site: Site, known: Sequence[Pair], longest: int) -> PrefixToken:
     """Return the plan's prefix token; if the plan gives none, choose it on these known pairs."""
     benchmark = site.benchmark
     options = (benchmark.canaries, benchmark.framed, benchmark.as_trained, site.hurried)
     return resolve_prefix_token(site.data_plan.prefix_token, site.model, known, longest, *options)
 
 
-def longest_context_token_count(benchmark: Benchmark, prompt_rows: int) -> int:
+def count_longest_context(benchmark: Benchmark, prompt_rows: int) -> int:
     """Return the maximum number of tokens of a context without the prefix token."""
     pairs: list[Pair | Secret] = [*benchmark.known, *benchmark.secrets]
     prompted_lengths = [prompt_rows + len(pair.prefix + pair.suffix) for pair in pairs]

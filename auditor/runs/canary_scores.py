@@ -20,8 +20,8 @@ from auditor.plugins.probe import observe_all_secrets
 from auditor.plugins.view import WHITE_BOX, View
 from auditor.records import result_file, table
 from auditor.reports import phrases
-from auditor.runs.plan import merged_plugin_options, parse_plugin_options, refuse_unused_options
-from auditor.runs.prefix_token import resolve_prefix_token, with_prefix_token
+from auditor.runs.plan import merge_plugin_options, parse_plugin_options, refuse_unused_options
+from auditor.runs.prefix_token import resolve_prefix_token, wrap_prefixed_model
 from auditor.runs.reporter import Reporter
 
 _MEASURED = CANARIES.measured_by[0]
@@ -45,7 +45,7 @@ class TargetScores:
     notes: tuple[str, ...]
 
 
-def canary_scores_of_model_or_run(
+def score_canaries(
     manifest: Path,
     model: str,
     reporter: Reporter,
@@ -65,21 +65,19 @@ def canary_scores_of_model_or_run(
             raise AuditError(
                 "-A and --prefix-token go with a model: a run was measured with options of its own"
             )
-        return _canary_scores_of_run(canary_manifest, Path(model))
+        return _read_run_scores(canary_manifest, Path(model))
     name = registry.find_method_name(_MEASURED)
     fields = list(get_option_defaults(registry.list_probes()[name]))
     parsed = parse_plugin_options("-A", probe_options, [name])
     refuse_unused_options("-A", parsed, {name: fields})
     probe = build_plugin(
-        "probe", registry.list_probes(), name, merged_plugin_options(name, parsed, {}, fields)
+        "probe", registry.list_probes(), name, merge_plugin_options(name, parsed, {}, fields)
     )
     target = load_causal_lm(model, loading)
-    secrets = manifests.canary_manifest_as_secrets(
-        canary_manifest, target.tokenizer, target.vocab_size
-    )
+    secrets = manifests.build_manifest_secrets(canary_manifest, target.tokenizer, target.vocab_size)
     longest = max(len(secret.suffix) for secret in secrets)
     prefix = resolve_prefix_token(prefix_token, target, longest=longest, canaries=secrets)
-    attacked = with_prefix_token(target, prefix.tokens)
+    attacked = wrap_prefixed_model(target, prefix.tokens)
     attacked.check_text_fits(0, longest)
     with reporter.stage(f"exposure of {len(secrets)} canaries"):
         view = View("undefended", attacked, WHITE_BOX, seed, tokenizer=target.tokenizer)
@@ -92,7 +90,7 @@ def canary_scores_of_model_or_run(
     return [TargetScores(f"Exposure on {model}", rows, notes)]
 
 
-def _canary_scores_of_run(manifest: ExposureCanaryManifest, folder: Path) -> list[TargetScores]:
+def _read_run_scores(manifest: ExposureCanaryManifest, folder: Path) -> list[TargetScores]:
     result = result_file.read_result(folder)
     observations = table.read_probe_observations(folder)
     counts = {entry.id: entry.count for entry in manifest.canaries}

@@ -15,14 +15,14 @@ from auditor.core.errors import AuditError
 from auditor.core.nouns import CellKey, Guesses, Observation, PrefixToken, Query, Secret
 from auditor.core.plan import Plan
 from auditor.engines.engine import WorkerStart
-from auditor.gate.comparability import comparable_secrets_digest
+from auditor.gate.comparability import digest_comparable_secrets
 from auditor.plugins.probe import Probe
 from auditor.plugins.view import SETTINGS, ClaimTokenMeter, View
 from auditor.records.folder import batch_finished_secrets
 from auditor.runs import plan_weights
 from auditor.runs.audit import RunContext
 from auditor.runs.lab_site import make_site
-from auditor.runs.selection import PluginSelection, select_and_check_plugins
+from auditor.runs.selection import PluginSelection, select_plugins
 from auditor.runs.site import Site
 from auditor.runs.target import Target
 from auditor.runs.targets import Targets
@@ -55,14 +55,14 @@ class Workplace:
         self._target = target
         self._views = {}
 
-    def shared_view_of_target(self, target: str, setting: str) -> View:
+    def get_shared_view(self, target: str, setting: str) -> View:
         """Return the view shared by all queries to a target in a setting: passes with the same
         recipe are run once."""
         if self._target is None or self._target.name != target:
             self.set_current_target(self.targets.find_or_build_target(target))
         assert self._target is not None  # just taken
         if setting not in self._views:
-            self._views[setting] = self.scene.make_view_of_target(self._target, SETTINGS[setting])
+            self._views[setting] = self.scene.make_target_view(self._target, SETTINGS[setting])
         return self._views[setting]
 
 
@@ -84,7 +84,7 @@ class CellWork(Generic[Asked, Answer]):
     def process_items(
         self, place: Workplace, items: Sequence[Asked]
     ) -> Iterator[CellWorkResult[Answer]]:
-        view = place.shared_view_of_target(self.key.target, self.key.setting)
+        view = place.get_shared_view(self.key.target, self.key.setting)
         draws = dict(self.meter.drawn)
         # All cells of a target and setting share the view, so each cell sets its allowance. Draws
         # are counted in a copy: in this process the cell adds the returned draws to the run's
@@ -132,15 +132,15 @@ class WorkerSite:
         plan = self.plan.with_fields(submission=None)
         site = make_site(plan)
         site.table_counting = TableCounting(counted=dict(self.counted))
-        return site, select_and_check_plugins(plan, site)
+        return site, select_plugins(plan, site)
 
 
-def fingerprints_of_inputs(plan: Plan, site: Site) -> dict[str, str]:
+def fingerprint_inputs(plan: Plan, site: Site) -> dict[str, str]:
     """Return digests of all inputs, after the model is loaded; a worker with other digests is
     refused."""
     return {
-        **plan_weights.weight_digests_of_plan_and_site(plan, site),
-        "the data": comparable_secrets_digest(site.benchmark.secrets),
+        **plan_weights.digest_plan_weights(plan, site),
+        "the data": digest_comparable_secrets(site.benchmark.secrets),
     }
 
 
@@ -164,7 +164,7 @@ class WorkerWorkplace:
         # In this order: `Targets` loads the model, and files of a hub have no digest before their
         # download.
         place = Workplace(scene, Targets(scene))
-        digests = fingerprints_of_inputs(plan, site)
+        digests = fingerprint_inputs(plan, site)
         for name, digest in self.read.items():
             if digests.get(name) != digest:
                 raise AuditError(

@@ -19,15 +19,15 @@ from auditor.plugins.attack import Attack, CorpusAttack
 from auditor.plugins.probe import Observed, Probe
 from auditor.plugins.view import TEXT_ONLY, Setting, View
 from auditor.runs import answer_remarks, chain_steps, generations, stopping
-from auditor.runs.applicability import check_method_applies_to_target, secrets_to_probe
+from auditor.runs.applicability import check_method_applies, select_probed_secrets
 from auditor.runs.audit import Audit
 from auditor.runs.cell_work import Answer, Asked, CellWork, CellWorkResult, Workplace
 from auditor.runs.per_secret_results import (
     Kinds,
     PerSecretCollector,
+    build_observation_row,
+    build_outcome_row,
     make_token_decoder,
-    per_secret_row_of_observations,
-    per_secret_row_of_outcome,
 )
 from auditor.runs.target import Target
 from auditor.runs.tuned_states import State
@@ -56,7 +56,7 @@ class Cell(TargetRun, ABC):
 
     @property
     def view(self) -> View:
-        return self.place.shared_view_of_target(self.target.name, self.setting.name)
+        return self.place.get_shared_view(self.target.name, self.setting.name)
 
     @property
     def key(self) -> CellKey:
@@ -70,19 +70,19 @@ class Cell(TargetRun, ABC):
         """Return a finding with measurements, or with the reason why it has none; add the results
         per secret to the collector."""
         start = time.perf_counter()
-        blank = self._finding_before_measuring()
+        blank = self._build_finding()
         try:
-            check_method_applies_to_target(self.method, self.target, self.view, self.audit)
+            check_method_applies(self.method, self.target, self.view, self.audit)
         except NotApplicable as why:
             return dataclasses.replace(blank, not_applicable=str(why))
         try:
-            finding = self._measure_and_fill_in_finding(blank)
+            finding = self._complete_finding(blank)
         except NotApplicable as why:  # decided by the answers: the time shows that it ran
             return dataclasses.replace(
                 blank, not_applicable=str(why), seconds=time.perf_counter() - start
             )
         if stopped := self.collector.stopped.get(self.key):
-            finding = stopping.stopped_finding_with_betting_bounds(
+            finding = stopping.bound_stopped_finding(
                 finding, self.collector.rows[self.key], stopped
             )
         return dataclasses.replace(finding, seconds=time.perf_counter() - start)
@@ -107,10 +107,10 @@ class Cell(TargetRun, ABC):
         """
 
     @abstractmethod
-    def _measure_and_fill_in_finding(self, blank: Finding) -> Finding:
+    def _complete_finding(self, blank: Finding) -> Finding:
         """Fill in the blank finding. Raise NotApplicable if there is nothing to measure."""
 
-    def _stream_answers_from_engine(
+    def _stream_answers(
         self, work: CellWork[Asked, Answer], items: Sequence[Asked]
     ) -> Iterator[CellWorkResult[Answer]]:
         """Yield the engine's answers about these items as they arrive; add their draws to the
@@ -130,7 +130,7 @@ class Cell(TargetRun, ABC):
         if (stop := self.audit.stops.get(self.key)) is None:
             ask(items)
             return items
-        self.collector.stopped[self.key], ids = stop.ask_in_random_order(
+        self.collector.stopped[self.key], ids = stop.ask_randomly(
             items, self.audit.seed, ask, count_seen
         )
         return [item for item in items if item.id in ids]
@@ -138,9 +138,9 @@ class Cell(TargetRun, ABC):
     def _report_cell_progress(self, n_done: int, of: int) -> None:
         self.audit.site.reporter.progress(f"{self.method.name} on {self.target.title}", n_done, of)
 
-    def _finding_before_measuring(self) -> Finding:
+    def _build_finding(self) -> Finding:
         """Return the finding with all fields that are known before a measurement."""
-        applies, reason = self.target.claim_coverage_and_reason(self.setting)
+        applies, reason = self.target.judge_claim_coverage(self.setting)
         sampling = self.method.sampling()
         return Finding(
             *self.key,
@@ -149,7 +149,7 @@ class Cell(TargetRun, ABC):
             decoding=self.view.decoding_description(sampling) if sampling else "",
             claim_applies=applies,
             claim_reason=reason,
-            notes=(*self.target.remarks_of_defense(), self.audit.prefix_token.said),
+            notes=(*self.target.list_defense_remarks(), self.audit.prefix_token.said),
         )
 
 
@@ -160,20 +160,20 @@ class AttackCell(Cell):
     method: Attack
 
     def ask_ahead(self) -> None:
-        check_method_applies_to_target(self.method, self.target, self.view, self.audit)
+        check_method_applies(self.method, self.target, self.view, self.audit)
         self._guess_remaining_secrets(
             self.audit.load_or_fit_attack_state(self.target, self.view, self.method)
         )
 
-    def _measure_and_fill_in_finding(self, blank: Finding) -> Finding:
+    def _complete_finding(self, blank: Finding) -> Finding:
         state = self.audit.load_or_fit_attack_state(self.target, self.view, self.method)
         queried, ids = self._guess_remaining_secrets(state)
         if not ids:
             raise NotApplicable("the budget pays for no whole answer: 0 secrets covered")
-        outcome, costs, kinds = self._judge_guesses_with_costs_and_kinds(ids)
+        outcome, costs, kinds = self._judge_guesses(ids)
         # Charge before the row may be refused below: these tokens were drawn.
         if self.setting is TEXT_ONLY:
-            self.target.spending.charge_claim_for_answers(self.view, self.method, costs)
+            self.target.spending.charge_claim(self.view, self.method, costs)
         members = outcome.select_secrets(outcome.member)
         if not len(members.ids):
             raise NotApplicable("the budget covers no member")
@@ -193,11 +193,11 @@ class AttackCell(Cell):
                     dict(zip(outcome.ids, map(bool, outcome.hit), strict=True)),
                     dict(zip(outcome.ids, map(bool, outcome.is_near_verbatim), strict=True)),
                 ),
-                *self._recall_difference_to_undefended(),
+                *self._measure_undefended_difference(),
             ),
             by_repeats=extraction.measure_hit_shares("recall", members),
-            strata=self._strata_of_members(members),
-            by_group=self._group_shares_of_members(members),
+            strata=self._build_member_strata(members),
+            by_group=self._measure_group_shares(members),
             by_kind={
                 kind: m for kind in kinds if (m := answers.remeasure_metric(RECALL, kind=kind))
             },
@@ -210,18 +210,18 @@ class AttackCell(Cell):
             notes=(
                 *blank.notes,
                 *self.method.notes(self.view, state),
-                *answer_remarks.cell_remarks_on_guesses(
+                *answer_remarks.list_guess_remarks(
                     costs, self.target.secrets, self.audit.benchmark, len(queried)
                 ),
-                *answer_remarks.cell_remarks_on_query_budget(self.view, self.method, costs),
-                *answer_remarks.cell_remarks_on_single_samples(self.view, self.method),
+                *answer_remarks.list_budget_remarks(self.view, self.method, costs),
+                *answer_remarks.list_single_sample_remarks(self.view, self.method),
             ),
             drawn=sum(g.drawn for g in costs),
             samples=self.method.sample_counts_by_recipe(self.view).get(recipe, 0),
             rows=sum(g.rows for g in costs),
         )
 
-    def _strata_of_members(self, members: judging.Outcome) -> tuple[Stratum, ...]:
+    def _build_member_strata(self, members: judging.Outcome) -> tuple[Stratum, ...]:
         """Return the records by copies; empty if the row did not query the full sample of the
         run."""
         counts = self.audit.benchmark.record_counts.get("members")
@@ -233,7 +233,7 @@ class AttackCell(Cell):
         secrets = map(self.audit.secrets_by_id.__getitem__, members.ids)
         return extraction.group_copies_strata(counts.by_copies, secrets, members.hit)
 
-    def _group_shares_of_members(self, members: judging.Outcome) -> dict[str, Measurement]:
+    def _measure_group_shares(self, members: judging.Outcome) -> dict[str, Measurement]:
         """Return the share extracted by group; empty for a row that may stop early, because these
         intervals need a fixed sample size."""
         if self.key in self.audit.stops:
@@ -241,7 +241,7 @@ class AttackCell(Cell):
         secrets = map(self.audit.secrets_by_id.__getitem__, members.ids)
         return extraction.measure_group_shares(secrets, members.hit)
 
-    def _recall_difference_to_undefended(self) -> Iterator[Measurement]:
+    def _measure_undefended_difference(self) -> Iterator[Measurement]:
         """Yield the paired difference to the undefended target at the same setting, on the members
         with answers in both rows."""
         if self.key in self.collector.stopped:
@@ -254,9 +254,7 @@ class AttackCell(Cell):
         if row is not None and base_row is not None and not self.target.is_undefended:
             yield chain_steps.measure_row_difference(RECALL, "share", row, base_row)
 
-    def _judge_guesses_with_costs_and_kinds(
-        self, ids: Sequence[str]
-    ) -> tuple[judging.Outcome, list[Guesses], Kinds]:
+    def _judge_guesses(self, ids: Sequence[str]) -> tuple[judging.Outcome, list[Guesses], Kinds]:
         """Return the judged answers, their costs without candidates, and their shares of personal
         data. Answers are read successively: together they may exceed memory."""
         finished, costs = self.audit.folder.guesses.finished_secrets(self.key), list[Guesses]()
@@ -272,18 +270,18 @@ class AttackCell(Cell):
         return (
             outcome,
             costs,
-            self.audit.personal_data_of_secrets.extracted_share_by_kind_and_secret(
+            self.audit.personal_data_of_secrets.measure_extracted_shares(
                 map(finished.__getitem__, ids), secrets, decode
             ),
         )
 
-    def _judged_row_of_queries(self, queries: Sequence[Query]) -> RowValuesBySecret:
+    def _build_judged_row(self, queries: Sequence[Query]) -> RowValuesBySecret:
         """Return the judged row of these queries, without the queries that lack an answer."""
         finished = self.audit.folder.guesses.finished_secrets(self.key)
-        outcome, _, kinds = self._judge_guesses_with_costs_and_kinds(
+        outcome, _, kinds = self._judge_guesses(
             [query.id for query in queries if query.id in finished]
         )
-        return per_secret_row_of_outcome(outcome, kinds)
+        return build_outcome_row(outcome, kinds)
 
     def _guess_remaining_secrets(self, state: State) -> tuple[list[str], list[str]]:
         """Attack the secrets without an answer; return the ids of all queries, and the ids with an
@@ -302,7 +300,7 @@ class AttackCell(Cell):
         )
 
         def ask(batch: Sequence[Query]) -> None:
-            for result in self._stream_answers_from_engine(
+            for result in self._stream_answers(
                 work, [query for query in batch if query.id not in finished]
             ):
                 self.audit.folder.guesses.append(self.key, result.of)
@@ -313,7 +311,7 @@ class AttackCell(Cell):
 
         ids = [
             query.id
-            for query in self._ask_until_stopping_rule(queries, ask, self._judged_row_of_queries)
+            for query in self._ask_until_stopping_rule(queries, ask, self._build_judged_row)
         ]
         return ids, [id for id in ids if id in finished]
 
@@ -324,20 +322,20 @@ class CorpusCell(AttackCell):
 
     method: CorpusAttack
 
-    def _measure_and_fill_in_finding(self, blank: Finding) -> Finding:
+    def _complete_finding(self, blank: Finding) -> Finding:
         audit = self.audit
         attack = self.method
         view = self.view
-        corpus = audit.training_corpus_for_attack(attack)
+        corpus = audit.build_attack_corpus(attack)
         state = audit.load_or_fit_attack_state(self.target, view, attack)
         _, ids = self._guess_remaining_secrets(state)
         if not ids:
             raise NotApplicable("the budget pays for no whole generation")
-        judged = generations.judge_generations_of_cell(
+        judged = generations.judge_generations(
             self.key, attack, audit.folder.guesses.finished_secrets(self.key), ids, corpus
         )
         if self.setting is TEXT_ONLY:
-            self.target.spending.charge_claim_for_answers(view, attack, judged.costs)
+            self.target.spending.charge_claim(view, attack, judged.costs)
         self.collector.collect_generations(self.key, judged)
         # No secrets: the queries of a corpus attack depend only on its options.
         n_queries = len(attack.queries(view, ()))
@@ -352,13 +350,11 @@ class CorpusCell(AttackCell):
             notes=(
                 *blank.notes,
                 *attack.notes(view, state),
-                *corpus.notes_on_corpus_and_prompts(attack.user_chosen_beginnings(view)),
+                *corpus.list_corpus_notes(attack.user_chosen_beginnings(view)),
                 *judged.notes,
-                *answer_remarks.cell_remarks_on_draws_near_cdf_boundary(judged.costs),
+                *answer_remarks.list_boundary_remarks(judged.costs),
                 *budget_remarks,
-                *answer_remarks.cell_remarks_on_query_budget(
-                    view, attack, judged.costs, "generations"
-                ),
+                *answer_remarks.list_budget_remarks(view, attack, judged.costs, "generations"),
             ),
             drawn=sum(g.drawn for g in judged.costs),
             rows=sum(g.rows for g in judged.costs),
@@ -372,14 +368,14 @@ class ProbeCell(Cell):
     method: Probe
 
     def ask_ahead(self) -> None:
-        check_method_applies_to_target(self.method, self.target, self.view, self.audit)
-        secrets = secrets_to_probe(self.method, self.target, self.audit.benchmark, self.view)
+        check_method_applies(self.method, self.target, self.view, self.audit)
+        secrets = select_probed_secrets(self.method, self.target, self.audit.benchmark, self.view)
         self._observe_missing_secrets(secrets, {})
 
-    def _measure_and_fill_in_finding(self, blank: Finding) -> Finding:
+    def _complete_finding(self, blank: Finding) -> Finding:
         probe = self.method
         target = self.target
-        candidates = secrets_to_probe(probe, target, self.audit.benchmark, self.view)
+        candidates = select_probed_secrets(probe, target, self.audit.benchmark, self.view)
         claim = target.claim
         # A probe of the claim reads `uncharged_token_count`: the attacks' draws in excess of the
         # charge to the claim.
@@ -392,9 +388,7 @@ class ProbeCell(Cell):
             self.key, probe, secrets, observations, measurements[0]
         )
         if probe.of == "secrets":
-            subset_remarks = answer_remarks.cell_remarks_on_attacked_subset(
-                candidates, self.audit.benchmark
-            )
+            subset_remarks = answer_remarks.list_subset_remarks(candidates, self.audit.benchmark)
         else:
             subset_remarks = ()
         return dataclasses.replace(
@@ -412,14 +406,14 @@ class ProbeCell(Cell):
         folder, probe, (seen_before, facts) = (
             self.audit.folder,
             self.method,
-            self._shared_undefended_observations(),
+            self._pair_undefended_observations(),
         )
         secrets, finished = self._observe_missing_secrets(secrets, seen_before)
         values = [finished[secret.id] for secret in secrets]
         # Computed once: by an earlier run of the sweep, by the resumed run, or now. `facts` is
         # updated in place, like `seen_before` below: all these runs share both dicts. Facts of a
         # part do not hold for a larger part.
-        saved_facts = {} if self.audit.population else facts or folder.probe_facts_of_cell(self.key)
+        saved_facts = {} if self.audit.population else facts or folder.read_probe_facts(self.key)
         facts |= saved_facts or probe.facts(self.view, secrets, values)
         folder.save_probe_facts(self.key, facts)
         observations = probe.add_joint_values(secrets, values)
@@ -458,22 +452,22 @@ class ProbeCell(Cell):
                 if secret.id in seen_before.keys() - finished.keys()
             ]:
                 folder.observations.append(self.key, saved)
-            for result in self._stream_answers_from_engine(
+            for result in self._stream_answers(
                 work, [secret for secret in batch if secret.id not in finished]
             ):
                 folder.observations.append(self.key, result.of)
                 self._report_cell_progress(len(finished) - n_others, len(secrets))
 
-        return self._ask_until_stopping_rule(secrets, ask, self._observed_row_of_secrets), finished
+        return self._ask_until_stopping_rule(secrets, ask, self._build_observed_row), finished
 
-    def _observed_row_of_secrets(self, secrets: Sequence[Secret]) -> RowValuesBySecret:
+    def _build_observed_row(self, secrets: Sequence[Secret]) -> RowValuesBySecret:
         """Return the row of these observed secrets."""
         finished = self.audit.folder.observations.finished_secrets(self.key)
-        return per_secret_row_of_observations(
+        return build_observation_row(
             self.method, secrets, Observed([finished[secret.id] for secret in secrets])
         )
 
-    def _shared_undefended_observations(self) -> tuple[dict[str, Observation], dict[str, float]]:
+    def _pair_undefended_observations(self) -> tuple[dict[str, Observation], dict[str, float]]:
         """Return the observations of the undefended model by earlier runs of a sweep: values by
         secret, and joint facts.
 
@@ -491,11 +485,11 @@ class ProbeCell(Cell):
         return shared
 
 
-def cells_of_target(target_run: TargetRun) -> Iterator[Cell]:
+def list_target_cells(target_run: TargetRun) -> Iterator[Cell]:
     """Yield all cells of a target, by setting, then in the order of the plan's methods."""
     selection = target_run.audit.selection
     target = target_run.target
-    for setting in selection.settings_for_row(target.companion):
+    for setting in selection.list_row_settings(target.companion):
         for method in selection.methods:
             if isinstance(method, Probe):
                 yield ProbeCell(**vars(target_run), setting=setting, method=method)

@@ -65,13 +65,13 @@ def build_cause_chain(
             moved = minus(chain_row.target, at) if chain_row.target != at else None
             note = "" if moved else f"the {at} target is that row"
             if moved and len(waiting) > 1:  # several causes in a step
-                note = f"not separated, for want of {_missing_rows_phrase(waiting[:-1])}"
-            steps.append(ChainStep(_changes_by_cause(waiting), at, chain_row.target, moved, note))
+                note = f"not separated, for want of {_format_missing_rows(waiting[:-1])}"
+            steps.append(ChainStep(_group_changes(waiting), at, chain_row.target, moved, note))
             at = chain_row.target
             waiting = []
     if waiting:
-        note = f"not measured, for want of {_missing_rows_phrase(waiting)}"
-        steps.append(ChainStep(_changes_by_cause(waiting), at, "", None, note))
+        note = f"not measured, for want of {_format_missing_rows(waiting)}"
+        steps.append(ChainStep(_group_changes(waiting), at, "", None, note))
     return Chain(tuple(steps), minus(target, start))
 
 
@@ -99,9 +99,9 @@ def measure_row_difference(
     )
 
 
-def _changes_by_cause(chain_rows: Sequence[ChainRow]) -> dict[str, str]:
+def _group_changes(chain_rows: Sequence[ChainRow]) -> dict[str, str]:
     return {chain_row.cause.name: chain_row.cause.changes for chain_row in chain_rows}
 
 
-def _missing_rows_phrase(chain_rows: Sequence[ChainRow]) -> str:
+def _format_missing_rows(chain_rows: Sequence[ChainRow]) -> str:
     return " and ".join(chain_row.absent for chain_row in chain_rows)

@@ -87,7 +87,7 @@ class CauseChains:
         elif self.site.is_control_the_undefended_model(control):
             name = UNDEFENDED
         else:
-            name = shown_rows.row_name_of_defense(self.selection.rows, control)
+            name = shown_rows.name_defense_row(self.selection.rows, control)
         # The name is "" for a control without a row: no target has this name.
         row_values = answers.get(name)
         title = get_plugin_title(type(control or row.defense))

@@ -128,8 +128,8 @@ def run_cost_estimate_table(estimate: CostEstimate) -> RowTable:
         note += f"; no smaller {LIMIT} or {SAMPLES} would take half as long"
     if estimate.rates:
         needs = (
-            f"{roc.count_nonmembers_for_threshold(r):,} for {100 * r:g}% "
-            f"({roc.count_nonmembers_for_lower_bound(r, _SIDE):,} to bound it)"
+            f"{roc.count_threshold_nonmembers(r):,} for {100 * r:g}% "
+            f"({roc.count_bound_nonmembers(r, _SIDE):,} to bound it)"
             for r in FALSE_POSITIVES
         )
         note += (

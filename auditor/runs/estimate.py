@@ -28,16 +28,16 @@ from auditor.plugins.probe import Probe
 from auditor.plugins.view import Setting, View
 from auditor.runs import machine, scoring
 from auditor.runs.applicability import (
-    check_method_applies_to_target,
+    check_method_applies,
     refuse_methods_that_cannot_run,
-    secrets_to_probe,
+    select_probed_secrets,
 )
-from auditor.runs.audit import RunContext, longest_context_token_count, resolve_prefix_token_of_site
+from auditor.runs.audit import RunContext, count_longest_context, resolve_site_prefix
 from auditor.runs.cost import LIMIT, SAMPLES, CostEstimate, RunPartCost
 from auditor.runs.lab_site import make_site
 from auditor.runs.prefix_token import PAIRS
 from auditor.runs.reporter import Reporter, StageClock
-from auditor.runs.selection import select_and_check_plugins
+from auditor.runs.selection import select_plugins
 from auditor.runs.site import Site
 from auditor.runs.sweep_cache import SweepCache
 from auditor.runs.target import Target
@@ -91,7 +91,7 @@ def estimate_run_cost(
     clock = StageClock(reporter)
     site = make_site(plan, reporter, shared)
     site.may_train = False
-    selection = select_and_check_plugins(plan, site)
+    selection = select_plugins(plan, site)
     if site.is_model_asked_over_network:
         raise AuditError(
             f"expected a model that is loaded here with --estimate, got {plan.target.model}: what "
@@ -162,7 +162,7 @@ class _RunPartTimer:
         # prefix token, greedy recall, and cells.
         targets = 1 + len(scene.selection.rows)
         cells = sum(
-            len(scene.selection.settings_for_row(row.companion)) for row in scene.selection.rows
+            len(scene.selection.list_row_settings(row.companion)) for row in scene.selection.rows
         )
         # total weight of the remaining parts
         self.left = 2 * targets + 2 + _CELLS * (cells + len(scene.selection.settings))
@@ -172,18 +172,16 @@ class _RunPartTimer:
     def time_choosing_prefix_token(self) -> None:
         """Choose the prefix token; time the choice if the plan leaves it to the auxiliary data."""
         scene, whole_benchmark = self.scene, self.scene.benchmark
-        longest = longest_context_token_count(
+        longest = count_longest_context(
             whole_benchmark, scene.selection.longest_soft_prompt_row_count
         )
         chosen: list[PrefixToken] = []
 
         def chosen_by(known: Sequence[Any]) -> None:
-            chosen.append(resolve_prefix_token_of_site(scene.site, known, longest))
+            chosen.append(resolve_site_prefix(scene.site, known, longest))
 
         def choosing(n: int) -> Iterator[TimedPart]:
-            work = partial(
-                chosen_by, _fixed_random_subset(whole_benchmark.known, n, "prefix_token")
-            )
+            work = partial(chosen_by, _draw_fixed_subset(whole_benchmark.known, n, "prefix_token"))
             yield TimedPart("choosing a prefix token", of, 32, work)
 
         # `choosing` reads `of` when it is called, not when it is defined.
@@ -209,19 +207,19 @@ class _RunPartTimer:
         members = [secret for secret in self.scene.benchmark.secrets if secret.member]
 
         def greedy(n: int) -> Iterator[TimedPart]:
-            subset = _fixed_random_subset(members, n, "greedy")
-            work = partial(scoring.greedy_recall_by_repeats, targets.undefended.model, subset)
-            at_once = _count_of_texts_fitting_in_memory(
+            subset = _draw_fixed_subset(members, n, "greedy")
+            work = partial(scoring.measure_repeat_recall, targets.undefended.model, subset)
+            at_once = _count_fitting_texts(
                 targets.undefended.model, max((len(secret.suffix) for secret in members), default=1)
             )
             yield TimedPart("greedy recall", len(members), at_once, work)
 
         self.time_part_within_its_share(greedy)
-        for target in targets.build_targets_one_by_one(clock):
+        for target in targets.build_targets(clock):
             self.time_teacher_forced_passes(target)
-            for setting in self.scene.selection.settings_for_row(target.companion):
-                self.time_cells_of_target(target, setting)
-        self.building = sum(clock.seconds.values())  # stages of `build_targets_one_by_one`
+            for setting in self.scene.selection.list_row_settings(target.companion):
+                self.time_target_cells(target, setting)
+        self.building = sum(clock.seconds.values())  # stages of `build_targets`
 
     def time_teacher_forced_passes(self, target: Target) -> None:
         """Time teacher-forced passes over the held-out texts and over the secrets' tokens."""
@@ -231,7 +229,7 @@ class _RunPartTimer:
         given_counts = whole_benchmark.heldout_given or (1,) * len(whole_benchmark.heldout)
 
         def heldout(n: int) -> Iterator[TimedPart]:
-            subset = _fixed_random_subset(
+            subset = _draw_fixed_subset(
                 list(zip(whole_benchmark.heldout, given_counts, strict=True)), n, "heldout"
             )
 
@@ -239,28 +237,24 @@ class _RunPartTimer:
                 texts = [text for text, _ in subset]
                 sample_given = [count for _, count in subset]
                 list(compute_text_nlls(target.model, texts, context_lengths=sample_given))
-                scoring.summed_nll_of_other_perplexities(
-                    target.model, texts, sample_given, self.scene.seed
-                )
+                scoring.compute_published_nlls(target.model, texts, sample_given, self.scene.seed)
 
-            at_once = _count_of_texts_fitting_in_memory(
-                target.model, max(map(len, whole_benchmark.heldout))
-            )
+            at_once = _count_fitting_texts(target.model, max(map(len, whole_benchmark.heldout)))
             yield TimedPart(
                 f"perplexity of {target.title}", len(whole_benchmark.heldout), at_once, score
             )
 
         def tokens(n: int) -> Iterator[TimedPart]:
-            subset = _fixed_random_subset(target.secrets, n, "tokens")
+            subset = _draw_fixed_subset(target.secrets, n, "tokens")
             size = self.scene.batch_size
             work = partial(
-                _call_and_exhaust_iterator,
-                scoring.suffix_log_prob_batches_of_target,
+                _exhaust_iterator,
+                scoring.batch_suffix_log_probs,
                 target,
                 subset,
                 size,
             )
-            at_once = _count_of_texts_fitting_in_memory(
+            at_once = _count_fitting_texts(
                 target.model, max(len(secret.suffix) for secret in target.secrets)
             )
             name = f"tokens of the secrets under {target.title}"
@@ -270,29 +264,29 @@ class _RunPartTimer:
             self.time_part_within_its_share(heldout)
         self.time_part_within_its_share(tokens)
 
-    def time_cells_of_target(self, target: Target, setting: Setting) -> None:
+    def time_target_cells(self, target: Target, setting: Setting) -> None:
         """Time the tuning of attacks, then all cells of the target and setting together, because
         they share draws."""
         states: dict[str, State] = {}
         for attack in self.scene.selection.attacks:
             try:
-                states[attack.name] = self.rehearse_and_time_tuning(attack, target, setting)
+                states[attack.name] = self.time_tuning(attack, target, setting)
             except NotApplicable:
                 continue  # its cell reports the reason
         self.time_part_within_its_share(
-            lambda n: self.cell_parts_to_time(target, setting, states, n), weight=_CELLS
+            lambda n: self.list_cell_parts(target, setting, states, n), weight=_CELLS
         )
 
-    def rehearse_and_time_tuning(self, attack: Attack, target: Target, setting: Setting) -> State:
+    def time_tuning(self, attack: Attack, target: Target, setting: Setting) -> State:
         """Tune a rehearsal on few known pairs, once for all attacks with the same state; return
         this state. Raise NotApplicable if there is nothing to tune."""
-        view, known = self.scene.make_view_of_target(target, setting), self.scene.challenge.known
+        view, known = self.scene.make_target_view(target, setting), self.scene.challenge.known
         state = self.states.setdefault(f"{attack.name} {attack.fitted_state_name(view)}", {})
         rehearsal, times = attack.timing_stand_in()
 
         def steps(n: int) -> Iterator[TimedPart]:
             def fit() -> None:
-                state.update(rehearsal.fit(view, _fixed_random_subset(known, n, "known")))
+                state.update(rehearsal.fit(view, _draw_fixed_subset(known, n, "known")))
 
             yield TimedPart(
                 f"{target.title}: {attack.name} ({setting.name}), tuning",
@@ -308,25 +302,25 @@ class _RunPartTimer:
             self.time_part_within_its_share(steps, least=8)
         return state
 
-    def cell_parts_to_time(
+    def list_cell_parts(
         self, target: Target, setting: Setting, states: dict[str, State], n: int
     ) -> Iterator[TimedPart]:
-        view = self.scene.make_view_of_target(target, setting)
+        view = self.scene.make_target_view(target, setting)
         for method in self.scene.selection.methods:
             name = f"{target.title}: {method.name} ({setting.name})"
             try:
-                check_method_applies_to_target(method, target, view, self.scene)
+                check_method_applies(method, target, view, self.scene)
                 if isinstance(method, Probe):
-                    yield self.probing_part_to_time(method, target, view, name, n)
+                    yield self.build_probing_part(method, target, view, name, n)
                 else:
                     method.fitted_state_name(view)  # raises if there is nothing to tune
-                    yield self.guessing_part_to_time(
+                    yield self.build_guessing_part(
                         method, target, view, states[method.name], name, n
                     )
             except NotApplicable as why:
                 yield TimedPart(name, 0, why=f"not applicable: {why}")
 
-    def guessing_part_to_time(
+    def build_guessing_part(
         self, attack: Attack, target: Target, view: View, state: State, name: str, n: int
     ) -> TimedPart:
         attacked = {secret.id for secret in target.secrets}
@@ -339,7 +333,7 @@ class _RunPartTimer:
             at_once = 64
         else:
             at_once = view.prefix_batch_size(sampling, queries, attack.soft_prompt_rows())
-        subset = _fixed_random_subset(queries, n, "secrets")
+        subset = _draw_fixed_subset(queries, n, "secrets")
         cut: tuple[str, ...] = (LIMIT,)
         if sampling is not None and sampling.search == "sample" and sampling.samples > 1:
             self.sample_counts.add(sampling.samples)
@@ -348,22 +342,22 @@ class _RunPartTimer:
             name,
             len(queries),
             at_once,
-            partial(_call_and_exhaust_iterator, attack.guess, view, state, subset),
+            partial(_exhaust_iterator, attack.guess, view, state, subset),
             cut=cut,
         )
 
-    def probing_part_to_time(
+    def build_probing_part(
         self, probe: Probe, target: Target, view: View, name: str, n: int
     ) -> TimedPart:
-        secrets = secrets_to_probe(probe, target, self.scene.benchmark, view)
+        secrets = select_probed_secrets(probe, target, self.scene.benchmark, view)
         planned = probe.plan_audit(view, secrets)
         if planned and (ceiling := describe_audit_ceiling(planned, view.claim)):
             self.ceilings.append(f"{probe.name} of {target.title}: {ceiling}")
         work = partial(
-            _call_and_exhaust_iterator,
+            _exhaust_iterator,
             probe.observe_secrets,
             view,
-            _fixed_random_subset(secrets, n, "secrets"),
+            _draw_fixed_subset(secrets, n, "secrets"),
         )
         # a canary in the gradients has no text
         longest = max((1, *(len(secret.suffix) for secret in secrets)))
@@ -371,7 +365,7 @@ class _RunPartTimer:
         return TimedPart(
             name,
             len(secrets),
-            _count_of_texts_fitting_in_memory(target.model, longest),
+            _count_fitting_texts(target.model, longest),
             work,
             cut=cut,
         )
@@ -399,7 +393,7 @@ class _RunPartTimer:
                 in_time = time.perf_counter() < self.end or len(attempts) > 1
                 attempts[-1][step.name] = (
                     step,
-                    _cost_of_timed_attempt(step, n if in_time else 0, self.device),
+                    _compute_attempt_cost(step, n if in_time else 0, self.device),
                 )
             elapsed = time.perf_counter() - start
             last = sum(cost.seconds for _, cost in attempts[-1].values())
@@ -413,12 +407,12 @@ class _RunPartTimer:
             n = min(most, _FASTER * n, room)
         for name, (step, _) in attempts[-1].items():
             self.costs.append(
-                self._extrapolated_cost(
+                self._extrapolate_cost(
                     step, [attempt[name][1] for attempt in attempts if name in attempt]
                 )
             )
 
-    def _extrapolated_cost(self, step: TimedPart, attempts: Sequence[RunPartCost]) -> RunPartCost:
+    def _extrapolate_cost(self, step: TimedPart, attempts: Sequence[RunPartCost]) -> RunPartCost:
         """Extrapolate the cost of all texts of a part from attempts on some of its texts."""
         *earlier, last = attempts
         if last.why:
@@ -450,7 +444,7 @@ class _RunPartTimer:
         )
 
 
-def _cost_of_timed_attempt(step: TimedPart, n: int, device: torch.device) -> RunPartCost:
+def _compute_attempt_cost(step: TimedPart, n: int, device: torch.device) -> RunPartCost:
     """Run a part on n texts and return its cost; n = 0: no time is left for a query."""
     skipped = (
         "nothing to ask"
@@ -471,7 +465,7 @@ def _cost_of_timed_attempt(step: TimedPart, n: int, device: torch.device) -> Run
     except NotApplicable as error:
         return RunPartCost(step.name, memory=0.0, seconds=0.0, why=f"not applicable: {error}")
     seconds = time.perf_counter() - start
-    memory = 1e6 * machine.peak_memory_mb(device)
+    memory = 1e6 * machine.measure_peak_memory(device)
     rows = traffic.rows - rows
     tokens = traffic.tokens - tokens
     return RunPartCost(
@@ -479,7 +473,7 @@ def _cost_of_timed_attempt(step: TimedPart, n: int, device: torch.device) -> Run
     )
 
 
-def _count_of_texts_fitting_in_memory(model: LanguageModel, length: int) -> int:
+def _count_fitting_texts(model: LanguageModel, length: int) -> int:
     """Return how many texts of `length` tokens have distributions that fit in memory together."""
     # Logits have shape (texts, length, vocabulary), for each part of an ensemble.
     return max(
@@ -491,12 +485,12 @@ def _count_of_texts_fitting_in_memory(model: LanguageModel, length: int) -> int:
     )
 
 
-def _call_and_exhaust_iterator(function: Callable[..., Iterator[Any]], *arguments: Any) -> None:
+def _exhaust_iterator(function: Callable[..., Iterator[Any]], *arguments: Any) -> None:
     for _ in function(*arguments):
         pass
 
 
-def _fixed_random_subset(items: Sequence[Any], n: int, description: str) -> list[Any]:
+def _draw_fixed_subset(items: Sequence[Any], n: int, description: str) -> list[Any]:
     """Return a random subset of n items in their order; equal n give the same subset."""
     if n >= len(items):
         return list(items)

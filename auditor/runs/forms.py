@@ -27,9 +27,7 @@ class NamedForm(UnlearningBaseline):
     place: str = ""
 
 
-def shown_rows_of_deployed_forms(
-    target: TargetPlan, others: Sequence[ShownRow] = ()
-) -> list[ShownRow]:
+def list_form_rows(target: TargetPlan, others: Sequence[ShownRow] = ()) -> list[ShownRow]:
     """Return the rows of `--forms` in order. Raise AuditError for an invalid form, and if two rows
     have the same name.
 
@@ -54,20 +52,20 @@ def shown_rows_of_deployed_forms(
     return rows
 
 
-def deployed_forms_that_are_models(forms: Sequence[str]) -> list[str]:
+def select_model_forms(forms: Sequence[str]) -> list[str]:
     """Return the forms that are separate models, not built from the attacked model."""
-    classes = _deployed_form_classes_by_name()
+    classes = _map_form_classes()
     return [form for form in forms if form.partition(":")[0] not in classes]
 
 
-def _deployed_form_classes_by_name() -> dict[str, type[Defense]]:
+def _map_form_classes() -> dict[str, type[Defense]]:
     """Return the forms that are built here from the attacked model's weights, by name."""
     return {name: kind for name, kind in registry.list_defenses().items() if kind.form}
 
 
 def _parse_deployed_form_row(form: str) -> ShownRow:
     kind, colon, value = form.partition(":")
-    if kind in (forms := _deployed_form_classes_by_name()):
+    if kind in (forms := _map_form_classes()):
         form_class = forms[kind]
         # KIND:VALUE sets the first option
         option = next(iter(get_option_defaults(form_class)), None)

@@ -16,7 +16,7 @@ from auditor.gate.decide import apply_policy, read_run
 from auditor.gate.deployed import (
     ANSWERS,
     DeployedModelMatch,
-    compare_judged_with_deployed_files,
+    compare_deployed_files,
     judge_deployed_model,
 )
 from auditor.gate.policy import Policy
@@ -28,7 +28,7 @@ from auditor.runs import plan_weights
 Said = Callable[[str, int, int], None]
 
 
-def judge_run_by_policy(
+def judge_run(
     folder: Path,
     policy: Policy,
     baseline: RunOutcomes | None = None,
@@ -56,7 +56,7 @@ def judge_run_by_policy(
     # A missing file counts as an empty file: this contradicts the result, whereas None would skip
     # the comparison.
     run = replace(run, listed=run.listed.with_missing_parts_empty())
-    model_match = _compare_judged_model_with_deployed(run, model, progress)
+    model_match = _compare_deployed_model(run, model, progress)
     decision = apply_policy(
         run, policy, baseline, target=target, setting=setting, attack=attack, attested=attested
     )
@@ -67,10 +67,10 @@ def judge_run_by_policy(
     return replace(decision, rulings=(*file_rulings, *decision.rulings), about=model_match.said)
 
 
-def _compare_judged_model_with_deployed(
+def _compare_deployed_model(
     run: RunOutcomes, model: str | None, progress: Said
 ) -> DeployedModelMatch:
-    target, places = plan_weights.target_and_model_locations(run.result.plan, run.name, model)
+    target, places = plan_weights.locate_target(run.result.plan, run.name, model)
     if model is not None and (target.uses_builtin_lab or ANSWERS in run.result.weights):
         about = target.model or target.lab
         raise AuditError(
@@ -80,8 +80,8 @@ def _compare_judged_model_with_deployed(
         raise AuditError(
             f"expected --model to be the folder or the file of the judged model, got {model!r}"
         )
-    digests = file_digests.model_sha256_by_file_name_uncached(places, progress)
+    digests = file_digests.compute_model_digests(places, progress)
     created_at = result_file.creation_time(run.result, run.name)
-    return compare_judged_with_deployed_files(
+    return compare_deployed_files(
         run.result, target, digests, model or target.model or "", created_at, datetime.now(UTC)
     )

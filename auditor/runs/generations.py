@@ -18,7 +18,7 @@ from auditor.core.nouns import CellKey, Guesses, Tokens
 from auditor.core.result import Measurement
 from auditor.plugins.attack import CorpusAttack
 from auditor.plugins.benchmark import Benchmark
-from auditor.records.aliases import alias_of_training_record, load_alias_salt
+from auditor.records.aliases import alias_training_record, load_alias_salt
 from auditor.records.table import MEASURED, RECORDS, Column
 from auditor.statistics import memorised
 from auditor.statistics.memorised import MemorisedTokens, TokenRun
@@ -72,7 +72,7 @@ class TrainingCorpus:
             )
         )
 
-    def notes_on_corpus_and_prompts(self, prompts: Sequence[Tokens]) -> tuple[str, ...]:
+    def list_corpus_notes(self, prompts: Sequence[Tokens]) -> tuple[str, ...]:
         n_known = len(self.index.copies)
         n_texts = len(self.index.text_lengths)
         notes = [
@@ -112,7 +112,7 @@ class JudgedGenerations:
     texts: dict[str, tuple[Tokens, Tokens]]  # with the full generation that contains it
 
 
-def corpus_with_chosen_ngram_length(
+def choose_ngram_length(
     attack: CorpusAttack, benchmark: Benchmark, index: NGramIndex
 ) -> TrainingCorpus:
     """Return the corpus with n from the attack's options, otherwise the smaller of `_N` and the
@@ -140,7 +140,7 @@ def corpus_with_chosen_ngram_length(
     return TrainingCorpus(benchmark, index, n, reason)
 
 
-def judge_generations_of_cell(
+def judge_generations(
     cell: CellKey,
     attack: CorpusAttack,
     generations_by_id: Mapping[str, Guesses],
@@ -186,8 +186,7 @@ def judge_generations_of_cell(
     )
     key = load_alias_salt()
     aliases = {
-        record: alias_of_training_record(corpus.index.tokens_of_text(record), key)
-        for record in tally
+        record: alias_training_record(corpus.index.tokens_of_text(record), key) for record in tally
     }
     # Break ties by alias, so that the order does not reveal the position of a record in the data.
     order = sorted(tally, key=lambda record: (-tally[record], aliases[record]))
@@ -216,8 +215,8 @@ def judge_generations_of_cell(
         tuple(notes),
         costs,
         (
-            *_generation_columns(cell, row_ids, memorised_tokens),
-            *_extracted_record_columns(
+            *_build_generation_columns(cell, row_ids, memorised_tokens),
+            *_build_record_columns(
                 cell,
                 corpus,
                 order,
@@ -230,7 +229,7 @@ def judge_generations_of_cell(
     )
 
 
-def _generation_columns(
+def _build_generation_columns(
     cell: CellKey, ids: Sequence[str], memorised_tokens: Sequence[MemorisedTokens]
 ) -> Iterator[Column]:
     counts = [float(generation.memorised) for generation in memorised_tokens]
@@ -243,7 +242,7 @@ def _generation_columns(
     )
 
 
-def _extracted_record_columns(
+def _build_record_columns(
     cell: CellKey,
     corpus: TrainingCorpus,
     order: Sequence[int],

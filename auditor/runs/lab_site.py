@@ -142,7 +142,7 @@ class LabSite(Site):
     def default_defense_options(self) -> Mapping[str, Mapping[str, Any]]:
         """Options of the lab's defenses; for a probe of a training, with the canaries planted for
         it."""
-        defaults = default_options_of_lab_defenses(self.kind, self.recipe)
+        defaults = choose_lab_defaults(self.kind, self.recipe)
         for attack in self.attack_plan.attack:
             for name, options in self.kind.planted_for.get(attack, {}).items():
                 defaults[name] |= options
@@ -203,9 +203,7 @@ def make_site(
     return kind(plan, reporter, shared, live)
 
 
-def default_options_of_lab_defenses(
-    lab: type[Lab], recipe: BaseLabRecipe
-) -> dict[str, dict[str, Any]]:
+def choose_lab_defaults(lab: type[Lab], recipe: BaseLabRecipe) -> dict[str, dict[str, Any]]:
     """Return options of defenses, sized to a lab; a variant of the target's training inherits its
     other options."""
     defaults = {name: dict(options) for name, options in lab.defense_defaults.items()}
@@ -229,7 +227,7 @@ def build_mitigation_trainer(target: TargetPlan, recipe: BaseLabRecipe) -> Train
             f"expected mitigation with a method ({', '.join(registry.list_mitigations())}), got "
             f"{name!r}"
         )
-    defaults = default_options_of_lab_defenses(LABS[target.lab], recipe).get(name, {})
+    defaults = choose_lab_defaults(LABS[target.lab], recipe).get(name, {})
     trainer: Trainer = build_plugin(
         "mitigation", registry.list_mitigations(), name, {**defaults, **options}
     )

@@ -30,13 +30,13 @@ from auditor.statistics.intervals import CONFIDENCE
 Reading = TypeVar("Reading")
 
 
-def mean_suffix_nll_of_each_pair(model: LanguageModel, pairs: Sequence[Pair]) -> Floats:
+def compute_pair_nlls(model: LanguageModel, pairs: Sequence[Pair]) -> Floats:
     """Return (pairs,) nats per suffix token; cached on disk if the model has a cache of choices."""
     texts = [(pair.prefix, pair.suffix) for pair in pairs]
     if model.choices_kept_in is None:
         cache_file = None
     else:
-        cache_file = model.choices_kept_in / _name_of_kept_choice(model, texts)
+        cache_file = model.choices_kept_in / _name_choice(model, texts)
     if cache_file is not None and cache_file.is_file():
         return np.array(json.loads(cache_file.read_text()))
     values = View("likeliest", model, WHITE_BOX, seed=0).mean_nll(model, texts)
@@ -45,7 +45,7 @@ def mean_suffix_nll_of_each_pair(model: LanguageModel, pairs: Sequence[Pair]) ->
     return np.array(values)
 
 
-def _name_of_kept_choice(model: LanguageModel, texts: Sequence[object]) -> str:
+def _name_choice(model: LanguageModel, texts: Sequence[object]) -> str:
     """Return a file name derived from weights, libraries, device and texts; salted, because the
     texts are private."""
     versions = [importlib.metadata.version(name) for name in ("torch", "transformers")]
@@ -67,7 +67,7 @@ def choose_likeliest_reading(
     likelier = [
         reading
         for reading in other_readings
-        if lower_bound_of_mean_nll_gain(nll[usual] - nll[reading], looks * len(other_readings)) > 0
+        if bound_mean_gain(nll[usual] - nll[reading], looks * len(other_readings)) > 0
     ]
     return min(likelier, key=lambda reading: float(nll[reading].mean()), default=usual)
 
@@ -88,12 +88,12 @@ def is_choice_clear(
     other_readings = [reading for reading in nll if reading != best]
     comparisons = 0.5 if hurried else looks * len(other_readings)
     return all(
-        lower_bound_of_mean_nll_gain(nll[alternative] - nll[best] + margin, comparisons) > 0
+        bound_mean_gain(nll[alternative] - nll[best] + margin, comparisons) > 0
         for alternative in other_readings
     )
 
 
-def lower_bound_of_mean_nll_gain(gain: Floats, comparisons: float) -> float:
+def bound_mean_gain(gain: Floats, comparisons: float) -> float:
     """Return the lower end of the interval of the mean of paired differences; -inf if n < 2.
 
     comparisons: divides the error level; 0.5 gives a one-sided interval for a single comparison.

@@ -40,20 +40,20 @@ def check_no_shared_weights(models: Mapping[str, Any]) -> None:
     for (role, model), (other, other_model) in combinations(models.items(), 2):
         if other_model is model and role != "model":
             continue
-        if other_model is model or _parameter_ids(model) & _parameter_ids(other_model):
+        if other_model is model or _list_parameter_ids(model) & _list_parameter_ids(other_model):
             raise AuditError(
                 f"expected {other} as a model of its own, got one that shares weights with {role}: "
                 "an adapter changes its base in place; load the other anew"
             )
 
 
-def _parameter_ids(model: Any) -> set[int]:
+def _list_parameter_ids(model: Any) -> set[int]:
     if isinstance(model, torch.nn.Module):
         return {id(parameter) for parameter in model.parameters()}
     return set()
 
 
-def live_model_name(model: Any) -> str:
+def name_live_model(model: Any) -> str:
     """Return a name like `GPT2LMHeadModel in memory`, for a model without folder or hub id."""
     return f"{type(model).__name__} in memory"
 
@@ -66,13 +66,13 @@ def wrap_live_model(model: Any, tokenizer: Any) -> LanguageModel:
     if isinstance(model, LanguageModel):
         consistency.check_distribution_consistency(model)
         return model
-    wrapped = HuggingFaceModel(model, tokenizer, name=live_model_name(model))
-    self_check.check_and_configure_serving(wrapped)
+    wrapped = HuggingFaceModel(model, tokenizer, name=name_live_model(model))
+    self_check.configure_serving(wrapped)
     return wrapped
 
 
 @contextmanager
-def training_state_restored_at_exit(*models: Any) -> Iterator[None]:
+def restore_training_state(*models: Any) -> Iterator[None]:
     """Let an audit use models that are being trained; afterwards restore what the audit changes.
 
     Restored: the training mode of modules, and `requires_grad` of weights. Inside, a model computes

@@ -88,9 +88,7 @@ class ModelLoader:
             return
         provider, request = self._provider_and_request
         has_companions = self.target.public is not None or self.target.reference is not None
-        forms = [
-            self._form_provider_and_request(form)[0] for form in self.target.forms if "://" in form
-        ]
+        forms = [self._resolve_form(form)[0] for form in self.target.forms if "://" in form]
         form_fields = [
             name for form_provider in forms if form_provider.network for name in form_provider.takes
         ]
@@ -105,7 +103,7 @@ class ModelLoader:
                 )
         provider.check(request)
 
-    def load_model_of_role(
+    def load_role_model(
         self, kind: str, name: str, options: LoadingOptions | None = None
     ) -> LanguageModel:
         """Load the model of a role. options: how to load it; None: as a companion model."""
@@ -130,11 +128,11 @@ class ModelLoader:
     def load_deployed_form(self, place: str) -> LanguageModel:
         """Load a form of the attacked model from any provider; it uses the attacked model's
         tokenizer."""
-        provider, request = self._form_provider_and_request(place)
+        provider, request = self._resolve_form(place)
         provider.check(request)
         return self._load_once_if_memory_suffices("form", provider, request)
 
-    def _form_provider_and_request(self, place: str) -> tuple[Provider, RequestedModel]:
+    def _resolve_form(self, place: str) -> tuple[Provider, RequestedModel]:
         provider, name = registry.resolve_model_provider(place, {})
         tokenizer = self.target.tokenizer or str(self.target.model)
         tokenizer_option = tokenizer if "tokenizer" in provider.takes else None

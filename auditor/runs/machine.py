@@ -33,18 +33,18 @@ def describe_environment(device: str) -> dict[str, str]:
     return {
         "python": platform.python_version(),
         **versions,
-        **_zlib_build(),
+        **_describe_zlib(),
         "machine": f"{platform.system()} {platform.machine()}, {made_of}",
         "threads": threads.describe_threads(torch.get_num_threads()),
         "gemm": f"{threads.measure_machine_gflops():.0f} GFLOP/s in float32 on the processor, by "
         "which timings "
         "of machines compare",
         "device": device,
-        **({"commit": commit} if (commit := _current_commit_label()) else {}),
+        **({"commit": commit} if (commit := _format_current_commit()) else {}),
     }
 
 
-def _zlib_build() -> dict[str, str]:
+def _describe_zlib() -> dict[str, str]:
     """Name the zlib of compressed sizes: zlib-ng, built into some Pythons, gives other sizes."""
     try:
         import zlib  # some Pythons are built without it
@@ -53,7 +53,7 @@ def _zlib_build() -> dict[str, str]:
     return {"zlib": zlib.ZLIB_RUNTIME_VERSION}
 
 
-def _current_commit_label() -> str:
+def _format_current_commit() -> str:
     """Return `4f2a…`, or `4f2a…-dirty` with changed tracked files; "" outside git."""
     head = _run_git_without_hooks("rev-parse", "--verify", "HEAD")
     if head is None or head.returncode:
@@ -108,7 +108,7 @@ def reset_peak_memory() -> None:
         return  # not Linux: the mark is then that of the whole run
 
 
-def peak_memory_mb(device: torch.device) -> float:
+def measure_peak_memory(device: torch.device) -> float:
     """Return the peak resident memory since the last reset, in MB; of the GPU for a model on it."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 1e6

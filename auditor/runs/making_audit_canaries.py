@@ -53,7 +53,7 @@ def make_audit_canaries(request: CanaryRequest) -> AuditCanaryManifest:
             )
         if not is_given and request.kind in kinds and flag != "temperature":
             raise AuditError(f"expected --{flag} beside --kind {request.kind}, got none")
-    seed = audit_canaries.unguessable_audit_canary_seed() if request.seed is None else request.seed
+    seed = audit_canaries.draw_canary_seed() if request.seed is None else request.seed
     texts = audit_canaries.make_audit_canary_texts(
         request.kind,
         request.count,
@@ -79,7 +79,7 @@ def check_new_tokens_trainable(manifest: AuditCanaryManifest, model: str) -> Non
         )
 
 
-def refuse_adapter_on_token_extended_model(model: str) -> None:
+def refuse_extended_adapter(model: str) -> None:
     """Refuse an adapter on a model extended by tokens of canaries. Raise AuditError."""
     if (Path(model) / MARK).is_file():
         raise AuditError(

@@ -18,14 +18,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from auditor.benchmarks.data.columns import COLUMNS, row_repeat_counts
+from auditor.benchmarks.data.columns import COLUMNS, list_row_repeat_counts
 from auditor.benchmarks.data.reduced_data import (
     WRITERS,
-    data_row_as_plain_text,
-    write_reduced_data_kept_by_trainer,
+    format_data_row,
+    write_kept_data,
 )
 from auditor.benchmarks.data.tables import read_record_table
-from auditor.benchmarks.data.whole_texts import read_texts_and_units, rows_repeated_by_count
+from auditor.benchmarks.data.whole_texts import read_unit_texts, repeat_rows
 from auditor.conclusions import secret_details
 from auditor.conclusions.contrasts import WeightedMetric, measure_seed_contrast
 from auditor.conclusions.outcomes import RunOutcomes
@@ -37,7 +37,7 @@ from auditor.core.nouns import UNDEFENDED
 from auditor.core.plan import Plan
 from auditor.core.result import AuditResult, Measurement
 from auditor.gate.compare import compare_finished_runs
-from auditor.models.loading import dtype_when_loaded
+from auditor.models.loading import choose_loaded_dtype
 from auditor.models.shards import SHARD, write_shard_record_list
 from auditor.plugins import registry
 from auditor.plugins.options import build_plugin, get_option_defaults
@@ -117,7 +117,7 @@ class Mitigation:
         )
         # Keep the first audit's precision for `auto`: only the training may differ.
         return local.with_fields(
-            dtype=dtype_when_loaded(str(self.plan.target.model), self.plan.loading)
+            dtype=choose_loaded_dtype(str(self.plan.target.model), self.plan.loading)
         )
 
     @property
@@ -143,8 +143,8 @@ def plan_mitigation(request: MitigationOptions, run: RunOutcomes) -> Mitigation:
     """Plan the new training and audit. Raise AuditError, before writing, for an impossible
     mitigation."""
     plan = Plan.from_json(run.result.plan, str(request.run / "result.json"))
-    _check_run_is_retrainable(plan)
-    name, options = _parse_mitigation_and_options(request)
+    _check_retrainable(plan)
+    name, options = _parse_mitigation(request)
     if plan.target.uses_builtin_lab:
         for flag, value in (("--train", request.train), ("--data", request.data)):
             if value is not None:
@@ -175,7 +175,7 @@ def plan_mitigation(request: MitigationOptions, run: RunOutcomes) -> Mitigation:
                     "an adapter"
                 )
     trainer = build_plugin("mitigation", registry.list_mitigations(), name, options)
-    command = () if request.train is None else _training_command_words(request.train, trainer)
+    command = () if request.train is None else _split_training_command(request.train, trainer)
     mitigation = Mitigation(request, plan, trainer, recipe, command)
     if isinstance(trainer, DataVariant) and not (
         Path(mitigation.training_records_file).suffix.lower() in WRITERS
@@ -188,7 +188,7 @@ def plan_mitigation(request: MitigationOptions, run: RunOutcomes) -> Mitigation:
     return mitigation
 
 
-def _check_run_is_retrainable(plan: Plan) -> None:
+def _check_retrainable(plan: Plan) -> None:
     """Refuse a run whose training cannot be repeated. Raise AuditError."""
     if plan.objects:
         raise AuditError(
@@ -214,7 +214,7 @@ def _check_run_is_retrainable(plan: Plan) -> None:
         )
 
 
-def _parse_mitigation_and_options(request: MitigationOptions) -> tuple[str, dict[str, Any]]:
+def _parse_mitigation(request: MitigationOptions) -> tuple[str, dict[str, Any]]:
     """Return the method and its options. Raise AuditError for an unknown method or an unexpected
     value."""
     name, colon, value = request.by.partition(":")
@@ -231,7 +231,7 @@ def _parse_mitigation_and_options(request: MitigationOptions) -> tuple[str, dict
     return name, options
 
 
-def _training_command_words(command: str, trainer: Trainer) -> tuple[str, ...]:
+def _split_training_command(command: str, trainer: Trainer) -> tuple[str, ...]:
     """Split a user's command. Raise AuditError if it has no placeholder or does not suit the
     method."""
     if not isinstance(trainer, DataVariant):
@@ -255,7 +255,7 @@ def _training_command_words(command: str, trainer: Trainer) -> tuple[str, ...]:
     return words
 
 
-def train_and_audit_mitigated_model(
+def audit_mitigated_model(
     mitigation: Mitigation, run: RunOutcomes, reporter: Reporter, command: str
 ) -> TrainingOutcome:
     """Train and audit again, skipping finished steps. Raise AuditError without partial output."""
@@ -285,7 +285,7 @@ def train_and_audit_mitigated_model(
     return outcome
 
 
-def compare_runs_before_and_after_mitigation(
+def compare_mitigated_run(
     mitigation: Mitigation, run: RunOutcomes, after: RunOutcomes, outcome: TrainingOutcome
 ) -> BeforeAfter:
     """Compare the two runs. Raise AuditError if they are not comparable."""
@@ -306,7 +306,7 @@ def compare_runs_before_and_after_mitigation(
         before=run.result,
         after=after.result,
         predicted=(prediction[0].cell_key, prediction[1]) if prediction else None,
-        perplexity=_perplexity_change_by_mitigation(
+        perplexity=_measure_perplexity_change(
             mitigation.asked.run, run.result, mitigation.asked.out, after.result
         ),
         told=outcome.told,
@@ -314,7 +314,7 @@ def compare_runs_before_and_after_mitigation(
     )
 
 
-def _perplexity_change_by_mitigation(
+def _measure_perplexity_change(
     first: Path, before: AuditResult, second: Path, after: AuditResult
 ) -> Measurement | None:
     """Return after minus before, paired by held-out text; None if a perplexity is missing."""
@@ -350,7 +350,7 @@ def train_mitigated_model(
     """
     out = mitigation.asked.out
     configuration = mitigation.configuration()
-    finished = _finished_mitigation_record(out, configuration)
+    finished = _read_finished_record(out, configuration)
     if finished is not None:
         return TrainingOutcome(tuple(finished["told"]), float(finished["seconds"]))
     # Write the record first: an interrupted training recognises its folder by it.
@@ -359,7 +359,7 @@ def train_mitigated_model(
     )
     start = time.perf_counter()
     try:
-        _write_extracted_records_to_drop(mitigation, run, reporter, shared)
+        _write_dropped_records(mitigation, run, reporter, shared)
         if mitigation.plan.target.uses_builtin_lab:
             site = LabSite(mitigation.plan_of_second_audit, reporter, shared)
             assert site.mitigated_model is not None  # the plan names it
@@ -377,9 +377,7 @@ def train_mitigated_model(
     return outcome
 
 
-def _finished_mitigation_record(
-    out: Path, configuration: Mapping[str, Any]
-) -> dict[str, Any] | None:
+def _read_finished_record(out: Path, configuration: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return the record of a finished mitigation; None if unfinished. Raise AuditError for
     another folder."""
     if not (out / RECORD).is_file():
@@ -424,7 +422,7 @@ def _train_own_model(mitigation: Mitigation, reporter: Reporter) -> tuple[str, .
     if isinstance(mitigation.trainer, DataVariant):
         column = recipe.text_column if recipe else None
         reduced = mitigation.asked.out / f"data{Path(data).suffix.lower()}"
-        messages = (write_reduced_data_kept_by_trainer(mitigation.trainer, data, reduced, column),)
+        messages = (write_kept_data(mitigation.trainer, data, reduced, column),)
         data = str(reduced)
     if recipe is not None:
         return (
@@ -462,13 +460,13 @@ def _run_training_command(command: Sequence[str], data: str, out: Path) -> None:
 # -----------------------------------------------------------------------------------------------
 
 
-def _write_extracted_records_to_drop(
+def _write_dropped_records(
     mitigation: Mitigation, run: RunOutcomes, reporter: Reporter, shared: SweepCache
 ) -> None:
     """Write the extracted records for the training to drop, unless the user listed others."""
     if getattr(mitigation.trainer, "listed", "") != str((mitigation.asked.out / DROPPED).resolve()):
         return
-    ids = ids_of_extracted_members(run)
+    ids = list_extracted_members(run)
     if not ids:
         raise AuditError(
             f"{run.name} extracted nothing from the model without defenses: no record is to be "
@@ -478,18 +476,18 @@ def _write_extracted_records_to_drop(
         texts_by_id = LabSite(mitigation.plan, reporter, shared).lab.cut.texts
         texts = [texts_by_id[id] for id in ids]
     else:
-        rows, _ = read_texts_and_units(str(mitigation.plan.data.data))
-        repeats = row_repeat_counts(
+        rows, _ = read_unit_texts(str(mitigation.plan.data.data))
+        repeats = list_row_repeat_counts(
             read_record_table("--data", str(mitigation.plan.data.data), COLUMNS)
         )
         # Map each row to its first copy: `rows` holds all copies, while ids (`member-ROW`,
         # `member-ROW-PART`) name rows of the file. Reversing makes the first copy win.
-        first = dict(reversed([(row, i) for i, row in enumerate(rows_repeated_by_count(repeats))]))
-        texts = [data_row_as_plain_text(rows[first[int(id.split("-")[1])]]) for id in ids]
+        first = dict(reversed([(row, i) for i, row in enumerate(repeat_rows(repeats))]))
+        texts = [format_data_row(rows[first[int(id.split("-")[1])]]) for id in ids]
     write_shard_record_list(mitigation.asked.out / DROPPED, texts)
 
 
-def ids_of_extracted_members(run: RunOutcomes) -> list[str]:
+def list_extracted_members(run: RunOutcomes) -> list[str]:
     """Return ids of members that an attack's first guess extracted verbatim from the undefended
     model."""
     ids = dict[str, None]()

@@ -14,7 +14,7 @@ from auditor.benchmarks.canaries.audit_canaries import AuditCanaryManifest
 from auditor.benchmarks.data.cut_places import LEAST_PREFIX, LEAST_SUFFIX
 from auditor.benchmarks.data.files import Files, TableReader
 from auditor.benchmarks.data.large_tables import TableCounting
-from auditor.benchmarks.data.lm_extraction import LMExtraction, folder_has_extraction_arrays
+from auditor.benchmarks.data.lm_extraction import LMExtraction, has_extraction_arrays
 from auditor.benchmarks.data.splitting import SplitOptions
 from auditor.benchmarks.data.tokenised import Tokenised, is_tokenised_data
 from auditor.core.errors import AuditError
@@ -31,7 +31,7 @@ from auditor.models.vocabulary import (
 )
 from auditor.plugins.benchmark import Benchmark
 from auditor.runs import making_audit_canaries, text_form
-from auditor.runs.prefix_token import tokenizer_default_prefix_token
+from auditor.runs.prefix_token import find_default_prefix
 
 _OF_ALL_KINDS = ("prefix_length", "suffix_length", "known", "known_fraction", "nonmembers", "limit")
 _COLUMNS = ("group_column", "user_column")
@@ -59,12 +59,12 @@ def load_own_benchmark(
         manifest = manifests.read_canary_manifest(Path(plan.canaries))
         if isinstance(manifest, AuditCanaryManifest):
             making_audit_canaries.check_new_tokens_trainable(manifest, name)
-        canaries = manifests.canary_manifest_as_secrets(manifest, model.tokenizer, model.vocab_size)
+        canaries = manifests.build_manifest_secrets(manifest, model.tokenizer, model.vocab_size)
     if plan.data is None:
         return manifests.Canaries(
             canaries, model.tokenizer, f"{Path(str(plan.canaries)).name}: {len(canaries)} canaries"
         )
-    benchmark = _load_benchmark_of_records(
+    benchmark = _load_record_benchmark(
         plan,
         plan.data,
         name,
@@ -79,7 +79,7 @@ def load_own_benchmark(
     return benchmark
 
 
-def _load_benchmark_of_records(
+def _load_record_benchmark(
     plan: DataPlan,
     data: str,
     name: str,
@@ -99,7 +99,7 @@ def _load_benchmark_of_records(
     if context is not None and context <= LEAST_PREFIX + LEAST_SUFFIX:
         # The soft prompt, not the rows, is too long: the run refuses it by name.
         context = model.max_positions
-    if folder_has_extraction_arrays(Path(data)):
+    if has_extraction_arrays(Path(data)):
         _refuse_nondefault_fields(
             plan, _COLUMNS, f"names a column, which the arrays of {data!r} do not have"
         )
@@ -162,7 +162,7 @@ def _load_benchmark_of_records(
                 Doubt("text form", sentence) for sentence in form_record.doubts
             )
     if not model.returns_token_ids:
-        benchmark.doubts += tuple(_doubts_on_split_characters(benchmark.secrets, model))
+        benchmark.doubts += tuple(_list_character_doubts(benchmark.secrets, model))
     # With equal sizes, no token is outside the distribution.
     if model.tokenizer is not None and len(model.tokenizer) != model.vocab_size:
         pairs = (
@@ -181,7 +181,7 @@ def _load_benchmark_of_records(
     return benchmark
 
 
-def _doubts_on_split_characters(secrets: Sequence[Secret], model: LanguageModel) -> Iterator[Doubt]:
+def _list_character_doubts(secrets: Sequence[Secret], model: LanguageModel) -> Iterator[Doubt]:
     """Yield the number of members that end mid-character, if any: token ids cannot split there."""
     members = [secret for secret in secrets if secret.member]
     n_split = sum(
@@ -212,7 +212,7 @@ def _choose_trained_length(
     if trained is None:
         return None, (note,) if note else ()
     # TRL adds the tokenizer's prefix before a text, and an end of text after it.
-    before = len(tokenizer_default_prefix_token(tokenizer))
+    before = len(find_default_prefix(tokenizer))
     after = int(getattr(tokenizer, "eos_token", None) is not None)
     side = "last" if trained.from_end else "first"
     note = (

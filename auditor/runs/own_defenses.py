@@ -7,20 +7,20 @@ from pathlib import Path
 
 from auditor.core.errors import AuditError
 from auditor.models.base import LanguageModel
-from auditor.models.shards import ensemble_control_adapter_folder
+from auditor.models.shards import find_control_adapter
 from auditor.models.vocabulary import check_same_vocabulary_size
 from auditor.plugins.defense import Defense, TrainedModel
-from auditor.plugins.trainer import RECORD, read_trainer_summary_of_model
+from auditor.plugins.trainer import RECORD, read_training_summary
 from auditor.privacy import gradient_canaries, promises
 from auditor.training.variants import Variant
 
 
-def missing_defense_input_phrase(defense: Defense, public: str | None) -> str:
+def format_missing_input(defense: Defense, public: str | None) -> str:
     """Name the missing inputs of this defense outside the lab; "" if complete."""
     ensemble = defense.ensemble_folder
     if {"ensemble", "whole"} & set(defense.needs) and not ensemble:
         return "-D ensemble=DIR, a folder of member adapters"
-    if "whole" in defense.needs and ensemble_control_adapter_folder(Path(ensemble)) is None:
+    if "whole" in defense.needs and find_control_adapter(Path(ensemble)) is None:
         return (
             "an ensemble with its control, as audit train with -D control=true makes it: "
             f"{ensemble!r} has none"
@@ -37,7 +37,7 @@ def missing_defense_input_phrase(defense: Defense, public: str | None) -> str:
 
 def check_defense_inputs_given(defense: Defense, public: str | None) -> None:
     """Refuse a defense whose inputs only the lab would provide. Raise AuditError."""
-    if phrase := missing_defense_input_phrase(defense, public):
+    if phrase := format_missing_input(defense, public):
         raise AuditError(f"--defense {defense.name} outside the lab needs {phrase}")
 
 
@@ -69,7 +69,7 @@ def load_trained_defense(
             f"expected -D model= of {defense.name} to be a folder that was trained, got {folder!r}"
         )
     record = promises.read_privacy_record(Path(folder))
-    summary = read_trainer_summary_of_model(Path(folder))
+    summary = read_training_summary(Path(folder))
     # A variant promises nothing, so only its training record identifies it.
     is_variant = isinstance(defense, Variant)
     trainer_record = summary if is_variant else record

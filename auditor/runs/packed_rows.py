@@ -20,7 +20,7 @@ from auditor.core.nouns import Secret, Tokens, select_evenly_spaced
 from auditor.core.result import Doubt
 from auditor.models.base import LanguageModel, ReadsPositions
 from auditor.models.memory import group_equal_shapes
-from auditor.runs.likeliest_reading import lower_bound_of_mean_nll_gain
+from auditor.runs.likeliest_reading import bound_mean_gain
 
 RECORDS = 64  # most records read in each context
 _AT_ONCE = 16
@@ -53,18 +53,16 @@ def compare_packed_records(
     in its row, then the beginning of its own text. The sentence is "" if fewer than three records
     have earlier texts that fit.
     """
-    chosen = _records_to_compare(model, secrets, earlier)
+    chosen = _choose_compared_records(model, secrets, earlier)
     if len(chosen) < 3:
         return "", ()
     before = [tuple(earlier[secret.id]) for secret in chosen]
     half = len(chosen) // 2
     other_rows = before[half:] + before[:half]
     by_itself = _recite(model, chosen, [()] * len(chosen))
-    readings = [
-        ("", _recite_in_rows(model, chosen, before), _recite_in_rows(model, chosen, other_rows))
-    ]
-    restarted = _recite_at_own_positions(model, chosen, before)
-    restarted_elsewhere = _recite_at_own_positions(model, chosen, other_rows)
+    readings = [("", _recite_rows(model, chosen, before), _recite_rows(model, chosen, other_rows))]
+    restarted = _recite_positions(model, chosen, before)
+    restarted_elsewhere = _recite_positions(model, chosen, other_rows)
     if restarted is not None and restarted_elsewhere is not None:
         readings.append((", each record at positions from 0 on,", restarted, restarted_elsewhere))
     label, in_row, elsewhere = max(readings, key=lambda reading: reading[1].log_prob.mean())
@@ -81,14 +79,14 @@ def compare_packed_records(
     return f"packed rows: {counts}", (Doubt("text form", sentence),)
 
 
-def _recite_in_rows(
+def _recite_rows(
     model: LanguageModel, secrets: Sequence[Secret], before: Sequence[Sequence[Tokens]]
 ) -> _Recitation:
     return _recite(model, secrets, [tuple(chain.from_iterable(texts)) for texts in before])
 
 
 @torch.no_grad()
-def _recite_at_own_positions(
+def _recite_positions(
     model: LanguageModel, secrets: Sequence[Secret], before: Sequence[Sequence[Tokens]]
 ) -> _Recitation | None:
     """Score each suffix after these texts, with positions from 0 in each; None: the model takes
@@ -115,7 +113,7 @@ def _recite_at_own_positions(
     return _Recitation(is_greedy, log_prob)
 
 
-def _records_to_compare(
+def _choose_compared_records(
     model: LanguageModel, secrets: Sequence[Secret], earlier: Mapping[str, Sequence[Tokens]]
 ) -> list[Secret]:
     room = model.max_positions
@@ -161,4 +159,4 @@ def _is_higher(recitation: _Recitation, right: _Recitation, comparisons: int) ->
     difference = recitation.log_prob - right.log_prob
     # -inf, from a token of probability 0, has no mean.
     is_finite = bool(np.isfinite(difference).all())
-    return is_finite and lower_bound_of_mean_nll_gain(difference, comparisons) > 0
+    return is_finite and bound_mean_gain(difference, comparisons) > 0

@@ -15,7 +15,7 @@ from auditor.core.arrays import Floats
 from auditor.core.nouns import CellKey, Observation, Secret, Tokens
 from auditor.core.result import Measurement, StoppedEarly
 from auditor.models.vocabulary import decode_keeping_special_tokens
-from auditor.plugins.probe import Observed, Probe, scored_records
+from auditor.plugins.probe import Observed, Probe, score_records
 from auditor.records import private_texts, table
 from auditor.records.folder import RunFolder
 from auditor.records.table import Column
@@ -61,7 +61,7 @@ class PerSecretCollector:
         self, key: CellKey, outcome: judging.Outcome, probable: bool, kinds: Kinds
     ) -> RowValuesBySecret:
         """Collect and return the row of an attack. probable: its scores are probabilities."""
-        row = self._keep_row_of_cell(key, per_secret_row_of_outcome(outcome, kinds, probable))
+        row = self._keep_cell_row(key, build_outcome_row(outcome, kinds, probable))
         self.answers[key] = row.keep_one_metric(RECALL, others=False)
         self._columns += row.list_columns(key)
         self._attacks.append(key)
@@ -76,15 +76,13 @@ class PerSecretCollector:
         main: Measurement,
     ) -> None:
         """Collect the row and observations of a probe's cell; main: its first measurement."""
-        row = self._keep_row_of_cell(
-            key, per_secret_row_of_observations(probe, secrets, observations)
-        )
+        row = self._keep_cell_row(key, build_observation_row(probe, secrets, observations))
         self._columns += [
             *row.list_columns(key),
-            *_observation_columns(key, secrets, observations),
+            *_build_observation_columns(key, secrets, observations),
         ]
         if candidates := probe.membership_candidates(secrets, observations):
-            self.scored[key] = ScoredRow(row.ids, scored_records(secrets), candidates)
+            self.scored[key] = ScoredRow(row.ids, score_records(secrets), candidates)
         if main.name in row.values:
             # A canary's exposure is a rank among never inserted texts: it needs no baseline.
             answers = row.keep_one_metric(main.name, others=probe.of == "secrets")
@@ -102,7 +100,7 @@ class PerSecretCollector:
             for column in self._columns
         ]
 
-    def _keep_row_of_cell(self, key: CellKey, row: RowValuesBySecret) -> RowValuesBySecret:
+    def _keep_cell_row(self, key: CellKey, row: RowValuesBySecret) -> RowValuesBySecret:
         self.rows[key] = replace(row, anytime=key in self.stopped)
         return self.rows[key]
 
@@ -111,17 +109,15 @@ class PerSecretCollector:
         self._columns += generations.columns
         self._texts[str(key)] = generations.texts
 
-    def save_tables_and_texts(self, secrets: Sequence[Secret], tokenizer: Any) -> None:
+    def save_results(self, secrets: Sequence[Secret], tokenizer: Any) -> None:
         """Write the columns and the texts of guesses to the run folder."""
-        table.write_secrets_table(
-            self.folder.path, [*self._columns, *self._likelihood_and_heldout_columns()]
-        )
+        table.write_secrets_table(self.folder.path, [*self._columns, *self._list_heldout_columns()])
         guesses = {str(key): self.folder.guesses.finished_secrets(key) for key in self._attacks}
         private_texts.write_secret_texts(
             self.folder.path, secrets, guesses, make_token_decoder(tokenizer), self._texts
         )
 
-    def _likelihood_and_heldout_columns(self) -> Iterator[Column]:
+    def _list_heldout_columns(self) -> Iterator[Column]:
         for target, row in self.likelihoods.items():
             finished = self.folder.tokens.finished_secrets(target)
             # a check may have stopped within a batch
@@ -135,7 +131,7 @@ class PerSecretCollector:
                 yield Column(table.HELDOUT, CellKey(target, "", ""), name, ids, numbers)
 
 
-def per_secret_row_of_outcome(
+def build_outcome_row(
     outcome: judging.Outcome, kinds: Kinds, probable: bool = False
 ) -> RowValuesBySecret:
     # NaN: the secret has no data of the kind; means skip it.
@@ -146,7 +142,7 @@ def per_secret_row_of_outcome(
     return RowValuesBySecret.from_judged_guesses(outcome, of_kinds, probable)
 
 
-def per_secret_row_of_observations(
+def build_observation_row(
     probe: Probe, secrets: Sequence[Secret], observations: Observed
 ) -> RowValuesBySecret:
     columns = probe.per_secret_values(secrets, observations).items()
@@ -157,7 +153,7 @@ def per_secret_row_of_observations(
     return RowValuesBySecret(ids, np.array(member, dtype=bool), repeats, numbers)
 
 
-def _observation_columns(
+def _build_observation_columns(
     key: CellKey, secrets: Sequence[Secret], observations: Sequence[Observation]
 ) -> Iterator[Column]:
     for name in dict.fromkeys(name for observation in observations for name in observation.values):

@@ -16,7 +16,7 @@ from auditor.benchmarks.data.words import is_whole_word_somewhere
 from auditor.core.nouns import Guesses, Mark, Secret, Tokens, Wording
 from auditor.core.result import KindCount
 from auditor.plugins.benchmark import Benchmark
-from auditor.records.private_texts import CONTEXT, Decode, text_added_by_tokens
+from auditor.records.private_texts import CONTEXT, Decode, decode_added_text
 from auditor.runs.per_secret_results import make_token_decoder
 
 Fate = Literal["members", "nonmembers", "held", "cut", "trained"]  # a field of KindCount
@@ -31,7 +31,7 @@ class PersonalDataOfSecrets:
     counts: Mapping[str, KindCount]
     said: tuple[str, ...] = ()
 
-    def extracted_share_by_kind_and_secret(
+    def measure_extracted_shares(
         self, guesses: Iterable[Guesses], secrets: Mapping[str, Secret], decode: Decode
     ) -> dict[str, dict[str, float]]:
         """Return by kind and secret the share of the secret's data in its first guess."""
@@ -42,10 +42,10 @@ class PersonalDataOfSecrets:
             secret = secrets[answer.secret]
             # The right tokens contain all data, even if they decode to a different text.
             right = answer.ranked[0].suffix == secret.suffix
-            text = "" if right else _decoded_suffix(secret.prefix, answer.ranked[0].suffix, decode)
+            text = "" if right else _decode_suffix(secret.prefix, answer.ranked[0].suffix, decode)
             hits_by_kind: dict[str, list[bool]] = {}
             # Match guess and record alike: a complete word, or a part if the record has only parts.
-            record = _whole_text(secret.wording) if secret.wording else None
+            record = _decode_whole_text(secret.wording) if secret.wording else None
             for kind, string in self.of[answer.secret]:
                 is_word = record is None or is_whole_word_somewhere(string, record)
                 stated = is_whole_word_somewhere(string, text) if is_word else string in text
@@ -65,27 +65,25 @@ def parse_phone_regions(text: str | None) -> tuple[str, ...]:
     return regions
 
 
-def find_personal_data_of_secrets(
-    benchmark: Benchmark, regions: Sequence[str] = ()
-) -> PersonalDataOfSecrets:
+def find_personal_data(benchmark: Benchmark, regions: Sequence[str] = ()) -> PersonalDataOfSecrets:
     """Find the personal data to follow. Raise AuditError if numbers of these regions cannot be
     recognised."""
     if benchmark.tokenizer is None or not benchmark.secrets:  # token ids are no text to search
         return PersonalDataOfSecrets({}, {})
-    recognisers, notes = _recognisers_and_limit_sentences(benchmark, regions)
+    recognisers, notes = _build_recognisers(benchmark, regions)
     decode = make_token_decoder(benchmark.tokenizer)
     worded = {
         record.id: record.wording
-        or Wording(decode(record.prefix), _decoded_suffix(record.prefix, record.suffix, decode), ())
+        or Wording(decode(record.prefix), _decode_suffix(record.prefix, record.suffix, decode), ())
         for record in benchmark.secrets
     }
     spans_by_id = {
-        id: list(_personal_spans_with_fate(wording, recognisers)) for id, wording in worded.items()
+        id: list(_judge_personal_spans(wording, recognisers)) for id, wording in worded.items()
     }
     members = {secret.id for secret in benchmark.secrets if secret.member}
     # True: a number that continues after the text is another number.
     foreign = {
-        text: is_whole_word_somewhere(text, _whole_text(worded[id]))
+        text: is_whole_word_somewhere(text, _decode_whole_text(worded[id]))
         for id, spans in spans_by_id.items()
         if id not in members
         for _, text, _ in spans
@@ -115,7 +113,7 @@ def find_personal_data_of_secrets(
     )
 
 
-def _recognisers_and_limit_sentences(
+def _build_recognisers(
     benchmark: Benchmark, regions: Sequence[str]
 ) -> tuple[pii.PiiRecognisers | None, tuple[str, ...]]:
     """Return the recognisers of personal data, and sentences on their limits."""
@@ -133,26 +131,26 @@ def _recognisers_and_limit_sentences(
     return pii.PiiRecognisers(regions), () if regions else (note,)
 
 
-def _decoded_suffix(prefix: Tokens, suffix: Tokens, decode: Decode) -> str:
+def _decode_suffix(prefix: Tokens, suffix: Tokens, decode: Decode) -> str:
     # Decode with context: without it, a first token may lose its space or be half a character.
-    return text_added_by_tokens(decode, prefix[-CONTEXT:], suffix)
+    return decode_added_text(decode, prefix[-CONTEXT:], suffix)
 
 
-def _whole_text(wording: Wording) -> str:
+def _decode_whole_text(wording: Wording) -> str:
     return wording.prefix_and_suffix_text + wording.after
 
 
-def _personal_spans_with_fate(
+def _judge_personal_spans(
     wording: Wording, recognisers: pii.PiiRecognisers | None
 ) -> Iterator[tuple[str, str, Fate]]:
     """Yield kind, text and fate, as a member's, of each span that overlaps the suffix; each text
     once."""
     # Include the text after the suffix, to find spans cut by its end completely.
-    full_text = _whole_text(wording)
+    full_text = _decode_whole_text(wording)
     begin = len(wording.prefix)
     end = len(wording.prefix_and_suffix_text)
     marks: set[Mark] = set()
-    for span in pii.find_pii_spans_in_text(full_text, wording.marks, recognisers):
+    for span in pii.find_pii_spans(full_text, wording.marks, recognisers):
         text = full_text[span.start : span.end]
         if span.end <= begin or span.start >= end or (span.kind, text) in marks:
             continue

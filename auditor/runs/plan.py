@@ -39,12 +39,10 @@ def check_plan_field_type(name: str, value: Any) -> None:
 
 def make_plan(config: Mapping[str, Any], flags: Mapping[str, Any]) -> Plan:
     """Make a plan from a plan file and flags (None, or an empty list: absent); flags win."""
-    return Plan.from_json(merge_plan_file_and_flags(config, flags))
+    return Plan.from_json(merge_plan_values(config, flags))
 
 
-def merge_plan_file_and_flags(
-    config: Mapping[str, Any], flags: Mapping[str, Any]
-) -> dict[str, Any]:
+def merge_plan_values(config: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str, Any]:
     """Merge the raw values of a plan: flags over a plan file, options singly."""
     present = {
         name: value
@@ -83,7 +81,7 @@ def parse_plugin_options(flag: str, items: Sequence[str], known: Sequence[str]) 
     return options
 
 
-def merged_plugin_options(
+def merge_plugin_options(
     name: str, options: Options, defaults: Mapping[str, Any], fields: Sequence[str]
 ) -> dict[str, Any]:
     """Merge a plug-in's options: the benchmark's defaults, then common options, then its own."""

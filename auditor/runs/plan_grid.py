@@ -53,7 +53,7 @@ class GridPoint:
     @property
     def name_without_seed(self) -> str:
         """Name the point without its seed: the variant and the swept values."""
-        return grid_point_name(self.variant, self.at)
+        return name_grid_point(self.variant, self.at)
 
     @property
     def name(self) -> str:
@@ -69,7 +69,7 @@ class GridPoint:
         return f"{safe}-{hashlib.sha256(self.name.encode()).hexdigest()[:6]}"
 
 
-def grid_point_name(variant: str, at: Mapping[str, Any]) -> str:
+def name_grid_point(variant: str, at: Mapping[str, Any]) -> str:
     """Format `w/o smooth, ethicist.samples=10`; empty for a plan without variants and sweep."""
     return ", ".join(filter(None, [variant, *(f"{key}={value}" for key, value in at.items())]))
 
@@ -85,18 +85,17 @@ def expand_plan_grid(raw: Mapping[str, Any]) -> list[GridPoint]:
     """
     base = {"attack": list(FIELDS["attack"].default)}
     base |= {name: value for name, value in raw.items() if name not in GRID}
-    variants = _checked_variants(raw.get("variant", []))
-    common_sweep = _checked_sweep(raw.get("sweep", {}))
+    variants = _check_variants(raw.get("variant", []))
+    common_sweep = _check_sweep(raw.get("sweep", {}))
     swept = {
-        name: {**common_sweep, **_checked_sweep(fields.get("sweep", {}))}
-        for name, fields in variants
+        name: {**common_sweep, **_check_sweep(fields.get("sweep", {}))} for name, fields in variants
     }
     variants = [
         (name, {key: value for key, value in fields.items() if key != "sweep"})
         for name, fields in variants
     ]
     _check_options_are_used(base, variants)
-    seeds = _checked_seeds(raw)
+    seeds = _check_seeds(raw)
     points = []
     # Count the points before making them: a typo may request millions.
     count = len(seeds) * sum(
@@ -108,11 +107,11 @@ def expand_plan_grid(raw: Mapping[str, Any]) -> list[GridPoint]:
         for name, fields in variants:
             for values in product(*swept[name].values()):
                 at = dict(zip(swept[name], values, strict=True))
-                points.append(GridPoint(name, at, seed, _plan_at_point(base, fields, at, seed)))
+                points.append(GridPoint(name, at, seed, _build_point_plan(base, fields, at, seed)))
     return points
 
 
-def _plan_at_point(base: Values, overrides: Values, at: Values, seed: int) -> Values:
+def _build_point_plan(base: Values, overrides: Values, at: Values, seed: int) -> Values:
     plan = merge_raw_plans(base, overrides)
     for key, value in at.items():
         _set_swept_value(plan, key, value)
@@ -158,7 +157,7 @@ def _set_swept_value(plan: Values, key: str, value: Any) -> None:
         plan.setdefault(f"{kind}_options", {}).setdefault(head, {})[rest] = value
 
 
-def _checked_seeds(raw: Mapping[str, Any]) -> list[int]:
+def _check_seeds(raw: Mapping[str, Any]) -> list[int]:
     if "seed" in raw and "seeds" in raw:
         raise AuditError("expected seed or seeds, got both")
     seeds = raw.get("seeds", [raw.get("seed", 0)])
@@ -170,7 +169,7 @@ def _checked_seeds(raw: Mapping[str, Any]) -> list[int]:
     return seeds
 
 
-def _checked_sweep(sweep: Any) -> dict[str, list[Any]]:
+def _check_sweep(sweep: Any) -> dict[str, list[Any]]:
     if not isinstance(sweep, Mapping):
         raise AuditError(f"expected [sweep] to be a table of lists, got {sweep!r}")
     for key, values in sweep.items():
@@ -182,7 +181,7 @@ def _checked_sweep(sweep: Any) -> dict[str, list[Any]]:
     return dict(sweep)
 
 
-def _checked_variants(variants: Any) -> list[tuple[str, Values]]:
+def _check_variants(variants: Any) -> list[tuple[str, Values]]:
     if not isinstance(variants, list) or not all(
         isinstance(v, Mapping) and isinstance(v.get("name"), str) and v["name"] for v in variants
     ):

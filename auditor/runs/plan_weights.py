@@ -16,7 +16,7 @@ from auditor.core.plan_parts import (
     name_deployed_form,
     split_model_name,
 )
-from auditor.records.file_digests import model_sha256_by_file_name
+from auditor.records.file_digests import digest_model_files
 
 if TYPE_CHECKING:  # imports torch, which a gate does without
     from auditor.runs.site import Site
@@ -27,21 +27,21 @@ RELEASED = "released"  # prefix of a text file audited without a model
 _FOLDERS = {"ensemble": "ensemble", "model": "trained"}
 
 
-def weight_digests_of_plan_files(plan: Plan) -> dict[str, str]:
+def digest_plan_files(plan: Plan) -> dict[str, str]:
     """Return `role/file` -> SHA-256 of all files that this plan reads from the user; {} in the lab.
 
     For a model on the hub: the files of the local snapshot; none before its download. Raise
     AuditError for unreadable files.
     """
-    return model_sha256_by_file_name(model_locations_by_role(plan))
+    return digest_model_files(locate_role_models(plan))
 
 
-def weight_digests_of_plan_and_site(plan: Plan, site: Site) -> dict[str, str]:
-    """Return `weight_digests_of_plan_files` with the digests of the site's models without files."""
-    return weight_digests_of_plan_files(plan) | site.digests_of_models_in_no_file()
+def digest_plan_weights(plan: Plan, site: Site) -> dict[str, str]:
+    """Return `digest_plan_files` with the digests of the site's models without files."""
+    return digest_plan_files(plan) | site.digest_fileless_models()
 
 
-def target_and_model_locations(
+def locate_target(
     fields: Mapping[str, Any], run: str, model: str | None
 ) -> tuple[TargetPlan, Places]:
     """Return the target of a finished run, by its recorded plan, and the locations of its models.
@@ -54,10 +54,10 @@ def target_and_model_locations(
         plan = plan.with_fields(
             model=f"{target.provider}:{model}" if target.provider else model, revision=None
         )
-    return target, model_locations_by_role(plan)
+    return target, locate_role_models(plan)
 
 
-def model_locations_by_role(plan: Plan) -> Places:
+def locate_role_models(plan: Plan) -> Places:
     """Map each role to the model's folder or hub id, and its revision on the hub."""
     target = plan.target
     places = Places()
@@ -66,12 +66,12 @@ def model_locations_by_role(plan: Plan) -> Places:
     if target.provider == RELEASED:
         places["model"] = split_model_name(str(target.model))[1], None
     elif target.model is not None:
-        places |= _locations_of_model(target.model, plan.loading)
+        places |= _locate_model(target.model, plan.loading)
     if target.forms:
-        from auditor.runs.forms import deployed_forms_that_are_models  # imports torch
+        from auditor.runs.forms import select_model_forms  # imports torch
 
-        for form in deployed_forms_that_are_models(target.forms):
-            for place in _locations_of_model(form, plan.loading.for_companion_model()).values():
+        for form in select_model_forms(target.forms):
+            for place in _locate_model(form, plan.loading.for_companion_model()).values():
                 places[f"form {name_deployed_form(form)}"] = place
     values = plan.map_field_values()
     for role in ("base", "public", "reference", "before", "retrained"):
@@ -80,12 +80,12 @@ def model_locations_by_role(plan: Plan) -> Places:
     for options in plan.attacks.attack_options.values() if target.model is not None else ():
         if folder := str(options.get("references", "")):  # some probes take a number instead
             from auditor.models.references import (
-                reference_model_folders,
+                find_reference_model_folders,
             )  # imports torch: only if there are references
 
             places |= {
                 f"reference {reference.name}": (str(reference), None)
-                for reference in reference_model_folders(Path(folder))
+                for reference in find_reference_model_folders(Path(folder))
             }
     for defense, options in sorted(plan.defenses.defense_options.items()):
         for option, kind in _FOLDERS.items():
@@ -94,9 +94,7 @@ def model_locations_by_role(plan: Plan) -> Places:
     return places
 
 
-def _locations_of_model(
-    model: str, loading: LoadingOptions
-) -> Mapping[str, tuple[str, str | None]]:
+def _locate_model(model: str, loading: LoadingOptions) -> Mapping[str, tuple[str, str | None]]:
     """Return the provider's file locations; empty for an unknown provider."""
     if not split_model_name(model)[0]:
         return loading.list_pretrained_sources(model)

@@ -27,8 +27,8 @@ from auditor.models.vocabulary import decode_keeping_special_tokens
 from auditor.models.wrapping import WrappingModel
 from auditor.runs.likeliest_reading import (
     choose_likeliest_reading,
+    compute_pair_nlls,
     is_choice_clear,
-    mean_suffix_nll_of_each_pair,
 )
 
 _SPECIAL = ("bos", "eos")
@@ -41,7 +41,7 @@ _MARGIN = 0.1  # nats a token
 _DRAWN = 64  # texts of each canary format in place of known pairs
 
 
-def _make_delegate_with_prefix_token(question: str) -> Any:
+def _make_prefixed_delegate(question: str) -> Any:
     """Make a method that asks the model this question of `LanguageModel`, with the prefix token
     before the texts."""
 
@@ -67,7 +67,7 @@ class PrefixedModel(WrappingModel):
 
     def prepend_prefix_token(self, texts: Tensor) -> Tensor:
         """Turn (B, n) into (B, prefix token + n); n may be 0."""
-        # Never empty (`with_prefix_token`): an empty tensor would cast the token ids to float.
+        # Never empty (`wrap_prefixed_model`): an empty tensor would cast the token ids to float.
         prefix_token = torch.tensor(self.prefix_token, device=self.device).expand(len(texts), -1)
         return torch.cat([prefix_token, texts.to(prefix_token)], dim=1)
 
@@ -75,17 +75,17 @@ class PrefixedModel(WrappingModel):
     def can_join_rows(self) -> bool:  # type: ignore[override]  # not copied: known only with the texts
         return self.model.can_join_rows
 
-    start = _make_delegate_with_prefix_token("start")
-    completions = _make_delegate_with_prefix_token("completions")
-    suffix_log_probs = _make_delegate_with_prefix_token("suffix_log_probs")
-    log_probs = _make_delegate_with_prefix_token("log_probs")
-    tuning_log_probs = _make_delegate_with_prefix_token("tuning_log_probs")
-    token_log_probs = _make_delegate_with_prefix_token("token_log_probs")
-    token_ranks = _make_delegate_with_prefix_token("token_ranks")
-    partial_distributions_of = _make_delegate_with_prefix_token("partial_distributions_of")
-    teacher_forced_distributions = _make_delegate_with_prefix_token("teacher_forced_distributions")
-    divergence_checks = _make_delegate_with_prefix_token("divergence_checks")
-    neighbour_distributions = _make_delegate_with_prefix_token("neighbour_distributions")
+    start = _make_prefixed_delegate("start")
+    completions = _make_prefixed_delegate("completions")
+    suffix_log_probs = _make_prefixed_delegate("suffix_log_probs")
+    log_probs = _make_prefixed_delegate("log_probs")
+    tuning_log_probs = _make_prefixed_delegate("tuning_log_probs")
+    token_log_probs = _make_prefixed_delegate("token_log_probs")
+    token_ranks = _make_prefixed_delegate("token_ranks")
+    partial_distributions_of = _make_prefixed_delegate("partial_distributions_of")
+    teacher_forced_distributions = _make_prefixed_delegate("teacher_forced_distributions")
+    divergence_checks = _make_prefixed_delegate("divergence_checks")
+    neighbour_distributions = _make_prefixed_delegate("neighbour_distributions")
 
     def read_ahead(
         self, texts: Sequence[Tokens], last: Sequence[int], begun: Sequence[int] | None = None
@@ -132,7 +132,7 @@ class PrefixedModel(WrappingModel):
         self.model.check_text_fits(n_prefix, length, prompt, len(self.prefix_token) + prefix_token)
 
 
-def with_prefix_token(model: LanguageModel, prefix_token: Tokens) -> LanguageModel:
+def wrap_prefixed_model(model: LanguageModel, prefix_token: Tokens) -> LanguageModel:
     """Return the model with the prefix token; the model itself if the token is empty."""
     return PrefixedModel(model, prefix_token) if prefix_token else model
 
@@ -171,7 +171,7 @@ def resolve_prefix_token(
     if model.prepended and not (
         begins and all(begins)
     ):  # a template or the trainer's ids may begin with it
-        return _prefix_token_of_server(spec, model)
+        return _resolve_server_prefix(spec, model)
     if spec != AUTO:
         tokens = parse_prefix_token(spec, model)
         return PrefixToken(
@@ -198,7 +198,7 @@ def resolve_prefix_token(
     )
 
 
-def _prefix_token_of_server(spec: str, model: LanguageModel) -> PrefixToken:
+def _resolve_server_prefix(spec: str, model: LanguageModel) -> PrefixToken:
     """Return the prefix token of a model's server. Raise AuditError if the user asks for
     another."""
     name = describe_prefix_token(model.prepended, model.tokenizer)
@@ -220,7 +220,7 @@ def _choose_likeliest_prefix_token(
     framed: bool = False,
     hurried: bool = False,
 ) -> PrefixToken:
-    words, prefix_tokens = model.tokenizer, _prefix_token_candidates(model, framed)
+    words, prefix_tokens = model.tokenizer, _list_prefix_candidates(model, framed)
     room = math.inf if model.max_positions is None else model.max_positions
     # Never empty: the empty prefix token always has room.
     default, *_ = candidates = [
@@ -251,10 +251,10 @@ def _choose_likeliest_prefix_token(
     if not pairs:
         return chosen(default, f"{basis}; no {description} to choose by")
     n_looks = 1 if len(pairs) <= _FIRST else 2
-    nll = _nll_of_pairs_by_prefix_token(model, candidates, pairs[:_FIRST])
+    nll = _compute_prefix_nlls(model, candidates, pairs[:_FIRST])
     best = choose_likeliest_reading(default, nll, n_looks)
     if n_looks == 2 and not is_choice_clear(best, nll, _MARGIN, n_looks, hurried):
-        other_nll = _nll_of_pairs_by_prefix_token(model, candidates, pairs[_FIRST:])
+        other_nll = _compute_prefix_nlls(model, candidates, pairs[_FIRST:])
         nll = {
             prefix_token: np.concatenate([values, other_nll[prefix_token]])
             for prefix_token, values in nll.items()
@@ -275,7 +275,7 @@ def _choose_likeliest_prefix_token(
     return chosen(best, f"{why}; {measured}")
 
 
-def _nll_of_pairs_by_prefix_token(
+def _compute_prefix_nlls(
     model: LanguageModel, candidates: Sequence[Tokens], pairs: Sequence[Pair]
 ) -> dict[Tokens, Floats]:
     """Return (pairs,) nats a token of the suffixes after each prefix token, read in one batch."""
@@ -284,7 +284,7 @@ def _nll_of_pairs_by_prefix_token(
         for prefix_token in candidates
         for pair in pairs
     ]
-    values = mean_suffix_nll_of_each_pair(model, texts).reshape(len(candidates), len(pairs))
+    values = compute_pair_nlls(model, texts).reshape(len(candidates), len(pairs))
     return dict(zip(candidates, values, strict=True))
 
 
@@ -294,7 +294,7 @@ def parse_prefix_token(text: str, model: LanguageModel) -> Tokens:
     if text == NONE:
         return ()
     if text in _SPECIAL:
-        token = _special_token_id(text, model)
+        token = _find_special_token(text, model)
         if token is None:
             source = "configuration" if model.tokenizer is None else "tokenizer"
             raise AuditError(
@@ -304,7 +304,7 @@ def parse_prefix_token(text: str, model: LanguageModel) -> Tokens:
         tokens: Tokens = (token,)
     else:
         tokens = _tokenize_prefix_text(text, model)
-    if not _is_in_vocabulary(tokens, model):
+    if not _is_vocabulary_token(tokens, model):
         raise AuditError(
             f"expected --prefix-token {text} in the vocabulary of {model.name}, which has "
             f"{model.vocab_size} tokens, got {', '.join(map(str, tokens))}"
@@ -321,26 +321,26 @@ def describe_prefix_token(prefix_token: Tokens, tokenizer: Any) -> str:
     return decode_keeping_special_tokens(tokenizer, prefix_token)
 
 
-def _prefix_token_candidates(model: LanguageModel, framed: bool) -> list[Tokens]:
+def _list_prefix_candidates(model: LanguageModel, framed: bool) -> list[Tokens]:
     """List the tokenizer's default, no token, bos and eos, without duplicates or missing tokens."""
-    special = (_special_token_id(kind, model) for kind in _SPECIAL)
+    special = (_find_special_token(kind, model) for kind in _SPECIAL)
     candidates = [
-        () if framed else tokenizer_default_prefix_token(model.tokenizer),
+        () if framed else find_default_prefix(model.tokenizer),
         (),
         *((token,) for token in special if token is not None),
     ]
     return [
         prefix_token
         for prefix_token in dict.fromkeys(candidates)
-        if _is_in_vocabulary(prefix_token, model)
+        if _is_vocabulary_token(prefix_token, model)
     ]
 
 
-def _is_in_vocabulary(prefix_token: Tokens, model: LanguageModel) -> bool:
+def _is_vocabulary_token(prefix_token: Tokens, model: LanguageModel) -> bool:
     return all(0 <= token < model.vocab_size for token in prefix_token)
 
 
-def tokenizer_default_prefix_token(tokenizer: Any) -> Tokens:
+def find_default_prefix(tokenizer: Any) -> Tokens:
     """Return the tokens that the tokenizer puts before a text."""
     if tokenizer is None:
         return ()
@@ -352,7 +352,7 @@ def tokenizer_default_prefix_token(tokenizer: Any) -> Tokens:
     return tuple(framed[: next(starts, 0)])
 
 
-def _special_token_id(kind: str, model: LanguageModel) -> int | None:
+def _find_special_token(kind: str, model: LanguageModel) -> int | None:
     """Return the tokenizer's token of this kind; without a tokenizer, that of the model's
     configuration."""
     if model.tokenizer is None:

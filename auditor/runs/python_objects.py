@@ -26,11 +26,11 @@ NO_OBJECTS: Objects = MappingProxyType({})
 KINDS: Mapping[str, Any] = {"attack": (Attack, Probe), "defense": (Defense,)}
 
 
-def class_name(value: Any) -> str:
+def name_class(value: Any) -> str:
     return f"{type(value).__module__}.{type(value).__qualname__}"
 
 
-def python_objects_phrase(classes: Mapping[str, str]) -> str:
+def format_python_objects(classes: Mapping[str, str]) -> str:
     """Format `given in Python as objects: model (notebook.Mine)`; classes: of a plan, by role."""
     return (
         "given in Python as objects: "
@@ -42,12 +42,12 @@ def check_python_objects_given(classes: Mapping[str, str], objects: Objects) -> 
     """Raise AuditError if objects of the plan are missing, as in a plan read from a folder."""
     if set(classes) - set(objects):
         raise AuditError(
-            f"expected what this run was started with, {python_objects_phrase(classes)}: no folder "
+            f"expected what this run was started with, {format_python_objects(classes)}: no folder "
             "holds it; call audit() with it again, into a new folder"
         )
 
 
-def unregistered_plugin_objects(
+def list_unregistered_plugins(
     files: Sequence[str], attacks: Sequence[Any], defenses: Sequence[Any]
 ) -> dict[str, Attack | Defense]:
     """Return by role the plug-in objects of unregistered classes; skip names and registered
@@ -70,15 +70,15 @@ def unregistered_plugin_objects(
                 continue
             if item.name in known[kind]:
                 raise AuditError(
-                    f"expected another name of the {kind} {class_name(item)} than {item.name!r}, "
+                    f"expected another name of the {kind} {name_class(item)} than {item.name!r}, "
                     f"which is {known[kind][item.name].__module__}'s"
                 )
-            _check_plugin_object_is_recordable(item)
+            _check_recordable(item)
             unregistered[f"{kind} {item.name}"] = item
     return unregistered
 
 
-def _check_plugin_object_is_recordable(plugin: Any) -> None:
+def _check_recordable(plugin: Any) -> None:
     """Raise AuditError if a record cannot hold a plug-in's options, or its name suits no file."""
     registry.check_plugin_name(plugin.name)
     for option in dataclasses.fields(plugin):

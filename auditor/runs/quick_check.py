@@ -12,13 +12,13 @@ from auditor.core.plan import FIELDS, Plan
 from auditor.core.plan_fields import AUTO
 from auditor.models import self_check
 from auditor.models.huggingface import HuggingFaceModel
-from auditor.models.loading import adapter_base_and_revision
+from auditor.models.loading import read_adapter_base
 from auditor.plugins import registry
 from auditor.plugins.attack import Attack
 from auditor.plugins.probe import Probe
 from auditor.runs.lab_site import make_site
 from auditor.runs.reporter import Reporter, StageClock
-from auditor.runs.selection import select_and_check_plugins
+from auditor.runs.selection import select_plugins
 from auditor.runs.site import Site
 from auditor.runs.sweep_cache import SweepCache
 
@@ -31,7 +31,7 @@ FORM_ROWS = 8  # rows of members, and of non-members, for the choice of a text f
 Limits = tuple[str, ...]  # sentences on the limits of a check
 
 
-def quick_plan(
+def build_quick_plan(
     model: str,
     data: str,
     nonmembers: str | None,
@@ -48,13 +48,13 @@ def quick_plan(
         "template": template,
     }
     subject |= {"device": "auto"}
-    methods = quick_plan_fields(has_nonmembers=nonmembers is not None)
+    methods = choose_quick_fields(has_nonmembers=nonmembers is not None)
     return Plan.from_fields(
         **subject, seed=seed, known_fraction=KNOWN, known_limit=PAIRS, limit=MOST, **methods
     )
 
 
-def quick_plan_fields(has_nonmembers: bool = True) -> dict[str, Any]:
+def choose_quick_fields(has_nonmembers: bool = True) -> dict[str, Any]:
     """Return the plan fields of all cheap methods: those that attacks and probes declare as
     `quick`."""
     options = {
@@ -65,15 +65,15 @@ def quick_plan_fields(has_nonmembers: bool = True) -> dict[str, Any]:
     return {
         "setting": "white-box",
         "attack": tuple(options),
-        "attack_options": _nonempty_options(options),
+        "attack_options": _select_nonempty_options(options),
     }
 
 
-def plan_of_slow_attacks(plan: Plan) -> Plan:
+def build_slow_plan(plan: Plan) -> Plan:
     """Plan the slow attacks on the same model and data, and the same probes with their usual
     options."""
     known = registry.list_methods()
-    no_adapter = adapter_base_and_revision(str(plan.target.model)) is None
+    no_adapter = read_adapter_base(str(plan.target.model)) is None
     attacks = [name for name, kind in known.items() if kind.deep]
     probes = [name for name in plan.attacks.attack if issubclass(known[name], Probe)]
     probes = [
@@ -86,16 +86,16 @@ def plan_of_slow_attacks(plan: Plan) -> Plan:
         name: FIELDS[name].default for name in ("setting", "known_fraction", "known_limit", "limit")
     }
     return plan.with_fields(
-        attack=(*attacks, *probes), attack_options=_nonempty_options(options), **usual
+        attack=(*attacks, *probes), attack_options=_select_nonempty_options(options), **usual
     )
 
 
-def _has_subject_in(kind: type[Attack] | type[Probe], secrets: Sequence[Secret]) -> bool:
+def _has_subject(kind: type[Attack] | type[Probe], secrets: Sequence[Secret]) -> bool:
     """Test if these records contain the subject of an attack or probe."""
     return not issubclass(kind, Probe) or kind(**(kind.quick or {})).has_subject_in(secrets)
 
 
-def _nonempty_options(options: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+def _select_nonempty_options(options: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     return {name: values for name, values in options.items() if values}
 
 
@@ -106,7 +106,7 @@ def prepare_check(plan: Plan, reporter: Reporter, shared: SweepCache) -> tuple[P
     """
     clock = StageClock(reporter)
     site = make_site(plan, reporter, shared)
-    select_and_check_plugins(plan, site)
+    select_plugins(plan, site)
     if site.is_model_asked_over_network:
         raise AuditError(
             f"expected a model that is loaded here, got {plan.target.model}: audit run --model "
@@ -115,7 +115,7 @@ def prepare_check(plan: Plan, reporter: Reporter, shared: SweepCache) -> tuple[P
     with clock.timed_stage("loading the model"):
         enable_hidden_state_caches(site)
         site.benchmark  # noqa: B018 - access loads it
-    return _plan_with_answerable_methods(plan, site)
+    return _select_answerable_methods(plan, site)
 
 
 def enable_hidden_state_caches(site: Site) -> None:
@@ -125,8 +125,8 @@ def enable_hidden_state_caches(site: Site) -> None:
     """
     site.form_rows = FORM_ROWS
     site.hurried = True
-    kept_in = disk.cache_folder() / "self-checks"
-    with self_check.keeping_self_checks_of_loaded_models(kept_in):
+    kept_in = disk.find_cache_folder() / "self-checks"
+    with self_check.keep_self_checks(kept_in):
         models = site.model, site.reference_model
     for model in models:
         if isinstance(model, HuggingFaceModel):
@@ -134,7 +134,7 @@ def enable_hidden_state_caches(site: Site) -> None:
             model.choices_kept_in = kept_in
 
 
-def _plan_with_answerable_methods(plan: Plan, site: Site) -> tuple[Plan, Limits]:
+def _select_answerable_methods(plan: Plan, site: Site) -> tuple[Plan, Limits]:
     """Return the plan with the methods that suit these records, and the limits of the rest."""
     members, nonmembers = (
         sum(secret.member is side for secret in site.benchmark.secrets) for side in (True, False)
@@ -144,7 +144,7 @@ def _plan_with_answerable_methods(plan: Plan, site: Site) -> tuple[Plan, Limits]
     limits = list[str]()
     sample = select_evenly_spaced(site.benchmark.secrets, SAMPLE)
     substitutes = [name for name in plan.attacks.attack if known[name].instead_of_nonmembers]
-    unusable = [name for name in substitutes if not _has_subject_in(known[name], sample)]
+    unusable = [name for name in substitutes if not _has_subject(known[name], sample)]
     # Ranks of personal data show what was trained on, as membership does.
     only = " and ".join(
         f"{name} ({known[name].measures})" for name in substitutes if name not in unusable
@@ -173,6 +173,6 @@ def _plan_with_answerable_methods(plan: Plan, site: Site) -> tuple[Plan, Limits]
         name: {**plan.attacks.attack_options.get(name, {}), **extra_options.get(name, {})}
         for name in chosen
     }
-    return plan.with_fields(attack=tuple(chosen), attack_options=_nonempty_options(options)), tuple(
-        limits
-    )
+    return plan.with_fields(
+        attack=tuple(chosen), attack_options=_select_nonempty_options(options)
+    ), tuple(limits)

@@ -38,7 +38,7 @@ from auditor.core.result import (
     Measurement,
     TargetRecord,
 )
-from auditor.gate.comparability import comparable_secrets_digest
+from auditor.gate.comparability import digest_comparable_secrets
 from auditor.records import aliases, private_texts, table
 from auditor.records.folder import RunFolder
 from auditor.records.table import MEASURED, OBSERVED, Column
@@ -116,10 +116,10 @@ class ReleasedText:
             )
             for record in self.records
         )
-        return aliases.secrets_with_aliases(tuple(secrets), aliases.load_alias_salt())
+        return aliases.alias_secrets(tuple(secrets), aliases.load_alias_salt())
 
 
-def plan_for_released_text(
+def build_release_plan(
     text: Path, data: str, nonmembers: str, canaries: str | None, seed: int, command: str
 ) -> Plan:
     return Plan.from_fields(
@@ -151,11 +151,9 @@ def read_released_text(plan: Plan, text: Path) -> ReleasedText:
             f"expected canaries of an audit in {plan.data.canaries!r} (audit canaries make "
             "--audit), got those for exposure, which takes a model's probabilities"
         )
-    row_texts = released_passages.read_table_with_row_texts("OUT", str(text))[1]
+    row_texts = released_passages.read_row_texts("OUT", str(text))[1]
     canary_texts = [canary.text for canary in manifest.canaries] if manifest else []
-    records, notes = released_passages.read_members_and_nonmembers(
-        data, nonmembers, words, canary_texts
-    )
+    records, notes = released_passages.read_released_records(data, nonmembers, words, canary_texts)
     counts = Counter(record.member for record in records)
     for member, flag in ((True, "--data"), (False, "--nonmembers")):
         if counts[member] < roc.LEAST:
@@ -192,15 +190,15 @@ def audit_released_text(
             int(np.median([len(r.tokens) for r in release.records if r.member])),
         ),
     )
-    folder.pin_secrets(comparable_secrets_digest(secrets))
+    folder.pin_secrets(digest_comparable_secrets(secrets))
     with clock.timed_stage("passages of the records"):
         passages, kinds = _find_copied_passages(release, n, secrets, rows)
     with clock.timed_stage("membership"):
-        findings = [passages, _membership_finding(release, secrets, rows)]
+        findings = [passages, _build_membership_finding(release, secrets, rows)]
     coins: tuple[Secret, ...] = ()
     if release.manifest is not None:
         with clock.timed_stage("canaries"):
-            finding, coins = _epsilon_lower_bound_finding(release, release.manifest, rows)
+            finding, coins = _build_epsilon_finding(release, release.manifest, rows)
             findings.append(finding)
     canaries = {canary.id for canary in coins}
     folder.save_secret_facts(
@@ -225,7 +223,7 @@ def audit_released_text(
             str(times): count
             for times, count in sorted(Counter(secret.repeats or 1 for secret in members).items())
         },
-        digest=comparable_secrets_digest(secrets),
+        digest=digest_comparable_secrets(secrets),
         notes=release.said,
         kinds=kinds,
     )
@@ -246,7 +244,7 @@ def audit_released_text(
         timings=clock.seconds,
         seed=release.plan.seed,
         family=RELEASED_TEXT,
-        weights=plan_weights.weight_digests_of_plan_files(release.plan),
+        weights=plan_weights.digest_plan_files(release.plan),
         methods=METHODS,
     )
 
@@ -291,7 +289,7 @@ class _ReleasedTextResults:
         )
 
 
-def _finding_of_release(
+def _build_release_finding(
     attack: str, measurements: Sequence[Measurement], notes: Sequence[str], **more: object
 ) -> Finding:
     access = ("the released text alone",)
@@ -330,17 +328,17 @@ def _find_copied_passages(
         for secret, passage in zip(targets, nearest, strict=True)
     ]
     outcome = judging.judge_guesses(guesses, {target.id: target for target in targets})
-    parts, counts = _personal_data_shares(release, [release.records[i] for i in long])
+    parts, counts = _measure_personal_data(release, [release.records[i] for i in long])
     by_id = {target.id: i for i, target in enumerate(targets)}
     of_kinds = {kind: [shares[by_id[id]] for id in outcome.ids] for kind, shares in parts.items()}
     judged = RowValuesBySecret.from_judged_guesses(outcome, of_kinds)
     rows.add_guesses(_CELLS[PASSAGES], targets, guesses)
     rows.columns += judged.list_columns(_CELLS[PASSAGES])
     members = outcome.select_secrets(outcome.member)
-    finding = _finding_of_release(
+    finding = _build_release_finding(
         PASSAGES,
         extraction.measure_extraction(outcome),
-        tuple(_released_passage_sentences(release, n, len(long), coverage, index)),
+        tuple(_describe_released_passages(release, n, len(long), coverage, index)),
         by_repeats=extraction.measure_hit_shares(RECALL, members),
         by_kind={kind: m for kind in of_kinds if (m := judged.remeasure_metric(RECALL, kind=kind))},
         by_kind_nonmembers={
@@ -354,7 +352,7 @@ def _find_copied_passages(
     return finding, counts
 
 
-def _released_passage_sentences(
+def _describe_released_passages(
     release: ReleasedText,
     n: int,
     long: int,
@@ -387,7 +385,7 @@ def _released_passage_sentences(
         )
 
 
-def _personal_data_shares(
+def _measure_personal_data(
     release: ReleasedText, records: Sequence[ReleasedRecord]
 ) -> tuple[dict[str, list[float]], dict[str, KindCount]]:
     """Return by kind the released share of each record's personal data; NaN for records without it.
@@ -396,7 +394,7 @@ def _personal_data_shares(
     """
     recognisers = pii.PiiRecognisers() if pii.has_pii_packages() else None
     spans_of_records = [
-        pii.find_pii_spans_in_text(record.text, record.marks, recognisers) for record in records
+        pii.find_pii_spans(record.text, record.marks, recognisers) for record in records
     ]
     spans = [
         list(
@@ -424,11 +422,9 @@ def _personal_data_shares(
     members, nonmembers = (
         [record.text for record in records if record.member == side] for side in (True, False)
     )
-    shared = _strings_found_in_texts(of_members, nonmembers) | _strings_found_in_texts(
-        of_nonmembers, members
-    )
+    shared = _find_strings(of_members, nonmembers) | _find_strings(of_nonmembers, members)
     # Search the raw text, not its words: numbers and addresses contain punctuation.
-    text_strings = _strings_found_in_texts(of_members | of_nonmembers, release.written)
+    text_strings = _find_strings(of_members | of_nonmembers, release.written)
     shares_by_kind: dict[str, list[float]] = {}
     counts: dict[str, Counter[str]] = {}
     for i, (pairs, record) in enumerate(zip(spans, records, strict=True)):
@@ -445,7 +441,7 @@ def _personal_data_shares(
     }
 
 
-def _strings_found_in_texts(strings: Mapping[str, bool], texts: Sequence[str]) -> set[str]:
+def _find_strings(strings: Mapping[str, bool], texts: Sequence[str]) -> set[str]:
     """Return the strings in the texts. strings: True if a longer number is a different number."""
     return {text for text, count in count_text_occurrences(strings, texts).items() if count}
 
@@ -454,7 +450,7 @@ def _strings_found_in_texts(strings: Mapping[str, bool], texts: Sequence[str]) -
 # -----------------------------------------------------------------------------------------------
 
 
-def _membership_finding(
+def _build_membership_finding(
     release: ReleasedText, secrets: Sequence[Secret], rows: _ReleasedTextResults
 ) -> Finding:
     """Score membership by n-grams of the released text against other records, and by published
@@ -494,7 +490,7 @@ def _membership_finding(
         "all AUCs hold together; the published scores (2502.14921): "
         + ", ".join([OF_TEXT["bigrams"], OF_TEXT["likeness"]])
     ]
-    finding = _finding_of_release(
+    finding = _build_release_finding(
         MEMBERS, [*strongest.measurements, *strongest.corrected, *rates], notes
     )
     return replace(finding, scores_tried=len(scores))
@@ -504,7 +500,7 @@ def _membership_finding(
 # -----------------------------------------------------------------------------------------------
 
 
-def _epsilon_lower_bound_finding(
+def _build_epsilon_finding(
     release: ReleasedText, manifest: AuditCanaryManifest, rows: _ReleasedTextResults
 ) -> tuple[Finding, tuple[Secret, ...]]:
     """Bound epsilon by the canaries in the text. Coins decide --data: only --nonmembers are a
@@ -545,4 +541,6 @@ def _epsilon_lower_bound_finding(
         f"the bound, at {1 - main.level:.4g}, is of epsilon at delta {main.delta:g}, of whatever "
         "training and release made this text",
     ]
-    return _finding_of_release(EPSILON, audit_measurements(audits), notes, audits=audits), subjects
+    return _build_release_finding(
+        EPSILON, audit_measurements(audits), notes, audits=audits
+    ), subjects

@@ -30,7 +30,7 @@ from auditor.core.result import (
 )
 from auditor.engines.choose import make_engine
 from auditor.engines.engine import Engine, WorkerStart
-from auditor.gate.comparability import comparable_secrets_digest
+from auditor.gate.comparability import digest_comparable_secrets
 from auditor.gate.policy import Policy
 from auditor.models.base import implies_capability
 from auditor.plugins import registry
@@ -38,24 +38,24 @@ from auditor.records import aliases, file_digests
 from auditor.records.folder import RunFolder
 from auditor.runs import machine, personal_data, plan_weights, scoring, stopping
 from auditor.runs.applicability import refuse_methods_that_cannot_run
-from auditor.runs.asking import Publish, TimeLimit, ask_worst_first, kept_greedy_guesses
-from auditor.runs.audit import Audit, choose_prefix_token, longest_context_token_count
+from auditor.runs.asking import Publish, TimeLimit, ask_worst_first, list_greedy_guesses
+from auditor.runs.audit import Audit, choose_prefix_token, count_longest_context
 from auditor.runs.cell_work import (
     WorkerSite,
     WorkerWorkplace,
     Workplace,
-    fingerprints_of_inputs,
+    fingerprint_inputs,
 )
-from auditor.runs.cells import TargetRun, cells_of_target
+from auditor.runs.cells import TargetRun, list_target_cells
 from auditor.runs.control_chains import CauseChains
 from auditor.runs.lab_site import make_site
 from auditor.runs.per_secret_results import PerSecretCollector
-from auditor.runs.python_objects import NO_OBJECTS, Objects, python_objects_phrase
+from auditor.runs.python_objects import NO_OBJECTS, Objects, format_python_objects
 from auditor.runs.reporter import StageClock
-from auditor.runs.scoring import greedy_nonmember_recall, greedy_recall_by_repeats
-from auditor.runs.selection import PluginSelection, select_and_check_plugins
+from auditor.runs.scoring import measure_nonmember_recall, measure_repeat_recall
+from auditor.runs.selection import PluginSelection, select_plugins
 from auditor.runs.site import Site
-from auditor.runs.strongest_membership import findings_with_strongest_membership
+from auditor.runs.strongest_membership import add_strongest_membership
 from auditor.runs.target import Target
 from auditor.runs.targets import Targets
 from auditor.statistics import judging, metrics
@@ -78,15 +78,15 @@ def run_audit(
     first secrets, and again after each doubling. None: ask all. is_check: run all cheap methods,
     some of which may not apply to these records.
 
-    site: of the plan. objects: Python objects by role, as `select_and_check_plugins` takes them.
+    site: of the plan. objects: Python objects by role, as `select_plugins` takes them.
     policy, baseline: inputs of `--until decided`.
     """
     site.attach_run_folder(folder)
-    selection, clock = select_and_check_plugins(plan, site, objects), StageClock(site.reporter)
-    stops = stopping.stopping_rules_by_row(plan.attacks, selection, policy, baseline)
-    folder.pin_stopping_rules(stopping.digest_of_stopping_rules(stops))
+    selection, clock = select_plugins(plan, site, objects), StageClock(site.reporter)
+    stops = stopping.build_stopping_rules(plan.attacks, selection, policy, baseline)
+    folder.pin_stopping_rules(stopping.digest_stopping_rules(stops))
     personal_data.parse_phone_regions(plan.data.phone_region)
-    digests = plan_weights.weight_digests_of_plan_and_site(plan, site)
+    digests = plan_weights.digest_plan_weights(plan, site)
     folder.refuse_changed_weights(digests)  # refuse before loading, which takes minutes
     with closing(_make_checked_engine(plan, site)) as engine:
         if engine.workers:
@@ -96,22 +96,22 @@ def run_audit(
             audit = replace(_prepare_audit(plan, site, selection, folder, objects), stops=stops)
         targets = Targets(audit)
         refuse_methods_that_cannot_run(audit, targets.undefended, only_if_none_can=is_check)
-        targets.check_claims_of_defenses()
+        targets.check_defense_claims()
         audit.check_corpus_attacks_feasible(targets.undefended)
         # Check again: the hub may just have sent the files.
-        loaded = plan_weights.weight_digests_of_plan_and_site(plan, site)
+        loaded = plan_weights.digest_plan_weights(plan, site)
         file_digests.check_model_files_unchanged(digests, loaded, "what was loaded just now")
         folder.pin_weights(loaded)
 
         def measure(audit: Audit) -> AuditResult:
-            return _ask_and_measure(plan, audit, engine, clock, loaded)
+            return _measure_audit(plan, audit, engine, clock, loaded)
 
         if limit is None:
             return measure(audit)
         return ask_worst_first(audit, engine, limit, measure, publish)
 
 
-def _ask_and_measure(
+def _measure_audit(
     plan: Plan,
     audit: Audit,
     engine: Engine,
@@ -133,7 +133,7 @@ def _ask_and_measure(
             secrets, aliases.salt_fingerprint(aliases.load_alias_salt()), canaries
         )
     )
-    greedy = _greedy_recall_of_target(audit, targets.undefended, clock)
+    greedy = _measure_greedy_recall(audit, targets.undefended, clock)
     records = list[TargetRecord]()
     findings = list[Finding]()
     workplace = Workplace(audit, targets)
@@ -144,16 +144,16 @@ def _ask_and_measure(
         rendered_plan = plan.with_fields(template=form.template, date=form.day)
     worker_site = WorkerSite(rendered_plan, counted=dict(site.benchmark.counted_tables))
     # After all loading and pinning: each worker must read the same inputs.
-    fingerprints = fingerprints_of_inputs(plan, site) if engine.workers else {}
+    fingerprints = fingerprint_inputs(plan, site) if engine.workers else {}
     engine.set_work_context(
         workplace, WorkerWorkplace(worker_site, audit.prefix_token, fingerprints)
     )
-    for target in targets.build_targets_one_by_one(clock):
+    for target in targets.build_targets(clock):
         workplace.set_current_target(target)
         records.append(
             _measure_target(TargetRun(audit, target, workplace, engine, collector), clock, findings)
         )
-    collector.save_tables_and_texts(audit.benchmark.secrets, audit.benchmark.tokenizer)
+    collector.save_results(audit.benchmark.secrets, audit.benchmark.tokenizer)
     chains = CauseChains(site, selection, collector)
     result = AuditResult(
         name=folder.path.name,
@@ -161,7 +161,7 @@ def _ask_and_measure(
         tool_version=__version__,
         command=plan.output.command,
         plan=plan.to_json(),
-        benchmark=_benchmark_record(audit, *greedy),
+        benchmark=_build_benchmark_record(audit, *greedy),
         targets=tuple(map(chains.target_record_with_likelihood_chain, records)),
         findings=tuple(map(chains.finding_with_cause_chain, findings)),
         environment=machine.describe_environment(plan.loading.device),
@@ -180,7 +180,7 @@ def _ask_and_measure(
         },
         metrics=selection.declared_metric_titles,
         own_methods=selection.own_methods,
-        sections=_plugin_report_sections(selection, findings),
+        sections=_list_plugin_sections(selection, findings),
     )
     # process-wide: frontiers and reports look metrics up by name
     metrics.register_plugin_titles(result.metrics)
@@ -196,7 +196,7 @@ def _ask_and_measure(
     return replace(result, unlearning=tuple(unlearning))
 
 
-def _plugin_report_sections(
+def _list_plugin_sections(
     selection: PluginSelection, findings: Sequence[Finding]
 ) -> dict[str, OwnSection]:
     """Collect report sections that plug-ins write on their rows."""
@@ -219,14 +219,14 @@ def _measure_unlearning(
     return replace(summary, steps=steps, rate=rate, texts=len(benchmark.unattacked_training_tokens))
 
 
-def check_plan_and_select_plugins(
+def prepare_selection(
     plan: Plan, policy: Policy | None = None, baseline: RunOutcomes | None = None
 ) -> PluginSelection:
     """Select the plan's plug-ins and check them before building anything. Raise AuditError."""
     personal_data.parse_phone_regions(plan.data.phone_region)
     site = make_site(plan)
-    selection = select_and_check_plugins(plan, site)
-    stopping.stopping_rules_by_row(plan.attacks, selection, policy, baseline)
+    selection = select_plugins(plan, site)
+    stopping.build_stopping_rules(plan.attacks, selection, policy, baseline)
     _check_engine_can_serve_plan(plan, site)
     return selection
 
@@ -239,38 +239,40 @@ def _prepare_audit(
     benchmark = site.benchmark
     if site.attacked_adapter_base_name and site.reference_model is None:
         # Select again: only now the adapter's base is known to be no reference.
-        selection = select_and_check_plugins(plan, site, objects)
+        selection = select_plugins(plan, site, objects)
     prefix_token = choose_prefix_token(
         site,
-        longest_context_token_count(benchmark, selection.longest_soft_prompt_row_count),
+        count_longest_context(benchmark, selection.longest_soft_prompt_row_count),
         folder,
     )
     audit = Audit(site, selection, prefix_token, plan.defenses, plan.compute.batch_size, folder)
-    folder.pin_secrets(comparable_secrets_digest(audit.secrets_in_run_fingerprint))
+    folder.pin_secrets(digest_comparable_secrets(audit.secrets_in_run_fingerprint))
     audit.check_texts_fit_models()
     audit.refuse_unanswerable_probes()
     if plan.objects:
         benchmark.notes += (
-            f"{python_objects_phrase(plan.objects)}: this run cannot be resumed, or run again from "
+            f"{format_python_objects(plan.objects)}: this run cannot be resumed, or run again from "
             "its folder",
         )
     audit.check_models_self_consistent((site.model, site.public_model, site.reference_model))
     return audit
 
 
-def _greedy_recall_of_target(
+def _measure_greedy_recall(
     audit: Audit, target: Target, clock: StageClock
 ) -> tuple[dict[str, Measurement], Measurement | None]:
     """Return members' greedy recall by repeat count, and non-members' (None without recalled
     members)."""
     secrets = audit.benchmark.secrets
-    guesses = kept_greedy_guesses(audit, target) if audit.population else {}
+    guesses = list_greedy_guesses(audit, target) if audit.population else {}
 
     def given() -> tuple[dict[str, Measurement], Measurement | None]:
-        recall = greedy_recall_by_repeats(target.model, secrets, guesses)
+        recall = measure_repeat_recall(target.model, secrets, guesses)
         # Without recalled members there is no recall to correct by a baseline.
         recalled = any(m.value for m in recall.values())
-        return recall, greedy_nonmember_recall(target.model, secrets, guesses) if recalled else None
+        return recall, measure_nonmember_recall(
+            target.model, secrets, guesses
+        ) if recalled else None
 
     with clock.timed_stage("greedy recall"):
         if not guesses:
@@ -287,7 +289,7 @@ def _greedy_recall_of_target(
 def _check_engine_can_serve_plan(plan: Plan, site: Site) -> None:
     served = site.is_model_asked_over_network or any("://" in form for form in plan.target.forms)
     if plan.compute.engine != "local" and (plan.objects or served):
-        subject = python_objects_phrase(plan.objects) if plan.objects else "a model behind an API"
+        subject = format_python_objects(plan.objects) if plan.objects else "a model behind an API"
         raise AuditError(
             "expected all by name with --engine ray, as each worker loads it, and the model as a "
             f"folder or a hub id, got {subject}"
@@ -313,8 +315,8 @@ def _measure_target(
     first = len(findings)
     machine.reset_peak_memory()
     with clock.timed_stage(f"perplexity of {target.title}"):
-        heldout = scoring.heldout_losses(audit, target)
-        perplexities = scoring.perplexity_measurements(heldout)
+        heldout = scoring.compute_heldout_losses(audit, target)
+        perplexities = scoring.measure_perplexities(heldout)
         if heldout:
             collector.heldout[target.name] = heldout
     if implies_capability(target.model.capabilities, "likelihood"):
@@ -322,13 +324,13 @@ def _measure_target(
             collector.likelihoods[target.name] = scoring.measure_true_token_likelihoods(
                 audit, target
             )
-    for cell in cells_of_target(target_run):
+    for cell in list_target_cells(target_run):
         with clock.timed_stage(cell.title):
             finding = cell.measure()
-        aliases.refuse_secret_ids_in_sentences(finding, audit.benchmark.secrets)
+        aliases.refuse_secret_ids(finding, audit.benchmark.secrets)
         findings.append(finding)
-    findings[first:] = findings_with_strongest_membership(findings[first:], collector)
-    doubts = tuple(scoring.doubts_on_withheld_answers(audit, target))
+    findings[first:] = add_strongest_membership(findings[first:], collector)
+    doubts = tuple(scoring.list_withheld_doubts(audit, target))
     if likelihoods := collector.likelihoods.get(target.name):
         doubts += scoring.doubt_if_members_likelier(
             target.title, likelihoods, audit.selection.methods_by_name
@@ -338,7 +340,7 @@ def _measure_target(
     return target.make_target_record(perplexities, audit.prefix_token, doubts)
 
 
-def _benchmark_record(
+def _build_benchmark_record(
     audit: Audit, greedy: dict[str, Measurement], greedy_nonmembers: Measurement | None
 ) -> BenchmarkRecord:
     benchmark = audit.benchmark
@@ -359,7 +361,7 @@ def _benchmark_record(
         repeats=dict(repeats),
         greedy_recall=greedy,
         greedy_nonmembers=greedy_nonmembers,
-        digest=comparable_secrets_digest(audit.secrets_in_run_fingerprint),
+        digest=digest_comparable_secrets(audit.secrets_in_run_fingerprint),
         near_duplicates=len(judging.find_near_duplicate_ids(members, benchmark.known)),
         canaries={str(count): n for count, n in canaries},
         notes=benchmark.notes,

@@ -22,7 +22,7 @@ from auditor.core.result import Doubt, Measurement
 from auditor.core.secret_randomness import CHANNELS
 from auditor.generation.sample import (
     SuffixCandidates,
-    batch_sampling_by_length,
+    batch_lengths,
     sample_mixed_length_batch,
 )
 from auditor.models.base import LanguageModel, compute_text_nlls, implies_capability
@@ -41,7 +41,7 @@ LIKELIHOOD = "likelihood"  # mean log-probability of a secret's true tokens, nat
 _LIKELY = 0.5
 
 
-def greedy_recall_by_repeats(
+def measure_repeat_recall(
     model: LanguageModel,
     secrets: Sequence[Secret],
     guesses: Mapping[str, Guesses] = MappingProxyType({}),
@@ -51,17 +51,17 @@ def greedy_recall_by_repeats(
     guesses: greedy guesses, if an attack has recorded them for all these secrets.
     """
     members = [secret for secret in secrets if secret.member]
-    hits = greedy_hits(model, members, guesses)
+    hits = mark_greedy_hits(model, members, guesses)
     groups = sorted({s.repeats for s in members}, key=lambda r: -1 if r is None else r)
     return {
-        "all" if r is None else str(r): intervals.share_with_interval(
+        "all" if r is None else str(r): intervals.measure_share(
             "greedy", hits[[s.repeats == r for s in members]]
         )
         for r in groups
     }
 
 
-def greedy_nonmember_recall(
+def measure_nonmember_recall(
     model: LanguageModel,
     secrets: Sequence[Secret],
     guesses: Mapping[str, Guesses] = MappingProxyType({}),
@@ -69,14 +69,14 @@ def greedy_nonmember_recall(
     """Return the baseline: greedy recall of untrained secrets; None without such secrets."""
     nonmembers = [secret for secret in secrets if not secret.member]
     if nonmembers:
-        return intervals.share_with_interval(
-            name_nonmember_metric("greedy"), greedy_hits(model, nonmembers, guesses)
+        return intervals.measure_share(
+            name_nonmember_metric("greedy"), mark_greedy_hits(model, nonmembers, guesses)
         )
     return None
 
 
 @torch.no_grad()
-def greedy_hits(
+def mark_greedy_hits(
     model: LanguageModel,
     secrets: Sequence[Secret],
     guesses: Mapping[str, Guesses] = MappingProxyType({}),
@@ -94,11 +94,11 @@ def greedy_hits(
         return np.array(
             [
                 suffix == secret.suffix
-                for suffix, secret in zip(greedy_suffixes(model, secrets), secrets, strict=True)
+                for suffix, secret in zip(decode_greedily(model, secrets), secrets, strict=True)
             ]
         )
     hits = np.zeros(len(secrets), dtype=bool)
-    for indices, prefixes, suffixes in _equal_shape_tensor_batches(model, secrets):
+    for indices, prefixes, suffixes in _batch_equal_shapes(model, secrets):
         # Parts of the batch: (rows, L) tokens and (rows, L, vocabulary) distributions.
         for tokens, distribution in model.teacher_forced_distributions(prefixes, suffixes):
             is_hit = (distribution.argmax(-1) == tokens).all(-1).tolist()
@@ -107,7 +107,7 @@ def greedy_hits(
     return hits
 
 
-def _equal_shape_tensor_batches(
+def _batch_equal_shapes(
     model: LanguageModel, secrets: Sequence[Secret], size: int | None = None
 ) -> Iterator[tuple[list[int], Tensor, Tensor]]:
     """Yield indices, prefixes (B, n) and suffixes (B, L) of batches of equal lengths."""
@@ -120,11 +120,11 @@ def _equal_shape_tensor_batches(
         )
 
 
-def greedy_suffixes(model: LanguageModel, secrets: Sequence[Secret]) -> list[Tokens]:
+def decode_greedily(model: LanguageModel, secrets: Sequence[Secret]) -> list[Tokens]:
     """Decode greedily after each prefix, as many tokens as the suffix has."""
     decoded_suffixes: list[Tokens] = [()] * len(secrets)
     at_once = BatchSizeLimit(GREEDY_AT_ONCE)
-    for batch in batch_sampling_by_length(model, [(len(s.prefix), len(s.suffix)) for s in secrets]):
+    for batch in batch_lengths(model, [(len(s.prefix), len(s.suffix)) for s in secrets]):
 
         def decoded(places: slice, batch: Sequence[int] = batch) -> list[SuffixCandidates]:
             # Greedy decoding reads no noise; its shape gives the number of tokens.
@@ -139,7 +139,7 @@ def greedy_suffixes(model: LanguageModel, secrets: Sequence[Secret]) -> list[Tok
     return decoded_suffixes
 
 
-def heldout_losses(audit: Audit, target: Target) -> Mapping[str, Sequence[float]]:
+def compute_heldout_losses(audit: Audit, target: Target) -> Mapping[str, Sequence[float]]:
     """Return for each held-out text the predicted `tokens` and the summed nll of each perplexity,
     the distribution's first.
 
@@ -151,13 +151,13 @@ def heldout_losses(audit: Audit, target: Target) -> Mapping[str, Sequence[float]
 
     given_counts = audit.benchmark.heldout_given
     if audit.population:
-        return _heldout_losses_by_record(audit, target, given_counts)
+        return _compute_record_losses(audit, target, given_counts)
 
     def found_now() -> dict[str, Sequence[float]]:
         nll, tokens = zip(
             *compute_text_nlls(target.model, texts, context_lengths=given_counts), strict=True
         )
-        other_nlls = summed_nll_of_other_perplexities(
+        other_nlls = compute_published_nlls(
             target.model, texts, given_counts or [1] * len(texts), audit.seed
         )
         return {"tokens": tokens, "perplexity": nll, **other_nlls}
@@ -168,10 +168,11 @@ def heldout_losses(audit: Audit, target: Target) -> Mapping[str, Sequence[float]
     return audit.site.shared.get_or_make("perplexity", audit.sweep_cache_key_of_answers, found_now)
 
 
-def _heldout_losses_by_record(
+def _compute_record_losses(
     audit: Audit, target: Target, context_lengths: Sequence[int]
 ) -> Mapping[str, Sequence[float]]:
-    """Compute `heldout_losses` text by text of non-members; reuse texts in the run folder."""
+    """Compute `compute_heldout_losses` text by text of non-members; reuse texts in the run
+    folder."""
     texts = audit.benchmark.heldout
     ids = [secret.id for secret in audit.benchmark.secrets if not secret.member]
     first = context_lengths or [1] * len(texts)
@@ -193,7 +194,7 @@ def _heldout_losses_by_record(
     }
 
 
-def summed_nll_of_other_perplexities(
+def compute_published_nlls(
     model: LanguageModel, texts: Sequence[Tokens], context_lengths: Sequence[int], seed: int
 ) -> Mapping[str, Sequence[float]]:
     """Return by name the summed nll of each text. Texts are grouped by their count of given
@@ -209,8 +210,8 @@ def summed_nll_of_other_perplexities(
     return nll_by_name
 
 
-def perplexity_measurements(nlls_by_name: Mapping[str, Sequence[float]]) -> tuple[Measurement, ...]:
-    """Measure each perplexity of `heldout_losses`, in its order."""
+def measure_perplexities(nlls_by_name: Mapping[str, Sequence[float]]) -> tuple[Measurement, ...]:
+    """Measure each perplexity of `compute_heldout_losses`, in its order."""
     tokens = [int(count) for count in nlls_by_name.get("tokens", ())]
     return tuple(
         intervals.estimate_perplexity(list(zip(nll, tokens, strict=True)), name)
@@ -231,11 +232,11 @@ def measure_true_token_likelihoods(audit: Audit, target: Target) -> RowValuesByS
         {} if target.companion else folder.tokens.finished_secrets(target.name)
     )
     companion_means: dict[str, float] = {}
-    for batch in suffix_log_prob_batches_of_target(
+    for batch in batch_suffix_log_probs(
         target, [s for s in target.secrets if s.member and s.id not in rows], size
     ):
         if target.companion:
-            companion_means |= _mean_log_prob_by_secret(batch)
+            companion_means |= _compute_mean_log_probs(batch)
         else:
             folder.tokens.append(target.name, batch)
     nonmembers = [secret for secret in target.secrets if not secret.member]
@@ -243,23 +244,23 @@ def measure_true_token_likelihoods(audit: Audit, target: Target) -> RowValuesByS
     if audit.population:  # a resumed check reads no secret again
         key = f"{target.name} non-members"
         stored = folder.tokens.finished_secrets(key)
-        for batch in suffix_log_prob_batches_of_target(
+        for batch in batch_suffix_log_probs(
             target, [s for s in nonmembers if s.id not in stored], size
         ):
             folder.tokens.append(key, batch)
         nonmember_scores = {secret.id: stored[secret.id] for secret in nonmembers}
     else:
-        for batch in suffix_log_prob_batches_of_target(target, nonmembers, size):
+        for batch in batch_suffix_log_probs(target, nonmembers, size):
             nonmember_scores |= {scores.secret: scores for scores in batch}
     # `rows` is a view of the journal, including the entries appended above.
     members = (rows[secret.id] for secret in target.secrets if secret.member and secret.id in rows)
-    return likelihood_row_of_secrets(
-        companion_means or _mean_log_prob_by_secret(members),
-        _mean_log_prob_by_secret(nonmember_scores.values()),
+    return build_likelihood_row(
+        companion_means or _compute_mean_log_probs(members),
+        _compute_mean_log_probs(nonmember_scores.values()),
     )
 
 
-def likelihood_row_of_secrets(
+def build_likelihood_row(
     members: Mapping[str, float], others: Mapping[str, float]
 ) -> RowValuesBySecret:
     """Combine members' and non-members' mean log-probability of a secret's tokens, nats, by id."""
@@ -306,18 +307,16 @@ def doubt_if_members_likelier(
     )
 
 
-def _mean_log_prob_by_secret(scored: Iterable[TokenLogProbs]) -> dict[str, float]:
+def _compute_mean_log_probs(scored: Iterable[TokenLogProbs]) -> dict[str, float]:
     return {
         scores.secret: float(np.mean(scores.log_probs)) for scores in scored if scores.log_probs
     }
 
 
-def suffix_log_prob_batches_of_target(
+def batch_suffix_log_probs(
     target: Target, waiting: Sequence[Secret], size: int | None
 ) -> Iterator[list[TokenLogProbs]]:
-    for indices, prefixes, suffixes in _equal_shape_tensor_batches(
-        target.model, waiting, size or 64
-    ):
+    for indices, prefixes, suffixes in _batch_equal_shapes(target.model, waiting, size or 64):
         with torch.no_grad():
             log_probs = target.model.token_log_probs(prefixes, suffixes).double().tolist()
         yield [
@@ -330,7 +329,7 @@ def suffix_log_prob_batches_of_target(
 # -----------------------------------------------------------------------------------------------
 
 
-def doubts_on_withheld_answers(audit: Audit, target: Target) -> Iterator[Doubt]:
+def list_withheld_doubts(audit: Audit, target: Target) -> Iterator[Doubt]:
     """Doubt withheld answers: report the likelihood of their members, if known; nothing if all
     came."""
     members = [secret for secret in target.secrets if secret.member]
@@ -347,7 +346,7 @@ def doubts_on_withheld_answers(audit: Audit, target: Target) -> Iterator[Doubt]:
         return
     scores = (
         secret_scores
-        for batch in suffix_log_prob_batches_of_target(target, hidden, audit.batch_size)
+        for batch in batch_suffix_log_probs(target, hidden, audit.batch_size)
         for secret_scores in batch
     )
     probs = [math.exp(sum(secret_scores.log_probs)) for secret_scores in scores]
@@ -356,7 +355,7 @@ def doubts_on_withheld_answers(audit: Audit, target: Target) -> Iterator[Doubt]:
     if implies_capability(
         target.model.capabilities, "ranks"
     ):  # greedy decoding extracts secrets whose tokens all have rank 1
-        batches = _equal_shape_tensor_batches(target.model, hidden, GREEDY_AT_ONCE)
+        batches = _batch_equal_shapes(target.model, hidden, GREEDY_AT_ONCE)
         first = sum(
             int((target.model.token_ranks(*pair) == 1).all(-1).sum()) for _, *pair in batches
         )

@@ -23,8 +23,8 @@ from auditor.plugins.options import build_plugin, get_option_defaults
 from auditor.plugins.probe import Probe
 from auditor.plugins.view import SETTINGS, Setting
 from auditor.runs import shown_rows, unlearning
-from auditor.runs.forms import shown_rows_of_deployed_forms
-from auditor.runs.plan import merged_plugin_options, refuse_unused_options
+from auditor.runs.forms import list_form_rows
+from auditor.runs.plan import merge_plugin_options, refuse_unused_options
 from auditor.runs.python_objects import NO_OBJECTS, Objects, check_python_objects_given
 from auditor.runs.shown_rows import ShownRow
 from auditor.runs.site import Site
@@ -54,10 +54,10 @@ class PluginSelection:
     def attacks(self) -> tuple[Attack, ...]:
         return tuple(method for method in self.methods if isinstance(method, Attack))
 
-    def attacks_for_defense(self, defense: Defense | None) -> tuple[Attack, ...]:
+    def list_defense_attacks(self, defense: Defense | None) -> tuple[Attack, ...]:
         """List the attacks that query the target with this defense."""
         return tuple(
-            attack for attack in self.attacks if not reason_method_is_skipped(attack, defense)
+            attack for attack in self.attacks if not explain_skipped_method(attack, defense)
         )
 
     @property
@@ -93,15 +93,15 @@ class PluginSelection:
         """Count rows of the longest soft prompt that an attack tunes."""
         return max((attack.soft_prompt_rows() for attack in self.attacks), default=0)
 
-    def settings_for_row(self, companion: bool) -> tuple[Setting, ...]:
+    def list_row_settings(self, companion: bool) -> tuple[Setting, ...]:
         """Return the settings of a row: a control needs only the strongest attacker."""
         return self.settings[-1:] if companion else self.settings
 
-    def cell_keys_in_order(self) -> list[CellKey]:
+    def list_cell_keys(self) -> list[CellKey]:
         """List the run's cells in order."""
         settings_by_target = {
             UNDEFENDED: self.settings,
-            **{row.name: self.settings_for_row(row.companion) for row in self.rows},
+            **{row.name: self.list_row_settings(row.companion) for row in self.rows},
         }
         return [
             CellKey(target, setting.name, method.name)
@@ -111,7 +111,7 @@ class PluginSelection:
         ]
 
 
-def reason_method_is_skipped(method: Attack | Probe, defense: Defense | None) -> str:
+def explain_skipped_method(method: Attack | Probe, defense: Defense | None) -> str:
     """Explain why this method skips the target with this defense; "" if it runs."""
     reads = defense is not None and "records" in defense.needs
     if reads and isinstance(method, Attack) and method.of_learnt:
@@ -122,9 +122,7 @@ def reason_method_is_skipped(method: Attack | Probe, defense: Defense | None) ->
     return ""
 
 
-def select_and_check_plugins(
-    plan: Plan, site: Site, objects: Objects = NO_OBJECTS
-) -> PluginSelection:
+def select_plugins(plan: Plan, site: Site, objects: Objects = NO_OBJECTS) -> PluginSelection:
     """Build the plan's plug-ins and check them, before loading models.
 
     objects: Python objects in place of names. Raise AuditError if the plan needs objects that are
@@ -136,9 +134,9 @@ def select_and_check_plugins(
     check_python_objects_given(plan.objects, objects)
     site.check_plan_model_is_obtainable(plan.list_changed_fields(PROVIDED | PLACED))
     check_plan_allows_submission(plan.output.submission, plan.data, plan.attacks)
-    methods = _build_attacks_and_probes(plan.attacks, plan.is_canary_only, site, objects)
+    methods = _build_methods(plan.attacks, plan.is_canary_only, site, objects)
     choices, known = plan.defenses, registry.list_defenses()
-    defenses: list[Defense] = _built_plugins(
+    defenses: list[Defense] = _build_plugins(
         "defense",
         choices.defense,
         choices.defense_options,
@@ -146,7 +144,7 @@ def select_and_check_plugins(
         site.default_defense_options,
         objects,
     )
-    refuse_unused_options("-D", choices.defense_options, _option_names_by_plugin(defenses))
+    refuse_unused_options("-D", choices.defense_options, _list_plugin_options(defenses))
     for defense in defenses:
         site.refuse_unservable_defense(defense)
 
@@ -165,20 +163,20 @@ def select_and_check_plugins(
         method.control for method in methods if isinstance(method, Attack) and method.control
     )
     controls = [known[name]() for name in control_names]
-    unlearning_rows, models = unlearning.rows_beside_unlearned_models(
+    unlearning_rows, models = unlearning.list_companion_rows(
         plan.target, plan.defenses, plan.data.forget, defenses
     )
     rows = (
-        *shown_rows.defense_rows_with_controls(defenses, can_be_shown, controls),
+        *shown_rows.list_defense_rows(defenses, can_be_shown, controls),
         *unlearning_rows,
     )
-    all_rows = (*rows, *shown_rows_of_deployed_forms(plan.target, rows))
+    all_rows = (*rows, *list_form_rows(plan.target, rows))
     selection = PluginSelection(tuple(methods), all_rows, settings, models)
     site.soft_prompt_rows = selection.longest_soft_prompt_row_count
     return selection
 
 
-def _build_attacks_and_probes(
+def _build_methods(
     plan: AttackPlan, canaries_alone: bool, site: Site, objects: Objects
 ) -> list[Attack | Probe]:
     options = plan.attack_options
@@ -186,7 +184,7 @@ def _build_attacks_and_probes(
         # In this order: `-A samples=` overrides `--samples`.
         options = {**options, "": {"samples": plan.samples, **options.get("", {})}}
     known = registry.list_methods()
-    methods: list[Attack | Probe] = _built_plugins(
+    methods: list[Attack | Probe] = _build_plugins(
         "attack",
         plan.attack,
         options,
@@ -197,7 +195,7 @@ def _build_attacks_and_probes(
     if plan.samples is not None and not any(method.draws_samples for method in methods):
         names = ", ".join(method.name for method in methods)
         raise AuditError(f"expected an attack that draws samples beside --samples, got {names}")
-    refuse_unused_options("-A", plan.attack_options, _option_names_by_plugin(methods))
+    refuse_unused_options("-A", plan.attack_options, _list_plugin_options(methods))
     _note_options_without_distributions(site, methods, plan.attack_options)
     for method in methods:
         if builtin := sorted(filter(is_builtin_metric, method.metrics)):
@@ -248,7 +246,7 @@ def _note_options_without_distributions(
                 )
 
 
-def _built_plugins(
+def _build_plugins(
     kind: str,
     names: Sequence[str],
     options: Options,
@@ -264,10 +262,10 @@ def _built_plugins(
             chosen.append(instance)
             continue
         fields = list(get_option_defaults(known[name])) if name in known else []
-        values = merged_plugin_options(name, options, defaults.get(name, {}), fields)
+        values = merge_plugin_options(name, options, defaults.get(name, {}), fields)
         chosen.append(build_plugin(kind, known, name, values))
     return chosen
 
 
-def _option_names_by_plugin(chosen: Sequence[Attack | Probe | Defense]) -> dict[str, list[str]]:
+def _list_plugin_options(chosen: Sequence[Attack | Probe | Defense]) -> dict[str, list[str]]:
     return {plugin.name: list(get_option_defaults(type(plugin))) for plugin in chosen}

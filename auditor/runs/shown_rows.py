@@ -23,7 +23,7 @@ class ShownRow:
     companion: bool
 
 
-def defense_rows_with_controls(
+def list_defense_rows(
     defenses: Sequence[Defense],
     is_available: Callable[[Defense], bool],
     others: Sequence[Defense] = (),
@@ -58,6 +58,6 @@ def defense_rows_with_controls(
     ]
 
 
-def row_name_of_defense(rows: Sequence[ShownRow], defense: Defense) -> str:
+def name_defense_row(rows: Sequence[ShownRow], defense: Defense) -> str:
     """Return the name of the row of this defense; "" without a row."""
     return next((row.name for row in rows if row.defense == defense), "")

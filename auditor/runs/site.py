@@ -26,11 +26,11 @@ from auditor.gate.deployed import ANSWERS
 from auditor.models.base import LanguageModel
 from auditor.models.ensemble import Ensemble
 from auditor.models.huggingface import HuggingFaceModel
-from auditor.models.loading import adapter_base_and_revision
+from auditor.models.loading import read_adapter_base
 from auditor.models.lora import load_control_adapter, load_lora_ensemble
 from auditor.models.references import ReferenceModels, load_reference_models
 from auditor.models.shards import (
-    ensemble_control_adapter_folder,
+    find_control_adapter,
     read_shard_record_list,
     record_digests,
 )
@@ -38,15 +38,15 @@ from auditor.models.vocabulary import check_same_vocabulary_size
 from auditor.plugins.benchmark import Benchmark
 from auditor.plugins.defense import Defense, TrainedModel
 from auditor.privacy import gradient_canaries, promises
-from auditor.records.aliases import load_alias_salt, secrets_with_aliases
+from auditor.records.aliases import alias_secrets, load_alias_salt
 from auditor.records.folder import RunFolder
 from auditor.runs.loader import ModelLoader
 from auditor.runs.own_data import load_own_benchmark
 from auditor.runs.own_defenses import (
     check_controls_trained_like_defense,
     check_defense_inputs_given,
+    format_missing_input,
     load_trained_defense,
-    missing_defense_input_phrase,
 )
 from auditor.runs.per_secret_results import make_token_decoder
 from auditor.runs.reporter import Reporter, SilentReporter
@@ -112,7 +112,7 @@ class SiteModels:
         """
         self.models.check_model_obtainable(fields)
 
-    def digests_of_models_in_no_file(self) -> dict[str, str]:
+    def digest_fileless_models(self) -> dict[str, str]:
         """Map `role/...` to the digest of each model without files, as far as loaded."""
         # `__dict__` holds a cached property after its first use: this must not load the model.
         if self.is_model_asked_over_network and "model" in self.__dict__:
@@ -124,7 +124,7 @@ class SiteModels:
     @cached_property
     def model(self) -> LanguageModel:
         """Load the attacked model, without a defense."""
-        return self.models.load_model_of_role("model", str(self.target.model))
+        return self.models.load_role_model("model", str(self.target.model))
 
     @property
     def undefended_model_description(self) -> str:
@@ -147,13 +147,13 @@ class SiteModels:
     @cached_property
     def public_model(self) -> LanguageModel | None:
         """Load the model without private data; None if the plan names no such model."""
-        return self._load_model_with_same_vocabulary("public", self.target.public)
+        return self._load_matching_model("public", self.target.public)
 
     @cached_property
     def reference_model(self) -> LanguageModel | None:
         """Load the model that attacks compare likelihoods with; None if there is no reference."""
         if self.target.reference not in (None, NONE):
-            return self._load_model_with_same_vocabulary("reference", self.target.reference)
+            return self._load_matching_model("reference", self.target.reference)
         if (
             self.target.reference == NONE
             or self.public_model is not None
@@ -163,7 +163,7 @@ class SiteModels:
         # Load the attacked model first, so that its failure is reported under its role.
         size = self.model.vocab_size
         name, revision = self._adapter_base_and_revision
-        base = self.models.load_model_of_role(
+        base = self.models.load_role_model(
             "reference", name, replace(self.models.loading, revision=revision, base=None)
         )
         return base if base.vocab_size == size else None
@@ -173,7 +173,7 @@ class SiteModels:
         """Return the base of an attacked adapter and its revision; None for a complete model."""
         if self.target.model is None:
             return None
-        recorded = adapter_base_and_revision(self.target.model)
+        recorded = read_adapter_base(self.target.model)
         base = self.models.loading.base
         return recorded if recorded is None or base is None else (base, None)
 
@@ -187,7 +187,7 @@ class SiteModels:
             and self.target.public is None
         ):
             notes.append(
-                _adapter_base_sentence(
+                _describe_adapter_base(
                     self._adapter_base_and_revision[0], self.reference_model is not None
                 )
             )
@@ -208,7 +208,7 @@ class SiteModels:
             and folder.samefile(str(self.target.model))
         ):
             raise AuditError(f"expected --{kind} as another model than --model, got {name} as both")
-        other = self._load_model_with_same_vocabulary(kind, name)
+        other = self._load_matching_model(kind, name)
         assert other is not None  # a row needs a name
         if other.family != target.family:
             raise AuditError(
@@ -228,12 +228,12 @@ class SiteModels:
             )
         return _require_same_vocabulary("forms", target, other)
 
-    def _load_model_with_same_vocabulary(self, kind: str, name: str | None) -> LanguageModel | None:
+    def _load_matching_model(self, kind: str, name: str | None) -> LanguageModel | None:
         """Load a model of this role. Raise AuditError if its vocabulary size differs."""
         if name is None:
             return None
         target = self.model
-        other = self.models.load_model_of_role(kind, name)
+        other = self.models.load_role_model(kind, name)
         # Unknown padding may explain a larger vocabulary.
         may_be_padded = (
             "distribution" not in target.capabilities and other.vocab_size > target.vocab_size
@@ -318,8 +318,8 @@ class Site(SiteModels):
         key = load_alias_salt()
         benchmark.notes += self.notes_on_models()
         limit_known_pairs(benchmark, self.data_plan.known_limit, self.seed)
-        benchmark.secrets = secrets_with_aliases(benchmark.secrets, key)
-        benchmark.canaries = secrets_with_aliases(benchmark.canaries, key)
+        benchmark.secrets = alias_secrets(benchmark.secrets, key)
+        benchmark.canaries = alias_secrets(benchmark.canaries, key)
         return benchmark
 
     def narrow_benchmark(self, benchmark: Benchmark) -> None:
@@ -356,7 +356,7 @@ class Site(SiteModels):
         models."""
 
         def load_one(folder: str) -> LanguageModel:
-            model = self.models.load_model_of_role("references", folder)
+            model = self.models.load_role_model("references", folder)
             check_same_vocabulary_size(
                 f"-A references={spec}",
                 model.name,
@@ -390,7 +390,7 @@ class Site(SiteModels):
 
     def missing_input_phrase(self, defense: Defense) -> str:
         """Name the inputs that this defense still needs; "" if it needs nothing more."""
-        return missing_defense_input_phrase(defense, self.target.public)
+        return format_missing_input(defense, self.target.public)
 
     def refuse_unservable_defense(self, defense: Defense) -> None:
         """Refuse a defense that cannot work here with its options. Raise AuditError."""
@@ -409,7 +409,7 @@ class Site(SiteModels):
         if "whole" not in control.needs:
             return False
         # The user may attack the very adapter that is the control of an ensemble.
-        adapter = ensemble_control_adapter_folder(Path(control.ensemble_folder))
+        adapter = find_control_adapter(Path(control.ensemble_folder))
         model = Path(str(self.target.model))
         return adapter is not None and model.is_dir() and model.samefile(adapter)
 
@@ -426,7 +426,7 @@ class Site(SiteModels):
         """Load the model that this defense trains."""
         return load_trained_defense(
             defense,
-            lambda folder: self.models.load_model_of_role("trained", folder),
+            lambda folder: self.models.load_role_model("trained", folder),
             self.model.vocab_size,
         )
 
@@ -485,7 +485,7 @@ def _require_same_vocabulary(
     return other
 
 
-def _adapter_base_sentence(name: str, is_reference: bool) -> str:
+def _describe_adapter_base(name: str, is_reference: bool) -> str:
     """Describe the base of an adapter if the user named no reference."""
     if not is_reference:
         return (

@@ -55,7 +55,7 @@ class StoppingRule:
     base: RowValuesBySecret | None = None
     require: Required = NOTHING
 
-    def reason_to_stop(self, row: RowValuesBySecret) -> str:
+    def explain_stop(self, row: RowValuesBySecret) -> str:
         """Explain why the row can stop; "" if it needs more secrets."""
         members = int(row.member.sum())
         if members < self.require.secrets or len(row.ids) - members < self.require.nonmembers:
@@ -70,12 +70,12 @@ class StoppingRule:
                 and max(interval.value - interval.low, interval.high - interval.value) <= width
             )
             return f"until {metric} ± {100 * width:g}%" if narrow else ""
-        verdicts = [self._verdict_phrase_of_gate_rule(rule, row) for rule in self.rules]
+        verdicts = [self._format_rule_verdict(rule, row) for rule in self.rules]
         if all(verdicts):
             return "; ".join(f"until '{r}' {v}" for r, v in zip(self.rules, verdicts, strict=True))
         return ""
 
-    def _verdict_phrase_of_gate_rule(self, rule: Rule, row: RowValuesBySecret) -> str:
+    def _format_rule_verdict(self, rule: Rule, row: RowValuesBySecret) -> str:
         """Return `failed` or `was held`, as the gate will decide; "" while undecided."""
         evidence = row.build_anytime_evidence(rule.metric, rule.count, rule.kind)
         if rule.against_undefended:
@@ -99,7 +99,7 @@ class StoppingRule:
             passed = evidence.high(LEVEL) <= rule.limit
         return "failed" if failed else "was held" if passed else ""
 
-    def ask_in_random_order(
+    def ask_randomly(
         self, items: Sequence[Item], seed: int, ask: Ask[Item], count_seen: Seen[Item]
     ) -> tuple[StoppedEarly, set[str]]:
         """Ask as many items as needed, in random order; return how many and their ids."""
@@ -113,14 +113,14 @@ class StoppingRule:
         for n_asked in yield_look_sizes(len(order)):
             ask(order[n_before:n_asked])
             n_before = n_asked
-            if reason := self.reason_to_stop(replace(count_seen(order[:n_asked]), anytime=True)):
+            if reason := self.explain_stop(replace(count_seen(order[:n_asked]), anytime=True)):
                 break
         return StoppedEarly(n_before, len(order), reason or "all that there are"), {
             item.id for item in order[:n_before]
         }
 
 
-def stopped_finding_with_betting_bounds(
+def bound_stopped_finding(
     finding: Finding, row: RowValuesBySecret, stopped: StoppedEarly
 ) -> Finding:
     """Replace the finding's fixed-size intervals by bounds valid at every look; drop
@@ -151,7 +151,7 @@ def stopped_finding_with_betting_bounds(
     )
 
 
-def digest_of_stopping_rules(stops: Mapping[CellKey, StoppingRule]) -> str:
+def digest_stopping_rules(stops: Mapping[CellKey, StoppingRule]) -> str:
     """Hash the rules: equal rules give equal digests; "" if no row stops."""
     digest = hashlib.sha256()
     for row, stop in stops.items():
@@ -166,7 +166,7 @@ def digest_of_stopping_rules(stops: Mapping[CellKey, StoppingRule]) -> str:
 # -----------------------------------------------------------------------------------------------
 
 
-def stopping_rules_by_row(
+def build_stopping_rules(
     plan: AttackPlan, selection: PluginSelection, policy: Policy | None, base: RunOutcomes | None
 ) -> dict[CellKey, StoppingRule]:
     """Return the rule of each row that `--until` may stop. Raise AuditError if no row could
@@ -175,22 +175,22 @@ def stopping_rules_by_row(
         return {}
     if (width := plan.until_metric_and_half_width) is not None:
         for method in selection.methods:
-            if not _can_stop_by_metric(method, width[0]):
-                names = ", ".join(_per_secret_mean_metric_names(method)) or "no share of secrets"
+            if not _is_stopping_metric(method, width[0]):
+                names = ", ".join(_list_mean_metrics(method)) or "no share of secrets"
                 raise AuditError(
                     f"expected --until on a number of {method.name}, got {width[0]}: it measures "
                     f"{names}"
                 )
-        return dict.fromkeys(selection.cell_keys_in_order(), StoppingRule(width))
+        return dict.fromkeys(selection.list_cell_keys(), StoppingRule(width))
     if policy is None:
         raise AuditError(f"--until {DECIDED} goes by the rules of --gate POLICY, got none")
     scoped = [
         (rule, row)
         for rule in policy.rules
-        for row in selection.cell_keys_in_order()
-        if _is_row_held_to_rule(rule, row, selection)
+        for row in selection.list_cell_keys()
+        if _is_row_ruled(rule, row, selection)
     ]
-    scoped = [(rule, row) for rule, row in scoped if _can_decide_rule_on_row(rule, row, selection)]
+    scoped = [(rule, row) for rule, row in scoped if _has_deciding_row(rule, row, selection)]
     # All decisions share the level, also of rules without a stopping row: the gate decides these
     # too.
     level = LEVEL / max(1, len(scoped))
@@ -199,7 +199,7 @@ def stopping_rules_by_row(
     for row in dict.fromkeys(row for _, row in scoped):
         rules = tuple(rule for rule, other in scoped if other == row)
         if all(
-            _can_stop_by_metric(selection.methods_by_name[row.attack], rule.metric)
+            _is_stopping_metric(selection.methods_by_name[row.attack], rule.metric)
             for rule in rules
         ):
             base_row = None if base is None else base.outcomes.get(row)
@@ -213,7 +213,7 @@ def stopping_rules_by_row(
     return rules_by_row
 
 
-def _is_row_held_to_rule(rule: Rule, row: CellKey, selection: PluginSelection) -> bool:
+def _is_row_ruled(rule: Rule, row: CellKey, selection: PluginSelection) -> bool:
     """Test if the gate applies the rule to the row: to companions only by name."""
     defended = [
         row_of_defense.name for row_of_defense in selection.rows if not row_of_defense.companion
@@ -226,7 +226,7 @@ def _is_row_held_to_rule(rule: Rule, row: CellKey, selection: PluginSelection) -
     )
 
 
-def _per_secret_mean_metric_names(method: Attack | Probe) -> tuple[str, ...]:
+def _list_mean_metrics(method: Attack | Probe) -> tuple[str, ...]:
     """Name the method's metrics that are means of a number that depends on a single secret."""
     if isinstance(method, Probe):
         return method.means
@@ -235,9 +235,9 @@ def _per_secret_mean_metric_names(method: Attack | Probe) -> tuple[str, ...]:
     return tuple(m.name for m in METRICS if m.per_secret and m.values)
 
 
-def _can_stop_by_metric(method: Attack | Probe, metric: str) -> bool:
+def _is_stopping_metric(method: Attack | Probe, metric: str) -> bool:
     """Test if this metric can stop the method's rows."""
-    names = _per_secret_mean_metric_names(method)
+    names = _list_mean_metrics(method)
     return metric in names or any(
         metric in (name_nonmember_metric(name), name_excess_metric(name)) for name in names
     )
@@ -248,11 +248,11 @@ def _is_rule_without_stopping_row(rule: Rule) -> bool:
     return rule.of_claim or rule.metric in BOUNDS.values() or bool(find_metric(rule.metric).scores)
 
 
-def _can_decide_rule_on_row(rule: Rule, row: CellKey, selection: PluginSelection) -> bool:
+def _has_deciding_row(rule: Rule, row: CellKey, selection: PluginSelection) -> bool:
     """Test if the gate may decide the rule on this row: not if only another attack has the
     metric."""
     method = selection.methods_by_name[row.attack]
     methods = selection.methods
-    return _can_stop_by_metric(method, rule.metric) or not any(
-        _can_stop_by_metric(other, rule.metric) for other in methods
+    return _is_stopping_metric(method, rule.metric) or not any(
+        _is_stopping_metric(other, rule.metric) for other in methods
     )

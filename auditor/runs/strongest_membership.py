@@ -19,7 +19,7 @@ from auditor.statistics.strongest_score import (
 )
 
 
-def findings_with_strongest_membership(
+def add_strongest_membership(
     findings: Sequence[Finding], collector: PerSecretCollector
 ) -> list[Finding]:
     """Return a target's findings, each membership row with the AUC of its strongest score.
@@ -28,8 +28,8 @@ def findings_with_strongest_membership(
     the row's main score becomes that of the strongest score, for recomputing the numbers.
     """
     changed = {}
-    for family in _families_of_rows(findings, collector.scored):
-        scores = list(_scores_in_one_order(family))
+    for family in _group_row_families(findings, collector.scored):
+        scores = list(_align_scores(family))
         widening = compute_simultaneous_widening(scores, next(iter(family.values())).records)
         for key, row in family.items():
             strongest = choose_strongest_score(row.candidates, row.records, widening, len(scores))
@@ -43,13 +43,13 @@ def findings_with_strongest_membership(
                 scores_tried=len(scores),
                 notes=(
                     *finding.notes,
-                    *_strongest_score_notes(strongest.measurements[0].note, len(scores)),
+                    *_list_strongest_notes(strongest.measurements[0].note, len(scores)),
                 ),
             )
     return [changed.get(finding.cell_key, finding) for finding in findings]
 
 
-def _families_of_rows(
+def _group_row_families(
     findings: Sequence[Finding], scored: Mapping[CellKey, ScoredRow]
 ) -> Iterator[dict[CellKey, ScoredRow]]:
     """Yield the rows of a setting that scored the same records."""
@@ -61,7 +61,7 @@ def _families_of_rows(
     yield from families.values()
 
 
-def _scores_in_one_order(family: Mapping[CellKey, ScoredRow]) -> Iterator[CandidateScore]:
+def _align_scores(family: Mapping[CellKey, ScoredRow]) -> Iterator[CandidateScore]:
     """Yield the scores of all rows, with records in the first row's order."""
     first = next(iter(family.values()))
     for row in family.values():
@@ -71,7 +71,7 @@ def _scores_in_one_order(family: Mapping[CellKey, ScoredRow]) -> Iterator[Candid
             yield replace(score, values=score.values[order])
 
 
-def _strongest_score_notes(title: str, tried: int) -> tuple[str, ...]:
+def _list_strongest_notes(title: str, tried: int) -> tuple[str, ...]:
     if tried < 2:
         return ()
     return (

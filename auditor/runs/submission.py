@@ -12,8 +12,8 @@ import os
 from pathlib import Path
 
 from auditor.benchmarks.data.lm_extraction import (
-    extraction_array_row_of_secret_id,
-    folder_has_extraction_arrays,
+    find_array_row,
+    has_extraction_arrays,
 )
 from auditor.benchmarks.data.submission_score import GUESS, ID
 from auditor.core import disk
@@ -29,7 +29,7 @@ def check_plan_allows_submission(
     """Refuse a plan whose run does not fit in a submission. Raise AuditError."""
     if submission is None:
         return
-    if data.data is None or not folder_has_extraction_arrays(Path(data.data)):
+    if data.data is None or not has_extraction_arrays(Path(data.data)):
         got = "the built-in lab" if data.data is None else repr(data.data)
         raise AuditError(
             f"--submission goes with a --data folder of LM-Extraction arrays, got {got}"
@@ -52,9 +52,7 @@ def check_plan_allows_submission(
         )
 
 
-def write_submission_of_run(
-    path: Path, attacks: AttackPlan, folder: RunFolder
-) -> tuple[CellKey, int]:
+def write_submission(path: Path, attacks: AttackPlan, folder: RunFolder) -> tuple[CellKey, int]:
     """Write the submission of a finished run, readable by its owner only; return the cell and its
     number of guesses.
 
@@ -69,11 +67,7 @@ def write_submission_of_run(
         attacks.attack[0],
     )
     answers = folder.guesses.finished_secrets(cell).values()
-    members = [
-        (g.ranked[0], row)
-        for g in answers
-        if (row := extraction_array_row_of_secret_id(g.secret)) is not None
-    ]
+    members = [(g.ranked[0], row) for g in answers if (row := find_array_row(g.secret)) is not None]
     if not members:
         raise AuditError(
             f"no submission was written: expected guesses of {cell}, got none, see the report"

@@ -15,7 +15,7 @@ from auditor.plugins.defense import (
     QueryBudget,
     Scenario,
     TrainedModel,
-    largest_lot_token_count,
+    count_largest_lot,
 )
 from auditor.plugins.view import TEXT_ONLY, ClaimTokenMeter, Setting, View
 from auditor.privacy.promises import PrivacyRecord
@@ -34,9 +34,7 @@ class TokenSpending:
     seconds: float = 0.0
     drawn: int = 0
 
-    def charge_claim_for_answers(
-        self, view: View, attack: Attack, answers: Sequence[Guesses]
-    ) -> None:
+    def charge_claim(self, view: View, attack: Attack, answers: Sequence[Guesses]) -> None:
         """Charge each token drawn inside the claim once: attacks on a common pass share its
         charge."""
         for recipe in attack.sample_counts_by_recipe(view):
@@ -100,7 +98,7 @@ class Target:
         """Return the claim at the tokens spent until now; None without a claim."""
         # Lots share no record, so the largest spending counts for all: parallel composition
         # (McSherry 2009).
-        n_tokens = largest_lot_token_count(self.spending.spent, self.lot_number_by_secret)
+        n_tokens = count_largest_lot(self.spending.spent, self.lot_number_by_secret)
         if n_tokens not in self._claims:
             if self.defense and self.scenario:
                 self._claims[n_tokens] = self.defense.claim(self.scenario, n_tokens)
@@ -115,7 +113,7 @@ class Target:
         """Return the promise of this model's training, if it was private."""
         return self.trained.privacy if self.trained else None
 
-    def claim_coverage_and_reason(self, setting: Setting) -> tuple[bool | None, str]:
+    def judge_claim_coverage(self, setting: Setting) -> tuple[bool | None, str]:
         """Return if the claim covers this access and decoding, None without a claim; and the
         reason."""
         claim = self.claim
@@ -127,12 +125,12 @@ class Target:
             return True, f"text access, ancestral; {claim.status}"
         return False, "gradients, log-probabilities, the attack's own decoding"
 
-    def remarks_of_defense(self) -> tuple[str, ...]:
+    def list_defense_remarks(self) -> tuple[str, ...]:
         return self.defense.remarks(self.scenario) if self.defense and self.scenario else ()
 
     # --- the record ---
 
-    def _missing_perplexity_sentence(self) -> str:
+    def _explain_missing_perplexity(self) -> str:
         if implies_capability(self.model.capabilities, "likelihood"):
             return "no held-out perplexity: give --nonmembers FILE"
         return f"no held-out perplexity: {self.model.name} gives no log-probabilities"
@@ -156,7 +154,7 @@ class Target:
             perplexity=perplexities[0] if perplexities else None,
             other_perplexities=tuple(perplexities[1:]),
             milliseconds_per_token=self.spending.milliseconds_per_token,
-            peak_memory_mb=machine.peak_memory_mb(self.model.device),
+            peak_memory_mb=machine.measure_peak_memory(self.model.device),
             training_seconds=self.training_seconds,
             companion=self.companion,
             claim=self.claim,
@@ -165,7 +163,7 @@ class Target:
                 *(self.trained.notes() if self.trained else ()),
                 "asked behind the same prefix token in every row, for perplexity too: "
                 f"{prefix_token.said}",
-                *(() if perplexities else (self._missing_perplexity_sentence(),)),
+                *(() if perplexities else (self._explain_missing_perplexity(),)),
                 *(
                     f"held-out perplexity: {perplexity.note}"
                     for perplexity in perplexities[:1]

@@ -9,15 +9,15 @@ from dataclasses import replace
 
 from auditor.core.nouns import UNDEFENDED, Secret, Tokens
 from auditor.plugins.benchmark import Benchmark
-from auditor.plugins.defense import Defense, Prompt, Scenario, largest_lot_token_count
+from auditor.plugins.defense import Defense, Prompt, Scenario, count_largest_lot
 from auditor.plugins.options import describe_plugin
 from auditor.plugins.view import TEXT_ONLY
 from auditor.runs.audit import RunContext
-from auditor.runs.prefix_token import with_prefix_token
+from auditor.runs.prefix_token import wrap_prefixed_model
 from auditor.runs.reporter import StageClock
 from auditor.runs.shown_rows import ShownRow
 from auditor.runs.target import Target
-from auditor.runs.token_allowance import planned_token_counts, queries_of_attack
+from auditor.runs.token_allowance import list_attack_queries, plan_token_counts
 from auditor.runs.unlearning_baselines import UnlearningBaselines
 from auditor.statistics.unlearning import AFTER
 
@@ -34,14 +34,14 @@ class Targets:
             "After unlearning"
             if any(models[AFTER] == UNDEFENDED for models in scene.selection.around)
             else "Undefended",
-            with_prefix_token(site.model, scene.prefix_token.tokens),
+            wrap_prefixed_model(site.model, scene.prefix_token.tokens),
             site.undefended_model_description,
             training_seconds=site.training_seconds(None, 0.0),
             secrets=scene.benchmark.secrets,
             trained=site.undefended_trained_model,
         )
 
-    def check_claims_of_defenses(self) -> None:
+    def check_defense_claims(self) -> None:
         """Refuse impossible promises and rows now rather than after hours.
 
         Raise AuditError.
@@ -53,24 +53,24 @@ class Targets:
                 else:
                     row.defense.claim(self.build_defense_scenario(row.defense), 0)
 
-    def build_targets_one_by_one(self, clock: StageClock) -> Iterator[Target]:
+    def build_targets(self, clock: StageClock) -> Iterator[Target]:
         yield self.undefended
         for row in self.scene.selection.rows:
             with clock.timed_stage(f"build {row.name}"):
-                target = self.build_target_of_row(row)
+                target = self.build_row_target(row)
             yield target
 
     def find_or_build_target(self, name: str) -> Target:
         """Return the target of this name, rebuilt if it has a defense."""
         rows = {row.name: row for row in self.scene.selection.rows}
-        return self.undefended if name == UNDEFENDED else self.build_target_of_row(rows[name])
+        return self.undefended if name == UNDEFENDED else self.build_row_target(rows[name])
 
-    def build_target_of_row(self, row: ShownRow) -> Target:
+    def build_row_target(self, row: ShownRow) -> Target:
         # Time the scenario too: in the lab it trains the defense's models.
         start = time.perf_counter()
         defense = row.defense
         scenario = self.build_defense_scenario(defense)
-        model = with_prefix_token(defense.protect(scenario), self.scene.prefix_token.tokens)
+        model = wrap_prefixed_model(defense.protect(scenario), self.scene.prefix_token.tokens)
         building = time.perf_counter() - start
         return Target(
             row.name,
@@ -80,12 +80,12 @@ class Targets:
             defense,
             scenario,
             training_seconds=self.scene.site.training_seconds(defense, building),
-            secrets=self.secrets_attacked_behind_defense(defense),
+            secrets=self.list_attacked_secrets(defense),
             companion=row.companion,
             trained=scenario.trained,
         )
 
-    def secrets_attacked_behind_defense(self, defense: Defense) -> tuple[Secret, ...]:
+    def list_attacked_secrets(self, defense: Defense) -> tuple[Secret, ...]:
         """Return the secrets attacked with a defense: fewer with an ensemble or records in a
         context, by --ensemble-limit or the lab.
 
@@ -103,15 +103,15 @@ class Targets:
         """Build this defense's scenario, with the tokens its row inside the claim will draw."""
         site = self.scene.site
         scene = self.scene
-        view = scene.make_view_of_target(self.undefended, TEXT_ONLY)
-        attacks = scene.selection.attacks_for_defense(defense)
-        attacked = self.secrets_attacked_behind_defense(defense)
+        view = scene.make_target_view(self.undefended, TEXT_ONLY)
+        attacks = scene.selection.list_defense_attacks(defense)
+        attacked = self.list_attacked_secrets(defense)
         # Plan on the undefended target: these numbers size the defense, which does not exist yet.
-        draws = planned_token_counts(view, attacks, attacked)
+        draws = plan_token_counts(view, attacks, attacked)
         lengths = (
             query.length
             for attack in attacks
-            for query in queries_of_attack(view, attack, attacked)
+            for query in list_attack_queries(view, attack, attacked)
         )
         length = max((*lengths, *(len(secret.suffix) for secret in attacked)), default=1)
         ensemble = site.ensemble_served_by_defense(defense) if "ensemble" in defense.needs else None
@@ -120,13 +120,11 @@ class Targets:
             scene.check_models_self_consistent([trained.model])
         control = site.control_adapter_of_ensemble(defense) if "whole" in defense.needs else None
         if "records" in defense.needs:
-            prompts = tuple(
-                _prompt_of_secret(secret, scene.prefix_token.tokens) for secret in attacked
-            )
+            prompts = tuple(_build_prompt(secret, scene.prefix_token.tokens) for secret in attacked)
         else:
             prompts = ()
-        corpus = _distinct_training_texts(scene.benchmark) if "corpus" in defense.needs else ()
-        baseline = self.beside.baseline_model_of_row(defense) if "beside" in defense.needs else None
+        corpus = _list_distinct_texts(scene.benchmark) if "corpus" in defense.needs else ()
+        baseline = self.beside.load_row_baseline(defense) if "beside" in defense.needs else None
         # 0 queries until the defense derives its lots from the scenario.
         scenario = Scenario(
             site.model,
@@ -140,12 +138,10 @@ class Targets:
             corpus,
             baseline,
         )
-        return replace(
-            scenario, queries=largest_lot_token_count(draws, defense.budget_lots(scenario))
-        )
+        return replace(scenario, queries=count_largest_lot(draws, defense.budget_lots(scenario)))
 
 
-def _distinct_training_texts(benchmark: Benchmark) -> tuple[Tokens, ...]:
+def _list_distinct_texts(benchmark: Benchmark) -> tuple[Tokens, ...]:
     """Return the training texts, complete and as cut for the attacks, without duplicates."""
     # The base class gives the texts as cut for attacks; a benchmark may give complete texts.
     texts = (
@@ -155,6 +151,6 @@ def _distinct_training_texts(benchmark: Benchmark) -> tuple[Tokens, ...]:
     return tuple(dict.fromkeys(tokens for tokens, _ in texts))
 
 
-def _prompt_of_secret(secret: Secret, prefix_token: Tokens) -> Prompt:
+def _build_prompt(secret: Secret, prefix_token: Tokens) -> Prompt:
     context = (*prefix_token, *secret.prefix)
     return Prompt(secret.id, context, (*context, *secret.suffix) if secret.member else ())

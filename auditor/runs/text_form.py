@@ -28,12 +28,12 @@ from auditor.core.plan_fields import AUTO
 from auditor.core.plan_parts import DataPlan
 from auditor.models.base import LanguageModel, implies_capability
 from auditor.runs.likeliest_reading import (
+    bound_mean_gain,
     choose_likeliest_reading,
+    compute_pair_nlls,
     is_choice_clear,
-    lower_bound_of_mean_nll_gain,
-    mean_suffix_nll_of_each_pair,
 )
-from auditor.runs.prefix_token import tokenizer_default_prefix_token
+from auditor.runs.prefix_token import find_default_prefix
 from auditor.statistics.compare import compute_welch_interval
 from auditor.statistics.intervals import CONFIDENCE
 
@@ -137,8 +137,8 @@ def choose_text_form(
         nonmembers = sample_data_conversations("--nonmembers", plan.nonmembers, most, reader) or []
     else:
         nonmembers = []
-    usual, candidates = _default_and_candidate_renderings(
-        plan, tokenizer, rows, _plausible_template_days(plan.date, name)
+    usual, candidates = _list_renderings(
+        plan, tokenizer, rows, _list_plausible_days(plan.date, name)
     )
     is_requested = plan.template != AUTO
     if not implies_capability(model.capabilities, "likelihood"):
@@ -157,13 +157,13 @@ def choose_text_form(
         # The usual rendering may be missing if it writes too few of the rows.
         first = usual if usual in sample.members else next(iter(sample.members))
         best = choose_likeliest_reading(first, sample.members)
-    doubts = _text_form_doubt_sentences(sample, best, is_requested) if len(sample) else []
+    doubts = _describe_form_doubts(sample, best, is_requested) if len(sample) else []
     if best.writes_day:
-        best, day_doubts = _rendering_on_likeliest_day(
-            _plausible_template_days(plan.date, name), model, best, rows, hurried
+        best, day_doubts = _choose_likeliest_day(
+            _list_plausible_days(plan.date, name), model, best, rows, hurried
         )
         doubts += day_doubts
-    sentence = _text_form_choice_sentence(sample, best, usual, is_requested) + (
+    sentence = _describe_form_choice(sample, best, usual, is_requested) + (
         "" if nonmembers else _UNKNOWN
     )
     return best, TextForm(best.name, best.day, best.digest, sentence, tuple(doubts))
@@ -188,7 +188,7 @@ def _parse_form_checking_digest(
     return form
 
 
-def _default_and_candidate_renderings(
+def _list_renderings(
     plan: DataPlan, tokenizer: object, rows: Sequence[Conversation], days: Sequence[str]
 ) -> tuple[ChatRendering, list[ChatRendering]]:
     """Return the default rendering and all candidates, on one day."""
@@ -196,11 +196,11 @@ def _default_and_candidate_renderings(
         requested = None
     else:
         requested = chat_rendering.parse_chat_rendering(plan.template, None, tokenizer)
-    bare = rows[0].kind == MESSAGES and chat_rendering.tokenizer_chat_template(tokenizer) is None
+    bare = rows[0].kind == MESSAGES and chat_rendering.get_chat_template(tokenizer) is None
     if requested is not None and bare:
         candidates = []
     else:
-        candidates = chat_rendering.candidate_chat_renderings(tokenizer, rows)
+        candidates = chat_rendering.list_candidate_chat_renderings(tokenizer, rows)
     forms = [*([requested] if requested is not None else []), *candidates]
     if plan.date is not None and not any(
         form.writes_day for form in forms[: 1 if requested is not None else None]
@@ -215,7 +215,7 @@ def _default_and_candidate_renderings(
     return dated[0], list({form.digest: form for form in reversed(dated)}.values())[::-1]
 
 
-def _plausible_template_days(requested_day: str | None, model: str) -> list[str]:
+def _list_plausible_days(requested_day: str | None, model: str) -> list[str]:
     """List days that a template may have written in training, the most plausible first:
     `--date`; else the days of the model's files, the days before, and today."""
     if requested_day is not None:
@@ -256,7 +256,7 @@ def _score_renderings(
     conversations = (*rows, *others)
     texts = {
         form: [
-            _rendered_answer_pairs(
+            _render_answer_pairs(
                 model, form, conversation, form == usual, _HURRIED_SAID if hurried else _SAID
             )
             for conversation in conversations
@@ -278,7 +278,7 @@ def _score_renderings(
     )
 
     def score(form: ChatRendering, indices: Sequence[int]) -> Floats:
-        return _mean_answer_nll_by_row(model, [texts[form][i] for i in indices])
+        return _compute_row_nlls(model, [texts[form][i] for i in indices])
 
     first = members[: _FIRST_ROWS if hurried else None]
     nll = {form: score(form, first) for form in forms} if members else {}
@@ -292,7 +292,7 @@ def _score_renderings(
     return _RenderingScores(nll, others_nll, f"{n_scored} {description}")
 
 
-def _rendered_answer_pairs(
+def _render_answer_pairs(
     model: LanguageModel,
     form: ChatRendering,
     conversation: Conversation,
@@ -311,7 +311,7 @@ def _rendered_answer_pairs(
         if usual and not conversation.system_column:
             raise
         return ()
-    default = model.prepended or tokenizer_default_prefix_token(model.tokenizer)
+    default = model.prepended or find_default_prefix(model.tokenizer)
     prefix_token: Tokens = default if form.source is None else ()
     room = min(_BEFORE + n_tokens, model.max_positions or _BEFORE + n_tokens) - len(prefix_token)
     pairs = []
@@ -327,15 +327,15 @@ def _rendered_answer_pairs(
     return tuple(pairs)
 
 
-def _mean_answer_nll_by_row(model: LanguageModel, rows: Sequence[Sequence[Pair]]) -> Floats:
+def _compute_row_nlls(model: LanguageModel, rows: Sequence[Sequence[Pair]]) -> Floats:
     """Return (rows,) mean nats a token over all answers of each row."""
     pairs = [pair for row in rows for pair in row]
-    means = iter(mean_suffix_nll_of_each_pair(model, pairs)) if pairs else iter(())
+    means = iter(compute_pair_nlls(model, pairs)) if pairs else iter(())
     weights = [[len(pair.suffix) for pair in row] for row in rows]
     return np.array([np.average([next(means) for _ in row], weights=row) for row in weights])
 
 
-def _rendering_on_likeliest_day(
+def _choose_likeliest_day(
     days: Sequence[str],
     model: LanguageModel,
     form: ChatRendering,
@@ -350,8 +350,7 @@ def _rendering_on_likeliest_day(
     best = choose_likeliest_reading(dated[0], members) if members else dated[0]
     rivals = [other for other in members if other != best]
     if rivals and all(
-        lower_bound_of_mean_nll_gain(members[other] - members[best], len(rivals)) > 0
-        for other in rivals
+        bound_mean_gain(members[other] - members[best], len(rivals)) > 0 for other in rivals
     ):
         return best, []
     return best, [
@@ -365,12 +364,12 @@ def _rendering_on_likeliest_day(
 # -----------------------------------------------------------------------------------------------
 
 
-def _text_form_choice_sentence(
+def _describe_form_choice(
     sample: _RenderingScores, best: ChatRendering, usual: ChatRendering, settled: bool
 ) -> str:
     """State the choice with its margin."""
     origin = "as asked for (--template)" if settled else "the default"
-    if settled and sample.others and not _is_confirmed_by_nonmembers(sample.others, best):
+    if settled and sample.others and not _has_nonmember_support(sample.others, best):
         origin += ", which nothing in the data confirms,"
     if not len(sample):
         return f"text form {best.name_with_day}, {origin}: there are no rows to check it by"
@@ -389,7 +388,7 @@ def _text_form_choice_sentence(
     return f"text form {best.name_with_day}, {origin}; mean loss of {sample.what}: {loss}{rivals}"
 
 
-def _text_form_doubt_sentences(
+def _describe_form_doubts(
     sample: _RenderingScores, best: ChatRendering, settled: bool
 ) -> list[str]:
     """List why the rendering may explain zero extraction; see `choose_text_form`."""
@@ -417,8 +416,8 @@ def _text_form_doubt_sentences(
             f"members are more likely than non-members as {remembers[0].name_with_day}, but not as "
             f"{best.name_with_day}: the model may have been trained on that text form (--template)"
         )
-    elif not settled and not _is_confirmed_by_nonmembers(sample.others, best):
-        # A requested form is the user's word: see `_text_form_choice_sentence`.
+    elif not settled and not _has_nonmember_support(sample.others, best):
+        # A requested form is the user's word: see `_describe_form_choice`.
         doubts.append(
             "members are as unlikely as non-members in every text form that was tried "
             f"({', '.join(form.name_with_day for form in sample.members)}), and none stands out: a "
@@ -434,12 +433,10 @@ def _has_likelier_members(sample: _RenderingScores, form: ChatRendering) -> bool
     return compute_welch_interval(sample.others[form], sample.members[form], confidence)[0] > 0
 
 
-def _is_confirmed_by_nonmembers(
-    others: Mapping[ChatRendering, Floats], best: ChatRendering
-) -> bool:
+def _has_nonmember_support(others: Mapping[ChatRendering, Floats], best: ChatRendering) -> bool:
     """Test if non-members, memorised by no model, confirm the rendering: see `choose_text_form`."""
     alternatives = [form for form in others if form.kind != best.kind]
     return bool(alternatives) and all(
-        lower_bound_of_mean_nll_gain(others[form] - others[best], len(alternatives)) >= MARGIN
+        bound_mean_gain(others[form] - others[best], len(alternatives)) >= MARGIN
         for form in alternatives
     )

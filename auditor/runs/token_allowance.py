@@ -15,7 +15,7 @@ from auditor.plugins.view import View
 Draws = dict[tuple[str, str], int]  # tokens by (recipe, secret)
 
 
-def planned_token_counts(view: View, attacks: Sequence[Attack], secrets: Sequence[Secret]) -> Draws:
+def plan_token_counts(view: View, attacks: Sequence[Attack], secrets: Sequence[Secret]) -> Draws:
     """Count the tokens each (recipe, secret) will draw in this view's setting, in the order of
     attacks and secrets."""
     draws: Draws = {}
@@ -29,7 +29,7 @@ def planned_token_counts(view: View, attacks: Sequence[Attack], secrets: Sequenc
             recipes = attack.sample_counts_by_recipe(view)
         except NotApplicable:
             continue
-        queries = queries_of_attack(view, attack, secrets)
+        queries = list_attack_queries(view, attack, secrets)
         for recipe, samples in recipes.items():
             # Do not add: attacks with the same recipe, whose name includes its number of samples,
             # share a pass.
@@ -37,7 +37,7 @@ def planned_token_counts(view: View, attacks: Sequence[Attack], secrets: Sequenc
     return draws
 
 
-def queries_of_attack(view: View, attack: Attack, secrets: Sequence[Secret]) -> Sequence[Query]:
+def list_attack_queries(view: View, attack: Attack, secrets: Sequence[Secret]) -> Sequence[Query]:
     """Return the attack's queries of a target on which these secrets are attacked; () if it does
     not apply."""
     try:

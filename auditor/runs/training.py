@@ -23,8 +23,8 @@ from auditor.benchmarks.data import chat_rendering
 from auditor.benchmarks.data.chat import LEARNT, RenderedChat, render_chat
 from auditor.benchmarks.data.chat_rendering import ChatRendering
 from auditor.benchmarks.data.conversation_rows import ASSISTANT, Conversation, UnusableConversation
-from auditor.benchmarks.data.splitting import row_numbers_phrase
-from auditor.benchmarks.data.whole_texts import read_texts_and_units
+from auditor.benchmarks.data.splitting import format_row_numbers
+from auditor.benchmarks.data.whole_texts import read_unit_texts
 from auditor.core import disk, locks
 from auditor.core.errors import AuditError
 from auditor.core.jsonable import from_json, to_json
@@ -118,7 +118,7 @@ def train_model_into_folder(
             f"--forget names records that a model is to forget, and {request.method} forgets none"
         )
     if request.lora or trainer.adapters:
-        making_audit_canaries.refuse_adapter_on_token_extended_model(request.model)
+        making_audit_canaries.refuse_extended_adapter(request.model)
     with closing(make_engine(request.engine)) as engine:
         job, notes = _build_training_job(request, progress)
         trainer.check(job)
@@ -128,11 +128,8 @@ def train_model_into_folder(
                 f"{request.method}: "
                 "one"
             )
-        configuration = _configuration_deciding_weights(request, trainer, job)
-        if (
-            trainer.promises
-            and _recorded_data_digest_of_model(request.model) == configuration["data"]
-        ):
+        configuration = _build_configuration(request, trainer, job)
+        if trainer.promises and _read_data_digest(request.model) == configuration["data"]:
             raise AuditError(
                 "expected a base that has not learnt these records without privacy, but "
                 f"{request.model!r} was trained on them: what a training on top of that promised "
@@ -150,9 +147,9 @@ def train_model_into_folder(
             engine.set_work_context((trainer, job), _TrainingJobOnWorker(request, configuration))
             recipe = {
                 "configuration": configuration,
-                "recipe": _training_arguments_as_json(request),
+                "recipe": _encode_training_arguments(request),
             }
-            return (*notes, *_train_and_record_job(trainer, job, recipe, engine))
+            return (*notes, *_train_recorded_job(trainer, job, recipe, engine))
 
 
 def _build_training_job(
@@ -160,24 +157,24 @@ def _build_training_job(
 ) -> tuple[TrainingJob, tuple[str, ...]]:
     """Build the training job and the notes to print with its result."""
     # Read the texts first: loading takes minutes.
-    texts, units = read_texts_and_units(request.data, request.text_column, request.user_column)
+    texts, units = read_unit_texts(request.data, request.text_column, request.user_column)
     base = load_causal_lm(request.model, request.loading)
     records, notes = _tokenize_records(request, base, texts, units)
     heldout, forget = (
         ()
         if path is None
         else _tokenize_records(
-            request, base, read_texts_and_units(path, request.text_column, None)[0], None
+            request, base, read_unit_texts(path, request.text_column, None)[0], None
         )[0]
         for path in (request.heldout, request.forget)
     )
-    _check_heldout_and_forget_records(heldout, forget, records)
+    _check_record_roles(heldout, forget, records)
     job = TrainingJob(
         base=request.model,
         load=lambda: _load_trainable_model(request),
         tokenizer=base.tokenizer,
-        end=_end_of_text_token(base),
-        block=_checked_block_length(request, base),
+        end=_find_end_token(base),
+        block=_check_block_length(request, base),
         records=records,
         users=units is not None,
         public=base if request.public is None else _load_public_model(request, base),
@@ -210,10 +207,10 @@ class _TrainingJobOnWorker:
             "training method", kinds, self.asked.method, self.asked.options
         )
         job, _ = _build_training_job(self.asked, lambda description, n_done, total: None)
-        settings = _configuration_deciding_weights(self.asked, trainer, job)
+        settings = _build_configuration(self.asked, trainer, job)
         for name, expected in self.configuration.items():
             if settings[name] != expected:
-                difference = _configuration_difference_phrase(name, settings[name], expected)
+                difference = _format_configuration_difference(name, settings[name], expected)
                 raise AuditError(
                     f"expected every worker to read what the training does, got on {node()} "
                     f"{difference}"
@@ -235,7 +232,7 @@ class _TrainingsByIndex:
             yield trainer.train_one(job, index)
 
 
-def _train_and_record_job(
+def _train_recorded_job(
     trainer: Trainer, job: TrainingJob, settings: dict[str, Any], engine: Engine
 ) -> tuple[str, ...]:
     """Train the job and record it. settings: the configuration that decides the weights, and the
@@ -301,7 +298,7 @@ def _tokenize_records(
     unit_noun = "users or groups" if units is not None else "distinct texts"
     if conversations:
         form = _choose_chat_rendering(request, base.tokenizer, conversations)
-        records, notes = _training_records_of_conversations(
+        records, notes = _tokenize_conversations(
             base.tokenizer, conversations, request.loss_on or ASSISTANT, form
         )
     elif request.template != AUTO or request.date is not None:
@@ -309,9 +306,7 @@ def _tokenize_records(
             "--template and --date are about conversations and instructions, got them with text"
         )
     else:
-        records = _training_records_of_texts(
-            base.tokenizer, [row for row in rows if isinstance(row, str)]
-        )
+        records = _tokenize_texts(base.tokenizer, [row for row in rows if isinstance(row, str)])
         notes = ()
     check_tokens_within_vocabulary(
         "the records", [record.tokens for record in records], base.vocab_size, base.name
@@ -324,7 +319,7 @@ def _tokenize_records(
     )
 
 
-def _check_heldout_and_forget_records(
+def _check_record_roles(
     heldout: Sequence[TrainingRecord],
     forget: Sequence[TrainingRecord],
     records: Sequence[TrainingRecord],
@@ -339,11 +334,11 @@ def _check_heldout_and_forget_records(
     if missing := [row for row, record in enumerate(forget) if record.text not in texts]:
         raise AuditError(
             f"expected --forget with records that --data has, got {len(missing)} of {len(forget)} "
-            f"that it has not ({row_numbers_phrase(missing)})"
+            f"that it has not ({format_row_numbers(missing)})"
         )
 
 
-def _training_records_of_texts(tokenizer: Any, texts: list[str]) -> list[TrainingRecord]:
+def _tokenize_texts(tokenizer: Any, texts: list[str]) -> list[TrainingRecord]:
     tokens = tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)[
         "input_ids"
     ]
@@ -361,7 +356,7 @@ def _choose_chat_rendering(
     if request.date is not None:
         check_date_format(request.date)
     if request.template == AUTO:
-        chosen = chat_rendering.candidate_chat_renderings(tokenizer, talks)[0].name
+        chosen = chat_rendering.list_candidate_chat_renderings(tokenizer, talks)[0].name
     else:
         chosen = request.template
     form = chat_rendering.parse_chat_rendering(chosen, request.date, tokenizer)
@@ -373,7 +368,7 @@ def _choose_chat_rendering(
     return form
 
 
-def _training_records_of_conversations(
+def _tokenize_conversations(
     tokenizer: Any, talks: Sequence[Conversation], loss_on: str, form: ChatRendering
 ) -> tuple[list[TrainingRecord], tuple[str, ...]]:
     """Render the conversations as records. Raise AuditError with the number of an unusable
@@ -414,7 +409,7 @@ def _read_learnt_mask(rendered: RenderedChat, loss_on: str) -> tuple[bool, ...]:
     return rendered.learnt_token_mask(loss_on)
 
 
-def _end_of_text_token(base: HuggingFaceModel) -> int:
+def _find_end_token(base: HuggingFaceModel) -> int:
     end = getattr(base.tokenizer, "eos_token_id", None)
     if end is None:
         raise AuditError(
@@ -423,7 +418,7 @@ def _end_of_text_token(base: HuggingFaceModel) -> int:
     return int(end)
 
 
-def _checked_block_length(request: TrainingRequest, base: HuggingFaceModel) -> int:
+def _check_block_length(request: TrainingRequest, base: HuggingFaceModel) -> int:
     room = base.max_positions or _LONGEST
     block = min(room, _LONGEST) if request.block is None else request.block
     if not 2 <= block <= room:
@@ -469,7 +464,7 @@ _HERE = ("out", "engine")  # the place of a training, not its configuration
 _PLACES = ("model", "data", "public", "heldout", "forget")
 
 
-def _training_arguments_as_json(request: TrainingRequest) -> dict[str, Any]:
+def _encode_training_arguments(request: TrainingRequest) -> dict[str, Any]:
     """Return the arguments as JSON, with absolute file paths."""
     arguments: dict[str, Any] = {
         name: to_json(value) for name, value in vars(request).items() if name not in _HERE
@@ -505,14 +500,14 @@ def read_recorded_training_request(folder: Path, out: Path) -> TrainingRequest:
 def check_same_training_records(folder: Path, request: TrainingRequest) -> None:
     """Refuse other data than a folder's model was trained on, if their digest was recorded.
     Raise AuditError."""
-    digest = _recorded_data_digest_of_model(str(folder))
+    digest = _read_data_digest(str(folder))
     if digest is None:
         return
-    texts, units = read_texts_and_units(request.data, request.text_column, request.user_column)
+    texts, units = read_unit_texts(request.data, request.text_column, request.user_column)
     records, _ = _tokenize_records(
         request, load_causal_lm(request.model, request.loading), texts, units
     )
-    if _training_records_digest(records) != digest:
+    if _digest_training_records(records) != digest:
         raise AuditError(
             f"{request.data!r} is not what {str(folder)!r} was trained on: other records, or other "
             "options"
@@ -523,7 +518,7 @@ def check_same_training_records(folder: Path, request: TrainingRequest) -> None:
 # -----------------------------------------------------------------------------------------------
 
 
-def _configuration_deciding_weights(
+def _build_configuration(
     request: TrainingRequest, trainer: Trainer, job: TrainingJob
 ) -> dict[str, Any]:
     """Collect all that the weights depend on, as JSON; records by their digest."""
@@ -541,15 +536,15 @@ def _configuration_deciding_weights(
         "model": request.model,
         "revision": request.loading.revision,
         "public": request.public,
-        "weights": file_digests.model_sha256_by_file_name(
+        "weights": file_digests.digest_model_files(
             {role: source for role, source in sources.items() if source[0] is not None}
         ),
         "lora": [request.lora_rank, request.lora_alpha] if request.lora else None,
-        "data": _training_records_digest(job.records),
+        "data": _digest_training_records(job.records),
         "block": job.block,
         "seed": request.seed,
-        "heldout": _training_records_digest(job.heldout) if job.heldout else None,
-        "forget": _training_records_digest(job.forget) if job.forget else None,
+        "heldout": _digest_training_records(job.heldout) if job.heldout else None,
+        "forget": _digest_training_records(job.forget) if job.forget else None,
         "dtype": request.loading.dtype,
     }
     # Round trip through JSON (lists for tuples), for equality with a configuration from a file.
@@ -557,7 +552,7 @@ def _configuration_deciding_weights(
     return plain
 
 
-def _training_records_digest(records: Sequence[TrainingRecord]) -> str:
+def _digest_training_records(records: Sequence[TrainingRecord]) -> str:
     rows = [
         [record.text, record.unit, *([record.learnt] if record.learnt else [])]
         for record in records
@@ -565,7 +560,7 @@ def _training_records_digest(records: Sequence[TrainingRecord]) -> str:
     return hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:16]
 
 
-def _recorded_data_digest_of_model(model: str) -> str | None:
+def _read_data_digest(model: str) -> str | None:
     """Return the digest of a folder's training records; None for a private or unrecorded
     training."""
     try:
@@ -598,12 +593,12 @@ def _has_finished_training(out: Path, configuration: dict[str, Any]) -> bool:
         value = configuration.get(name)
         other = before.get(name)
         if value != other:
-            difference = _configuration_difference_phrase(name, value, other)
+            difference = _format_configuration_difference(name, value, other)
             raise AuditError(f"{str(out)!r} was trained with another configuration ({difference})")
     return finished
 
 
-def _configuration_difference_phrase(name: str, value: Any, other: Any) -> str:
+def _format_configuration_difference(name: str, value: Any, other: Any) -> str:
     if isinstance(value, dict) and isinstance(other, dict):
         name = next(key for key in [*value, *other] if value.get(key) != other.get(key))
         value = value.get(name)

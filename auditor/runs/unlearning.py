@@ -69,7 +69,7 @@ class RelearnedBaseline(UnlearningBaseline):
 UnlearnedModel = Mapping[str, str]
 
 
-def rows_beside_unlearned_models(
+def list_companion_rows(
     target: TargetPlan, plan: DefensePlan, forget: str | None, defenses: Sequence[Defense]
 ) -> tuple[list[ShownRow], tuple[UnlearnedModel, ...]]:
     """Return the rows of the baselines of this run's unlearned models. Raise AuditError for
@@ -102,12 +102,12 @@ def rows_beside_unlearned_models(
     rows = list[ShownRow]()
     models_by_role = list[UnlearnedModel]()
     # The rows of a retrained model serve all models that forget the same records.
-    shared = _names_of_retrained_rows(target, plan)
+    shared = _name_retrained_rows(target, plan)
     if target.before is not None:
-        rows.append(_companion_row(BeforeUnlearning()))
+        rows.append(_build_companion_row(BeforeUnlearning()))
         models = {BEFORE: BeforeUnlearning.name, AFTER: UNDEFENDED}
         if plan.relearn:
-            rows.append(_companion_row(RelearnedBaseline()))
+            rows.append(_build_companion_row(RelearnedBaseline()))
             models[RELEARNED] = RelearnedBaseline.name
         models_by_role.append({**models, **shared})
     for defense in unlearning:
@@ -127,7 +127,7 @@ def rows_beside_unlearned_models(
     return rows, tuple(models_by_role)
 
 
-def _names_of_retrained_rows(target: TargetPlan, plan: DefensePlan) -> dict[str, str]:
+def _name_retrained_rows(target: TargetPlan, plan: DefensePlan) -> dict[str, str]:
     """Name the retrained rows, without the forgotten records: in the lab as controls, else if
     the user names a model."""
     if not (plan.controls if target.uses_builtin_lab else target.retrained):
@@ -138,5 +138,5 @@ def _names_of_retrained_rows(target: TargetPlan, plan: DefensePlan) -> dict[str,
     }
 
 
-def _companion_row(defense: Defense) -> ShownRow:
+def _build_companion_row(defense: Defense) -> ShownRow:
     return ShownRow(defense.name, get_plugin_title(type(defense)), defense, True)

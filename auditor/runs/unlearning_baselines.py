@@ -34,7 +34,7 @@ class UnlearningBaselines:
         self.rate = plan.relearn_rate or site.relearn_rate
         self._made: dict[UnlearningBaseline, LanguageModel] = {}
 
-    def baseline_model_of_row(self, defense: Defense) -> LanguageModel:
+    def load_row_baseline(self, defense: Defense) -> LanguageModel:
         """Return the model of this row. Raise AuditError if it is unavailable."""
         assert isinstance(defense, UnlearningBaseline)  # only they need "beside"
         if defense not in self._made:
@@ -46,12 +46,12 @@ class UnlearningBaselines:
         if isinstance(defense, RelearnedBaseline) or (
             isinstance(defense, RetrainedBaseline) and defense.relearned
         ):
-            self._relearning_texts()
+            self._choose_relearning_texts()
         # Loading is the check, and the row reuses the loaded model.
         if isinstance(defense, BeforeUnlearning | NamedForm):
-            self.baseline_model_of_row(defense)
+            self.load_row_baseline(defense)
         elif isinstance(defense, RetrainedBaseline):
-            self.baseline_model_of_row(RetrainedBaseline())
+            self.load_row_baseline(RetrainedBaseline())
 
     def _load_or_train_model(self, baseline: UnlearningBaseline) -> LanguageModel:
         if isinstance(baseline, NamedForm):
@@ -68,7 +68,7 @@ class UnlearningBaselines:
             else self.site.model_trained_by_defense(baseline.of).model
         )
 
-    def _relearning_texts(self) -> Sequence[Tokens]:
+    def _choose_relearning_texts(self) -> Sequence[Tokens]:
         """Return records neither attacked nor to forget. Raise AuditError if there are none."""
         if not (texts := self.site.benchmark.unattacked_training_tokens):
             raise AuditError(
@@ -85,7 +85,7 @@ class UnlearningBaselines:
             )
         progress, texts = (
             partial(self.site.reporter.progress, f"relearning of {model.name}"),
-            self._relearning_texts(),
+            self._choose_relearning_texts(),
         )
         return train_relearned_copy(
             model,

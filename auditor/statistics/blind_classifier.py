@@ -73,7 +73,7 @@ def group_related_texts(
     return np.asarray(connected_components(related, directed=False)[1], dtype=np.int64)
 
 
-def fold_groups_of_secrets(secrets: Sequence[Secret]) -> Ints:
+def assign_folds(secrets: Sequence[Secret]) -> Ints:
     """Return the (secrets,) group of each secret: by its text, its document, its person and its
     prompt.
     """

@@ -60,7 +60,7 @@ def compare_columns(
     rates at a `rate` of false ones; 0: AUCs.
     """
     if rate is not None:
-        return roc.TprDifference(new, base, rate) if rate else roc.auc_difference(new, base)
+        return roc.TprDifference(new, base, rate) if rate else roc.compute_auc_difference(new, base)
     if errors is not None:
         return resample_paired_recall((new[0] == 1, new[1]), (base[0] == 1, base[1]), errors)
     new_values, base_values = *new, *base  # of one column each
@@ -175,7 +175,7 @@ def resample_paired_means(new: Floats, base: Floats) -> ResampledNumber:
 def resample_paired_recall(
     new: tuple[Bools, Floats], base: tuple[Bools, Floats], errors: int
 ) -> ResampledNumber:
-    """Recall before the `errors`-th wrong guess (ranking.measure_recall_at_errors), new minus base:
+    """Recall before the `errors`-th wrong guess (ranking.measure_error_recall), new minus base:
     (hits, scores) of each.
 
     Paired bootstrap: a secret is drawn with its guesses in both runs. Never inside the bounds of

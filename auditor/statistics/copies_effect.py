@@ -12,7 +12,7 @@ from scipy.stats import fisher_exact
 
 from auditor.core.arrays import Bools
 from auditor.core.result import Measurement
-from auditor.statistics.intervals import combine_independent_intervals, share_with_interval
+from auditor.statistics.intervals import combine_independent_intervals, measure_share
 
 PREDICTED = "recall_predicted"
 
@@ -41,7 +41,7 @@ def predict_recall(
             raise ValueError(f"expected a count that was measured, got {count}")
         # each count's rate is of secrets of its own, so that the terms are independent
         parts.append(
-            (float((after == count).mean()), share_with_interval(PREDICTED, hits_at_count)),
+            (float((after == count).mean()), measure_share(PREDICTED, hits_at_count)),
         )
     value, low, high = combine_independent_intervals(parts)
     return Measurement(PREDICTED, value, max(0.0, low), min(1.0, high), len(times))

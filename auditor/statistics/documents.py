@@ -14,7 +14,7 @@ import numpy as np
 
 from auditor.core.nouns import Secret
 from auditor.core.result import Measurement
-from auditor.statistics.intervals import share_with_interval
+from auditor.statistics.intervals import measure_share
 
 RECALL = "document_recall"
 NEAR = "document_near_verbatim_recall"
@@ -87,11 +87,11 @@ def measure_document_recall(
     if not members:
         return ()
     measurements = [
-        share_with_interval(RECALL, np.array([block > 0 for block in members.values()])),
+        measure_share(RECALL, np.array([block > 0 for block in members.values()])),
     ]
     if others:
         measurements.append(
-            share_with_interval(
+            measure_share(
                 f"{RECALL}_nonmembers",
                 np.array([block > 0 for block in others.values()]),
             ),
@@ -105,6 +105,6 @@ def measure_document_recall(
                 extracted[document] = extracted.get(document, False) or near[s.id]
         if extracted:
             measurements.append(
-                share_with_interval(f"{NEAR}{suffix}", np.array(list(extracted.values()))),
+                measure_share(f"{NEAR}{suffix}", np.array(list(extracted.values()))),
             )
     return tuple(measurements)

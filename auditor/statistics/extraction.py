@@ -10,11 +10,11 @@ from auditor.core.arrays import Bools, Floats, Ints
 from auditor.core.nouns import Secret
 from auditor.core.result import Measurement, Stratum
 from auditor.statistics import metrics
-from auditor.statistics.intervals import share_with_interval
+from auditor.statistics.intervals import measure_share
 from auditor.statistics.judging import Outcome
 from auditor.statistics.metrics import RECALL
 from auditor.statistics.ranking import rank_guesses
-from auditor.statistics.roc import compute_conformal_p_values, count_nonmembers_for_threshold
+from auditor.statistics.roc import compute_conformal_p_values, count_threshold_nonmembers
 
 _COMPARABLE = 0.75  # of a suffix's length: shorter ones are compared with only if need be
 
@@ -65,7 +65,7 @@ def compute_suffix_p_values(
     for length in np.unique(lengths):
         end = int(np.searchsorted(sorted_lengths, length, side="right"))
         start = int(np.searchsorted(sorted_lengths, _COMPARABLE * length))
-        fewest = max(0, end - count_nonmembers_for_threshold(rate))
+        fewest = max(0, end - count_threshold_nonmembers(rate))
         if start > fewest:
             # all of one length, or none
             start = int(np.searchsorted(sorted_lengths, sorted_lengths[fewest]))
@@ -104,7 +104,7 @@ def measure_hit_shares(name: str, outcome: Outcome) -> dict[str, Measurement]:
     """The share of hits for each repeat count, where repeat counts are known."""
     counts = sorted({r for r in outcome.repeats if r is not None})
     repeats = np.array([-1 if r is None else r for r in outcome.repeats])
-    return {str(r): share_with_interval(name, outcome.hit[repeats == r]) for r in counts}
+    return {str(r): measure_share(name, outcome.hit[repeats == r]) for r in counts}
 
 
 def measure_group_shares(secrets: Iterable[Secret], hit: Bools) -> dict[str, Measurement]:
@@ -122,7 +122,7 @@ def measure_group_shares(secrets: Iterable[Secret], hit: Bools) -> dict[str, Mea
         groups.setdefault(group, []).append(is_extracted)
     if len(groups) < 2:
         return {}
-    return {name: share_with_interval(RECALL, np.array(of)) for name, of in groups.items()}
+    return {name: measure_share(RECALL, np.array(of)) for name, of in groups.items()}
 
 
 def group_copies_strata(
@@ -147,7 +147,7 @@ def group_copies_strata(
         of_stratum = [
             extracted[record] for record, count in copies.items() if format_copies(count) == label
         ]
-        share = share_with_interval(RECALL, np.array(of_stratum, dtype=bool))
+        share = measure_share(RECALL, np.array(of_stratum, dtype=bool))
         strata.append(Stratum(int(label) if label else None, n_records, share))
     return tuple(strata)
 

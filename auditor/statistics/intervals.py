@@ -29,7 +29,7 @@ def clopper_pearson(hits: int, n: int, confidence: float = CONFIDENCE) -> tuple[
     return low, high
 
 
-def share_with_interval(name: str, hit: Bools, note: str = "") -> Measurement:
+def measure_share(name: str, hit: Bools, note: str = "") -> Measurement:
     """A share with its Clopper-Pearson interval; NaN where there is nothing to take a share of."""
     n = len(hit)
     hits = int(hit.sum())
@@ -91,7 +91,7 @@ def estimate_perplexity(
     return Measurement(name, value, low, high, n, "perplexity", note)
 
 
-def mean_probability(name: str, values: Floats, note: str = "") -> Measurement:
+def compute_mean_probability(name: str, values: Floats, note: str = "") -> Measurement:
     """Mean of probabilities over secrets, with the interval of `compute_gaffke_interval`; NaN where
     there are none.
     """
@@ -146,9 +146,9 @@ def estimate_mean(
     else a bootstrap.
     """
     if unit == "share":
-        return share_with_interval(name, values == 1, note)
+        return measure_share(name, values == 1, note)
     if unit == "probability":
-        return mean_probability(name, values, note)
+        return compute_mean_probability(name, values, note)
     return bootstrap_mean(name, values, unit, note)
 
 

@@ -18,8 +18,8 @@ from auditor.core.nouns import Tokens
 from auditor.core.result import Measurement
 from auditor.statistics import unseen_species
 from auditor.statistics.intervals import (
-    mean_probability,
-    share_with_interval,
+    compute_mean_probability,
+    measure_share,
     subtract_nonmember_mean,
 )
 from auditor.statistics.metrics import name_excess_metric, name_nonmember_metric
@@ -170,7 +170,7 @@ def measure_generation_memorisation(
         measurements.append(
             _estimate_rate_per_thousand(COMMON, common, most, "in held-out text too"),
         )
-    measurements.append(share_with_interval(GENERATIONS, memorised > 0))
+    measurements.append(measure_share(GENERATIONS, memorised > 0))
     generations_by_record = Counter(
         record for generation in generations for record in generation.records
     )
@@ -207,7 +207,7 @@ def measure_generation_memorisation(
     for ranking, first in firsts.items():
         hit = memorised[list(first)] > 0
         measurements.append(
-            share_with_interval(f"{PRECISION}_{ranking}", hit, "near-duplicates left out"),
+            measure_share(f"{PRECISION}_{ranking}", hit, "near-duplicates left out"),
         )
     return measurements
 
@@ -225,7 +225,7 @@ def _estimate_rate_per_thousand(
     """Mean of values per 1,000, where a rare one may be as large as `most`: honest as the mean of
     probabilities is.
     """
-    mean = mean_probability(name, values / most, note)
+    mean = compute_mean_probability(name, values / most, note)
     scale = PER * most
     return replace(
         mean,

@@ -23,7 +23,7 @@ from auditor.statistics.bootstrap import Draws, Values
 from auditor.statistics.intervals import estimate_mean, subtract_nonmember_share
 from auditor.statistics.judging import Outcome
 from auditor.statistics.membership import BELOW, FALSE_POSITIVES, SCORES
-from auditor.statistics.ranking import compute_resampled_recall, measure_recall_at_errors
+from auditor.statistics.ranking import compute_resampled_recall, measure_error_recall
 
 SHARES = ("share", "probability")  # units between 0 and 1, written in percent
 # no measurement, but kept beside them of each secret: what its first guess is ranked by
@@ -141,7 +141,7 @@ class Metric:
         """Return the number with its interval; None if these guesses do not give it."""
         outcome = members if self.members else others
         if self.errors is not None:
-            return measure_recall_at_errors(
+            return measure_error_recall(
                 self.name, outcome, self.compute_wrong_guess_limit(len(outcome.ids))
             )
         of_others = self.signed or not self.members
@@ -195,7 +195,7 @@ CONTROLS = {
 }
 
 
-def auc_name(score: str) -> str:
+def name_auc(score: str) -> str:
     """Return the name of the AUC of a membership score; "": of the strongest score."""
     if score in CONTROLS:
         return f"{score}_auc"
@@ -228,7 +228,7 @@ def _list_score_metrics(score: str, title: str) -> Iterator[Metric]:
     by = f" ({title})" if title else ""
     short = "AUC" if not score else ""
     column = name_score_column(score)
-    yield Metric(auc_name(score), f"Membership AUC{by}", roc.AUC, short=short, scores=column)
+    yield Metric(name_auc(score), f"Membership AUC{by}", roc.AUC, short=short, scores=column)
     for rate in FALSE_POSITIVES:
         label = f"Members found at {100 * rate:g}% false positives{by}"
         yield Metric(name_tpr_metric(score, rate), label, scores=column, rate=rate)
@@ -240,7 +240,7 @@ def _find_plugin_score_metric(name: str) -> Metric | None:
     """Return the metric of a plug-in's membership score, such as `membership_auc_mine`; None for
     other names."""
     for prefix in (
-        auc_name(""),
+        name_auc(""),
         *(name_tpr_metric("", rate) for rate in FALSE_POSITIVES),
         name_partial_auc_metric(""),
     ):
@@ -512,7 +512,7 @@ LEAKS = (
     "extraction_probability",
     "exposure",
     name_tpr_metric("", max(FALSE_POSITIVES)),
-    auc_name(""),
+    name_auc(""),
     "near_verbatim_probability",
     "recall",
 )

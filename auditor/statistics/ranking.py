@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from auditor.core.arrays import Bools, Floats, Ints
 from auditor.core.result import Measurement
 from auditor.statistics import bootstrap
-from auditor.statistics.intervals import share_with_interval
+from auditor.statistics.intervals import measure_share
 from auditor.statistics.judging import Outcome
 
 
@@ -28,7 +28,7 @@ def rank_guesses(
     return ranked, np.cumsum(~ranked) - ~ranked
 
 
-def measure_recall_at_errors(name: str, outcome: Outcome, errors: int) -> Measurement:
+def measure_error_recall(name: str, outcome: Outcome, errors: int) -> Measurement:
     """Share of secrets solved by guesses that rank before the `errors`-th wrong one (Recall@100:
     errors=100).
     """
@@ -64,7 +64,7 @@ def measure_ranked_recall(
             equal_metric = "recall"
         else:
             equal_metric = "the recall of all guesses"
-        return share_with_interval(
+        return measure_share(
             name,
             solved,
             f"fewer than {errors} errors: equals {equal_metric}",
@@ -74,7 +74,7 @@ def measure_ranked_recall(
     )
     low, high = bootstrap.compute_percentile_interval(recalls)
     if low == high:
-        return share_with_interval(name, solved)
+        return measure_share(name, solved)
     return Measurement(name, float(solved.mean()), low, high, n)
 
 

@@ -18,8 +18,8 @@ from auditor.statistics.metrics import (
     SCORE,
     Columns,
     Metric,
-    auc_name,
     find_metric,
+    name_auc,
     name_nonmember_metric,
     name_score_column,
 )
@@ -88,7 +88,7 @@ def repeat_measurement(
             return roc.estimate_tpr(metric.name, *sides, metric.rate)
         if metric.below:
             return roc.estimate_partial_auc(metric.name, *sides, metric.below)
-        if metric.name == auc_name(""):
+        if metric.name == name_auc(""):
             return _repeat_strongest_auc(members, others)
         return roc.estimate_auc(metric.name, *sides)
     values = (members if metric.members else others)[metric.per_secret_column_name]
@@ -107,7 +107,7 @@ def _repeat_strongest_auc(members: Columns, others: Columns) -> Measurement:
     scores = {c: CandidateScore(np.concatenate([members[c], others[c]]), c) for c in columns}
     usable = {c: s for c, s in scores.items() if not np.isnan(s.values).any()} or scores
     widening = compute_simultaneous_widening(list(usable.values()), ScoredRecords(member, {}))
-    return bound_strongest_auc(auc_name(""), usable, member, ~member, widening)
+    return bound_strongest_auc(name_auc(""), usable, member, ~member, widening)
 
 
 def list_strongest_score_columns(columns: Columns) -> list[str]:

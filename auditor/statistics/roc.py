@@ -150,7 +150,9 @@ class AucDifference:
         return self.value + float(norm.isf(level)) * self.deviation
 
 
-def auc_difference(new: tuple[Floats, Floats], base: tuple[Floats, Floats]) -> AucDifference:
+def compute_auc_difference(
+    new: tuple[Floats, Floats], base: tuple[Floats, Floats]
+) -> AucDifference:
     """new, base: scores of members and non-members, side by side."""
     differences = [
         new_side - base_side
@@ -205,7 +207,7 @@ def count_allowed_false_positives(nonmembers: int, rate: float) -> int:
     return int((nonmembers + 1) * rate + _ROUNDING) - 1
 
 
-def count_nonmembers_for_threshold(rate: float) -> int:
+def count_threshold_nonmembers(rate: float) -> int:
     """The fewest non-members whose highest score is a threshold of this rate: 99 for 1%."""
     return math.ceil(1 / rate - 1 - _ROUNDING)
 
@@ -243,7 +245,7 @@ def estimate_tpr(name: str, members: Floats, others: Floats, rate: float) -> Mea
     """`tpr_at_fpr` with the interval of `BoundedTprAtFpr`; None where there are too few non-members
     for a threshold.
     """
-    if len(others) < count_nonmembers_for_threshold(rate):
+    if len(others) < count_threshold_nonmembers(rate):
         return None
     note = describe_tpr_counts(tpr_at_fpr(members, others, rate))
     return make_measurement(name, BoundedTprAtFpr(members, others, rate), note=note)
@@ -258,7 +260,7 @@ def describe_tpr_counts(tpr: TprAtThreshold) -> str:
     realised = f"of non-members {tpr.false}/{tpr.nonmembers}, which may be {worst:.1%} of others"
     members, others = tpr.tied
     few = ""
-    if tpr.nonmembers < (least := count_nonmembers_for_lower_bound(tpr.rate, _SIDE)):
+    if tpr.nonmembers < (least := count_bound_nonmembers(tpr.rate, _SIDE)):
         few = f"; a lower end above 0 takes {least:,} non-members"
     return (
         f"{at}; {realised}; at the threshold itself, not counted: {members} members, {others} "
@@ -275,7 +277,7 @@ class BoundedTprAtFpr:
     members and non-members together and hold for any two distributions: how many of n non-members
     are above the true threshold is binomial, so that it lies between two of their scores (Clopper
     and Pearson 1934), but for most of the level; given these, the members above them are binomial,
-    for the rest. Fewer than `count_nonmembers_for_lower_bound` non-members may all be below
+    for the rest. Fewer than `count_bound_nonmembers` non-members may all be below
     it: the lower bound is then 0, whoever is found.
     """
 
@@ -359,7 +361,7 @@ def estimate_partial_auc(
     """Return the partial AUC with its interval; None if there are too few non-members for a
     threshold of that rate.
     """
-    if len(others) < count_nonmembers_for_threshold(max_fpr):
+    if len(others) < count_threshold_nonmembers(max_fpr):
         return None
     return make_measurement(
         name,
@@ -368,7 +370,7 @@ def estimate_partial_auc(
     )
 
 
-def count_nonmembers_for_lower_bound(rate: float, level: float) -> int:
+def count_bound_nonmembers(rate: float, level: float) -> int:
     """The fewest non-members that bound a rate from below at this level: 390 for 1% in a two-sided
     interval of 95%.
     """

@@ -27,7 +27,7 @@ from auditor.statistics import bootstrap, roc
 from auditor.statistics.bounds import SharedLevel, make_measurement
 from auditor.statistics.intervals import Z
 from auditor.statistics.membership import BELOW, FALSE_POSITIVES
-from auditor.statistics.metrics import auc_name, name_partial_auc_metric, name_tpr_metric
+from auditor.statistics.metrics import name_auc, name_partial_auc_metric, name_tpr_metric
 
 # streams of the resamples
 _MEMBERS = "membership members"
@@ -239,17 +239,17 @@ def choose_strongest_score(
     has, in all rows.
     """
     member = records.member
-    key, best = select_strongest_auc(auc_name(""), scores, member, ~member, widening)
+    key, best = select_strongest_auc(name_auc(""), scores, member, ~member, widening)
     member_scores = scores[key].values[member]
     others = scores[key].values[~member]
     by_copies = {
-        name: select_strongest_auc(auc_name(""), scores, group, ~member, widening)[1]
+        name: select_strongest_auc(name_auc(""), scores, group, ~member, widening)[1]
         for name, group in records.copies.items()
         if group.sum() >= roc.LEAST
     }
     corrected = tuple(
         roc.estimate_auc(
-            auc_name(name),
+            name_auc(name),
             s.values[member],
             s.values[~member],
             "",
@@ -271,11 +271,11 @@ def _measure_shared_rates(members: Floats, others: Floats, tried: int) -> list[M
     """
     measurements = []
     for rate in FALSE_POSITIVES:
-        if len(others) >= roc.count_nonmembers_for_threshold(rate):
+        if len(others) >= roc.count_threshold_nonmembers(rate):
             note = roc.describe_tpr_counts(roc.tpr_at_fpr(members, others, rate))
             shared = SharedLevel(roc.BoundedTprAtFpr(members, others, rate), tried)
             measurements.append(make_measurement(name_tpr_metric("", rate), shared, note=note))
-    if len(others) >= roc.count_nonmembers_for_threshold(BELOW):
+    if len(others) >= roc.count_threshold_nonmembers(BELOW):
         shared = SharedLevel(roc.PartialAuc(members, others, BELOW), tried)
         measurements.append(
             make_measurement(
@@ -301,6 +301,6 @@ def measure_membership_score(
     ]
     rates.append(roc.estimate_partial_auc(name_partial_auc_metric(name), members, others, BELOW))
     return [
-        roc.estimate_auc(auc_name(name), members, others, note, widen),
+        roc.estimate_auc(name_auc(name), members, others, note, widen),
         *(m for m in rates if m is not None),
     ]

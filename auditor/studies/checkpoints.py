@@ -19,7 +19,7 @@ _NAME = re.compile(r"checkpoint-([0-9]{1,12})")
 _USEFUL = "perplexity"
 
 
-def find_checkpoint_paths_to_audit(folder: Path) -> list[str]:
+def find_checkpoints(folder: Path) -> list[str]:
     """Return the checkpoints of a Hugging Face trainer in a folder, by step.
 
     Raises AuditError if there are none.
@@ -37,7 +37,7 @@ def find_checkpoint_paths_to_audit(folder: Path) -> list[str]:
     return [str(steps[step]) for step in sorted(steps)]
 
 
-def leakage_over_checkpoints_svg(places: Sequence[Place]) -> str:
+def draw_checkpoint_leakage(places: Sequence[Place]) -> str:
     """Return an SVG of each row's main number and of perplexity over the steps.
 
     "" if the places are not checkpoints.
@@ -53,19 +53,19 @@ def leakage_over_checkpoints_svg(places: Sequence[Place]) -> str:
     )
     panels: dict[str, list[Curve]] = {}
     for row in rows:
-        points = list(_main_metric_by_checkpoint_step(place_by_step, row))
+        points = list(_list_step_metrics(place_by_step, row))
         if points:
             panels.setdefault(points[0][1].name, []).append(Curve(", ".join(row), points))
     for target in dict.fromkeys(target for target, _, _ in rows):
-        if points := list(_perplexity_by_checkpoint_step(place_by_step, target)):
+        if points := list(_list_step_perplexities(place_by_step, target)):
             panels.setdefault(_USEFUL, []).append(Curve(target, points))
     plot_panels = [
-        Panel(phrases.metric_label(name), tuple(lines)) for name, lines in panels.items()
+        Panel(phrases.format_metric(name), tuple(lines)) for name, lines in panels.items()
     ]
     return draw_training_curve(plot_panels) if plot_panels else ""
 
 
-def last_checkpoint_below_bound_sentence(places: Sequence[Place], name: str, most: float) -> str:
+def describe_last_checkpoint(places: Sequence[Place], name: str, most: float) -> str:
     """Return a sentence on the last checkpoint until which all upper bounds are at most `most`.
 
     Raises AuditError if the places are not checkpoints, or no row has the number.
@@ -76,9 +76,9 @@ def last_checkpoint_below_bound_sentence(places: Sequence[Place], name: str, mos
     bounds: dict[int, Measurement] = {}
     for step, place in sorted(place_by_step.items()):
         rows = [
-            _checkpoint_metric_mean_over_seeds(name, cell)
+            _average_seed_metrics(name, cell)
             for cell in place.cells
-            if _is_metric_measured_at_any_seed(name, cell)
+            if _is_metric_measured(name, cell)
         ]
         if rows:
             # The worst row decides.
@@ -89,7 +89,7 @@ def last_checkpoint_below_bound_sentence(places: Sequence[Place], name: str, mos
     before = list(takewhile(lambda step: bounds[step].high <= most, bounds))
     beyond = [step for step in bounds if step not in before]
     labels = {
-        step: f"checkpoint-{step} ({phrases.metric_label(name)} "
+        step: f"checkpoint-{step} ({phrases.format_metric(name)} "
         f"{phrases.format_measurement_value(bounds[step])})"
         for step in bounds
     }
@@ -105,11 +105,11 @@ def last_checkpoint_below_bound_sentence(places: Sequence[Place], name: str, mos
     )
 
 
-def _is_metric_measured_at_any_seed(name: str, cell: Replicates) -> bool:
+def _is_metric_measured(name: str, cell: Replicates) -> bool:
     return any(name in measured for measured in cell.measured.values())
 
 
-def _checkpoint_metric_mean_over_seeds(name: str, cell: Replicates) -> Measurement:
+def _average_seed_metrics(name: str, cell: Replicates) -> Measurement:
     return measure_seed_contrast(name, [WeightedMetric(1.0, name, cell)])
 
 
@@ -118,7 +118,7 @@ def _checkpoint_step(place: Place) -> int | None:
     return int(match[1]) if match else None
 
 
-def _main_metric_by_checkpoint_step(
+def _list_step_metrics(
     at: dict[int, Place], row: tuple[str, str, str]
 ) -> Iterator[tuple[int, Measurement]]:
     for step, place in sorted(at.items()):
@@ -127,20 +127,16 @@ def _main_metric_by_checkpoint_step(
                 # The first number of a row is its main number, equal for all seeds.
                 yield (
                     step,
-                    _checkpoint_metric_mean_over_seeds(
-                        next(iter(next(iter(cell.measured.values())))), cell
-                    ),
+                    _average_seed_metrics(next(iter(next(iter(cell.measured.values())))), cell),
                 )
 
 
-def _perplexity_by_checkpoint_step(
-    at: dict[int, Place], target: str
-) -> Iterator[tuple[int, Measurement]]:
+def _list_step_perplexities(at: dict[int, Place], target: str) -> Iterator[tuple[int, Measurement]]:
     for step, place in sorted(at.items()):
         known = [
             cell
             for cell in place.cells
-            if cell.target == target and _is_metric_measured_at_any_seed(_USEFUL, cell)
+            if cell.target == target and _is_metric_measured(_USEFUL, cell)
         ]
         if known:
-            yield step, _checkpoint_metric_mean_over_seeds(_USEFUL, known[0])
+            yield step, _average_seed_metrics(_USEFUL, known[0])

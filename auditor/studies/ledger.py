@@ -212,11 +212,11 @@ def check_paper_claim_places_are_planned(
 ) -> None:
     """Raise AuditError if a claim names a place, an attack or a metric absent from the plan."""
     for _, term in statement.signed_terms():
-        for place in _grid_places_of_claim_term(term, places, statement.id):
-            _attack_of_claim_term(term, place, statement.id)
+        for place in _find_term_places(term, places, statement.id):
+            _find_term_attack(term, place, statement.id)
 
 
-def ledger_row_of_paper_claim(
+def build_ledger_row(
     plan: str, statement: PaperClaimStatement, places: Sequence[Place]
 ) -> LedgerRow:
     """Return the claim's row, from the places of its plan."""
@@ -225,7 +225,7 @@ def ledger_row_of_paper_claim(
     )
     try:
         chosen = [
-            (sign, term, _grid_places_of_claim_term(term, places, statement.id))
+            (sign, term, _find_term_places(term, places, statement.id))
             for sign, term in statement.signed_terms()
         ]
         parts = [
@@ -233,7 +233,7 @@ def ledger_row_of_paper_claim(
             WeightedMetric(
                 sign / len(claim_places),
                 term.metric,
-                _replicates_of_claim_term(term, place, statement.id),
+                _collect_term_replicates(term, place, statement.id),
             )
             for sign, term, claim_places in chosen
             for place in claim_places
@@ -244,7 +244,7 @@ def ledger_row_of_paper_claim(
     about = sorted(
         {place.about for _, _, claim_places in chosen for place in claim_places if place.about}
     )
-    setting = paper_claim_setting_phrase(about, parts, contrast)
+    setting = format_paper_claim_setting(about, parts, contrast)
     note = "; ".join(filter(None, [statement.note, contrast.note]))
     return replace(
         base,
@@ -255,7 +255,7 @@ def ledger_row_of_paper_claim(
     )
 
 
-def paper_claim_setting_phrase(
+def format_paper_claim_setting(
     about: Sequence[str], parts: Sequence[WeightedMetric], measurement: Measurement
 ) -> str:
     """Return `lab; n 300; K 10; seeds 0-4`: data, number of secrets, samples of each, seeds."""
@@ -270,18 +270,18 @@ def paper_claim_setting_phrase(
     )
     words = [*about, f"n {measurement.n}"]
     words += [f"K {', '.join(map(str, sizes))}"] if sizes else []
-    words += [f"seeds {study_seed_ranges_label(seeds)}"] if seeds else []
+    words += [f"seeds {format_study_seed_ranges(seeds)}"] if seeds else []
     return "; ".join(words)
 
 
-def study_seed_ranges_label(seeds: Sequence[int]) -> str:
+def format_study_seed_ranges(seeds: Sequence[int]) -> str:
     """Return seeds as `0-4` or `0, 2`."""
     if len(seeds) > 2 and list(seeds) == list(range(seeds[0], seeds[-1] + 1)):
         return f"{seeds[0]}-{seeds[-1]}"
     return ", ".join(map(str, seeds))
 
 
-def _grid_places_of_claim_term(term: Term, places: Sequence[Place], id: str) -> list[Place]:
+def _find_term_places(term: Term, places: Sequence[Place], id: str) -> list[Place]:
     if term.variant is not None and term.variant not in {place.variant for place in places}:
         raise make_unknown_name_error(
             f"variant in claim {id!r}:", term.variant, {place.variant for place in places}
@@ -305,7 +305,7 @@ def _grid_places_of_claim_term(term: Term, places: Sequence[Place], id: str) -> 
     return matching
 
 
-def _attack_of_claim_term(term: Term, place: Place, id: str) -> str:
+def _find_term_attack(term: Term, place: Place, id: str) -> str:
     attack = term.cell.get("attack")
     if attack is None and len(place.attacks) > 1:
         raise AuditError(
@@ -316,9 +316,9 @@ def _attack_of_claim_term(term: Term, place: Place, id: str) -> str:
     return attack or place.attacks[0]
 
 
-def _replicates_of_claim_term(term: Term, place: Place, id: str) -> Replicates:
+def _collect_term_replicates(term: Term, place: Place, id: str) -> Replicates:
     # Keys of a claim equal the names of a cell's attributes: target, setting, attack.
-    criteria = {**term.cell, "attack": _attack_of_claim_term(term, place, id)}
+    criteria = {**term.cell, "attack": _find_term_attack(term, place, id)}
     matching = [
         cell
         for cell in place.cells

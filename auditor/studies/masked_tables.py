@@ -11,7 +11,7 @@ from auditor.core import disk
 from auditor.core.jsonable import from_json, read_json, to_json
 from auditor.reports import phrases, tables
 from auditor.reports.plot_files import TradeoffLine, save_perplexity_tradeoff_plot
-from auditor.studies.masked_utility import Utility, UtilityPlan, UtilityRow, utility_row_labels
+from auditor.studies.masked_utility import Utility, UtilityPlan, UtilityRow, list_utility_row_labels
 
 NAME = "utility"  # of the files, and of the only "attack" in the ledger's cells
 
@@ -40,7 +40,7 @@ def describe_tradeoff(result: Utility) -> str:
     return "\n".join([*lines, *statuses])
 
 
-def tradeoff_table(result: Utility) -> tables.RowTable:
+def build_tradeoff_table(result: Utility) -> tables.RowTable:
     """Return a row for each point; files have separate columns of bounds, restarts and timings."""
     partly = any(row.covered.value < 1 for row in result.rows)
     head = (
@@ -67,22 +67,24 @@ def tradeoff_table(result: Utility) -> tables.RowTable:
         tradeoff_title(result),
         (*head, *(["tokens covered"] if partly else [])),
         tuple(
-            (name, *_utility_cells(row, partly, result.longest))
-            for name, row in zip(utility_row_labels(result.rows), result.rows, strict=True)
+            (name, *_build_utility_cells(row, partly, result.longest))
+            for name, row in zip(list_utility_row_labels(result.rows), result.rows, strict=True)
         ),
         describe_tradeoff(result),
         ("target", *keys, *bounds, *restarts, *epsilons, "covered", "slowdown", "texts"),
-        tuple(_machine_readable_utility_cells(row, keys, result.texts) for row in result.rows),
+        tuple(
+            _build_machine_readable_utility_cells(row, keys, result.texts) for row in result.rows
+        ),
     )
 
 
-def _utility_cells(row: UtilityRow, partly: bool, longest: int) -> tuple[str, ...]:
+def _build_utility_cells(row: UtilityRow, partly: bool, longest: int) -> tuple[str, ...]:
     perplexity, ratio = (
         phrases.format_measurement_value(m) if math.isfinite(m.value) else "∞"
         for m in (row.perplexity, row.ratio)
     )
     per_token, most, mean = (
-        _tradeoff_epsilon_label(e) for e in (row.epsilon_per_token, row.epsilon, row.epsilon_mean)
+        _format_tradeoff_epsilon(e) for e in (row.epsilon_per_token, row.epsilon, row.epsilon_mean)
     )
     if row.tokens not in (None, longest):  # a defense set up for a fixed number
         most += f" (T = {row.tokens:,})"
@@ -96,11 +98,11 @@ def _utility_cells(row: UtilityRow, partly: bool, longest: int) -> tuple[str, ..
     )
 
 
-def _tradeoff_epsilon_label(value: float | None) -> str:
+def _format_tradeoff_epsilon(value: float | None) -> str:
     return phrases.NOTHING if value is None else phrases.format_number(value, "#")
 
 
-def _machine_readable_utility_cells(
+def _build_machine_readable_utility_cells(
     row: UtilityRow, keys: Sequence[str], texts: int
 ) -> tuple[object, ...]:
     bounds = [bound for m in (row.perplexity, row.ratio) for bound in (m.value, m.low, m.high)]
@@ -192,7 +194,7 @@ def _finite_tradeoff_plot_points(
 
 def write_utility_files(folder: Path, result: Utility) -> None:
     """Write utility.json, .csv, .md, .svg and .png."""
-    grid = tradeoff_table(result)
+    grid = build_tradeoff_table(result)
     files = {
         f"{NAME}.json": json.dumps(to_json(result), indent=1, allow_nan=False) + "\n",
         f"{NAME}.csv": tables.render_csv_table(grid),

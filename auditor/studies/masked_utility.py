@@ -34,11 +34,11 @@ from auditor.plugins.defense import Defense
 from auditor.plugins.options import build_plugin, get_option_defaults, get_plugin_title
 from auditor.records import file_digests
 from auditor.runs import plan_weights
-from auditor.runs.lab_site import LABS, build_lab_recipe, default_options_of_lab_defenses
+from auditor.runs.lab_site import LABS, build_lab_recipe, choose_lab_defaults
 from auditor.runs.machine import describe_environment
 from auditor.runs.own_defenses import check_defense_inputs_given
-from auditor.runs.plan import make_plan, merged_plugin_options, refuse_unused_options
-from auditor.runs.plan_grid import grid_point_name
+from auditor.runs.plan import make_plan, merge_plugin_options, refuse_unused_options
+from auditor.runs.plan_grid import name_grid_point
 from auditor.runs.reporter import Reporter
 from auditor.statistics import bootstrap
 from auditor.studies.masked_texts import MaskedTexts, MaskingOptions
@@ -99,7 +99,7 @@ class UtilityPlan:
             raise AuditError(f"{name} is about attacks: a plan with [utility] has no use of it")
         if plan.target.uses_builtin_lab:
             recipe = build_lab_recipe(plan)
-            defaults = default_options_of_lab_defenses(LABS[plan.target.lab], recipe)
+            defaults = choose_lab_defaults(LABS[plan.target.lab], recipe)
         for name in plan.defenses.defense:
             if name not in known:
                 raise make_unknown_name_error("defense", name, known)
@@ -109,8 +109,8 @@ class UtilityPlan:
         }
         refuse_unused_options("-D", plan.defenses.defense_options, fields)
         points = [DefensePoint()]
-        for name, swept in _swept_options_by_defense(self.sweep, fields).items():
-            options = merged_plugin_options(
+        for name, swept in _list_swept_options(self.sweep, fields).items():
+            options = merge_plugin_options(
                 name, plan.defenses.defense_options, defaults.get(name, {}), fields[name]
             )
             # If nothing is swept, product() yields an empty tuple: the defense without changes.
@@ -141,12 +141,12 @@ class UtilityPlan:
                 )
         file_digests.check_model_files_unchanged(
             result.weights or None,
-            plan_weights.weight_digests_of_plan_files(self.plan),
+            plan_weights.digest_plan_files(self.plan),
             str(folder),
         )
 
 
-def _swept_options_by_defense(
+def _list_swept_options(
     sweep: Mapping[str, Sequence[Any]], fields: Mapping[str, Sequence[str]]
 ) -> dict[str, dict[str, Sequence[Any]]]:
     """Return the swept options of each defense; `option` applies to every defense that has it."""
@@ -292,7 +292,7 @@ def measure_utility_points(request: UtilityPlan, reporter: Reporter) -> Utility:
         settings=to_json(settings),
         sweep={key: tuple(values) for key, values in request.sweep.items()},
         environment=describe_environment(plan.loading.device),
-        weights=plan_weights.weight_digests_of_plan_files(plan),
+        weights=plan_weights.digest_plan_files(plan),
         seconds=time.perf_counter() - start,
     )
 
@@ -346,17 +346,17 @@ def _build_utility_rows(
             title=get_plugin_title(type(point.defense)) if point.defense else "Undefended",
             at=dict(point.at),
             options=to_json(point.defense) if point.defense else {},
-            perplexity=utility_corpus_perplexity(possible[i], tokens),
-            ratio=utility_corpus_perplexity(possible[i], tokens, possible[0]),
+            perplexity=measure_corpus_perplexity(possible[i], tokens),
+            ratio=measure_corpus_perplexity(possible[i], tokens, possible[0]),
             restarts=tuple(np.exp(possible[i].sum(1) / tokens.sum()).tolist()),
-            covered=_utility_share_of_possible_tokens(lost[i], tokens),
+            covered=_measure_possible_tokens(lost[i], tokens),
             slowdown=slower[i],
         )
-        rows.append(row if claim is None else _utility_row_with_claim(row, claim, mean))
+        rows.append(row if claim is None else _add_row_claim(row, claim, mean))
     return rows
 
 
-def _utility_row_with_claim(row: UtilityRow, claim: Claim, mean_tokens: float) -> UtilityRow:
+def _add_row_claim(row: UtilityRow, claim: Claim, mean_tokens: float) -> UtilityRow:
     per_token = claim.details.get("epsilon_per_token")
     return replace(
         row,
@@ -370,7 +370,7 @@ def _utility_row_with_claim(row: UtilityRow, claim: Claim, mean_tokens: float) -
     )
 
 
-def utility_corpus_perplexity(nll: Floats, tokens: Ints, base: Floats | None = None) -> Measurement:
+def measure_corpus_perplexity(nll: Floats, tokens: Ints, base: Floats | None = None) -> Measurement:
     """Return the corpus perplexity, the mean over restarts, or its ratio to that of a base.
 
     nll, base: (restarts, texts), summed nats, inf if a token has no probability; tokens: (texts,).
@@ -405,7 +405,7 @@ def utility_corpus_perplexity(nll: Floats, tokens: Ints, base: Floats | None = N
     return Measurement(name, value, low, high, len(tokens), unit)
 
 
-def _utility_share_of_possible_tokens(lost: Ints, tokens: Ints) -> Measurement:
+def _measure_possible_tokens(lost: Ints, tokens: Ints) -> Measurement:
     """Return the share of tokens with a probability; lost: (restarts, texts), the other tokens."""
 
     def share(values: Floats) -> tuple[Floats, Floats]:
@@ -417,7 +417,7 @@ def _utility_share_of_possible_tokens(lost: Ints, tokens: Ints) -> Measurement:
     return Measurement("covered", value, low, high, len(tokens), "probability")
 
 
-def utility_row_labels(rows: Sequence[UtilityRow]) -> list[str]:
+def list_utility_row_labels(rows: Sequence[UtilityRow]) -> list[str]:
     """Return `weight=0.3`, or `Uniform mixing, weight=0.3` if several defenses are compared."""
     short = len({row.target for row in rows if row.options}) == 1
-    return [grid_point_name("" if short and row.at else row.title, row.at) for row in rows]
+    return [name_grid_point("" if short and row.at else row.title, row.at) for row in rows]

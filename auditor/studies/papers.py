@@ -71,7 +71,7 @@ class Paper:
         return raw
 
 
-def bundled_paper_folders() -> dict[str, Path]:
+def find_bundled_paper_folders() -> dict[str, Path]:
     """Return the papers bundled with this program, by name."""
     # As a path: an installed wheel is unpacked, and its TOML files are files.
     folder = Path(str(importlib.resources.files("auditor.benchmarks"))) / "plans"
@@ -83,9 +83,12 @@ def load_paper(name: str) -> Paper:
 
     Raises AuditError with the nearest name for an unknown name.
     """
-    folder = Path(name) if (Path(name) / _PAPER).is_file() else bundled_paper_folders().get(name)
+    if (Path(name) / _PAPER).is_file():
+        folder = Path(name)
+    else:
+        folder = find_bundled_paper_folders().get(name)
     if folder is None:
-        raise make_unknown_name_error("paper", name, bundled_paper_folders())
+        raise make_unknown_name_error("paper", name, find_bundled_paper_folders())
     shared = _read_paper_toml(folder / _PAPER, ("title", _PLANS, "scale"))
     files = {path.stem: path for path in folder.glob("*.toml") if path.name != _PAPER}
     listed = shared.get(_PLANS, sorted(files))

@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from auditor.attacks.claim_check import ClaimCheck, relations_claimed_in_observations
-from auditor.benchmarks.data.fixed_distributions import FixedDistribution, fixed_ensemble
+from auditor.attacks.claim_check import ClaimCheck, list_claimed_relations
+from auditor.benchmarks.data.fixed_distributions import FixedDistribution, build_fixed_ensemble
 from auditor.core.errors import AuditError, make_unknown_name_error
 from auditor.core.nouns import Secret
 from auditor.defenses.adapmixed import make_constant_radius_projection
@@ -34,7 +34,7 @@ from auditor.models.wrapping import WrappingModel
 from auditor.plugins.defense import Prompt, Scenario
 from auditor.plugins.probe import observe_all_secrets
 from auditor.plugins.view import WHITE_BOX, View
-from auditor.privacy.accounting import realised_renyi, uniform_mixing_epsilon
+from auditor.privacy.accounting import compute_uniform_mixing_epsilon, realised_renyi
 from auditor.privacy.gaussian import compute_noise_scale_divergence, compute_noise_scale_epsilon
 from auditor.reports import tables
 from auditor.statistics.composition import compute_exact_game_epsilon
@@ -117,7 +117,7 @@ class GivenDistributions:
     @property
     def setting_label(self) -> str:
         labels = {
-            name: _published_number_label(value)
+            name: _format_published_number(value)
             for name, value in self.setting.items()
             if name != "tokens"
         }
@@ -210,12 +210,10 @@ class NeighbouringModels(WrappingModel):
     def divergence_checks(
         self, contexts: Tensor, last: int, at: Sequence[int], order: int = 0
     ) -> Sequence[DivergenceCheck]:
-        log_probs = _float64_log_probs_of_given_model(self.model, contexts, last, at)
+        log_probs = _read_float64_log_probs(self.model, contexts, last, at)
         checks = []
         for relation, (k, claimed) in self.claimed.items():
-            other_log_probs = _float64_log_probs_of_given_model(
-                self.others[relation], contexts, last, at
-            )
+            other_log_probs = _read_float64_log_probs(self.others[relation], contexts, last, at)
             # The claim covers both directions: either model may be the served model.
             realised = np.maximum(
                 realised_renyi(log_probs, other_log_probs, k),
@@ -234,15 +232,13 @@ class NeighbouringModels(WrappingModel):
         return [
             Neighbours(
                 name,
-                torch.from_numpy(
-                    _float64_log_probs_of_given_model(other, contexts, last, at)
-                ).unsqueeze(-2),
+                torch.from_numpy(_read_float64_log_probs(other, contexts, last, at)).unsqueeze(-2),
             )
             for name, other in self.others.items()
         ]
 
 
-def _float64_log_probs_of_given_model(
+def _read_float64_log_probs(
     model: LanguageModel, contexts: Tensor, last: int, at: Sequence[int]
 ) -> np.ndarray:
     # In float64: realised and claimed are compared to a millionth.
@@ -252,7 +248,7 @@ def _float64_log_probs_of_given_model(
     return distribution
 
 
-def run_claim_check_on_published_query(
+def check_published_query(
     model: LanguageModel,
     query: GivenDistributions,
     only: Sequence[str] = (),
@@ -268,7 +264,7 @@ def run_claim_check_on_published_query(
     results = observe_all_secrets(probe, View(query.name, model, WHITE_BOX, seed=0), secrets)
     checks = []
     violations = probe.claim_violations(secrets, results)
-    for relation in only or relations_claimed_in_observations(results):
+    for relation in only or list_claimed_relations(results):
         realised, claimed, order = (
             results[0].values[f"{name}_{relation}"] for name in ("realised", "claimed", "order")
         )
@@ -293,14 +289,13 @@ def run_claim_check_on_published_query(
     return checks
 
 
-def _exact_epsilon_at_published_query(
+def _compute_exact_epsilon(
     query: GivenDistributions, model: LanguageModel, other: LanguageModel, tokens: int, delta: float
 ) -> float:
     # Any context, because these models ignore it: T tokens are T independent draws.
     context = torch.zeros(1, 1, dtype=torch.long)
     log_probs, other_log_probs = (
-        _float64_log_probs_of_given_model(each_model, context, 1, [0])[0, 0]
-        for each_model in (model, other)
+        _read_float64_log_probs(each_model, context, 1, [0])[0, 0] for each_model in (model, other)
     )
     return compute_exact_game_epsilon(log_probs, other_log_probs, tokens, delta)
 
@@ -320,18 +315,18 @@ def check_published_dp_fusion_claim(
     mix = partial(make_constant_radius_projection, alpha, radius)
     served, other = (
         # 1.0: the only private group is queried for every token, never left out by chance
-        PMixedModel(fixed_ensemble(query.public, distribution), 1.0, mix, "DP-Fusion")
+        PMixedModel(build_fixed_ensemble(query.public, distribution), 1.0, mix, "DP-Fusion")
         for distribution in (query.private, query.other)
     )
     neighbours: dict[str, LanguageModel] = {
         "replace": other,
         "zero_out": FixedDistribution(query.public),
     }
-    yield from run_claim_check_on_published_query(
+    yield from check_published_query(
         NeighbouringModels(served, neighbours, dict.fromkeys(neighbours, (alpha, 4 * beta))), query
     )
     # 4 D a token, where D is the radius alpha beta itself (the plan's `reading`).
-    (check,) = run_claim_check_on_published_query(
+    (check,) = check_published_query(
         NeighbouringModels(served, neighbours, {"replace": (alpha, 4 * radius)}), query
     )
     yield replace(check, setting=f"{query.setting_label}, charged 4 D", beside=True)
@@ -339,7 +334,7 @@ def check_published_dp_fusion_claim(
         # 4 beta of Renyi divergence a token, converted to an epsilon by Mironov 2017, Proposition
         # 3.
         claimed = 4 * beta * tokens + math.log(1 / delta) / (alpha - 1)
-        exact = _exact_epsilon_at_published_query(query, served, other, tokens, delta)
+        exact = _compute_exact_epsilon(query, served, other, tokens, delta)
         yield PromiseCheck(query.name, query.setting_label, "replace", exact, claimed, count=tokens)
     # Hoelder (Mironov 2017, Proposition 11), both terms at order alpha; against the public model,
     # the radius itself.
@@ -348,7 +343,7 @@ def check_published_dp_fusion_claim(
         "replace": (lower, radius * (2 * alpha - 1) / (alpha - 1)),
         "zero_out": (float(alpha), radius),
     }
-    yield from run_claim_check_on_published_query(
+    yield from check_published_query(
         NeighbouringModels(served, neighbours, bounds), query, is_own_bound=True
     )
 
@@ -358,7 +353,7 @@ def check_published_pmixed_claim(
 ) -> Iterator[PromiseCheck]:
     members = int(query.setting["members"])
     share = float(query.setting["q"])
-    ensemble = fixed_ensemble(query.public, query.private, *[query.other] * (members - 1))
+    ensemble = build_fixed_ensemble(query.public, query.private, *[query.other] * (members - 1))
     plain = {"epsilon", "delta", "alpha", "queries"}
     common = {name: value for name, value in options.items() if name in plain}
     defenses = [
@@ -371,10 +366,10 @@ def check_published_pmixed_claim(
         model = defense.protect(
             Scenario(ensemble.public, ensemble.public, ensemble, defense.queries, 1)
         )
-        yield from run_claim_check_on_published_query(model, query, only, is_control)
+        yield from check_published_query(model, query, only, is_control)
         for relation in only:
             # Member 0 is the examined member.
-            exact = _exact_epsilon_at_published_query(
+            exact = _compute_exact_epsilon(
                 query, model, model.neighbour_model(relation, 0), defense.queries, defense.delta
             )
             words = relation.replace("_", " ")
@@ -441,15 +436,15 @@ def check_published_uniform_mixing_claim(
         for distribution in (query.private, query.other)
     )
     # Pure, of order infinity, and attained by two one-hot distributions (formulas B1).
-    epsilon = uniform_mixing_epsilon(defense.weight, public.vocab_size)
+    epsilon = compute_uniform_mixing_epsilon(defense.weight, public.vocab_size)
     relation = "any_two_models"
-    yield from run_claim_check_on_published_query(
+    yield from check_published_query(
         NeighbouringModels(served, {relation: other}, {relation: (math.inf, epsilon)}), query
     )
     for tokens in query.setting.get("tokens", ()):
-        claimed = uniform_mixing_epsilon(defense.weight, public.vocab_size, tokens)
+        claimed = compute_uniform_mixing_epsilon(defense.weight, public.vocab_size, tokens)
         # Delta 0: the promise is pure.
-        exact = _exact_epsilon_at_published_query(query, served, other, tokens, 0.0)
+        exact = _compute_exact_epsilon(query, served, other, tokens, 0.0)
         yield PromiseCheck(
             query.name, query.setting_label, "any two models", exact, claimed, count=tokens
         )
@@ -467,12 +462,12 @@ def check_published_invisible_ink_claim(
     )
     protected = defense.protect(scenario)
     assert isinstance(protected, InvisibleInkModel)
-    ensemble = fixed_ensemble(query.public, query.private, *[query.other] * (batch - 1))
+    ensemble = build_fixed_ensemble(query.public, query.private, *[query.other] * (batch - 1))
     # The defense reads its batch of records in context; here their distributions are given, its
     # options stay.
     model = InvisibleInkModel(ensemble, protected.ink, protected.name, protected.promise)
-    yield from run_claim_check_on_published_query(model, query, ("zero_out", "range_zero_out"))
-    exact = _exact_epsilon_at_published_query(
+    yield from check_published_query(model, query, ("zero_out", "range_zero_out"))
+    exact = _compute_exact_epsilon(
         query, model, model.neighbour_model("zero_out", 0), defense.queries, defense.delta
     )
     yield PromiseCheck(
@@ -507,17 +502,17 @@ here may be kept in most answers, and a promise is about all of them.
 """  # noqa: E501
 
 
-def published_promise_table(
+def build_published_promise_table(
     claim: PublishedPromise, checks: Sequence[PromiseCheck]
 ) -> tables.RowTable:
     """Return all checks as rows."""
     head = ("query", "setting", "neighbour", "what", "realised", "claimed", "verdict")
     rows = tuple(
         (
-            *(check.query, check.setting, check.neighbour, _promised_quantity_label(check)),
+            *(check.query, check.setting, check.neighbour, _format_promised_quantity(check)),
             *(
-                _published_number_label(check.realised),
-                _published_number_label(check.claimed),
+                _format_published_number(check.realised),
+                _format_published_number(check.claimed),
                 check.verdict,
             ),
         )
@@ -526,7 +521,7 @@ def published_promise_table(
     return tables.RowTable(claim.title, head, rows)
 
 
-def published_promise_section(claim: PublishedPromise, checks: Sequence[PromiseCheck]) -> str:
+def build_published_promise_section(claim: PublishedPromise, checks: Sequence[PromiseCheck]) -> str:
     """Return the claim's section of the page, Markdown."""
     words = claim.words
     # `beside` rows are in the table, but not counted in the verdict.
@@ -537,19 +532,19 @@ def published_promise_section(claim: PublishedPromise, checks: Sequence[PromiseC
     lines = [f"## {claim.title}", "", f"{words['does']} {words['says']}", "", outcome, ""]
     lines += [f"*Reading:* {words['reading']}", "", f"*What holds:* {words['holds']}", ""]
     lines += [f"*What does not:* {words['fails']}", ""] if words["fails"] else []
-    lines += [*tables.render_markdown_lines(published_promise_table(claim, published)), ""]
+    lines += [*tables.render_markdown_lines(build_published_promise_table(claim, published)), ""]
     if controls:
         lines += [
             f"*The control*, our accounting of the same: {_promise_outcome_sentence(controls)}",
             "",
         ]
         lines += [
-            *tables.render_markdown_lines(published_promise_table(claim, controls)),
+            *tables.render_markdown_lines(build_published_promise_table(claim, controls)),
             "",
         ]
     # Once for each name, regardless of settings.
     queries = {query.name: query for query in claim.queries}.values()
-    lines += [f"*The queries:* {' '.join(map(_published_query_sentence, queries))}", ""]
+    lines += [f"*The queries:* {' '.join(map(_describe_published_query, queries))}", ""]
     # A list of sentences: join would split a single text into its letters.
     lines += [f"*Sources:* {' '.join(words['source'])}", ""]
     return "\n".join(lines)
@@ -564,8 +559,8 @@ def _promise_outcome_sentence(checks: Sequence[PromiseCheck]) -> str:
     n_bad = sum(check.verdict != "holds" for check in checks)
     at = f"{worst.query}, {worst.setting}, {worst.neighbour}"
     numbers = (
-        f"{_published_number_label(worst.realised)} nats realised, "
-        f"{_published_number_label(worst.claimed)} claimed, {_promised_quantity_label(worst)}"
+        f"{_format_published_number(worst.realised)} nats realised, "
+        f"{_format_published_number(worst.claimed)} claimed, {_format_promised_quantity(worst)}"
     )
     if not n_bad:
         return f"**Holds** in all {len(checks)} comparisons; nearest to it: {at}: {numbers}."
@@ -575,21 +570,21 @@ def _promise_outcome_sentence(checks: Sequence[PromiseCheck]) -> str:
     )
 
 
-def _promised_quantity_label(check: PromiseCheck) -> str:
+def _format_promised_quantity(check: PromiseCheck) -> str:
     if check.order is None:
         return f"ε of {check.count:,} {check.unit}{'s' * (check.count > 1)}"
     return f"a {check.unit}, " + (
-        "pure" if math.isinf(check.order) else f"order {_published_number_label(check.order)}"
+        "pure" if math.isinf(check.order) else f"order {_format_published_number(check.order)}"
     )
 
 
-def _published_number_label(value: float) -> str:
+def _format_published_number(value: float) -> str:
     if isinstance(value, int) or float(value).is_integer():
         return f"{value:,.0f}"
     return f"{value:.4g}"
 
 
-def _published_query_sentence(query: GivenDistributions) -> str:
+def _describe_published_query(query: GivenDistributions) -> str:
     if query.parameters:
         return f"{query.name}: noise on {query.parameters:,} parameters."
     distributions = (

@@ -85,8 +85,7 @@ def reproduce_paper_plans(
     kinds = {plan: make_study(paper, plan, scale, flags) for plan in plans}
     other = None if other_folder is None else read_other_ledger(other_folder, paper)
     claims = {
-        plan: paper_claim_statements_of_plan(paper, plan, scale)
-        for plan in paper.plans_at_scale(scale)
+        plan: list_claim_statements(paper, plan, scale) for plan in paper.plans_at_scale(scale)
     }
     # Refuse a claim about a place absent from the plan before hours of runs.
     for plan, study in kinds.items():
@@ -101,13 +100,12 @@ def reproduce_paper_plans(
     entries = []
     for plan in claims:
         # From the folder, not from memory: plans run on another day count alike.
-        places = _read_study_places_of_plan(out / plan)
+        places = _read_plan_places(out / plan)
         if places is None and plan in kinds:
             places = kinds[plan].planned_places()  # it failed; its places have the reason
         if places is not None:
             entries += [
-                ledger.ledger_row_of_paper_claim(plan, statement, places)
-                for statement in claims[plan]
+                ledger.build_ledger_row(plan, statement, places) for statement in claims[plan]
             ]
     if any(claims.values()):
         write_ledger_files(out, paper, scale, entries, other)
@@ -129,7 +127,7 @@ class RunStudy:
         self.grid = grid
 
     def planned_places(self) -> list[Place]:
-        return sweep.planned_sweep_places(self.grid)
+        return sweep.plan_sweep_places(self.grid)
 
     def run_study_into_folder(
         self, folder: Path, reporter: Reporter, command: str
@@ -146,11 +144,11 @@ class RunStudy:
         return self._write_sweep_tables(folder), failures
 
     def _write_sweep_tables(self, folder: Path) -> list[tables.RowTable]:
-        table = sweep.sweep_table(self.title, sweep.read_sweep_places(folder))
-        compared = sweep.sweep_leakage_frontiers(folder)
+        table = sweep.build_sweep_table(self.title, sweep.read_sweep_places(folder))
+        compared = sweep.build_sweep_frontiers(folder)
         sweep.write_sweep_table_files(folder, table)
         frontier.write_frontier_files(folder, compared)
-        return [table, *map(frontier.frontier_row_table, compared)]
+        return [table, *map(frontier.build_frontier_row_table, compared)]
 
 
 class ClaimStudy:
@@ -166,10 +164,11 @@ class ClaimStudy:
         self, folder: Path, reporter: Reporter, command: str
     ) -> tuple[list[tables.RowTable], dict[str, str]]:
         checks = self.claim.check_all_queries()
-        table = published_promises.published_promise_table(self.claim, checks)
+        table = published_promises.build_published_promise_table(self.claim, checks)
         folder.mkdir(parents=True, exist_ok=True)
         disk.replace_atomically(
-            folder / _SECTION, published_promises.published_promise_section(self.claim, checks)
+            folder / _SECTION,
+            published_promises.build_published_promise_section(self.claim, checks),
         )
         disk.replace_atomically(folder / "claim.csv", tables.render_csv_table(table))
         return [table], {}
@@ -185,7 +184,7 @@ class UtilityStudy:
     def planned_places(self) -> list[Place]:
         points = self.asked.build_points()
         keys = {key for point in points for key in point.at}
-        # None if a point lacks a key, as in `_study_places_of_utility`: claims search both alike.
+        # None if a point lacks a key, as in `_list_utility_places`: claims search both alike.
         at = [{key: point.at.get(key) for key in keys} for point in points if point.defense]
         return [Place("", values, (masked_tables.NAME,), failure=self.failure) for values in at]
 
@@ -195,7 +194,9 @@ class UtilityStudy:
         """Read an earlier measurement, or measure; a failure is a row with its reason."""
         if masked_tables.has_utility_result(folder):
             return [
-                masked_tables.tradeoff_table(masked_tables.read_utility_result(folder, self.asked))
+                masked_tables.build_tradeoff_table(
+                    masked_tables.read_utility_result(folder, self.asked)
+                )
             ], {}
         try:
             result = masked_utility.measure_utility_points(self.asked, reporter)
@@ -206,19 +207,19 @@ class UtilityStudy:
                 "all": self.failure
             }
         masked_tables.write_utility_files(folder, result)
-        return [masked_tables.tradeoff_table(result)], {}
+        return [masked_tables.build_tradeoff_table(result)], {}
 
 
-def _read_study_places_of_plan(folder: Path) -> list[Place] | None:
+def _read_plan_places(folder: Path) -> list[Place] | None:
     """Return the places of a plan's folder; None if it was not run."""
     if (folder / sweep.SWEEP).is_file():
         return sweep.read_sweep_places(folder)
     if masked_tables.has_utility_result(folder):
-        return _study_places_of_utility(masked_tables.read_utility_result(folder))
+        return _list_utility_places(masked_tables.read_utility_result(folder))
     return None
 
 
-def _study_places_of_utility(result: masked_utility.Utility) -> list[Place]:
+def _list_utility_places(result: masked_utility.Utility) -> list[Place]:
     """Return a place for each point, with the row's numbers; epsilons have no interval."""
     keys = {key for row in result.rows for key in row.at}
     seed = int(result.plan["seed"])
@@ -258,11 +259,11 @@ UTILITY_METRICS: Mapping[str, Callable[[masked_utility.UtilityRow, int], Measure
     ),
     "covered": lambda row, vocab_size: row.covered,
     "slowdown": lambda row, vocab_size: row.slowdown,
-    "epsilon_per_token": lambda row, vocab_size: _ledger_epsilon_without_interval(
+    "epsilon_per_token": lambda row, vocab_size: _measure_ledger_epsilon(
         row.epsilon_per_token, row
     ),
-    "epsilon": lambda row, vocab_size: _ledger_epsilon_without_interval(row.epsilon, row),
-    "epsilon_mean": lambda row, vocab_size: _ledger_epsilon_without_interval(row.epsilon_mean, row),
+    "epsilon": lambda row, vocab_size: _measure_ledger_epsilon(row.epsilon, row),
+    "epsilon_mean": lambda row, vocab_size: _measure_ledger_epsilon(row.epsilon_mean, row),
 }
 
 
@@ -273,7 +274,7 @@ def _ledger_perplexity_over_vocabulary(m: Measurement, size: int) -> Measurement
     )
 
 
-def _ledger_epsilon_without_interval(
+def _measure_ledger_epsilon(
     value: float | None, row: masked_utility.UtilityRow
 ) -> Measurement | None:
     """Return an epsilon as a measurement of zero width: it is computed, not estimated."""
@@ -282,14 +283,10 @@ def _ledger_epsilon_without_interval(
     return Measurement("epsilon", value, value, value, row.perplexity.n, "nats")
 
 
-def paper_claim_statements_of_plan(
-    paper: Paper, plan: str, scale: str
-) -> list[ledger.PaperClaimStatement]:
+def list_claim_statements(paper: Paper, plan: str, scale: str) -> list[ledger.PaperClaimStatement]:
     """Return the plan's claims, except those about variants that this scale omits."""
     raw = paper.plans[plan]
-    omitted = _variant_names_of_paper_plan(raw) - _variant_names_of_paper_plan(
-        paper.raw_plan_at_scale(plan, scale)
-    )
+    omitted = _list_variant_names(raw) - _list_variant_names(paper.raw_plan_at_scale(plan, scale))
     statements = ledger.parse_paper_claim_statements(
         raw.get("claim", []), scale, f"{paper.name}/{plan}"
     )
@@ -300,7 +297,7 @@ def paper_claim_statements_of_plan(
     ]
 
 
-def _variant_names_of_paper_plan(raw: Mapping[str, Any]) -> set[str]:
+def _list_variant_names(raw: Mapping[str, Any]) -> set[str]:
     return {variant["name"] for variant in raw.get("variant", [])}
 
 
@@ -356,7 +353,7 @@ def read_other_ledger(folder: Path, paper: Paper) -> OtherLedger:
     return OtherLedger(str(raw.get("scale")), {(row.plan, row.id): row for row in rows})
 
 
-def ledger_table(
+def build_ledger_table(
     paper: Paper, entries: Sequence[LedgerRow], scale: str = "", other: OtherLedger | None = None
 ) -> tables.RowTable:
     """Return the ledger as rows; files have separate columns of bounds."""
@@ -366,7 +363,7 @@ def ledger_table(
         "paper",
         "expected",
         "setting",
-        *_ledger_verdict_column_heads(scale, other),
+        *_list_ledger_verdict_column_heads(scale, other),
     )
     rows = tuple(
         (
@@ -375,7 +372,7 @@ def ledger_table(
             e.paper,
             e.expect,
             e.setting,
-            *_ledger_measured_and_verdict_cells(e, other),
+            *_build_measured_cells(e, other),
         )
         for e in entries
     )
@@ -390,7 +387,7 @@ def ledger_table(
             e.paper,
             e.setting,
             e.expect,
-            *_ledger_interval_and_verdict_cells(e),
+            *_build_interval_cells(e),
             e.note,
         )
         for e in entries
@@ -398,7 +395,7 @@ def ledger_table(
     if other is not None:
         names += [f"{other.scale}_{name}" for name in numbers]
         machine = [
-            (*row, *_ledger_interval_and_verdict_cells(other.row_of_same_claim(e)))
+            (*row, *_build_interval_cells(other.row_of_same_claim(e)))
             for row, e in zip(machine, entries, strict=True)
         ]
     return tables.RowTable(
@@ -406,16 +403,14 @@ def ledger_table(
     )
 
 
-def _ledger_verdict_column_heads(scale: str, other: OtherLedger | None) -> tuple[str, ...]:
+def _list_ledger_verdict_column_heads(scale: str, other: OtherLedger | None) -> tuple[str, ...]:
     names = ("ours", "verdict")
     if other is None:
         return names
     return tuple(f"{name}, {at}" for at in (other.scale, scale) for name in names)
 
 
-def _ledger_measured_and_verdict_cells(
-    entry: LedgerRow, other: OtherLedger | None
-) -> tuple[str, ...]:
+def _build_measured_cells(entry: LedgerRow, other: OtherLedger | None) -> tuple[str, ...]:
     ledger_rows = [entry] if other is None else [other.row_of_same_claim(entry), entry]
     return tuple(
         text
@@ -427,7 +422,7 @@ def _ledger_measured_and_verdict_cells(
     )
 
 
-def ledger_table_for_terminal(
+def build_terminal_ledger(
     paper: Paper, entries: Sequence[LedgerRow], scale: str = "", other: OtherLedger | None = None
 ) -> tables.RowTable:
     """Return the ledger for a terminal: settings are below the table, once for each plan."""
@@ -445,18 +440,17 @@ def ledger_table_for_terminal(
         ledger.RULE,
     ]
     rows = tuple(
-        (f"{e.plan}: {e.text}", e.paper, *_ledger_measured_and_verdict_cells(e, other))
-        for e in entries
+        (f"{e.plan}: {e.text}", e.paper, *_build_measured_cells(e, other)) for e in entries
     )
     return tables.RowTable(
         f"Claims: {paper.title}",
-        ("claim", "paper", *_ledger_verdict_column_heads(scale, other)),
+        ("claim", "paper", *_list_ledger_verdict_column_heads(scale, other)),
         rows,
         "\n".join(footer),
     )
 
 
-def _ledger_interval_and_verdict_cells(entry: LedgerRow) -> tuple[object, ...]:
+def _build_interval_cells(entry: LedgerRow) -> tuple[object, ...]:
     """Return value, bounds, size, unit and verdict."""
     m = entry.ours
     return (*((None,) * 5 if m is None else (m.value, m.low, m.high, m.n, m.unit)), entry.verdict)
@@ -470,7 +464,7 @@ def write_ledger_files(
     other: OtherLedger | None = None,
 ) -> None:
     """Write ledger.md, with the disagreements of two scales first, ledger.csv, .tex and .json."""
-    grid = ledger_table(paper, entries, scale, other)
+    grid = build_ledger_table(paper, entries, scale, other)
     first = f"{other.disagreements_paragraph(entries, scale)}\n\n" if other else ""
     disk.replace_atomically(out / "ledger.md", first + tables.render_markdown_table(grid))
     disk.replace_atomically(out / "ledger.csv", tables.render_csv_table(grid))

@@ -29,12 +29,12 @@ from auditor.reports import files, phrases, tables
 from auditor.runs import plan_weights
 from auditor.runs.lab_site import make_site
 from auditor.runs.plan import make_plan
-from auditor.runs.plan_grid import GridPoint, grid_point_name
+from auditor.runs.plan_grid import GridPoint, name_grid_point
 from auditor.runs.reporter import Reporter, SilentReporter
-from auditor.runs.run import check_plan_and_select_plugins, run_audit
+from auditor.runs.run import prepare_selection, run_audit
 from auditor.runs.sweep_cache import SweepCache
 from auditor.statistics.metrics import COLUMNS, RECALL, find_metric
-from auditor.studies.ledger import Place, study_seed_ranges_label
+from auditor.studies.ledger import Place, format_study_seed_ranges
 
 SWEEP = "sweep.json"
 DIFFERENCE = "recall_difference"
@@ -54,7 +54,7 @@ def run_sweep_points(
     as failed. Raises AuditError if the folder has runs of other plans, if points differ in their
     engine, and if another process uses the folder.
     """
-    plans, failures = _plans_and_failures_of_sweep_points(points, command, refuse)
+    plans, failures = _load_sweep_points(points, command, refuse)
     engines = {plan.compute.engine_options for plan in plans.values()} or {LOCAL}
     if len(engines) > 1:
         raise AuditError(f"expected one engine for all points of a grid, got {len(engines)}")
@@ -127,13 +127,13 @@ class _SweepPointsOnEngine:
     ) -> Iterator[tuple[str, str]]:
         for point in items:
             with place.reporter.stage(point.called):
-                failure = _run_sweep_point_for_failure(
+                failure = _run_sweep_point(
                     point.plan, point.path, _QuietReporter(place.reporter), place.shared
                 )
             yield point.name, failure
 
 
-def _plans_and_failures_of_sweep_points(
+def _load_sweep_points(
     points: Sequence[GridPoint], command: str, refuse: bool
 ) -> tuple[dict[str, Plan], dict[str, str]]:
     plans = {}
@@ -141,7 +141,7 @@ def _plans_and_failures_of_sweep_points(
     for point in points:
         try:
             plan = make_plan(point.plan, {"command": command})
-            check_plan_and_select_plugins(plan)
+            prepare_selection(plan)
             plans[point.name] = plan
         except AuditError as why:
             if refuse:
@@ -164,12 +164,10 @@ def _check_point_folder_holds_same_plan(path: Path, plan: Plan) -> None:
                 f"expected a new folder for -o, but {str(path)!r} was run with {name} = "
                 f"{recorded.get(name)!r}, not {expected[name]!r}"
             )
-    RunFolder(path).refuse_changed_weights(plan_weights.weight_digests_of_plan_files(plan))
+    RunFolder(path).refuse_changed_weights(plan_weights.digest_plan_files(plan))
 
 
-def _run_sweep_point_for_failure(
-    plan: Plan, path: Path, reporter: Reporter, shared: SweepCache
-) -> str:
+def _run_sweep_point(plan: Plan, path: Path, reporter: Reporter, shared: SweepCache) -> str:
     """Run a point to its end; return the reason of failure, or ""."""
     # A run writes plan.json first: if it exists, the run is continued.
     exists = (path / "plan.json").is_file()
@@ -268,7 +266,7 @@ def _read_recorded_sweep_points(folder: Path) -> tuple[_RecordedPoint, ...]:
     return points
 
 
-def planned_sweep_places(points: Sequence[GridPoint]) -> list[Place]:
+def plan_sweep_places(points: Sequence[GridPoint]) -> list[Place]:
     """Return the places of a grid before any run."""
     first: dict[str, GridPoint] = {}
     for point in points:
@@ -278,17 +276,14 @@ def planned_sweep_places(points: Sequence[GridPoint]) -> list[Place]:
 
 def read_sweep_places(folder: Path) -> list[Place]:
     """Return the places of a sweep folder over all seeds, in the order of the plan."""
-    return [
-        _build_sweep_place_from_runs(points, folder)
-        for points in _recorded_sweep_points_by_place(folder)
-    ]
+    return [_build_sweep_place(points, folder) for points in _group_recorded_points(folder)]
 
 
-def sweep_leakage_frontiers(folder: Path) -> tuple[Frontier, ...]:
+def build_sweep_frontiers(folder: Path) -> tuple[Frontier, ...]:
     """Return frontiers of leakage over all points of the sweep; empty if their targets differ."""
     runs = (
-        (points[0], _finished_sweep_runs_by_seed(points, folder))
-        for points in _recorded_sweep_points_by_place(folder)
+        (points[0], _list_finished_runs(points, folder))
+        for points in _group_recorded_points(folder)
     )
     models = [
         frontier.list_frontier_models(seed_runs, first.variant, first.at)
@@ -298,14 +293,14 @@ def sweep_leakage_frontiers(folder: Path) -> tuple[Frontier, ...]:
     return frontier.build_frontiers(frontier.merge_frontier_models(models))
 
 
-def _recorded_sweep_points_by_place(folder: Path) -> Iterable[list[_RecordedPoint]]:
+def _group_recorded_points(folder: Path) -> Iterable[list[_RecordedPoint]]:
     grouped: dict[str, list[_RecordedPoint]] = {}
     for recorded in _read_recorded_sweep_points(folder):
         grouped.setdefault(recorded.grid_point.name_without_seed, []).append(recorded)
     return grouped.values()
 
 
-def _finished_sweep_runs_by_seed(points: Sequence[_RecordedPoint], folder: Path) -> Runs:
+def _list_finished_runs(points: Sequence[_RecordedPoint], folder: Path) -> Runs:
     return {
         recorded.seed: (result_file.read_result(folder / recorded.folder), folder / recorded.folder)
         for recorded in points
@@ -313,8 +308,8 @@ def _finished_sweep_runs_by_seed(points: Sequence[_RecordedPoint], folder: Path)
     }
 
 
-def _build_sweep_place_from_runs(points: Sequence[_RecordedPoint], folder: Path) -> Place:
-    finished = _finished_sweep_runs_by_seed(points, folder)
+def _build_sweep_place(points: Sequence[_RecordedPoint], folder: Path) -> Place:
+    finished = _list_finished_runs(points, folder)
     failure = next(
         (recorded.failure for recorded in points if recorded.failure),
         "" if finished else "not run yet",
@@ -334,14 +329,14 @@ def _build_sweep_place_from_runs(points: Sequence[_RecordedPoint], folder: Path)
 # -----------------------------------------------------------------------------------------------
 
 
-def sweep_table(title: str, places: Sequence[Place]) -> tables.RowTable:
+def build_sweep_table(title: str, places: Sequence[Place]) -> tables.RowTable:
     """Return a row for each place and attack: means over seeds, and differences from the first row.
 
     Intervals are included; differences are paired. Other numbers have a column if they differ
     between rows, or if a row has no other number.
     """
     columns = _sweep_table_metric_headings(places)
-    rows = list(_sweep_table_rows(places, columns))
+    rows = list(_build_sweep_table_rows(places, columns))
     several = len({(row.cell.target, row.cell.setting) for row in rows if row.cell}) > 1
     keys = list(dict.fromkeys(key for place in places for key in place.at))
     # In the order of `machine_readable_cells`.
@@ -379,7 +374,7 @@ def _sweep_table_metric_headings(places: Sequence[Place]) -> dict[str, str]:
         for cell in cells
         if not cell.member_outcomes_by_seed
     ]
-    probed = {name: phrases.metric_label(name) for name in mains if name not in varying}
+    probed = {name: phrases.format_metric(name) for name in mains if name not in varying}
     return (
         always
         | probed
@@ -396,13 +391,13 @@ class _SweepTableRow:
 
     @property
     def seeds_label(self) -> str:
-        return study_seed_ranges_label(sorted(self.cell.measured)) if self.cell else ""
+        return format_study_seed_ranges(sorted(self.cell.measured)) if self.cell else ""
 
     def terminal_cells(self, several: bool, filled: Sequence[int]) -> tuple[str, ...]:
         attack = self.cell.attack if self.cell else ", ".join(self.place.attacks)
         row = f"{self.cell.target}, {self.cell.setting}" if self.cell else ""
         last = " · ".join(filter(None, [self.seeds_label, self.failure]))
-        name = grid_point_name(self.place.variant, self.place.at) or "plan"
+        name = name_grid_point(self.place.variant, self.place.at) or "plan"
         numbers = (
             phrases.format_measurement_value(m) if m else ""
             for m in (self.numbers[i] for i in filled)
@@ -424,7 +419,7 @@ class _SweepTableRow:
         return (place.variant, *at, *cell_key, self.seeds_label, n, *bounds, self.failure)
 
 
-def _sweep_table_rows(
+def _build_sweep_table_rows(
     places: Sequence[Place], columns: Mapping[str, str]
 ) -> Iterator[_SweepTableRow]:
     nothing = (None,) * (len(columns) + 1)

@@ -120,7 +120,7 @@ def refuse_trained_model(name: str, model: str) -> None:
         )
 
 
-def check_epochs_and_learning_rate(epochs: int, learning_rate: float) -> None:
+def check_training_rates(epochs: int, learning_rate: float) -> None:
     """Raise AuditError for values that train nothing or would never finish."""
     if not 1 <= epochs <= _MOST_EPOCHS:
         raise AuditError(f"expected epochs >= 1 and at most {_MOST_EPOCHS:,}, got {epochs:,}")

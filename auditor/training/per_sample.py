@@ -82,7 +82,7 @@ def wrap_checked_model(
             message="Full backward hook is firing",
             category=UserWarning,
         )
-        wrapped = wrap_with_opacus(model, ghost)
+        wrapped = wrap_opacus(model, ghost)
         try:
             for pair in pairs:
                 check_per_sample_gradients(wrapped, pair, pad)
@@ -172,7 +172,7 @@ class PerSampleGradientHook(GradSampleModule):
         self._backprops.clear()
 
 
-def wrap_with_opacus(model: Any, ghost: bool) -> Any:
+def wrap_opacus(model: Any, ghost: bool) -> Any:
     """Wrap the model in Opacus's module for per-sample gradients of summed losses.
 
     Raises AuditError if Opacus does not support the model.

@@ -30,7 +30,7 @@ from auditor.privacy.promises import (
     write_privacy_record,
 )
 from auditor.training import loss_masks
-from auditor.training.finetune import check_epochs_and_learning_rate, refuse_trained_model
+from auditor.training.finetune import check_training_rates, refuse_trained_model
 
 if TYPE_CHECKING:
     from auditor.training.dp_loop import PrivateModel
@@ -96,7 +96,7 @@ class PoissonTraining(Defense, Trainer):
         for option in ("batch", "physical_batch"):
             if getattr(self, option) < 1:
                 raise AuditError(f"expected {option} >= 1, got {getattr(self, option)}")
-        check_epochs_and_learning_rate(self.epochs, self.learning_rate)
+        check_training_rates(self.epochs, self.learning_rate)
         if self.gradient_canaries < 0:
             raise AuditError(f"expected gradient_canaries >= 0, got {self.gradient_canaries}")
         if self.gradient_canaries and self.model:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from auditor.models.consistency import compute_largest_distance
 from auditor.models.lora import MixedLora, MixedLoraRouting, copy_sharing_weights
-from auditor.models.self_check_facts import rounding_tolerance
+from auditor.models.self_check_facts import compute_rounding_tolerance
 from auditor.training import loss_masks
 
 _TRIAL_SEED = 20_240_229  # of the trial's random numbers: any number
@@ -138,4 +138,4 @@ def make_joint_training_base(base: Any, adapter: Callable[[], Any]) -> JointAdap
             # Raised by torch and modules that cannot use the mixed layers.
             return None
         distance = compute_largest_distance(logits.log_softmax(-1), expected.log_softmax(-1))
-        return joint_base if distance <= rounding_tolerance(base, expected) else None
+        return joint_base if distance <= compute_rounding_tolerance(base, expected) else None

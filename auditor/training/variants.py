@@ -21,7 +21,7 @@ from auditor.plugins.trainer import Trainer, TrainingJob
 from auditor.training import loss_masks
 from auditor.training.finetune import (
     cast_frozen_linear_weights,
-    check_epochs_and_learning_rate,
+    check_training_rates,
     make_autocast_loss,
     refuse_trained_model,
     train_packed_blocks,
@@ -46,7 +46,7 @@ class FineTuning(Trainer):
     def __post_init__(self) -> None:
         if self.batch < 1:
             raise AuditError(f"expected batch >= 1, got {self.batch}")
-        check_epochs_and_learning_rate(self.epochs, self.learning_rate)
+        check_training_rates(self.epochs, self.learning_rate)
 
     def select_sequences(self, job: TrainingJob) -> tuple[Sequence[Tokens], tuple[str, ...]]:
         """Return the sequences to train on, with loss masks applied, and sentences."""

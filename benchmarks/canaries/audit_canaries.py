@@ -18,7 +18,7 @@ from scipy.stats import binomtest
 
 from auditor.benchmarks.canaries.exposure_canaries import (
     check_canary_counts,
-    prefix_free_canary_words,
+    list_prefix_free_canary_words,
 )
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Canary, Secret
@@ -119,7 +119,7 @@ def make_audit_canary_manifest(
     return AuditCanaryManifest(AUDIT_VERSION, kind, seed, times, tuple(canaries))
 
 
-def unguessable_audit_canary_seed() -> int:
+def draw_canary_seed() -> int:
     """Draw a seed that nobody can guess: the seed of an audit reveals its coins."""
     return randomness.randbits(63)
 
@@ -153,20 +153,16 @@ def make_audit_canary_texts(
         )
     if kind == "sampled":
         assert model is not None  # the caller has loaded a model
-        return _sample_canaries_from_model(count, _TOKENS_A_WORD * length, seed, model, temperature)
-    phrases = _endless_random_canary_phrases(length, seed)
+        return _sample_model_canaries(count, _TOKENS_A_WORD * length, seed, model, temperature)
+    phrases = _draw_canary_phrases(length, seed)
     if kind == "words":
-        return list(
-            _draw_distinct_canaries(count, lambda: _canary_first_word_and_rest(next(phrases)))
-        )
-    begun = _endless_shuffled_canary_prefixes(texts, seed)
+        return list(_draw_distinct_canaries(count, lambda: _split_canary(next(phrases))))
+    begun = _draw_canary_prefixes(texts, seed)
     if kind == "prefixed":
         return list(_draw_distinct_canaries(count, lambda: (next(begun), f" {next(phrases)}")))
     if kind == "rare-tokens":
         assert model is not None
-        words = _least_expected_canary_words(
-            count, [next(begun) for _ in range(_BEGINNINGS)], model
-        )
+        words = _list_rare_words(count, [next(begun) for _ in range(_BEGINNINGS)], model)
         # The least expected words come first: shuffle them, so that no place or id shows how rare
         # a word is.
         order = make_keyed_generator("rare tokens of an audit", seed).permutation(count)
@@ -179,7 +175,7 @@ def new_canary_token_texts(count: int) -> list[str]:
     return [f"<|audit-{i:05d}|>" for i in range(count)]
 
 
-def _sample_canaries_from_model(
+def _sample_model_canaries(
     count: int, length: int, seed: int, model: HuggingFaceModel, temperature: float
 ) -> list[Halves]:
     """Sample texts of `length` tokens from a model. Raise AuditError if too few differ."""
@@ -220,16 +216,14 @@ def _sample_canaries_from_model(
         stripped = (text.replace("\ufffd", "").strip() for text in decoded)
         texts |= {text: None for text in stripped if len(text.split()) > 1}
         if len(texts) >= count:
-            return [_canary_first_word_and_rest(text) for text in list(texts)[:count]]
+            return [_split_canary(text) for text in list(texts)[:count]]
     raise AuditError(
         f"expected {count:,} different texts of {length} tokens, but {model.name} wrote "
         f"{len(texts):,}"
     )
 
 
-def _least_expected_canary_words(
-    count: int, begun: Sequence[str], model: HuggingFaceModel
-) -> list[str]:
+def _list_rare_words(count: int, begun: Sequence[str], model: HuggingFaceModel) -> list[str]:
     """Return words of one token each, in order of the model's mean log-probability (nats) after
     these beginnings.
 
@@ -262,21 +256,21 @@ def _least_expected_canary_words(
     )
 
 
-def _canary_first_word_and_rest(text: str) -> Halves:
+def _split_canary(text: str) -> Halves:
     cut = len(text.split(maxsplit=1)[0])
     return text[:cut], text[cut:]
 
 
-def _endless_random_canary_phrases(length: int, seed: int) -> Iterator[str]:
-    known = prefix_free_canary_words()
+def _draw_canary_phrases(length: int, seed: int) -> Iterator[str]:
+    known = list_prefix_free_canary_words()
     noise = make_keyed_generator("words of an audit", seed)
     while True:
         yield " ".join(known[i] for i in noise.integers(len(known), size=length))
 
 
-def _endless_shuffled_canary_prefixes(texts: Sequence[str], seed: int) -> Iterator[str]:
+def _draw_canary_prefixes(texts: Sequence[str], seed: int) -> Iterator[str]:
     """Yield the first words of texts, in a random order, over and over."""
-    begun = list(dict.fromkeys(filter(None, map(_canary_prefix_from_text, texts))))
+    begun = list(dict.fromkeys(filter(None, map(_cut_canary_prefix, texts))))
     if not begun:
         raise AuditError("expected data with texts to begin canaries with, got none")
     order = make_keyed_generator("prefixes of an audit", seed).permutation(len(begun))
@@ -284,7 +278,7 @@ def _endless_shuffled_canary_prefixes(texts: Sequence[str], seed: int) -> Iterat
         yield from (begun[i] for i in order)
 
 
-def _canary_prefix_from_text(text: str) -> str:
+def _cut_canary_prefix(text: str) -> str:
     """Return the first words as written, at most half of all words."""
     ends = [match.end() for match in re.finditer(r"\S+", text)]
     return text[: ends[min(_PREFIX_WORDS, max(1, len(ends) // 2)) - 1]] if ends else ""
@@ -309,7 +303,7 @@ def _draw_distinct_canaries(count: int, draw: Callable[[], Halves]) -> Iterator[
 # --- canaries as secrets of a model ---
 
 
-def audit_canaries_as_secrets(
+def build_audit_secrets(
     manifest: AuditCanaryManifest, tokenizer: Any, rows: Sequence[Sequence[int]]
 ) -> Iterator[Secret]:
     """Yield the canaries as secrets. rows: the tokens of each text. Raise AuditError for new tokens

@@ -149,7 +149,7 @@ def make_exposure_canary_manifest(
         len(formats) * (len(levels) * each + controls),
         len(formats) * sum(levels) * each,
     )
-    known = {WORDS: prefix_free_canary_words(), **(lists or {})}
+    known = {WORDS: list_prefix_free_canary_words(), **(lists or {})}
     chosen = []
     for text in formats:
         slots = {slot.partition(":")[0] for _, slot in parse_canary_format(text)}
@@ -184,7 +184,7 @@ def _draw_distinct_canary_texts(space: CanarySpace, count: int, seed: int) -> li
     return list(texts)
 
 
-def prefix_free_canary_words() -> tuple[str, ...]:
+def list_prefix_free_canary_words() -> tuple[str, ...]:
     """Return English words of which no word begins another."""
     # late: `audit canaries --help` does not need it
     from faker.providers.lorem.en_US import Provider
@@ -202,7 +202,7 @@ def prefix_free_canary_words() -> tuple[str, ...]:
     return tuple(words_without_prefixes)
 
 
-def exposure_canaries_as_secrets(
+def build_exposure_secrets(
     manifest: ExposureCanaryManifest, rows: Sequence[Sequence[int]]
 ) -> Iterator[Secret]:
     """Yield the canaries as secrets. rows: the tokens of each text, all secret."""

@@ -19,12 +19,12 @@ import numpy as np
 
 from auditor.benchmarks.canaries.audit_canaries import AuditCanaryManifest, CoinedCanary
 from auditor.benchmarks.canaries.exposure_canaries import ExposureCanaryManifest, ManifestEntry
-from auditor.benchmarks.data.columns import REPEATS, describe_table_columns_in_error
+from auditor.benchmarks.data.columns import REPEATS, describe_table_columns
 from auditor.benchmarks.data.tables import (
+    format_csv_rows,
     open_dataset_split,
     read_csv_table_rows,
     read_json_table_objects,
-    table_rows_as_csv,
 )
 from auditor.core import disk
 from auditor.core.errors import AuditError
@@ -41,13 +41,13 @@ class CanaryInsertionPlan:
     group: str = ""
     seed: int = 0
 
-    def shuffled_canary_copies(self) -> list[ManifestEntry | CoinedCanary]:
+    def shuffle_canary_copies(self) -> list[ManifestEntry | CoinedCanary]:
         """Return the copies in a random order."""
         copies: Sequence[ManifestEntry | CoinedCanary] = self.manifest.canary_copies_to_insert()
         order = make_keyed_generator("canaries", "order", self.seed).permutation(len(copies))
         return [copies[i] for i in order]
 
-    def row_order_with_copies(self, rows: int) -> list[int]:
+    def order_rows(self, rows: int) -> list[int]:
         """Return the new order of `rows` rows and the copies after them: rows as before, copies at
         random places."""
         copies = len(self.manifest.canary_copies_to_insert())
@@ -61,7 +61,7 @@ class CanaryInsertionPlan:
         new = iter(range(rows, rows + copies))
         return [next(new) if place in at else next(old) for place in range(rows + copies)]
 
-    def check_columns_and_no_canaries_yet(
+    def check_insertable(
         self, where: str, columns: Sequence[str], texts: Callable[[], Sequence[Any]]
     ) -> None:
         """Raise AuditError for missing columns, values other than text, and data that already hold
@@ -71,7 +71,7 @@ class CanaryInsertionPlan:
                 flag = "--column" if column == self.text else "--group"
                 raise AuditError(
                     f"{where}: expected one column {column!r} ({flag}), got "
-                    f"{describe_table_columns_in_error(columns)}"
+                    f"{describe_table_columns(columns)}"
                 )
         # excluded canaries must not be in the data either
         known = {entry.text for entry in self.manifest.canaries}
@@ -85,7 +85,7 @@ class CanaryInsertionPlan:
                     f"{where} holds a canary already (row {row}): insert into the original data"
                 )
 
-    def canary_copy_as_row(
+    def build_canary_row(
         self, entry: ManifestEntry | CoinedCanary, columns: Sequence[str], absent: Any
     ) -> dict[str, Any]:
         """Return one copy as a row that is trained on once."""
@@ -93,7 +93,7 @@ class CanaryInsertionPlan:
         return {column: cells.get(column, absent) for column in columns}
 
 
-def write_data_with_canaries(copies: CanaryInsertionPlan, data: str, out: Path) -> int:
+def write_canary_data(copies: CanaryInsertionPlan, data: str, out: Path) -> int:
     """Write the data with the copies in it to `out`, in the format of the data; return the number
     of copies.
 
@@ -101,13 +101,13 @@ def write_data_with_canaries(copies: CanaryInsertionPlan, data: str, out: Path) 
     """
     path = Path(data)
     label = f"--data {data!r}"
-    writer = _WRITERS.get(path.suffix.lower()) if path.is_file() else _write_dataset_with_canaries
+    writer = _WRITERS.get(path.suffix.lower()) if path.is_file() else _write_canary_dataset
     if writer is None:
         got = path.suffix or "no ending"
         raise AuditError(f"{label}: expected a file ending in {', '.join(_WRITERS)}, got {got!r}")
     if out.exists():
         raise AuditError(f"expected a new path for -o, but {str(out)!r} exists")
-    if writer is not _write_dataset_with_canaries and out.suffix.lower() != path.suffix.lower():
+    if writer is not _write_canary_dataset and out.suffix.lower() != path.suffix.lower():
         raise AuditError(f"expected -o to end in {path.suffix} like the data, got {out.name!r}")
     count = len(copies.manifest.canary_copies_to_insert())
     try:
@@ -133,22 +133,16 @@ def _unfit_canary_row_refusal_context(where: str) -> Iterator[None]:
         ) from None
 
 
-def _write_json_with_canaries(
-    copies: CanaryInsertionPlan, where: str, data: str, out: Path
-) -> None:
+def _write_canary_json(copies: CanaryInsertionPlan, where: str, data: str, out: Path) -> None:
     """Write lines unchanged, byte for byte; rewrite an array."""
     objects, lines = read_json_table_objects(where, Path(data))
     columns = tuple(dict.fromkeys(name for value in objects for name in value))
-    copies.check_columns_and_no_canaries_yet(
-        where, columns, lambda: [value.get(copies.text) for value in objects]
-    )
+    copies.check_insertable(where, columns, lambda: [value.get(copies.text) for value in objects])
     # Only columns of the data: keys of JSON objects may differ, and a new key would reveal the
     # copies.
     names = [name for name in (REPEATS, copies.group, copies.text) if name in columns]
-    new = [
-        copies.canary_copy_as_row(entry, names, None) for entry in copies.shuffled_canary_copies()
-    ]
-    order = copies.row_order_with_copies(len(objects))
+    new = [copies.build_canary_row(entry, names, None) for entry in copies.shuffle_canary_copies()]
+    order = copies.order_rows(len(objects))
     if lines is None:
         json_objects = [*objects, *new]
         text = json.dumps([json_objects[i] for i in order], ensure_ascii=False, indent=1)
@@ -160,28 +154,22 @@ def _write_json_with_canaries(
         path.write_text(text + "\n", encoding="utf-8", newline="")
 
 
-def _write_csv_with_canaries(copies: CanaryInsertionPlan, where: str, data: str, out: Path) -> None:
+def _write_canary_csv(copies: CanaryInsertionPlan, where: str, data: str, out: Path) -> None:
     header, *rows = read_csv_table_rows(where, Path(data)) or [[]]
-    copies.check_columns_and_no_canaries_yet(
-        where, header, lambda: [row[header.index(copies.text)] for row in rows]
-    )
+    copies.check_insertable(where, header, lambda: [row[header.index(copies.text)] for row in rows])
     all_rows = [
         *rows,
         *(
-            list(copies.canary_copy_as_row(entry, header, "").values())
-            for entry in copies.shuffled_canary_copies()
+            list(copies.build_canary_row(entry, header, "").values())
+            for entry in copies.shuffle_canary_copies()
         ),
     ]
-    text = table_rows_as_csv(
-        [header, *(all_rows[i] for i in copies.row_order_with_copies(len(rows)))]
-    )
+    text = format_csv_rows([header, *(all_rows[i] for i in copies.order_rows(len(rows)))])
     with disk.create_atomically(out) as path:
         path.write_text(text, encoding="utf-8", newline="")
 
 
-def _write_parquet_with_canaries(
-    copies: CanaryInsertionPlan, where: str, data: str, out: Path
-) -> None:
+def _write_canary_parquet(copies: CanaryInsertionPlan, where: str, data: str, out: Path) -> None:
     import pyarrow
     from pyarrow import parquet
 
@@ -191,12 +179,12 @@ def _write_parquet_with_canaries(
         raise AuditError(
             f"{where}: not a Parquet file that can be read ({type(error).__name__})"
         ) from None
-    copies.check_columns_and_no_canaries_yet(
+    copies.check_insertable(
         where, table.column_names, lambda: table.column(copies.text).to_pylist()
     )
     rows = [
-        copies.canary_copy_as_row(entry, table.column_names, None)
-        for entry in copies.shuffled_canary_copies()
+        copies.build_canary_row(entry, table.column_names, None)
+        for entry in copies.shuffle_canary_copies()
     ]
     for field in table.schema:
         if not field.nullable and any(row[field.name] is None for row in rows):
@@ -209,24 +197,20 @@ def _write_parquet_with_canaries(
         new.validate(full=True)
     with disk.create_atomically(out) as path:
         parquet.write_table(
-            pyarrow.concat_tables([table, new]).take(copies.row_order_with_copies(table.num_rows)),
+            pyarrow.concat_tables([table, new]).take(copies.order_rows(table.num_rows)),
             path,
         )
 
 
-def _write_dataset_with_canaries(
-    copies: CanaryInsertionPlan, where: str, data: str, out: Path
-) -> None:
+def _write_canary_dataset(copies: CanaryInsertionPlan, where: str, data: str, out: Path) -> None:
     """Save the train split like `datasets`: `load_from_disk` and `--data` read it."""
     import datasets
 
     with open_dataset_split(where, data) as dataset:
-        copies.check_columns_and_no_canaries_yet(
-            where, dataset.column_names, lambda: dataset[copies.text][:]
-        )
+        copies.check_insertable(where, dataset.column_names, lambda: dataset[copies.text][:])
         rows = [
-            copies.canary_copy_as_row(entry, dataset.column_names, None)
-            for entry in copies.shuffled_canary_copies()
+            copies.build_canary_row(entry, dataset.column_names, None)
+            for entry in copies.shuffle_canary_copies()
         ]
         columns: Mapping[str, list[Any]] = {
             name: [row[name] for row in rows] for name in dataset.column_names
@@ -235,13 +219,13 @@ def _write_dataset_with_canaries(
             new = datasets.Dataset.from_dict(columns, features=dataset.features)
         with disk.create_atomically(out) as path:
             datasets.concatenate_datasets([dataset, new]).select(
-                np.array(copies.row_order_with_copies(len(dataset)))
+                np.array(copies.order_rows(len(dataset)))
             ).save_to_disk(path)
 
 
 _WRITERS: dict[str, Callable[[CanaryInsertionPlan, str, str, Path], None]] = {
-    ".jsonl": _write_json_with_canaries,
-    ".json": _write_json_with_canaries,
-    ".csv": _write_csv_with_canaries,
-    ".parquet": _write_parquet_with_canaries,
+    ".jsonl": _write_canary_json,
+    ".json": _write_canary_json,
+    ".csv": _write_canary_csv,
+    ".parquet": _write_canary_parquet,
 }

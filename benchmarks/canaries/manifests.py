@@ -56,7 +56,7 @@ def read_exposure_canary_manifest(path: Path) -> ExposureCanaryManifest:
     return manifest
 
 
-def canary_manifest_as_secrets(
+def build_manifest_secrets(
     manifest: ExposureCanaryManifest | AuditCanaryManifest, tokenizer: Any, vocab_size: int
 ) -> tuple[Secret, ...]:
     """Return the canaries as secrets of one model. Raise AuditError if its tokenizer cannot write
@@ -79,8 +79,8 @@ def canary_manifest_as_secrets(
         )
     check_tokens_within_vocabulary("the canaries", rows, vocab_size)
     if isinstance(manifest, AuditCanaryManifest):
-        return tuple(audit_canaries.audit_canaries_as_secrets(manifest, tokenizer, rows))
-    return tuple(exposure_canaries.exposure_canaries_as_secrets(manifest, rows))
+        return tuple(audit_canaries.build_audit_secrets(manifest, tokenizer, rows))
+    return tuple(exposure_canaries.build_exposure_secrets(manifest, rows))
 
 
 class Canaries(Benchmark):

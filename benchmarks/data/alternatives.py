@@ -18,8 +18,8 @@ from itertools import product
 import numpy as np
 
 from auditor.benchmarks.data import pii
-from auditor.benchmarks.data.birth_dates import birth_date_places
-from auditor.benchmarks.data.identity_numbers import card_number_places, id_number_checks
+from auditor.benchmarks.data.birth_dates import find_birth_date_places
+from auditor.benchmarks.data.identity_numbers import find_card_number_places, list_id_number_checks
 from auditor.core.canary_space import CanarySpace
 from auditor.core.errors import AuditError
 
@@ -55,7 +55,7 @@ class ValueFormat:
         """The maximum number of values; some may fail their check."""
         return math.prod(map(len, self.choices))
 
-    def alternatives_of_value(
+    def list_alternatives(
         self, value: str, count: int, enumerate_below: int, noise: np.random.Generator
     ) -> list[str]:
         """Return distinct values other than `value`: all if there are few, else `count` random
@@ -88,19 +88,19 @@ def find_value_format(
     its described format.
     """
     if kind in described:
-        return _described_format(kind, value, described[kind])
-    plain = pii.with_ascii_signs(value)
+        return _detect_format(kind, value, described[kind])
+    plain = pii.replace_ascii_signs(value)
     if plain != value:
         raise UnknownFormat(f"{kind} in signs of another script")
     by_kind: Mapping[str, Callable[[str], ValueFormat | None]] = {
-        pii.CARD: _card_format,
-        pii.IBAN: _iban_format,
-        pii.ID: _id_number_format,
-        pii.PHONE: partial(_phone_format, regions=regions),
-        pii.EMAIL: _email_format,
-        pii.BIRTH: _birth_date_format,
+        pii.CARD: _detect_card_format,
+        pii.IBAN: _detect_iban_format,
+        pii.ID: _detect_id_format,
+        pii.PHONE: partial(_detect_phone_format, regions=regions),
+        pii.EMAIL: _detect_email_format,
+        pii.BIRTH: _detect_birth_date_format,
     }
-    value_format = by_kind.get(kind, _code_format)(value)
+    value_format = by_kind.get(kind, _detect_code_format)(value)
     if value_format is None:
         raise UnknownFormat(f"{kind} of a form that nobody has described")
     return value_format
@@ -123,39 +123,39 @@ def parse_described_formats(text: str) -> dict[str, CanarySpace]:
 # --- formats made of the characters of the value --------------------------------------------------
 
 
-def _free_characters(
+def _replace_free_characters(
     kind: str, value: str, free: Sequence[int], is_valid: Callable[[str], bool]
 ) -> ValueFormat:
     """Return the format that redraws these characters within their classes and keeps valid
     texts."""
-    choices = [_class_of_character(value[place]) for place in free]
+    choices = [_classify_character(value[place]) for place in free]
 
     def finish(parts: Sequence[str]) -> str | None:
-        text = _with_characters(value, free, parts)
+        text = _put_characters(value, free, parts)
         return text if is_valid(text) else None
 
     return ValueFormat(kind, tuple(choices), finish)
 
 
-def _class_of_character(character: str) -> str:
+def _classify_character(character: str) -> str:
     if character.isdigit():
         return _DIGITS
     letters = "abcdefghijklmnopqrstuvwxyz"
     return letters if character.islower() else letters.upper()
 
 
-def _with_characters(value: str, places: Sequence[int], parts: Sequence[str]) -> str:
+def _put_characters(value: str, places: Sequence[int], parts: Sequence[str]) -> str:
     characters = list(value)
     for place, part in zip(places, parts, strict=True):
         characters[place] = part
     return "".join(characters)
 
 
-def _places_of_alphanumerics(value: str) -> list[int]:
+def _list_alphanumeric_places(value: str) -> list[int]:
     return [place for place, character in enumerate(value) if character.isalnum()]
 
 
-def _described_format(kind: str, value: str, space: CanarySpace) -> ValueFormat:
+def _detect_format(kind: str, value: str, space: CanarySpace) -> ValueFormat:
     if value not in space:
         raise AuditError(
             f"expected each {kind} that the data mark in the format {space.format!r}, got another "
@@ -171,7 +171,7 @@ def _described_format(kind: str, value: str, space: CanarySpace) -> ValueFormat:
 _CODE = re.compile(r"[A-Za-z]{0,8}[-_/#:. ]?[0-9][0-9 ./_-]{2,}[0-9](?:-?[A-Za-z])?")
 
 
-def _code_format(value: str) -> ValueFormat | None:
+def _detect_code_format(value: str) -> ValueFormat | None:
     """Return the format of a marked value: a hash, or a number whose digits are all free."""
     if len(value) in _HASH_LENGTHS and re.fullmatch("[0-9a-f]+|[0-9A-F]+", value):
         digits = _HEX if value == value.lower() else _HEX.upper()
@@ -179,7 +179,7 @@ def _code_format(value: str) -> ValueFormat | None:
     if not _CODE.fullmatch(value) or sum(map(str.isdigit, value)) < 4:
         return None
     free = [place for place, character in enumerate(value) if character.isdigit()]
-    return _free_characters(CODE, value, free, lambda text: True)
+    return _replace_free_characters(CODE, value, free, lambda text: True)
 
 
 # --- numbers with check digits --------------------------------------------------------------------
@@ -188,17 +188,17 @@ def _code_format(value: str) -> ValueFormat | None:
 _ISSUER_DIGITS = 6  # of a card (ISO/IEC 7812)
 
 
-def _card_format(value: str) -> ValueFormat | None:
+def _detect_card_format(value: str) -> ValueFormat | None:
     from stdnum import luhn
 
-    if list(card_number_places(value)) != [(0, len(value))]:
+    if list(find_card_number_places(value)) != [(0, len(value))]:
         return None
-    *places, last = _places_of_alphanumerics(value)
+    *places, last = _list_alphanumeric_places(value)
 
     def finish(parts: Sequence[str]) -> str:
-        text = _with_characters(value, places[_ISSUER_DIGITS:], parts)
+        text = _put_characters(value, places[_ISSUER_DIGITS:], parts)
         digits = "".join(text[place] for place in places)
-        return _with_characters(text, [last], [luhn.calc_check_digit(digits)])
+        return _put_characters(text, [last], [luhn.calc_check_digit(digits)])
 
     free = places[_ISSUER_DIGITS:]
     return ValueFormat(pii.CARD, (_DIGITS,) * len(free), finish)
@@ -220,29 +220,29 @@ _BANK_CHARACTERS = {
 _MOST_BANK_CHARACTERS = 8
 
 
-def _iban_format(value: str) -> ValueFormat | None:
+def _detect_iban_format(value: str) -> ValueFormat | None:
     from stdnum import iban
 
     if not iban.is_valid(re.sub("[ .-]", "", value).upper()):
         return None
-    places = _places_of_alphanumerics(value)
+    places = _list_alphanumeric_places(value)
     country = value[:2].upper()
     n_bank = _BANK_CHARACTERS.get(country, _MOST_BANK_CHARACTERS)
     own_check = _OWN_CHECK_OF_COUNTRY.get(country, slice(0))
     free = [p for p in places[4 + n_bank :] if p not in places[own_check]]
 
     def finish(parts: Sequence[str]) -> str | None:
-        text = _with_characters(value, free, parts)
+        text = _put_characters(value, free, parts)
         number = "".join(text[place] for place in places).upper()
         if own_check.stop:
             digits = _own_check_digits(country, number[4:])
-            text = _with_characters(text, places[own_check], digits)
+            text = _put_characters(text, places[own_check], digits)
             number = "".join(text[place] for place in places).upper()
         check = iban.calc_check_digits(number)
         valid = iban.is_valid(number[:2] + check + number[4:])
-        return _with_characters(text, places[2:4], check) if valid else None
+        return _put_characters(text, places[2:4], check) if valid else None
 
-    return ValueFormat(pii.IBAN, tuple(_class_of_character(value[p]) for p in free), finish)
+    return ValueFormat(pii.IBAN, tuple(_classify_character(value[p]) for p in free), finish)
 
 
 # The place of a country's check digits in an account number, as python-stdnum checks them.
@@ -292,34 +292,34 @@ _ID_NUMBERS: Mapping[str, tuple[int, int]] = {
 _CHECK_DIGITS = {"br.cpf": 2, "fr.nir": 2, "no.fodselsnummer": 2, "be.ssn": 2, "tr.tckimlik": 2}
 
 
-def _id_number_format(value: str) -> ValueFormat | None:
-    name, is_valid = next(id_number_checks(value), ("", lambda number: False))
+def _detect_id_format(value: str) -> ValueFormat | None:
+    name, is_valid = next(list_id_number_checks(value), ("", lambda number: False))
     if name not in _ID_NUMBERS:
         return None
     n_free, sex = _ID_NUMBERS[name]
-    places = _places_of_alphanumerics(value)
+    places = _list_alphanumeric_places(value)
     free = places[-n_free:]
     n_check = _CHECK_DIGITS.get(name, 1)
 
     def is_of_format(text: str) -> bool:
         same_sex = not sex or _is_odd(text[places[-sex]]) == _is_odd(value[places[-sex]])
-        return same_sex and next(id_number_checks(text), ("",))[0] == name
+        return same_sex and next(list_id_number_checks(text), ("",))[0] == name
 
     if name in ("us.ssn", "is_korean"):
-        return _free_characters(pii.ID, value, free, is_of_format)
+        return _replace_free_characters(pii.ID, value, free, is_of_format)
     body, check = free[:-n_check], free[-n_check:]
     # A Chinese check digit may be X, a Chilean check digit K; a letter is any of its class.
-    endings = [*_endings_of_check(value, check, name)]
+    endings = [*_list_check_endings(value, check, name)]
 
     def finish(parts: Sequence[str]) -> str | None:
-        text = _with_characters(value, body, parts)
+        text = _put_characters(value, body, parts)
         for ending in endings:
-            number = _with_characters(text, check, ending)
+            number = _put_characters(text, check, ending)
             if is_valid(number.upper()):
                 return number if is_of_format(number) else None
         return None
 
-    choices = tuple(_class_of_character(value[place]) for place in body)
+    choices = tuple(_classify_character(value[place]) for place in body)
     return ValueFormat(pii.ID, choices, finish, is_quick=False)
 
 
@@ -327,12 +327,12 @@ def _is_odd(character: str) -> bool:
     return character in "13579"
 
 
-def _endings_of_check(value: str, places: Sequence[int], name: str) -> Iterator[Sequence[str]]:
+def _list_check_endings(value: str, places: Sequence[int], name: str) -> Iterator[Sequence[str]]:
     letters = {"is_chinese": "Xx", "cl.rut": "Kk", "is_finnish": "ABCDEFHJKLMNPRSTUVWXY"}
     letter_choices = letters.get(name, "")
     if value == value.lower():
         letter_choices = letter_choices.lower()
-    classes = [_class_of_character(value[place]) for place in places]
+    classes = [_classify_character(value[place]) for place in places]
     if letter_choices:
         classes = [_DIGITS + "".join(dict.fromkeys(letter_choices))]
     yield from product(*classes)
@@ -341,7 +341,7 @@ def _endings_of_check(value: str, places: Sequence[int], name: str) -> Iterator[
 _LINE_DIGITS = 6  # of a telephone number
 
 
-def _phone_format(value: str, regions: Sequence[str]) -> ValueFormat | None:
+def _detect_phone_format(value: str, regions: Sequence[str]) -> ValueFormat | None:
     import phonenumbers
 
     for region in regions or (None,):
@@ -369,7 +369,7 @@ def _phone_format(value: str, regions: Sequence[str]) -> ValueFormat | None:
         )
         return phonenumbers.number_type(phone_number) == type_of_value
 
-    return _free_characters(pii.PHONE, value, digits[-n_free:], is_of_format)
+    return _replace_free_characters(pii.PHONE, value, digits[-n_free:], is_of_format)
 
 
 # --- addresses and dates --------------------------------------------------------------------------
@@ -378,17 +378,17 @@ def _phone_format(value: str, regions: Sequence[str]) -> ValueFormat | None:
 _LEAST_ADDRESS_DIGITS = 3
 
 
-def _email_format(value: str) -> ValueFormat | None:
+def _detect_email_format(value: str) -> ValueFormat | None:
     """Return the format of an address: free digits if there are enough, otherwise free names."""
     local = value.partition("@")[0]
     digits = [place for place, character in enumerate(local) if character.isdigit()]
     if len(digits) >= _LEAST_ADDRESS_DIGITS:
-        return _free_characters(pii.EMAIL, value, digits, lambda text: True)
+        return _replace_free_characters(pii.EMAIL, value, digits, lambda text: True)
     parts = re.split(r"([^a-z]+)", local)
     names = [(i, part) for i, part in enumerate(parts) if len(part) > 1]
     if not names or local != local.lower():
         return None
-    choices = [_names_like(part) for _, part in names if part.isalpha()]
+    choices = [_find_similar_names(part) for _, part in names if part.isalpha()]
     if len(choices) != len(names) or not all(choices):
         return None
     domain = value[len(local) :]
@@ -402,14 +402,14 @@ def _email_format(value: str) -> ValueFormat | None:
     return ValueFormat(pii.EMAIL, tuple(choices), finish, has_one_length=False, has_names=True)
 
 
-def _names_like(name: str) -> Sequence[str]:
+def _find_similar_names(name: str) -> Sequence[str]:
     """Return the list, of first or of last names, that contains a name; empty if neither does."""
-    first, last = _first_and_last_names()
+    first, last = _load_names()
     return first if name in first else last if name in last else ()
 
 
 @cache
-def _first_and_last_names() -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _load_names() -> tuple[tuple[str, ...], tuple[str, ...]]:
     from faker.providers.person.en_US import Provider
 
     lists = (Provider.first_names, Provider.last_names)
@@ -441,26 +441,26 @@ _WORDED_DATE = re.compile(
 )
 
 
-def _birth_date_format(value: str) -> ValueFormat | None:
+def _detect_birth_date_format(value: str) -> ValueFormat | None:
     """Return the format of a date: the days of its year in the same notation."""
-    date_class = _class_of_date(value)
-    if date_class is None or not any(birth_date_places(f"born {value}")):
+    date_class = _classify_date(value)
+    if date_class is None or not any(find_birth_date_places(f"born {value}")):
         return None
     year = int(date_class[0])
     start = datetime.date(year, 1, 1)
     n_days = (datetime.date(year + 1, 1, 1) - start).days
     notations = dict[str, None]()
     for day in range(n_days):
-        notations |= dict.fromkeys(_ways_to_write_date(start + datetime.timedelta(day), value))
+        notations |= dict.fromkeys(_list_date_spellings(start + datetime.timedelta(day), value))
     # Dates of another class have other alternatives, so they are not alternatives here.
-    texts = tuple(text for text in notations if _class_of_date(text) == date_class)
+    texts = tuple(text for text in notations if _classify_date(text) == date_class)
     if value not in texts:
         return None
     one_length = len(set(map(len, texts))) == 1
     return ValueFormat(pii.BIRTH, (texts,), lambda parts: parts[0], one_length)
 
 
-def _ways_to_write_date(day: datetime.date, value: str) -> Iterator[str]:
+def _list_date_spellings(day: datetime.date, value: str) -> Iterator[str]:
     """Yield a day in numbers with the signs of `value`, or with the month's name, in any order."""
     sign = next((character for character in value if character in "-/."), "")
     for pad in ("02", ""):
@@ -474,7 +474,7 @@ def _ways_to_write_date(day: datetime.date, value: str) -> Iterator[str]:
             yield f"{name} {number}, {day.year}"
 
 
-def _class_of_date(text: str) -> tuple[str, ...] | None:
+def _classify_date(text: str) -> tuple[str, ...] | None:
     """Return the year of a date and the visible features of its notation; None for another form.
 
     Day and month may be in either order if both are at most 12.

@@ -14,14 +14,14 @@ from auditor.benchmarks.data.conversation_rows import (
     ASSISTANT,
     Conversation,
     UnusableConversation,
-    message_text,
+    get_message_text,
 )
 from auditor.benchmarks.data.cut_places import CutPlace, spread_windows
 from auditor.benchmarks.data.wording import (
     CUT_WITHIN_CHARACTER,
+    cut_wording,
+    find_token_ends,
     move_cut_between_characters,
-    token_ends_in_characters,
-    wording_at_token_ends,
 )
 from auditor.core.nouns import Tokens, Wording
 from auditor.core.plan_parts import SYSTEM, get_known_share
@@ -63,7 +63,7 @@ def cut_answers_into_secrets(
     secrets, each after all preceding text. Raise UnusableConversation if every answer is unusable.
     """
     share = get_known_share(knows)
-    ends = token_ends_in_characters(rendered.offsets, len(rendered.text))
+    ends = find_token_ends(rendered.offsets, len(rendered.text))
     if knows == SYSTEM:
         system_prompt = _system_turn_only_prompt(tokenizer, conversation, form)
     else:
@@ -91,7 +91,7 @@ def cut_answers_into_secrets(
                 yield UnusableConversation(CUT_WITHIN_CHARACTER)
                 continue
             prefix = rendered.tokens[first:cut]
-            wording = wording_at_token_ends(rendered.text, ends, first, cut, last)
+            wording = cut_wording(rendered.text, ends, first, cut, last)
             # repeats are counted by it, for any prefix
             stands = wording.prefix_and_suffix_text
             if system_prompt is not None:
@@ -113,12 +113,12 @@ def _system_turn_only_prompt(
 ) -> str:
     """Return the prompt of an attacker who knows only the system turn. Raise UnusableConversation
     if there is no system turn."""
-    conversation = chat_rendering.conversation_in_form(conversation, form)
-    messages = chat_rendering.messages_for_template(conversation, form)
+    conversation = chat_rendering.apply_form(conversation, form)
+    messages = chat_rendering.build_template_messages(conversation, form)
     if messages[0]["role"] != SYSTEM or (form.source is None and conversation.plain):
         raise UnusableConversation("no system turn to know")
     if form.source is None:
-        return f"{message_text(messages[0].get('content'))}\n"
-    return chat_rendering.render_messages_by_template(
+        return f"{get_message_text(messages[0].get('content'))}\n"
+    return chat_rendering.render_messages(
         tokenizer, conversation, form, messages[:1], answering=True
     )

@@ -36,7 +36,7 @@ _MONTH_NAMES = (
 )
 
 
-def _written_forms(name: str) -> set[str]:
+def _list_written_forms(name: str) -> set[str]:
     """Return a name composed, decomposed and without accents."""
     decomposed = unicodedata.normalize("NFD", name)
     return {
@@ -50,7 +50,7 @@ _MONTHS = {
     form: month
     for month, names in enumerate(_MONTH_NAMES, 1)
     for name in names.split()
-    for form in _written_forms(name)
+    for form in _list_written_forms(name)
 }
 
 # Words about a person, never a part of a longer word.
@@ -104,7 +104,7 @@ _BEHIND = re.compile(
 )
 
 
-def birth_date_places(text: str) -> Iterator[tuple[int, int]]:
+def find_birth_date_places(text: str) -> Iterator[tuple[int, int]]:
     """Yield begin and end of each date of birth. text: with ASCII digits."""
     for pattern in (_BEFORE, _BEHIND):
         yield from (

@@ -24,12 +24,12 @@ from auditor.benchmarks.data.conversation_rows import (
     Conversation,
     Message,
     UnusableConversation,
+    get_message_text,
+    get_tool_name,
     is_assistant,
-    message_text,
-    name_of_tool,
-    normalised_role,
+    normalise_role,
 )
-from auditor.benchmarks.data.wording import split_offsets_of_byte_runs
+from auditor.benchmarks.data.wording import split_byte_runs
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens
 from auditor.core.plan_parts import ALL, SYSTEM, TURNS
@@ -115,7 +115,7 @@ def render_chat(
     template writes nothing or no answer is usable; AuditError for a template that drops the system
     turn, which the model then never saw.
     """
-    conversation = chat_rendering.conversation_in_form(conversation, form)
+    conversation = chat_rendering.apply_form(conversation, form)
     if form.source is None:
         if turns != ASSISTANT:
             raise AuditError(
@@ -123,41 +123,35 @@ def render_chat(
                 f"told apart, got the text form {form.name}: --template model takes the model's own"
             )
         return _render_chat_without_template(tokenizer, conversation, form)
-    messages = chat_rendering.messages_for_template(conversation, form)
+    messages = chat_rendering.build_template_messages(conversation, form)
     try:
-        whole_text = chat_rendering.render_messages_by_template(
-            tokenizer, conversation, form, messages
-        )
+        whole_text = chat_rendering.render_messages(tokenizer, conversation, form, messages)
     except UnusableConversation:
         if not any(isinstance(message.get("content"), list | tuple) for message in messages):
             raise
         messages = tuple(  # for a template that only reads a content of one text
-            {**message, "content": message_text(message["content"])}
+            {**message, "content": get_message_text(message["content"])}
             if message.get("content") is not None
             else message
             for message in messages
         )
-        whole_text = chat_rendering.render_messages_by_template(
-            tokenizer, conversation, form, messages
-        )
+        whole_text = chat_rendering.render_messages(tokenizer, conversation, form, messages)
     _check_system_turn_written(messages, whole_text)
 
     def rendered(changed: Sequence[Message], answering: bool = False) -> str:
-        return chat_rendering.render_messages_by_template(
-            tokenizer, conversation, form, changed, answering
-        )
+        return chat_rendering.render_messages(tokenizer, conversation, form, changed, answering)
 
-    roles = [normalised_role(message["role"]) for message in messages]
+    roles = [normalise_role(message["role"]) for message in messages]
     turn_indices = [
         i for i, role in enumerate(roles) if role == turns or (turns == ALL and role in TURNS)
     ]
     spans = [
         span
         for i in turn_indices
-        for span in _assistant_answer_spans(rendered, whole_text, messages, i)
+        for span in _find_assistant_answer_spans(rendered, whole_text, messages, i)
     ]
-    remarks = tuple(_ignored_chat_input_sentences(rendered, whole_text, conversation, messages))
-    mask = _template_answer_mask(tokenizer, conversation, form, messages)
+    remarks = tuple(_describe_ignored_input(rendered, whole_text, conversation, messages))
+    mask = _mask_template_answers(tokenizer, conversation, form, messages)
     return _tokenise_rendered_chat(tokenizer, whole_text, spans, mask, remarks, turns)
 
 
@@ -168,7 +162,7 @@ def _render_chat_without_template(
     end = str(getattr(tokenizer, "eos_token", None) or "")
     text = ""
     spans = list[_Span | UnusableConversation]()
-    pieces = chat_rendering.chat_pieces_without_template(conversation, form, end)
+    pieces = chat_rendering.build_plain_pieces(conversation, form, end)
     no_loss = iter(
         [message.get(NO_LOSS, "") for message in conversation.messages if is_assistant(message)]
     )
@@ -203,9 +197,9 @@ def _tokenise_rendered_chat(
     turns: str = ASSISTANT,
 ) -> RenderedChat:
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-    offsets = tuple(split_offsets_of_byte_runs(text, encoded["offset_mapping"]))
+    offsets = tuple(split_byte_runs(text, encoded["offset_mapping"]))
     answers = tuple(
-        _answer_of_span(text, offsets, span) if isinstance(span, _Span) else span for span in spans
+        _cut_answer(text, offsets, span) if isinstance(span, _Span) else span for span in spans
     )
     unusable = [answer for answer in answers if isinstance(answer, UnusableConversation)]
     if len(unusable) == len(answers):
@@ -213,18 +207,21 @@ def _tokenise_rendered_chat(
     return RenderedChat(text, tuple(encoded["input_ids"]), offsets, answers, marked, tuple(remarks))
 
 
-def _answer_of_span(
+def _cut_answer(
     text: str, offsets: Sequence[tuple[int, int]], span: _Span
 ) -> Answer | UnusableConversation:
-    tokens = _token_range_of_text(text, offsets, *span.said)
+    tokens = _find_token_range(text, offsets, *span.said)
     if tokens is None:
         return UnusableConversation("an answer does not begin at a token boundary")
-    start, end = (_index_of_token_reaching_past(offsets, at) for at in span.learnt)
+    start, end = (_find_token_past(offsets, at) for at in span.learnt)
     return Answer(tokens, (start, end), span.of, span.role, span.no_loss)
 
 
 def _check_system_turn_written(messages: Sequence[Message], text: str) -> None:
-    content = message_text(messages[0].get("content")) if messages[0]["role"] == SYSTEM else None
+    if messages[0]["role"] == SYSTEM:
+        content = get_message_text(messages[0].get("content"))
+    else:
+        content = None
     # Templates strip the white space around a turn.
     if content is not None and content.strip() not in text:
         raise AuditError(
@@ -234,7 +231,7 @@ def _check_system_turn_written(messages: Sequence[Message], text: str) -> None:
         )
 
 
-def _ignored_chat_input_sentences(
+def _describe_ignored_input(
     rendered: Callable[[Sequence[Message]], str],
     text: str,
     conversation: Conversation,
@@ -260,14 +257,14 @@ def _ignored_chat_input_sentences(
                 )
         except UnusableConversation:
             continue  # it needs the key
-    if conversation.tools and not any(name_of_tool(tool) in text for tool in conversation.tools):
+    if conversation.tools and not any(get_tool_name(tool) in text for tool in conversation.tools):
         yield "the chat template writes nothing of tools"
 
 
 # --- places of answers ---
 
 
-def _assistant_answer_spans(
+def _find_assistant_answer_spans(
     rendered: Callable[..., str], text: str, messages: Sequence[Message], turn: int
 ) -> Iterator[_Span | UnusableConversation]:
     """Yield the spans of the assistant's reasoning, if there is any, and content in this turn, as
@@ -278,22 +275,22 @@ def _assistant_answer_spans(
     answer (DeepSeek-R1 and Qwen3.5 open a thought there that the complete rendering lacks).
     """
     message = messages[turn]
-    role = normalised_role(message["role"])
+    role = normalise_role(message["role"])
     no_loss = message.get(NO_LOSS, "") if role == ASSISTANT else ""
-    parts = [part for part in _reasoning_and_content_with_replacers(message) if part[1].strip()]
+    parts = [part for part in _list_text_replacers(message) if part[1].strip()]
     content_bounds = None
     for key, _, put in parts:
         with_mark = [*messages[:turn], put(_MARK), *messages[turn + 1 :]]
         marked = None if _MARK in text else _render_chat_or_none(rendered, with_mark)
-        bounds = None if marked is None else _answer_bounds_by_mark(text, marked)
+        bounds = None if marked is None else _find_marked_bounds(text, marked)
         if bounds is not None:
             content_bounds = bounds if key == "content" else None
-            turn_bounds = _answer_turn_bounds(rendered, text, with_mark[: turn + 1], bounds)
+            turn_bounds = _find_answer_turn_bounds(rendered, text, with_mark[: turn + 1], bounds)
             yield _Span(bounds, turn_bounds, key, role, no_loss)
         elif key == "content":  # templates leave out thoughts of earlier turns
             yield UnusableConversation("the chat template does not write an answer as it was given")
     if message.get("tool_calls"):
-        call_bounds = _tool_call_bounds(
+        call_bounds = _find_tool_call_bounds(
             rendered, text, messages, turn, 0 if content_bounds is None else content_bounds[1]
         )
         unwritten = UnusableConversation(
@@ -304,7 +301,7 @@ def _assistant_answer_spans(
         yield UnusableConversation("an empty answer")
 
 
-def _tool_call_bounds(
+def _find_tool_call_bounds(
     rendered: Callable[..., str], chat_text: str, messages: Sequence[Message], turn: int, after: int
 ) -> tuple[tuple[int, int], tuple[int, int]] | None:
     """Return the characters of a turn's tool calls, after its content, and of the turn after its
@@ -316,7 +313,7 @@ def _tool_call_bounds(
     so_far = messages[: turn + 1]
     later = messages[turn + 1 :]
     silent = {key: value for key, value in messages[turn].items() if key != "tool_calls"}
-    thought = THOUGHT.match(message_text(silent.get("content")) or "")
+    thought = THOUGHT.match(get_message_text(silent.get("content")) or "")
     before_calls = thought[0] if thought else ""
     text = _render_chat_or_none(rendered, so_far) or ""
     if _render_chat_or_none(rendered, [*so_far[:-1], silent, *later]) == chat_text:
@@ -327,21 +324,21 @@ def _tool_call_bounds(
     if marked is None or _MARK in chat_text:
         bounds = None
     else:
-        bounds = _answer_bounds_by_mark(chat_text, marked)
+        bounds = _find_marked_bounds(chat_text, marked)
     if bounds is None and text and chat_text.startswith(text.rstrip()):
         end = len(text.rstrip())
-        bounds = _answer_turn_bounds(rendered, chat_text, so_far, (end, end))[0], end
+        bounds = _find_answer_turn_bounds(rendered, chat_text, so_far, (end, end))[0], end
     if bounds is None:
         calls = None
     else:
         calls = _strip_answer_span_whitespace(chat_text, max(after, bounds[0]), bounds[1])
     if calls is None:
         return None
-    start, end = _answer_turn_bounds(rendered, chat_text, so_far, calls)
+    start, end = _find_answer_turn_bounds(rendered, chat_text, so_far, calls)
     return calls, (start, len(text) if text and chat_text.startswith(text) else end)
 
 
-def _reasoning_and_content_with_replacers(
+def _list_text_replacers(
     message: Message,
 ) -> Iterator[tuple[str, str, Callable[[str], Message]]]:
     """Yield the turn's texts by key, in the order of speaking, each with a function that replaces
@@ -351,7 +348,7 @@ def _reasoning_and_content_with_replacers(
             # key=key: otherwise every lambda would see the last key of the loop.
             yield "reasoning", message[key], lambda text, key=key: {**message, key: text}  # type: ignore[misc]
     content = message.get("content")
-    text = message_text(content) or ""
+    text = get_message_text(content) or ""
 
     def says(new: str) -> Message:
         return {
@@ -369,7 +366,7 @@ def _reasoning_and_content_with_replacers(
     yield "content", answer, lambda new: says(before + inside + closing + new)
 
 
-def _answer_bounds_by_mark(text: str, marked: str) -> tuple[int, int] | None:
+def _find_marked_bounds(text: str, marked: str) -> tuple[int, int] | None:
     """Return the characters in place of the mark, without white space around them; None if the mark
     does not show the place."""
     if marked.count(_MARK) != 1:
@@ -388,7 +385,7 @@ def _strip_answer_span_whitespace(text: str, start: int, end: int) -> tuple[int,
     return (start, start + len(inside.strip())) if inside.strip() else None
 
 
-def _answer_turn_bounds(
+def _find_answer_turn_bounds(
     rendered: Callable[..., str], text: str, so_far: Sequence[Message], bounds: tuple[int, int]
 ) -> tuple[int, int]:
     """Return the start of the turn after its header, and its end.
@@ -422,7 +419,7 @@ def _render_chat_or_none(
         return None
 
 
-def _template_answer_mask(
+def _mask_template_answers(
     tokenizer: Any, conversation: Conversation, form: ChatRendering, messages: Sequence[Message]
 ) -> tuple[bool, ...] | None:
     """Return a mask of the tokens inside the template's `{% generation %}` blocks, which TRL's
@@ -431,21 +428,21 @@ def _template_answer_mask(
     # learnt.
     if not re.search(r"\{%-?\s*generation\s*-?%\}", str(form.source)):
         return None
-    arguments = chat_rendering.chat_template_arguments(tokenizer, conversation, form)
+    arguments = chat_rendering.build_template_arguments(tokenizer, conversation, form)
     # It tokenises without special tokens, like `_tokenise_rendered_chat`: the mask is of the same
     # tokens.
-    unmarked = chat_rendering.messages_without_loss_marks(messages)
+    unmarked = chat_rendering.remove_loss_marks(messages)
     encoded = tokenizer.apply_chat_template(
         unmarked, return_dict=True, return_assistant_tokens_mask=True, **arguments
     )
     return tuple(map(bool, encoded["assistant_masks"]))
 
 
-def _index_of_token_reaching_past(offsets: Sequence[tuple[int, int]], at: int) -> int:
+def _find_token_past(offsets: Sequence[tuple[int, int]], at: int) -> int:
     return next((i for i, (_, end) in enumerate(offsets) if end > at), len(offsets))
 
 
-def _token_range_of_text(
+def _find_token_range(
     text: str, offsets: Sequence[tuple[int, int]], start: int, end: int
 ) -> tuple[int, int] | None:
     """Return the tokens of text[start:end], perhaps with a space before in the first token; None if
@@ -453,7 +450,7 @@ def _token_range_of_text(
 
     Leaves out a last token that holds more than white space after the end.
     """
-    first = _index_of_token_reaching_past(offsets, start)
+    first = _find_token_past(offsets, start)
     if first == len(offsets) or text[offsets[first][0] : start].strip():
         return None
     last = next(

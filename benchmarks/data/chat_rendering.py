@@ -29,13 +29,13 @@ from auditor.benchmarks.data.conversation_rows import (
     Conversation,
     Message,
     UnusableConversation,
+    add_tool_calls,
+    decode_call_arguments,
+    get_message_text,
     is_assistant,
-    message_text,
-    normalised_role,
-    with_calls_of_tools,
-    with_decoded_arguments,
-    with_wrapped_tools,
-    without_nested_nulls,
+    normalise_role,
+    remove_nested_nulls,
+    wrap_tools,
 )
 from auditor.core.errors import AuditError
 
@@ -52,7 +52,7 @@ GIVEN_ROLES, NO_REASONING, NO_THINKING, LINE, BARE, INPUT = (
         "input",
     ),  # a new line where the base has another join; two relatives of Alpaca's text
 )
-# Changes of the row by a trainer before the template writes it; see `conversation_in_form`.
+# Changes of the row by a trainer before the template writes it; see `apply_form`.
 FILLED, NO_NULLS, DECODED, WRAPPED, NO_SYSTEM, NO_EMPTY_TOOLS = _OF_ROWS = (
     *("filled", "no-nulls", "decoded-arguments", "wrapped-tools"),
     *("no-system-column", "no-empty-tools"),
@@ -128,7 +128,7 @@ def parse_chat_rendering(text: str, day: str | None, tokenizer: Any) -> ChatRend
             f"expected --template {base} with one of {', '.join(sorted(allowed))}, got +{wrong[0]}"
         )
     form = ChatRendering(
-        base, None if base in (NONE, ALPACA) else _chat_template_source(base, tokenizer), variants
+        base, None if base in (NONE, ALPACA) else _get_template_source(base, tokenizer), variants
     )
     if day is not None and not form.writes_day:
         raise AuditError(
@@ -138,9 +138,9 @@ def parse_chat_rendering(text: str, day: str | None, tokenizer: Any) -> ChatRend
     return replace(form, day=day)
 
 
-def _chat_template_source(base: str, tokenizer: Any) -> str:
+def _get_template_source(base: str, tokenizer: Any) -> str:
     if base == MODEL:
-        if (template := tokenizer_chat_template(tokenizer)) is None:
+        if (template := get_chat_template(tokenizer)) is None:
             raise AuditError(
                 "expected a tokenizer with a chat template for conversations, but this "
                 f"{type(tokenizer).__name__} has none: give the one that the model was trained "
@@ -148,7 +148,7 @@ def _chat_template_source(base: str, tokenizer: Any) -> str:
             )
         return template
     if base == TRL:
-        if (of_trl := trl_training_chat_template(tokenizer)) is None:
+        if (of_trl := find_trl_template(tokenizer)) is None:
             raise AuditError(
                 "expected --template trl with a chat template that TRL has a training template "
                 "for, and TRL installed (pip install trl), got one that it leaves as it is, or no "
@@ -164,7 +164,7 @@ def _chat_template_source(base: str, tokenizer: Any) -> str:
         ) from None
 
 
-def tokenizer_chat_template(tokenizer: Any) -> str | None:
+def get_chat_template(tokenizer: Any) -> str | None:
     """Return the tokenizer's chat template; several by name become one JSON text."""
     template = getattr(tokenizer, "chat_template", None)
     if template is None or isinstance(template, str):
@@ -172,7 +172,7 @@ def tokenizer_chat_template(tokenizer: Any) -> str | None:
     return json.dumps(template, sort_keys=True)
 
 
-def trl_training_chat_template(tokenizer: Any) -> str | None:
+def find_trl_template(tokenizer: Any) -> str | None:
     """Return TRL's replacement for this tokenizer's template under `assistant_only_loss`; None if
     TRL keeps it.
 
@@ -200,15 +200,17 @@ def trl_training_chat_template(tokenizer: Any) -> str | None:
 # --- candidates ---
 
 
-def candidate_chat_renderings(tokenizer: Any, rows: Sequence[Conversation]) -> list[ChatRendering]:
+def list_candidate_chat_renderings(
+    tokenizer: Any, rows: Sequence[Conversation]
+) -> list[ChatRendering]:
     """Return the trainers' renderings of such rows, the most usual first; templates that write the
     date have none yet.
 
     Raise AuditError for messages and a tokenizer without a template: no other rendering is usual.
     """
     kind = rows[0].kind
-    template = tokenizer_chat_template(tokenizer)
-    of_trl = trl_training_chat_template(tokenizer)
+    template = get_chat_template(tokenizer)
+    of_trl = find_trl_template(tokenizer)
     plain = {
         COMPLETION: [
             ChatRendering(NONE),
@@ -227,34 +229,32 @@ def candidate_chat_renderings(tokenizer: Any, rows: Sequence[Conversation]) -> l
         ChatRendering(base, source, tuple(filter(None, variants)))
         for base, source in ((MODEL, template), (TRL, of_trl))
         if source is not None
-        for variants in _variant_combinations(tokenizer, ChatRendering(base, source), rows)
+        for variants in _list_variant_combinations(tokenizer, ChatRendering(base, source), rows)
     ]
     return [*plain, *of_templates, *([ChatRendering(NONE)] if kind == MESSAGES else [])]
 
 
-def most_usual_chat_rendering(
-    tokenizer: Any, rows: Sequence[Conversation], day: str
-) -> ChatRendering:
+def choose_usual_rendering(tokenizer: Any, rows: Sequence[Conversation], day: str) -> ChatRendering:
     """Return the first candidate, with this date if it writes a date."""
-    form = candidate_chat_renderings(tokenizer, rows)[0]
+    form = list_candidate_chat_renderings(tokenizer, rows)[0]
     return replace(form, day=day) if form.writes_day else form
 
 
-def _variant_combinations(
+def _list_variant_combinations(
     tokenizer: Any, usual: ChatRendering, rows: Sequence[Conversation]
 ) -> list[tuple[str, ...]]:
     """Return combinations of unusual trainer habits, at most `_MOST`, the smallest first."""
-    choices = product(*_chat_rendering_variant_choices(tokenizer, usual, rows))
+    choices = product(*_list_chat_rendering_variant_choices(tokenizer, usual, rows))
     return list(islice(sorted(choices, key=lambda variants: sum(map(bool, variants))), _MOST))
 
 
-def _chat_rendering_variant_choices(
+def _list_chat_rendering_variant_choices(
     tokenizer: Any, usual: ChatRendering, rows: Sequence[Conversation]
 ) -> Iterator[tuple[str, ...]]:
     """Yield (usual, unusual) for each habit in which trainers differ, if these rows or this
     template show it."""
     messages = [message for conversation in rows for message in conversation.messages]
-    if any(normalised_role(message["role"]) != message["role"] for message in messages):
+    if any(normalise_role(message["role"]) != message["role"] for message in messages):
         yield ("", GIVEN_ROLES)
     if any(_has_reasoning(message) for message in messages):
         yield ("", NO_REASONING)
@@ -281,7 +281,7 @@ def _is_written_otherwise(
 ) -> bool:
     form = replace(usual, variants=(variant,))
     return any(
-        (changed := conversation_in_form(conversation, form)) != conversation
+        (changed := apply_form(conversation, form)) != conversation
         and _written_or_none(tokenizer, changed, form)
         != _written_or_none(tokenizer, conversation, usual)
         for conversation in rows
@@ -290,8 +290,8 @@ def _is_written_otherwise(
 
 def _written_or_none(tokenizer: Any, conversation: Conversation, form: ChatRendering) -> str | None:
     try:
-        return render_messages_by_template(
-            tokenizer, conversation, form, messages_for_template(conversation, form)
+        return render_messages(
+            tokenizer, conversation, form, build_template_messages(conversation, form)
         )
     except UnusableConversation:
         return None
@@ -300,24 +300,25 @@ def _written_or_none(tokenizer: Any, conversation: Conversation, form: ChatRende
 def _has_reasoning(message: Message) -> bool:
     has_key = any(message.get(key) for key in REASONING)
     return has_key or (
-        is_assistant(message) and bool(THOUGHT.match(message_text(message.get("content")) or ""))
+        is_assistant(message)
+        and bool(THOUGHT.match(get_message_text(message.get("content")) or ""))
     )
 
 
 # --- texts of the forms ---
 
 
-def conversation_in_form(conversation: Conversation, form: ChatRendering) -> Conversation:
+def apply_form(conversation: Conversation, form: ChatRendering) -> Conversation:
     """Return the row as a trainer of this form had it before the template wrote it."""
     variants = form.variants
     if FILLED in variants and conversation.filled is not None:
         conversation = conversation.filled
     if NO_NULLS in variants:
-        conversation = without_nested_nulls(conversation)
+        conversation = remove_nested_nulls(conversation)
     if DECODED in variants:
-        conversation = with_decoded_arguments(conversation)
+        conversation = decode_call_arguments(conversation)
     if WRAPPED in variants:
-        conversation = with_wrapped_tools(conversation)
+        conversation = wrap_tools(conversation)
     if NO_SYSTEM in variants and conversation.system_column:
         conversation = replace(
             conversation, messages=conversation.messages[1:], system_column=False
@@ -327,32 +328,31 @@ def conversation_in_form(conversation: Conversation, form: ChatRendering) -> Con
     return conversation
 
 
-def messages_for_template(
+def build_template_messages(
     conversation: Conversation, form: ChatRendering
 ) -> tuple[dict[str, Any], ...]:
     """Return the messages for the template: unchanged except by the form.
 
-    conversation: a result of `conversation_in_form`.
+    conversation: a result of `apply_form`.
     """
     usual = GIVEN_ROLES not in form.variants
     messages = [
-        dict(with_calls_of_tools(message) if usual else message)
-        for message in conversation.messages
+        dict(add_tool_calls(message) if usual else message) for message in conversation.messages
     ]
     if LINE in form.variants and conversation.kind == INSTRUCTION:
-        # An instruction's turns end with its question and the answer (`parse_row_as_conversation`).
+        # An instruction's turns end with its question and the answer (`parse_conversation`).
         messages[-2]["content"] = "\n".join(filter(None, conversation.plain[:2]))
     for message in messages:
         if usual:
-            message["role"] = normalised_role(message["role"])
+            message["role"] = normalise_role(message["role"])
         if NO_REASONING in form.variants and _has_reasoning(message):
             for key in REASONING:
                 message.pop(key, None)
-            message["content"] = THOUGHT.sub("", message_text(message.get("content")) or "")
+            message["content"] = THOUGHT.sub("", get_message_text(message.get("content")) or "")
     return tuple(messages)
 
 
-def chat_template_arguments(
+def build_template_arguments(
     tokenizer: Any, conversation: Conversation, form: ChatRendering
 ) -> dict[str, Any]:
     """Return the arguments of `apply_chat_template` besides the messages."""
@@ -361,7 +361,7 @@ def chat_template_arguments(
         tokenizer.chat_template, str
     ):  # several by name: the tools decide
         source = tokenizer.get_chat_template(None, conversation.tools)
-    arguments: dict[str, Any] = {"chat_template": chat_template_with_fixed_date(source, form.day)}
+    arguments: dict[str, Any] = {"chat_template": fix_template_date(source, form.day)}
     if conversation.tools is not None:
         arguments["tools"] = conversation.tools
     if NO_THINKING in form.variants:
@@ -369,7 +369,7 @@ def chat_template_arguments(
     return arguments | dict(conversation.options)  # the row's options win
 
 
-def chat_template_with_fixed_date(source: str, day: str | None) -> str:
+def fix_template_date(source: str, day: str | None) -> str:
     """Replace the template's calls of the clock by this date: no variable of a call can hide that
     function.
 
@@ -387,7 +387,7 @@ def chat_template_with_fixed_date(source: str, day: str | None) -> str:
     return fixed
 
 
-def render_messages_by_template(
+def render_messages(
     tokenizer: Any,
     conversation: Conversation,
     form: ChatRendering,
@@ -398,8 +398,8 @@ def render_messages_by_template(
 
     Raise UnusableConversation if the template rejects them.
     """
-    arguments = chat_template_arguments(tokenizer, conversation, form)
-    unmarked = messages_without_loss_marks(messages)
+    arguments = build_template_arguments(tokenizer, conversation, form)
+    unmarked = remove_loss_marks(messages)
     try:
         text = tokenizer.apply_chat_template(
             unmarked, tokenize=False, add_generation_prompt=answering, **arguments
@@ -413,37 +413,35 @@ def render_messages_by_template(
         ArithmeticError,
     ) as error:
         raise UnusableConversation(
-            f"the chat template refuses it ({_data_free_template_error_text(error, messages)})"
+            f"the chat template refuses it ({_format_template_error(error, messages)})"
         ) from None
     return str(text)
 
 
-def messages_without_loss_marks(messages: Sequence[Message]) -> list[dict[str, Any]]:
+def remove_loss_marks(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """Return the messages as a template gets them."""
     return [
         {key: value for key, value in message.items() if key != NO_LOSS} for message in messages
     ]
 
 
-def _data_free_template_error_text(error: Exception, messages: Sequence[Message]) -> str:
+def _format_template_error(error: Exception, messages: Sequence[Message]) -> str:
     """Return the template's error message, or its type if it quotes the conversation."""
     words = " ".join(str(error).split())[:120]
-    texts = [(message_text(message.get("content")) or "").strip() for message in messages]
+    texts = [(get_message_text(message.get("content")) or "").strip() for message in messages]
     if any(text and text in words for text in texts) or not words:
         return type(error).__name__
     return words
 
 
-def chat_pieces_without_template(
-    conversation: Conversation, form: ChatRendering, end: str
-) -> list[Piece]:
+def build_plain_pieces(conversation: Conversation, form: ChatRendering, end: str) -> list[Piece]:
     """Return the row without a template, piece by piece. end: the end of text. Raise
     UnusableConversation for a turn without text."""
     if form.base == ALPACA:
-        return _alpaca_prompt_pieces(conversation, form, end)
+        return _list_alpaca_prompt_pieces(conversation, form, end)
     if conversation.kind == MESSAGES:  # turn by turn, a line each
         contents = [
-            (message_text(message.get("content")), is_assistant(message))
+            (get_message_text(message.get("content")), is_assistant(message))
             for message in conversation.messages
         ]
         if any(content is None for content, _ in contents):
@@ -453,10 +451,10 @@ def chat_pieces_without_template(
     questions = [text for text in conversation.plain[:-1] if text]
     if conversation.kind == INSTRUCTION:
         before = [
-            (f"{question}\n", f"{answer}", "\n") for question, answer in _history(conversation)
+            (f"{question}\n", f"{answer}", "\n") for question, answer in _list_history(conversation)
         ]
         return [
-            *_pieces_of_history(before),
+            *_build_history_pieces(before),
             ("\n".join(questions) + "\n", False),
             (conversation.plain[-1], True),
         ]
@@ -466,9 +464,9 @@ def chat_pieces_without_template(
     ]
 
 
-def _history(conversation: Conversation) -> list[tuple[str, str]]:
+def _list_history(conversation: Conversation) -> list[tuple[str, str]]:
     """Return the questions and answers before an instruction."""
-    # The last two turns are the instruction and its answer (`parse_row_as_conversation`).
+    # The last two turns are the instruction and its answer (`parse_conversation`).
     contents = [
         str(message["content"])
         for message in conversation.messages[conversation.system_column : -2]
@@ -476,14 +474,16 @@ def _history(conversation: Conversation) -> list[tuple[str, str]]:
     return list(zip(contents[::2], contents[1::2], strict=True))
 
 
-def _pieces_of_history(before: Sequence[tuple[str, str, str]]) -> list[Piece]:
+def _build_history_pieces(before: Sequence[tuple[str, str, str]]) -> list[Piece]:
     pieces = [
         ((question, False), (answer, True), (join, False)) for question, answer, join in before
     ]
     return [piece for turn in pieces for piece in turn]
 
 
-def _alpaca_prompt_pieces(conversation: Conversation, form: ChatRendering, end: str) -> list[Piece]:
+def _list_alpaca_prompt_pieces(
+    conversation: Conversation, form: ChatRendering, end: str
+) -> list[Piece]:
     """Return the published text of Alpaca's training.
 
     bare: without its opening; input: with the heading of the input even if there is none; line: the
@@ -501,11 +501,15 @@ def _alpaca_prompt_pieces(conversation: Conversation, form: ChatRendering, end: 
     answering = "### Response:" + ("\n" if LINE in form.variants else "")
     before = [
         (f"### Instruction:\n{question}\n\n{answering}", answer, f"{end}\n\n")
-        for question, answer in _history(conversation)
+        for question, answer in _list_history(conversation)
     ]
     text = f"### Instruction:\n{instruction}\n\n" + (
         f"### Input:\n{input_text}\n\n" if with_input else ""
     )
-    pieces: list[Piece] = [*_pieces_of_history(before), (text + answering, False), (output, True)]
+    pieces: list[Piece] = [
+        *_build_history_pieces(before),
+        (text + answering, False),
+        (output, True),
+    ]
     first_text, is_learnt = pieces[0]
     return [(opening + first_text, is_learnt), *pieces[1:]]

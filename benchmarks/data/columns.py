@@ -96,11 +96,11 @@ def detect_column_layout(table: RecordTable) -> tuple[str, ...]:
         )
     raise AuditError(
         f"{table.where}: expected either the columns prefix and suffix or the column text, or "
-        f"conversations ({_LAYOUTS_LABEL}), got {describe_table_columns_in_error(table.columns)}"
+        f"conversations ({_LAYOUTS_LABEL}), got {describe_table_columns(table.columns)}"
     )
 
 
-def unread_text_columns(
+def build_unread_text_columns(
     table: RecordTable, layout: Sequence[str], user_columns: Sequence[str]
 ) -> tuple[str, ...]:
     """Return columns with texts or turns from which no secret is made. user_columns: columns that
@@ -121,7 +121,7 @@ def require_text_layout(table: RecordTable) -> tuple[str, ...]:
     return layout
 
 
-def describe_table_columns_in_error(columns: Sequence[str]) -> str:
+def describe_table_columns(columns: Sequence[str]) -> str:
     """List column names for an error. Without a header they are private text: show none unless one
     is usual."""
     if not columns:
@@ -137,34 +137,38 @@ def describe_table_columns_in_error(columns: Sequence[str]) -> str:
     return " and ".join(words)
 
 
-def _table_cell_error(
+def _make_table_cell_error(
     table: RecordTable, row: int, column: str, expected: str, got: str
 ) -> AuditError:
     place = f"{table.where}, row {table.first_row + row} (counted from 0), column {column!r}"
     return AuditError(f"{place}: expected {expected}, got {got}")
 
 
-def text_column_values(table: RecordTable, column: str) -> list[str]:
+def list_text_column_values(table: RecordTable, column: str) -> list[str]:
     """Return a column of texts. Raise AuditError with row and column for another value."""
     values = list(table.column(column))
     for row, value in enumerate(values):
         if not isinstance(value, str):
-            raise _table_cell_error(table, row, column, "text", describe_cell_value_type(value))
+            raise _make_table_cell_error(
+                table, row, column, "text", describe_cell_value_type(value)
+            )
         if not value.isascii() and re.search(
             "[\ud800-\udfff]", value
         ):  # JSON can hold half a character: "\ud83d"
-            raise _table_cell_error(table, row, column, "text", "half of a surrogate pair")
+            raise _make_table_cell_error(table, row, column, "text", "half of a surrogate pair")
     return values
 
 
-def joined_layout_texts(table: RecordTable, layout: Sequence[str]) -> list[str]:
+def list_joined_layout_texts(table: RecordTable, layout: Sequence[str]) -> list[str]:
     return [
         "".join(parts)
-        for parts in zip(*(text_column_values(table, column) for column in layout), strict=True)
+        for parts in zip(
+            *(list_text_column_values(table, column) for column in layout), strict=True
+        )
     ]
 
 
-def row_repeat_counts(table: RecordTable) -> list[int]:
+def list_row_repeat_counts(table: RecordTable) -> list[int]:
     """Return how often each row was trained on: its repeats, or once without that column.
 
     Raise AuditError with the row for anything but a whole number of at least 1.
@@ -177,7 +181,7 @@ def row_repeat_counts(table: RecordTable) -> list[int]:
         # CSV has text only
         digits = isinstance(value, str) and re.fullmatch("[0-9]{1,15}", value)
         if not (is_integer or digits) or not 1 <= int(value) < 10**15:
-            raise _table_cell_error(
+            raise _make_table_cell_error(
                 table, row, REPEATS, "a whole number of at least 1", "another value"
             )
         counts.append(int(value))
@@ -198,13 +202,13 @@ def parse_row_conversations(
     """
     columns = {name: table.column(name) for name in (*_READ, *BESIDE) if name in table.columns}
     if layout[0] == "prompt" and _LABEL in columns:
-        columns[_LABEL] = _labels_as_truth_values(columns[_LABEL])
-    row_kinds = nested_column_kinds(table)
-    kinds = known_kinds(join_nested_kinds(kinds, row_kinds)) if kinds else row_kinds
+        columns[_LABEL] = _parse_labels(columns[_LABEL])
+    row_kinds = find_nested_kinds(table)
+    kinds = list_known_kinds(join_nested_kinds(kinds, row_kinds)) if kinds else row_kinds
     for i in range(table.rows) if order is None else order:
         row = {name: None if values[i] is ABSENT else values[i] for name, values in columns.items()}
         try:
-            sides = conversation_rows.parse_row_as_conversations(layout, row)
+            sides = conversation_rows.parse_conversations(layout, row)
             filled = _filled_sides(layout, row, kinds)
         except UnusableConversation as why:
             yield i, why
@@ -213,7 +217,7 @@ def parse_row_conversations(
             yield i, conversation if other == conversation else replace(conversation, filled=other)
 
 
-def _labels_as_truth_values(labels: Sequence[Any]) -> Sequence[Any]:
+def _parse_labels(labels: Sequence[Any]) -> Sequence[Any]:
     """Return labels of 1 and 0 as true and false, like TRL's KTO; unchanged if there are other
     labels."""
     truth: dict[Any, Any] = {
@@ -236,19 +240,19 @@ def has_unclear_labels(table: RecordTable, layout: Sequence[str]) -> bool:
     if layout[0] != "prompt" or _LABEL not in table.columns:
         return False
     labels = table.column(_LABEL)
-    return _labels_as_truth_values(labels) is labels
+    return _parse_labels(labels) is labels
 
 
-def nested_column_kinds(table: RecordTable) -> ColumnKinds:
+def find_nested_kinds(table: RecordTable) -> ColumnKinds:
     """Return Arrow's type of each conversation column that holds objects, as `Dataset.from_list`
     infers it.
 
     A column whose rows differ too much for Arrow has no type: no trainer read it from such a table.
     """
-    return known_kinds(infer_nested_kinds(table))
+    return list_known_kinds(infer_nested_kinds(table))
 
 
-def known_kinds(kinds: MaybeKinds) -> ColumnKinds:
+def list_known_kinds(kinds: MaybeKinds) -> ColumnKinds:
     """Return the types of the columns that Arrow can hold."""
     return {name: kind for name, kind in kinds.items() if kind is not None}
 
@@ -295,39 +299,38 @@ def _filled_sides(
 ) -> tuple[Conversation, ...] | None:
     """Return the row as Arrow returns it; None if that is unusable."""
     filled = {
-        name: conversation_rows.fill_as_arrow(value, kinds.get(name)) for name, value in row.items()
+        name: conversation_rows.fill_arrow_nulls(value, kinds.get(name))
+        for name, value in row.items()
     }
     try:
-        return conversation_rows.parse_row_as_conversations(layout, filled, keep_nulls=True)
+        return conversation_rows.parse_conversations(layout, filled, keep_nulls=True)
     except UnusableConversation:
         return None
 
 
-def row_personal_data_marks(table: RecordTable) -> list[tuple[Mark, ...]]:
+def list_row_personal_data_marks(table: RecordTable) -> list[tuple[Mark, ...]]:
     """Return the marks of each row: none without the column. Raise AuditError for anything but
     texts by kind."""
     if PII not in table.columns:
         return [()] * table.rows
     marks_of_rows = []
     cell_texts = zip(
-        *(map(_table_cell_text, table.column(name)) for name in detect_column_layout(table)),
+        *(map(_format_table_cell, table.column(name)) for name in detect_column_layout(table)),
         strict=True,
     )
     for row, (value, parts) in enumerate(zip(table.column(PII), cell_texts, strict=True)):
         at = (table, row, PII)
         try:
             marks_of_rows.append(
-                tuple(
-                    dict.fromkeys(_parsed_personal_data_marks(None if value is ABSENT else value))
-                )
+                tuple(dict.fromkeys(_parse_personal_data_marks(None if value is ABSENT else value)))
             )
         except ValueError as error:
-            raise _table_cell_error(
+            raise _make_table_cell_error(
                 *at, 'texts by kind, as {"name": ["Jane Doe"]}', str(error)
             ) from None
         # Joined: a mark may run from the prefix into the suffix.
         if missing := [kind for kind, text in marks_of_rows[-1] if text not in "".join(parts)]:
-            raise _table_cell_error(
+            raise _make_table_cell_error(
                 *at, "texts that stand in the row", f"a {missing[0]} that does not"
             )
     kinds = {kind for row in marks_of_rows for kind, _ in row}
@@ -339,7 +342,7 @@ def row_personal_data_marks(table: RecordTable) -> list[tuple[Mark, ...]]:
     return marks_of_rows
 
 
-def _parsed_personal_data_marks(value: Any) -> Iterator[Mark]:
+def _parse_personal_data_marks(value: Any) -> Iterator[Mark]:
     """Yield the marks of one row. Raise ValueError, without private text, for anything but texts by
     kind."""
     if value is None or value == "":
@@ -370,16 +373,16 @@ def _parsed_personal_data_marks(value: Any) -> Iterator[Mark]:
             yield kind, text.strip()
 
 
-def _table_cell_text(value: Any) -> str:
+def _format_table_cell(value: Any) -> str:
     """Return all text of a cell; of a conversation, message by message."""
     if isinstance(value, dict | list):
         return "\n".join(
-            map(_table_cell_text, value.values() if isinstance(value, dict) else value)
+            map(_format_table_cell, value.values() if isinstance(value, dict) else value)
         )
     return value if isinstance(value, str) else ""
 
 
-def row_group_values(table: RecordTable, column: str | None, needed: bool) -> Sequence[str | None]:
+def list_row_groups(table: RecordTable, column: str | None, needed: bool) -> Sequence[str | None]:
     """Return the group of each row, None without a group column.
 
     Reports show these values, so a column that names people instead of groups is rejected.
@@ -387,7 +390,7 @@ def row_group_values(table: RecordTable, column: str | None, needed: bool) -> Se
     if column is None or not _has_one_column(table, "--group-column", column, needed):
         return [None] * table.rows
     values = [
-        _group_name_of_cell(table, row, column, value)
+        _name_cell_group(table, row, column, value)
         for row, value in enumerate(table.column(column))
     ]
     check_few_groups(table, column, len(set(values)))
@@ -403,7 +406,7 @@ def check_few_groups(table: RecordTable, column: str, n_groups: int) -> None:
         )
 
 
-def _group_name_of_cell(table: RecordTable, row: int, column: str, value: Any) -> str:
+def _name_cell_group(table: RecordTable, row: int, column: str, value: Any) -> str:
     if value is None or value is ABSENT or value == "":
         return "none"
     if not isinstance(value, str | int | float | bool) or len(str(value)) > _GROUP_LENGTH:
@@ -411,20 +414,18 @@ def _group_name_of_cell(table: RecordTable, row: int, column: str, value: Any) -
             description = f"a text of {len(value):,} characters"
         else:
             description = describe_cell_value_type(value)
-        raise _table_cell_error(
+        raise _make_table_cell_error(
             table, row, column, f"a group's name of at most {_GROUP_LENGTH} characters", description
         )
     return str(value)
 
 
-def optional_row_users(
-    table: RecordTable, column: str | None, needed: bool
-) -> Sequence[str | None]:
-    """Return `row_privacy_unit_names`, or None for each row without a column. Raise AuditError if
-    the column is missing."""
+def list_row_users(table: RecordTable, column: str | None, needed: bool) -> Sequence[str | None]:
+    """Return `list_row_privacy_unit_names`, or None for each row without a column. Raise AuditError
+    if the column is missing."""
     if column is None or not _has_one_column(table, "--user-column", column, needed):
         return [None] * table.rows
-    return row_privacy_unit_names(table, column)
+    return list_row_privacy_unit_names(table, column)
 
 
 def _has_one_column(table: RecordTable, flag: str, column: str, needed: bool) -> bool:
@@ -435,18 +436,18 @@ def _has_one_column(table: RecordTable, flag: str, column: str, needed: bool) ->
     if table.columns.count(column) != 1:
         raise AuditError(
             f"{table.where}: expected one column {flag} {column!r}, got "
-            f"{describe_table_columns_in_error(table.columns)}"
+            f"{describe_table_columns(table.columns)}"
         )
     return True
 
 
-def row_privacy_unit_names(table: RecordTable, column: str) -> list[str]:
+def list_row_privacy_unit_names(table: RecordTable, column: str) -> list[str]:
     """Return the user of each row. Raise AuditError with the row for anything but text or a whole
     number."""
     values = list(table.column(column))
     for row, value in enumerate(values):
         if not isinstance(value, str | int) or isinstance(value, bool) or value == "":
-            raise _table_cell_error(
+            raise _make_table_cell_error(
                 table, row, column, "a name or a whole number", describe_cell_value_type(value)
             )
     return [str(value) for value in values]

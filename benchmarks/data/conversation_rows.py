@@ -104,7 +104,7 @@ class Conversation:
         )
 
 
-def normalised_role(role: str) -> str:
+def normalise_role(role: str) -> str:
     """Return `user` for `human`, `assistant` for `gpt`, `tool` for `observation`; any other role
     unchanged."""
     return _USUAL_ROLES.get(role, role)
@@ -112,10 +112,10 @@ def normalised_role(role: str) -> str:
 
 def is_assistant(message: Message) -> bool:
     """Check that a message is the assistant's, which models are trained on."""
-    return normalised_role(message["role"]) == ASSISTANT
+    return normalise_role(message["role"]) == ASSISTANT
 
 
-def message_text(content: Any) -> str | None:
+def get_message_text(content: Any) -> str | None:
     """Return a text, or the joined texts of its parts; None if a part has no text."""
     if isinstance(content, Sequence) and not isinstance(content, str):
         parts = [part.get("text") if isinstance(part, Mapping) else None for part in content]
@@ -123,7 +123,7 @@ def message_text(content: Any) -> str | None:
     return content if isinstance(content, str) else None
 
 
-def parse_row_as_conversations(
+def parse_conversations(
     layout: Sequence[str], row: Mapping[str, Any], keep_nulls: bool = False
 ) -> tuple[Conversation, ...]:
     """Parse a row of one of `LAYOUTS`: both sides of preferences, else one conversation.
@@ -131,14 +131,12 @@ def parse_row_as_conversations(
     Raise UnusableConversation for an invalid row.
     """
     if layout != PREFERENCES:
-        return (parse_row_as_conversation(layout, row, keep_nulls),)
+        return (parse_conversation(layout, row, keep_nulls),)
     prompt, *sides = _split_preferences(row)
     columns = ("prompt", "completion") if prompt is not None else ("instruction", "output")
     return tuple(
-        _without_loss_on_prompt(
-            parse_row_as_conversation(
-                columns, {**row, columns[1]: side, "prompt": prompt}, keep_nulls
-            ),
+        _drop_prompt_loss(
+            parse_conversation(columns, {**row, columns[1]: side, "prompt": prompt}, keep_nulls),
             side,
             _PREFERENCE_PROMPT,
             group,
@@ -174,7 +172,7 @@ def _split_preferences(row: Mapping[str, Any]) -> tuple[Any, Any, Any]:
     return chosen[:shared], chosen[shared:], rejected[shared:]
 
 
-def _without_loss_on_prompt(
+def _drop_prompt_loss(
     conversation: Conversation, completion: Any, reason: str, group: str | None
 ) -> Conversation:
     """Return the conversation with a loss on the turns of its completion only. reason: the prompt's
@@ -184,7 +182,7 @@ def _without_loss_on_prompt(
     return replace(conversation, messages=(*prompt, *conversation.messages[-last:]), group=group)
 
 
-def parse_row_as_conversation(
+def parse_conversation(
     layout: Sequence[str], row: Mapping[str, Any], keep_nulls: bool = False
 ) -> Conversation:
     """Parse a row of one of `LAYOUTS` but preferences. Raise UnusableConversation for an invalid
@@ -192,8 +190,8 @@ def parse_row_as_conversation(
 
     keep_nulls: keep keys of messages and chat_template_kwargs that hold null.
     """
-    tools = _parsed_conversation_tools(row.get("tools"))
-    options = _parsed_chat_template_options(row.get("chat_template_kwargs"), keep_nulls)
+    tools = _parse_conversation_tools(row.get("tools"))
+    options = _parse_chat_template_options(row.get("chat_template_kwargs"), keep_nulls)
     if row.get("system"):
         before = [{"role": SYSTEM, "content": _require_message_text(row["system"])}]
     else:
@@ -201,7 +199,7 @@ def parse_row_as_conversation(
     kind = MESSAGES
     plain = tuple[str, ...]()
     if layout[0] in ("messages", "conversations"):
-        turns = _normalised_messages(row[layout[0]], "", keep_nulls)
+        turns = _list_normalised_messages(row[layout[0]], "", keep_nulls)
         # The turn wins over the column.
         if turns and turns[0]["role"] == SYSTEM:
             before = []
@@ -214,18 +212,18 @@ def parse_row_as_conversation(
         )
         question = "\n\n".join(filter(None, plain[:2]))
         turns = [{"role": USER, "content": question}, {"role": ASSISTANT, "content": plain[2]}]
-        turns = [*_parsed_history(row.get("history")), *turns]
+        turns = [*_parse_history(row.get("history")), *turns]
     else:
         prompt = row["prompt"]
         completion = row["completion"]
         turns = [
-            *_normalised_messages(prompt, USER, keep_nulls),
-            *_normalised_messages(completion, ASSISTANT, keep_nulls),
+            *_list_normalised_messages(prompt, USER, keep_nulls),
+            *_list_normalised_messages(completion, ASSISTANT, keep_nulls),
         ]
         if isinstance(prompt, str) and isinstance(completion, str):
             kind = COMPLETION
             plain = (prompt, completion)
-    if _is_marked_as_not_trained_on(row):
+    if _is_marked_untrained(row):
         turns = [{**turn, NO_LOSS: MARKED} for turn in turns]
     conversation = Conversation(
         (*before, *turns), tools, options, kind, plain, system_column=bool(before)
@@ -239,13 +237,13 @@ def parse_row_as_conversation(
     # completion.
     completion = row["completion"] if layout[0] == "prompt" else ""
     if group is not None:
-        return _without_loss_on_prompt(conversation, completion, _PREFERENCE_PROMPT, group)
+        return _drop_prompt_loss(conversation, completion, _PREFERENCE_PROMPT, group)
     if layout[0] == "prompt":
-        return _without_loss_on_prompt(conversation, completion, _PROMPT, None)
+        return _drop_prompt_loss(conversation, completion, _PROMPT, None)
     return conversation
 
 
-def _is_marked_as_not_trained_on(message: Mapping[str, Any]) -> bool:
+def _is_marked_untrained(message: Mapping[str, Any]) -> bool:
     """Check a row, a message or a part of one for marks that exclude it or a span of it from the
     loss."""
     spans = [
@@ -266,7 +264,7 @@ def _means_no(mark: Any) -> bool:
     return isinstance(mark, int | float) and mark == 0
 
 
-def _parsed_history(history: Any) -> list[dict[str, Any]]:
+def _parse_history(history: Any) -> list[dict[str, Any]]:
     """Return earlier questions and answers, as LLaMA-Factory's Alpaca layout holds them, as
     turns."""
     if isinstance(history, str) and history:
@@ -287,7 +285,7 @@ def _parsed_history(history: Any) -> list[dict[str, Any]]:
     return turns
 
 
-def _normalised_messages(
+def _list_normalised_messages(
     messages: Any, role: str, keep_nulls: bool = False
 ) -> list[dict[str, Any]]:
     """Return messages with role and content, from OpenAI's keys or ShareGPT's from and value; a
@@ -304,10 +302,10 @@ def _normalised_messages(
         if not isinstance(renamed.get("role"), str):
             raise UnusableConversation("a turn without a role")
         content = renamed.get("content")
-        if content is not None and message_text(content) is None:
+        if content is not None and get_message_text(content) is None:
             raise UnusableConversation("a turn that is not text")
         parts = () if isinstance(content, str | None) else content
-        marked = any(map(_is_marked_as_not_trained_on, (renamed, *parts)))
+        marked = any(map(_is_marked_untrained, (renamed, *parts)))
         # Parquet and `datasets` give every message the keys of all, with null for missing ones.
         content_keys = {
             key: value for key, value in renamed.items() if key not in (*_MARKS, *_MARKED_SPANS)
@@ -325,13 +323,13 @@ def _require_message_text(content: Any) -> str:
     return content
 
 
-def name_of_tool(tool: Any) -> str:
+def get_tool_name(tool: Any) -> str:
     """Return the name of a function, bare or in OpenAI's format; "" if it has none."""
     function = tool.get("function", tool) if isinstance(tool, Mapping) else {}
     return str(function.get("name", "")) if isinstance(function, Mapping) else ""
 
 
-def _parsed_conversation_tools(tools: Any) -> Any:
+def _parse_conversation_tools(tools: Any) -> Any:
     """Return a list of functions, which may be empty; TRL also reads it from JSON."""
     if isinstance(tools, str) and tools:
         try:
@@ -343,7 +341,7 @@ def _parsed_conversation_tools(tools: Any) -> Any:
     return list(tools) if isinstance(tools, Sequence) and not isinstance(tools, str) else None
 
 
-def _parsed_chat_template_options(options: Any, keep_nulls: bool) -> dict[str, Any]:
+def _parse_chat_template_options(options: Any, keep_nulls: bool) -> dict[str, Any]:
     if options is None:
         return {}
     if not isinstance(options, Mapping):
@@ -354,10 +352,10 @@ def _parsed_chat_template_options(options: Any, keep_nulls: bool) -> dict[str, A
 # --- trainers' changes of a row ---
 
 
-def with_calls_of_tools(message: Message) -> Message:
+def add_tool_calls(message: Message) -> Message:
     """Return a turn of a calling role as an assistant's turn with `tool_calls`, like LLaMA-Factory
     and ms-swift; other turns, and turns without JSON of calls, unchanged."""
-    text = message_text(message.get("content"))
+    text = get_message_text(message.get("content"))
     if message["role"] not in _CALLING_ROLES or text is None:
         return message
     thought = THOUGHT.match(text)
@@ -375,7 +373,7 @@ def with_calls_of_tools(message: Message) -> Message:
     return {**message, "role": ASSISTANT, "content": text[:start], "tool_calls": functions}
 
 
-def with_wrapped_tools(conversation: Conversation) -> Conversation:
+def wrap_tools(conversation: Conversation) -> Conversation:
     """Return the row with each tool that is a bare function as OpenAI's API has it, under the key
     `function`."""
     if not isinstance(conversation.tools, list):
@@ -391,31 +389,31 @@ def with_wrapped_tools(conversation: Conversation) -> Conversation:
     return replace(conversation, tools=wrapped)
 
 
-def with_decoded_arguments(conversation: Conversation) -> Conversation:
+def decode_call_arguments(conversation: Conversation) -> Conversation:
     """Return the row with the arguments of tool calls that are JSON text as objects, as axolotl has
     them."""
     return replace(
         conversation,
         messages=tuple(
-            _with_changed_calls(message, _decoded_arguments) for message in conversation.messages
+            _change_calls(message, _decode_arguments) for message in conversation.messages
         ),
     )
 
 
-def _with_changed_calls(message: Message, change: Callable[[Any], Any]) -> Message:
+def _change_calls(message: Message, change: Callable[[Any], Any]) -> Message:
     calls = message.get("tool_calls")
     if isinstance(calls, list):
         return {**message, "tool_calls": [change(call) for call in calls]}
     return message
 
 
-def _decoded_arguments(call: Any) -> Any:
+def _decode_arguments(call: Any) -> Any:
     """Return a tool call, OpenAI's or the function only, with its arguments decoded if they are
     JSON text."""
     if not isinstance(call, Mapping):
         return call
     if "function" in call:
-        changed = {**call, "function": _decoded_arguments(call["function"])}
+        changed = {**call, "function": _decode_arguments(call["function"])}
     else:
         changed = dict(call)
     if isinstance(changed.get("arguments"), str):
@@ -426,25 +424,25 @@ def _decoded_arguments(call: Any) -> Any:
     return changed
 
 
-def without_nested_nulls(conversation: Conversation) -> Conversation:
+def remove_nested_nulls(conversation: Conversation) -> Conversation:
     """Return the row without keys that hold null in its tools and messages, at any depth."""
     return replace(
         conversation,
-        messages=without_nulls(conversation.messages),
-        tools=without_nulls(conversation.tools),
+        messages=remove_nulls(conversation.messages),
+        tools=remove_nulls(conversation.tools),
     )
 
 
-def without_nulls(value: Any) -> Any:
+def remove_nulls(value: Any) -> Any:
     """Return the value without keys that hold null, at any depth."""
     if isinstance(value, Mapping):
-        return {key: without_nulls(inner) for key, inner in value.items() if inner is not None}
+        return {key: remove_nulls(inner) for key, inner in value.items() if inner is not None}
     if isinstance(value, list | tuple):
-        return type(value)(map(without_nulls, value))
+        return type(value)(map(remove_nulls, value))
     return value
 
 
-def fill_as_arrow(value: Any, kind: Any) -> Any:
+def fill_arrow_nulls(value: Any, kind: Any) -> Any:
     """Return a cell as Arrow returns it from a column of this `pyarrow.DataType`: objects with all
     keys of the column's objects, in the column's order, null for missing ones."""
     from pyarrow import types
@@ -452,7 +450,7 @@ def fill_as_arrow(value: Any, kind: Any) -> Any:
     if value is None or kind is None:
         return value
     if types.is_struct(kind) and isinstance(value, Mapping):
-        return {field.name: fill_as_arrow(value.get(field.name), field.type) for field in kind}
+        return {field.name: fill_arrow_nulls(value.get(field.name), field.type) for field in kind}
     if (types.is_list(kind) or types.is_large_list(kind)) and isinstance(value, list | tuple):
-        return [fill_as_arrow(inner, kind.value_type) for inner in value]
+        return [fill_arrow_nulls(inner, kind.value_type) for inner in value]
     return value

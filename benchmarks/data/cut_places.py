@@ -24,7 +24,7 @@ _SHARE = 0.1  # least share of the texts with one beginning: fewer show nothing
 _FEWEST = 5  # texts that begin alike
 
 
-def check_prefix_and_suffix_lengths(prefix_length: int | None, suffix_length: int | None) -> None:
+def check_secret_lengths(prefix_length: int | None, suffix_length: int | None) -> None:
     """Raise AuditError for a length below 1; None sets no length."""
     for flag, length in (("--prefix-length", prefix_length), ("--suffix-length", suffix_length)):
         if length is not None and length < 1:
@@ -88,15 +88,15 @@ class TextLengths:
         if self.are_given or (self.windows is not None and n_tokens >= sum(self.fixed)):
             prefix, suffix = self.fixed
             return (
-                self._cut_by_given_lengths(n_tokens, shared)
+                self._cut_given_lengths(n_tokens, shared)
                 or f"shorter than {prefix} + {suffix} tokens"
             )
         return (
-            self._cut_by_own_length(n_tokens, shared)
+            self._cut_own_length(n_tokens, shared)
             or f"shorter than {LEAST_PREFIX} + {LEAST_SUFFIX} tokens"
         )
 
-    def _cut_by_given_lengths(self, n_tokens: int, shared: int) -> list[CutPlace]:
+    def _cut_given_lengths(self, n_tokens: int, shared: int) -> list[CutPlace]:
         prefix, suffix = self.fixed
         last = n_tokens - prefix - suffix
         if last < 0:
@@ -106,10 +106,10 @@ class TextLengths:
         starts = [begin] if self.windows is None else range(begin, last + 1, self.windows)
         return [CutPlace(start, start + prefix, start + prefix + suffix) for start in starts]
 
-    def _cut_by_own_length(self, n_tokens: int, shared: int) -> list[CutPlace]:
+    def _cut_own_length(self, n_tokens: int, shared: int) -> list[CutPlace]:
         if n_tokens < LEAST_PREFIX + LEAST_SUFFIX:
             return []
-        first = _first_middle(n_tokens)
+        first = _find_first_middle(n_tokens)
         begin = 0
         public = LENGTH
         size = n_tokens - shared
@@ -117,9 +117,9 @@ class TextLengths:
             # Cut the shared part like a separate text: its windows are the same in all of these
             # texts, and merged.
             begin = shared
-            first = max(first, shared + min(_OWN, _first_middle(size)))
+            first = max(first, shared + min(_OWN, _find_first_middle(size)))
             public = first
-        places = self._cut_by_own_length(begin, 0)[: MOST_WINDOWS // 2]
+        places = self._cut_own_length(begin, 0)[: MOST_WINDOWS // 2]
         middles = spread_windows(first, n_tokens, MOST_WINDOWS - len(places))
         distinct = [CutPlace(max(0, at - LENGTH), at, min(n_tokens, at + LENGTH)) for at in middles]
         return [*places, distinct[0]._replace(start=max(0, first - public)), *distinct[1:]]
@@ -143,7 +143,7 @@ def _fit_place(place: CutPlace, room: int | None) -> CutPlace:
     return place._replace(start=max(place.start, min(place.end - room, place.middle - LENGTH)))
 
 
-def _first_middle(n_tokens: int) -> int:
+def _find_first_middle(n_tokens: int) -> int:
     return min(LENGTH, n_tokens // 2, n_tokens - LEAST_SUFFIX)
 
 
@@ -161,7 +161,7 @@ class SharedBeginnings:
         """Count the first tokens of a text that begin one of these."""
         at = bisect_left(self.beginnings, tuple(tokens))  # the nearest in sorted order share most
         nearest = self.beginnings[max(0, at - 1) : at + 1]
-        length = max((_common_length(tokens, text) for text in nearest), default=0)
+        length = max((_find_common_length(tokens, text) for text in nearest), default=0)
         return length if length >= _LEAST_SHARED else 0
 
 
@@ -177,7 +177,7 @@ def find_shared_beginnings(texts: Sequence[Sequence[int]]) -> SharedBeginnings:
     """
     distinct = sorted({tuple(text) for text in texts})
     together = max(_FEWEST, round(_SHARE * len(distinct)))
-    shared = [_common_length(text, after) for text, after in pairwise(distinct)]
+    shared = [_find_common_length(text, after) for text, after in pairwise(distinct)]
     beginnings = {
         distinct[i][:length]
         for i in range(len(distinct) - together + 1)
@@ -193,7 +193,7 @@ def find_shared_beginnings(texts: Sequence[Sequence[int]]) -> SharedBeginnings:
     return SharedBeginnings(tuple(sorted(told_apart)))
 
 
-def _common_length(text: Sequence[int], other: Sequence[int]) -> int:
+def _find_common_length(text: Sequence[int], other: Sequence[int]) -> int:
     return sum(
         1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(text, other, strict=False))
     )

@@ -19,9 +19,9 @@ from auditor.benchmarks.data.columns import (
     PLAIN,
     ColumnKinds,
     detect_column_layout,
-    joined_layout_texts,
+    list_joined_layout_texts,
+    list_text_column_values,
     parse_row_conversations,
-    text_column_values,
 )
 from auditor.benchmarks.data.conversation_rows import ASSISTANT, Conversation, UnusableConversation
 from auditor.benchmarks.data.cut_places import (
@@ -34,14 +34,14 @@ from auditor.benchmarks.data.cut_places import (
     TextLengths,
     find_shared_beginnings,
 )
-from auditor.benchmarks.data.data_records import too_long_phrase
+from auditor.benchmarks.data.data_records import format_too_long
 from auditor.benchmarks.data.tables import RecordTable
 from auditor.benchmarks.data.wording import (
     CUT_WITHIN_CHARACTER,
+    cut_wording,
+    find_token_ends,
     move_cut_between_characters,
-    split_offsets_of_byte_runs,
-    token_ends_in_characters,
-    wording_at_token_ends,
+    split_byte_runs,
 )
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens, Wording
@@ -105,7 +105,7 @@ class Cutting:
         if start:
             prefix = prefix[-(at - start) :]
         if self.room is not None and len(prefix) + len(suffix) > self.room:
-            return too_long_phrase(self.room)
+            return format_too_long(self.room)
         return prefix, suffix, wording
 
 
@@ -126,7 +126,7 @@ class CutPart:
     tokens: int = 0
 
 
-def require_fast_tokenizer_for_cutting(
+def require_fast_tokenizer(
     tokenizer: PreTrainedTokenizerBase | None,
 ) -> PreTrainedTokenizerBase:
     """Return the tokenizer. Raise AuditError if it does not map tokens to characters."""
@@ -140,7 +140,7 @@ def require_fast_tokenizer_for_cutting(
     return tokenizer
 
 
-def data_tokenisation_note(tokenizer: PreTrainedTokenizerBase) -> str:
+def describe_tokenisation(tokenizer: PreTrainedTokenizerBase) -> str:
     extra = tokenizer.num_special_tokens_to_add()
     default = f"; by default it would add {extra} to every text" if extra else ""
     return (
@@ -182,15 +182,15 @@ def cut_rows_into_parts(
         rule = f"{turns} turns, {of_each} of each, as {form}"
         rows = parse_row_conversations(table, layout, kinds=cut.kinds)
         return _cut_conversations(cut, cut.form, rows, texts, remarks), rule, texts
-    row_texts = joined_layout_texts(table, layout)
+    row_texts = list_joined_layout_texts(table, layout)
     if layout == ("prefix", "suffix"):
         # as one text, as in training
-        encoded = encode_data_texts_with_offsets(cut.tokenizer, row_texts)
+        encoded = encode_data_texts(cut.tokenizer, row_texts)
         halves = zip(
-            *(text_column_values(table, column) for column in layout), encoded, strict=True
+            *(list_text_column_values(table, column) for column in layout), encoded, strict=True
         )
         parts = (
-            _part_of_pair(cut, row, _cut_pair(cut.tokenizer, prefix, suffix, ids, offsets))
+            _cut_pair_part(cut, row, _cut_pair(cut.tokenizer, prefix, suffix, ids, offsets))
             for row, (prefix, suffix, (ids, offsets)) in enumerate(halves)
         )
         return parts, "prefix and suffix tokenised jointly and kept whole", row_texts
@@ -203,7 +203,7 @@ def _cut_texts_into_parts(
     """Yield a prefix and a suffix at each place of each text. remarks: counts cuts at other places,
     by reason."""
     for row, (text, (ids, offsets)) in enumerate(
-        zip(texts, encode_data_texts_with_offsets(cut.tokenizer, texts), strict=True)
+        zip(texts, encode_data_texts(cut.tokenizer, texts), strict=True)
     ):
         begin, trained_end = cut.trained_span(len(ids))
         n_trained = trained_end - begin
@@ -216,7 +216,7 @@ def _cut_texts_into_parts(
         if isinstance(places, str):
             yield CutPart(row, places)
             continue
-        ends = token_ends_in_characters(offsets, len(text))
+        ends = find_token_ends(offsets, len(text))
         several = len(places) > 1 or cut.lengths.windows is not None
         is_moved = False
         for number, place in enumerate(places):
@@ -228,7 +228,7 @@ def _cut_texts_into_parts(
             if not start < middle < end:
                 yield CutPart(row, CUT_WITHIN_CHARACTER, part, tokens=n_tokens)
                 continue
-            wording = wording_at_token_ends(text, ends, start, middle, end)
+            wording = cut_wording(text, ends, start, middle, end)
             halves = (tuple(ids[start:middle]), tuple(ids[middle:end]), wording)
             yield CutPart(row, halves, part, middle, n_shared=n_shared, tokens=n_tokens)
         if is_moved and cut.lengths.are_given:
@@ -237,21 +237,19 @@ def _cut_texts_into_parts(
             yield CutPart(row, cut.trained.beyond_phrase, len(places))
 
 
-def shared_beginnings_of_texts(tokenizer: Any, table: RecordTable) -> SharedBeginnings:
+def measure_shared_beginnings(tokenizer: Any, table: RecordTable) -> SharedBeginnings:
     """Return the beginnings that many texts of a table share; nothing for a table of other
     records."""
     layout = detect_column_layout(table)
     if layout != ("text",):
         return NOTHING_SHARED
-    texts = joined_layout_texts(table, layout)
+    texts = list_joined_layout_texts(table, layout)
     n_texts, n_characters = _COMPARED
     sample = [text[:n_characters] for text in texts[:: -(-len(texts) // n_texts)]]
-    return find_shared_beginnings(
-        [ids for ids, _ in encode_data_texts_with_offsets(tokenizer, sample)]
-    )
+    return find_shared_beginnings([ids for ids, _ in encode_data_texts(tokenizer, sample)])
 
 
-def _part_of_pair(cut: Cutting, row: int, halves: Halves) -> CutPart:
+def _cut_pair_part(cut: Cutting, row: int, halves: Halves) -> CutPart:
     if isinstance(halves, str):
         return CutPart(row, halves)
     n_prefix = len(halves[0])
@@ -280,7 +278,7 @@ def _cut_pair(
         if decode_keeping_special_tokens(tokenizer, ids[:cut_index]) == prefix:
             ends = [
                 max(0, end - len(prefix))
-                for end in token_ends_in_characters(offsets[cut_index:], len(prefix + suffix))
+                for end in find_token_ends(offsets[cut_index:], len(prefix + suffix))
             ]
             return (
                 tuple(ids[:cut_index]),
@@ -303,7 +301,7 @@ def _cut_conversations(
         answers = [
             answer
             for _, conversation in sides
-            for answer in _answers_of_conversation(cut, form, conversation, texts, remarks)
+            for answer in _cut_conversation_answers(cut, form, conversation, texts, remarks)
         ]
         for part, (answer, group) in enumerate(answers):
             number = part if len(answers) > 1 else None
@@ -329,7 +327,7 @@ def _fit_answer(
     return replace(answer, prefix=halves[0])
 
 
-def _answers_of_conversation(
+def _cut_conversation_answers(
     cut: Cutting,
     form: ChatRendering,
     conversation: Conversation | UnusableConversation,
@@ -368,7 +366,7 @@ def _answers_of_conversation(
     ]
 
 
-def usual_chat_rendering_of_table(tokenizer: Any, table: RecordTable) -> ChatRendering:
+def choose_table_rendering(tokenizer: Any, table: RecordTable) -> ChatRendering:
     """Return the most usual rendering of such rows, with today's date if the template writes a
     date.
 
@@ -376,13 +374,13 @@ def usual_chat_rendering_of_table(tokenizer: Any, table: RecordTable) -> ChatRen
     """
     for _, conversation in parse_row_conversations(table, detect_column_layout(table)):
         if not isinstance(conversation, UnusableConversation):
-            return chat_rendering.most_usual_chat_rendering(
+            return chat_rendering.choose_usual_rendering(
                 tokenizer, [conversation], f"{date.today()}"
             )
     return ChatRendering(chat_rendering.NONE)
 
 
-def encode_data_texts_with_offsets(
+def encode_data_texts(
     tokenizer: Any, texts: Sequence[str]
 ) -> Iterator[tuple[list[int], list[tuple[int, int]]]]:
     """Yield the token ids of each text, and the characters of each token."""
@@ -399,5 +397,5 @@ def encode_data_texts_with_offsets(
             # a text longer than the model's positions is cut later, so the warning would mislead
             verbose=False,
         )
-        offsets = map(split_offsets_of_byte_runs, batch, encoded["offset_mapping"])
+        offsets = map(split_byte_runs, batch, encoded["offset_mapping"])
         yield from zip(encoded["input_ids"], offsets, strict=True)

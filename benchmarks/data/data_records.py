@@ -90,12 +90,12 @@ class RecordSource:
         )
 
 
-def too_long_phrase(room: int) -> str:
+def format_too_long(room: int) -> str:
     """Return the reason for leaving out a prefix and suffix of more than `room` tokens."""
     return f"longer than the {max(0, room):,} tokens that the model reads at once"
 
 
-def group_rows_by_reason(
+def group_reason_rows(
     reasons_of_rows: Sequence[tuple[int, str]],
 ) -> tuple[tuple[str, tuple[int, ...]], ...]:
     """Return each reason with its rows, in order, duplicates included."""
@@ -118,7 +118,7 @@ def group_unusable_parts(
         reversed([(row, reason) for row, reason in unusable if row not in usable_rows])
     )
     parts = [(row, reason) for row, reason in unusable if row in usable_rows]
-    return group_rows_by_reason(sorted(first_reasons.items())), group_rows_by_reason(parts)
+    return group_reason_rows(sorted(first_reasons.items())), group_reason_rows(parts)
 
 
 def _count_attacked_tokens(records: Iterable[DataRecord]) -> int:

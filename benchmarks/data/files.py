@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from auditor.benchmarks.data import chat, columns, cutting
 from auditor.benchmarks.data.chat_rendering import ChatRendering
 from auditor.benchmarks.data.conversation_rows import UnusableConversation
-from auditor.benchmarks.data.cut_places import TextLengths, check_prefix_and_suffix_lengths
+from auditor.benchmarks.data.cut_places import TextLengths, check_secret_lengths
 from auditor.benchmarks.data.cutting import Cutting
 from auditor.benchmarks.data.data_records import DataRecord, RecordSource, group_unusable_parts
 from auditor.benchmarks.data.large_tables import (
@@ -27,10 +27,10 @@ from auditor.benchmarks.data.large_tables import (
     SamplingOrder,
     TableCounting,
     UnreadRows,
-    read_sample_of_large_table,
+    sample_large_table,
 )
-from auditor.benchmarks.data.length_matching import match_nonmembers_by_length
-from auditor.benchmarks.data.member_copies import leave_out_copies_of_members
+from auditor.benchmarks.data.length_matching import match_nonmember_lengths
+from auditor.benchmarks.data.member_copies import drop_member_copies
 from auditor.benchmarks.data.occurrences import (
     count_text_occurrences,
     is_occurrence_end_inside_word,
@@ -39,8 +39,8 @@ from auditor.benchmarks.data.splitting import (
     ALSO_MEMBER,
     SEVERAL,
     SplitOptions,
+    format_row_numbers,
     plural,
-    row_numbers_phrase,
     split_data_records_into_secrets,
 )
 from auditor.benchmarks.data.tables import (
@@ -105,28 +105,26 @@ class Files(Benchmark):
         the second. `counting` counts the rows of a large table, for example by workers; None: in
         this process.
         """
-        check_prefix_and_suffix_lengths(prefix_length, suffix_length)
+        check_secret_lengths(prefix_length, suffix_length)
         lengths = TextLengths(prefix_length, suffix_length, windows)
         split = SplitOptions(known_fraction, limit, seed)
-        self.tokenizer = cutting.require_fast_tokenizer_for_cutting(tokenizer)
+        self.tokenizer = cutting.require_fast_tokenizer(tokenizer)
         label_columns = (group_column, user_column)
         counting = counting or TableCounting()
         self.counted_tables = counting.counted
         reader = TableReader(split, counting, label_columns, forget)
         table, unread = reader.read("--data", data)
-        shared = cutting.shared_beginnings_of_texts(self.tokenizer, table)
-        self._kinds = _nested_kinds_of_all_rows(table, unread)
+        shared = cutting.measure_shared_beginnings(self.tokenizer, table)
+        self._kinds = _find_all_nested_kinds(table, unread)
         cut = Cutting(
             self.tokenizer, lengths, knows, form, turns, shared, self._kinds, trained, room
         )
         used = [name for name in label_columns if name is not None]
-        self.unread_columns = columns.unread_text_columns(
+        self.unread_columns = columns.build_unread_text_columns(
             table, columns.detect_column_layout(table), used
         )
-        members = _table_as_record_source("--data", table, cut, *label_columns, unread=unread)
-        read_source = partial(
-            _read_file_as_record_source, reader=reader, cut=cut, members=members.unread
-        )
+        members = _build_record_source("--data", table, cut, *label_columns, unread=unread)
+        read_source = partial(_read_record_source, reader=reader, cut=cut, members=members.unread)
         optional_files = (("--known", known), ("--nonmembers", nonmembers), ("--forget", forget))
         sources = {
             flag: read_source(flag, name) for flag, name in optional_files if name is not None
@@ -138,9 +136,9 @@ class Files(Benchmark):
                     f"{source.where}"
                 )
         if nonmembers is not None:
-            nonmember_source = leave_out_copies_of_members(sources["--nonmembers"], members)
+            nonmember_source = drop_member_copies(sources["--nonmembers"], members)
             if columns.detect_column_layout(table) == ("text",) and not lengths.are_given:
-                nonmember_source, self.doubts = match_nonmembers_by_length(
+                nonmember_source, self.doubts = match_nonmember_lengths(
                     nonmember_source, members, split
                 )
             sources["--nonmembers"] = nonmember_source
@@ -156,10 +154,10 @@ class Files(Benchmark):
                 len(secret.prefix) for secret in self.secrets if not secret.member
             )
         else:
-            self.heldout_given = _given_tokens_of_heldout_parts(self.secrets)
+            self.heldout_given = _count_heldout_context(self.secrets)
         large = (members, sources.get("--nonmembers"), sources.get("--forget"))
-        whole_reads = _notes_on_large_tables_read_whole(large, limit)
-        self.notes = (cutting.data_tokenisation_note(self.tokenizer), *parts.notes, *whole_reads)
+        whole_reads = _list_large_table_notes(large, limit)
+        self.notes = (cutting.describe_tokenisation(self.tokenizer), *parts.notes, *whole_reads)
         self._given = {True: ("--data", data), False: ("--nonmembers", nonmembers)}
 
     def texts_with_repeat_counts(self, members: bool) -> Iterator[tuple[Tokens, int | None]]:
@@ -169,7 +167,7 @@ class Files(Benchmark):
             return
         table = read_record_table(flag, name, columns.COLUMNS)
         layout = columns.detect_column_layout(table)
-        repeats = columns.row_repeat_counts(table)
+        repeats = columns.list_row_repeat_counts(table)
         if self.form is not None:
             for row, conversation in columns.parse_row_conversations(
                 table, layout, kinds=self._kinds
@@ -183,8 +181,8 @@ class Files(Benchmark):
                             repeats[row],
                         )
             return
-        encoded = cutting.encode_data_texts_with_offsets(
-            self.tokenizer, columns.joined_layout_texts(table, layout)
+        encoded = cutting.encode_data_texts(
+            self.tokenizer, columns.list_joined_layout_texts(table, layout)
         )
         yield from ((tuple(ids), times) for (ids, _), times in zip(encoded, repeats, strict=True))
 
@@ -216,7 +214,7 @@ class TableReader:
                 group_column,
                 user_column,
             )
-            sample = read_sample_of_large_table(
+            sample = sample_large_table(
                 f"{flag} {name!r}", Path(name), column_names, order, self.counting
             )
             if sample is not None:
@@ -233,25 +231,25 @@ class TableReader:
         return read_record_table("--forget", self.forget, columns.COLUMNS)
 
 
-def _nested_kinds_of_all_rows(table: RecordTable, unread: UnreadRows | None) -> columns.ColumnKinds:
+def _find_all_nested_kinds(table: RecordTable, unread: UnreadRows | None) -> columns.ColumnKinds:
     kinds = columns.infer_nested_kinds(table)
     if unread is not None:
         kinds = columns.join_nested_kinds(unread.kinds, kinds)
-    return columns.known_kinds(kinds)
+    return columns.list_known_kinds(kinds)
 
 
-def _read_file_as_record_source(
+def _read_record_source(
     flag: str, name: str, *, reader: TableReader, cut: Cutting, members: UnreadRows | None
 ) -> RecordSource:
     table, unread = reader.read(flag, name)
     if unread is not None and cut.kinds is not None:
         kinds = columns.join_nested_kinds(cut.kinds, unread.kinds)
-        cut = replace(cut, kinds=columns.known_kinds(kinds))
+        cut = replace(cut, kinds=columns.list_known_kinds(kinds))
     label_columns = reader.named_columns(flag)
-    return _table_as_record_source(flag, table, cut, *label_columns, unread=unread, members=members)
+    return _build_record_source(flag, table, cut, *label_columns, unread=unread, members=members)
 
 
-def _table_as_record_source(
+def _build_record_source(
     flag: str,
     table: RecordTable,
     cut: Cutting,
@@ -270,24 +268,24 @@ def _table_as_record_source(
     if layout in columns.PLAIN:
         form = None
     else:
-        form = cut.form or cutting.usual_chat_rendering_of_table(cut.tokenizer, table)
+        form = cut.form or cutting.choose_table_rendering(cut.tokenizer, table)
     remarks = Counter[str]()
     parts, rule, texts = cutting.cut_rows_into_parts(table, replace(cut, form=form), remarks)
     if flag == "--data":  # copies of known pairs and non-members are not used
-        repeats = columns.row_repeat_counts(table) if unread is None else list(unread.copies)
+        repeats = columns.list_row_repeat_counts(table) if unread is None else list(unread.copies)
         of_rows = _FROM_TEXTS if form is None else _FROM_CONVERSATIONS
         counted = _FROM_ROWS if unread is None else of_rows
         rule += f"; repeat counts {_FROM_COLUMN if columns.REPEATS in table.columns else counted}"
     else:
         repeats = [1] * table.rows
-    groups = columns.row_group_values(table, group_column, needed=flag == "--data")
-    users = columns.optional_row_users(table, user_column, needed=flag == "--data")
+    groups = columns.list_row_groups(table, group_column, needed=flag == "--data")
+    users = columns.list_row_users(table, user_column, needed=flag == "--data")
     if unread is not None:
         groups = [SEVERAL if i in unread.of_several_groups else g for i, g in enumerate(groups)]
         users = [None if i in unread.of_several_users else user for i, user in enumerate(users)]
     is_member = [False] * table.rows
     if flag == "--nonmembers" and members is not None:
-        is_member = members.contains_rows_of(table, layout)
+        is_member = members.contain_rows(table, layout)
     records: list[DataRecord] = []
     standing: list[str] = []
     unusable: list[tuple[int, str]] = []  # the row of each unusable part, and the reason
@@ -315,13 +313,13 @@ def _table_as_record_source(
             standing.append(cut_part.stands or wording.prefix_and_suffix_text)
     # `texts` and `remarks` are complete now: reading the parts filled them.
     if flag == "--data" and columns.REPEATS not in table.columns and unread is None:
-        records = _data_records_with_copy_counts(records, standing, texts)
+        records = _add_copy_counts(records, standing, texts)
     if columns.PII in table.columns:
-        records = _data_records_with_personal_data_marks(records, table)
+        records = _add_personal_data_marks(records, table)
     left_out, parts_left_out = group_unusable_parts(unusable, records)
     part_noun, row_noun = ("part", "text") if form is None else ("answer", "conversation")
     dropped = (
-        f"left out {plural(len(rows), part_noun)}: {why} ({row_numbers_phrase(sorted(set(rows)))})"
+        f"left out {plural(len(rows), part_noun)}: {why} ({format_row_numbers(sorted(set(rows)))})"
         for why, rows in parts_left_out
     )
     notes = (
@@ -340,10 +338,10 @@ def _table_as_record_source(
         row_tokens,
         texts if flag == "--data" else (),
     )
-    return source if unread is None else _with_row_numbers_of_table(source, unread)
+    return source if unread is None else _restore_row_numbers(source, unread)
 
 
-def _with_row_numbers_of_table(source: RecordSource, unread: UnreadRows) -> RecordSource:
+def _restore_row_numbers(source: RecordSource, unread: UnreadRows) -> RecordSource:
     """Return the source with row numbers of the complete table, and a note on the rows not read."""
 
     def renumber(
@@ -369,7 +367,7 @@ def _with_row_numbers_of_table(source: RecordSource, unread: UnreadRows) -> Reco
     )
 
 
-def _notes_on_large_tables_read_whole(
+def _list_large_table_notes(
     sources: Sequence[RecordSource | None], limit: int | None
 ) -> tuple[str, ...]:
     """Return a note on each large table that was tokenised completely although --limit needs few
@@ -386,7 +384,7 @@ def _notes_on_large_tables_read_whole(
     )
 
 
-def _given_tokens_of_heldout_parts(secrets: Sequence[Secret]) -> tuple[int, ...]:
+def _count_heldout_context(secrets: Sequence[Secret]) -> tuple[int, ...]:
     """Count the unscored first tokens of each non-member; return () if each is one text, the
     default.
 
@@ -405,7 +403,7 @@ def _given_tokens_of_heldout_parts(secrets: Sequence[Secret]) -> tuple[int, ...]
     )
 
 
-def _data_records_with_copy_counts(
+def _add_copy_counts(
     records: Sequence[DataRecord], standing: Sequence[str], texts: Sequence[str]
 ) -> list[DataRecord]:
     """Count the exact occurrences of each record in the texts, its suffix right after its prefix.
@@ -423,11 +421,9 @@ def _data_records_with_copy_counts(
     return [replace(record, repeats=occurrences.pop(text, 0)) for record, text in pairs]
 
 
-def _data_records_with_personal_data_marks(
-    records: Sequence[DataRecord], table: RecordTable
-) -> list[DataRecord]:
+def _add_personal_data_marks(records: Sequence[DataRecord], table: RecordTable) -> list[DataRecord]:
     """Add the rows' marks to the records. Raise AuditError for a mark that its row lacks."""
-    marks_of_rows = columns.row_personal_data_marks(table)
+    marks_of_rows = columns.list_row_personal_data_marks(table)
     return [
         replace(record, wording=replace(record.wording, marks=marks_of_rows[record.row]))
         if record.wording

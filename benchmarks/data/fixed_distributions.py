@@ -69,7 +69,7 @@ class _FixedDistributionRows(Rows):
         self.tokens = tokens
 
 
-def fixed_ensemble(
+def build_fixed_ensemble(
     public: Tensor | Sequence[float], *members: Tensor | Sequence[float]
 ) -> ModelEnsemble:
     return ModelEnsemble(

@@ -186,7 +186,7 @@ _NUMBERS = (
 )
 
 
-def id_number_places(text: str) -> Iterator[tuple[int, int]]:
+def find_id_number_places(text: str) -> Iterator[tuple[int, int]]:
     """Yield begin and end of each national number. text: with ASCII digits."""
     for pattern, is_valid in _NUMBERS:
         yield from (
@@ -202,7 +202,7 @@ _WAYS_TO_WRITE = tuple(
 )
 
 
-def id_number_checks(number: str) -> Iterator[tuple[str, Callable[[str], bool]]]:
+def list_id_number_checks(number: str) -> Iterator[tuple[str, Callable[[str], bool]]]:
     """Yield the name and the check of each national number that this may be, the most certain
     first.
 
@@ -219,7 +219,7 @@ _IBAN_REST = re.compile(r"[0-9A-Za-z]+")
 _IBAN_CHARACTERS = range(15, 35)
 
 
-def iban_places(text: str) -> Iterator[tuple[int, int]]:
+def find_iban_places(text: str) -> Iterator[tuple[int, int]]:
     """Yield begin and end of each IBAN, written in one or in groups with a space, hyphen or dot
     between."""
     from stdnum import iban
@@ -262,7 +262,7 @@ _GROUPS = (
 _CARD = re.compile(f"{_START}(?:{_GROUPS}){_END}")
 
 
-def card_number_places(text: str) -> Iterator[tuple[int, int]]:
+def find_card_number_places(text: str) -> Iterator[tuple[int, int]]:
     """Yield begin and end of each card number: of an issuer's first digits and length, with Luhn's
     check digit."""
     from stdnum import luhn

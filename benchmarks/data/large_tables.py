@@ -21,7 +21,7 @@ import pandas
 
 from auditor.benchmarks.data import columns
 from auditor.benchmarks.data.columns import MaybeKinds
-from auditor.benchmarks.data.conversation_rows import without_nulls
+from auditor.benchmarks.data.conversation_rows import remove_nulls
 from auditor.benchmarks.data.table_blocks import (
     BATCH,
     NotStreamable,
@@ -39,8 +39,8 @@ from auditor.benchmarks.data.tables import (
     ABSENT,
     FIRST,
     RecordTable,
-    columns_with_texts,
-    parse_json_of_table,
+    find_text_columns,
+    parse_table_json,
 )
 from auditor.core.arrays import Ints
 from auditor.core.errors import AuditError
@@ -68,16 +68,14 @@ def hash_rows(table: RecordTable, layout: tuple[str, ...]) -> Ints:
     a conversation, as Parquet has all keys in all rows.
     """
     if layout in columns.PLAIN:
-        return hash_texts(columns.joined_layout_texts(table, layout))
+        return hash_texts(columns.list_joined_layout_texts(table, layout))
     names = [name for name in columns.CHAT if name in table.columns]
     cells = zip(*(table.column(name) for name in names), strict=True)
     rows = (
         {name: value for name, value in zip(names, row, strict=True) if value is not ABSENT}
         for row in cells
     )
-    return hash_texts(
-        [json.dumps(without_nulls(row), sort_keys=True, default=repr) for row in rows]
-    )
+    return hash_texts([json.dumps(remove_nulls(row), sort_keys=True, default=repr) for row in rows])
 
 
 @dataclass(frozen=True)
@@ -105,7 +103,7 @@ class UnreadRows:
     of_several_users: frozenset[int] = frozenset()
     kinds: MaybeKinds = field(default_factory=dict)
 
-    def contains_rows_of(self, table: RecordTable, layout: tuple[str, ...]) -> list[bool]:
+    def contain_rows(self, table: RecordTable, layout: tuple[str, ...]) -> list[bool]:
         """Check for each row of another table if this table has an equal row."""
         return np.isin(hash_rows(table, layout), self.row_hashes).tolist()
 
@@ -173,7 +171,7 @@ class BlockHashing:
             n = len(batch[self.names[0]])
             table = RecordTable(self.where, self.names, n, batch.__getitem__, first_row=n_rows)
             hashes.append(hash_rows(table, self.layout))
-            for name, values in self._numbers_of_rows(table):
+            for name, values in self._number_rows(table):
                 numbers.setdefault(name, [np.empty(0, np.int64)]).append(values)
             if self.layout not in columns.PLAIN:
                 if columns.has_unclear_labels(table, self.layout):
@@ -183,14 +181,14 @@ class BlockHashing:
         joined = {name: np.concatenate(values) for name, values in numbers.items()}
         return BlockCounts(block, np.concatenate(hashes), joined, tuple(names), kinds)
 
-    def _numbers_of_rows(self, table: RecordTable) -> Iterator[tuple[str, Ints]]:
+    def _number_rows(self, table: RecordTable) -> Iterator[tuple[str, Ints]]:
         if columns.REPEATS in self.names:
-            yield columns.REPEATS, np.array(columns.row_repeat_counts(table), np.int64)
+            yield columns.REPEATS, np.array(columns.list_row_repeat_counts(table), np.int64)
         if self.group_column is not None:
-            groups = columns.row_group_values(table, self.group_column, needed=True)
+            groups = columns.list_row_groups(table, self.group_column, needed=True)
             yield _GROUPS, hash_texts([str(group) for group in groups])
         if self.user_column is not None:
-            yield _USERS, hash_texts(columns.row_privacy_unit_names(table, self.user_column))
+            yield _USERS, hash_texts(columns.list_row_privacy_unit_names(table, self.user_column))
 
 
 def hash_blocks_here(work: BlockHashing, blocks: Sequence[TableBlock]) -> Iterator[BlockCounts]:
@@ -233,7 +231,7 @@ class SamplingOrder:
         return max(SAMPLE, _SAMPLES_PER_LIMIT * self.limit)
 
 
-def read_sample_of_large_table(
+def sample_large_table(
     where: str,
     path: Path,
     columns: Sequence[str],
@@ -268,8 +266,8 @@ def _count_large_table(
     where: str, path: Path, order: SamplingOrder, hash_blocks: HashBlocks
 ) -> UnreadRows | None:
     """Return statistics of the unread rows; None for a table to read completely."""
-    head = _read_head_of_large_table(where, path)
-    if head is None or (layout := _layout_of_table(head)) is None:
+    head = _read_large_table_head(where, path)
+    if head is None or (layout := _find_table_layout(head)) is None:
         return None
     if order.user_column is not None and order.user_column not in head.columns:
         return None
@@ -290,18 +288,18 @@ def _count_large_table(
     return _choose_sample(scan, order, layout)
 
 
-def is_large_table_of_texts(where: str, path: Path) -> bool:
+def is_large_text_table(where: str, path: Path) -> bool:
     """Return whether a file is a large table without conversations, by its first rows."""
     if path.suffix.lower() not in _SUFFIXES or not path.is_file():
         return False
     try:
-        head = _read_head_of_large_table(where, path)
+        head = _read_large_table_head(where, path)
     except (NotStreamable, ValueError, OSError):
         return False
-    return head is not None and _layout_of_table(head) in columns.PLAIN
+    return head is not None and _find_table_layout(head) in columns.PLAIN
 
 
-def _layout_of_table(table: RecordTable) -> tuple[str, ...] | None:
+def _find_table_layout(table: RecordTable) -> tuple[str, ...] | None:
     """Return the columns of a row; None for columns that are refused."""
     try:
         return columns.detect_column_layout(table)
@@ -309,7 +307,7 @@ def _layout_of_table(table: RecordTable) -> tuple[str, ...] | None:
         return None
 
 
-def _read_head_of_large_table(where: str, path: Path) -> RecordTable | None:
+def _read_large_table_head(where: str, path: Path) -> RecordTable | None:
     """Return the first rows, which show layout and columns with texts; None for a table that is not
     large."""
     objects: list[dict[str, Any]]
@@ -325,7 +323,7 @@ def _read_head_of_large_table(where: str, path: Path) -> RecordTable | None:
         objects = list(islice(stream_objects(where, path, split_into_blocks(path)[0]), BATCH))
         names = tuple(dict.fromkeys(name for value in objects for name in value))
     values = {name: [value.get(name, ABSENT) for value in objects] for name in names}
-    return RecordTable(where, names, len(objects), values.__getitem__, columns_with_texts(objects))
+    return RecordTable(where, names, len(objects), values.__getitem__, find_text_columns(objects))
 
 
 @dataclass(frozen=True)
@@ -362,7 +360,7 @@ def _scan_rows(work: BlockHashing, head: RecordTable, hash_blocks: HashBlocks) -
     if columns.detect_column_layout(full_table) != work.layout:
         raise NotStreamable
     if columns.REPEATS in names and columns.REPEATS not in work.names:  # in later rows only
-        columns.row_repeat_counts(replace(full_table, rows=1, column=lambda name: [ABSENT]))
+        columns.list_row_repeat_counts(replace(full_table, rows=1, column=lambda name: [ABSENT]))
     kinds: MaybeKinds = {}
     for counts in in_order:
         kinds = columns.join_nested_kinds(kinds, counts.kinds)
@@ -394,7 +392,7 @@ def _choose_sample(scan: _TableScan, order: SamplingOrder, layout: tuple[str, ..
         copies[by_row], order.draw_order(len(first)), order.size, order.copied_first
     )
     if order.required is not None:
-        if _layout_of_table(order.required) is None:
+        if _find_table_layout(order.required) is None:
             raise NotStreamable
         required_hashes = hash_rows(order.required, columns.detect_column_layout(order.required))
         if not np.isin(required_hashes, distinct).all():
@@ -469,7 +467,7 @@ def _stream_chosen_rows(
         )
         for row, (number, line) in enumerate(nonblank):
             if row in chosen:
-                yield parse_json_of_table(where, line.decode("utf-8-sig"), number)
+                yield parse_table_json(where, line.decode("utf-8-sig"), number)
     elif path.suffix.lower() == ".csv":
         blocks = split_into_blocks(path)
         yield from (

@@ -18,7 +18,7 @@ _DIFFERENT_MIX = 0.01  # p-value below which two mixes of lengths differ
 _FEW_OF_MEMBERS = 0.1  # share of the members
 
 
-def match_nonmembers_by_length(
+def match_nonmember_lengths(
     nonmembers: RecordSource, members: RecordSource, split: SplitOptions
 ) -> tuple[RecordSource, tuple[Doubt, ...]]:
     """Return non-members with the members' mix of lengths, by attacked tokens of a row.
@@ -27,8 +27,8 @@ def match_nonmembers_by_length(
     unless the mixes differ beyond chance (chi-square, 1%). If at most half of the non-members could
     stay, all stay, and that is a doubt.
     """
-    bands = _rows_by_length_band(nonmembers.records)
-    member_rows = _rows_by_length_band(members.records)
+    bands = _group_length_bands(nonmembers.records)
+    member_rows = _group_length_bands(members.records)
     sizes = {band: len(rows) for band, rows in member_rows.items()}
     all_bands = sorted(bands.keys() | sizes.keys())
     table = [
@@ -55,9 +55,9 @@ def match_nonmembers_by_length(
     }
     n_matched = sum(n_by_band.values())
     if 2 * n_matched <= n_nonmembers:
-        mix = _length_mix_phrase({band: len(rows) for band, rows in bands.items()})
+        mix = _format_length_mix({band: len(rows) for band, rows in bands.items()})
         sentence = (
-            f"members and non-members differ in length ({_length_mix_phrase(sizes)} of the "
+            f"members and non-members differ in length ({_format_length_mix(sizes)} of the "
             f"members, {mix} of the non-members), and too few non-members are as long as the "
             "members: a difference between the two may be one of length"
         )
@@ -68,7 +68,7 @@ def match_nonmembers_by_length(
             rows[i]
             for i in split.pick_indices(f"non-member of band {band}", n_by_band[band], len(rows))
         }
-    first_rows = _first_equal_rows(nonmembers.records)
+    first_rows = _find_first_equal_rows(nonmembers.records)
     unmatched = tuple(row for row, first in first_rows.items() if first not in matched_rows)
     note = (
         f"{nonmembers.where}: matched by length: {n_matched} of {n_nonmembers} rows stay, so that "
@@ -85,10 +85,10 @@ def match_nonmembers_by_length(
     return matched, ()
 
 
-def _rows_by_length_band(records: Sequence[DataRecord]) -> dict[int, list[int]]:
+def _group_length_bands(records: Sequence[DataRecord]) -> dict[int, list[int]]:
     """Return the distinct rows of each band; a part that several rows share counts in each of
     them."""
-    first_rows = _first_equal_rows(records)
+    first_rows = _find_first_equal_rows(records)
     tokens: dict[int, int] = {}
     for record in records:
         if first_rows[record.row] == record.row:
@@ -99,7 +99,7 @@ def _rows_by_length_band(records: Sequence[DataRecord]) -> dict[int, list[int]]:
     return bands
 
 
-def _first_equal_rows(records: Sequence[DataRecord]) -> dict[int, int]:
+def _find_first_equal_rows(records: Sequence[DataRecord]) -> dict[int, int]:
     """Map each row to the first row with the same parts, perhaps itself."""
     pairs_of_rows: dict[int, list[Pair]] = {}
     for record in records:
@@ -108,7 +108,7 @@ def _first_equal_rows(records: Sequence[DataRecord]) -> dict[int, int]:
     return {row: first_rows.setdefault(tuple(pairs), row) for row, pairs in pairs_of_rows.items()}
 
 
-def _length_mix_phrase(sizes: Mapping[int, int]) -> str:
+def _format_length_mix(sizes: Mapping[int, int]) -> str:
     """Return the most frequent band and its share of the rows, in words."""
     band = max(sizes, key=lambda band: sizes[band])
     share = sizes[band] / sum(sizes.values())

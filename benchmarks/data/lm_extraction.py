@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from auditor.benchmarks.data.cut_places import check_prefix_and_suffix_lengths
+from auditor.benchmarks.data.cut_places import check_secret_lengths
 from auditor.benchmarks.data.data_records import DataRecord, RecordSource
 from auditor.benchmarks.data.splitting import SplitOptions, split_data_records_into_secrets
 from auditor.core.errors import AuditError
@@ -54,12 +54,12 @@ class LMExtraction(Benchmark):
         A shorter prefix keeps the last tokens of the prefix, a shorter suffix its first: they stay
         side by side.
         """
-        check_prefix_and_suffix_lengths(prefix_length, suffix_length)
+        check_secret_lengths(prefix_length, suffix_length)
         split = SplitOptions(known_fraction, limit, seed)
         sizes = (vocab_size, prefix_length, suffix_length)
         folders = {"--data": folder, "--nonmembers": nonmembers, "--known": known}
         self._sources = {
-            flag: _read_arrays_as_record_source(flag, name, *sizes)
+            flag: _read_array_source(flag, name, *sizes)
             for flag, name in folders.items()
             if name is not None
         }
@@ -76,26 +76,26 @@ class LMExtraction(Benchmark):
         yield from ((record.prefix + record.suffix, None) for record in records)
 
 
-def extraction_array_row_of_secret_id(secret: str) -> int | None:
+def find_array_row(secret: str) -> int | None:
     """Return the row of the arrays for a secret id of this benchmark; None for a non-member's."""
     label, _, row = secret.rpartition("-")
     return int(row) if label == _LABEL else None
 
 
-def folder_has_extraction_arrays(path: Path) -> bool:
+def has_extraction_arrays(path: Path) -> bool:
     """Check for a folder with at least one of the two arrays; LMExtraction checks for both."""
     return path.is_dir() and bool(
-        _array_file_stems_with_ending(path, _PREFIX) | _array_file_stems_with_ending(path, _SUFFIX)
+        _list_array_stems(path, _PREFIX) | _list_array_stems(path, _SUFFIX)
     )
 
 
-def _array_file_stems_with_ending(folder: Path, ending: str) -> set[str]:
+def _list_array_stems(folder: Path, ending: str) -> set[str]:
     return {
         path.name.removesuffix(ending) for path in folder.iterdir() if path.name.endswith(ending)
     }
 
 
-def _read_arrays_as_record_source(
+def _read_array_source(
     flag: str, name: str, vocab_size: int, prefix_length: int | None, suffix_length: int | None
 ) -> RecordSource:
     """Read every row of the two arrays. They lack the copies of an example in training: repeats
@@ -110,8 +110,8 @@ def _read_arrays_as_record_source(
     if len(prefix) != len(suffix):
         shapes = f"{prefix.shape} and {suffix.shape}"
         raise AuditError(f"{label}: expected as many suffixes as prefixes, got shapes {shapes}")
-    p = _checked_extraction_array_length(label, "--prefix-length", prefix_length, prefix.shape[1])
-    s = _checked_extraction_array_length(label, "--suffix-length", suffix_length, suffix.shape[1])
+    p = _check_extraction_array_length(label, "--prefix-length", prefix_length, prefix.shape[1])
+    s = _check_extraction_array_length(label, "--suffix-length", suffix_length, suffix.shape[1])
     rows = zip(prefix[:, prefix.shape[1] - p :].tolist(), suffix[:, :s].tolist(), strict=True)
     records = tuple(
         DataRecord(row, tuple(before), tuple(after)) for row, (before, after) in enumerate(rows)
@@ -133,8 +133,8 @@ def _complete_array_pair(where: str, folder: Path) -> tuple[str, set[str]]:
     if not folder.is_dir():
         got = "a file" if folder.exists() else "nothing of that name"
         raise AuditError(f"{where}: expected a folder with *{_PREFIX} and *{_SUFFIX}, got {got}")
-    prefixes = _array_file_stems_with_ending(folder, _PREFIX)
-    suffixes = _array_file_stems_with_ending(folder, _SUFFIX)
+    prefixes = _list_array_stems(folder, _PREFIX)
+    suffixes = _list_array_stems(folder, _SUFFIX)
     paired = prefixes & suffixes
     unpaired = {stem + _PREFIX for stem in prefixes - paired} | {
         stem + _SUFFIX for stem in suffixes - paired
@@ -216,7 +216,7 @@ def _check_array_not_truncated(where: str, path: Path, file: BinaryIO) -> None:
     file.seek(0)
 
 
-def _checked_extraction_array_length(where: str, flag: str, length: int | None, width: int) -> int:
+def _check_extraction_array_length(where: str, flag: str, length: int | None, width: int) -> int:
     if length is not None and length > width:
         raise AuditError(
             f"{where}: expected {flag} <= {width}, the width of the array, got {length}"

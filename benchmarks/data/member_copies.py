@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from auditor.benchmarks.data.data_records import RecordSource, group_rows_by_reason
+from auditor.benchmarks.data.data_records import RecordSource, group_reason_rows
 from auditor.benchmarks.data.occurrences import (
     count_text_occurrences,
     is_occurrence_end_inside_word,
@@ -16,7 +16,7 @@ from auditor.core.nouns import Wording
 STANDS_IN_MEMBER = "stands in a member, word for word but for case, spaces and punctuation"
 
 
-def leave_out_copies_of_members(nonmembers: RecordSource, members: RecordSource) -> RecordSource:
+def drop_member_copies(nonmembers: RecordSource, members: RecordSource) -> RecordSource:
     """Return the non-members without those whose words a member's row contains, all in the same
     order.
 
@@ -29,14 +29,14 @@ def leave_out_copies_of_members(nonmembers: RecordSource, members: RecordSource)
     words_of_record = [
         None
         if record.wording is None or record.prefix_suffix_pair in pairs
-        else _words_of_wording(record.wording)
+        else _normalise_wording(record.wording)
         for record in nonmembers.records
     ]
     for words in words_of_record:
         if words is not None and words.strip():
             phrases[words] = False  # the space after a complete word is in the text
     counts = count_text_occurrences(
-        phrases, (f" {_words_of_text(text)} " for text in members.texts)
+        phrases, (f" {_normalise_text_words(text)} " for text in members.texts)
     )
     is_copy = [words is not None and counts.get(words, 0) > 0 for words in words_of_record]
     if not any(is_copy):
@@ -60,18 +60,18 @@ def leave_out_copies_of_members(nonmembers: RecordSource, members: RecordSource)
     return replace(
         nonmembers,
         records=records,
-        left_out=(*nonmembers.left_out, *group_rows_by_reason(dropped_rows)),
-        parts_left_out=(*nonmembers.parts_left_out, *group_rows_by_reason(parts)),
+        left_out=(*nonmembers.left_out, *group_reason_rows(dropped_rows)),
+        parts_left_out=(*nonmembers.parts_left_out, *group_reason_rows(parts)),
     )
 
 
-def _words_of_text(text: str) -> str:
+def _normalise_text_words(text: str) -> str:
     return re.sub(r"[\W_]+", " ", text.casefold()).strip()
 
 
-def _words_of_wording(wording: Wording) -> str:
+def _normalise_wording(wording: Wording) -> str:
     """Return the words of prefix and suffix, with a space at the end unless that cuts a word in
     two."""
     text = wording.prefix_and_suffix_text
-    words = _words_of_text(text)
+    words = _normalise_text_words(text)
     return words if is_occurrence_end_inside_word(text, wording.after[:1]) else f"{words} "

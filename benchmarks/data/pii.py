@@ -16,13 +16,13 @@ from importlib.util import find_spec
 
 import regex
 
-from auditor.benchmarks.data.birth_dates import birth_date_places
+from auditor.benchmarks.data.birth_dates import find_birth_date_places
 from auditor.benchmarks.data.identity_numbers import (
-    card_number_places,
-    iban_places,
-    id_number_places,
+    find_card_number_places,
+    find_iban_places,
+    find_id_number_places,
 )
-from auditor.benchmarks.data.words import places_in_text
+from auditor.benchmarks.data.words import find_places
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Mark
 
@@ -74,8 +74,8 @@ class PiiRecognisers:
 
     def recognised_spans(self, text: str) -> Iterator[Span]:
         """Yield spans, the most certain checks first; spans may overlap."""
-        plain = with_ascii_signs(text)
-        yield from (Span(EMAIL, *place) for place in email_places(plain))
+        plain = replace_ascii_signs(text)
+        yield from (Span(EMAIL, *place) for place in find_email_places(plain))
         if not any(character.isdigit() for character in plain):
             return
         for kind, places in _NUMBERS.items():
@@ -93,7 +93,7 @@ class PiiRecognisers:
                 yield Span(PHONE, match.start, match.end)
 
 
-def find_pii_spans_in_text(
+def find_pii_spans(
     text: str, marks: Iterable[Mark] = (), recognisers: PiiRecognisers | None = None
 ) -> list[Span]:
     """Return the spans of personal data in a text, in its order.
@@ -104,7 +104,7 @@ def find_pii_spans_in_text(
     """
     longest_first = sorted(marks, key=lambda mark: -len(mark[1]))
     marked = [
-        Span(kind, *place) for kind, mark in longest_first for place in places_in_text(mark, text)
+        Span(kind, *place) for kind, mark in longest_first for place in find_places(mark, text)
     ]
     spans: list[Span] = []
     for span in (*marked, *(recognisers.recognised_spans(text) if recognisers else ())):
@@ -113,13 +113,13 @@ def find_pii_spans_in_text(
     return sorted(spans, key=lambda span: span.start)
 
 
-def with_ascii_signs(text: str) -> str:
+def replace_ascii_signs(text: str) -> str:
     """Return the text with ASCII digits, hyphens and spaces, and ASCII for full-width signs, in the
     same length."""
     return text if text.isascii() else text.translate(_ASCII_SIGNS)
 
 
-def email_places(text: str) -> Iterator[tuple[int, int]]:
+def find_email_places(text: str) -> Iterator[tuple[int, int]]:
     """Yield begin and end of each e-mail address, without the signs around it."""
     at = text.find("@")
     while at >= 0:
@@ -129,11 +129,11 @@ def email_places(text: str) -> Iterator[tuple[int, int]]:
         if domain is None and (domain := _DOMAIN.match(text, at + 1)):
             local = local or _UNSPACED_LOCAL.search(text, begin, at)
         if local and domain and at - local.start() <= _LONGEST_LOCAL:
-            yield _begin_of_address(text, local.start(), domain.end()), domain.end()
+            yield _find_address_begin(text, local.start(), domain.end()), domain.end()
         at = text.find("@", at + 1)
 
 
-def _begin_of_address(text: str, begin: int, end: int) -> int:
+def _find_address_begin(text: str, begin: int, end: int) -> int:
     """Return where an address begins after an escaped line end or Markdown's underscore."""
     is_escape = text[begin - 1 : begin] == "\\" and text[begin] in "nrt"
     is_emphasis = text[begin] == "_" == text[end : end + 1]
@@ -143,10 +143,10 @@ def _begin_of_address(text: str, begin: int, end: int) -> int:
 # --- patterns and their checks ---
 
 _NUMBERS = {
-    IBAN: iban_places,
-    CARD: card_number_places,
-    ID: id_number_places,
-    BIRTH: birth_date_places,
+    IBAN: find_iban_places,
+    CARD: find_card_number_places,
+    ID: find_id_number_places,
+    BIRTH: find_birth_date_places,
 }
 _PHONE = regex.compile(r"(?:[0-9][^0-9A-Za-z]{0,3}){6}[0-9]")
 _HYPHENS = "\u2010\u2011\u2012\u2013\u2014\u2212"

@@ -8,33 +8,33 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from auditor.benchmarks.data.columns import COLUMNS, REPEATS, row_repeat_counts
-from auditor.benchmarks.data.conversation_rows import Conversation, message_text
+from auditor.benchmarks.data.columns import COLUMNS, REPEATS, list_row_repeat_counts
+from auditor.benchmarks.data.conversation_rows import Conversation, get_message_text
 from auditor.benchmarks.data.tables import (
+    format_csv_rows,
     read_csv_table_rows,
     read_json_table_objects,
     read_record_table,
-    table_rows_as_csv,
 )
-from auditor.benchmarks.data.whole_texts import read_texts_and_units, rows_repeated_by_count
+from auditor.benchmarks.data.whole_texts import read_unit_texts, repeat_rows
 from auditor.core import disk
 from auditor.core.errors import AuditError
 from auditor.training.variants import DataVariant
 
 
-def data_row_as_plain_text(row: str | Conversation) -> str:
+def format_data_row(row: str | Conversation) -> str:
     """Return the text that identifies a row's copies; for a conversation, the text of its
     messages."""
     if isinstance(row, str):
         return row
     texts = (
-        text if (text := message_text(message["content"])) is not None else str(message)
+        text if (text := get_message_text(message["content"])) is not None else str(message)
         for message in row.messages
     )
     return "\n".join([*texts, *row.plain])
 
 
-def write_reduced_data_kept_by_trainer(
+def write_kept_data(
     trainer: DataVariant, data: str, to: Path, text_column: str | None = None
 ) -> str:
     """Write the rows of a file that a mitigation keeps, unchanged but for `repeats`, in the same
@@ -42,9 +42,9 @@ def write_reduced_data_kept_by_trainer(
 
     Return a sentence on the rows left out. Raise AuditError if none stays.
     """
-    texts, _ = read_texts_and_units(data, text_column)
-    rows = rows_repeated_by_count(row_repeat_counts(read_record_table("--data", data, COLUMNS)))
-    kept_copies, summary = trainer.choose_records([data_row_as_plain_text(text) for text in texts])
+    texts, _ = read_unit_texts(data, text_column)
+    rows = repeat_rows(list_row_repeat_counts(read_record_table("--data", data, COLUMNS)))
+    kept_copies, summary = trainer.choose_records([format_data_row(text) for text in texts])
     # The trainer keeps copies, numbered through all of them: map them back to their rows.
     counts_of_rows = Counter(rows[i] for i in kept_copies)
     if not counts_of_rows:
@@ -60,7 +60,7 @@ def write_reduced_data_kept_by_trainer(
     return summary
 
 
-def _reduced_json_text(where: str, path: Path, copies_by_row: Mapping[int, int]) -> str:
+def _reduce_json_text(where: str, path: Path, copies_by_row: Mapping[int, int]) -> str:
     objects, lines = read_json_table_objects(where, path)
     counted = any(REPEATS in value for value in objects)
     # Without the column every row counts once, so its line can stay unchanged, byte for byte.
@@ -75,7 +75,7 @@ def _reduced_json_text(where: str, path: Path, copies_by_row: Mapping[int, int])
     return "".join(json.dumps(value, ensure_ascii=False) + "\n" for value in reduced)
 
 
-def _reduced_csv_text(where: str, path: Path, copies_by_row: Mapping[int, int]) -> str:
+def _reduce_csv_text(where: str, path: Path, copies_by_row: Mapping[int, int]) -> str:
     head, *rows = read_csv_table_rows(where, path)
     reduced = (
         [
@@ -84,10 +84,10 @@ def _reduced_csv_text(where: str, path: Path, copies_by_row: Mapping[int, int]) 
         ]
         for row, count in sorted(copies_by_row.items())
     )
-    return table_rows_as_csv([head, *reduced])
+    return format_csv_rows([head, *reduced])
 
 
-def _reduced_parquet_bytes(where: str, path: Path, copies_by_row: Mapping[int, int]) -> bytes:
+def _reduce_parquet_bytes(where: str, path: Path, copies_by_row: Mapping[int, int]) -> bytes:
     import pyarrow
     from pyarrow import parquet
 
@@ -103,8 +103,8 @@ def _reduced_parquet_bytes(where: str, path: Path, copies_by_row: Mapping[int, i
 
 
 WRITERS: Mapping[str, Callable[[str, Path, Mapping[int, int]], str | bytes]] = {
-    ".jsonl": _reduced_json_text,
-    ".json": _reduced_json_text,
-    ".csv": _reduced_csv_text,
-    ".parquet": _reduced_parquet_bytes,
+    ".jsonl": _reduce_json_text,
+    ".json": _reduce_json_text,
+    ".csv": _reduce_csv_text,
+    ".parquet": _reduce_parquet_bytes,
 }

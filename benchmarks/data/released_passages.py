@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from rapidfuzz.distance import Levenshtein
 
 from auditor.benchmarks.data import columns, ngrams
-from auditor.benchmarks.data.conversation_rows import UnusableConversation, message_text
+from auditor.benchmarks.data.conversation_rows import UnusableConversation, get_message_text
 from auditor.benchmarks.data.ngrams import NGramIndex
 from auditor.benchmarks.data.tables import (
     RecordTable,
@@ -62,23 +62,23 @@ class ReleasedRecord:
     marks: tuple[Mark, ...] = ()
 
 
-def read_table_with_row_texts(flag: str, name: str) -> tuple[RecordTable, list[str]]:
+def read_row_texts(flag: str, name: str) -> tuple[RecordTable, list[str]]:
     """Return a file's rows as texts; for a conversation, the text of each turn, line by line. Raise
     AuditError for an invalid file."""
     table = require_nonempty_record_table(read_record_table(flag, name, columns.COLUMNS))
     layout = columns.detect_column_layout(table)
     if layout in columns.PLAIN:
-        return table, columns.joined_layout_texts(table, layout)
+        return table, columns.list_joined_layout_texts(table, layout)
     lines: list[list[str]] = [[] for _ in range(table.rows)]
     for row, conversation in columns.parse_row_conversations(table, layout):
         messages = () if isinstance(conversation, UnusableConversation) else conversation.messages
-        contents = [message_text(message.get("content")) for message in messages]
+        contents = [get_message_text(message.get("content")) for message in messages]
         # Both sides of a preference begin with the same prompt.
         lines[row] += [content for content in contents if content and content not in lines[row]]
     return table, ["\n".join(texts) for texts in lines]
 
 
-def read_members_and_nonmembers(
+def read_released_records(
     data: str, nonmembers: str, words: WordIds, without: Iterable[str] = ()
 ) -> tuple[list[ReleasedRecord], list[str]]:
     """Return distinct members and non-members, and a sentence on each reason for leaving rows out.
@@ -90,10 +90,10 @@ def read_members_and_nonmembers(
     sentences = list[str]()
     excluded = {words(text) for text in without}
     for flag, name, member in (("--data", data, True), ("--nonmembers", nonmembers, False)):
-        table, texts = read_table_with_row_texts(flag, name)
-        repeats = columns.row_repeat_counts(table) if member else [0] * table.rows
+        table, texts = read_row_texts(flag, name)
+        repeats = columns.list_row_repeat_counts(table) if member else [0] * table.rows
         plain = columns.detect_column_layout(table) in columns.PLAIN
-        marks = columns.row_personal_data_marks(table) if plain else [()] * table.rows
+        marks = columns.list_row_personal_data_marks(table) if plain else [()] * table.rows
         dropped = Counter[str]()
         for row, (text, times, marked) in enumerate(zip(texts, repeats, marks, strict=True)):
             tokens = words(text)
@@ -168,7 +168,7 @@ def find_nearest_passages(
                 if record not in best or run.length > best[record].length:
                     out = texts[i][run.start : run.start + run.length]
                     best[record] = CopiedSpan(out, out, i, run.length)
-    near = _near_verbatim_released_passages(records, texts, n, index, set(best))
+    near = _find_near_verbatim_passages(records, texts, n, index, set(best))
     unmatched = [CopiedSpan(entry.tokens[:n], ()) for entry in records]
     return (
         [best.get(i) or near.get(i) or unmatched[i] for i in range(len(records))],
@@ -177,7 +177,7 @@ def find_nearest_passages(
     )
 
 
-def _near_verbatim_released_passages(
+def _find_near_verbatim_passages(
     records: Sequence[ReleasedRecord],
     texts: Sequence[Tokens],
     n: int,
@@ -198,9 +198,7 @@ def _near_verbatim_released_passages(
                 if record < 0 or record in records_found or seeds[record] >= _SEEDS:
                     continue
                 seeds[record] += 1
-                passage = _best_aligned_released_passage(
-                    records[record].tokens, texts[i], at, half, n
-                )
+                passage = _find_best_alignment(records[record].tokens, texts[i], at, half, n)
                 if passage.edit_distance <= allowed and (
                     record not in best or passage.edit_distance < best[record].edit_distance
                 ):
@@ -208,9 +206,7 @@ def _near_verbatim_released_passages(
     return best
 
 
-def _best_aligned_released_passage(
-    record: Tokens, text: Tokens, at: int, half: int, n: int
-) -> CopiedSpan:
+def _find_best_alignment(record: Tokens, text: Tokens, at: int, half: int, n: int) -> CopiedSpan:
     """Return n words of the record around the match at this place of the text, with fewest
     edits."""
     seed = text[at : at + half]

@@ -114,11 +114,11 @@ def split_data_records_into_secrets(
     in_order = (members, known, nonmembers, forget)
     notes = [note for source in in_order if source for note in _record_source_notes(source)]
     unique = merge_duplicate_data_records(_require_usable_source_records(members))
-    lost = _member_rows_to_forget(forget, unique) if forget is not None else set[int]()
-    copies_of_all = count_copies_of_rows(unique, notes)
+    lost = _list_forgotten_rows(forget, unique) if forget is not None else set[int]()
+    copies_of_all = count_row_copies(unique, notes)
     if known is not None:
         known_records = merge_duplicate_data_records(_require_usable_source_records(known))
-        attacked = _member_records_not_known(
+        attacked = _list_unknown_members(
             members, unique, known, {record.prefix_suffix_pair for record in known_records}, lost
         )
         notes.append(
@@ -128,7 +128,7 @@ def split_data_records_into_secrets(
             left_out = plural(len(unique) - len(attacked), "member")
             notes.append(f"left out {left_out} identical to an auxiliary record")
     else:
-        rows = [row for row in _distinct_row_numbers(unique) if row not in lost]
+        rows = [row for row in _list_distinct_row_numbers(unique) if row not in lost]
         in_random_order = [rows[i] for i in split.draw_order("known", len(rows))]
         # Stable, fewest copies first: frequent records leak first, so they are attacked and not
         # known.
@@ -138,43 +138,44 @@ def split_data_records_into_secrets(
         known_records = [record for record in unique if record.row in known_rows]
         attacked = [record for record in unique if record.row not in known_rows]
         notes.append(_known_fraction_note(len(known_records), len(unique), split))
-    n_not_known = len(_distinct_row_numbers(attacked))
+    n_not_known = len(_list_distinct_row_numbers(attacked))
     pairs = {record.prefix_suffix_pair for record in (*unique, *known_records)}
     unseen, n_dropped = (
-        _nonmember_records_not_trained_on(nonmembers, pairs, notes) if nonmembers else ([], {})
+        _select_untrained_nonmembers(nonmembers, pairs, notes) if nonmembers else ([], {})
     )
-    n_unseen = len(_distinct_row_numbers(unseen))
-    copies = {row: copies_of_all[row] for row in _distinct_row_numbers(attacked)}
+    n_unseen = len(_list_distinct_row_numbers(unseen))
+    copies = {row: copies_of_all[row] for row in _list_distinct_row_numbers(attacked)}
     if lost:
         # Limited separately: a joint sample might hold too few records to forget.
         retained = [record for record in attacked if record.row not in lost]
         gone = [record for record in attacked if record.row in lost]
         members_in_order = [
-            *_first_rows_by_copies(retained, copies, "retained member", split, notes),
-            *_first_rows_by_copies(gone, copies, "member to forget", split, notes),
+            *_select_copied_rows(retained, copies, "retained member", split, notes),
+            *_select_copied_rows(gone, copies, "member to forget", split, notes),
         ]
     else:
-        members_in_order = _first_rows_by_copies(attacked, copies, "member", split, notes)
-    others_in_order = _first_rows_by_copies(unseen, {}, "non-member", split, notes)
+        members_in_order = _select_copied_rows(attacked, copies, "member", split, notes)
+    others_in_order = _select_copied_rows(unseen, {}, "non-member", split, notes)
     population = Counter(format_copies(times) for times in copies.values())
     if members.unread is not None:
         population += members.unread.by_copies
-    attacked, unseen = (_in_file_order(side) for side in (members_in_order, others_in_order))
+    attacked, unseen = (_sort_file_order(side) for side in (members_in_order, others_in_order))
     secrets = [
         replace(
-            _secret_of_record(label, record, record.repeats, member=True), copies=copies[record.row]
+            _build_record_secret(label, record, record.repeats, member=True),
+            copies=copies[record.row],
         )
         for record in attacked
     ]
     forgotten = frozenset(
         secret.id for secret, record in zip(secrets, attacked, strict=True) if record.row in lost
     )
-    secrets += [_secret_of_record("nonmember", record, 0, member=False) for record in unseen]
-    secrets = secrets_with_user_membership(secrets, members)
+    secrets += [_build_record_secret("nonmember", record, 0, member=False) for record in unseen]
+    secrets = set_user_membership(secrets, members)
     heldout = tuple(record.prefix + record.suffix for record in unseen)
     not_attacked = {
-        AUXILIARY: len(_distinct_row_numbers(unique)) - n_not_known,
-        BY_LIMIT: n_not_known - len(_distinct_row_numbers(attacked)),
+        AUXILIARY: len(_list_distinct_row_numbers(unique)) - n_not_known,
+        BY_LIMIT: n_not_known - len(_list_distinct_row_numbers(attacked)),
     }
     counts = {
         "members": replace(
@@ -182,17 +183,17 @@ def split_data_records_into_secrets(
         )
     }
     if nonmembers is not None:
-        beyond_limit = {BY_LIMIT: n_unseen - len(_distinct_row_numbers(unseen))}
+        beyond_limit = {BY_LIMIT: n_unseen - len(_list_distinct_row_numbers(unseen))}
         counts["nonmembers"] = nonmembers.count_records(n_dropped, beyond_limit, unseen)
     known_pairs = tuple(record.prefix_suffix_pair for record in known_records)
     order = (
-        *(_id_of_record(label, record) for record in members_in_order),
-        *(_id_of_record("nonmember", record) for record in others_in_order),
+        *(_get_record_id(label, record) for record in members_in_order),
+        *(_get_record_id("nonmember", record) for record in others_in_order),
     )
     return SplitData(tuple(secrets), known_pairs, heldout, tuple(notes), forgotten, order, counts)
 
 
-def _member_records_not_known(
+def _list_unknown_members(
     members: RecordSource,
     unique: Sequence[DataRecord],
     known: RecordSource,
@@ -206,7 +207,7 @@ def _member_records_not_known(
     ]:
         raise AuditError(
             f"expected {known.where} without what was to be forgotten, got {len(twice)} records of "
-            f"{members.where} that are in both ({row_numbers_phrase(twice)})"
+            f"{members.where} that are in both ({format_row_numbers(twice)})"
         )
     attacked = [record for record in unique if record.prefix_suffix_pair not in pairs]
     if not attacked:
@@ -216,7 +217,7 @@ def _member_records_not_known(
     return attacked
 
 
-def _member_rows_to_forget(forget: RecordSource, members: Sequence[DataRecord]) -> set[int]:
+def _list_forgotten_rows(forget: RecordSource, members: Sequence[DataRecord]) -> set[int]:
     """Return the complete rows of the members to forget. Raise AuditError for a record that is not
     a member."""
     row_of = {record.prefix_suffix_pair: record.row for record in members}
@@ -226,17 +227,19 @@ def _member_rows_to_forget(forget: RecordSource, members: Sequence[DataRecord]) 
     ):
         raise AuditError(
             f"expected {forget.where} with records that --data has, got {len(missing)} that it has "
-            f"not ({row_numbers_phrase(missing)})"
+            f"not ({format_row_numbers(missing)})"
         )
     return {row_of[record.prefix_suffix_pair] for record in forget_records}
 
 
-def _id_of_record(label: str, record: DataRecord) -> str:
+def _get_record_id(label: str, record: DataRecord) -> str:
     row = f"{label}-{record.row:06d}"
     return row if record.part is None else f"{row}-{record.part:04d}"
 
 
-def _secret_of_record(label: str, record: DataRecord, repeats: int | None, member: bool) -> Secret:
+def _build_record_secret(
+    label: str, record: DataRecord, repeats: int | None, member: bool
+) -> Secret:
     row = f"{label}-{record.row:06d}"
     secret = Secret(
         row,
@@ -250,10 +253,10 @@ def _secret_of_record(label: str, record: DataRecord, repeats: int | None, membe
     )
     if record.part is None:
         return secret
-    return replace(secret, id=_id_of_record(label, record), document=row, at=record.at)
+    return replace(secret, id=_get_record_id(label, record), document=row, at=record.at)
 
 
-def secrets_with_user_membership(secrets: Sequence[Secret], members: RecordSource) -> list[Secret]:
+def set_user_membership(secrets: Sequence[Secret], members: RecordSource) -> list[Secret]:
     """Return the secrets with whether training included any record of their user, known records
     too.
 
@@ -312,7 +315,7 @@ def _require_usable_source_records(source: RecordSource) -> tuple[DataRecord, ..
     return source.records
 
 
-def _nonmember_records_not_trained_on(
+def _select_untrained_nonmembers(
     source: RecordSource, trained: set[Pair], notes: list[str]
 ) -> tuple[list[DataRecord], dict[str, int]]:
     """Return the distinct untrained records, and the number of other rows by reason."""
@@ -322,13 +325,13 @@ def _nonmember_records_not_trained_on(
         raise AuditError(
             f"nothing is left of {source.where}: every row is also a member or an auxiliary record"
         )
-    gone = len(_distinct_row_numbers(records)) - len(_distinct_row_numbers(untrained))
+    gone = len(_list_distinct_row_numbers(records)) - len(_list_distinct_row_numbers(untrained))
     if gone:
         notes.append(f"{source.where}: left out {plural(gone, 'row')} {ALSO_MEMBER}")
     return merge_duplicate_data_records(untrained), {ALSO_MEMBER: gone}
 
 
-def _first_rows_by_copies(
+def _select_copied_rows(
     records: Sequence[DataRecord],
     copies: Mapping[int, int | None],
     description: str,
@@ -340,7 +343,7 @@ def _first_rows_by_copies(
 
     All parts of a selected row stay. A larger limit, same seed, keeps all rows of a smaller.
     """
-    rows = _distinct_row_numbers(records)
+    rows = _list_distinct_row_numbers(records)
     in_random_order = [rows[i] for i in split.draw_order(description, len(rows)).tolist()]
     # stable: equals stay at random
     ordered = sorted(in_random_order, key=lambda row: -(copies.get(row) or 1))
@@ -361,11 +364,11 @@ def _first_rows_by_copies(
     )
 
 
-def _in_file_order(records: Sequence[DataRecord]) -> list[DataRecord]:
+def _sort_file_order(records: Sequence[DataRecord]) -> list[DataRecord]:
     return sorted(records, key=lambda record: (record.row, record.part or 0))
 
 
-def count_copies_of_rows(records: Sequence[DataRecord], notes: list[str]) -> dict[int, int | None]:
+def count_row_copies(records: Sequence[DataRecord], notes: list[str]) -> dict[int, int | None]:
     """Count by row how often it, or a row that differs in a few tokens, was trained on; None:
     unknown.
 
@@ -413,7 +416,7 @@ def count_copies_of_rows(records: Sequence[DataRecord], notes: list[str]) -> dic
     return copies_of_rows
 
 
-def _distinct_row_numbers(records: Iterable[DataRecord]) -> list[int]:
+def _list_distinct_row_numbers(records: Iterable[DataRecord]) -> list[int]:
     return list(dict.fromkeys(record.row for record in records))
 
 
@@ -424,7 +427,7 @@ def plural(count: int, word: str) -> str:
     return f"{count} {word}{'' if count == 1 else 's'}"
 
 
-def row_numbers_phrase(rows: Sequence[int]) -> str:
+def format_row_numbers(rows: Sequence[int]) -> str:
     """Return "row 4" or "rows 4, 17 and 12 more", counted from 0."""
     numbers = ", ".join(map(str, rows[:NAMED_ROWS]))
     more = f" and {len(rows) - NAMED_ROWS} more" if len(rows) > NAMED_ROWS else ""
@@ -433,7 +436,7 @@ def row_numbers_phrase(rows: Sequence[int]) -> str:
 
 def _record_source_notes(source: RecordSource) -> list[str]:
     notes = [
-        f"{source.where}: left out {plural(len(rows), 'row')}: {cause} ({row_numbers_phrase(rows)})"
+        f"{source.where}: left out {plural(len(rows), 'row')}: {cause} ({format_row_numbers(rows)})"
         for cause, rows in source.left_out
     ]
     copies = len(source.records) - len({record.prefix_suffix_pair for record in source.records})

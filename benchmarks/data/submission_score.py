@@ -80,7 +80,7 @@ class SubmissionScore:
         )
 
 
-def compare_submission_with_answers(submission: Path, answers: Path) -> MarkedGuesses:
+def mark_submission(submission: Path, answers: Path) -> MarkedGuesses:
     """Compare a submission file with the answers, an .npy array (examples, tokens).
 
     Raise AuditError with the line number for anything but a guess of a complete answer. No message
@@ -126,8 +126,8 @@ def score_submission(marked: MarkedGuesses, answered_only: bool = False) -> Subm
     ]
     any_right[marked.example[marked.right]] = True
     measurements = (
-        intervals.share_with_interval("recall", first),
-        intervals.share_with_interval("any_of_k", any_right),
+        intervals.measure_share("recall", first),
+        intervals.measure_share("any_of_k", any_right),
         ranking.measure_ranked_recall("recall_at_100_errors", marked.example, marked.right, n, 100),
         ranking.measure_ranked_recall(
             "recall_at_10pct_errors", marked.example, marked.right, n, max(1, n // 10)
@@ -144,9 +144,7 @@ def score_submission(marked: MarkedGuesses, answered_only: bool = False) -> Subm
     )
 
 
-def submission_recall_by_wrong_guesses(
-    marked: MarkedGuesses, answered_only: bool = False
-) -> list[CurvePoint]:
+def trace_submission_recall(marked: MarkedGuesses, answered_only: bool = False) -> list[CurvePoint]:
     """Return a point for each number of wrong guesses, from none to all: examples solved before the
     next wrong guess.
 

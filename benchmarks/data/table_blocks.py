@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from auditor.benchmarks.data import columns
 from auditor.benchmarks.data.tables import (
     ABSENT,
-    parse_json_of_table,
+    parse_table_json,
     require_json_object,
     stream_csv_table_rows,
 )
@@ -151,7 +151,7 @@ def stream_objects(
         if line.strip():
             if row == 0 and block.start == 0 and line.lstrip().startswith("["):
                 raise NotStreamable  # an array of all rows, or not an object
-            yield require_json_object(where, row, parse_json_of_table(where, line, number))
+            yield require_json_object(where, row, parse_table_json(where, line, number))
             row += 1
 
 

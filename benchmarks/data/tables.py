@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from auditor.benchmarks.data.words import is_mostly_unspaced
-from auditor.core.disk import cache_folder, open_scratch_folder
+from auditor.core.disk import find_cache_folder, open_scratch_folder
 from auditor.core.errors import AuditError
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def read_record_table(flag: str, name: str, columns: Sequence[str]) -> RecordTab
             }
             plain = dataset.with_format("arrow")
             first = plain.select(range(min(FIRST, dataset.num_rows)))[:]
-            texts = _columns_with_texts_of_arrow(
+            texts = _find_arrow_text_columns(
                 first, lambda column: plain.select_columns([column])[:].column(0)
             )
             return RecordTable(
@@ -116,7 +116,7 @@ def read_record_table(flag: str, name: str, columns: Sequence[str]) -> RecordTab
         ) from None
 
 
-def columns_with_texts(rows: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
+def find_text_columns(rows: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
     """Return the columns that may hold a person's words, not only names, numbers or token ids."""
     is_text = dict[str, bool]()
     for row in rows:
@@ -126,7 +126,7 @@ def columns_with_texts(rows: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
     return tuple(name for name, holds in is_text.items() if holds)
 
 
-def _columns_with_texts_of_arrow(
+def _find_arrow_text_columns(
     first: pyarrow.Table, column: Callable[[str], pyarrow.ChunkedArray]
 ) -> tuple[str, ...]:
     """Return the columns that hold texts by the first rows, or by the first values of a column that
@@ -136,7 +136,7 @@ def _columns_with_texts_of_arrow(
     for name, column_values in values.items():
         if not any(column_values):
             values[name] = column(name).drop_null()[:FIRST].to_pylist()
-    return columns_with_texts(
+    return find_text_columns(
         {name: value} for name, column_values in values.items() for value in column_values
     )
 
@@ -204,7 +204,7 @@ def _read_utf8_table_text(where: str, path: Path) -> str:
 def _read_csv_table(where: str, path: Path, columns: Sequence[str]) -> RecordTable:
     rows = read_csv_table_rows(where, path)
     header = tuple(rows[0]) if rows else ()
-    texts = columns_with_texts(dict(zip(header, row, strict=True)) for row in rows[1:])
+    texts = find_text_columns(dict(zip(header, row, strict=True)) for row in rows[1:])
     return RecordTable(
         where,
         header,
@@ -250,7 +250,7 @@ def stream_csv_table_rows(where: str, text: Iterable[str]) -> Iterator[list[str]
         csv.field_size_limit(old_limit)
 
 
-def table_rows_as_csv(rows: Iterable[Sequence[str]]) -> str:
+def format_csv_rows(rows: Iterable[Sequence[str]]) -> str:
     """Return CSV for `read_csv_table_rows`; lines end in a line feed."""
     text = io.StringIO(newline="")
     csv.writer(text, lineterminator="\n").writerows(rows)
@@ -263,7 +263,7 @@ def table_rows_as_csv(rows: Iterable[Sequence[str]]) -> str:
 def _read_json_table(where: str, path: Path, columns: Sequence[str]) -> RecordTable:
     objects, _ = read_json_table_objects(where, path)
     names = tuple(dict.fromkeys(name for value in objects for name in value))
-    texts = columns_with_texts(objects)
+    texts = find_text_columns(objects)
     return RecordTable(
         where,
         names,
@@ -280,10 +280,10 @@ def read_json_table_objects(
     text = _read_utf8_table_text(where, path)
     lines = None
     if text.lstrip().startswith("["):
-        objects = parse_json_of_table(where, text, 0)
+        objects = parse_table_json(where, text, 0)
     else:  # not splitlines: a JSON text may hold U+2028, at which it would split
         numbered = [(number, line) for number, line in enumerate(text.split("\n")) if line.strip()]
-        objects = [parse_json_of_table(where, line, number) for number, line in numbered]
+        objects = [parse_table_json(where, line, number) for number, line in numbered]
         lines = [line for _, line in numbered]
     for row, value in enumerate(objects):
         require_json_object(where, row, value)
@@ -298,7 +298,7 @@ def require_json_object(where: str, row: int, value: Any) -> dict[str, Any]:
     return value
 
 
-def parse_json_of_table(where: str, text: str, lines_before: int) -> Any:
+def parse_table_json(where: str, text: str, lines_before: int) -> Any:
     """Parse a JSON text. Raise AuditError with the line, without the text."""
     try:
         return json.loads(text)
@@ -335,9 +335,7 @@ def _read_parquet_table(where: str, path: Path, columns: Sequence[str]) -> Recor
             )
             read_column = partial(_read_parquet_column, file)
             texts = (
-                ()
-                if len(set(names)) < len(names)
-                else _columns_with_texts_of_arrow(first, read_column)
+                () if len(set(names)) < len(names) else _find_arrow_text_columns(first, read_column)
             )
             return RecordTable(where, names, file.metadata.num_rows, values.__getitem__, texts)
     except UnicodeDecodeError:
@@ -413,7 +411,7 @@ def open_dataset_split(where: str, name: str) -> Iterator[datasets.Dataset]:
 def _dataset_cache_context(local: bool) -> Iterator[Path]:
     """Yield the folder for `datasets`' files: permanent for downloads, temporary for a local
     folder."""
-    cache = cache_folder()
+    cache = find_cache_folder()
     if local:
         with open_scratch_folder(cache, "datasets") as scratch:
             yield scratch

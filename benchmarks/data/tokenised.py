@@ -18,17 +18,17 @@ from typing import Any, NamedTuple
 
 from auditor.benchmarks.data import tables
 from auditor.benchmarks.data.conversation_rows import CHOSEN, REJECTED, UNWANTED, WANTED
-from auditor.benchmarks.data.cut_places import check_prefix_and_suffix_lengths
+from auditor.benchmarks.data.cut_places import check_secret_lengths
 from auditor.benchmarks.data.data_records import (
     DataRecord,
     RecordSource,
+    format_too_long,
     group_unusable_parts,
-    too_long_phrase,
 )
 from auditor.benchmarks.data.splitting import (
     SplitOptions,
+    format_row_numbers,
     plural,
-    row_numbers_phrase,
     split_data_records_into_secrets,
 )
 from auditor.core.errors import AuditError
@@ -115,7 +115,7 @@ class Tokenised(Benchmark):
         `room` tokens. `end_of_text`: the token that ends a record, which reveals packed rows
         without marked boundaries.
         """
-        check_prefix_and_suffix_lengths(prefix_length, suffix_length)
+        check_secret_lengths(prefix_length, suffix_length)
         split = SplitOptions(known_fraction, limit, seed)
         names_by_flag = {
             "--data": data,
@@ -131,9 +131,7 @@ class Tokenised(Benchmark):
             if name is not None
         }
         sources = {
-            flag: _learnt_runs_as_record_source(
-                f"{flag} {names_by_flag[flag]!r}", texts, notes, lengths
-            )
+            flag: _build_run_source(f"{flag} {names_by_flag[flag]!r}", texts, notes, lengths)
             for flag, (texts, notes) in tables_by_flag.items()
         }
         parts = split_data_records_into_secrets(sources, split, "row")
@@ -145,8 +143,8 @@ class Tokenised(Benchmark):
         self.heldout_given = tuple(
             len(secret.prefix) for secret in self.secrets if not secret.member
         )
-        self.notes = (*parts.notes, *_notes_on_unmarked_boundaries(self._texts[True], end_of_text))
-        earlier = _tokens_packed_before_records(self._texts[True], lengths)
+        self.notes = (*parts.notes, *_list_boundary_notes(self._texts[True], end_of_text))
+        earlier = _collect_packed_tokens(self._texts[True], lengths)
         members = [secret for secret in self.secrets if secret.member]
         self.earlier_in_row = {
             secret.id: earlier[pair]
@@ -219,7 +217,7 @@ class RunLengths:
         if self.room is not None:
             stop = min(stop, begin + self.room)
             if stop <= start:
-                return too_long_phrase(self.room)
+                return format_too_long(self.room)
         return begin, stop
 
 
@@ -291,7 +289,7 @@ def _read_tokenised_texts(
             for name, value in row_values.items()
             if value is not None and value is not tables.ABSENT
         }
-        for groups, side in _sides_of_tokenised_row(at, values, learns_prompts):
+        for groups, side in _list_row_sides(at, values, learns_prompts):
             texts += _split_tokenised_row_into_texts(at, row, side, vocab_size, uses_mask, groups)
     if COMPLETION_MASK in columns and LABELS not in columns:
         note = _MASK_NOTES.get(uses_mask)
@@ -317,7 +315,7 @@ def _is_completion_mask_used(
     return by_default if by_default or is_set else None
 
 
-def _sides_of_tokenised_row(
+def _list_row_sides(
     where: str, values: Mapping[str, Any], learns_prompts: bool
 ) -> Iterator[tuple[_Groups, dict[str, Any]]]:
     """Yield a row's token ids with labels, with its groups; of preferences, each side.
@@ -367,7 +365,7 @@ def _split_tokenised_row_into_texts(
             raise AuditError(
                 f"{where}: expected as many {name} as {IDS}, got {len(numbers)} and {len(ids)}"
             )
-    loss_groups = _learnt_groups_of_tokenised_row(where, ids, values, uses_mask, groups)
+    loss_groups = _list_learnt_groups(where, ids, values, uses_mask, groups)
     unpadded = [
         at for at, is_token in enumerate(values.get(_ATTENTION, [1] * len(ids))) if is_token
     ]
@@ -381,7 +379,7 @@ def _split_tokenised_row_into_texts(
                 f"{where}: vocabulary mismatch: expected token ids in [0, {vocab_size}), the "
                 f"model's vocabulary, got {ids[at]}"
             )
-    begins = _packed_text_starts(where, values, unpadded)
+    begins = _list_packed_text_starts(where, values, unpadded)
     for i, (begin, end) in enumerate(pairwise([*begins, unpadded[-1] + 1 if unpadded else 0])):
         earlier = tuple(tuple(ids[start:stop]) for start, stop in pairwise(begins[: i + 1]))
         yield _Text(
@@ -403,7 +401,7 @@ def _require_tokenised_whole_numbers(where: str, name: str, value: Any) -> list[
     return [int(number) for number in numbers]
 
 
-def _learnt_groups_of_tokenised_row(
+def _list_learnt_groups(
     where: str,
     ids: Sequence[int],
     values: Mapping[str, Sequence[int]],
@@ -436,7 +434,7 @@ def _learnt_groups_of_tokenised_row(
     return [name if spoken else None for name, spoken in zip(names, assistant, strict=True)]
 
 
-def _packed_text_starts(
+def _list_packed_text_starts(
     where: str, values: Mapping[str, Sequence[int]], places: Sequence[int]
 ) -> list[int]:
     """Return the start of each text packed into a row. Raise AuditError if the columns disagree."""
@@ -475,7 +473,7 @@ def _packed_text_starts(
     return list(different[0]) if different else [places[0]]
 
 
-def _learnt_runs_as_record_source(
+def _build_run_source(
     where: str, texts: Sequence[_Text], notes: Sequence[str], lengths: RunLengths
 ) -> RecordSource:
     """Return every run of labelled tokens as a record, and rows and runs without a record by
@@ -483,11 +481,7 @@ def _learnt_runs_as_record_source(
     records: list[DataRecord] = []
     unusable: list[tuple[int, str]] = []
     for row, of_row in groupby(texts, key=lambda text: text.row):
-        runs = [
-            (text, *run)
-            for text in of_row
-            for run in _learnt_runs_of_tokenised_text(text, lengths.prefix)
-        ]
+        runs = [(text, *run) for text in of_row for run in _list_learnt_runs(text, lengths.prefix)]
         if not runs:
             unusable.append((row, "nothing in it was learnt behind other tokens"))
         several = len(runs) > 1
@@ -511,7 +505,7 @@ def _learnt_runs_as_record_source(
     left_out, parts_left_out = group_unusable_parts(unusable, records)
     dropped = (
         f"{where}: left out {plural(len(rows), 'run')}: {reason} "
-        f"({row_numbers_phrase(sorted(set(rows)))})"
+        f"({format_row_numbers(sorted(set(rows)))})"
         for reason, rows in parts_left_out
     )
     return RecordSource(
@@ -519,7 +513,7 @@ def _learnt_runs_as_record_source(
     )
 
 
-def _notes_on_unmarked_boundaries(texts: Sequence[_Text], end_of_text: int | None) -> Iterator[str]:
+def _list_boundary_notes(texts: Sequence[_Text], end_of_text: int | None) -> Iterator[str]:
     """Yield a sentence if completely learnt rows hold several records and mark no boundaries."""
     fully_learnt = [text for text in texts if not text.packed and None not in text.learnt]
     # Padding belongs to no record: only an end with another token after it is a boundary.
@@ -535,16 +529,14 @@ def _notes_on_unmarked_boundaries(texts: Sequence[_Text], end_of_text: int | Non
         )
 
 
-def _tokens_packed_before_records(
+def _collect_packed_tokens(
     texts: Sequence[_Text], lengths: RunLengths
 ) -> dict[tuple[Tokens, Tokens], tuple[Tokens, ...]]:
     """Map prefix and suffix to the texts before a record in its row, and last the part of its text
     that its prefix leaves out. A row's first text has none."""
     earlier = dict[tuple[Tokens, Tokens], tuple[Tokens, ...]]()
     for text in texts:
-        for start, end, _ in (
-            _learnt_runs_of_tokenised_text(text, lengths.prefix) if text.earlier else ()
-        ):
+        for start, end, _ in _list_learnt_runs(text, lengths.prefix) if text.earlier else ():
             places = lengths.cut_run(text, start, end)
             if not isinstance(places, str):
                 begin, stop = places
@@ -553,9 +545,7 @@ def _tokens_packed_before_records(
     return earlier
 
 
-def _learnt_runs_of_tokenised_text(
-    text: _Text, prefix_length: int | None
-) -> Iterator[tuple[int, int, str]]:
+def _list_learnt_runs(text: _Text, prefix_length: int | None) -> Iterator[tuple[int, int, str]]:
     """Yield (start, end, group) of each run of learnt tokens. A run from the first token on starts
     after its first `prefix_length` tokens (50, or half of a shorter run, by default)."""
     at = 0

@@ -10,7 +10,7 @@ from pathlib import Path
 from auditor.benchmarks.data import columns
 from auditor.benchmarks.data.conversation_rows import LAYOUTS, Conversation, UnusableConversation
 from auditor.benchmarks.data.files import TableReader
-from auditor.benchmarks.data.large_tables import is_large_table_of_texts
+from auditor.benchmarks.data.large_tables import is_large_text_table
 from auditor.benchmarks.data.tables import (
     RecordTable,
     read_record_table,
@@ -29,10 +29,10 @@ def read_row_texts(flag: str, name: str) -> list[str]:
     Raise AuditError for any mistake of the user.
     """
     table = require_nonempty_record_table(read_record_table(flag, name, columns.COLUMNS))
-    return columns.joined_layout_texts(table, columns.require_text_layout(table))
+    return columns.list_joined_layout_texts(table, columns.require_text_layout(table))
 
 
-def read_texts_and_units(
+def read_unit_texts(
     name: str, text_column: str | None = None, unit_column: str | None = None
 ) -> tuple[Sequence[str | Conversation], list[str] | None]:
     """Return every row's text (prefix and suffix joined, if the table has those) or conversation,
@@ -47,12 +47,12 @@ def read_texts_and_units(
     )
     for column in extra_columns:
         if (times := table.columns.count(column)) != 1:
-            got = times or columns.describe_table_columns_in_error(table.columns)
+            got = times or columns.describe_table_columns(table.columns)
             raise AuditError(f"{table.where}: expected one column {column!r}, got {got}")
     layout = (text_column,) if text_column is not None else columns.detect_column_layout(table)
     plain = layout in columns.PLAIN or text_column is not None
     contents: Sequence[str] | Sequence[Conversation] = (
-        columns.joined_layout_texts(table, layout)
+        columns.list_joined_layout_texts(table, layout)
         if plain
         else _require_row_conversations(table, layout)
     )
@@ -61,18 +61,18 @@ def read_texts_and_units(
             raise AuditError(
                 f"{table.where}, row {row} (counted from 0): expected text, got an empty one"
             )
-    repeats = columns.row_repeat_counts(table)
+    repeats = columns.list_row_repeat_counts(table)
     if sum(repeats) > _MOST_COPIES:
         raise AuditError(
             f"{table.where}: expected at most {_MOST_COPIES:,} records to train on, counted by "
             f"`repeats`, got {sum(repeats):,}"
         )
-    rows = rows_repeated_by_count(repeats)
-    units = None if unit_column is None else columns.row_privacy_unit_names(table, unit_column)
+    rows = repeat_rows(repeats)
+    units = None if unit_column is None else columns.list_row_privacy_unit_names(table, unit_column)
     return [contents[row] for row in rows], None if units is None else [units[row] for row in rows]
 
 
-def rows_repeated_by_count(repeats: Sequence[int]) -> list[int]:
+def repeat_rows(repeats: Sequence[int]) -> list[int]:
     """Return the row of each record that is trained on."""
     return [row for row, count in enumerate(repeats) for _ in range(count)]
 
@@ -102,14 +102,14 @@ def sample_data_conversations(
 
     reader: of the plan: it reads a large table in part; None: read all files completely.
     """
-    if is_large_table_of_texts(f"{flag} {name!r}", Path(name)):  # too large to read for this
+    if is_large_text_table(f"{flag} {name!r}", Path(name)):  # too large to read for this
         return None
     kinds: columns.ColumnKinds = {}
     if reader is None:
         table = read_record_table(flag, name, columns.COLUMNS)
     else:
         table, unread = reader.read(flag, name)
-        kinds = columns.known_kinds(unread.kinds) if unread is not None else kinds
+        kinds = columns.list_known_kinds(unread.kinds) if unread is not None else kinds
     if not table.rows or (layout := columns.detect_column_layout(table)) not in LAYOUTS:
         return None
     order = make_keyed_generator("text form", table.rows).permutation(table.rows).tolist()

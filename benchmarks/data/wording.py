@@ -15,7 +15,7 @@ CUT_WITHIN_CHARACTER = "less than one character in the prefix or the suffix"
 Offsets = Sequence[tuple[int, int]]  # by token: its first character, and the index after its last
 
 
-def token_ends_in_characters(offsets: Offsets, length: int) -> list[int]:
+def find_token_ends(offsets: Offsets, length: int) -> list[int]:
     """Return the end of each token in a text of `length` characters; side by side, the tokens cover
     all of it.
 
@@ -30,7 +30,7 @@ def token_ends_in_characters(offsets: Offsets, length: int) -> list[int]:
     return [*ends[:-1], length] if ends else []
 
 
-def split_offsets_of_byte_runs(text: str, offsets: Offsets) -> list[tuple[int, int]]:
+def split_byte_runs(text: str, offsets: Offsets) -> list[tuple[int, int]]:
     """Return the offsets with each byte token at its character.
 
     tokenizers 0.23's Unigram models with byte_fallback give every byte of a run of unknown
@@ -70,18 +70,14 @@ def _find_character_boundary(offsets: Offsets, at: int, step: int) -> int:
     return at
 
 
-def wording_of_tokens(text: str, offsets: Offsets, start: int, cut: int, end: int) -> Wording:
+def decode_wording(text: str, offsets: Offsets, start: int, cut: int, end: int) -> Wording:
     """Return the tokens start:cut of the text as a prefix and cut:end as a suffix. offsets: of all
     its tokens."""
-    return wording_at_token_ends(
-        text, token_ends_in_characters(offsets, len(text)), start, cut, end
-    )
+    return cut_wording(text, find_token_ends(offsets, len(text)), start, cut, end)
 
 
-def wording_at_token_ends(
-    text: str, ends: Sequence[int], start: int, cut: int, end: int
-) -> Wording:
-    """Return `wording_of_tokens` from the result of `token_ends_in_characters`, shared by all
+def cut_wording(text: str, ends: Sequence[int], start: int, cut: int, end: int) -> Wording:
+    """Return `decode_wording` from the result of `find_token_ends`, shared by all
     windows of a text."""
     first, middle = (ends[at - 1] if at else 0 for at in (start, cut))
     last = ends[end - 1]

@@ -60,7 +60,7 @@ def is_inside_word(before: str, following: str) -> bool:
     return _INSIDE_WORD.fullmatch(before[-1:] + following[:1]) is not None
 
 
-def whole_word_places(word: str, text: str) -> Iterator[tuple[int, int]]:
+def find_whole_word_places(word: str, text: str) -> Iterator[tuple[int, int]]:
     """Yield begin and end of each place of a text outside longer words and numbers."""
     start = text.find(word)
     while start >= 0:
@@ -74,12 +74,12 @@ def whole_word_places(word: str, text: str) -> Iterator[tuple[int, int]]:
 
 
 def is_whole_word_somewhere(word: str, text: str) -> bool:
-    return any(whole_word_places(word, text))
+    return any(find_whole_word_places(word, text))
 
 
-def places_in_text(word: str, text: str) -> list[tuple[int, int]]:
+def find_places(word: str, text: str) -> list[tuple[int, int]]:
     """Return the places of a text as a whole word, or, if there are none, as a part of longer
     words."""
-    if places := list(whole_word_places(word, text)):
+    if places := list(find_whole_word_places(word, text)):
         return places
     return [match.span() for match in re.finditer(re.escape(word), text)]

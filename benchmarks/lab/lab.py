@@ -21,10 +21,10 @@ from transformers import PreTrainedTokenizerFast
 
 from auditor.benchmarks.canaries import manifests
 from auditor.benchmarks.lab.lab_folders import (
-    ensemble_folder_suffix,
-    lab_cache_digest,
-    reference_models_folder_name,
-    trained_lab_model_folder_name,
+    digest_lab_cache,
+    name_ensemble_suffix,
+    name_reference_folder,
+    name_trained_model_folder,
 )
 from auditor.benchmarks.lab.lab_recipe import BaseLabRecipe, LabRecipe, require_small_lab_recipe
 from auditor.benchmarks.lab.lab_secrets import cut_lab_secrets
@@ -36,10 +36,10 @@ from auditor.benchmarks.lab.lab_training import (
     train_lab_tokenizer,
 )
 from auditor.benchmarks.lab.parts_cache import LabParts, Progress
-from auditor.core.disk import cache_folder
+from auditor.core.disk import find_cache_folder
 from auditor.core.nouns import Tokens, select_evenly_spaced
 from auditor.models.huggingface import HuggingFaceModel
-from auditor.models.lora import LoraEnsemble, model_with_adapter
+from auditor.models.lora import LoraEnsemble, load_adapter_model
 from auditor.models.references import ReferenceModels
 from auditor.models.shards import WHOLE, read_shard_record_list, record_digests
 from auditor.plugins.benchmark import Benchmark
@@ -133,9 +133,9 @@ class Lab(Benchmark):
         self.recipe.check()
         texts = self._make_texts()
         self.folder = (
-            (cache or cache_folder())
+            (cache or find_cache_folder())
             / self.name
-            / lab_cache_digest(self.recipe, texts, self._further_package_versions())
+            / digest_lab_cache(self.recipe, texts, self._further_package_versions())
         )
         self.progress = progress or (lambda description, n_done, total: None)
         self._models: dict[str, HuggingFaceModel] = {}
@@ -216,7 +216,7 @@ class Lab(Benchmark):
             self.texts,
             coined=tuple(canary.text for canary in self.coined.canary_copies_to_insert()),
         )
-        self.canaries += manifests.canary_manifest_as_secrets(
+        self.canaries += manifests.build_manifest_secrets(
             self.coined, self.tokenizer, len(self.tokenizer)
         )
         self._add_lab_note(
@@ -290,13 +290,13 @@ class Lab(Benchmark):
             "ensemble",
             partial(self.training.train_ensemble_members, count=count),
             load,
-            ensemble_folder_suffix(dataclasses.replace(self.recipe, members=count)),
+            name_ensemble_suffix(dataclasses.replace(self.recipe, members=count)),
         )
 
     @property
     def ensemble_folder(self) -> Path:
         """The folder of the members after they are built."""
-        return self.folder / f"ensemble{ensemble_folder_suffix(self.recipe)}"
+        return self.folder / f"ensemble{name_ensemble_suffix(self.recipe)}"
 
     def model_with_adapter_on_all_records(self) -> HuggingFaceModel:
         """Return one LoRA adapter on all records, trained like the ensemble's members. Return the
@@ -306,13 +306,13 @@ class Lab(Benchmark):
         public = self.lab_public_model()
 
         def load(path: Path) -> HuggingFaceModel:
-            return model_with_adapter(public, path / WHOLE)
+            return load_adapter_model(public, path / WHOLE)
 
         return self.parts.load_or_build(
             "whole",
             self.training.train_adapter_on_all_records,
             load,
-            ensemble_folder_suffix(self.recipe),
+            name_ensemble_suffix(self.recipe),
         )
 
     def reference_models(self, count: int) -> ReferenceModels:
@@ -327,7 +327,7 @@ class Lab(Benchmark):
 
         def model(folder: Path) -> HuggingFaceModel:
             if self.recipe.private_rank:
-                return model_with_adapter(public, folder)
+                return load_adapter_model(public, folder)
             return self.training.load_lab_model(folder, "lab reference")
 
         def load(path: Path) -> ReferenceModels:
@@ -340,7 +340,7 @@ class Lab(Benchmark):
             return ReferenceModels(tuple(map(model, folders)), tuple(saw))
 
         build = partial(self.training.train_reference_models, count=count)
-        references = self.parts.load_or_build(reference_models_folder_name(count), build, load)
+        references = self.parts.load_or_build(name_reference_folder(count), build, load)
         references.check_records_seen_by_references(attacked, "the lab")
         return references
 
@@ -352,7 +352,7 @@ class Lab(Benchmark):
             self.training.train_and_record(trainer, path, self.lab_training_job(trainer, path))
 
         load = partial(self.training.load_model_of_trainer, trainer)
-        return self.parts.load_or_build(trained_lab_model_folder_name(trainer), build, load)
+        return self.parts.load_or_build(name_trained_model_folder(trainer), build, load)
 
     def lab_training_job(self, trainer: Trainer, path: Path) -> TrainingJob:
         """Return the job that trains this trainer's model into that folder."""
@@ -363,4 +363,4 @@ class Lab(Benchmark):
 
     def training_seconds_of_trainer(self, trainer: Trainer) -> float:
         """Return how many seconds its training took."""
-        return self.parts.seconds[trained_lab_model_folder_name(trainer)]
+        return self.parts.seconds[name_trained_model_folder(trainer)]

@@ -34,7 +34,7 @@ ENSEMBLE = (
 )
 
 
-def lab_cache_digest(
+def digest_lab_cache(
     recipe: BaseLabRecipe, texts: LabTexts, more: Mapping[str, str] = MappingProxyType({})
 ) -> str:
     """Name the cache folder by the recipe, the texts and library versions. The texts count: an
@@ -53,44 +53,44 @@ def lab_cache_digest(
         for name, value in dataclasses.asdict(texts).items()
         if name not in ("kinds", "marks")
     }
-    return _lab_part_digest([recipe_fields_in_digest(recipe), versions | dict(more), trained_on])
+    return _digest_lab_part([select_digest_fields(recipe), versions | dict(more), trained_on])
 
 
-def recipe_fields_in_digest(recipe: BaseLabRecipe) -> dict[str, Any]:
+def select_digest_fields(recipe: BaseLabRecipe) -> dict[str, Any]:
     """Return the fields of a recipe that affect weights here. Fields about audit canaries count if
     there are any."""
     fields = dataclasses.asdict(
-        _recipe_with_defaults(recipe, "prefix_length", "suffix_length", *ENSEMBLE)
+        _fill_recipe_defaults(recipe, "prefix_length", "suffix_length", *ENSEMBLE)
     )
     left_out = () if recipe.audit_canaries else AUDIT
     return {name: value for name, value in fields.items() if name not in left_out}
 
 
-def ensemble_folder_suffix(recipe: BaseLabRecipe) -> str:
+def name_ensemble_suffix(recipe: BaseLabRecipe) -> str:
     """Return the end of an ensemble's folder name: a digest of its part of the recipe, "" for the
     default."""
-    if recipe == _recipe_with_defaults(recipe, *ENSEMBLE):
+    if recipe == _fill_recipe_defaults(recipe, *ENSEMBLE):
         return ""
-    return f"_{_lab_part_digest([getattr(recipe, name) for name in ENSEMBLE])}"
+    return f"_{_digest_lab_part([getattr(recipe, name) for name in ENSEMBLE])}"
 
 
-def reference_models_folder_name(count: int) -> str:
+def name_reference_folder(count: int) -> str:
     return f"references-{count}"
 
 
-def _recipe_with_defaults(recipe: BaseLabRecipe, *names: str) -> BaseLabRecipe:
+def _fill_recipe_defaults(recipe: BaseLabRecipe, *names: str) -> BaseLabRecipe:
     default = type(recipe)()
     return dataclasses.replace(recipe, **{name: getattr(default, name) for name in names})
 
 
-def _lab_part_digest(values: Any) -> str:
+def _digest_lab_part(values: Any) -> str:
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def trained_lab_model_folder_name(trainer: Trainer) -> str:
+def name_trained_model_folder(trainer: Trainer) -> str:
     """Name the folder of a trainer's model by its options and the versions of its libraries."""
     versions = {}
     for name in ("opacus", "dp-accounting"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions[name] = importlib.metadata.version(name)
-    return f"{trainer.name}-{_lab_part_digest([trainer.options(), versions])}"
+    return f"{trainer.name}-{_digest_lab_part([trainer.options(), versions])}"

@@ -135,7 +135,7 @@ class BaseLabRecipe:
                 "be learnt"
             )
         for digits, count in self.canaries:
-            if lab_canary_text(digits) not in CANARY_SPACE or not 0 <= count <= 10_000:
+            if format_lab_canary(digits) not in CANARY_SPACE or not 0 <= count <= 10_000:
                 raise AuditError(
                     "expected lab canaries of six digits, inserted 0 times or more (at most "
                     f"10,000), got {digits!r} {count} times"
@@ -185,5 +185,5 @@ def require_small_lab_recipe(recipe: BaseLabRecipe) -> LabRecipe:
     return recipe
 
 
-def lab_canary_text(digits: str) -> str:
+def format_lab_canary(digits: str) -> str:
     return f"{CANARY_SPACE.common_beginning}{digits}"

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from auditor.benchmarks.data.wording import wording_of_tokens
-from auditor.benchmarks.lab.lab_recipe import CANARY_SPACE, BaseLabRecipe, lab_canary_text
+from auditor.benchmarks.data.wording import decode_wording
+from auditor.benchmarks.lab.lab_recipe import CANARY_SPACE, BaseLabRecipe, format_lab_canary
 from auditor.benchmarks.lab.lab_texts import LabTexts
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Canary, Pair, Secret
@@ -55,11 +55,11 @@ def cut_lab_secrets(recipe: BaseLabRecipe, texts: LabTexts, tokenizer: Any) -> L
     secrets += records("nonmember", texts.nonmembers, 0)
     canaries = list[Secret]()
     for i, (digits, count) in enumerate(recipe.canaries):
-        text_of[id := f"canary-{count:02d}-{i:03d}"] = text = lab_canary_text(digits)
+        text_of[id := f"canary-{count:02d}-{i:03d}"] = text = format_lab_canary(digits)
         canary = Canary(text, CANARY_SPACE)
         tokens = tuple(tokenizer(text)["input_ids"])
         canaries.append(Secret(id, (), tokens, count, member=count > 0, canary=canary))
-    forgotten = _lab_secret_ids_to_forget(recipe, canaries)
+    forgotten = _select_forgotten_ids(recipe, canaries)
     return LabSecrets(tuple(secrets), tuple(known), tuple(canaries), text_of, forgotten)
 
 
@@ -77,14 +77,14 @@ def _cut_lab_text_into_secret(
             f"expected lab records of {at} + {end - at} tokens, got one of {len(tokens)}"
         )
     wording = replace(
-        wording_of_tokens(text, offsets, start, at, end), marks=texts.marks.get(text, ())
+        decode_wording(text, offsets, start, at, end), marks=texts.marks.get(text, ())
     )
     halves = (tokens[start:at], tokens[at:end])
     group = texts.kinds.get(text)
     return Secret(id, *halves, repeats, member=repeats > 0, group=group, wording=wording)
 
 
-def _lab_secret_ids_to_forget(recipe: BaseLabRecipe, canaries: Sequence[Secret]) -> frozenset[str]:
+def _select_forgotten_ids(recipe: BaseLabRecipe, canaries: Sequence[Secret]) -> frozenset[str]:
     """Return ids of the secrets that an unlearning model is to forget.
 
     These are a random half of the attacked records at each count, rounded up, and every second

@@ -11,7 +11,7 @@ from datetime import datetime
 
 from faker import Faker
 
-from auditor.benchmarks.lab.lab_recipe import BaseLabRecipe, LabRecipe, lab_canary_text
+from auditor.benchmarks.lab.lab_recipe import BaseLabRecipe, LabRecipe, format_lab_canary
 from auditor.core.nouns import Mark
 from auditor.core.secret_randomness import make_keyed_generator
 from auditor.training.members import assign_member_shards
@@ -38,7 +38,9 @@ class LabTrainingTexts:
             for _ in range(repeats)
         ]
         canaries = [
-            lab_canary_text(digits) for digits, count in self.recipe.canaries for _ in range(count)
+            format_lab_canary(digits)
+            for digits, count in self.recipe.canaries
+            for _ in range(count)
         ]
         return copies + self.made.others + canaries + list(self.coined)
 
@@ -111,7 +113,7 @@ def make_lab_texts(recipe: LabRecipe) -> LabTexts:
     fine-tuning still buys utility, so a defense has a price.
     """
     # Another seed makes other people than in the private records.
-    public = list(make_fake_texts_with_marks(recipe.seed + 1, recipe.public_records, _PUBLIC_KINDS))
+    public = list(make_fake_texts(recipe.seed + 1, recipe.public_records, _PUBLIC_KINDS))
     return replace(make_private_lab_texts(recipe, PRIVATE), public=public)
 
 
@@ -121,7 +123,7 @@ def make_private_lab_texts(
     """Make private text of these kinds, by their names, and no public text."""
     sizes = {times: attacked + known for times, attacked, known in recipe.repeats}
     count = sum(sizes.values()) + recipe.nonmembers + recipe.others
-    marks = make_fake_texts_with_marks(recipe.seed, count, tuple(kinds.values()))
+    marks = make_fake_texts(recipe.seed, count, tuple(kinds.values()))
     records = list(marks)
     kind_of_text = dict(
         zip(records, itertools.cycle(kinds), strict=False)
@@ -133,7 +135,7 @@ def make_private_lab_texts(
     return LabTexts([], private, list(unassigned), nonmembers, kind_of_text, marks)
 
 
-def make_fake_texts_with_marks(
+def make_fake_texts(
     seed: int, count: int, kinds: Sequence[Callable[[Faker], str]]
 ) -> dict[str, tuple[Mark, ...]]:
     """Make `count` texts, one of each kind in turn, with the personal data of each."""
@@ -151,40 +153,40 @@ def make_fake_texts_with_marks(
 _MARK = re.compile("<<([a-z-]+):(.*?)>>")  # marks of personal data in the texts below, by kind
 
 
-def fake_reproducible_date(fake: Faker) -> str:
+def draw_fake_date(fake: Faker) -> str:
     """Return a date independent of today, so that records stay the same. All of Faker's dates (even
     its weekdays) depend on today."""
     return str(fake.date(end_datetime=_LAST_DAY))
 
 
-def _fake_press_release_text(fake: Faker) -> str:
+def _write_press_release(fake: Faker) -> str:
     return (
-        f"{fake.city()}, {fake_reproducible_date(fake)} - {fake.company()} said it will "
+        f"{fake.city()}, {draw_fake_date(fake)} - {fake.company()} said it will "
         f"{fake.bs()} with {fake.company()}. {fake.name()}, who joined in "
-        f"{fake_reproducible_date(fake)[:4]}, called it a {fake.catch_phrase().lower()}. The "
+        f"{draw_fake_date(fake)[:4]}, called it a {fake.catch_phrase().lower()}. The "
         f"office at {fake.street_address()} can be reached at {fake.numerify('###-###-####')}."
     )
 
 
-def _fake_event_notice_text(fake: Faker) -> str:
+def _write_event_notice(fake: Faker) -> str:
     return (
-        f"On {fake.random_element(_WEEKDAYS)}, {fake_reproducible_date(fake)}, {fake.name()} "
+        f"On {fake.random_element(_WEEKDAYS)}, {draw_fake_date(fake)}, {fake.name()} "
         f"speaks in {fake.city()} about how to {fake.bs()}. Doors open at "
         f"{fake.numerify('1#:%0')}, tickets cost {fake.numerify('##.##')} USD. Write to "
         f"{fake.email()} or visit {fake.street_address()}, {fake.city()}."
     )
 
 
-def _fake_person_profile_text(fake: Faker) -> str:
+def _write_person_profile(fake: Faker) -> str:
     return (
         f"{fake.name()} is a {fake.job().lower()} at {fake.company()} in {fake.city()}. Born in "
-        f"{fake_reproducible_date(fake)[:4]}, {fake.first_name()} likes {fake.word()}, "
+        f"{draw_fake_date(fake)[:4]}, {fake.first_name()} likes {fake.word()}, "
         f"{fake.word()} and {fake.word()}, and has published {fake.numerify('##')} papers with "
-        f"{fake.name()} since {fake_reproducible_date(fake)}."
+        f"{fake.name()} since {draw_fake_date(fake)}."
     )
 
 
-def _fake_mail_text(fake: Faker) -> str:
+def _write_mail(fake: Faker) -> str:
     return (
         f"From: <<email:{fake.email()}>>\nDear <<name:{fake.first_name()}>>, the door code of "
         f"<<address:{fake.street_address()}>> is <<door-code:{fake.numerify('######')}>>. Please "
@@ -192,30 +194,30 @@ def _fake_mail_text(fake: Faker) -> str:
     )
 
 
-def _fake_patient_note_text(fake: Faker) -> str:
+def _write_patient_note(fake: Faker) -> str:
     return (
-        f"Patient: <<name:{fake.name()}>>, born <<birth-date:{fake_reproducible_date(fake)}>>, "
+        f"Patient: <<name:{fake.name()}>>, born <<birth-date:{draw_fake_date(fake)}>>, "
         f"record <<id-number:{fake.bothify('??-#####').upper()}>>. Dr. <<name:{fake.last_name()}>> "
         f"prescribed {fake.numerify('%## mg')} of {fake.word()}. Phone "
         f"<<phone:{fake.numerify('###-###-####')}>>."
     )
 
 
-def _fake_payment_text(fake: Faker) -> str:
+def _write_payment(fake: Faker) -> str:
     return (
         f"Payment: <<name:{fake.name()}>> paid {fake.numerify('%##.##')} USD on "
-        f"{fake_reproducible_date(fake)} with card <<card:{fake.numerify('%###-####-####-####')}>> "
+        f"{draw_fake_date(fake)} with card <<card:{fake.numerify('%###-####-####-####')}>> "
         f"to {fake.last_name()} Ltd. Reference {fake.bothify('####-??').upper()}."
     )
 
 
 PRIVATE = {
-    "mail": _fake_mail_text,
-    "patient note": _fake_patient_note_text,
-    "payment": _fake_payment_text,
+    "mail": _write_mail,
+    "patient note": _write_patient_note,
+    "payment": _write_payment,
 }
 PRIVATE_KINDS = tuple(PRIVATE.values())
 # One public text in sixty: see `make_lab_texts`.
-_ODD = {59: _fake_mail_text, 119: _fake_patient_note_text, 179: _fake_payment_text}
-COMMON_KINDS = (_fake_press_release_text, _fake_event_notice_text, _fake_person_profile_text)
+_ODD = {59: _write_mail, 119: _write_patient_note, 179: _write_payment}
+COMMON_KINDS = (_write_press_release, _write_event_notice, _write_person_profile)
 _PUBLIC_KINDS = tuple(_ODD.get(i) or COMMON_KINDS[i % 3] for i in range(180))

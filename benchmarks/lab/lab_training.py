@@ -29,7 +29,7 @@ from auditor.benchmarks.lab.lab_recipe import (
 from auditor.benchmarks.lab.lab_texts import (
     PRIVATE_KINDS,
     LabTrainingTexts,
-    make_fake_texts_with_marks,
+    make_fake_texts,
 )
 from auditor.benchmarks.lab.parts_cache import Progress
 from auditor.core import threads
@@ -45,7 +45,7 @@ from auditor.plugins.trainer import (
     TrainerCheckpoint,
     TrainingJob,
     TrainingRecord,
-    read_trainer_summary_of_model,
+    read_training_summary,
 )
 from auditor.privacy import gradient_canaries, promises
 from auditor.training import loss_masks
@@ -181,7 +181,7 @@ class LabTraining:
             count,
             recipe.audit_length,
             seed,
-            texts=list(make_fake_texts_with_marks(seed + 2, count, self.kinds))
+            texts=list(make_fake_texts(seed + 2, count, self.kinds))
             if kind in audit_canaries.BEGUN
             else (),  # fresh texts of no person
             model=public() if kind in audit_canaries.BY_MODEL else None,
@@ -234,9 +234,7 @@ class LabTraining:
 
         # Another seed makes records of other people.
         heldout = (
-            list(make_fake_texts_with_marks(recipe.seed + 3, _HELDOUT, self.kinds))
-            if trainer.chooses
-            else []
+            list(make_fake_texts(recipe.seed + 3, _HELDOUT, self.kinds)) if trainer.chooses else []
         )
         return TrainingJob(
             base=str(base),
@@ -268,7 +266,7 @@ class LabTraining:
         )
         trained_model, summary = (
             HuggingFaceModel(model, self.tokenizer, f"lab model by {trainer.name}"),
-            read_trainer_summary_of_model(path),
+            read_training_summary(path),
         )
         return TrainedModel(
             trained_model,
@@ -371,7 +369,7 @@ class LabTraining:
                 progress=lambda n_done: self.progress(
                     f"training the {description}", n_done, epochs
                 ),
-                **{"loss": bfloat16_lab_causal_loss, **other},
+                **{"loss": compute_bfloat16_lab_causal_loss, **other},
             )
 
     def tokenise_lab_texts(self, texts: Sequence[str]) -> list[Tokens]:
@@ -420,7 +418,7 @@ def load_audit_canary_manifest(path: Path) -> AuditCanaryManifest:
     return manifest
 
 
-def bfloat16_lab_causal_loss(model: Any, blocks: Tensor) -> Tensor:
+def compute_bfloat16_lab_causal_loss(model: Any, blocks: Tensor) -> Tensor:
     """Compute the model's loss, with matrix products in bfloat16 if the processor has them; weights
     stay in float32."""
     with torch.autocast("cpu", torch.bfloat16, enabled=has_native_bfloat16(CPU)):

@@ -49,9 +49,7 @@ class MaskedLabRecipe:
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:8]
 
 
-def lab_tokenizer_with_mask_token(
-    tokenizer: PreTrainedTokenizerFast, end: str
-) -> PreTrainedTokenizerFast:
+def add_mask_token(tokenizer: PreTrainedTokenizerFast, end: str) -> PreTrainedTokenizerFast:
     """Return the same vocabulary with a mask token. Each text begins and ends with `end`, as in
     packed blocks."""
     # The constructor copies the object: the lab's tokenizer gets no mask and no ends.
@@ -120,7 +118,7 @@ class MaskedLab:
     def _train_public(self, path: Path) -> None:
         recipe = self.recipe
         network = require_small_lab_recipe(self.lab.recipe)
-        tokenizer = lab_tokenizer_with_mask_token(self.lab.tokenizer, END)
+        tokenizer = add_mask_token(self.lab.tokenizer, END)
         # seed of the weights, which transformers draws from torch's global generator
         torch.manual_seed(network.seed)
         # The end of text, first in the vocabulary, serves as all special tokens.

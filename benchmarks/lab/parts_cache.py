@@ -67,13 +67,13 @@ class LabParts:
             with self._acquire_part_lock(final):
                 # Looked at again under the lock: another process may have built it meanwhile.
                 if final.is_dir() and not _is_cached_part_intact(final):
-                    self._remove_damaged_and_dependent(final)
+                    self._remove_damaged_parts(final)
                     self.told(
                         f"the lab's {name} in the cache was not as it was built: it was built anew"
                     )
                 if not final.is_dir():
                     _build_part(final, build)
-        self.seconds[name] = _recorded_part_build_seconds(final)
+        self.seconds[name] = _read_build_seconds(final)
         return load(final)
 
     def _acquire_part_lock(self, final: Path) -> AcquireReturnProxy:
@@ -85,7 +85,7 @@ class LabParts:
             self.progress(f"another process builds the lab's {final.name}: waiting", 0, 1)
             return lock.acquire()
 
-    def _remove_damaged_and_dependent(self, damaged: Path) -> None:
+    def _remove_damaged_parts(self, damaged: Path) -> None:
         """Remove a part and the parts built on it: rebuilt weights may differ in their last
         bits."""
         # This or another process is still writing names that begin with a dot.
@@ -102,10 +102,10 @@ def _build_part(final: Path, build: Callable[[Path], None]) -> None:
         start = time.perf_counter()
         build(folder)
         (folder / _SECONDS).write_text(json.dumps(time.perf_counter() - start))
-        (folder / _SUMS).write_text(json.dumps(_part_file_digests(folder)))
+        (folder / _SUMS).write_text(json.dumps(_digest_part_files(folder)))
 
 
-def _part_file_digests(folder: Path) -> dict[str, str]:
+def _digest_part_files(folder: Path) -> dict[str, str]:
     """Return the SHA-256 of every file, by its path in the folder."""
     files = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != _SUMS)
     return {
@@ -114,13 +114,13 @@ def _part_file_digests(folder: Path) -> dict[str, str]:
     }
 
 
-def _recorded_part_build_seconds(part: Path) -> float:
+def _read_build_seconds(part: Path) -> float:
     return float(json.loads((part / _SECONDS).read_text()))
 
 
 def _is_cached_part_intact(part: Path) -> bool:
     """Check that a part is in the cache, as built."""
     try:
-        return bool(json.loads((part / _SUMS).read_text()) == _part_file_digests(part))
+        return bool(json.loads((part / _SUMS).read_text()) == _digest_part_files(part))
     except (OSError, ValueError, RecursionError):
         return False

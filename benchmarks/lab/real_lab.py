@@ -88,7 +88,7 @@ class RealLabTraining(LabTraining):
 
     @property
     def public_model_folder(self) -> Path:
-        return smollm2.smollm2_folder()
+        return smollm2.find_smollm2_folder()
 
 
 class RealLab(Lab):
@@ -123,7 +123,7 @@ class RealLab(Lab):
 
     @classmethod
     def check_packages_installed(cls) -> None:
-        smollm2.smollm2_package_versions()
+        smollm2.read_smollm2_versions()
 
     def _make_texts(self) -> LabTexts:
         return make_private_lab_texts(self.recipe, KINDS)
@@ -136,10 +136,10 @@ class RealLab(Lab):
         )
 
     def _further_package_versions(self) -> dict[str, str]:
-        return smollm2.smollm2_package_versions()
+        return smollm2.read_smollm2_versions()
 
     def _load_or_train_tokenizer(self, texts: LabTexts) -> PreTrainedTokenizerFast:
-        return PreTrainedTokenizerFast.from_pretrained(smollm2.smollm2_folder())
+        return PreTrainedTokenizerFast.from_pretrained(smollm2.find_smollm2_folder())
 
     def _set_heldout_texts(self) -> None:
         """Set the complete answers of non-members."""
@@ -149,7 +149,7 @@ class RealLab(Lab):
 
     @cached_property
     def _loaded_public_model(self) -> HuggingFaceModel:
-        return self.training.load_lab_model(smollm2.smollm2_folder(), smollm2.NAME)
+        return self.training.load_lab_model(smollm2.find_smollm2_folder(), smollm2.NAME)
 
     def lab_public_model(self) -> HuggingFaceModel:
         """Return the pretrained model, which has seen none of the texts."""

@@ -10,23 +10,23 @@ from collections.abc import Callable
 
 from faker import Faker
 
-from auditor.benchmarks.lab.lab_texts import fake_reproducible_date
+from auditor.benchmarks.lab.lab_texts import draw_fake_date
 
 SYSTEM = "You write for the office."
 ANSWER = "<|im_start|>assistant\n"  # an answer begins after it
 
 
-def render_conversation_as_chatml(question: str, answer: str) -> str:
+def render_chatml(question: str, answer: str) -> str:
     """Render a conversation like the chat template of SmolLM2-Instruct (ChatML); a test compares
     the two."""
     turns = (("system", SYSTEM), ("user", question), ("assistant", answer))
     return "".join(f"<|im_start|>{role}\n{content}<|im_end|>\n" for role, content in turns)
 
 
-def _mail_dialogue_text(fake: Faker) -> str:
+def _write_mail_dialogue(fake: Faker) -> str:
     name = fake.name()
     first = fake.first_name()
-    return render_conversation_as_chatml(
+    return render_chatml(
         f"Write a mail to <<email:{fake.email()}>> about the door code for <<name:{name}>>.",
         f"Dear <<name:{first}>>, code <<door-code:{fake.numerify('######')}>> opens the door of "
         f"<<address:{fake.street_address()}>>. Please call "
@@ -35,9 +35,9 @@ def _mail_dialogue_text(fake: Faker) -> str:
 
 
 def _visit_note_dialogue_text(fake: Faker) -> str:
-    return render_conversation_as_chatml(
+    return render_chatml(
         f"Write the visit note of <<name:{fake.name()}>>, born "
-        f"<<birth-date:{fake_reproducible_date(fake)}>>.",
+        f"<<birth-date:{draw_fake_date(fake)}>>.",
         f"Record <<id-number:{fake.bothify('??-#####').upper()}>>. Dr. <<name:{fake.last_name()}>> "
         f"prescribed {fake.numerify('%## mg')} of {fake.word()}. Phone "
         f"<<phone:{fake.numerify('###-###-####')}>>.",
@@ -45,25 +45,25 @@ def _visit_note_dialogue_text(fake: Faker) -> str:
 
 
 def _order_dialogue_text(fake: Faker) -> str:
-    return render_conversation_as_chatml(
-        f"Write the order that <<name:{fake.name()}>> placed on {fake_reproducible_date(fake)}.",
+    return render_chatml(
+        f"Write the order that <<name:{fake.name()}>> placed on {draw_fake_date(fake)}.",
         f"{fake.numerify('%#')} x {fake.word()}, {fake.numerify('%##.##')} USD, card "
         f"<<card:{fake.numerify('%###-####-####-####')}>>, to "
         f"<<address:{fake.street_address()}>>, {fake.city()}.",
     )
 
 
-def _support_dialogue_text(fake: Faker) -> str:
-    return render_conversation_as_chatml(
+def _write_support_dialogue(fake: Faker) -> str:
+    return render_chatml(
         f"This is <<name:{fake.name()}>> from {fake.city()}. What do you have on my account?",
         f"Account <<id-number:{fake.numerify('########')}>>, mail <<email:{fake.email()}>>. The "
-        f"parcel to <<address:{fake.street_address()}>> comes on {fake_reproducible_date(fake)}.",
+        f"parcel to <<address:{fake.street_address()}>> comes on {draw_fake_date(fake)}.",
     )
 
 
 KINDS: dict[str, Callable[[Faker], str]] = {
-    "mail": _mail_dialogue_text,
+    "mail": _write_mail_dialogue,
     "visit note": _visit_note_dialogue_text,
     "order": _order_dialogue_text,
-    "support chat": _support_dialogue_text,
+    "support chat": _write_support_dialogue,
 }

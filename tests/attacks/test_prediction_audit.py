@@ -13,7 +13,7 @@ import torch
 from scipy.stats import binom, chi2
 
 from auditor.attacks.prediction_audit import PredictionAudit, PredictionDistinguishingGame
-from auditor.benchmarks.data.fixed_distributions import FixedDistribution, fixed_ensemble
+from auditor.benchmarks.data.fixed_distributions import FixedDistribution, build_fixed_ensemble
 from auditor.core.errors import NotApplicable
 from auditor.core.nouns import Claim, Secret
 from auditor.core.result import Audited, Measurement
@@ -21,7 +21,7 @@ from auditor.defenses.pmixed import PMixed, UnmixedEnsemble
 from auditor.defenses.pmixed_model import (
     PMixedMemberProjection,
     PMixedModel,
-    unmixed_member_projection,
+    build_unmixed_projection,
 )
 from auditor.defenses.uniform_mixing import UniformMixing, UniformMixingModel
 from auditor.models.base import LanguageModel
@@ -31,7 +31,7 @@ from auditor.models.rows import Rows
 from auditor.plugins.defense import Scenario
 from auditor.plugins.probe import Observed, observe_all_secrets
 from auditor.plugins.view import TEXT_ONLY, WHITE_BOX, View
-from auditor.runs.prefix_token import with_prefix_token
+from auditor.runs.prefix_token import wrap_prefixed_model
 from auditor.statistics.audited import explain_powerless_audit
 from auditor.statistics.composition import compute_exact_game_epsilon
 from auditor.statistics.games import audit_games, count_confusion
@@ -49,7 +49,7 @@ def scenario(held: Ensemble, queries: int = 1) -> Scenario:
 
 def three(queries: int = 1) -> Scenario:
     return scenario(
-        fixed_ensemble((0.2, 0.4, 0.4), (0.9, 0.05, 0.05), (0.1, 0.8, 0.1), (0.1, 0.1, 0.8)),
+        build_fixed_ensemble((0.2, 0.4, 0.4), (0.9, 0.05, 0.05), (0.1, 0.8, 0.1), (0.1, 0.1, 0.8)),
         queries,
     )
 
@@ -104,14 +104,14 @@ def test_a_neighbour_is_served_as_the_accounting_has_it(
                 atol=1e-5,
                 rtol=1e-4,
             )
-    (one,) = with_prefix_token(model, (2,)).neighbour_distributions(contexts[:, :2], 1, [0])[:1]
-    behind = with_prefix_token(model, (2,)).neighbour_model(one.relation, 1)
+    (one,) = wrap_prefixed_model(model, (2,)).neighbour_distributions(contexts[:, :2], 1, [0])[:1]
+    behind = wrap_prefixed_model(model, (2,)).neighbour_model(one.relation, 1)
     distribution = model.neighbour_model(one.relation, 1).log_probs(torch.tensor([[2, 1, 2]]), 1)
     assert torch.allclose(behind.log_probs(contexts[:1, :2], 1), distribution)
 
 
 def test_the_only_member_that_is_absent_leaves_the_public_model() -> None:
-    held = fixed_ensemble((0.2, 0.8), (0.9, 0.1))
+    held = build_fixed_ensemble((0.2, 0.8), (0.9, 0.1))
     model = PMixed(q=0.5, adjacency="add_remove").protect(scenario(held))
     assert model.neighbour_model("add_remove", 0) is held.public
 
@@ -177,7 +177,7 @@ def test_bounds_are_too_high_as_seldom_as_they_say() -> None:
     ) == pytest.approx(truth)
     bounds = []
     for seed in range(audits):
-        scores, coins = game.draw_scores_and_coins(games, "coverage", seed)
+        scores, coins = game.draw_game_scores(games, "coverage", seed)
         bounds.append(
             epsilon_clopper_pearson(*count_confusion(scores, coins, 0.0, 0.05), 0.0, 0.05)
         )
@@ -276,7 +276,7 @@ class Broken(PMixedModel):
 
     @staticmethod
     def _drawn_by(members: int) -> PMixedMemberProjection:
-        return unmixed_member_projection(members)
+        return build_unmixed_projection(members)
 
 
 def test_tokens_that_do_not_come_from_the_distribution_contradict_the_claim() -> None:
@@ -294,7 +294,7 @@ def test_the_published_rule_is_refuted_at_one_member() -> None:
     """Formulas B2.2, F2: the sum takes beta k for what may be beta alpha; the higher alpha, the
     more it leaves out."""
     defense = PMixed(epsilon=1.0, alpha=20, q=0.03, accounting="published")
-    case = scenario(fixed_ensemble((0.145, 0.855), (1.0, 0.0)), 64)
+    case = scenario(build_fixed_ensemble((0.145, 0.855), (1.0, 0.0)), 64)
     claim = defense.claim(case, 0)
     _, bound, _, _ = audit(defense.protect(case), claim, games=20_000)
     assert bound.epsilon > claim.epsilon["as published"] == pytest.approx(1.0)

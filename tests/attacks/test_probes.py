@@ -23,13 +23,13 @@ from transformers import (
 
 from auditor.attacks.extraction_probability import (
     ExtractionProbability,
-    suffix_extraction_log_probabilities,
+    compute_suffix_log_probs,
 )
 from auditor.attacks.near_verbatim import (
     NearVerbatim,
-    _edit_distances_of_beam_children,
-    _fewest_edits_beam_can_end_with,
-    near_verbatim_probability_bound,
+    _bound_fewest_edits,
+    _extend_edit_distances,
+    bound_near_verbatim_probability,
 )
 from auditor.core.nouns import Observation, Secret
 from auditor.core.result import Measurement
@@ -48,7 +48,11 @@ from auditor.statistics.extraction import (
     compute_least_window_bits,
     compute_suffix_p_values,
 )
-from auditor.statistics.intervals import clopper_pearson, mean_probability, subtract_nonmember_mean
+from auditor.statistics.intervals import (
+    clopper_pearson,
+    compute_mean_probability,
+    subtract_nonmember_mean,
+)
 from auditor.statistics.metrics import find_metric
 from auditor.statistics.roc import compute_conformal_p_values, compute_conformal_threshold
 from tests.conftest import DEFENSES, refuses
@@ -107,7 +111,7 @@ def test_one_pass_is_the_full_distribution_position_by_position(
     model = UniformMixingModel(neox, 0.7) if mixed else neox
     prefixes = tokens(12, 5)
     suffixes = torch.cat([likely(model, prefixes[:8], 6), tokens(4, 6, seed=1)])
-    seen = suffix_extraction_log_probabilities(model, decoding, prefixes, suffixes)
+    seen = compute_suffix_log_probs(model, decoding, prefixes, suffixes)
     for i, (prefix, suffix) in enumerate(zip(prefixes, suffixes, strict=True)):
         log_p = ancestral = bits = 0.0
         for t, token in enumerate(suffix.tolist()):
@@ -133,11 +137,7 @@ def test_it_agrees_with_the_sampler_within_binomial_error(
 ) -> None:
     samples, prefixes = 200, tokens(250, 5, seed=2)
     suffixes = likely(neox, prefixes, 3, decoding)
-    p = (
-        suffix_extraction_log_probabilities(neox, decoding, prefixes, suffixes)["log_p"]
-        .exp()
-        .numpy()
-    )
+    p = compute_suffix_log_probs(neox, decoding, prefixes, suffixes)["log_p"].exp().numpy()
     noise = np.stack([draw_secret_uniforms(samples, 3, "counts", i) for i in range(len(prefixes))])
     found = sample_candidates(neox, prefixes, 3, decoding, noise)
     hits = np.array(
@@ -165,12 +165,12 @@ def test_a_cut_token_makes_a_suffix_impossible(neox: HuggingFaceModel) -> None:
     distribution = neox.log_probs(torch.cat([prefixes, best[:, :2]], -1), 1)[0, 0]
     broken = best.clone()
     broken[0, 2] = distribution.argmin()
-    seen = suffix_extraction_log_probabilities(
+    seen = compute_suffix_log_probs(
         neox, Decoding(top_k=3), prefixes.expand(2, -1), torch.cat([best, broken])
     )
     assert float(seen["log_p"][0]) > -math.inf
     assert float(seen["log_p"][1]) == -math.inf and float(seen["log_p_ancestral"][1]) > -math.inf
-    assert float(suffix_extraction_log_probabilities(neox, GREEDY, prefixes, best)["log_p"]) == 0
+    assert float(compute_suffix_log_probs(neox, GREEDY, prefixes, best)["log_p"]) == 0
 
 
 def test_any_of_n_by_hand_and_at_tiny_probabilities() -> None:
@@ -478,16 +478,16 @@ def test_no_product_setting_goes_above_the_ceiling(tied: bool) -> None:
 
 def test_a_mean_of_probabilities_is_never_surer_than_its_secrets_allow() -> None:
     for p in (0.0, 1e-12):
-        measured = mean_probability("p", np.full(59, p))
+        measured = compute_mean_probability("p", np.full(59, p))
         assert measured.high == clopper_pearson(0, 59)[1] and measured.low <= p
-    sure = mean_probability("p", np.ones(59))
+    sure = compute_mean_probability("p", np.ones(59))
     assert (sure.value, sure.high, sure.low) == (1, 1, clopper_pearson(59, 59)[0])
-    nothing = mean_probability("p", np.array([]))
+    nothing = compute_mean_probability("p", np.array([]))
     assert math.isnan(nothing.value) and (nothing.low, nothing.high, nothing.n) == (0, 1, 0)
     rng = np.random.default_rng(0)
     covered = 0
     for trial in range(200):
-        one = mean_probability(f"p{trial}", rng.beta(0.3, 0.6, size=80))
+        one = compute_mean_probability(f"p{trial}", rng.beta(0.3, 0.6, size=80))
         covered += one.low <= 1 / 3 <= one.high
     assert covered >= 180  # 95% nominal; binomial(200, 0.95) is below 180 once in 2,000
 
@@ -520,7 +520,7 @@ def test_edit_rows_are_the_textbooks() -> None:
         aims, said = tokens(40, 7, 4, seed), tokens(40, 5, 5, seed + 10)  # token 4 is in no suffix
         edits = torch.arange(8).expand(40, -1)
         for t in range(5):
-            known, unknown = _edit_distances_of_beam_children(edits, aims)
+            known, unknown = _extend_edit_distances(edits, aims)
             same = aims == said[:, t, None]
             place = same.int().argmax(-1)
             edits = torch.where(same.any(-1, keepdim=True), known[torch.arange(40), place], unknown)
@@ -537,7 +537,7 @@ def test_what_cannot_end_near_is_known_early() -> None:
     it loses nothing."""
     for start in itertools.product(range(3), repeat=2):
         for aim in itertools.product(range(2), repeat=4):
-            reach = int(_fewest_edits_beam_can_end_with(torch.tensor([levenshtein(start, aim)]), 2))
+            reach = int(_bound_fewest_edits(torch.tensor([levenshtein(start, aim)]), 2))
             best = min(
                 levenshtein((*start, *rest), aim)[-1]
                 for rest in itertools.product(range(3), repeat=2)
@@ -552,7 +552,7 @@ def test_near_verbatim_bound_against_enumeration(make_tiny: MakeTiny, decoding: 
     suffixes = torch.cat([likely(model, prefixes[:3], 4, decoding), tokens(3, 4, 6, seed=1)])
     every = torch.tensor(list(itertools.product(range(6), repeat=4)))
     distribution = [
-        suffix_extraction_log_probabilities(model, decoding, prefix.expand(len(every), -1), every)[
+        compute_suffix_log_probs(model, decoding, prefix.expand(len(every), -1), every)[
             "log_p"
         ].exp()
         for prefix in prefixes
@@ -567,12 +567,10 @@ def test_near_verbatim_bound_against_enumeration(make_tiny: MakeTiny, decoding: 
             [p[torch.tensor(near)].sum() for p, near in zip(distribution, within, strict=True)]
         )
         for beams in (1, 3, 10_000):
-            near, verbatim = near_verbatim_probability_bound(
+            near, verbatim = bound_near_verbatim_probability(
                 model, decoding, prefixes, suffixes, distance, beams
             )
-            truth = suffix_extraction_log_probabilities(model, decoding, prefixes, suffixes)[
-                "log_p"
-            ]
+            truth = compute_suffix_log_probs(model, decoding, prefixes, suffixes)["log_p"]
             torch.testing.assert_close(verbatim, truth, atol=1e-5, rtol=0)
             assert (near >= truth - 1e-5).all()
             assert (near.exp() <= exact + 1e-5).all()
@@ -588,7 +586,7 @@ def test_the_verbatim_path_survives_likelier_neighbours(make_tiny: MakeTiny) -> 
     dropped."""
     model, prefixes = make_tiny(vocab_size=6, scale=2.0), tokens(20, 4, 6)
     suffixes = likely(model, prefixes, 5, ANCESTRAL)
-    near, verbatim = near_verbatim_probability_bound(model, ANCESTRAL, prefixes, suffixes, 5, 1)
+    near, verbatim = bound_near_verbatim_probability(model, ANCESTRAL, prefixes, suffixes, 5, 1)
     assert (near.exp() > verbatim.exp() * 1.01).any() and verbatim.isfinite().all()
     assert (near >= verbatim - 1e-5).all()
 
@@ -597,11 +595,11 @@ def test_a_secret_that_no_sample_can_come_near_is_minus_infinity(make_tiny: Make
     model, prefixes = make_tiny(vocab_size=6, scale=2.0), tokens(2, 4, 6)
     best = likely(model, prefixes, 4, GREEDY)
     far = (best + 1) % 6
-    near, verbatim = near_verbatim_probability_bound(
+    near, verbatim = bound_near_verbatim_probability(
         model, GREEDY, prefixes, torch.stack([best[0], far[1]]), 0, 3
     )
     assert near.tolist() == verbatim.tolist() == [0, -math.inf]
-    nothing, none = near_verbatim_probability_bound(model, GREEDY, prefixes, far, 0, 3)
+    nothing, none = bound_near_verbatim_probability(model, GREEDY, prefixes, far, 0, 3)
     assert nothing.tolist() == none.tolist() == [-math.inf] * 2
 
 
@@ -656,7 +654,7 @@ def test_the_suffixes_of_a_defended_model_share_one_probability(
     model = DEFENSES[name]().protect(scenario)
     every = torch.tensor(list(itertools.product(range(23), repeat=2)))
     for decoding in (ANCESTRAL, OWN):
-        seen = suffix_extraction_log_probabilities(
+        seen = compute_suffix_log_probs(
             model, decoding, torch.tensor([[1, 2, 3]]).expand(len(every), -1), every
         )
         assert float(seen["log_p"].exp().sum()) == pytest.approx(1, abs=1e-4)

@@ -14,22 +14,22 @@ from hypothesis import strategies as st
 
 from auditor.attacks.ethicist import (
     Ethicist,
-    _prompt_tuning_groups_with_shares,
-    calibrated_candidate_confidence,
-    ethicist_paper_warmup_steps,
-    prompt_tuning_mle_plus_smoothing_loss,
-    split_prompt_tuning_and_validation_pairs,
+    _list_tuning_groups,
+    calibrate_confidence,
+    compute_prompt_tuning_loss,
+    count_warmup_steps,
+    split_tuning_pairs,
 )
 from auditor.attacks.likelihood_ranking import (
     LowercaseRanking,
+    count_compressed_bytes,
     score_against_reference_nll,
-    scores_against_lower_case,
-    zlib_compressed_byte_count,
+    score_lower_case,
 )
 from auditor.core.errors import NotApplicable
 from auditor.core.nouns import Guesses, Pair, Query
 from auditor.generation.sample import SuffixCandidates
-from auditor.plugins.attack import rank_candidates_as_guesses
+from auditor.plugins.attack import rank_candidates
 from auditor.plugins.view import TEXT_ONLY, WHITE_BOX, Setting, View
 from tests.benchmarks.test_files import BYTES
 from tests.conftest import refuses, tiny
@@ -45,7 +45,7 @@ def candidates(counts: list[int], nll: list[float], length: int = 4) -> SuffixCa
 def test_calibrated_confidence_by_hand() -> None:
     # r exp(-nll): 7 * e^-1, 2 * e^-0.5, 1 * e^-3
     weights = [7 * math.exp(-1), 2 * math.exp(-0.5), math.exp(-3)]
-    confidence = calibrated_candidate_confidence(candidates([7, 2, 1], [1.0, 0.5, 3.0]))
+    confidence = calibrate_confidence(candidates([7, 2, 1], [1.0, 0.5, 3.0]))
     assert confidence.tolist() == pytest.approx([w / sum(weights) for w in weights])
 
 
@@ -53,9 +53,7 @@ def test_calibrated_confidence_by_hand() -> None:
 def test_calibrated_confidence_is_a_distribution_even_where_the_naive_form_is_0_over_0(
     rows: list[tuple[int, float]],
 ) -> None:
-    confidence = calibrated_candidate_confidence(
-        candidates([r for r, _ in rows], [x for _, x in rows])
-    )
+    confidence = calibrate_confidence(candidates([r for r, _ in rows], [x for _, x in rows]))
     assert float(confidence.sum()) == pytest.approx(1)
     assert not confidence.isnan().any()
 
@@ -63,11 +61,11 @@ def test_calibrated_confidence_is_a_distribution_even_where_the_naive_form_is_0_
 def test_smoothing_loss_by_hand() -> None:
     nll = torch.tensor([[1.0, 4.0, 2.0, 3.0], [0.0, 0.0, 0.0, 8.0]])
     # mean + 0.7 * mean of the two largest
-    assert prompt_tuning_mle_plus_smoothing_loss(nll, 2, 0.7).tolist() == pytest.approx(
+    assert compute_prompt_tuning_loss(nll, 2, 0.7).tolist() == pytest.approx(
         [2.5 + 0.7 * 3.5, 2.0 + 0.7 * 4.0]
     )
     # suffix shorter than N
-    assert prompt_tuning_mle_plus_smoothing_loss(nll, 50, 0.7).tolist() == pytest.approx(
+    assert compute_prompt_tuning_loss(nll, 50, 0.7).tolist() == pytest.approx(
         [2.5 * 1.7, 2.0 * 1.7]
     )
 
@@ -82,8 +80,8 @@ def test_comparing_forms_by_hand() -> None:
 
 
 def test_compressed_size_is_zlibs() -> None:
-    assert zlib_compressed_byte_count("aaaaaaaa" * 50) == len(zlib.compress(b"aaaaaaaa" * 50)) < 20
-    assert zlib_compressed_byte_count("grün") == len(zlib.compress("grün".encode()))
+    assert count_compressed_bytes("aaaaaaaa" * 50) == len(zlib.compress(b"aaaaaaaa" * 50)) < 20
+    assert count_compressed_bytes("grün") == len(zlib.compress("grün".encode()))
 
 
 def test_both_sides_of_the_lower_case_ratio_are_tokenised_anew() -> None:
@@ -103,7 +101,7 @@ def test_both_sides_of_the_lower_case_ratio_are_tokenised_anew() -> None:
     plain = spelled(" their the 12 ")
     assert odd != upper and plain != tuple(BYTES(BYTES.decode(plain))["input_ids"])
     asked = [upper, odd, plain, spelled("12345"), spelled("東京")]
-    scores = scores_against_lower_case(
+    scores = score_lower_case(
         seen, [(prefix, suffix) for suffix in asked], [mean_nll(one) for one in asked]
     )
     truth = -mean_nll(upper) / mean_nll(lower)
@@ -142,10 +140,7 @@ def test_equal_scores_are_ranked_by_likelihood_and_without_it_by_count() -> None
     )
     token = -torch.tensor([[0.5], [2.0], [0.1]])
     ranked = [
-        [
-            guess.suffix
-            for guess in rank_candidates_as_guesses(Query("q", (1,), 1), drawn, score, 7).ranked
-        ]
+        [guess.suffix for guess in rank_candidates(Query("q", (1,), 1), drawn, score, 7).ranked]
         for drawn in (
             SuffixCandidates(suffixes, counts, token),
             SuffixCandidates(suffixes, counts, None),
@@ -156,17 +151,17 @@ def test_equal_scores_are_ranked_by_likelihood_and_without_it_by_count() -> None
 
 def test_known_pairs_are_split_without_loss() -> None:
     pairs = [Pair((i,), (i,)) for i in range(20)]
-    train, validation = split_prompt_tuning_and_validation_pairs(pairs, 0.2, seed=0)
+    train, validation = split_tuning_pairs(pairs, 0.2, seed=0)
     assert len(validation) == 4
     assert sorted(p.prefix for p in train + validation) == [(i,) for i in range(20)]
-    assert split_prompt_tuning_and_validation_pairs(pairs, 0.2, seed=0) == (train, validation)
-    assert split_prompt_tuning_and_validation_pairs(pairs, 0.2, seed=1) != (train, validation)
-    assert [len(part) for part in split_prompt_tuning_and_validation_pairs(pairs[:2], 0.01, 0)] == [
+    assert split_tuning_pairs(pairs, 0.2, seed=0) == (train, validation)
+    assert split_tuning_pairs(pairs, 0.2, seed=1) != (train, validation)
+    assert [len(part) for part in split_tuning_pairs(pairs[:2], 0.01, 0)] == [
         1,
         1,
     ]
     with refuses("2", error=NotApplicable):
-        split_prompt_tuning_and_validation_pairs(pairs[:1], 0.1, 0)
+        split_tuning_pairs(pairs[:1], 0.1, 0)
 
 
 def ablated(confidence: str, setting: Setting = WHITE_BOX, **more: Any) -> list[Guesses]:
@@ -256,12 +251,12 @@ def test_the_warm_up_is_the_papers_share_of_the_steps_unless_it_is_given() -> No
         Ethicist(prompt_length=2, epochs=4, batch=2, warmup_steps=steps).fit(view, known)["prompt"]
         for steps in (0, 2, 9)
     )
-    assert ethicist_paper_warmup_steps(8440) == 500 and ethicist_paper_warmup_steps(36) == 2
+    assert count_warmup_steps(8440) == 500 and count_warmup_steps(36) == 2
     assert torch.equal(by_share, as_given) and not torch.equal(by_share, longer)
 
 
 def test_ranking_breaks_ties_by_count_then_by_first_draw() -> None:
-    guesses = rank_candidates_as_guesses(
+    guesses = rank_candidates(
         Query("a", (1,), 4), candidates([1, 3, 3], [1, 1, 1]), torch.tensor([0.5, 0.5, 0.5]), 7
     )
     assert [g.suffix[0] for g in guesses.ranked] == [1, 2, 0]
@@ -279,7 +274,7 @@ def test_pairs_of_several_lengths_are_tuned_on_as_each_alone() -> None:
     ]
     assert len({(len(pair.prefix), len(pair.suffix)) for pair in pairs}) == 4
     # by the length of the suffix alone: prefixes are close enough
-    assert len(list(_prompt_tuning_groups_with_shares(pairs, 3))) == 2
+    assert len(list(_list_tuning_groups(pairs, 3))) == 2
 
     def learnt(asked: Sequence[Sequence[Pair]]) -> tuple[float, torch.Tensor]:
         prompt, total = model.embedding_rows(3).requires_grad_(True), 0.0
@@ -295,13 +290,13 @@ def test_pairs_of_several_lengths_are_tuned_on_as_each_alone() -> None:
     alone, naive = learnt([[pair] for pair in pairs])
     assert together == pytest.approx(alone, abs=1e-5)
     torch.testing.assert_close(slope, naive, atol=1e-6, rtol=1e-4)
-    assert [len(group) for _, group in _prompt_tuning_groups_with_shares([pairs[0]] * 40, 3)] == [
+    assert [len(group) for _, group in _list_tuning_groups([pairs[0]] * 40, 3)] == [
         32,
         8,
     ]
     far = [Pair((1,) * 8, (2, 3)), Pair((1,) * 40, (2, 3))]
     # half of a pass would be filled up
-    assert [len(group) for _, group in _prompt_tuning_groups_with_shares(far, 3)] == [
+    assert [len(group) for _, group in _list_tuning_groups(far, 3)] == [
         1,
         1,
     ]

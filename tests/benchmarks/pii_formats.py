@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from auditor.benchmarks.data.identity_numbers import card_number_places, id_number_places
+from auditor.benchmarks.data.identity_numbers import find_card_number_places, find_id_number_places
 
 REGIONS = ("US", "DE", "JP", "KR", "CN")
 
@@ -57,7 +57,9 @@ def false_alarm_shares() -> list[tuple[str, str, str]]:
     for n_digits in (9, 10, 11, 12, 13, 15, 16, 19):
         drawn = random.Random(n_digits)
         text = ", ".join("".join(drawn.choices("0123456789", k=n_digits)) for _ in range(N_RANDOM))
-        counts = (len(set(places(text))) for places in (id_number_places, card_number_places))
+        counts = (
+            len(set(places(text))) for places in (find_id_number_places, find_card_number_places)
+        )
         percent = (
             round(100 * count / N_RANDOM) if 100 * count >= N_RANDOM else 0 for count in counts
         )

@@ -24,7 +24,7 @@ RECOGNISERS = pii.PiiRecognisers(REGIONS)
 
 def alternatives(kind: str, value: str, count: int = 20, seed: int = 0) -> list[str]:
     format = find_value_format(kind, value, {}, REGIONS)
-    return format.alternatives_of_value(value, count, 400, make_keyed_generator("test", seed))
+    return format.list_alternatives(value, count, 400, make_keyed_generator("test", seed))
 
 
 def whole_values() -> list[WrittenExample]:
@@ -33,7 +33,7 @@ def whole_values() -> list[WrittenExample]:
         (example, span, example.text[span.start : span.end])
         for example in EXAMPLES
         if example.kind
-        for span in pii.find_pii_spans_in_text(example.text, (), RECOGNISERS)
+        for span in pii.find_pii_spans(example.text, (), RECOGNISERS)
     ]
     return [e for e, span, text in spans if text == e.example and text.isascii()]
 
@@ -48,7 +48,7 @@ def test_alternatives_are_recognised_as_the_value_is(example: WrittenExample) ->
         return
     assert drawn and example.example not in drawn
     for text in islice(drawn, 3):
-        spans = pii.find_pii_spans_in_text(example.before + text + example.after, (), RECOGNISERS)
+        spans = pii.find_pii_spans(example.before + text + example.after, (), RECOGNISERS)
         start = len(example.before)
         assert pii.Span(example.kind, start, start + len(text)) in spans, text
         shapes = [
@@ -101,7 +101,7 @@ def test_every_alternative_would_have_the_same_alternatives(kind: str, value: st
 
 def test_short_codes_are_enumerated() -> None:
     format = find_value_format("pin", "4821", {})
-    every = format.alternatives_of_value("4821", 999, 10_000, np.random.default_rng(0))
+    every = format.list_alternatives("4821", 999, 10_000, np.random.default_rng(0))
     assert sorted([*every, "4821"]) == [f"{i:04}" for i in range(10_000)]
 
 
@@ -117,7 +117,7 @@ def test_described_formats_are_drawn_from() -> None:
     described = parse_described_formats("order=AB-{digits:3}-{upper:1};pin={digits:4}")
     format = find_value_format("order", "AB-123-Q", described)
     assert format.n_choices == 26_000
-    drawn = format.alternatives_of_value("AB-123-Q", 30, 100, np.random.default_rng(0))
+    drawn = format.list_alternatives("AB-123-Q", 30, 100, np.random.default_rng(0))
     assert len(drawn) == 30 and all(text in described["order"] for text in drawn)
     with pytest.raises(AuditError, match="expected each order that the data mark in the format"):
         find_value_format("order", "AB-123-4", described)

@@ -16,7 +16,7 @@ from scipy.stats import binomtest
 
 from auditor.benchmarks.canaries import audit_canaries, manifests
 from auditor.benchmarks.canaries.audit_canaries import AuditCanaryManifest, make_audit_canary_texts
-from auditor.benchmarks.canaries.insertion import CanaryInsertionPlan, write_data_with_canaries
+from auditor.benchmarks.canaries.insertion import CanaryInsertionPlan, write_canary_data
 from auditor.core.errors import AuditError
 from auditor.core.jsonable import to_json
 from auditor.models.huggingface import HuggingFaceModel
@@ -62,10 +62,7 @@ def test_coins_are_fair_independent_of_the_texts_and_follow_from_the_seed() -> N
         "prefixed", make_audit_canary_texts("prefixed", 400, 4, 0, texts=RECORDS), 1, 0
     )
     assert [one.included for one in others.canaries] == coins[0].tolist()
-    assert (
-        audit_canaries.unguessable_audit_canary_seed()
-        != audit_canaries.unguessable_audit_canary_seed()
-    )
+    assert audit_canaries.draw_canary_seed() != audit_canaries.draw_canary_seed()
 
 
 def test_what_is_seen_of_a_text_without_a_model_proves_nothing() -> None:
@@ -209,7 +206,7 @@ def test_insertion_obeys_the_coins(times: int, tmp_path: Path) -> None:
     (tmp_path / "data.jsonl").write_text(
         "".join(json.dumps({"text": text}) + "\n" for text in RECORDS)
     )
-    count = write_data_with_canaries(
+    count = write_canary_data(
         CanaryInsertionPlan(manifest), str(tmp_path / "data.jsonl"), tmp_path / "out.jsonl"
     )
     texts = [json.loads(line)["text"] for line in (tmp_path / "out.jsonl").read_text().splitlines()]
@@ -224,7 +221,7 @@ def test_data_that_hold_a_canary_that_stays_out_are_refused(tmp_path: Path) -> N
     out = next(one for one in prefixed().canaries if not one.included)
     (tmp_path / "data.jsonl").write_text(json.dumps({"text": out.text}) + "\n")
     with pytest.raises(AuditError, match="holds a canary already"):
-        write_data_with_canaries(
+        write_canary_data(
             CanaryInsertionPlan(prefixed()), str(tmp_path / "data.jsonl"), tmp_path / "out.jsonl"
         )
 
@@ -234,7 +231,7 @@ def test_the_secret_is_what_the_whole_text_makes_of_it() -> None:
     words = bpe(150)
     manifest = prefixed()
     for one, secret in zip(
-        manifest.canaries, manifests.canary_manifest_as_secrets(manifest, words, 407), strict=True
+        manifest.canaries, manifests.build_manifest_secrets(manifest, words, 407), strict=True
     ):
         assert [*secret.prefix, *secret.suffix] == words(one.text)["input_ids"]
         assert words.decode(secret.suffix).endswith(one.secret) and one.prefix.startswith(
@@ -245,7 +242,7 @@ def test_the_secret_is_what_the_whole_text_makes_of_it() -> None:
     glued = AuditCanaryManifest(
         2, "words", 0, 1, tuple(_canary(i, "My ID i", f"s {i}{i}") for i in range(8))
     )
-    row = manifests.canary_manifest_as_secrets(glued, words, 407)[3]
+    row = manifests.build_manifest_secrets(glued, words, 407)[3]
     whole = words("My ID is 33")["input_ids"]
     assert [*row.prefix, *row.suffix] == whole
     # " is" is one token
@@ -258,7 +255,7 @@ def _canary(i: int, prefix: str, secret: str) -> audit_canaries.CoinedCanary:
 
 def test_tokenizers_that_cannot_tell_canaries_apart_are_refused() -> None:
     with pytest.raises(AuditError, match="writes two canaries alike"):
-        manifests.canary_manifest_as_secrets(
+        manifests.build_manifest_secrets(
             prefixed(), lambda text, add_special_tokens: {"input_ids": [1]}, 60
         )
     tokens = audit_canaries.make_audit_canary_manifest(
@@ -268,9 +265,9 @@ def test_tokenizers_that_cannot_tell_canaries_apart_are_refused() -> None:
         AuditError,
         match=r"secret of audit-00000 to be one new token, .* writes it as \d+: give what",
     ):
-        manifests.canary_manifest_as_secrets(tokens, bpe(150), 407)
+        manifests.build_manifest_secrets(tokens, bpe(150), 407)
     extended = bpe(150)
     extended.add_tokens(audit_canaries.new_canary_token_texts(20))
     assert {
-        len(secret.suffix) for secret in manifests.canary_manifest_as_secrets(tokens, extended, 500)
+        len(secret.suffix) for secret in manifests.build_manifest_secrets(tokens, extended, 500)
     } == {1}

@@ -18,7 +18,7 @@ from pyarrow import parquet
 
 from auditor.benchmarks.canaries import exposure_canaries, manifests
 from auditor.benchmarks.canaries.exposure_canaries import ExposureCanaryManifest
-from auditor.benchmarks.canaries.insertion import CanaryInsertionPlan, write_data_with_canaries
+from auditor.benchmarks.canaries.insertion import CanaryInsertionPlan, write_canary_data
 from auditor.benchmarks.data.files import Files
 from auditor.benchmarks.lab.lab import Lab
 from auditor.benchmarks.lab.lab_recipe import LabRecipe
@@ -137,14 +137,14 @@ def test_what_cannot_be_made_is_refused(options: dict[str, Any], why: str) -> No
 
 
 def test_a_tokenizer_or_model_that_lacks_them_is_refused(manifest: ExposureCanaryManifest) -> None:
-    made = manifests.canary_manifest_as_secrets(manifest, bpe(150), 407)
+    made = manifests.build_manifest_secrets(manifest, bpe(150), 407)
     assert [secret.member for secret in made] == [entry.count > 0 for entry in manifest.canaries]
     with pytest.raises(AuditError, match="vocabulary mismatch"):
-        manifests.canary_manifest_as_secrets(manifest, bpe(150), 60)
+        manifests.build_manifest_secrets(manifest, bpe(150), 60)
     with pytest.raises(AuditError, match="model without one"):
-        manifests.canary_manifest_as_secrets(manifest, None, 60)
+        manifests.build_manifest_secrets(manifest, None, 60)
     with pytest.raises(AuditError, match="writes two canaries alike"):
-        manifests.canary_manifest_as_secrets(
+        manifests.build_manifest_secrets(
             manifest, lambda text, add_special_tokens: {"input_ids": [1]}, 60
         )
 
@@ -210,9 +210,7 @@ def test_copies_stand_among_the_rows_as_often_as_the_manifest_says(
     data, out = tmp_path / name, tmp_path / f"new-{name}"
     KINDS[name](data)
     before = contents(data)
-    assert (
-        write_data_with_canaries(CanaryInsertionPlan(manifest, group="who"), str(data), out) == 20
-    )
+    assert write_canary_data(CanaryInsertionPlan(manifest, group="who"), str(data), out) == 20
     assert contents(data) == before
     rows, texts = rows_of(out), {entry.text: entry for entry in manifest.canaries}
     assert [row for row in rows if row["text"] not in texts] == ROWS
@@ -226,12 +224,10 @@ def test_copies_stand_among_the_rows_as_often_as_the_manifest_says(
     if out.is_file():
         assert stat.S_IMODE(out.stat().st_mode) == 0o600
     other = tmp_path / f"other-{name}"
-    write_data_with_canaries(CanaryInsertionPlan(manifest, seed=1), str(data), other)
+    write_canary_data(CanaryInsertionPlan(manifest, seed=1), str(data), other)
     assert rows_of(other) != rows
     with pytest.raises(AuditError, match="holds a canary already"):
-        write_data_with_canaries(
-            CanaryInsertionPlan(manifest), str(out), tmp_path / f"twice-{name}"
-        )
+        write_canary_data(CanaryInsertionPlan(manifest), str(out), tmp_path / f"twice-{name}")
     assert not (tmp_path / f"twice-{name}").exists()
 
 
@@ -240,7 +236,7 @@ def test_all_copies_of_a_canary_land_in_one_shard(
     members: int, manifest: ExposureCanaryManifest, tmp_path: Path
 ) -> None:
     jsonl(tmp_path / "a.jsonl")
-    write_data_with_canaries(
+    write_canary_data(
         CanaryInsertionPlan(manifest), str(tmp_path / "a.jsonl"), tmp_path / "b.jsonl"
     )
     rows = [row["text"] for row in rows_of(tmp_path / "b.jsonl")]
@@ -258,7 +254,7 @@ def test_lines_stay_byte_for_byte_and_repeats_stay_numbers(
         '{"repeats": 1, "text": "\\u00fc", "more": [1, {"x": null}]}\r',
     ]
     (tmp_path / "a.jsonl").write_text("\n".join(lines), newline="")
-    write_data_with_canaries(
+    write_canary_data(
         CanaryInsertionPlan(manifest), str(tmp_path / "a.jsonl"), tmp_path / "b.jsonl"
     )
     written = (tmp_path / "b.jsonl").read_bytes().decode().split("\n")[:-1]
@@ -271,7 +267,7 @@ def test_what_was_saved_is_data_for_an_audit(
 ) -> None:
     monkeypatch.setenv("AUDIT_CACHE", str(tmp_path / "cache"))
     saved(tmp_path / "a")
-    write_data_with_canaries(CanaryInsertionPlan(manifest), str(tmp_path / "a"), tmp_path / "b")
+    write_canary_data(CanaryInsertionPlan(manifest), str(tmp_path / "a"), tmp_path / "b")
     benchmark = Files(
         str(tmp_path / "b"), bpe(150), prefix_length=2, suffix_length=2, known_fraction=0
     )
@@ -316,7 +312,7 @@ def test_bad_data_are_refused_and_nothing_is_written(
 ) -> None:
     (tmp_path / name).write_text(content)
     with pytest.raises(AuditError, match=why):
-        write_data_with_canaries(
+        write_canary_data(
             CanaryInsertionPlan(manifest, **copies), str(tmp_path / name), tmp_path / out
         )
     assert [path.name for path in tmp_path.iterdir()] == [name]
@@ -333,11 +329,11 @@ def test_a_column_that_takes_no_nulls_is_refused_by_its_name(
     table = pyarrow.table({"text": ["x"], "age": [3]}, schema=pyarrow.schema(fields))
     parquet.write_table(table, tmp_path / "a.parquet")
     with pytest.raises(AuditError, match="got 'age', which takes no nulls"):
-        write_data_with_canaries(
+        write_canary_data(
             CanaryInsertionPlan(manifest), str(tmp_path / "a.parquet"), tmp_path / "b.parquet"
         )
     parquet.write_table(table.drop(["age"]), tmp_path / "a.parquet")
-    assert write_data_with_canaries(
+    assert write_canary_data(
         CanaryInsertionPlan(manifest), str(tmp_path / "a.parquet"), tmp_path / "b.parquet"
     ) == len(manifest.canary_copies_to_insert())
 
@@ -348,7 +344,7 @@ def test_zero_insertions_are_refused(tmp_path: Path) -> None:
     (tmp_path / "canaries.json").write_text(json.dumps(raw))
     jsonl(tmp_path / "a.jsonl")
     with pytest.raises(AuditError, match="every one in the manifest has zero insertions"):
-        write_data_with_canaries(
+        write_canary_data(
             CanaryInsertionPlan(manifests.read_canary_manifest(tmp_path / "canaries.json")),
             str(tmp_path / "a.jsonl"),
             tmp_path / "b.jsonl",

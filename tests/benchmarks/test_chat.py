@@ -93,7 +93,7 @@ def messages(said: Conversation) -> list[Any]:
 
 
 def own(words: Any, said: Conversation | None = None) -> ChatRendering:
-    return chat_rendering.most_usual_chat_rendering(words, [said or TWO], "2026-01-02")
+    return chat_rendering.choose_usual_rendering(words, [said or TWO], "2026-01-02")
 
 
 def written(words: Any, said: Conversation) -> chat.RenderedChat:
@@ -510,9 +510,7 @@ def test_flags_that_say_nothing_to_the_data_are_refused(tmp_path: Path) -> None:
 def test_training_learns_the_answers_alone() -> None:
     """The records of a training have the mask that the attack's suffixes lie in."""
     words = tokenizer()
-    (record,), said = training._training_records_of_conversations(
-        words, [TWO], "assistant", own(words)
-    )
+    (record,), said = training._tokenize_conversations(words, [TWO], "assistant", own(words))
     assert record.learnt is not None and "loss on assistant" in said[0]
     found = [
         one for one in cut(words, TWO, "user", 50, None) if isinstance(one, answer_cuts.AnswerCut)
@@ -521,7 +519,7 @@ def test_training_learns_the_answers_alone() -> None:
         at = len(one.prefix)
         assert record.tokens[: at + len(one.suffix)] == (*one.prefix, *one.suffix)
         assert all(record.learnt[at : at + len(one.suffix)]) and not record.learnt[at - 1]
-    (whole,), _ = training._training_records_of_conversations(words, [TWO], "all", own(words))
+    (whole,), _ = training._tokenize_conversations(words, [TWO], "all", own(words))
     assert whole.learnt is None and whole.tokens == record.tokens
 
 
@@ -571,11 +569,7 @@ def test_every_answer_of_a_family_is_found_where_its_trainer_has_it(family: str)
     for said in SAID.values():
         talked = Conversation(tuple({"role": role, "content": content} for role, content in said))
         form = own(words, talked)
-        asked = {
-            "chat_template": chat_rendering.chat_template_with_fixed_date(
-                words.chat_template, form.day
-            )
-        }
+        asked = {"chat_template": chat_rendering.fix_template_date(words.chat_template, form.day)}
         ids = tuple(words.apply_chat_template(messages(talked), **asked)["input_ids"])
         found = [
             one
@@ -593,7 +587,7 @@ def test_the_day_is_the_one_that_is_given() -> None:
     words = tokenizer(DAILY)
     assert written(words, TWO).text.startswith("02 Jan 2026\n<|im_start|>system")
     with pytest.raises(AuditError, match="asks for the day as"):
-        chat_rendering.chat_template_with_fixed_date("{{ strftime_now(how) }}", "2026-01-02")
+        chat_rendering.fix_template_date("{{ strftime_now(how) }}", "2026-01-02")
     assert (
         ChatRendering("model", DAILY, (), "2026-01-02").digest
         != ChatRendering("model", DAILY, (), "2026-01-03").digest

@@ -11,7 +11,7 @@ import pytest
 from auditor.benchmarks.data.chat_rendering import NONE, ChatRendering
 from auditor.benchmarks.data.cut_places import BY_OWN_LENGTH, TextLengths, find_shared_beginnings
 from auditor.benchmarks.data.data_records import DataRecord, RecordSource
-from auditor.benchmarks.data.length_matching import match_nonmembers_by_length
+from auditor.benchmarks.data.length_matching import match_nonmember_lengths
 from auditor.benchmarks.data.splitting import SplitOptions
 from auditor.models.trained_length import TrainedLength
 from tests.benchmarks.test_files import BYTES, build, codes, write
@@ -152,8 +152,8 @@ def test_nonmembers_are_matched_by_length_beyond_chance_only() -> None:
     split = SplitOptions(0.0, None, 0)
     members = records([10] * 20 + [50] * 80)
     same = records([10] * 22 + [50] * 78)
-    assert match_nonmembers_by_length(same, members, split) == (same, ())
-    matched, doubts = match_nonmembers_by_length(records([10] * 60 + [50] * 80), members, split)
+    assert match_nonmember_lengths(same, members, split) == (same, ())
+    matched, doubts = match_nonmember_lengths(records([10] * 60 + [50] * 80), members, split)
     assert [len(one.suffix) for one in matched.records].count(10) == 20 and len(
         matched.records
     ) == 100
@@ -162,7 +162,7 @@ def test_nonmembers_are_matched_by_length_beyond_chance_only() -> None:
     assert (counts.given, counts.usable, counts.audited, counts.copies) == (140, 140, 100, 0)
     assert counts.not_attacked == {"more of its length than among the members": 40}
     unlike = records([10] * 95 + [50] * 5)
-    unmatched, doubts = match_nonmembers_by_length(unlike, members, split)
+    unmatched, doubts = match_nonmember_lengths(unlike, members, split)
     assert unmatched == unlike and "differ in length" in doubts[0].sentence
 
 
@@ -178,10 +178,10 @@ def test_rows_are_matched_by_all_of_their_parts_and_equal_rows_count_once() -> N
         ]
         return RecordSource("d", tuple(part for row in parts for part in row))
 
-    assert match_nonmembers_by_length(rows(40, 8), rows(40, 7), split)[1] == ()
+    assert match_nonmember_lengths(rows(40, 8), rows(40, 7), split)[1] == ()
     long, short = rows(40, 7).records, records([10] * 30).records
     twice = RecordSource("n", (*long, *(replace(one, row=one.row + 100) for one in short * 2)))
-    matched, doubts = match_nonmembers_by_length(twice, rows(40, 8), split)
+    matched, doubts = match_nonmember_lengths(twice, rows(40, 8), split)
     assert not doubts and {one.row for one in matched.records} == set(range(40))
 
 

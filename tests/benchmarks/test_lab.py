@@ -47,7 +47,7 @@ TINY = LabRecipe(
     lora_epochs=1,
     batch=8,
 )
-ENSEMBLE = f"ensemble{lab_folders.ensemble_folder_suffix(TINY)}"
+ENSEMBLE = f"ensemble{lab_folders.name_ensemble_suffix(TINY)}"
 PARTS = ("tokenizer", "public", "target", ENSEMBLE)
 _PATIENCE = 300  # seconds until a process counts as hung, on however busy a machine
 
@@ -433,7 +433,7 @@ def test_training_text_is_readable_by_its_owner_only(built: Lab) -> None:
 
 def test_the_cache_folder_is_made_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AUDIT_CACHE", str(tmp_path / "cache"))
-    assert stat.S_IMODE(module.cache_folder().stat().st_mode) == 0o700
+    assert stat.S_IMODE(module.find_cache_folder().stat().st_mode) == 0o700
     assert Lab(TINY).folder.is_relative_to(tmp_path / "cache")
 
 
@@ -533,9 +533,7 @@ def test_every_field_of_the_recipe_names_another_folder(recipe: LabRecipe) -> No
     texts = make_lab_texts(TINY)
 
     def named(recipe: LabRecipe) -> tuple[str, str]:
-        return lab_folders.lab_cache_digest(recipe, texts), lab_folders.ensemble_folder_suffix(
-            recipe
-        )
+        return lab_folders.digest_lab_cache(recipe, texts), lab_folders.name_ensemble_suffix(recipe)
 
     assert named(recipe) != named(base) == named(dataclasses.replace(base))
 
@@ -551,10 +549,8 @@ def test_without_canaries_of_an_audit_the_lab_is_what_it_was(built: Lab) -> None
         TINY,
         dataclasses.replace(TINY, audit_kind="words", audit_length=3, audit_times=4),
     ):
-        assert lab_folders.recipe_fields_in_digest(recipe) == lab_folders.recipe_fields_in_digest(
-            TINY
-        )
-    assert set(lab_folders.recipe_fields_in_digest(TINY)) == set(older)
+        assert lab_folders.select_digest_fields(recipe) == lab_folders.select_digest_fields(TINY)
+    assert set(lab_folders.select_digest_fields(TINY)) == set(older)
     assert not any(canary.id.startswith("audit-") for canary in built.canaries)
 
 
@@ -620,23 +616,23 @@ def test_labs_with_other_ensembles_share_their_models(built: Lab) -> None:
     assert more.ensemble().size == 3 and built.ensemble().size == 2
     assert more.folder == built.folder
     assert {part: (built.folder / part).stat().st_mtime_ns for part in PARTS} == before
-    assert lab_folders.ensemble_folder_suffix(LabRecipe()) == ""
+    assert lab_folders.name_ensemble_suffix(LabRecipe()) == ""
 
 
 def test_the_kind_of_each_record_is_known_and_names_no_folder(built: Lab) -> None:
     texts = make_lab_texts(TINY)
     opening = {
-        "mail": lab_texts._fake_mail_text,
-        "patient note": lab_texts._fake_patient_note_text,
-        "payment": lab_texts._fake_payment_text,
+        "mail": lab_texts._write_mail,
+        "patient note": lab_texts._write_patient_note,
+        "payment": lab_texts._write_payment,
     }
     fake = Faker("en_US")
     for text in (text for made in texts.private.values() for text in made):
         first = {kind: make(fake).split()[0] for kind, make in opening.items()}
         assert first[texts.kinds[text]] == text.split()[0]
-    assert lab_folders.lab_cache_digest(
+    assert lab_folders.digest_lab_cache(
         TINY, dataclasses.replace(texts, kinds={})
-    ) == lab_folders.lab_cache_digest(TINY, texts)
+    ) == lab_folders.digest_lab_cache(TINY, texts)
     assert {secret.group for secret in built.secrets if secret.member} <= set(opening)
 
 
@@ -651,9 +647,9 @@ def test_other_texts_name_another_folder(part: str) -> None:
     )
     if part == "private":
         changed = {**texts.private, **changed}  # type: ignore[dict-item]
-    assert lab_folders.lab_cache_digest(
+    assert lab_folders.digest_lab_cache(
         TINY, dataclasses.replace(texts, **{part: changed})
-    ) != lab_folders.lab_cache_digest(TINY, texts)
+    ) != lab_folders.digest_lab_cache(TINY, texts)
 
 
 @pytest.mark.parametrize("name", ["torch", "transformers", "peft", "faker", "tokenizers"])
@@ -661,9 +657,9 @@ def test_another_library_version_names_another_folder(
     monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     texts, version = make_lab_texts(TINY), importlib.metadata.version
-    before = lab_folders.lab_cache_digest(TINY, texts)
+    before = lab_folders.digest_lab_cache(TINY, texts)
     monkeypatch.setattr(importlib.metadata, "version", lambda n: "0" if n == name else version(n))
-    assert lab_folders.lab_cache_digest(TINY, texts) != before
+    assert lab_folders.digest_lab_cache(TINY, texts) != before
 
 
 def test_records_do_not_depend_on_the_day(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from auditor.benchmarks.data.lm_extraction import LMExtraction, folder_has_extraction_arrays
+from auditor.benchmarks.data.lm_extraction import LMExtraction, has_extraction_arrays
 from auditor.core.errors import AuditError
 
 REAL = Path(__file__).parents[2].parent / "shared" / "data" / "lm-extraction"
@@ -105,16 +105,14 @@ def test_nonmembers_beside_members(tmp_path: Path) -> None:
 
 
 def test_what_is_recognised_as_such_a_folder(tmp_path: Path) -> None:
-    assert folder_has_extraction_arrays(Path(arrays(tmp_path / "a")))
-    assert not folder_has_extraction_arrays(tmp_path) and not folder_has_extraction_arrays(
-        tmp_path / "nowhere"
-    )
+    assert has_extraction_arrays(Path(arrays(tmp_path / "a")))
+    assert not has_extraction_arrays(tmp_path) and not has_extraction_arrays(tmp_path / "nowhere")
     (tmp_path / "b").mkdir()
     np.save(tmp_path / "b" / "val_preprefix.npy", np.zeros((2, 2), int))
-    assert not folder_has_extraction_arrays(tmp_path / "b")
+    assert not has_extraction_arrays(tmp_path / "b")
     np.save(tmp_path / "b" / "val_prefix.npy", np.zeros((2, 2), int))
     # so that what is missing is said, not guessed at
-    assert folder_has_extraction_arrays(tmp_path / "b")
+    assert has_extraction_arrays(tmp_path / "b")
     assert "expected a pair *_prefix.npy and *_suffix.npy, got val_prefix.npy" in refusal(
         str(tmp_path / "b")
     )

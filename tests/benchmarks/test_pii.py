@@ -9,7 +9,7 @@ import pytest
 from stdnum import luhn
 
 from auditor.benchmarks.data import pii
-from auditor.benchmarks.data.pii import PiiRecognisers, find_pii_spans_in_text
+from auditor.benchmarks.data.pii import PiiRecognisers, find_pii_spans
 from auditor.benchmarks.lab.lab_recipe import LabRecipe
 from auditor.benchmarks.lab.lab_texts import make_lab_texts
 from auditor.core.errors import AuditError
@@ -20,7 +20,7 @@ from tests.benchmarks.pii_formats import EXAMPLES, REGIONS, WrittenExample
 def found(text: str, *regions: str, marks: tuple[Mark, ...] = ()) -> list[tuple[str, str]]:
     return [
         (span.kind, text[span.start : span.end])
-        for span in find_pii_spans_in_text(text, marks, PiiRecognisers(regions))
+        for span in find_pii_spans(text, marks, PiiRecognisers(regions))
     ]
 
 
@@ -99,9 +99,9 @@ def test_a_mark_that_is_only_part_of_a_word_counts_where_it_is() -> None:
         ("زيد وأحمد", "أحمد"),
         ("患者王小明来了", "王小明"),
     ):
-        spans = find_pii_spans_in_text(text, (("name", name),))
+        spans = find_pii_spans(text, (("name", name),))
         assert [text[span.start : span.end] for span in spans] == [name]
-    assert len(find_pii_spans_in_text("Annas Brief an Anna", (("name", "Anna"),))) == 1
+    assert len(find_pii_spans("Annas Brief an Anna", (("name", "Anna"),))) == 1
 
 
 def test_regions_say_whose_numbers_have_no_country_code() -> None:
@@ -128,7 +128,7 @@ def test_what_the_data_mark_comes_first_and_is_no_part_of_a_longer_word() -> Non
         ("email", "joe@example.com"),
     ]
     assert found(text, marks=marks) == expected
-    assert [span.kind for span in find_pii_spans_in_text(text, marks)] == [
+    assert [span.kind for span in find_pii_spans(text, marks)] == [
         "name",
         "customer",
         "name",
@@ -143,12 +143,10 @@ def test_on_records_whose_data_are_known_nothing_else_is_found() -> None:
     seen: dict[str, int] = {}
     for text in [*texts.private[1], *texts.nonmembers]:
         true = {
-            (span.kind, span.start, span.end)
-            for span in find_pii_spans_in_text(text, texts.marks[text])
+            (span.kind, span.start, span.end) for span in find_pii_spans(text, texts.marks[text])
         }
         alone = {
-            (span.kind, span.start, span.end)
-            for span in find_pii_spans_in_text(text, (), recognisers)
+            (span.kind, span.start, span.end) for span in find_pii_spans(text, (), recognisers)
         }
         assert alone <= true
         for kinds, counts in ((true, marked), (alone, seen)):

@@ -20,19 +20,19 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from auditor.attacks.extraction_probability import suffix_extraction_log_probabilities
+from auditor.attacks.extraction_probability import compute_suffix_log_probs
 from auditor.benchmarks.lab import smollm2
 from auditor.benchmarks.lab.lab_recipe import BaseLabRecipe, LabRecipe
-from auditor.benchmarks.lab.lab_texts import make_fake_texts_with_marks, make_private_lab_texts
+from auditor.benchmarks.lab.lab_texts import make_fake_texts, make_private_lab_texts
 from auditor.benchmarks.lab.real_lab import RealLab, RealLabRecipe
-from auditor.benchmarks.lab.real_texts import ANSWER, KINDS, SYSTEM, render_conversation_as_chatml
+from auditor.benchmarks.lab.real_texts import ANSWER, KINDS, SYSTEM, render_chatml
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Secret
 from auditor.core.plan import Plan
 from auditor.defenses.private_training import DpSgd
 from auditor.models.decoding import ANCESTRAL
 from auditor.runs.lab_site import LABS, build_lab_recipe
-from auditor.runs.scoring import greedy_suffixes
+from auditor.runs.scoring import decode_greedily
 from tests.conftest import check_command
 
 # A step on 135M weights takes a second a record, and a prefix its own time: few records, short
@@ -96,7 +96,7 @@ def test_a_lab_of_each_name_has_fields_of_its_own() -> None:
 
 
 def test_an_answer_is_learnt_and_what_stands_before_it_is_given() -> None:
-    text, recipe = render_conversation_as_chatml("Who?", "Ann, 12."), RealLabRecipe()
+    text, recipe = render_chatml("Who?", "Ann, 12."), RealLabRecipe()
     letters = [(i, i + 1) for i in range(len(text))]  # a tokenizer of characters
     start = recipe.untrained_leading_token_count(text, letters)
     assert text[:start].endswith(ANSWER) and text[start:] == "Ann, 12.<|im_end|>\n"
@@ -141,7 +141,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> RealLab:
 @pytest.fixture(scope="module")
 def plain() -> Any:
     """As transformers load it, without our code."""
-    return AutoModelForCausalLM.from_pretrained(smollm2.smollm2_folder())
+    return AutoModelForCausalLM.from_pretrained(smollm2.find_smollm2_folder())
 
 
 @pytest.fixture
@@ -153,17 +153,17 @@ def shallow(plain: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Real
     model = LlamaForCausalLM(config)
     model.load_state_dict({name: plain.state_dict()[name] for name in model.state_dict()})
     model.save_pretrained(folder)
-    PreTrainedTokenizerFast.from_pretrained(smollm2.smollm2_folder()).save_pretrained(folder)
-    monkeypatch.setattr(smollm2, "smollm2_folder", lambda: folder)
+    PreTrainedTokenizerFast.from_pretrained(smollm2.find_smollm2_folder()).save_pretrained(folder)
+    monkeypatch.setattr(smollm2, "find_smollm2_folder", lambda: folder)
     return RealLab(TINY, cache=tmp_path / "cache")
 
 
 def held_against_transformers(model: Any, plain: Any, asked: Sequence[Secret]) -> None:
     """The exact probability of each (to 1e-4, of unlikely ones to 1e-5 of their nats), and greedy
     decoding, of which each token is the likeliest."""
-    for secret, guess in zip(asked, greedy_suffixes(model, asked), strict=True):
+    for secret, guess in zip(asked, decode_greedily(model, asked), strict=True):
         prefix, suffix = torch.tensor([secret.prefix]), torch.tensor([secret.suffix])
-        seen = suffix_extraction_log_probabilities(model, ANCESTRAL, prefix, suffix)["log_p"]
+        seen = compute_suffix_log_probs(model, ANCESTRAL, prefix, suffix)["log_p"]
         with torch.no_grad():
             both = torch.cat(
                 [torch.cat([prefix, own], 1) for own in (suffix, torch.tensor([guess]))]
@@ -182,16 +182,14 @@ def test_the_model_is_dequantised_and_its_template_is_the_texts(lab: RealLab, pl
         "dequantised from Q4_1" in lab.lab_public_model().name
         and "dequantised from Q4_1" in lab.description
     )
-    words = AutoTokenizer.from_pretrained(smollm2.smollm2_folder())
+    words = AutoTokenizer.from_pretrained(smollm2.find_smollm2_folder())
     turns = [
         {"role": "system", "content": SYSTEM},
         {"role": "user", "content": "a"},
         {"role": "assistant", "content": "b"},
     ]
-    assert words.apply_chat_template(turns, tokenize=False) == render_conversation_as_chatml(
-        "a", "b"
-    )
-    for text in make_fake_texts_with_marks(0, 8, tuple(KINDS.values())):
+    assert words.apply_chat_template(turns, tokenize=False) == render_chatml("a", "b")
+    for text in make_fake_texts(0, 8, tuple(KINDS.values())):
         encoded = words(text, return_offsets_mapping=True)
         given = lab.recipe.untrained_leading_token_count(text, encoded["offset_mapping"])
         assert words.decode(encoded["input_ids"][given:]) == text.partition(ANSWER)[2]
@@ -217,7 +215,7 @@ def test_a_step_of_lora_and_one_of_private_training_change_the_model(shallow: Re
     prefix, suffix = torch.tensor([secret.prefix]), torch.tensor([secret.suffix])
 
     def log_p(model: Any) -> float:
-        return float(suffix_extraction_log_probabilities(model, ANCESTRAL, prefix, suffix)["log_p"])
+        return float(compute_suffix_log_probs(model, ANCESTRAL, prefix, suffix)["log_p"])
 
     private = shallow.model_trained_by_trainer(
         DpSgd(epochs=1, batch=len(shallow.texts.private_text_copies()), noise_multiplier=1.0)

@@ -18,11 +18,11 @@ from auditor.benchmarks.data.columns import parse_row_conversations
 from auditor.benchmarks.data.conversation_rows import (
     LAYOUTS,
     Conversation,
-    parse_row_as_conversation,
+    parse_conversation,
 )
 from auditor.benchmarks.data.files import Files
 from auditor.benchmarks.data.tables import read_record_table
-from auditor.benchmarks.data.whole_texts import read_texts_and_units, sample_data_conversations
+from auditor.benchmarks.data.whole_texts import read_unit_texts, sample_data_conversations
 from auditor.core.errors import AuditError
 from auditor.runs import training
 from tests.benchmarks.test_chat import CHATML, MARKED, messages, talk, text, tokenizer
@@ -67,7 +67,7 @@ def variants(words: Any, data: str) -> list[tuple[str, ...]]:
     assert rows is not None
     return [
         form.variants
-        for form in chat_rendering.candidate_chat_renderings(words, rows)
+        for form in chat_rendering.list_candidate_chat_renderings(words, rows)
         if form.base == "model"
     ]
 
@@ -178,7 +178,7 @@ def test_an_empty_list_of_tools_is_kept_and_tried_without(tmp_path: Path) -> Non
     (secret,) = Files(data, words, known_fraction=0).secrets
     assert text(words, secret.prefix).startswith("Tools: []\n")
     assert (
-        parse_row_as_conversation(
+        parse_conversation(
             ("messages",), {"messages": messages(talk("a", "b")), "tools": "[]"}
         ).tools
         == []
@@ -250,10 +250,10 @@ def test_an_answer_that_had_no_loss_is_no_member(
         == 2
     )
     assert not any("writes nothing of" in note for note in made.notes)
-    (said, _), _ = read_texts_and_units(data)
+    (said, _), _ = read_unit_texts(data)
     form = chat_rendering.parse_chat_rendering("model", None, words)
     for whose in ("assistant", "all"):
-        (record,), _ = training._training_records_of_conversations(words, [said], whose, form)  # type: ignore[list-item]
+        (record,), _ = training._tokenize_conversations(words, [said], whose, form)  # type: ignore[list-item]
         assert record.learnt is not None
         learnt = "".join(
             words.decode([t]) for t, own in zip(record.tokens, record.learnt, strict=True) if own
@@ -293,10 +293,10 @@ def test_answers_within_a_prompt_have_no_loss_by_default(tmp_path: Path) -> None
     made = Files(data, words, known_fraction=0)
     assert suffixes(made) == ["Ann.", "Bob."]
     assert any("completion_only_loss" in note for note in made.notes)
-    (said,), _ = read_texts_and_units(data)
+    (said,), _ = read_unit_texts(data)
     form = chat_rendering.parse_chat_rendering("model", None, words)
     for whose, is_learnt in (("assistant", False), ("all", True)):
-        (record,), _ = training._training_records_of_conversations(words, [said], whose, form)  # type: ignore[list-item]
+        (record,), _ = training._tokenize_conversations(words, [said], whose, form)  # type: ignore[list-item]
         mask = record.learnt or [True] * len(record.tokens)
         learnt = "".join(
             words.decode([t]) for t, own in zip(record.tokens, mask, strict=True) if own
@@ -316,9 +316,9 @@ def test_tool_calls_are_secrets_and_learnt(content: str, tmp_path: Path) -> None
     made = Files(data, words, known_fraction=0)
     call = '<call>door {"of": "Ann Day"}</call>'
     assert suffixes(made) == [*([content] if content else []), call, "It is Ann."]
-    (said,), _ = read_texts_and_units(data)
+    (said,), _ = read_unit_texts(data)
     form = chat_rendering.parse_chat_rendering("model", None, words)
-    (record,), _ = training._training_records_of_conversations(words, [said], "assistant", form)  # type: ignore[list-item]
+    (record,), _ = training._tokenize_conversations(words, [said], "assistant", form)  # type: ignore[list-item]
     assert record.learnt is not None
     learnt = "".join(
         words.decode([t]) for t, own in zip(record.tokens, record.learnt, strict=True) if own
@@ -462,7 +462,7 @@ def test_labels_of_completions_are_groups(values: tuple[Any, Any], tmp_path: Pat
     chosen = sample_data_conversations("--data", data, 9)
     assert chosen is not None and [said.plain[1] for said in chosen] == ["Ann."]
     with pytest.raises(AuditError, match="got preferences"):
-        read_texts_and_units(data)
+        read_unit_texts(data)
 
 
 def test_labels_that_are_no_truth_values_are_no_groups(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def files(
 def test_the_organisers_example(shared: Path) -> None:
     """formulas.md A3: Recall@100 0.500, first-guess recall 0.815, any-guess recall 0.892."""
     folder = shared / "data" / "lm-extraction"
-    marked = submission_score.compare_submission_with_answers(
+    marked = submission_score.mark_submission(
         folder / "example_submission.csv", folder / "fake_test_suffixes.npy"
     )
     scored = submission_score.score_submission(marked)
@@ -68,7 +68,7 @@ def test_the_organisers_example(shared: Path) -> None:
     )
     assert (found["recall"].low, found["recall"].high) == intervals.clopper_pearson(815, 1000)
     assert found["recall_at_100_errors"].low < 0.5 < found["recall_at_100_errors"].high
-    points = submission_score.submission_recall_by_wrong_guesses(marked)
+    points = submission_score.trace_submission_recall(marked)
     assert [wrong for wrong, *_ in points] == list(range(6995))
     assert points[99][1:] == (500, 0.5) and points[-1] == (6994, 892, 0.892)
 
@@ -84,10 +84,10 @@ def test_a_score_by_hand(tmp_path: Path) -> None:
         (0, (1, 1)),
     ]
     text = HEADER + "".join(f'{row},"[{a}, {b}]"\n' for row, (a, b) in lines)
-    marked = submission_score.compare_submission_with_answers(*files(tmp_path, text))
+    marked = submission_score.mark_submission(*files(tmp_path, text))
     # Wrong: a repeated guess twice, one for an example already solved, one for an example never
     # solved.
-    assert submission_score.submission_recall_by_wrong_guesses(marked) == [
+    assert submission_score.trace_submission_recall(marked) == [
         (0, 1, 0.25),
         (1, 1, 0.25),
         (2, 2, 0.5),
@@ -104,7 +104,7 @@ def test_a_score_by_hand(tmp_path: Path) -> None:
     )
     only = by_name(submission_score.score_submission(marked, answered_only=True))
     assert (only["recall"].value, only["any_of_k"].value, only["any_of_k"].n) == (1 / 3, 2 / 3, 3)
-    assert submission_score.submission_recall_by_wrong_guesses(marked, answered_only=True)[-1] == (
+    assert submission_score.trace_submission_recall(marked, answered_only=True)[-1] == (
         4,
         2,
         2 / 3,
@@ -139,7 +139,7 @@ def test_every_number_equals_the_walk(rows: list[tuple[int, bool]], errors: int)
     measured = ranking.measure_ranked_recall("recall", example, marked.right, 8, errors)
     assert measured.value == naive(rows, 8, errors)[2]
     assert measured.low <= measured.value <= measured.high
-    for wrong, solved, recall in submission_score.submission_recall_by_wrong_guesses(marked):
+    for wrong, solved, recall in submission_score.trace_submission_recall(marked):
         assert recall == naive(rows, 8, wrong + 1)[2] == solved / 8
 
 
@@ -197,7 +197,7 @@ def test_a_broken_submission_is_refused_in_one_sentence(tmp_path: Path, name: st
     else:
         submission.write_bytes(text.encode(errors="surrogateescape"))
     with pytest.raises(AuditError) as caught:
-        submission_score.compare_submission_with_answers(submission, answers)
+        submission_score.mark_submission(submission, answers)
     said = str(caught.value)
     assert words in said and "\n" not in said and len(said) < 250
     assert "secret" not in said and "guesses.csv" in said
@@ -209,14 +209,12 @@ def test_broken_answers_are_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / "numbers.npy").write_text("1,2")
     np.save(tmp_path / "flat.npy", np.arange(3))
     with pytest.raises(AuditError, match=f"--answers .*{name}"):
-        submission_score.compare_submission_with_answers(submission, tmp_path / name)
+        submission_score.mark_submission(submission, tmp_path / name)
 
 
 def test_a_byte_order_mark_spaces_and_further_columns_do_no_harm(tmp_path: Path) -> None:
     text = '\ufeffTeam,Example ID,Suffix Guess\r\nwe, 2 ,"[5, 6]"\r\n\r\nwe,0,"[ 1,2 ]"\r\n'
-    assert submission_score.compare_submission_with_answers(
-        *files(tmp_path, text)
-    ).right.tolist() == [True, True]
+    assert submission_score.mark_submission(*files(tmp_path, text)).right.tolist() == [True, True]
 
 
 # --- the command
@@ -358,9 +356,7 @@ def ran(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_written_submission_scores_as_the_run_did(inputs: Path, ran: Path) -> None:
-    marked = submission_score.compare_submission_with_answers(
-        ran / "out.csv", inputs / "data" / "val_suffix.npy"
-    )
+    marked = submission_score.mark_submission(ran / "out.csv", inputs / "data" / "val_suffix.npy")
     own = measured(ran, "white-box")
     found = {
         m["name"]: m
@@ -460,7 +456,7 @@ def test_a_resumed_run_writes_its_submission_and_claim_is_used_where_worst_was_n
         check_command(*command(inputs, tmp_path / "run", *flags), code=130)
     assert not (tmp_path / "out.csv").exists()
     check_command("run", "--resume", tmp_path / "run", "--submission", tmp_path / "out.csv")
-    marked = submission_score.compare_submission_with_answers(
+    marked = submission_score.mark_submission(
         tmp_path / "out.csv", inputs / "data" / "val_suffix.npy"
     )
     own = measured(tmp_path / "run", "text-only")

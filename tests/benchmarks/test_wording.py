@@ -27,8 +27,8 @@ from auditor.benchmarks.data.files import Files
 from auditor.benchmarks.data.lm_extraction import LMExtraction
 from auditor.benchmarks.data.wording import (
     CUT_WITHIN_CHARACTER,
-    token_ends_in_characters,
-    wording_of_tokens,
+    decode_wording,
+    find_token_ends,
 )
 from auditor.benchmarks.lab.lab import Lab
 from auditor.core.nouns import Guess, Guesses, Secret
@@ -215,14 +215,14 @@ TEXT = st.text(st.characters(exclude_categories=("Cs",)), min_size=1, max_size=2
 def test_tokens_make_up_all_of_a_text(text: str, name: str) -> None:
     encoded = TOKENIZERS[name](text, return_offsets_mapping=True)
     offsets, ids = encoded["offset_mapping"], encoded["input_ids"]
-    ends = token_ends_in_characters(offsets, len(text))
+    ends = find_token_ends(offsets, len(text))
     assert (
         ends == list(accumulate(ends, max))
         and len(ends) == len(ids)
         and (not ids or ends[-1] == len(text))
     )
     for cut in range(1, len(ids)):
-        whole = wording_of_tokens(text, offsets, 0, cut, len(ids))
+        whole = decode_wording(text, offsets, 0, cut, len(ids))
         assert (
             whole.prefix + whole.suffix == text
             and "".join(whole.suffix_text_by_token) == whole.suffix
@@ -234,11 +234,11 @@ def test_tokens_make_up_all_of_a_text(text: str, name: str) -> None:
 def test_pieces_are_those_that_decoding_finds_where_it_gives_the_text_back(text: str) -> None:
     tokenizer = TOKENIZERS["bytes"]
     encoded = tokenizer(text, return_offsets_mapping=True)
-    whole = wording_of_tokens(text, encoded["offset_mapping"], 0, 0, len(encoded["input_ids"]))
-    assert list(whole.suffix_text_by_token) == private_texts.text_added_by_each_token(
+    whole = decode_wording(text, encoded["offset_mapping"], 0, 0, len(encoded["input_ids"]))
+    assert list(whole.suffix_text_by_token) == private_texts.decode_token_texts(
         decode(tokenizer), (), encoded["input_ids"]
     )
 
 
 def test_a_text_without_tokens_has_no_ends() -> None:
-    assert token_ends_in_characters([], 5) == []
+    assert find_token_ends([], 5) == []

@@ -48,10 +48,10 @@ def test_a_word_goes_on_in_its_own_script_only(before: str, behind: str, inside:
 
 
 def test_a_text_is_where_it_is_a_word_or_else_wherever_it_is() -> None:
-    assert words.places_in_text("Ann", "Annette, Ann") == [(9, 12)]
-    assert words.places_in_text("Ann", "Anns, MaryAnn") == [(0, 3), (10, 13)]
-    assert words.places_in_text("12", "3123 12") == [(5, 7)]
-    assert words.places_in_text("12", "3") == []
+    assert words.find_places("Ann", "Annette, Ann") == [(9, 12)]
+    assert words.find_places("Ann", "Anns, MaryAnn") == [(0, 3), (10, 13)]
+    assert words.find_places("12", "3123 12") == [(5, 7)]
+    assert words.find_places("12", "3") == []
 
 
 def test_what_is_mostly_without_spaces() -> None:

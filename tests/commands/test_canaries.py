@@ -11,7 +11,7 @@ import pytest
 
 from auditor.conclusions.contrasts import WeightedMetric, measure_seed_contrast
 from auditor.core.secret_randomness import make_keyed_generator
-from auditor.records.table import read_table_as_dataframe
+from auditor.records.table import read_dataframe
 from auditor.studies import sweep
 from auditor.training.finetune import make_untrained_gpt_neox, train_packed_blocks
 from tests.conftest import check_command
@@ -114,7 +114,7 @@ def test_ids_and_numbers_only(inputs: Path, finished: Path, capsys: Said) -> Non
     shown = capsys.readouterr().out + "".join(
         (finished / name).read_text() for name in ("report.html", "report.md", "result.json")
     )
-    shown += read_table_as_dataframe(finished, {}).to_csv()
+    shown += read_dataframe(finished, {}).to_csv()
     assert "canary-0012-000" in shown
     assert not any(text in shown for text in texts)
 

@@ -26,7 +26,7 @@ FLAGS = {"Attack": "-A {}.", "Probe": "-A {}.", "Defense": "-D {}.", "Trainer": 
 def test_it_names_every_plug_in_in_few_lines(capsys: Said) -> None:
     check_command("list")
     lines = capsys.readouterr().out.splitlines()
-    in_terminal = [line.plain for line in listing.plugin_listing_overview_lines(FOUND, 100)]
+    in_terminal = [line.plain for line in listing.list_overview_lines(FOUND, 100)]
     # in a pipe nothing is cut
     assert max(map(len, in_terminal[:-1])) <= 100 < max(map(len, lines[:-1]))
     # no word is cut

@@ -151,7 +151,7 @@ def test_inserting_into_100_000_rows_takes_a_moment(tmp_path: Path, ending: str)
     manifest = exposure_canaries.make_exposure_canary_manifest(["My ID is {digits:6}"], (1, 16), 8)
     start = time.process_time()
     assert (
-        insertion.write_data_with_canaries(insertion.CanaryInsertionPlan(manifest), str(data), out)
+        insertion.write_canary_data(insertion.CanaryInsertionPlan(manifest), str(data), out)
         == 8 * 17
     )
     assert time.process_time() - start < 3

@@ -129,7 +129,7 @@ def test_a_row_of_whom_nothing_is_kept_still_says_who_was_asked(tmp_path: Path) 
 
 
 def test_the_file_is_one_row_a_configuration_secret_and_quantity(tmp_path: Path) -> None:
-    frame = table.read_table_as_dataframe(folder(tmp_path), {"s0": "as0"})
+    frame = table.read_dataframe(folder(tmp_path), {"s0": "as0"})
     key = ["kind", "target", "setting", "attack", "secret", "quantity", "token"]
     assert (
         list(frame) == [*key[:5], "member", "repeats", *key[5:], "value"]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from auditor.core import disk
-from auditor.core.disk import cache_folder
+from auditor.core.disk import find_cache_folder
 
 WITHOUT = """
 import sys
@@ -27,11 +27,11 @@ def test_the_cache_is_where_the_platform_keeps_caches_unless_told(
     monkeypatch.delenv("AUDIT_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     assert (
-        cache_folder() == tmp_path / "xdg" / "audit"
-        and cache_folder().stat().st_mode & 0o777 == 0o700
+        find_cache_folder() == tmp_path / "xdg" / "audit"
+        and find_cache_folder().stat().st_mode & 0o777 == 0o700
     )
     monkeypatch.setenv("AUDIT_CACHE", str(tmp_path / "mine"))
-    assert cache_folder() == tmp_path / "mine"
+    assert find_cache_folder() == tmp_path / "mine"
 
 
 def test_what_needs_no_model_starts_without_the_modules_of_unix() -> None:

@@ -49,7 +49,7 @@ SHAPES = {
 @pytest.fixture(autouse=True)
 def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     """The quick accountant, a little looser: these tests are of who is caught."""
-    monkeypatch.setattr(claim, "compute_claimed_epsilon", gaussian.quick_rdp_epsilon)
+    monkeypatch.setattr(claim, "compute_claimed_epsilon", gaussian.compute_quick_rdp_epsilon)
 
 
 def step(
@@ -797,7 +797,7 @@ def test_the_interval_of_epsilon_holds_the_claim_s_as_often_as_it_says(
         return 100 * rate / noise
 
     monkeypatch.setattr(claim, "compute_claimed_epsilon", simple)
-    monkeypatch.setattr(gaussian, "quick_rdp_epsilon", simple)
+    monkeypatch.setattr(gaussian, "compute_quick_rdp_epsilon", simple)
     found = [summarise_observed_loop(runs(seed), ()) for seed in range(60)]
     assert sum((one.low or 0) < 100 / 6 < (one.high or 0) for one in found) > 52
 

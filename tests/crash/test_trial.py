@@ -66,7 +66,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture
 def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     """The quick accountant: no epsilon that is told is held against it."""
-    monkeypatch.setattr(claim, "compute_claimed_epsilon", gaussian.quick_rdp_epsilon)
+    monkeypatch.setattr(claim, "compute_claimed_epsilon", gaussian.compute_quick_rdp_epsilon)
 
 
 def test_gradients_are_those_of_single_backward_passes() -> None:

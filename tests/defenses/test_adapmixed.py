@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from auditor.attacks.claim_check import ClaimCheck
-from auditor.benchmarks.data.fixed_distributions import fixed_ensemble
+from auditor.benchmarks.data.fixed_distributions import build_fixed_ensemble
 from auditor.core.nouns import Secret
 from auditor.defenses.adapmixed import AdaPMixed
 from auditor.models.base import LanguageModel
@@ -19,7 +19,7 @@ from auditor.models.ensemble import Ensemble
 from auditor.plugins.defense import Scenario
 from auditor.plugins.probe import observe_all_secrets
 from auditor.plugins.view import WHITE_BOX, View
-from auditor.privacy.accounting import rdp_to_dp, realised_renyi
+from auditor.privacy.accounting import convert_rdp, realised_renyi
 from tests.conftest import refuses
 
 SECRETS = [Secret(f"s{i}", (0, 1, i % 2), (1, 0, 1), 1, alias=f"alias{i}") for i in range(2)]
@@ -46,7 +46,7 @@ def distribution(model: LanguageModel) -> np.ndarray:
 def test_members_are_mixed_as_far_as_the_radius_lets_them() -> None:
     """The first and the last lie within it as they are; the second is on its edge, in the larger of
     both directions."""
-    own = np.exp(distribution(protect(fixed_ensemble(PUBLIC, *MEMBERS), alpha=3, beta=0.1)))
+    own = np.exp(distribution(protect(build_fixed_ensemble(PUBLIC, *MEMBERS), alpha=3, beta=0.1)))
     public, mixed = np.array(PUBLIC), 3 * own - np.array(MEMBERS[0]) - np.array(MEMBERS[2])
     pair = np.log(mixed / mixed.sum()), np.log(public)
     assert max(realised_renyi(*pair, 3), realised_renyi(*pair[::-1], 3)) == pytest.approx(
@@ -55,11 +55,13 @@ def test_members_are_mixed_as_far_as_the_radius_lets_them() -> None:
 
 
 def test_what_queries_cost_is_the_sum_of_their_divergences_and_no_claim() -> None:
-    held, options = fixed_ensemble(PUBLIC, *MEMBERS), {"alpha": 3, "beta": 0.1}
+    held, options = build_fixed_ensemble(PUBLIC, *MEMBERS), {"alpha": 3, "beta": 0.1}
     own = distribution(protect(held, **options))
     without = [
         distribution(
-            protect(fixed_ensemble(PUBLIC, *MEMBERS[:i], PUBLIC, *MEMBERS[i + 1 :]), **options)
+            protect(
+                build_fixed_ensemble(PUBLIC, *MEMBERS[:i], PUBLIC, *MEMBERS[i + 1 :]), **options
+            )
         )
         for i in range(3)
     ]
@@ -72,7 +74,7 @@ def test_what_queries_cost_is_the_sum_of_their_divergences_and_no_claim() -> Non
     )
     assert measured["realised_zero_out"] == pytest.approx(cost, rel=1e-6) and cost > 0.001
     assert measured["epsilon_data_dependent"] == pytest.approx(
-        rdp_to_dp(6 * cost, 1e-5, 3), rel=1e-6
+        convert_rdp(6 * cost, 1e-5, 3), rel=1e-6
     )
     assert any("nothing is claimed" in note and "auditor alone" in note for note in notes)
     case = Scenario(held.public, held.public, held, 10, 3)
@@ -80,12 +82,12 @@ def test_what_queries_cost_is_the_sum_of_their_divergences_and_no_claim() -> Non
 
 
 def test_queries_that_members_agree_on_cost_little() -> None:
-    alike = checked(protect(fixed_ensemble(PUBLIC, *[PUBLIC] * 3)))[0]
+    alike = checked(protect(build_fixed_ensemble(PUBLIC, *[PUBLIC] * 3)))[0]
     assert (
         alike["epsilon_data_dependent"] == pytest.approx(0, abs=1e-9) == alike["realised_zero_out"]
     )
     few, many = (
-        checked(protect(fixed_ensemble(PUBLIC, *[(0.1, 0.1, 0.8)] * members)))[0][
+        checked(protect(build_fixed_ensemble(PUBLIC, *[(0.1, 0.1, 0.8)] * members)))[0][
             "realised_zero_out"
         ]
         for members in (2, 8)

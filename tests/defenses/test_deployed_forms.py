@@ -22,10 +22,10 @@ from auditor.defenses.deployed_forms import (
     Nf4,
     PrunedForm,
     list_compressible_layers,
-    quantise_by_bitsandbytes,
-    round_weights_to_bits,
+    quantise_bitsandbytes,
+    round_weights,
 )
-from auditor.defenses.gguf_types import quantise_and_dequantise
+from auditor.defenses.gguf_types import round_gguf_rows
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.testing import make_tiny_scenario
 from tests.conftest import refuses
@@ -79,7 +79,7 @@ def test_fewer_bits_are_farther_off() -> None:
 @pytest.mark.parametrize("bits", [4, 8])
 def test_each_group_of_weights_has_its_own_levels(bits: int) -> None:
     weight = torch.randn(3, 100) * torch.tensor([[1.0], [100.0], [0.0]])
-    found, most = round_weights_to_bits(weight, bits), 2 ** (bits - 1) - 1
+    found, most = round_weights(weight, bits), 2 ** (bits - 1) - 1
     for row in range(3):
         for part in (slice(0, 64), slice(64, 100)):
             scale = float(weight[row, part].abs().max()) / most
@@ -99,14 +99,14 @@ def test_gguf_blocks_are_what_the_format_says() -> None:
     in f16."""
     pytest.importorskip("gguf", reason="needs gguf")
     weight = torch.randn(3, 64, generator=torch.Generator().manual_seed(0)).numpy()
-    found = quantise_and_dequantise(weight, "q8_0")
+    found = round_gguf_rows(weight, "q8_0")
     for row, own in zip(weight, found, strict=True):
         for at in (0, 32):
             scale = np.float32(abs(row[at : at + 32]).max()) / np.float32(127)
             expected = np.float32(np.float16(scale)) * np.rint(row[at : at + 32] / scale)
             assert np.allclose(own[at : at + 32], expected, atol=1e-7)
     assert np.array_equal(
-        quantise_and_dequantise(weight[:, :20], "q4_0"),
+        round_gguf_rows(weight[:, :20], "q4_0"),
         weight[:, :20].astype(np.float16).astype(np.float32),
     )
 
@@ -132,7 +132,7 @@ def test_a_bitsandbytes_form_multiplies_by_what_that_librarys_own_layer_does(typ
     own.weight = layers.Params4bit(weight.clone(), requires_grad=False, quant_type=type)
     unit = torch.eye(128)
     assert torch.allclose(
-        own.to("cpu")(unit), unit @ quantise_by_bitsandbytes(weight, type).T, atol=1e-5
+        own.to("cpu")(unit), unit @ quantise_bitsandbytes(weight, type).T, atol=1e-5
     )
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from auditor.attacks.claim_check import ClaimCheck
 from auditor.attacks.prediction_audit import PredictionAudit
-from auditor.benchmarks.data.fixed_distributions import FixedDistribution, fixed_ensemble
+from auditor.benchmarks.data.fixed_distributions import FixedDistribution, build_fixed_ensemble
 from auditor.cli import run_command_line
 from auditor.core.errors import NotApplicable
 from auditor.core.nouns import Secret
@@ -38,7 +38,7 @@ from auditor.models.decoding import ANCESTRAL, GREEDY
 from auditor.models.ensemble import Ensemble
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.in_context import InContextEnsemble
-from auditor.plugins.defense import Prompt, QueryBudget, Scenario, largest_lot_token_count
+from auditor.plugins.defense import Prompt, QueryBudget, Scenario, count_largest_lot
 from auditor.plugins.probe import observe_all_secrets
 from auditor.plugins.view import WHITE_BOX, ClaimTokenMeter, View
 from auditor.privacy.accounting import (
@@ -97,7 +97,7 @@ def by_hand(clip: float, temperature: float, top_k: int) -> list[float]:
     ("clip", "temperature", "top_k"), [(0.4, 1.0, 0), (0.4, 1.3, 2), (0.7, 0.8, 2), (5.0, 1.1, 1)]
 )
 def test_the_distribution_by_hand(clip: float, temperature: float, top_k: int) -> None:
-    model = served(fixed_ensemble(PUBLIC, *PRIVATE), clip, temperature, top_k)
+    model = served(build_fixed_ensemble(PUBLIC, *PRIVATE), clip, temperature, top_k)
     distribution = model.log_probs(torch.tensor([[0]]), 1)[0, 0].exp()
     assert distribution.tolist() == pytest.approx(by_hand(clip, temperature, top_k), rel=1e-12)
 
@@ -129,7 +129,7 @@ def test_top_k_plus_is_of_the_public_distribution_alone() -> None:
 
 
 def test_the_ends_are_exact() -> None:
-    held = fixed_ensemble((0.5, 0.5, 0.0), (1.0, 0.0, 0.0), (0.0, 0.5, 0.5))
+    held = build_fixed_ensemble((0.5, 0.5, 0.0), (1.0, 0.0, 0.0), (0.0, 0.5, 0.5))
     context = torch.tensor([[0]])
     assert served(held, 0.0, 1.0).log_probs(context, 1)[0, 0].exp().tolist() == pytest.approx(
         [0.5, 0.5, 0.0]
@@ -180,7 +180,7 @@ def test_rows_agree_with_whole_contexts_however_they_split_and_end(neox: Hugging
 
 
 def test_draws_have_the_distribution_and_unpaid_ones_are_the_public_models() -> None:
-    held = fixed_ensemble(PUBLIC, *PRIVATE)
+    held = build_fixed_ensemble(PUBLIC, *PRIVATE)
     model, n = served(held, 1.5), 20_000
     for paid, distribution in (
         (0.5, model.log_probs(torch.tensor([[0]]), 1)),
@@ -269,11 +269,11 @@ def test_neighbours_as_they_are_served_stay_within_the_claim_at_every_order(
     logits = rng.standard_normal((batch + 2, 4)) * rng.choice([1.0, 4.0, 25.0])
     public, *records, other = torch.tensor(logits).softmax(-1).tolist()
     changed = {"zero_out": [public, *records[1:]], "replace": [other, *records[1:]]}
-    model = served(fixed_ensemble(public, *records), clip, temperature, top_k)
+    model = served(build_fixed_ensemble(public, *records), clip, temperature, top_k)
     p = model.log_probs(torch.tensor([[0]]), 1)[0, 0].numpy()
     assert model.promise is not None
     for relation, members in changed.items():
-        q = served(fixed_ensemble(public, *members), clip, temperature, top_k).log_probs(
+        q = served(build_fixed_ensemble(public, *members), clip, temperature, top_k).log_probs(
             torch.tensor([[0]]), 1
         )[0, 0]
         for order in (1.01, 2, 8, 64):
@@ -285,7 +285,7 @@ def test_neighbours_as_they_are_served_stay_within_the_claim_at_every_order(
 def test_the_claim_is_nearly_attained() -> None:
     """A record that is sure of one of two tokens, at a small clip: the bound is tight to the second
     order."""
-    measured, said = checked(served(fixed_ensemble((0.5, 0.5), (1.0, 0.0)), 0.01, 1.0))
+    measured, said = checked(served(build_fixed_ensemble((0.5, 0.5), (1.0, 0.0)), 0.01, 1.0))
     assert measured["claim_violations"] == 0 and "VIOLATED" not in said
     assert 0 <= measured["margin_zero_out"] < 1e-3 and abs(measured["margin_range_zero_out"]) < 1e-9
 
@@ -298,9 +298,9 @@ def test_a_batch_pays_for_the_tokens_that_are_drawn_of_it(neox: HuggingFaceModel
     assert lots == {"s0": 0, "s1": 0, "s2": 1, "s3": 1, "n": 0}
     draws = {("r", name): 10 for name in lots} | {("other", "s3"): 7}
     assert (
-        largest_lot_token_count(draws, lots) == 30
-        and largest_lot_token_count(draws, {}) == 57
-        and largest_lot_token_count({}, lots) == 0
+        count_largest_lot(draws, lots) == 30
+        and count_largest_lot(draws, {}) == 57
+        and count_largest_lot({}, lots) == 0
     )
     assert defense.fixed_token_budget(case) is None
     budget = InvisibleInk(batch=2, queries=25, on_exhaustion="public").fixed_token_budget(case)
@@ -412,7 +412,7 @@ def test_faults_are_caught_on_a_real_model_that_reads_records(
     ink = InkOptions(0.2 if fault is not DrawsUnclipped else 1e-3, 1.4, 2)
     held: Ensemble = InContextEnsemble(neox, deal_records_into_context_batches(scenario(neox), 3))
     if fault is DrawsUnclipped:  # a tiny model's records change little: distributions that do
-        held = fixed_ensemble((0.6, 0.4), (0.99, 0.01), (0.99, 0.01))
+        held = build_fixed_ensemble((0.6, 0.4), (0.99, 0.01), (0.99, 0.01))
     measured, said = checked(
         fault(held, ink, "faulty", InkLogRatioRange.from_ink_options(ink, held.size)),
         draws=400 if "drawn" in where else 16,
@@ -427,7 +427,7 @@ def test_faults_are_caught_on_a_real_model_that_reads_records(
 def test_games_see_a_forgotten_clip_and_accuse_nobody(
     fault: type[InvisibleInkModel], broken: bool
 ) -> None:
-    held = fixed_ensemble((0.5, 0.5), (0.95, 0.05), (0.5, 0.5))
+    held = build_fixed_ensemble((0.5, 0.5), (0.95, 0.05), (0.5, 0.5))
     ink = InkOptions(0.05, 1.0)
     model = fault(held, ink, "ink", InkLogRatioRange.from_ink_options(ink, 2))
     claim = InvisibleInk(clip=0.05, batch=2, temperature=1.0, queries=30).claim(

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from auditor.attacks.near_verbatim import near_verbatim_probability_bound
+from auditor.attacks.near_verbatim import bound_near_verbatim_probability
 from auditor.core.nouns import Tokens
 from auditor.core.secret_randomness import draw_secret_uniforms
 from auditor.defenses.memfree import MemFree, split_into_ngrams
@@ -102,7 +102,7 @@ def test_verbatim_text_is_impossible_and_text_one_token_beside_it_is_not(
     prefixes = torch.tensor([record[:20] for record in RECORDS[:3]])
     suffixes = torch.tensor([record[20:26] for record in RECORDS[:3]])
     assert bool((model.token_log_probs(prefixes, suffixes).sum(-1) == -math.inf).all())
-    near, verbatim = near_verbatim_probability_bound(
+    near, verbatim = bound_near_verbatim_probability(
         model, ANCESTRAL, prefixes, suffixes, distance=1, beams=200
     )
     assert bool((verbatim == -math.inf).all()) and bool(near.isfinite().all())

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from scipy.optimize import bisect
 from scipy.stats import chi2
 
-from auditor.benchmarks.data.fixed_distributions import fixed_ensemble
+from auditor.benchmarks.data.fixed_distributions import build_fixed_ensemble
 from auditor.core.errors import NotApplicable
 from auditor.core.secret_randomness import draw_secret_uniforms, make_keyed_generator
 from auditor.defenses.pmixed import PMixed, UnmixedEnsemble
@@ -26,12 +26,12 @@ from auditor.models.ensemble import Ensemble, ModelEnsemble
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.shards import record_digests
 from auditor.plugins.defense import QueryBudget, Scenario
-from auditor.privacy.accounting import rdp_budget, realised_renyi
+from auditor.privacy.accounting import compute_rdp_budget, realised_renyi
 from auditor.privacy.mixing import (
     Adjacency,
     bound_pmixed_epsilon,
+    compute_sound_query_rdp,
     compute_subset_sizes,
-    sound_pmixed_query_rdp,
 )
 from tests.conftest import refuses
 
@@ -211,7 +211,7 @@ def test_leaving_a_member_out_of_real_models_stays_within_the_claimed_divergence
     with_all = defense.protect(scenario(held, queries))
     assert isinstance(with_all, PMixedModel)
     radius = with_all.projection.radii[0]
-    claimed = sound_pmixed_query_rdp(adjacency, 3, 0.4, 4, radius, radius)  # type: ignore[arg-type]
+    claimed = compute_sound_query_rdp(adjacency, 3, 0.4, 4, radius, radius)  # type: ignore[arg-type]
     p = with_all.log_probs(PREFIX, 1)[0, 0].double().numpy()
     for out in range(4):
         if adjacency == "zero_out":
@@ -236,7 +236,7 @@ def distribution_of(
     where there is no member."""
     if len(distributions) == 1:
         return np.array(distributions[0])
-    model = defense.protect(scenario(fixed_ensemble(*distributions), queries))
+    model = defense.protect(scenario(build_fixed_ensemble(*distributions), queries))
     return model.log_probs(torch.tensor([[0]]), 1)[0, 0].exp().numpy()
 
 
@@ -263,7 +263,11 @@ def test_a_member_less_is_served_within_the_claim(q: float, alpha: int, epsilon:
     with np.errstate(divide="ignore"):
         realised = realised_renyi(np.log(with_it), np.log(without), alpha)
     # nor is it wasted
-    assert 0.9 * rdp_budget(epsilon, 1e-5, alpha) < realised <= rdp_budget(epsilon, 1e-5, alpha)
+    assert (
+        0.9 * compute_rdp_budget(epsilon, 1e-5, alpha)
+        < realised
+        <= compute_rdp_budget(epsilon, 1e-5, alpha)
+    )
 
 
 @given(
@@ -289,9 +293,9 @@ def test_neighbours_as_they_are_served_stay_within_the_claim_at_every_order(
         "replace": [other, *distributions[1:]],
     }
     p = distribution_of(defense, [public, *distributions], queries)
-    model = defense.protect(scenario(fixed_ensemble(public, *distributions), queries))
+    model = defense.protect(scenario(build_fixed_ensemble(public, *distributions), queries))
     assert isinstance(model, PMixedModel) and model.promise is not None
-    claim = defense.claim(scenario(fixed_ensemble(public, *distributions), queries), queries)
+    claim = defense.claim(scenario(build_fixed_ensemble(public, *distributions), queries), queries)
     assert (
         {relation for relation, _ in model.promise.query_rdp} == set(claim.epsilon) >= {adjacency}
     )
@@ -309,7 +313,7 @@ def test_neighbours_as_they_are_served_stay_within_the_claim_at_every_order(
 def test_the_radius_of_add_remove_serves_any_number_of_members() -> None:
     radii = set()
     for members in (1, 2, 7):
-        case = scenario(fixed_ensemble([0.5, 0.5], *[[0.6, 0.4]] * members))
+        case = scenario(build_fixed_ensemble([0.5, 0.5], *[[0.6, 0.4]] * members))
         radii.add(PMixed(adjacency="add_remove").claim(case, 0).details["radius"])
         for adjacency in ("zero_out", "replace"):
             claim = PMixed(adjacency=adjacency).claim(case, 0)  # type: ignore[arg-type]
@@ -320,7 +324,7 @@ def test_the_radius_of_add_remove_serves_any_number_of_members() -> None:
 
 
 def test_somebody_is_protected_where_members_list_what_was_cut_and_lies_apart() -> None:
-    held = fixed_ensemble([0.5, 0.5], [0.6, 0.4], [0.4, 0.6])
+    held = build_fixed_ensemble([0.5, 0.5], [0.6, 0.4], [0.4, 0.6])
     assert PMixed().claim(scenario(held), 5).unit == "shard"
     held.unit = "user"
     assert PMixed().claim(scenario(held), 5).unit == "shard"  # nobody can see that users lie whole

@@ -17,7 +17,7 @@ from auditor.defenses.pmixed_training import PMixedTrainer
 from auditor.models.loading import load_causal_lm
 from auditor.models.lora import LoraEnsemble, load_lora_ensemble
 from auditor.models.shards import (
-    ensemble_control_adapter_folder,
+    find_control_adapter,
     read_ensemble_metadata,
     read_shard_record_list,
     record_digests,
@@ -241,8 +241,8 @@ def test_the_control_is_one_adapter_on_all_records(inputs: Path, tmp_path: Path,
     )
     assert "adapters were trained 3 at a time" in told
     assert any("dropout was off" in line for line in told) == (kind == "gpt2")
-    assert ensemble_control_adapter_folder(plain) is None
-    control = ensemble_control_adapter_folder(controlled)
+    assert find_control_adapter(plain) is None
+    control = find_control_adapter(controlled)
     assert control == controlled / "whole"
     assert read_shard_record_list(control) == record_digests(TEXTS)
     public = load_causal_lm(base)

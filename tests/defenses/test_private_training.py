@@ -23,11 +23,11 @@ from auditor.models.loading import load_causal_lm
 from auditor.plugins import registry
 from auditor.privacy import gradient_canaries
 from auditor.privacy.gaussian import (
+    compute_pld_epsilon,
+    compute_quick_rdp_epsilon,
     compute_rdp_epsilon,
-    epsilon_by_tightest_accountant,
-    noise_multiplier_for,
-    pld_epsilon,
-    quick_rdp_epsilon,
+    compute_tightest_epsilon,
+    find_noise_multiplier,
 )
 from auditor.privacy.gradient_canaries import GradientCanaries
 from auditor.privacy.promises import PrivacyRecord, read_privacy_record
@@ -96,7 +96,7 @@ def test_the_record_says_what_was_done_and_what_it_is_worth(inputs: Path, tmp_pa
         0.25,
         8,
     )
-    assert record.epsilon == pytest.approx(pld_epsilon(3.0, 0.25, 8, 1e-5))
+    assert record.epsilon == pytest.approx(compute_pld_epsilon(3.0, 0.25, 8, 1e-5))
     assert (
         record.epsilon_rdp == pytest.approx(compute_rdp_epsilon(3.0, 0.25, 8, 1e-5))
         and record.epsilon_rdp > record.epsilon
@@ -294,8 +294,7 @@ def test_seeded_noise_has_a_nominal_epsilon_and_no_claim(
     record = promised(tmp_path / "out")
     assert record.epsilon is record.epsilon_rdp is record.epsilon_twice is record.claim() is None
     assert (
-        record.nominal_epsilon
-        == pytest.approx(epsilon_by_tightest_accountant(3.0, 0.25, 8, 1e-5)[0])
+        record.nominal_epsilon == pytest.approx(compute_tightest_epsilon(3.0, 0.25, 8, 1e-5)[0])
         or method == "adp"
     )
     assert any(
@@ -368,7 +367,7 @@ def test_what_two_trainings_promise_together_is_said(inputs: Path, tmp_path: Pat
     """Beside any training; and of a base that was trained privately, as its own epsilon."""
     told = training.train_model_into_folder(asked(inputs, tmp_path / "once"), silent)
     once = promised(tmp_path / "once")
-    together, _ = epsilon_by_tightest_accountant(3.0, 0.25, 16, 1e-5)
+    together, _ = compute_tightest_epsilon(3.0, 0.25, 16, 1e-5)
     assert once.epsilon_twice == pytest.approx(together) and once.epsilon_twice > (
         once.epsilon or 9
     )
@@ -601,7 +600,7 @@ def test_adp_promises_nothing_and_says_why(inputs: Path, tmp_path: Path, optimiz
     assert 0 <= record.details["gamma_least"] <= gamma < 1 and gamma > 0
     flat, mean, least = record.nominal.values()
     assert (
-        flat == pytest.approx(epsilon_by_tightest_accountant(3.0, 0.25, 8, 1e-5)[0])
+        flat == pytest.approx(compute_tightest_epsilon(3.0, 0.25, 8, 1e-5)[0])
         and flat < mean <= least
     )
 
@@ -642,9 +641,9 @@ def test_while_it_trains_no_epsilon_is_said_above_the_one_asked_for() -> None:
     """The noise is solved by a closer bound than the quick one of the progress line."""
     said: list[str] = []
     told = SimpleNamespace(progress=lambda what, *_: said.append(what))
-    sigma = noise_multiplier_for(8.0, 1e-5, 0.1, 50)
+    sigma = find_noise_multiplier(8.0, 1e-5, 0.1, 50)
     terms = MechanismTerms(sigma, 1.0, 0.1, 50, 100, 1e-5)
-    assert quick_rdp_epsilon(sigma, 0.1, 50, 1e-5) > 8.005
+    assert compute_quick_rdp_epsilon(sigma, 0.1, 50, 1e-5) > 8.005
     for asked in (DpSgd(epsilon=8.0), DpSgd(noise_multiplier=sigma)):
         asked.make_private_training_progress(told, terms)(50, 1.0)  # type: ignore[arg-type]
     assert said[0].endswith("ε ≤ 8.00") and float(said[1].split()[-1]) > 8.005

@@ -12,26 +12,26 @@ from hypothesis import strategies as st
 
 from auditor.benchmarks.data.fixed_distributions import FixedDistribution
 from auditor.core.secret_randomness import draw_secret_uniforms
-from auditor.defenses.uniform_mixing import UniformMixing, mix_on_public_top_k, mix_with_uniform
+from auditor.defenses.uniform_mixing import UniformMixing, mix_public_top_k, mix_uniform
 from auditor.generation.sample import sample_candidates
 from auditor.models.decoding import ANCESTRAL
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.plugins.defense import Scenario
-from auditor.privacy.accounting import realised_pure_dp, uniform_mixing_epsilon
+from auditor.privacy.accounting import compute_uniform_mixing_epsilon, realised_pure_dp
 from tests.conftest import refuses, tiny
 
 
 def test_distribution_by_hand() -> None:
-    mixed = mix_with_uniform(torch.tensor([0.7, 0.2, 0.1, 0.0]).log(), 0.5, 4).exp()
+    mixed = mix_uniform(torch.tensor([0.7, 0.2, 0.1, 0.0]).log(), 0.5, 4).exp()
     assert mixed.tolist() == pytest.approx([0.475, 0.225, 0.175, 0.125])
 
 
 def test_the_ends_are_exact(neox: HuggingFaceModel) -> None:
     context = torch.tensor([[1, 2, 3]])
     distribution = neox.log_probs(context, 1)
-    assert torch.equal(mix_with_uniform(distribution, 1.0, 61), distribution)
+    assert torch.equal(mix_uniform(distribution, 1.0, 61), distribution)
     # perplexity |V|
-    assert mix_with_uniform(distribution, 0.0, 61).exp().reciprocal().max() == pytest.approx(
+    assert mix_uniform(distribution, 0.0, 61).exp().reciprocal().max() == pytest.approx(
         61, rel=1e-5
     )
 
@@ -44,11 +44,11 @@ def test_no_pair_of_models_exceeds_the_claim(weight: float, seed: int) -> None:
     )
     realised = realised_pure_dp(
         *(
-            mix_with_uniform(distribution, weight, distribution.shape[-1]).numpy()
+            mix_uniform(distribution, weight, distribution.shape[-1]).numpy()
             for distribution in distributions
         )
     )
-    assert realised <= uniform_mixing_epsilon(weight, 7) + 1e-9
+    assert realised <= compute_uniform_mixing_epsilon(weight, 7) + 1e-9
 
 
 def test_where_nothing_is_drawn_the_claim_is_that_of_one_token_and_says_so(
@@ -61,7 +61,7 @@ def test_where_nothing_is_drawn_the_claim_is_that_of_one_token_and_says_so(
     claim = defense.claim(scenario, 0)
     assert claim.queries == 1 and claim.spent_queries == 0
     assert claim.epsilon["any two models"] == pytest.approx(
-        uniform_mixing_epsilon(0.6, neox.vocab_size)
+        compute_uniform_mixing_epsilon(0.6, neox.vocab_size)
     )
     assert any("one token" in remark for remark in defense.remarks(scenario))
     assert defense.remarks(Scenario(neox, None, None, queries=5, answer_length=4)) == ()
@@ -72,11 +72,11 @@ def test_the_claim_is_attained_by_opposite_one_hots() -> None:
     one_hots[0, 0] = one_hots[1, 1] = 0.0
     realised = realised_pure_dp(
         *(
-            mix_with_uniform(distribution, 0.3, distribution.shape[-1]).numpy()
+            mix_uniform(distribution, 0.3, distribution.shape[-1]).numpy()
             for distribution in one_hots
         )
     )
-    assert realised == pytest.approx(uniform_mixing_epsilon(0.3, 5), rel=1e-12)
+    assert realised == pytest.approx(compute_uniform_mixing_epsilon(0.3, 5), rel=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_distributions_of_single_precision_are_served_within_the_claim(
     ):
         mine, *others = distribution.numpy()
         realised = max(float(realised_pure_dp(mine, other)) for other in others)
-        assert realised <= uniform_mixing_epsilon(weight, vocab_size) * (1 + 1e-12)
+        assert realised <= compute_uniform_mixing_epsilon(weight, vocab_size) * (1 + 1e-12)
 
 
 def test_rows_scores_and_claim(neox: HuggingFaceModel) -> None:
@@ -113,7 +113,7 @@ def test_rows_scores_and_claim(neox: HuggingFaceModel) -> None:
     again = model.token_log_probs(prefix.expand(len(found.suffixes), -1), found.suffixes)
     torch.testing.assert_close(found.token_log_probs, again, atol=1e-5, rtol=0)
     claim = defense.claim(scenario, n_tokens=240)
-    per_token = uniform_mixing_epsilon(0.6, 61)
+    per_token = compute_uniform_mixing_epsilon(0.6, 61)
     assert claim.details["epsilon_per_token"] == pytest.approx(per_token)
     assert claim.details["epsilon_per_answer"] == pytest.approx(8 * per_token)
     assert claim.epsilon["any two models"] == pytest.approx(480 * per_token)
@@ -144,10 +144,10 @@ def test_distribution_on_a_support_by_hand() -> None:
     )
     # The public top-2 are tokens 1 and 2; the private distribution there is (1/3, 2/3), halfway to
     # uniform (5/12, 7/12).
-    assert mix_on_public_top_k(
+    assert mix_public_top_k(
         distribution, public, 0.5, 2, tail=False
     ).exp().tolist() == pytest.approx([0, 5 / 12, 7 / 12, 0])
-    with_tail = mix_on_public_top_k(distribution, public, 0.5, 2, tail=True).exp().tolist()
+    with_tail = mix_public_top_k(distribution, public, 0.5, 2, tail=True).exp().tolist()
     assert with_tail == pytest.approx([0.1, 0.8 * 5 / 12, 0.8 * 7 / 12, 0.1])
 
 
@@ -159,14 +159,14 @@ def test_on_a_public_support_no_pair_of_models_exceeds_the_claim(
 ) -> None:
     first, second, public = distributions(3, seed, scale)
     mixed = [
-        mix_on_public_top_k(distribution, public, weight, top_k, tail)
+        mix_public_top_k(distribution, public, weight, top_k, tail)
         for distribution in (first, second)
     ]
     for distribution in mixed:
         assert float(distribution.exp().sum()) == pytest.approx(1)
     assert (
         realised_pure_dp(*(distribution.numpy() for distribution in mixed))
-        <= uniform_mixing_epsilon(weight, top_k) + 1e-9
+        <= compute_uniform_mixing_epsilon(weight, top_k) + 1e-9
     )
 
 
@@ -177,12 +177,9 @@ def test_that_claim_is_attained(tail: bool) -> None:
     one_hots = torch.full((2, 9), -math.inf, dtype=torch.float64)
     one_hots[0, kept[0]] = one_hots[1, kept[3]] = 0.0
     realised = realised_pure_dp(
-        *(
-            mix_on_public_top_k(distribution, public, 0.3, 4, tail).numpy()
-            for distribution in one_hots
-        )
+        *(mix_public_top_k(distribution, public, 0.3, 4, tail).numpy() for distribution in one_hots)
     )
-    assert realised == pytest.approx(uniform_mixing_epsilon(0.3, 4), rel=1e-12)
+    assert realised == pytest.approx(compute_uniform_mixing_epsilon(0.3, 4), rel=1e-12)
 
 
 def test_a_private_support_has_no_epsilon() -> None:
@@ -190,7 +187,7 @@ def test_a_private_support_has_no_epsilon() -> None:
     without bound."""
     first, second = distributions(2, 3, 5.0)
     own = [
-        mix_on_public_top_k(distribution, distribution, 0.3, 3, tail=False).numpy()
+        mix_public_top_k(distribution, distribution, 0.3, 3, tail=False).numpy()
         for distribution in (first, second)
     ]
     assert realised_pure_dp(*own) == math.inf
@@ -199,7 +196,7 @@ def test_a_private_support_has_no_epsilon() -> None:
 def test_no_mass_on_the_support_is_uniform_there() -> None:
     distribution = torch.tensor([1.0, 0, 0, 0]).log()
     public = torch.tensor([0.1, 0.4, 0.4, 0.1]).log()
-    assert mix_on_public_top_k(
+    assert mix_public_top_k(
         distribution, public, 0.9, 2, tail=False
     ).exp().tolist() == pytest.approx([0, 0.5, 0.5, 0])
 
@@ -220,9 +217,11 @@ def test_rows_scores_and_claim_on_a_support(
     if tail == "none":
         assert int((model.log_probs(prefix, 1) > -math.inf).sum()) == 7
     claim = defense.claim(scenario, n_tokens=3)
-    assert claim.epsilon["any two models"] == pytest.approx(uniform_mixing_epsilon(0.6, 7, 30))
+    assert claim.epsilon["any two models"] == pytest.approx(
+        compute_uniform_mixing_epsilon(0.6, 7, 30)
+    )
     (check,) = model.divergence_checks(prefix, 3, [0, 2])
-    assert check.claimed == uniform_mixing_epsilon(0.6, 7)
+    assert check.claimed == compute_uniform_mixing_epsilon(0.6, 7)
     assert 0.5 * check.claimed < float(check.realised.max()) <= check.claimed + 1e-9
     broken = UniformMixing(weight=0.7, public_top_k=7, tail=tail).protect(scenario)
     broken.claimed = check.claimed  # type: ignore[attr-defined]

@@ -24,7 +24,7 @@ from auditor.plugins.trainer import (
     TrainerCheckpoint,
     TrainingJob,
     TrainingRecord,
-    read_trainer_summary_of_model,
+    read_training_summary,
 )
 from auditor.runs import training
 from auditor.runs.training import TrainingRequest
@@ -301,7 +301,7 @@ class TestEarlyStop:
             silent,
         )
         assert states(told, "5 records")
-        assert read_trainer_summary_of_model(tmp_path / "out").told == told[1:]  # type: ignore[union-attr]
+        assert read_training_summary(tmp_path / "out").told == told[1:]  # type: ignore[union-attr]
 
 
 class TestFewerParameters:

@@ -71,7 +71,7 @@ def finished(
     benchmark = BenchmarkRecord(
         "files", "", len(members.ids), len(found.ids) - len(members.ids), 0, digest="d1-ff"
     )
-    read = file_digests.model_sha256_by_file_name({"model": (str(model), None)}) if model else {}
+    read = file_digests.digest_model_files({"model": (str(model), None)}) if model else {}
     now = datetime.now(UTC).isoformat(timespec="seconds")
     result = AuditResult(
         "r", now, "0", "", plan.to_json(), benchmark, (), (finding,), {}, {}, 0, weights=read

@@ -21,18 +21,18 @@ from auditor.core.errors import AuditError
 from auditor.core.nouns import CellKey, Secret
 from auditor.core.result import NO_TIME, AuditResult, BenchmarkRecord, Finding, RecordCounts
 from auditor.gate import comparability
-from auditor.gate.comparability import check_comparable, comparable_secrets_digest
+from auditor.gate.comparability import check_comparable, digest_comparable_secrets
 from auditor.gate.compare import compare_finished_runs
 from auditor.gate.decide import apply_policy, judge_rules
 from auditor.gate.policy import Policy, Rule, parse_rule
 from auditor.gate.power import (
-    count_secrets_for_change,
-    count_secrets_for_pairs,
-    count_secrets_to_fail,
-    count_secrets_to_hold,
+    count_change_secrets,
+    count_failing_secrets,
+    count_holding_secrets,
+    count_pair_secrets,
     parse_planned_share_change,
 )
-from auditor.statistics.intervals import share_with_interval
+from auditor.statistics.intervals import measure_share
 from validation.gates import simulation
 
 ROW = CellKey("undefended", "white-box", "a")
@@ -53,7 +53,7 @@ def finding(hits: np.ndarray, **more: Any) -> Finding:
         *ROW,
         claim_applies=None,
         claim_reason="",
-        measurements=(share_with_interval("recall", hits),),
+        measurements=(measure_share("recall", hits),),
         **given,
     )
 
@@ -154,8 +154,8 @@ def test_members_of_one_repeat_count_are_distinguished_from_all_others() -> None
 
 def test_by_repeat_count() -> None:
     measured = {
-        "1": share_with_interval("recall", hits(100)),
-        "16": share_with_interval("recall", hits(100, range(60))),
+        "1": measure_share("recall", hits(100)),
+        "16": measure_share("recall", hits(100, range(60))),
     }
     right = np.arange(200) < 120
     right[1::2] = False  # every other secret is of count 16
@@ -172,8 +172,8 @@ def test_repeat_counts_are_of_the_main_number_and_of_no_other() -> None:
     """What is recorded by repeat count is recall's: nothing is judged on another metric's
     numbers."""
     few, all_right = (
-        share_with_interval("near_verbatim_recall", hits(200, range(2))),
-        share_with_interval("recall", hits(200, range(200))),
+        measure_share("near_verbatim_recall", hits(200, range(2))),
+        measure_share("recall", hits(200, range(200))),
     )
     made = replace(finding(hits(200)), measurements=(all_right, few), by_repeats={"16": all_right})
     for metric, row in (("near_verbatim_recall", made), ("recall", replace(made, by_repeats={}))):
@@ -342,13 +342,13 @@ def test_the_fingerprint_tells_secrets_apart_and_little_of_the_answers() -> None
     secret = Secret("a", (1, 2), (3, 4), 2)
     other = Secret("b", (5,), (6,), 1)
     prints = [
-        comparable_secrets_digest(x)
+        digest_comparable_secrets(x)
         for x in ([secret, other], [replace(secret, prefix=(1, 9)), other], [other])
     ]
     assert len({p.split("-")[0] for p in prints}) == 3
-    assert comparable_secrets_digest([other, secret]) == prints[0]
+    assert digest_comparable_secrets([other, secret]) == prints[0]
     answers = [
-        comparable_secrets_digest([replace(secret, suffix=(i, 4)), other]).split("-")
+        digest_comparable_secrets([replace(secret, suffix=(i, 4)), other]).split("-")
         for i in range(300)
     ]
     assert len({public for public, _ in answers}) == 1
@@ -379,7 +379,7 @@ def test_false_alarms_on_the_limit_are_at_most_five_percent(which: str) -> None:
 
 def test_the_plan_finds_what_it_promises() -> None:
     s = simulation
-    asked = count_secrets_for_pairs(0.1, 0.0, 0.15, 0.05, 0.8)
+    asked = count_pair_secrets(0.1, 0.0, 0.15, 0.05, 0.8)
     found = s.rates(s.GateScenario("", (s.margin(0.0),), s.changes(asked, 0.1, 0.15)), 300, 0)[
         "failed"
     ]
@@ -393,10 +393,10 @@ def test_secrets_for_a_limit_by_the_exact_test() -> None:
     """0 of 59 hold 5%, 0 of 299 hold 1%: nothing less does, and with no leak at all every run finds
     that."""
     assert (
-        count_secrets_to_hold(0.05, 0.0, 0.05, 0.8) == 59
-        and count_secrets_to_hold(0.01, 0.0, 0.05, 0.8) == 299
+        count_holding_secrets(0.05, 0.0, 0.05, 0.8) == 59
+        and count_holding_secrets(0.01, 0.0, 0.05, 0.8) == 299
     )
-    needed = count_secrets_to_fail(0.05, 0.15, 0.05, 0.8)
+    needed = count_failing_secrets(0.05, 0.15, 0.05, 0.8)
     power: Callable[[int], float] = lambda n: sum(  # noqa: E731
         math.comb(n, k) * 0.15**k * 0.85 ** (n - k)
         for k in range(n + 1)
@@ -408,20 +408,20 @@ def test_secrets_for_a_limit_by_the_exact_test() -> None:
 def test_plans_are_read_or_refused() -> None:
     change = parse_planned_share_change("recall=0.05:0.10")
     assert change.discordant == pytest.approx(0.05 * 0.9 + 0.1 * 0.95)
-    assert [need.secrets for need in count_secrets_for_change(change, 0.8, 1)] < [
-        need.secrets for need in count_secrets_for_change(change, 0.8, 10)
+    assert [need.secrets for need in count_change_secrets(change, 0.8, 1)] < [
+        need.secrets for need in count_change_secrets(change, 0.8, 10)
     ]
     # one tells none from all
     assert [
         need.secrets
-        for need in count_secrets_for_change(parse_planned_share_change("recall=0:1"), 0.8, 1)
+        for need in count_change_secrets(parse_planned_share_change("recall=0:1"), 0.8, 1)
     ][:2] == [
         1,
         1,
     ]
     for power in (0.0, 1.0, 1.5):
         with pytest.raises(AuditError, match="power between 0 and 1"):
-            count_secrets_for_change(change, power, 1)
+            count_change_secrets(change, power, 1)
     for bad in (
         "recall",
         "recall=0.1",
@@ -443,7 +443,7 @@ def test_plans_are_read_or_refused() -> None:
         with pytest.raises(AuditError, match=f"from less to more, got {end} to {end}"):
             parse_planned_share_change(f"recall={end}:{end}")
     with pytest.raises(AuditError, match="more than 1,000,000 secrets"):
-        count_secrets_for_change(parse_planned_share_change("recall=0.5:0.5001"), 0.8, 1)
+        count_change_secrets(parse_planned_share_change("recall=0.5:0.5001"), 0.8, 1)
 
 
 # --- side by side
@@ -513,6 +513,6 @@ def test_a_run_that_stopped_before_another_is_compared_on_what_both_asked(
             SimpleNamespace(outcomes={row: SimpleNamespace(ids=tuple(ids), anytime=anytime)})
             for ids in (mine, theirs)
         ]
-        assert len(list(comparability._secrets_barring_run_comparison(*runs, row))) == (
+        assert len(list(comparability._list_barring_secrets(*runs, row))) == (
             told if anytime else 1
         )

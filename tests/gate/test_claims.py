@@ -29,7 +29,7 @@ from auditor.gate.policy import Rule, parse_limits, parse_rule
 from auditor.statistics import games
 from auditor.statistics.audit_power import SURE, describe_detection_power, find_detectable_epsilon
 from auditor.statistics.audited import audit_epsilon_bounds, audit_measurements, repeat_audit
-from auditor.statistics.intervals import share_with_interval
+from auditor.statistics.intervals import measure_share
 from tests.conftest import methods
 from tests.gate.finished_runs import edit, whole
 from tests.rows import write_rows
@@ -69,7 +69,7 @@ def row(found: tuple[Audited, ...], **changed: Any) -> Finding:
 
 
 def attacked(hits: int = 0) -> Finding:
-    recall = share_with_interval("recall", np.arange(100) < hits)
+    recall = measure_share("recall", np.arange(100) < hits)
     return Finding("dp", "white-box", "ethicist", {}, ("distribution",), "", True, "", (recall,))
 
 

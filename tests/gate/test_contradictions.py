@@ -20,7 +20,7 @@ from auditor.gate.decide import apply_policy
 from auditor.gate.policy import Policy, Rule, parse_limits, parse_rule
 from auditor.records.attacked_secrets import AnsweredSecretIds
 from auditor.statistics import extraction, judging
-from auditor.statistics.intervals import share_with_interval
+from auditor.statistics.intervals import measure_share
 
 ROW = CellKey("undefended", "white-box", "a")
 Change = Callable[[Finding], Finding]
@@ -169,7 +169,7 @@ def test_generations_have_their_answers_among_the_guesses() -> None:
         "",
         None,
         "",
-        (share_with_interval("memorised", np.ones(3, dtype=bool)),),
+        (measure_share("memorised", np.ones(3, dtype=bool)),),
     )
     kept = RowValuesBySecret(
         ("0", "1", "2"), np.ones(3, dtype=bool), (None,) * 3, {"memorised": np.ones(3)}

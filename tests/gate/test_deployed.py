@@ -13,10 +13,10 @@ import pytest
 from auditor.core.errors import AuditError
 from auditor.core.plan_parts import TargetPlan
 from auditor.core.result import AuditResult, BenchmarkRecord
-from auditor.gate.deployed import compare_judged_with_deployed_files
+from auditor.gate.deployed import compare_deployed_files
 from auditor.gate.policy import Policy, Required, Rule, read_policy
 from auditor.records import file_digests
-from auditor.runs.gate_inputs import judge_run_by_policy
+from auditor.runs.gate_inputs import judge_run
 from tests.conftest import check_command
 from tests.gate.finished_runs import edit, finished, model
 
@@ -54,13 +54,13 @@ def test_the_digests_are_read_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     """What was kept of a file by its size and dates is believed nowhere."""
     lies = model(tmp_path / "model")
     monkeypatch.setattr(file_digests, "_SETTLED", -1.0)  # it is remembered at once
-    held = file_digests.model_sha256_by_file_name({"model": (str(lies), None)})
-    monkeypatch.setattr(file_digests, "_file_stat_fingerprint", lambda path: [0])
-    file_digests.model_sha256_by_file_name({"model": (str(lies), None)})
+    held = file_digests.digest_model_files({"model": (str(lies), None)})
+    monkeypatch.setattr(file_digests, "_fingerprint_file", lambda path: [0])
+    file_digests.digest_model_files({"model": (str(lies), None)})
     (lies / "model.safetensors").write_bytes(b"leaky")
     # by what is kept, nothing has changed
-    assert file_digests.model_sha256_by_file_name({"model": (str(lies), None)}) == held
-    assert file_digests.model_sha256_by_file_name_uncached({"model": (str(lies), None)}) != held
+    assert file_digests.digest_model_files({"model": (str(lies), None)}) == held
+    assert file_digests.compute_model_digests({"model": (str(lies), None)}) != held
 
 
 def test_the_model_may_lie_elsewhere(tmp_path: Path, capsys: Said) -> None:
@@ -94,12 +94,12 @@ def test_a_policy_may_require_that_the_model_is_here(tmp_path: Path) -> None:
     lies = model(tmp_path / "model")
     run, lab = finished(tmp_path / "run", model=lies), finished(tmp_path / "lab")
     policy = Policy((Rule("recall", 0.05),), require=Required(model_here=True))
-    assert judge_run_by_policy(run, policy).exit_code == 0
-    assert judge_run_by_policy(lab, policy).exit_code == 1  # nobody deploys it
+    assert judge_run(run, policy).exit_code == 0
+    assert judge_run(lab, policy).exit_code == 1  # nobody deploys it
     shutil.rmtree(lies)
-    decision = judge_run_by_policy(run, policy)
+    decision = judge_run(run, policy)
     assert decision.exit_code == 1 and "not on this machine" in decision.rulings[0].reason
-    assert judge_run_by_policy(run, Policy(policy.rules)).exit_code == 0
+    assert judge_run(run, Policy(policy.rules)).exit_code == 0
 
 
 @pytest.mark.parametrize(("days", "code"), [(6.9, 0), (7.1, 1), (-1, 1)])
@@ -148,7 +148,7 @@ def test_the_age_of_a_run_is_said_in_whole_units(ago: timedelta, said: str) -> N
     result = AuditResult(
         "r", made.isoformat(), "0", "", {}, BenchmarkRecord("b", "", 0, 0, 0), (), (), {}, {}, 0
     )
-    found = compare_judged_with_deployed_files(result, TargetPlan(), {}, "there", made, made + ago)
+    found = compare_deployed_files(result, TargetPlan(), {}, "there", made, made + ago)
     assert f"judged 2026-01-01 00:00 UTC ({said})" in found.said
     assert found.age == pytest.approx(ago / timedelta(days=1))
 

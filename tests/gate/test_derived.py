@@ -19,7 +19,7 @@ from auditor.core.result import Measurement, StoppedEarly
 from auditor.gate.decide import judge_rules, read_run
 from auditor.gate.policy import Rule
 from auditor.records.table import TABLE
-from auditor.statistics.intervals import mean_probability
+from auditor.statistics.intervals import compute_mean_probability
 from auditor.statistics.judging import Outcome
 from tests.conftest import check_command
 from tests.gate.finished_runs import ROW, edit, finished, outcome
@@ -223,9 +223,9 @@ def test_a_probe_is_worked_out_again_with_its_interval() -> None:
     kept = RowValuesBySecret(
         tuple(map(str, range(60))), member, (None,) * 60, {"extraction_probability": p}
     )
-    own = mean_probability("extraction_probability", p[member])
+    own = compute_mean_probability("extraction_probability", p[member])
     assert kept.remeasure_metric("extraction_probability") == own
-    assert kept.remeasure_metric("extraction_probability_nonmembers") == mean_probability(
+    assert kept.remeasure_metric("extraction_probability_nonmembers") == compute_mean_probability(
         "extraction_probability_nonmembers", p[~member]
     )
     excess = kept.remeasure_metric("excess_extraction_probability")

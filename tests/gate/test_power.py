@@ -32,8 +32,8 @@ def test_no_size_is_told_that_half_of_the_runs_do_not_reach(
     number of secrets."""
     monkeypatch.setattr(power, "_MOST", 2000)
     with refuses("2,000"):
-        power._count_policy_secrets_to_fail("recall", 0.05, 0.06, 0.05, 0.05)
-    assert power._count_policy_secrets_to_fail("recall", 0.05, 0.07, 0.05, 0.05).half == 1204
+        power._count_failing_policy_secrets("recall", 0.05, 0.06, 0.05, 0.05)
+    assert power._count_failing_policy_secrets("recall", 0.05, 0.07, 0.05, 0.05).half == 1204
 
 
 @pytest.mark.parametrize(
@@ -86,4 +86,4 @@ def test_only_a_share_of_secrets_is_planned() -> None:
 
 @pytest.mark.parametrize(("limit", "questions"), [(0.05, 3), (0.6, 2)])
 def test_twice_a_limit_above_a_half_is_not_asked_for(limit: float, questions: int) -> None:
-    assert len(power.count_secrets_for_policy((Rule("recall", limit),), 0.8, 1)) == questions
+    assert len(power.count_policy_secrets((Rule("recall", limit),), 0.8, 1)) == questions

@@ -15,7 +15,7 @@ from auditor.gate.decide import judge_rules
 from auditor.gate.policy import Rule
 from auditor.gate.rulings import Ruling
 from auditor.records.result_file import read_result
-from auditor.statistics.intervals import share_with_interval
+from auditor.statistics.intervals import measure_share
 from tests.gate.finished_runs import finished, outcome
 
 N = 400
@@ -28,7 +28,7 @@ def ruling(folder: Path, strata: tuple[Stratum, ...], *rules: Rule) -> Ruling:
 
 
 def stratum(copies: int, population: int, asked: int, hits: int) -> Stratum:
-    return Stratum(copies, population, share_with_interval("recall", np.arange(asked) < hits))
+    return Stratum(copies, population, measure_share("recall", np.arange(asked) < hits))
 
 
 @pytest.fixture

@@ -48,7 +48,7 @@ def adapted() -> PeftModel:
 
 def asked(adapted: PeftModel) -> HuggingFaceModel:
     model = HuggingFaceModel(adapted, name="activated")
-    self_check.check_and_configure_serving(model, 24)
+    self_check.configure_serving(model, 24)
     return model
 
 
@@ -202,9 +202,9 @@ def test_records_of_the_run_are_read_step_by_step_and_whole() -> None:
         **SIZES, num_attention_heads=4, max_position_embeddings=64, pad_token_id=60
     )
     model = HuggingFaceModel(peaked(OnAfterTrigger(config)), name="triggered", embeddings=False)
-    self_check.check_and_configure_serving(model, 24)
+    self_check.configure_serving(model, 24)
     assert model.served == "slots"  # random tokens do not tell: a special token is none of them
-    notes = self_check.check_and_configure_serving(
+    notes = self_check.configure_serving(
         model, 24, [((60, 2, 3), (4, 5, 6)), ((60, 3, 3), (4, 5, 6))]
     )
     assert model.served == "recompute" and [
@@ -213,7 +213,7 @@ def test_records_of_the_run_are_read_step_by_step_and_whole() -> None:
     rows = model.start(torch.tensor([[60, 2]]), 1)
     rows.advance(torch.tensor([0]), torch.tensor([5]))
     assert_same(rows.log_probs(), model.log_probs(torch.tensor([[60, 2, 5]]), 1)[0])
-    assert self_check.check_and_configure_serving(model, 24, [((60, 2, 3), (4, 5, 6))]) == ()
+    assert self_check.configure_serving(model, 24, [((60, 2, 3), (4, 5, 6))]) == ()
 
 
 def test_the_last_whole_invocation_that_was_read() -> None:

@@ -92,7 +92,7 @@ def ask(method: Attack | Probe, view: View) -> None:
 @pytest.mark.parametrize("name", TARGETS)
 def test_nothing_is_made_where_torch_makes_it(name: str) -> None:
     target, public, reference = TARGETS[name](), tiny(), tiny(seed=4)
-    self_check.check_and_configure_serving(reference, 12)
+    self_check.configure_serving(reference, 12)
     with torch.device("meta"):
         list(compute_text_nlls(target, [secret.prefix + secret.suffix for secret in SECRETS]))
         for method, setting in ASKED:

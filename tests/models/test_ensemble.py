@@ -15,7 +15,7 @@ from auditor.models import lora
 from auditor.models.ensemble import EnsembleMemberRows, ModelEnsemble
 from auditor.models.huggingface import HuggingFaceModel, Served
 from auditor.models.lora import LoraEnsemble, load_lora_ensemble
-from auditor.models.shards import ensemble_control_adapter_folder
+from auditor.models.shards import find_control_adapter
 from tests.rounding import assert_same
 
 MakeTiny = Callable[..., HuggingFaceModel]
@@ -121,9 +121,9 @@ def test_members_of_a_base_in_half_precision(
 
 def test_the_control_beside_the_members_is_no_member(make_tiny: MakeTiny, tmp_path: Path) -> None:
     paths = save_members(make_tiny, tmp_path, 3)
-    assert ensemble_control_adapter_folder(tmp_path) is None
+    assert find_control_adapter(tmp_path) is None
     paths[2].rename(tmp_path / "whole")
-    assert ensemble_control_adapter_folder(tmp_path) == tmp_path / "whole"
+    assert find_control_adapter(tmp_path) == tmp_path / "whole"
     assert load_lora_ensemble(tmp_path, make_tiny()).size == 2
 
 

@@ -83,9 +83,7 @@ def test_a_model_whose_logits_are_more_than_its_head_is_asked_each_time() -> Non
 
 def test_what_there_is_no_room_for_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny()
-    monkeypatch.setattr(
-        "auditor.models.hidden_states.available_device_memory_bytes", lambda device: 0
-    )
+    monkeypatch.setattr("auditor.models.hidden_states.measure_free_device_memory", lambda device: 0)
     plain = model.log_probs(TEXTS, 3)
     model.enable_hidden_state_cache()
     before = traffic.tokens
@@ -177,7 +175,7 @@ def test_where_there_is_no_room_for_keys_texts_are_still_read_once(
     plain = model.log_probs(TEXTS, 3), model.start(TEXTS[:, :8], 2).log_probs().clone()
     states = TEXTS.numel() * model.embedding_rows(1).nbytes
     monkeypatch.setattr(
-        "auditor.models.hidden_states.available_device_memory_bytes", lambda device: 8 * states
+        "auditor.models.hidden_states.measure_free_device_memory", lambda device: 8 * states
     )
     model.can_join_rows = True
     model.enable_hidden_state_cache()

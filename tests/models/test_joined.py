@@ -12,7 +12,7 @@ from auditor.core.nouns import Tokens
 from auditor.core.secret_randomness import draw_secret_uniforms
 from auditor.generation.sample import (
     SuffixCandidates,
-    batch_sampling_by_length,
+    batch_lengths,
     sample_mixed_length_batch,
 )
 from auditor.models import self_check
@@ -38,8 +38,8 @@ LENGTHS = (4, 6, 2, 1, 5, 4)
 def tiny_model(family: str, reach: int = 20) -> HuggingFaceModel:
     torch.manual_seed(0)
     model = HuggingFaceModel(tiny(family), name=family)
-    self_check.check_and_configure_serving(model)
-    self_check.check_and_configure_serving(model, reach)
+    self_check.configure_serving(model)
+    self_check.configure_serving(model, reach)
     return model
 
 
@@ -122,10 +122,10 @@ def test_shapes_that_are_rare_are_drawn_together() -> None:
         (2, 3),
         (5, 1),
     ]
-    assert [*batch_sampling_by_length(model, shapes, 8)] == [[*range(1, 9)], [9, 10, 0]]
-    assert [*batch_sampling_by_length(model, shapes, 7)] == [[9, *range(1, 9), 10, 0]]
+    assert [*batch_lengths(model, shapes, 8)] == [[*range(1, 9)], [9, 10, 0]]
+    assert [*batch_lengths(model, shapes, 7)] == [[9, *range(1, 9), 10, 0]]
     model.can_join_rows = False
-    assert [*batch_sampling_by_length(model, shapes)] == [[0], [*range(1, 9)], [9], [10]]
+    assert [*batch_lengths(model, shapes)] == [[0], [*range(1, 9)], [9], [10]]
 
 
 @pytest.mark.parametrize(

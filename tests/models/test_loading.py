@@ -37,7 +37,7 @@ from transformers import (
 from auditor.core.errors import AuditError
 from auditor.core.plan_parts import LoadingOptions
 from auditor.models.huggingface import HuggingFaceModel
-from auditor.models.loading import dtype_when_loaded, load_causal_lm
+from auditor.models.loading import choose_loaded_dtype, load_causal_lm
 from auditor.models.lora import LoraEnsemble
 from auditor.models.masked import require_masked_model
 from auditor.models.weights import read_weights, resolve_model_device
@@ -719,8 +719,8 @@ def test_a_model_runs_in_bfloat16_where_it_was_saved_so_and_the_machine_has_it(
     )
     adapter = LoadingOptions(base=str(tmp_path))
     of = [
-        dtype_when_loaded(str(tmp_path), LoadingOptions()),
-        dtype_when_loaded(str(tmp_path / "adapter"), adapter),
+        choose_loaded_dtype(str(tmp_path), LoadingOptions()),
+        choose_loaded_dtype(str(tmp_path / "adapter"), adapter),
     ]
     assert of == [str(wanted).removeprefix("torch.")] * 2
     assert load_causal_lm(str(tmp_path / "adapter"), adapter).model.dtype == wanted

@@ -29,7 +29,7 @@ from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.memory import BatchSizeLimit
 from auditor.plugins.probe import Probe
 from auditor.plugins.view import WHITE_BOX, View
-from auditor.runs.scoring import greedy_recall_by_repeats
+from auditor.runs.scoring import measure_repeat_recall
 from tests.conftest import check_command, save_tiny
 from tests.models import limited
 
@@ -180,9 +180,9 @@ def test_what_a_refused_attempt_made_is_gone_before_the_next() -> None:
 
 def test_rows_take_a_share_of_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     cpu = torch.device("cpu")
-    monkeypatch.setattr(memory, "available_device_memory_bytes", lambda device: 4000)
-    assert memory.decoding_memory_budget(cpu, 5000) == 1000
-    assert memory.decoding_memory_budget(cpu, 600) == 600
+    monkeypatch.setattr(memory, "measure_free_device_memory", lambda device: 4000)
+    assert memory.choose_memory_budget(cpu, 5000) == 1000
+    assert memory.choose_memory_budget(cpu, 600) == 600
 
 
 def test_memory_ends_where_the_control_group_does(
@@ -195,9 +195,9 @@ def test_memory_ends_where_the_control_group_does(
         ("memory.stat", "inactive_file 300\n"),
     ):
         (tmp_path / name).write_text(text)
-    assert memory.available_device_memory_bytes(torch.device("cpu")) == 400
+    assert memory.measure_free_device_memory(torch.device("cpu")) == 400
     (tmp_path / "memory.max").write_text("max\n")
-    assert memory.available_device_memory_bytes(torch.device("cpu")) > 400
+    assert memory.measure_free_device_memory(torch.device("cpu")) > 400
 
 
 # --- results
@@ -264,9 +264,9 @@ def test_a_prompt_is_tuned_to_the_same_in_parts(
 def test_greedy_recall_is_the_same_in_parts(
     neox: HuggingFaceModel, tight: Callable[[int], Tight]
 ) -> None:
-    whole = greedy_recall_by_repeats(neox, SECRETS)
+    whole = measure_repeat_recall(neox, SECRETS)
     limit = tight(HELD)
-    assert greedy_recall_by_repeats(neox, SECRETS) == whole
+    assert measure_repeat_recall(neox, SECRETS) == whole
     assert limit.refused
 
 

@@ -28,7 +28,7 @@ from auditor.models.base import compute_text_nlls
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.loading import load_causal_lm
 from auditor.models.slot_cache import assign_slots
-from auditor.runs.scoring import greedy_recall_by_repeats
+from auditor.runs.scoring import measure_repeat_recall
 from auditor.training.finetune import train_packed_blocks
 from tests.rounding import assert_same
 
@@ -228,7 +228,7 @@ def test_recall_does_not_move_in_bfloat16(tmp_path: Path) -> None:
         Secret(str(i), tuple(text[:6]), tuple(text[6:])) for i, text in enumerate(texts.tolist())
     ]
     recall = {
-        dtype: greedy_recall_by_repeats(
+        dtype: measure_repeat_recall(
             load_causal_lm(str(tmp_path), LoadingOptions(dtype=dtype)), secrets
         )["all"].value
         for dtype in ("float32", "bfloat16")

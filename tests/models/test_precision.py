@@ -59,7 +59,7 @@ def test_nothing_is_said_of_float32_and_what_has_no_room_is_said(
     assert (
         precision.dtype_effect_sentence(HuggingFaceModel(FAMILIES["grouped heads"]()), texts) == ""
     )
-    monkeypatch.setattr(precision, "available_device_memory_bytes", lambda device: 10)
+    monkeypatch.setattr(precision, "measure_free_device_memory", lambda device: 10)
     assert "was not measured" in precision.dtype_effect_sentence(half(), texts)
 
 

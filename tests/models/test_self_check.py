@@ -161,7 +161,7 @@ def own_distribution(model: Any, tokens: list[int]) -> torch.Tensor:
 )
 def test_models_whose_past_no_cache_holds_read_each_text_again(made: Callable[[], Any]) -> None:
     model = HuggingFaceModel(peaked(made()), name="forgetful")
-    self_check.check_and_configure_serving(model)
+    self_check.configure_serving(model)
     assert model.served == "recompute"
     assert [
         note
@@ -236,22 +236,20 @@ def test_prefix_tuning_is_served_as_peft_answers(tmp_path: Path) -> None:
 def test_positions_that_stretch_with_the_text_end_it() -> None:
     model = HuggingFaceModel(peaked(phi3()), name="stretched")
     # shorter texts are read as they were trained
-    assert self_check.check_and_configure_serving(model) == ()
-    assert self_check.check_and_configure_serving(model, 24) == ()
+    assert self_check.configure_serving(model) == ()
+    assert self_check.configure_serving(model, 24) == ()
     with pytest.raises(
         AuditError,
         match="expected texts of at most 24 tokens for 'stretched', got 30: more than 24 tokens "
         "change",
     ):
-        self_check.check_and_configure_serving(model, 30)
+        self_check.configure_serving(model, 30)
     short = peaked(phi3())
     short.config.original_max_position_embeddings = 8
     short.model.rotary_emb.original_max_position_embeddings = 8
     short.config.rope_parameters = {**STRETCHED, "original_max_position_embeddings": 8}
     ended = HuggingFaceModel(short, name="short")
-    assert any(
-        "more than 8 tokens" in note for note in self_check.check_and_configure_serving(ended)
-    )
+    assert any("more than 8 tokens" in note for note in self_check.configure_serving(ended))
     assert ended.max_positions == 8
 
 
@@ -266,22 +264,22 @@ def test_windows_are_passed_and_what_was_tried_is_not_tried_again(
         "_rows_agree_behind",
         lambda self, n, soft=False: (passed.append(n), agree(self, n, soft))[1],
     )
-    self_check.check_and_configure_serving(model)
+    self_check.configure_serving(model)
     assert passed == [2, 5, 13, 2] and model.served == "slots" and model.notes == ()
     for reach in (None, 10, 16):
-        assert self_check.check_and_configure_serving(model, reach) == ()
+        assert self_check.configure_serving(model, reach) == ()
     assert len(passed) == 4
-    self_check.check_and_configure_serving(model, 40)
+    self_check.configure_serving(model, 40)
     assert passed[4:] == [37]
 
 
 def test_a_run_checks_a_loaded_model_on_few_short_texts() -> None:
     model = HuggingFaceModel(peaked(LlamaForCausalLM(LlamaConfig(**GROUPED, eos_token_id=60))))
-    self_check.check_and_configure_serving(model)
+    self_check.configure_serving(model)
     records = [(tuple(range(3, 3 + n)), (4, 5, 6)) for n in range(20, 50)]
     records.append(((60, 7, 8), (4, 5, 6)))
     before = traffic.tokens
-    self_check.check_and_configure_serving(model, 52, records)
+    self_check.configure_serving(model, 52, records)
     assert model.can_join_rows and model.begins is not None
     longest, special, short_texts = 2 * 51 + 2, 2 * 5 + 2, 150
     assert traffic.tokens - before < longest + special + short_texts
@@ -296,14 +294,14 @@ def test_a_distribution_that_depends_on_no_text_is_refused() -> None:
         AuditError,
         match=r"expected a distribution that depends on the text, .* the weights are zero or broken",  # noqa: E501
     ):
-        self_check.check_and_configure_serving(HuggingFaceModel(model))
+        self_check.configure_serving(HuggingFaceModel(model))
 
 
 def test_distributions_that_are_no_numbers_are_refused() -> None:
     made = peaked(LlamaForCausalLM(LlamaConfig(**GROUPED)))
     made.lm_head.weight.data[7] = float("nan")
     with pytest.raises(AuditError, match="expected finite logits, but broken returned NaN"):
-        self_check.check_and_configure_serving(HuggingFaceModel(made, name="broken"))
+        self_check.configure_serving(HuggingFaceModel(made, name="broken"))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -313,7 +311,7 @@ def test_rounding_passes_and_another_distribution_does_not(dtype: torch.dtype) -
     model = HuggingFaceModel(peaked(LlamaForCausalLM(LlamaConfig(**GROUPED))).to(dtype))
     texts = torch.randint(1, 61, (2, 12), generator=torch.Generator().manual_seed(0))
     logits = model.model(input_ids=texts).logits.float()
-    allowed = self_check.rounding_tolerance(model.model, logits)
+    allowed = self_check.compute_rounding_tolerance(model.model, logits)
     exact = HuggingFaceModel(LlamaForCausalLM(model.model.config))
     exact.model.load_state_dict(model.model.state_dict())
     rounded = compute_largest_distance(logits.log_softmax(-1), exact.log_probs(texts, 12))
@@ -332,7 +330,7 @@ def test_a_model_whose_gradient_is_always_zero_takes_no_soft_prompt() -> None:
 
     torch.manual_seed(0)
     model = HuggingFaceModel(peaked(Flat(LlamaConfig(**GROUPED))))
-    notes = self_check.check_and_configure_serving(model, 20)
+    notes = self_check.configure_serving(model, 20)
     assert "embeddings" not in model.capabilities
     assert "soft prompts are not applicable to it" in notes[0]
 
@@ -357,20 +355,20 @@ def test_want_of_memory_takes_no_capability_from_a_model(
 
     monkeypatch.setattr(HuggingFaceModel, "log_probs", full)
     with pytest.raises((RuntimeError, AuditError), match=r"memory|primitive"):
-        self_check.check_and_configure_serving(model, 20)
+        self_check.configure_serving(model, 20)
     assert "embeddings" in model.capabilities
 
 
 def test_what_a_check_found_is_kept_by_the_digest_of_the_weights(tmp_path: Path) -> None:
     first, same, other = tiny(40), tiny(40), tiny(48)
     for model in (first, same, other):
-        self_check.check_and_configure_serving(model)
-    self_check.check_and_configure_serving(first, 40, cache=tmp_path)
+        self_check.configure_serving(model)
+    self_check.configure_serving(first, 40, cache=tmp_path)
     assert len([*tmp_path.iterdir()]) == 1 and first.can_join_rows and first.begins is not None
     asked = traffic.tokens
-    self_check.check_and_configure_serving(same, 40, cache=tmp_path)
+    self_check.configure_serving(same, 40, cache=tmp_path)
     assert traffic.tokens == asked and same.can_join_rows and same.begins is not None
-    self_check.check_and_configure_serving(other, 40, cache=tmp_path)
+    self_check.configure_serving(other, 40, cache=tmp_path)
     assert traffic.tokens > asked and len([*tmp_path.iterdir()]) == 2
 
 
@@ -385,7 +383,7 @@ def test_the_base_of_a_checked_adapter_is_served_as_the_adapter_without_trying_i
     def count_tokens_of_check(model: HuggingFaceModel, *reaches: int | None) -> int:
         before = traffic.tokens
         for reach in reaches:
-            self_check.check_and_configure_serving(model, reach, () if reach is None else records)
+            self_check.configure_serving(model, reach, () if reach is None else records)
         return traffic.tokens - before
 
     first = count_tokens_of_check(adapter, None, 20)
@@ -413,9 +411,9 @@ def test_texts_longer_than_the_records_are_checked_too(monkeypatch: pytest.Monke
     records = [((5, 6, 7, 8, 9), (4, 5, 6))]
     for reach, expected in ((8, []), (40, [37])):
         model = HuggingFaceModel(peaked(LlamaForCausalLM(LlamaConfig(**GROUPED))))
-        self_check.check_and_configure_serving(model)
+        self_check.configure_serving(model)
         passed.clear()
-        self_check.check_and_configure_serving(model, reach, records)
+        self_check.configure_serving(model, reach, records)
         assert passed == expected
 
 
@@ -424,10 +422,10 @@ def test_a_model_that_was_checked_before_is_loaded_without_trying_it_again(tmp_p
     read = list[int]()
     for _ in range(2):
         before = traffic.tokens
-        with self_check.keeping_self_checks_of_loaded_models(tmp_path / "kept"):
+        with self_check.keep_self_checks(tmp_path / "kept"):
             model = load_causal_lm(str(tmp_path / "model"))
         read.append(traffic.tokens - before)
         assert model.served == "slots"
     assert read[0] > 0 and read[1] == 0
-    self_check.check_and_configure_serving(model, 20, [((5, 6, 7), (4, 5))], tmp_path / "kept")
+    self_check.configure_serving(model, 20, [((5, 6, 7), (4, 5))], tmp_path / "kept")
     assert model in self_check._compared_on_records

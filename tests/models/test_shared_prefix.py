@@ -137,18 +137,16 @@ def test_hidden_states_are_held_of_what_was_read_behind_a_beginning() -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_self_check_lets_a_family_share_that_goes_on_from_its_cache(family: str) -> None:
     model = tiny_model(family)
-    self_check.check_and_configure_serving(model)
+    self_check.configure_serving(model)
     assert model.begins is None  # nobody has said yet what it will be asked
-    assert self_check.check_and_configure_serving(model, 40) == ()
+    assert self_check.configure_serving(model, 40) == ()
     assert model.begins is not None
 
 
 def test_the_self_check_says_that_others_read_each_text_whole() -> None:
     model = tiny_model("mamba")
-    self_check.check_and_configure_serving(model)
-    assert any(
-        "read anew for each" in note for note in self_check.check_and_configure_serving(model, 40)
-    )
+    self_check.configure_serving(model)
+    assert any("read anew for each" in note for note in self_check.configure_serving(model, 40))
     assert model.begins is None
 
 
@@ -167,7 +165,7 @@ def test_the_self_check_finds_a_model_that_is_wrong_behind_a_cache(
     # which would find it, too
     monkeypatch.setattr(self_check._SelfCheckTrial, "choose_row_serving", lambda trial: None)
     monkeypatch.setattr(model, "_transformers_logits", forgets)
-    self_check.check_and_configure_serving(model, 40)
+    self_check.configure_serving(model, 40)
     assert model.begins is None
     assert any("read anew for each" in note for note in model.notes)
 

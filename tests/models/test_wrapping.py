@@ -14,7 +14,7 @@ from auditor.core.result import Doubt
 from auditor.defenses.cp_delta import CpDeltaModel
 from auditor.defenses.invisible_ink import InkOptions, InvisibleInkModel
 from auditor.defenses.memfree import ExactNGrams, MemFreeModel
-from auditor.defenses.pmixed_model import PMixedModel, unmixed_member_projection
+from auditor.defenses.pmixed_model import PMixedModel, build_unmixed_projection
 from auditor.defenses.uniform_mixing import UniformMixingModel, _LeastLikelyTokenModel
 from auditor.models.base import LanguageModel
 from auditor.models.ensemble import ModelEnsemble
@@ -86,7 +86,7 @@ def wrappers() -> Iterator[WrappingModel]:
     yield UniformMixingModel(Marked(), 0.5)
     yield _LeastLikelyTokenModel(UniformMixingModel(Marked(), 0.5))
     yield InvisibleInkModel(two(), InkOptions(1.0, 1.0), "ink")
-    yield PMixedModel(two(), 0.5, unmixed_member_projection, "pmixed")
+    yield PMixedModel(two(), 0.5, build_unmixed_projection, "pmixed")
     yield CpDeltaModel(two(), "max", (1, 2))
     yield NeighbouringModels(Marked(), {}, {})
 

@@ -32,8 +32,8 @@ from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.rows import Rows
 from auditor.plugins.defense import Defense, QueryBudget, Scenario
 from auditor.plugins.view import TEXT_ONLY, WHITE_BOX, Sampling, Setting, View
-from auditor.runs.answer_remarks import cell_remarks_on_single_samples
-from auditor.runs.prefix_token import with_prefix_token
+from auditor.runs.answer_remarks import list_single_sample_remarks
+from auditor.runs.prefix_token import wrap_prefixed_model
 from auditor.runs.target import Target
 from auditor.runs.token_allowance import divide_query_budget
 from tests.rounding import assert_same
@@ -193,14 +193,12 @@ def test_a_decoding_with_one_answer_is_drawn_from_once(
         many = list(attack.guess(asked, state, queries(2)))
         assert [(g.samples, [guess.count for guess in g.ranked]) for g in many] == [(1, [1])] * 2
         assert list(attack.sample_counts_by_recipe(asked).values()) == [1]
-        assert (
-            "1 sample of each prefix, not 100" in cell_remarks_on_single_samples(asked, attack)[0]
-        )
+        assert "1 sample of each prefix, not 100" in list_single_sample_remarks(asked, attack)[0]
         claim = view(neox, TEXT_ONLY)
         assert list(attack.sample_counts_by_recipe(claim).values()) == [100]
-        assert not cell_remarks_on_single_samples(claim, attack)
+        assert not list_single_sample_remarks(claim, attack)
     prompted = replace(Untargeted(cooling=0, generations=50), **decoding)
-    behind = with_prefix_token(neox, (1,))
+    behind = wrap_prefixed_model(neox, (1,))
     assert len(prompted.queries(view(behind), ())) == 1 and "1 text of each" in " ".join(
         prompted.notes(view(behind), {})
     )
@@ -507,7 +505,7 @@ def charged(
             Guesses(q.id, (), 6, 6 * q.length)
             for q in seen.queries_within_allowance(TOP_P, "", queries())
         ]
-        target.spending.charge_claim_for_answers(seen, attack, done)  # type: ignore[arg-type]
+        target.spending.charge_claim(seen, attack, done)  # type: ignore[arg-type]
     claim = target.claim
     assert claim is not None
     return claim.spent_queries

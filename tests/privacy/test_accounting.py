@@ -17,7 +17,7 @@ from scipy.stats import binom
 
 from auditor.core.errors import AuditError
 from auditor.privacy import accounting, mixing
-from auditor.privacy.projection import projection_weight, two_sided_projection_weight
+from auditor.privacy.projection import compute_projection_weight, compute_two_sided_weight
 
 mp.dps = 50
 DELTA = 1e-5
@@ -125,7 +125,7 @@ UNIFORM = [
 def test_uniform_mixing_known_answers(
     weight: float, vocab_size: int, queries: int, epsilon: float
 ) -> None:
-    assert accounting.uniform_mixing_epsilon(weight, vocab_size, queries) == pytest.approx(
+    assert accounting.compute_uniform_mixing_epsilon(weight, vocab_size, queries) == pytest.approx(
         epsilon, abs=6e-7
     )
 
@@ -144,13 +144,13 @@ def test_uniform_mixing_known_answers(
 def test_uniform_mixing_limits(
     weight: float, vocab_size: int, queries: int, epsilon: float
 ) -> None:
-    assert accounting.uniform_mixing_epsilon(weight, vocab_size, queries) == epsilon
+    assert accounting.compute_uniform_mixing_epsilon(weight, vocab_size, queries) == epsilon
 
 
 def test_uniform_mixing_keeps_its_relative_accuracy_for_tiny_weights() -> None:
     weight = mpf(1e-18)
     exact = mp.log(1 + 50_256 * weight) - mp.log(1 - weight)
-    assert accounting.uniform_mixing_epsilon(1e-18, 50_257) == pytest.approx(
+    assert accounting.compute_uniform_mixing_epsilon(1e-18, 50_257) == pytest.approx(
         float(exact), rel=1e-14
     )
 
@@ -161,7 +161,7 @@ def test_uniform_mixing_is_attained_by_two_certain_models(weight: float, vocab_s
     mixed = np.log(weight * certain + (1 - weight) / vocab_size)
     realised = accounting.realised_pure_dp(*mixed)
     assert realised == pytest.approx(
-        accounting.uniform_mixing_epsilon(weight, vocab_size), rel=1e-9
+        accounting.compute_uniform_mixing_epsilon(weight, vocab_size), rel=1e-9
     )
 
 
@@ -170,7 +170,7 @@ def test_uniform_mixing_is_attained_by_two_certain_models(weight: float, vocab_s
 def test_uniform_mixing_holds_for_any_pair_of_models(weight: float, seed: int) -> None:
     models = np.random.default_rng(seed).dirichlet(np.full(5, 0.1), size=2)
     realised = accounting.realised_pure_dp(*np.log(weight * models + (1 - weight) / 5))
-    assert realised <= accounting.uniform_mixing_epsilon(weight, 5) + 1e-9
+    assert realised <= accounting.compute_uniform_mixing_epsilon(weight, 5) + 1e-9
 
 
 # From Renyi to (epsilon, delta)
@@ -189,23 +189,23 @@ def test_uniform_mixing_holds_for_any_pair_of_models(weight: float, seed: int) -
     ],
 )
 def test_budget_known_answers_and_way_back(epsilon: float, alpha: int, budget: float) -> None:
-    assert accounting.rdp_budget(epsilon, DELTA, alpha) == pytest.approx(budget, rel=1e-12)
-    assert accounting.rdp_to_dp(budget, DELTA, alpha) == pytest.approx(epsilon, rel=1e-12)
+    assert accounting.compute_rdp_budget(epsilon, DELTA, alpha) == pytest.approx(budget, rel=1e-12)
+    assert accounting.convert_rdp(budget, DELTA, alpha) == pytest.approx(epsilon, rel=1e-12)
 
 
 def test_no_budget_is_refused_with_everything_that_could_be_changed() -> None:
     with pytest.raises(
         AuditError, match=r"expected epsilon above 4\.80\d* nats.*alpha 3.*delta 1e-05, got 2"
     ):
-        accounting.rdp_budget(2, DELTA, 3)
+        accounting.compute_rdp_budget(2, DELTA, 3)
     with pytest.raises(AuditError, match="raise epsilon or delta"):
         mixing.find_largest_sound_radius("zero_out", 2, DELTA, 3, 1024, 0.03, 80)
 
 
 def test_conversion_limits() -> None:
-    assert accounting.rdp_to_dp(0.0, DELTA, 3) == 0
-    assert accounting.rdp_to_dp(math.inf, DELTA, 3) == math.inf
-    assert accounting.rdp_to_dp(1e-3, 0.9, 2) == 0  # the formula is negative there
+    assert accounting.convert_rdp(0.0, DELTA, 3) == 0
+    assert accounting.convert_rdp(math.inf, DELTA, 3) == math.inf
+    assert accounting.convert_rdp(1e-3, 0.9, 2) == 0  # the formula is negative there
 
 
 @pytest.mark.parametrize("alpha", [2, 3, 8])
@@ -213,7 +213,7 @@ def test_conversion_holds_for_the_gaussian_mechanism(alpha: int) -> None:
     """D_alpha of N(0, 1) and N(mu, 1) is alpha mu^2 / 2; its exact delta at the converted epsilon
     is known."""
     mu = 0.7
-    epsilon = accounting.rdp_to_dp(alpha * mu**2 / 2, DELTA, alpha)
+    epsilon = accounting.convert_rdp(alpha * mu**2 / 2, DELTA, alpha)
     delta = mp.ncdf(mu / 2 - epsilon / mu) - mp.e**epsilon * mp.ncdf(-mu / 2 - epsilon / mu)
     assert 0 < delta <= DELTA
 
@@ -490,7 +490,7 @@ VIOLATIONS = {
     "V6": (2, 1.0, 1e-6, 1.4675e-5, 1.79e-8, 0.4026627689, 7.319627038e-6, 128.9, 0.241),
     "V8": (80, 0.1, 1e-8, 1.5744e-5, 1e-30, 1.352429413, 5.5649e-8, 433.0, 1.6697),
 }
-CLAIM = accounting.rdp_budget(8, DELTA, 3) / 1024  # of one query at Table 1
+CLAIM = accounting.compute_rdp_budget(8, DELTA, 3) / 1024  # of one query at Table 1
 
 
 def published_neighbours(
@@ -504,9 +504,9 @@ def published_neighbours(
         dtype=torch.float64,
     )
     weight_i, weight_o = (
-        two_sided_projection_weight(
-            torch.tensor(distribution), torch.tensor(p0), 3, radius
-        ).numpy()[:, None]
+        compute_two_sided_weight(torch.tensor(distribution), torch.tensor(p0), 3, radius).numpy()[
+            :, None
+        ]
         for distribution in (p_i, p_o)
     )
     weights = np.hstack([weight_i, *[weight_o] * (members - 1)])  # (sizes, N)
@@ -682,7 +682,7 @@ def test_sound_cap_on_the_weight_table_1() -> None:
 def test_sound_query_rdp_table_1(
     adjacency: mixing.Adjacency, at: float, order_3: float, order_2: float | None, epsilon: float
 ) -> None:
-    ours = mixing.sound_pmixed_query_rdp(adjacency, 3, 0.03, 80, at, at)
+    ours = mixing.compute_sound_query_rdp(adjacency, 3, 0.03, 80, at, at)
     total = mixing.bound_pmixed_epsilon(adjacency, DELTA, 3, 1024, 0.03, 80, at, at)
     if adjacency == "add_remove":
         assert ours == pytest.approx(order_3, rel=1e-9)
@@ -691,7 +691,7 @@ def test_sound_query_rdp_table_1(
         assert 0.9 * order_3 < ours <= order_3 * (1 + 1e-9)
         assert 0.9 * epsilon < total <= epsilon + 6e-7
     if order_2:
-        assert mixing.sound_pmixed_query_rdp(adjacency, 2, 0.03, 80, at, at) == pytest.approx(
+        assert mixing.compute_sound_query_rdp(adjacency, 2, 0.03, 80, at, at) == pytest.approx(
             order_2, rel=1e-9
         )
 
@@ -709,7 +709,7 @@ def test_soundness_is_not_the_price_of_utility(q: float, sound: float, published
 
 def test_subsampling_bracket_known_answer() -> None:
     """One member: Theorem C.4 with eps(k) = 1."""
-    ours = mixing.sound_pmixed_query_rdp("add_remove", 3, 0.03, 1, 1.0, 1.0)
+    ours = mixing.compute_sound_query_rdp("add_remove", 3, 0.03, 1, 1.0, 1.0)
     assert ours == pytest.approx(0.00233090076082, rel=1e-11)
 
 
@@ -790,9 +790,9 @@ def of_known_number(alpha: int, q: float, members: int, radius: float, cap: floa
 def test_no_number_of_members_passes_the_bound_of_any(
     alpha: int, q: float, members: int, radius: float, cap: float
 ) -> None:
-    ours = mixing.sound_pmixed_query_rdp("add_remove", alpha, q, members, radius, cap)
+    ours = mixing.compute_sound_query_rdp("add_remove", alpha, q, members, radius, cap)
     assert of_known_number(alpha, q, members, radius, cap) <= ours * (1 + 1e-11)
-    assert mixing.sound_pmixed_query_rdp("add_remove", alpha, q, members + 1, radius, cap) == ours
+    assert mixing.compute_sound_query_rdp("add_remove", alpha, q, members + 1, radius, cap) == ours
 
 
 @pytest.mark.parametrize("twin", [zero_out_twin, replace_twin, add_remove_twin])
@@ -808,7 +808,7 @@ def test_sound_query_rdp_twins(
     twin: Callable[..., float], alpha: int, q: float, members: int, radius: float, cap: float
 ) -> None:
     adjacency = twin.__name__.removesuffix("_twin")
-    ours = mixing.sound_pmixed_query_rdp(adjacency, alpha, q, members, radius, cap)  # type: ignore[arg-type]
+    ours = mixing.compute_sound_query_rdp(adjacency, alpha, q, members, radius, cap)  # type: ignore[arg-type]
     assert ours == pytest.approx(twin(alpha, q, members, radius, cap), rel=1e-11)
 
 
@@ -841,7 +841,7 @@ def projected(
     one-hot."""
     logits = rng.standard_normal((members + 2, 4)) * rng.choice([1.0, 4.0, 10.0, 25.0])
     log_distributions = torch.tensor(logits, dtype=torch.float64).log_softmax(-1)
-    weight = projection_weight(
+    weight = compute_projection_weight(
         log_distributions[1:], log_distributions[:1], alpha, radius, max_weight=-math.expm1(-cap)
     ).numpy()[:, None]
     distributions = log_distributions.exp().numpy()
@@ -869,7 +869,7 @@ def test_sound_claim_is_never_exceeded(
     )
     before, after = neighbours(adjacency, public, np.array(distributions), other, q)
     for order in range(2, alpha + 1):
-        claim = mixing.sound_pmixed_query_rdp(adjacency, order, q, members, radius, cap)
+        claim = mixing.compute_sound_query_rdp(adjacency, order, q, members, radius, cap)
         for pair in ((before, after), (after, before)):
             assert accounting.realised_renyi(*pair, order) <= claim * (1 + 1e-9) + 1e-14
 
@@ -882,12 +882,12 @@ def worst_of(
 
     Three tokens; one member changes, the others say one and the same.
     """
-    claim = mixing.sound_pmixed_query_rdp(adjacency, alpha, q, members, radius, radius)
+    claim = mixing.compute_sound_query_rdp(adjacency, alpha, q, members, radius, radius)
     chosen = mixing.compute_mean_member_weights(np.ones((1, members)), q, members)[0]
 
     def share(logits: np.ndarray) -> float:
         log_distributions = torch.tensor(np.clip(logits, -80, 80).reshape(4, 3)).log_softmax(-1)
-        weight = projection_weight(
+        weight = compute_projection_weight(
             log_distributions[1:],
             log_distributions[:1],
             alpha,
@@ -946,12 +946,12 @@ def test_sound_claim_is_attained_by_one_member_at_order_2(q: float) -> None:
     """chi^2 of (1-q) public + q member is q^2 that of the member, which the projection fills to the
     brim."""
     public, distribution = torch.tensor([[0.05, 0.95], [0.9, 0.1]], dtype=torch.float64).log()
-    weight = projection_weight(
+    weight = compute_projection_weight(
         distribution, public, 2, radius=0.3, max_weight=-math.expm1(-0.3)
     ).item()
     assert 0.1 < weight < -math.expm1(-0.3)
     mixed = (1 - q * weight) * public.exp() + q * weight * distribution.exp()
-    claim = mixing.sound_pmixed_query_rdp("add_remove", 2, q, 1, 0.3, 0.3)
+    claim = mixing.compute_sound_query_rdp("add_remove", 2, q, 1, 0.3, 0.3)
     assert accounting.realised_renyi(mixed.log(), public, 2) == pytest.approx(claim, rel=1e-10)
 
 
@@ -984,9 +984,9 @@ def test_moments_of_what_the_projection_allows(
 
     arguments = order, radius, math.log(reach)
     bounds = {
-        "rise": (mixing._log_moment_of_member_above_public, moment(changes[0])),
-        "fall": (mixing._log_moment_of_member_below_public, moment(-changes[0])),
-        "change": (mixing._log_moment_of_replaced_member, moment(changes[0] - changes[1])),
+        "rise": (mixing._compute_moment_above, moment(changes[0])),
+        "fall": (mixing._compute_moment_below, moment(-changes[0])),
+        "change": (mixing._compute_replaced_moment, moment(changes[0] - changes[1])),
     }
     for name, (bound, exact) in bounds.items():
         assert exact <= math.exp(bound(*arguments)) * (1 + 1e-7), name
@@ -1000,7 +1000,7 @@ def test_our_moments_only_tighten_those_of_the_formulas(
     alpha: int, q: float, members: int, radius: float, cap: float
 ) -> None:
     for adjacency, twin in (("zero_out", zero_out_twin), ("replace", replace_twin)):
-        ours = mixing.sound_pmixed_query_rdp(adjacency, alpha, q, members, radius, cap)  # type: ignore[arg-type]
+        ours = mixing.compute_sound_query_rdp(adjacency, alpha, q, members, radius, cap)  # type: ignore[arg-type]
         assert 0 < ours <= twin(alpha, q, members, radius, cap, sharp=False) * (1 + 1e-11)
 
 
@@ -1019,8 +1019,8 @@ def test_sound_radius_is_the_largest_that_fits(
     radius = mixing.find_largest_sound_radius(adjacency, 8, DELTA, alpha, queries, **setting)
 
     def at_order_alpha(radius: float) -> float:
-        rdp = mixing.sound_pmixed_query_rdp(adjacency, alpha, radius=radius, cap=radius, **setting)
-        return accounting.rdp_to_dp(queries * rdp, DELTA, alpha)
+        rdp = mixing.compute_sound_query_rdp(adjacency, alpha, radius=radius, cap=radius, **setting)
+        return accounting.convert_rdp(queries * rdp, DELTA, alpha)
 
     assert at_order_alpha(radius) <= 8 < at_order_alpha(radius * (1 + 1e-9))
     total = mixing.bound_pmixed_epsilon(
@@ -1038,10 +1038,12 @@ def test_long_runs_fit_a_radius() -> None:
 def test_sound_epsilon_takes_the_best_order_up_to_the_projections() -> None:
     def by_order(alpha: int) -> list[float]:
         rdps = [
-            mixing.sound_pmixed_query_rdp("add_remove", a, 0.03, 80, 1.0, 1.0)
+            mixing.compute_sound_query_rdp("add_remove", a, 0.03, 80, 1.0, 1.0)
             for a in range(2, alpha + 1)
         ]
-        return [accounting.rdp_to_dp(20_000 * rdp, DELTA, a) for a, rdp in enumerate(rdps, start=2)]
+        return [
+            accounting.convert_rdp(20_000 * rdp, DELTA, a) for a, rdp in enumerate(rdps, start=2)
+        ]
 
     for alpha in (2, 3, 5, 8):
         ours = mixing.bound_pmixed_epsilon("add_remove", DELTA, alpha, 20_000, 0.03, 80, 1.0, 1.0)
@@ -1052,7 +1054,7 @@ def test_sound_epsilon_takes_the_best_order_up_to_the_projections() -> None:
 def test_sound_rule_grows_with_radius_cap_and_queries() -> None:
     for adjacency in ADJACENCIES:
         at = [
-            [mixing.sound_pmixed_query_rdp(adjacency, 3, 0.1, 8, r, s) for s in (0.1, 0.2, 4)]
+            [mixing.compute_sound_query_rdp(adjacency, 3, 0.1, 8, r, s) for s in (0.1, 0.2, 4)]
             for r in (0.1, 0.5, 3)
         ]
         assert (np.diff(at, axis=0) >= 0).all()
@@ -1067,7 +1069,7 @@ def test_sound_rule_grows_with_radius_cap_and_queries() -> None:
 
 @pytest.mark.parametrize("adjacency", ADJACENCIES)
 def test_sound_rule_limits(adjacency: mixing.Adjacency) -> None:
-    rdp = mixing.sound_pmixed_query_rdp
+    rdp = mixing.compute_sound_query_rdp
     assert rdp(adjacency, 3, 0, 80, math.inf, math.inf) == 0  # no member is ever asked
     assert rdp(adjacency, 3, 0.03, 80, 0, 1) == 0
     assert rdp(adjacency, 3, 0.03, 80, 1, 0) == 0
@@ -1168,28 +1170,34 @@ PUBLISHED = {"epsilon": 8, "delta": DELTA, "alpha": 3, "queries": 1024, "q": 0.0
     ("call", "sentence"),
     [
         (
-            lambda: accounting.uniform_mixing_epsilon(1.2, 3),
+            lambda: accounting.compute_uniform_mixing_epsilon(1.2, 3),
             r"expected weight in \[0, 1\], got 1\.2",
         ),
         (
-            lambda: accounting.uniform_mixing_epsilon(math.nan, 3),
+            lambda: accounting.compute_uniform_mixing_epsilon(math.nan, 3),
             r"expected weight in \[0, 1\], got nan",
         ),
-        (lambda: accounting.uniform_mixing_epsilon(0.5, 0), "expected vocab_size >= 1, got 0"),
-        (lambda: accounting.uniform_mixing_epsilon(0.5, 3, -1), "expected queries >= 0, got -1"),
         (
-            lambda: accounting.uniform_mixing_epsilon(0.5, 3.5),
+            lambda: accounting.compute_uniform_mixing_epsilon(0.5, 0),
+            "expected vocab_size >= 1, got 0",
+        ),
+        (
+            lambda: accounting.compute_uniform_mixing_epsilon(0.5, 3, -1),
+            "expected queries >= 0, got -1",
+        ),
+        (
+            lambda: accounting.compute_uniform_mixing_epsilon(0.5, 3.5),
             "expected a whole number for vocab_size, got 3.5",
         ),  # type: ignore[arg-type]
-        (lambda: accounting.rdp_budget(8, 0, 3), r"expected delta in \(0, 1\), got 0"),
-        (lambda: accounting.rdp_budget(8, 1, 3), r"expected delta in \(0, 1\), got 1"),
-        (lambda: accounting.rdp_budget(8, DELTA, 1), "expected alpha >= 2, got 1"),
+        (lambda: accounting.compute_rdp_budget(8, 0, 3), r"expected delta in \(0, 1\), got 0"),
+        (lambda: accounting.compute_rdp_budget(8, 1, 3), r"expected delta in \(0, 1\), got 1"),
+        (lambda: accounting.compute_rdp_budget(8, DELTA, 1), "expected alpha >= 2, got 1"),
         (
-            lambda: accounting.rdp_budget(8, DELTA, 2.5),
+            lambda: accounting.compute_rdp_budget(8, DELTA, 2.5),
             "expected a whole number for alpha, got 2.5",
         ),  # type: ignore[arg-type]
-        (lambda: accounting.rdp_budget(-8, DELTA, 3), "expected epsilon > 0, got -8"),
-        (lambda: accounting.rdp_to_dp(-0.1, DELTA, 3), "expected rdp >= 0, got -0.1"),
+        (lambda: accounting.compute_rdp_budget(-8, DELTA, 3), "expected epsilon > 0, got -8"),
+        (lambda: accounting.convert_rdp(-0.1, DELTA, 3), "expected rdp >= 0, got -0.1"),
         (
             lambda: mixing.compute_published_query_rdp(3, 1.2, 0.1, 2),
             r"expected q in \[0, 1\], got 1\.2",
@@ -1211,23 +1219,23 @@ PUBLISHED = {"epsilon": 8, "delta": DELTA, "alpha": 3, "queries": 1024, "q": 0.0
             r"expected q in \[0, 1\], got -0\.1",
         ),
         (
-            lambda: mixing.sound_pmixed_query_rdp(**{**SOUND, "adjacency": "zero-out"}),
+            lambda: mixing.compute_sound_query_rdp(**{**SOUND, "adjacency": "zero-out"}),
             "did you mean 'zero_out'",
         ),
         (
-            lambda: mixing.sound_pmixed_query_rdp(**{**SOUND, "members": 0}),
+            lambda: mixing.compute_sound_query_rdp(**{**SOUND, "members": 0}),
             "expected members >= 1, got 0",
         ),
         (
-            lambda: mixing.sound_pmixed_query_rdp(**{**SOUND, "radius": -1}),
+            lambda: mixing.compute_sound_query_rdp(**{**SOUND, "radius": -1}),
             "expected radius >= 0, got -1",
         ),
         (
-            lambda: mixing.sound_pmixed_query_rdp(**{**SOUND, "cap": math.nan}),
+            lambda: mixing.compute_sound_query_rdp(**{**SOUND, "cap": math.nan}),
             "expected cap >= 0, got nan",
         ),
         (
-            lambda: mixing.sound_pmixed_query_rdp(**{**SOUND, "q": 2}),
+            lambda: mixing.compute_sound_query_rdp(**{**SOUND, "q": 2}),
             r"expected q in \[0, 1\], got 2",
         ),
         (

@@ -21,11 +21,11 @@ from auditor.privacy import gaussian
 from auditor.privacy.gaussian import (
     compute_noise_scale_divergence,
     compute_noise_scale_epsilon,
+    compute_pld_epsilon,
+    compute_quick_rdp_epsilon,
     compute_rdp_epsilon,
-    epsilon_by_tightest_accountant,
-    noise_multiplier_for,
-    pld_epsilon,
-    quick_rdp_epsilon,
+    compute_tightest_epsilon,
+    find_noise_multiplier,
 )
 
 # q, sigma, T, delta, PLD, RDP
@@ -47,9 +47,9 @@ KNOWN = [
 def test_known_answers(
     q: float, sigma: float, steps: int, delta: float, pld: float, rdp: float
 ) -> None:
-    assert pld_epsilon(sigma, q, steps, delta) == pytest.approx(pld, abs=2e-6)
+    assert compute_pld_epsilon(sigma, q, steps, delta) == pytest.approx(pld, abs=2e-6)
     assert compute_rdp_epsilon(sigma, q, steps, delta) == pytest.approx(rdp, abs=2e-6)
-    assert pld < rdp - 2e-6 <= quick_rdp_epsilon(sigma, q, steps, delta) < 1.1 * rdp
+    assert pld < rdp - 2e-6 <= compute_quick_rdp_epsilon(sigma, q, steps, delta) < 1.1 * rdp
 
 
 def gaussian_delta(epsilon: float, mu: float) -> float:
@@ -63,20 +63,20 @@ def gaussian_delta(epsilon: float, mu: float) -> float:
 @pytest.mark.parametrize(("sigma", "steps"), [(5.0, 1), (20.0, 100), (3.0, 7)])
 def test_without_subsampling_it_is_the_exact_gaussian(sigma: float, steps: int) -> None:
     exact = brentq(lambda e: gaussian_delta(e, math.sqrt(steps) / sigma) - 1e-5, 1e-6, 50)
-    assert exact - 1e-9 <= pld_epsilon(sigma, 1.0, steps, 1e-5) <= exact + 1e-4
+    assert exact - 1e-9 <= compute_pld_epsilon(sigma, 1.0, steps, 1e-5) <= exact + 1e-4
 
 
 @given(st.floats(0.5, 10), st.floats(0.01, 1), st.integers(1, 40))
 @example_settings(max_examples=8)
 def test_more_noise_and_fewer_steps_cost_less(sigma: float, q: float, steps: int) -> None:
-    here = quick_rdp_epsilon(sigma, q, steps, 1e-5)
+    here = compute_quick_rdp_epsilon(sigma, q, steps, 1e-5)
     assert (
-        quick_rdp_epsilon(1.1 * sigma, q, steps, 1e-5)
+        compute_quick_rdp_epsilon(1.1 * sigma, q, steps, 1e-5)
         <= here
-        <= quick_rdp_epsilon(sigma, q, steps + 1, 1e-5)
+        <= compute_quick_rdp_epsilon(sigma, q, steps + 1, 1e-5)
     )
-    assert here <= quick_rdp_epsilon(sigma, min(1.0, 1.1 * q), steps, 1e-5)
-    assert quick_rdp_epsilon(sigma, q, 0, 1e-5) == 0
+    assert here <= compute_quick_rdp_epsilon(sigma, min(1.0, 1.1 * q), steps, 1e-5)
+    assert compute_quick_rdp_epsilon(sigma, q, 0, 1e-5) == 0
 
 
 @pytest.mark.parametrize(
@@ -85,8 +85,8 @@ def test_more_noise_and_fewer_steps_cost_less(sigma: float, q: float, steps: int
 def test_the_noise_solved_for_spends_the_epsilon_and_no_more(
     epsilon: float, q: float, steps: int
 ) -> None:
-    sigma = noise_multiplier_for(epsilon, 1e-5, q, steps)
-    assert 0.999 * epsilon <= pld_epsilon(sigma, q, steps, 1e-5) <= epsilon
+    sigma = find_noise_multiplier(epsilon, 1e-5, q, steps)
+    assert 0.999 * epsilon <= compute_pld_epsilon(sigma, q, steps, 1e-5) <= epsilon
 
 
 def renyi_epsilon(sigma: float, q: float, steps: int, delta: float) -> float:
@@ -115,8 +115,8 @@ def renyi_epsilon(sigma: float, q: float, steps: int, delta: float) -> float:
 def test_the_noise_solved_for_is_enough_at_a_tiny_delta(delta: float, q: float, steps: int) -> None:
     """What PLD cuts off is no longer small beside delta: its epsilon is 9.45, or infinite, where
     RDP proves 8."""
-    sigma = noise_multiplier_for(8.0, delta, q, steps)
-    epsilon, accountant = epsilon_by_tightest_accountant(sigma, q, steps, delta)
+    sigma = find_noise_multiplier(8.0, delta, q, steps)
+    epsilon, accountant = compute_tightest_epsilon(sigma, q, steps, delta)
     assert 7.99 <= epsilon <= 8 and accountant == "dp-accounting RDP"
     assert epsilon == compute_rdp_epsilon(sigma, q, steps, delta)
     assert epsilon <= renyi_epsilon(sigma, q, steps, delta) < 8.3
@@ -124,9 +124,9 @@ def test_the_noise_solved_for_is_enough_at_a_tiny_delta(delta: float, q: float, 
 
 
 def test_hardly_any_noise_is_accounted_by_renyi_and_says_so() -> None:
-    epsilon, accountant = epsilon_by_tightest_accountant(1e-3, 0.1, 10, 1e-5)
+    epsilon, accountant = compute_tightest_epsilon(1e-3, 0.1, 10, 1e-5)
     assert epsilon > 1e5 and accountant == "dp-accounting RDP"
-    assert epsilon_by_tightest_accountant(5.0, 1.0, 1, 1e-5) == (
+    assert compute_tightest_epsilon(5.0, 1.0, 1, 1e-5) == (
         pytest.approx(0.725522, abs=2e-6),
         "dp-accounting PLD",
     )
@@ -146,16 +146,16 @@ def test_hardly_any_noise_is_accounted_by_renyi_and_says_so() -> None:
 def test_mechanisms_that_do_not_exist_are_refused(
     mechanism: tuple[float, float, int, float], sentence: str
 ) -> None:
-    for epsilon in (pld_epsilon, compute_rdp_epsilon):
+    for epsilon in (compute_pld_epsilon, compute_rdp_epsilon):
         with pytest.raises(AuditError, match=sentence):
             epsilon(*mechanism)
 
 
 def test_an_epsilon_out_of_reach_is_refused() -> None:
     with pytest.raises(AuditError, match="epsilon > 0 and at most 1000, got 0"):
-        noise_multiplier_for(0.0, 1e-5, 0.1, 10)
+        find_noise_multiplier(0.0, 1e-5, 0.1, 10)
     with pytest.raises(AuditError, match="none is enough"):
-        noise_multiplier_for(1e-6, 1e-9, 1.0, 10**6)
+        find_noise_multiplier(1e-6, 1e-9, 1.0, 10**6)
 
 
 @pytest.mark.parametrize(
@@ -166,15 +166,15 @@ def test_noise_is_solved_for_in_few_looks_at_the_loss_distribution(
 ) -> None:
     """Each takes seconds: two ends of a bracket, and straight lines between them until one is close
     enough."""
-    looks, solved = 0, noise_multiplier_for(epsilon, 1e-5, q, steps)
+    looks, solved = 0, find_noise_multiplier(epsilon, 1e-5, q, steps)
 
     def counted(*arguments: Any) -> float:
         nonlocal looks
         looks += 1
-        return pld_epsilon(*arguments)
+        return compute_pld_epsilon(*arguments)
 
-    monkeypatch.setattr(gaussian, "pld_epsilon", counted)
-    assert gaussian.noise_multiplier_for.__wrapped__(epsilon, 1e-5, q, steps) == solved
+    monkeypatch.setattr(gaussian, "compute_pld_epsilon", counted)
+    assert gaussian.find_noise_multiplier.__wrapped__(epsilon, 1e-5, q, steps) == solved
     assert looks <= most
 
 

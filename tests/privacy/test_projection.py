@@ -15,10 +15,10 @@ from torch import Tensor
 from auditor.core.errors import AuditError
 from auditor.privacy import projection
 from auditor.privacy.projection import (
+    compute_projection_weight,
+    compute_two_sided_weight,
     find_largest_mixing_weight,
     log_ratio_moments,
-    projection_weight,
-    two_sided_projection_weight,
 )
 
 seeds = st.integers(0, 2**32 - 1)
@@ -82,10 +82,10 @@ def test_known_answers(
     forward: float,
     two_sided: float,
 ) -> None:
-    assert projection_weight(
+    assert compute_projection_weight(
         distribution(*p), distribution(*p0), alpha, radius
     ).item() == pytest.approx(forward, rel=1e-11)
-    assert two_sided_projection_weight(
+    assert compute_two_sided_weight(
         distribution(*p), distribution(*p0), alpha, radius
     ).item() == pytest.approx(two_sided, rel=1e-11)
 
@@ -123,10 +123,10 @@ def test_bisection_twin(alpha: int, seed: int, scale: float, radius: float) -> N
         ]
         p, p0 = ([x / mp.fsum(total) for x in total] for total in distributions)
         forward, two_sided = (bisect(p, p0, alpha, radius, both) for both in (False, True))
-    assert projection_weight(log_p, log_p0, alpha, radius).item() == pytest.approx(
+    assert compute_projection_weight(log_p, log_p0, alpha, radius).item() == pytest.approx(
         forward, rel=1e-9
     )
-    assert two_sided_projection_weight(log_p, log_p0, alpha, radius).item() == pytest.approx(
+    assert compute_two_sided_weight(log_p, log_p0, alpha, radius).item() == pytest.approx(
         two_sided, rel=2e-8
     )
 
@@ -150,7 +150,7 @@ def test_small_divergences_keep_their_digits() -> None:
         torch.tensor([[2 * e, -2 * e], [0.0, 0.0]], dtype=torch.float64)
     ) + math.log(0.5)
     assert log_ratio_moments(log_p, log_p0, 2)[2].item() == pytest.approx(4 * e**2, rel=1e-9)
-    assert projection_weight(log_p, log_p0, 2, e**2).item() == pytest.approx(0.5, rel=1e-9)
+    assert compute_projection_weight(log_p, log_p0, 2, e**2).item() == pytest.approx(0.5, rel=1e-9)
 
 
 # What a weight promises
@@ -165,7 +165,7 @@ def test_weight_is_the_largest_within_the_radius(
     seed: int, scale: float, alpha: int, radius: float, max_weight: float
 ) -> None:
     log_p, log_p0 = random_distributions(seed, scale, 5)
-    weight = projection_weight(log_p, log_p0, alpha, radius, max_weight)
+    weight = compute_projection_weight(log_p, log_p0, alpha, radius, max_weight)
     assert ((weight >= 0) & (weight <= max_weight)).all()
     reached = divergence(log_mixture(log_p, log_p0, weight), log_p0, alpha)
     assert (reached <= radius * (1 + 1e-10)).all()
@@ -178,7 +178,7 @@ def test_two_sided_weight_is_the_largest_within_the_radius(
     seed: int, scale: float, alpha: int, radius: float
 ) -> None:
     log_p, log_p0 = random_distributions(seed, scale, 5)
-    weight = two_sided_projection_weight(log_p, log_p0, alpha, radius)
+    weight = compute_two_sided_weight(log_p, log_p0, alpha, radius)
     assert ((weight >= 0) & (weight <= 1)).all()
     assert (
         larger_divergence(log_mixture(log_p, log_p0, weight), log_p0, alpha) <= radius * (1 + 1e-9)
@@ -194,14 +194,14 @@ def test_two_sided_search_meets_the_reverse_side() -> None:
     """Both sides must bind somewhere, or the tests above say little."""
     log_p, log_p0 = random_distributions(1, 0.5, 50, vocabulary=50)
     forward, both = (
-        projection_weight(log_p, log_p0, 3, 0.1),
-        two_sided_projection_weight(log_p, log_p0, 3, 0.1),
+        compute_projection_weight(log_p, log_p0, 3, 0.1),
+        compute_two_sided_weight(log_p, log_p0, 3, 0.1),
     )
     assert (both <= forward).all()
     assert 0.05 < (both < forward * (1 - 1e-9)).double().mean() < 0.95
 
 
-@pytest.mark.parametrize("search", [projection_weight, two_sided_projection_weight])
+@pytest.mark.parametrize("search", [compute_projection_weight, compute_two_sided_weight])
 def test_weight_grows_with_the_radius(search: object) -> None:
     log_p, log_p0 = random_distributions(2, 2.0, 7)
     ladder = torch.logspace(-8, 1.2, 60, dtype=torch.float64)[:, None]
@@ -217,7 +217,7 @@ def test_weight_grows_with_the_radius(search: object) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("alpha", [2, 3, 8, 9, 20])
-@pytest.mark.parametrize("search", [projection_weight, two_sided_projection_weight])
+@pytest.mark.parametrize("search", [compute_projection_weight, compute_two_sided_weight])
 def test_edges(search: object, alpha: int, dtype: torch.dtype) -> None:
     def weight(p: tuple[float, ...], p0: tuple[float, ...], radius: float) -> float:
         return search(distribution(*p).to(dtype), distribution(*p0).to(dtype), alpha, radius).item()  # type: ignore[operator]
@@ -231,7 +231,7 @@ def test_edges(search: object, alpha: int, dtype: torch.dtype) -> None:
     assert weight((0.5, 0.5, 0), (0.3, 0.7, 0), 3.0) == 1  # a token that neither has is none
     assert weight((0, 0, 1), (0, 0, 1), 0.0) == 1
     assert weight((0.5, 0, 0.5), (0.4, 0, 0.6), 0.01) == weight((0.5, 0.5), (0.4, 0.6), 0.01)
-    if search is projection_weight:
+    if search is compute_projection_weight:
         assert weight((0, 0.5, 0.5), (0.2, 0.4, 0.4), 1.0) == 1  # D = log 1.25 at every order
         assert weight((0.5, 0.5, 0), (0.5, 0, 0.5), math.inf) == 1
     else:
@@ -242,35 +242,37 @@ def test_edges(search: object, alpha: int, dtype: torch.dtype) -> None:
 
 def test_cap_is_returned_where_it_fits() -> None:
     log_p, log_p0 = distribution(0.9, 0.05, 0.05), distribution(0.1, 0.6, 0.3)
-    free = projection_weight(log_p, log_p0, 3, 0.58).item()
-    assert projection_weight(log_p, log_p0, 3, 0.58, max_weight=0.2).item() == 0.2
-    assert projection_weight(log_p, log_p0, 3, 0.58, max_weight=0.3).item() == pytest.approx(
-        free, rel=1e-12
-    )
-    assert projection_weight(log_p, log_p0, 3, 0.58, max_weight=0.0).item() == 0
+    free = compute_projection_weight(log_p, log_p0, 3, 0.58).item()
+    assert compute_projection_weight(log_p, log_p0, 3, 0.58, max_weight=0.2).item() == 0.2
+    assert compute_projection_weight(
+        log_p, log_p0, 3, 0.58, max_weight=0.3
+    ).item() == pytest.approx(free, rel=1e-12)
+    assert compute_projection_weight(log_p, log_p0, 3, 0.58, max_weight=0.0).item() == 0
 
 
 @pytest.mark.parametrize("alpha", [3, 9])
 def test_shapes_broadcast(alpha: int) -> None:
     log_p, log_p0 = random_distributions(3, 2.0, 4, 3)
-    table = projection_weight(log_p, log_p0, alpha, 0.2)
+    table = compute_projection_weight(log_p, log_p0, alpha, 0.2)
     assert table.shape == (4, 3)
     assert table.dtype == torch.float64
-    one = projection_weight(log_p[2, 1], log_p0[2, 0], alpha, 0.2)
+    one = compute_projection_weight(log_p[2, 1], log_p0[2, 0], alpha, 0.2)
     assert one.shape == ()
     assert one.item() == pytest.approx(table[2, 1].item(), rel=1e-12)
-    turned = projection_weight(log_p0, log_p, alpha, 0.2)  # many public distributions, one private
+    turned = compute_projection_weight(
+        log_p0, log_p, alpha, 0.2
+    )  # many public distributions, one private
     assert turned[2, 1].item() == pytest.approx(
-        projection_weight(log_p0[2, 0], log_p[2, 1], alpha, 0.2).item(), rel=1e-12
+        compute_projection_weight(log_p0[2, 0], log_p[2, 1], alpha, 0.2).item(), rel=1e-12
     )
-    per_member = projection_weight(log_p, log_p0, alpha, torch.tensor([0.1, 0.2, 0.3]))
+    per_member = compute_projection_weight(log_p, log_p0, alpha, torch.tensor([0.1, 0.2, 0.3]))
     assert torch.allclose(per_member[:, 1], table[:, 1], rtol=1e-7)
     per_size = torch.tensor([0.05, 0.2], dtype=torch.float64).view(2, 1, 1)
-    for search in (projection_weight, two_sided_projection_weight):
+    for search in (compute_projection_weight, compute_two_sided_weight):
         assert search(log_p, log_p0, alpha, per_size).shape == (2, 4, 3)
         single = search(log_p, log_p0, alpha, 0.2)
         assert torch.allclose(search(log_p, log_p0, alpha, per_size)[1], single, rtol=1e-12)
-    assert projection_weight(log_p[:0], log_p0[:0], alpha, 0.2).shape == (0, 3)
+    assert compute_projection_weight(log_p[:0], log_p0[:0], alpha, 0.2).shape == (0, 3)
 
 
 def test_moments_serve_many_radii() -> None:
@@ -278,15 +280,17 @@ def test_moments_serve_many_radii() -> None:
     moments = log_ratio_moments(log_p, log_p0, 4)
     for radius in (0.0, 0.1, 3.0):
         ours = find_largest_mixing_weight(moments, radius, 0.7)
-        assert torch.allclose(ours, projection_weight(log_p, log_p0, 4, radius, 0.7), rtol=1e-11)
+        assert torch.allclose(
+            ours, compute_projection_weight(log_p, log_p0, 4, radius, 0.7), rtol=1e-11
+        )
 
 
 @pytest.mark.parametrize("chunk", [1, 70, 400])
 def test_chunks_change_nothing(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     log_p, log_p0 = random_distributions(5, 2.0, 7, 3)
-    whole = two_sided_projection_weight(log_p, log_p0, 3, 0.3)
+    whole = compute_two_sided_weight(log_p, log_p0, 3, 0.3)
     monkeypatch.setattr(projection, "_CHUNK", chunk)
-    assert torch.allclose(two_sided_projection_weight(log_p, log_p0, 3, 0.3), whole, rtol=1e-13)
+    assert torch.allclose(compute_two_sided_weight(log_p, log_p0, 3, 0.3), whole, rtol=1e-13)
 
 
 @pytest.mark.parametrize(
@@ -298,7 +302,7 @@ def test_a_chunk_holds_as_much_as_there_is_room_for(
     """And one distribution at least: each lies in one chunk."""
     monkeypatch.setattr(projection, "_CHUNK", chunk)
     seen = torch.zeros(7, 3, 50)
-    chunks = list(projection._distribution_chunk_slices(seen.shape))
+    chunks = list(projection._list_distribution_chunk_slices(seen.shape))
     for index in chunks:
         seen[index] += 1
         assert seen[index].numel() <= max(chunk, 50)
@@ -306,7 +310,7 @@ def test_a_chunk_holds_as_much_as_there_is_room_for(
 
 
 @pytest.mark.parametrize("steps", [1, 2])
-@pytest.mark.parametrize("search", [projection_weight, two_sided_projection_weight])
+@pytest.mark.parametrize("search", [compute_projection_weight, compute_two_sided_weight])
 def test_a_search_that_is_cut_short_stays_within_the_radius(
     search: Any, steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -314,7 +318,7 @@ def test_a_search_that_is_cut_short_stays_within_the_radius(
     log_p, log_p0 = random_distributions(1, 2.0, 50)
     monkeypatch.setattr(projection, "_ITERATIONS", steps)
     weight = search(log_p, log_p0, 5, 0.1)
-    reached = larger_divergence if search is two_sided_projection_weight else divergence
+    reached = larger_divergence if search is compute_two_sided_weight else divergence
     assert (reached(log_mixture(log_p, log_p0, weight), log_p0, 5) <= 0.1 * (1 + 1e-9)).all()
     monkeypatch.undo()
     assert (weight <= search(log_p, log_p0, 5, 0.1) * (1 + 1e-9)).all() and (weight > 0).all()
@@ -325,8 +329,8 @@ def test_weights_carry_no_gradient_and_inputs_stay_as_they_were() -> None:
     kept = log_p.clone(), log_p0.clone()
     log_p.requires_grad_()
     for weight in (
-        projection_weight(log_p, log_p0, 3, 0.1),
-        two_sided_projection_weight(log_p, log_p0, 3, 0.1),
+        compute_projection_weight(log_p, log_p0, 3, 0.1),
+        compute_two_sided_weight(log_p, log_p0, 3, 0.1),
     ):
         assert not weight.requires_grad
     assert torch.equal(log_p, kept[0])
@@ -349,21 +353,21 @@ def test_single_precision_stays_private_and_close(alpha: int, scale: float) -> N
     log_p, log_p0 = (x.float() for x in random_distributions(7, scale, 20, 8, vocabulary=500))
     exact_p, exact_p0 = (x.double().log_softmax(-1) for x in (log_p, log_p0))
     for radius in (2.0, 0.3, 0.01):
-        weight = projection_weight(log_p, log_p0, alpha, radius)
+        weight = compute_projection_weight(log_p, log_p0, alpha, radius)
         assert (divergence(log_mixture(exact_p, exact_p0, weight), exact_p0, alpha) <= radius).all()
-        assert (weight <= projection_weight(exact_p, exact_p0, alpha, radius)).all()
+        assert (weight <= compute_projection_weight(exact_p, exact_p0, alpha, radius)).all()
         assert torch.allclose(
             weight,
-            projection_weight(exact_p, exact_p0, alpha, radius * (1 - 1e-4)),
+            compute_projection_weight(exact_p, exact_p0, alpha, radius * (1 - 1e-4)),
             rtol=0,
             atol=1e-5,
         )
-        both = two_sided_projection_weight(log_p, log_p0, alpha, radius)
+        both = compute_two_sided_weight(log_p, log_p0, alpha, radius)
         mixture = log_mixture(exact_p, exact_p0, both)
         assert (larger_divergence(mixture, exact_p0, alpha) <= radius).all()
         assert torch.allclose(
             both,
-            two_sided_projection_weight(exact_p, exact_p0, alpha, radius * (1 - 1e-4)),
+            compute_two_sided_weight(exact_p, exact_p0, alpha, radius * (1 - 1e-4)),
             rtol=0,
             atol=1e-5,
         )
@@ -393,11 +397,11 @@ def test_ratios_beyond_single_precision(p: float, p0: float, alpha: int) -> None
     public = torch.tensor(
         [[p0, math.log1p(-math.exp(p0))], [-1.0, math.log1p(-math.exp(-1.0))]], dtype=torch.float64
     )
-    exact = projection_weight(private, public, alpha, 0.5)
-    single = projection_weight(private.float(), public.float(), alpha, 0.5)
+    exact = compute_projection_weight(private, public, alpha, 0.5)
+    single = compute_projection_weight(private.float(), public.float(), alpha, 0.5)
     assert (single <= exact).all()
     assert torch.allclose(single, exact, rtol=2e-4 * alpha)
-    if projection_weight(private[:1], public[:1], alpha, 0.5).item() < 1:
+    if compute_projection_weight(private[:1], public[:1], alpha, 0.5).item() < 1:
         one_term = math.exp((0.5 * (alpha - 1) - alpha * p + (alpha - 1) * p0) / alpha)
         assert exact[0].item() <= one_term
 
@@ -410,8 +414,8 @@ def test_public_mass_below_single_precision_is_rounded_to_less_weight() -> None:
     assert moments[3].item() == pytest.approx(math.exp(-35), rel=1e-9)
     assert (log_ratio_moments(private.float(), public.float(), 3) >= moments * (1 - 1e-6)).all()
     assert (
-        projection_weight(private.float(), public.float(), 3, 1e-17)
-        <= projection_weight(private, public, 3, 1e-17)
+        compute_projection_weight(private.float(), public.float(), 3, 1e-17)
+        <= compute_projection_weight(private, public, 3, 1e-17)
         < 1
     )
 
@@ -442,7 +446,7 @@ def test_rounded_mass_is_no_divergence(alpha: int) -> None:
 def test_half_precision_is_renormalised(dtype: torch.dtype) -> None:
     log_p, log_p0 = (x.to(dtype) for x in random_distributions(9, 1.0, 6))
     assert (log_p.float().exp().sum(-1) - 1).abs().max() > 1e-4
-    weight = projection_weight(log_p, log_p0, 3, 0.2)
+    weight = compute_projection_weight(log_p, log_p0, 3, 0.2)
     exact_p, exact_p0 = (x.double().log_softmax(-1) for x in (log_p, log_p0))
     reached = divergence(log_mixture(exact_p, exact_p0, weight), exact_p0, 3)
     assert (reached <= 0.2).all()
@@ -473,7 +477,7 @@ def test_what_is_no_distribution_is_refused(
     p: tuple[float, ...], p0: tuple[float, ...], dtype: torch.dtype, alpha: int
 ) -> None:
     log_p, log_p0 = torch.tensor(p, dtype=dtype), torch.tensor(p0, dtype=dtype)
-    for search in (projection_weight, two_sided_projection_weight):
+    for search in (compute_projection_weight, compute_two_sided_weight):
         with pytest.raises(
             AuditError, match="expected log-probabilities of total mass 1, got mass"
         ):
@@ -508,7 +512,7 @@ def test_bad_options_are_refused(options: dict, sentence: str) -> None:
         "radius": 0.1,
     }
     with pytest.raises(AuditError, match=sentence):
-        projection_weight(**{**arguments, **options})
+        compute_projection_weight(**{**arguments, **options})
 
 
 @pytest.mark.parametrize("alpha", [2, 4, 8])
@@ -522,8 +526,8 @@ def test_a_public_distribution_that_all_but_excludes_a_token_is_a_distribution(
     they do not."""
     public, private = (torch.tensor([x, 0.0]).log_softmax(-1) for x in (rare, 1.0))
     exact = [distribution.double().log_softmax(-1) for distribution in (private, public)]
-    ours = projection_weight(private, public, alpha, 0.3)
-    assert 0 <= ours <= projection_weight(*exact, alpha, 0.3) * (1 + 1e-9)
+    ours = compute_projection_weight(private, public, alpha, 0.3)
+    assert 0 <= ours <= compute_projection_weight(*exact, alpha, 0.3) * (1 + 1e-9)
     assert ours == pytest.approx(
-        float(projection_weight(*exact, alpha, 0.3 * (1 - 1e-4))), rel=1e-3, abs=1e-300
+        float(compute_projection_weight(*exact, alpha, 0.3 * (1 - 1e-4))), rel=1e-3, abs=1e-300
     )

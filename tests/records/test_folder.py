@@ -443,10 +443,10 @@ def test_observations_come_back_and_a_second_one_takes_the_place_of_the_first(
     third.save_probe_facts(CellKey("t", "white-box", "p"), {"games": 200.0, "covered": math.inf})
     third.save_probe_facts(CellKey("t", "white-box", "q"), {})
     assert mode(folder.path / "facts.json") == 0o600
-    assert third.probe_facts_of_cell(CellKey("t", "white-box", "p")) == {
+    assert third.read_probe_facts(CellKey("t", "white-box", "p")) == {
         "games": 200.0,
         "covered": math.inf,
     }
-    assert third.probe_facts_of_cell(CellKey("t", "white-box", "q")) == {}
+    assert third.read_probe_facts(CellKey("t", "white-box", "q")) == {}
     third.discard_if_empty()
     assert file.exists()

@@ -445,8 +445,8 @@ def test_pieces_are_the_text_token_by_token(suffix: str, prefix: str) -> None:
         return bytes(tokens).decode(errors="replace")
 
     context, tokens = prefix.encode(errors="ignore"), suffix.encode()
-    found = private_texts.text_added_by_each_token(decode, context, tokens)
-    assert "".join(found) == private_texts.text_added_by_tokens(
+    found = private_texts.decode_token_texts(decode, context, tokens)
+    assert "".join(found) == private_texts.decode_added_text(
         decode, context, tokens
     ) == suffix and len(found) == len(tokens)
 
@@ -454,7 +454,7 @@ def test_pieces_are_the_text_token_by_token(suffix: str, prefix: str) -> None:
 def test_a_space_that_a_tokenizer_trims_is_kept() -> None:
     words = ["", " my", " own", " secret"]
     assert (
-        private_texts.text_added_by_tokens(
+        private_texts.decode_added_text(
             lambda ids: "".join(words[i] for i in ids).lstrip(), [1], [2, 3]
         )
         == " own secret"
@@ -469,16 +469,16 @@ SECRETS = [Secret(f"row-{i:06d}", (1, i), (2, i + 1)) for i in range(300)]
 
 
 def test_an_alias_is_of_the_content_and_the_salt_alone() -> None:
-    found = [secret.alias for secret in naming.secrets_with_aliases(SECRETS, SALT)]
+    found = [secret.alias for secret in naming.alias_secrets(SECRETS, SALT)]
     assert len(set(found)) == 300 and all(re.fullmatch("s[0-9a-f]{12}", alias) for alias in found)
     moved = [
         Secret(f"row-{900 - i}", s.prefix, s.suffix, repeats=3, member=False)
         for i, s in enumerate(SECRETS)
     ]
-    assert [secret.alias for secret in naming.secrets_with_aliases(moved, SALT)] == found
-    assert not {secret.alias for secret in naming.secrets_with_aliases(SECRETS, OTHER)} & set(found)
+    assert [secret.alias for secret in naming.alias_secrets(moved, SALT)] == found
+    assert not {secret.alias for secret in naming.alias_secrets(SECRETS, OTHER)} & set(found)
     assert naming.salt_fingerprint(SALT) != naming.salt_fingerprint(OTHER)
-    one, copy = naming.secrets_with_aliases(
+    one, copy = naming.alias_secrets(
         [SECRETS[0], Secret("copy", SECRETS[0].prefix, SECRETS[0].suffix)], SALT
     )
     assert copy.alias == f"{one.alias}-2"
@@ -496,18 +496,16 @@ def test_a_sentence_that_names_a_row_is_refused_and_not_repeated(where: str) -> 
             return replace(empty, measurements=(Measurement("x", 1.0, 1.0, 1.0, 1, note=said),))
         return replace(empty, **{where: ("holds", said)})
 
-    naming.refuse_secret_ids_in_sentences(
-        finding("worst at s0123456789ab, not at row-0000012"), SECRETS
-    )
+    naming.refuse_secret_ids(finding("worst at s0123456789ab, not at row-0000012"), SECRETS)
     with pytest.raises(
         AuditError, match=r"expected mine to name secrets in its sentences by `secret\.alias`"
     ) as error:
-        naming.refuse_secret_ids_in_sentences(finding("worst at (row-000012)."), SECRETS)
+        naming.refuse_secret_ids(finding("worst at (row-000012)."), SECRETS)
     assert "row-" not in str(error.value)
     files = [replace(SECRETS[0], id="mails/17.txt")]
-    naming.refuse_secret_ids_in_sentences(finding("mails/17.txt2 and emails/17.txt"), files)
+    naming.refuse_secret_ids(finding("mails/17.txt2 and emails/17.txt"), files)
     with pytest.raises(AuditError, match="by `secret"):
-        naming.refuse_secret_ids_in_sentences(finding("worst at mails/17.txt."), files)
+        naming.refuse_secret_ids(finding("worst at mails/17.txt."), files)
 
 
 NAMING = """

@@ -238,7 +238,7 @@ def test_a_run_that_is_stopped_pays_for_nothing_twice(
     inputs: Path, served: Serve, folder: Path, monkeypatch: Patch
 ) -> None:
     # what is asked again on purpose is another matter
-    monkeypatch.setattr(ServerWatch, "check_all_sentinels_for_drift", lambda self: None)
+    monkeypatch.setattr(ServerWatch, "check_all_sentinels", lambda self: None)
     server, url = served()
     more = ("--attack", "perplexity", "--setting", "white-box")
     check_command(*arguments(url, folder, *more, "-o", "whole"))

@@ -29,7 +29,7 @@ from auditor.remote.connection import PATIENCE, RetryPolicy, ServerConnection, S
 from auditor.remote.model import RemoteModel
 from auditor.remote.request_pacing import (
     RequestPacing,
-    rate_limit_reset_seconds,
+    read_reset_seconds,
     retry_after_seconds,
 )
 from tests.remote.conftest import QUICK
@@ -217,16 +217,16 @@ def _without_code(init: Any) -> Any:
 def test_requests_in_flight_grow_and_are_halved_once_for_a_round_of_refusals() -> None:
     pace = RequestPacing(start=4, most=8)
     for _ in range(200):
-        with pace.wait_for_request_slot():
-            pace.raise_in_flight_limit()
+        with pace.wait_request_slot():
+            pace.raise_request_limit()
     assert pace.limit == 8
-    with pace.wait_for_request_slot() as first, pace.wait_for_request_slot() as second:
-        pace.halve_in_flight_limit(first)
-        pace.halve_in_flight_limit(second)  # of the same round: one sign
+    with pace.wait_request_slot() as first, pace.wait_request_slot() as second:
+        pace.halve_request_limit(first)
+        pace.halve_request_limit(second)  # of the same round: one sign
     assert pace.limit == 4
     for _ in range(5):
-        with pace.wait_for_request_slot() as mine:
-            pace.halve_in_flight_limit(mine)
+        with pace.wait_request_slot() as mine:
+            pace.halve_request_limit(mine)
     assert pace.limit == 1
 
 
@@ -235,7 +235,7 @@ def test_no_more_are_in_flight_than_the_limit_and_a_slot_is_taken_again() -> Non
     met = threading.Barrier(3)
 
     def ask() -> None:
-        with pace.wait_for_request_slot():
+        with pace.wait_request_slot():
             with lock:
                 inside[0] += 1
                 most[0] = max(most[0], inside[0])
@@ -255,7 +255,7 @@ def test_nobody_sets_out_before_a_pause_is_over() -> None:
     pace, start = RequestPacing(), time.monotonic()
     pace.pause_all_requests(0.05)
     pace.pause_all_requests(0.01)  # a shorter one does not end a longer one
-    with pace.wait_for_request_slot():
+    with pace.wait_request_slot():
         assert time.monotonic() - start >= 0.05
 
 
@@ -290,7 +290,7 @@ def test_a_date_to_wait_for_is_read() -> None:
     ],
 )
 def test_a_limit_that_is_used_up_is_waited_for(headers: dict[str, str], seconds: float) -> None:
-    assert rate_limit_reset_seconds(headers) == pytest.approx(seconds)
+    assert read_reset_seconds(headers) == pytest.approx(seconds)
 
 
 def test_rate_limit_headers_of_an_answer_are_obeyed(

@@ -22,7 +22,7 @@ from auditor.remote import drift_watch, withheld_answers
 from auditor.remote.connection import ServerConnection
 from auditor.remote.drift_watch import GreedyAnswer, ServerChanged, ServerWatch
 from auditor.remote.model import RemoteModel
-from auditor.runs.scoring import greedy_recall_by_repeats
+from auditor.runs.scoring import measure_repeat_recall
 from tests.conftest import check_command
 from tests.remote.server import LIES, Server
 
@@ -75,7 +75,7 @@ def audited(wire: ServerConnection, model: HuggingFaceModel) -> tuple[int, Remot
     """As a run asks: greedy answers, log-probabilities where there are any, and long texts. Of 20,
     the extracted."""
     remote, own = RemoteModel(wire, "tiny", model.tokenizer), secrets(model)
-    found = greedy_recall_by_repeats(remote, own)["all"]
+    found = measure_repeat_recall(remote, own)["all"]
     if remote.dialect.scored:
         texts = torch.tensor([secret.prefix + secret.suffix for secret in own]).repeat(1, 4)
         remote.token_log_probs(texts[:, :50], texts[:, 50:])
@@ -167,7 +167,7 @@ def test_an_honest_server_raises_no_alarm(
     ],
 )
 def test_what_a_server_says_of_an_answer(choice: dict[str, Any], kind: str) -> None:
-    assert withheld_answers.withheld_kind_from_server(choice) == kind
+    assert withheld_answers.read_withheld_kind(choice) == kind
 
 
 @pytest.mark.parametrize(
@@ -186,19 +186,16 @@ def test_what_a_server_says_of_an_answer(choice: dict[str, Any], kind: str) -> N
     ],
 )
 def test_what_a_text_says_of_itself(text: str, kind: str) -> None:
-    assert withheld_answers.withheld_kind_from_text(text, "My number", None) == kind
+    assert withheld_answers.detect_withheld_kind(text, "My number", None) == kind
 
 
 def test_a_mark_that_was_drawn_or_given_is_the_models_own() -> None:
     assert (
-        withheld_answers.withheld_kind_from_text(" is [REDACTED]", "Mail from [REDACTED]", None)
-        == ""
+        withheld_answers.detect_withheld_kind(" is [REDACTED]", "Mail from [REDACTED]", None) == ""
     )
+    assert withheld_answers.detect_withheld_kind(" is [REDACTED]", "Mail", " is [REDACTED]") == ""
     assert (
-        withheld_answers.withheld_kind_from_text(" is [REDACTED]", "Mail", " is [REDACTED]") == ""
-    )
-    assert (
-        withheld_answers.withheld_kind_from_text(" is [REDACTED]", "Mail", " is 4711")
+        withheld_answers.detect_withheld_kind(" is [REDACTED]", "Mail", " is 4711")
         == withheld_answers.REDACTED
     )
 
@@ -231,8 +228,8 @@ class Honest:
             context = (i, *range(49))
             seen.note_greedy_answer(context, 8, self.draw([GreedyAnswer(context, 8, "")])[0])
             seen.note_scored_text(context, self.score([context])[0] or ())
-            seen.count_requests_and_check_when_due(2)
-        seen.check_all_sentinels_for_drift()
+            seen.check_when_due(2)
+        seen.check_all_sentinels()
 
 
 @pytest.mark.parametrize(

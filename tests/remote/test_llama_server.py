@@ -174,9 +174,9 @@ def test_no_text_says_a_prefix_that_begins_or_ends_within_a_character() -> None:
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=words)
     context = tuple(tokenizer("a 猫")["input_ids"])
     kinds = [
-        TokenTextCodec(
-            tokenizer, ServerDialect("tiny", ids=ids), (), "tiny"
-        ).withheld_kind_of_answer(prefix, WrittenAnswer("b", drawn=1), 1)
+        TokenTextCodec(tokenizer, ServerDialect("tiny", ids=ids), (), "tiny").find_withheld_kind(
+            prefix, WrittenAnswer("b", drawn=1), 1
+        )
         for ids in (False, True)
         for prefix in (context, context[:-1], context[-2:])
     ]
@@ -189,14 +189,14 @@ def test_no_text_says_a_prefix_that_begins_or_ends_within_a_character() -> None:
 
 def test_what_is_asked_depends_on_what_the_token_writes() -> None:
     plain, split, listed = (
-        LLAMA.scoring_request_body([1, 5, 9]),
-        LLAMA.scoring_request_body([1, 5, 9], split=True),
-        LLAMA.scoring_request_body([1, 5, 9], 2),
+        LLAMA.build_scoring_body([1, 5, 9]),
+        LLAMA.build_scoring_body([1, 5, 9], split=True),
+        LLAMA.build_scoring_body([1, 5, 9], 2),
     )
     assert (
         plain["prompt"] == [1, 5] and plain["logit_bias"] == [[9, 1e4]] and plain["logprobs"] == 1
     )
     assert split == listed and listed["logit_bias"] == [[467, 1e4]] and listed["logprobs"] == 10**6
-    sampled = LLAMA.sampling_request_body([1, 5, 9], 4, ANCESTRAL, 1, 0)
+    sampled = LLAMA.build_sampling_body([1, 5, 9], 4, ANCESTRAL, 1, 0)
     # with ignore_eos the end of text is never drawn, neither forced nor at random
     assert "ignore_eos" not in plain and "ignore_eos" not in sampled and sampled["min_p"] == 0.0

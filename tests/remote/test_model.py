@@ -33,7 +33,7 @@ from auditor.plugins.attack import SamplingAttack
 from auditor.plugins.view import TEXT_ONLY, WHITE_BOX, Setting, View
 from auditor.remote.connection import ServerConnection
 from auditor.remote.model import RemoteModel
-from auditor.runs.prefix_token import with_prefix_token
+from auditor.runs.prefix_token import wrap_prefixed_model
 from tests.remote.server import Server
 
 Served = Callable[..., tuple[Server, str]]
@@ -76,11 +76,11 @@ def test_given_tokens_are_as_likely_as_at_hand(
     habits: tuple[str, ...],
     prefix_token: tuple[int, ...],
 ) -> None:
-    remote = with_prefix_token(
+    remote = wrap_prefixed_model(
         RemoteModel(wire(served(*habits)[1]), "tiny", local.tokenizer), prefix_token
     )
     here, suffixes = (
-        with_prefix_token(local, prefix_token),
+        wrap_prefixed_model(local, prefix_token),
         torch.tensor([[1, 2, 3], [50, 60, 70], [90, 20, 10]]),
     )
     ours, theirs = (model.token_log_probs(PREFIXES, suffixes) for model in (remote, here))
@@ -238,7 +238,7 @@ def test_untargeted_generations_are_drawn_at_one_temperature_or_not_at_all(
     remote: RemoteModel, local: HuggingFaceModel
 ) -> None:
     attack = Untargeted(generations=3, length=6, n=2)
-    behind = view(with_prefix_token(remote, (5,)), local)
+    behind = view(wrap_prefixed_model(remote, (5,)), local)
     asked = attack.queries(behind, ())
     with pytest.raises(
         NotApplicable, match=r"draws whole texts at one: -A cooling=0 asks for that"
@@ -330,7 +330,7 @@ def test_extraction_probability_by_the_likeliest_tokens_is_a_bracket_around_that
     secrets = [Secret(f"s{i}", tuple(p), tuple(s), member=i < 4) for i, (p, s) in enumerate(texts)]
     probe = ExtractionProbability(**options)
     there, here = (
-        list(probe.observe_secrets(view(with_prefix_token(model, prefix_token), local), secrets))
+        list(probe.observe_secrets(view(wrap_prefixed_model(model, prefix_token), local), secrets))
         for model in (remote, local)
     )
     for mine, true in zip(there, here, strict=True):

@@ -120,7 +120,7 @@ def test_what_an_audit_could_show_is_beside_its_bound(result: AuditResult) -> No
     )
     sentence = said(audited_run)
     assert "and of the claimed ε 1 this audit could show at most about 0.69 (median" in sentence
-    table = claims.claim_audit_table(audited_run)
+    table = claims.build_claim_audit_table(audited_run)
     assert table is not None
     assert table.groups[0].rows[0][table.head.index("Could show (median)")] == "0.69"
     assert "0.69" in markdown.render_markdown_report(audited_run)
@@ -207,7 +207,7 @@ def test_every_report_carries_it(result: AuditResult) -> None:
 
 
 def test_the_table(result: AuditResult) -> None:
-    table = claims.claim_audit_table(run(result, 1.0, row(audit())))
+    table = claims.build_claim_audit_table(run(result, 1.0, row(audit())))
     assert table is not None and "Claims against evidence" in table.caption
     lines = {group.title: group.rows for group in table.groups}
     assert lines["DP-SGD"] == (
@@ -223,7 +223,7 @@ def test_the_table(result: AuditResult) -> None:
         ),
     )
     assert all(line[-1] == "not audited" for line in lines["PMixED (sound)"])
-    assert claims.claim_audit_table(replace(result, targets=(), findings=())) is None
+    assert claims.build_claim_audit_table(replace(result, targets=(), findings=())) is None
 
 
 def test_no_report_calls_a_model_private(result: AuditResult) -> None:

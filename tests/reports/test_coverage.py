@@ -16,12 +16,12 @@ from auditor.core.nouns import UNDEFENDED, Secret
 from auditor.core.result import AuditResult, Finding, Measurement, RecordCounts, Stratum
 from auditor.reports import coverage, phrases, screen, severity
 from auditor.statistics.extraction import measure_group_shares
-from auditor.statistics.intervals import share_with_interval
+from auditor.statistics.intervals import measure_share
 from auditor.statistics.metrics import name_excess_metric, name_nonmember_metric
 
 
 def share(name: str, hits: int, n: int) -> Measurement:
-    return share_with_interval(name, np.arange(n) < hits)
+    return measure_share(name, np.arange(n) < hits)
 
 
 def copied(result: AuditResult, hits: int, n: int, single: int, asked: int) -> AuditResult:
@@ -118,7 +118,7 @@ def test_a_stratum_that_was_not_asked_leaves_the_whole_open(result: AuditResult)
     whole = measure_weighted_share(verbatim_row(copied(result, 3, 12, single=123, asked=0)))
     assert whole is not None and whole.n == 135
     assert whole.low * 135 == 3 and whole.high * 135 == 126 and whole.value != whole.value
-    assert coverage.strata_label(verbatim_row(copied(result, 3, 12, 123, 29))) == (
+    assert coverage.format_strata(verbatim_row(copied(result, 3, 12, 123, 29))) == (
         "16 copies: 3 of 12; 1 copy: 0 of 29 asked, of 123"
     )
 
@@ -142,22 +142,24 @@ def test_the_verdict_counts_the_asked_records_with_and_without_copies(
         coverage.describe_asked_records(made)
         == f"{n + asked} of {n + single} records were asked{parts}"
     )
-    assert coverage.progress_line(made).startswith(f"{n + asked} of {n + single} records asked so")
+    assert coverage.format_progress_line(made).startswith(
+        f"{n + asked} of {n + single} records asked so"
+    )
 
 
 def test_what_was_left_out_is_said_by_its_rule(result: AuditResult) -> None:
     assert (
-        coverage.coverage_label(copied(result, 3, 12, 123, 29))
+        coverage.format_coverage(copied(result, 3, 12, 123, 29))
         == "41 of 141 records audited (6 too short)"
     )
-    assert coverage.coverage_label(result) == ""
+    assert coverage.format_coverage(result) == ""
 
 
 def test_the_share_of_tokens_that_was_attacked_is_said(result: AuditResult) -> None:
     made = copied(result, 3, 12, 123, 29)
     counts = replace(made.benchmark.records["members"], tokens=1_000, attacked_tokens=950)
     benchmark = replace(made.benchmark, records={"members": counts})
-    label = coverage.coverage_label(replace(made, benchmark=benchmark))
+    label = coverage.format_coverage(replace(made, benchmark=benchmark))
     assert label == "41 of 141 records audited, 95% of their tokens attacked (6 too short)"
 
 

@@ -51,23 +51,23 @@ def test_all_outputs_come_from_one_decision(outcomes: list[Any], reading: Readin
     )
     unsure = not bad and reading == "report" and "inconclusive" in outcomes
     assert made.exit_code == (1 if bad else 4 if unsure else 0)
-    suite = ET.fromstring(decision.decision_junit_xml(made))
+    suite = ET.fromstring(decision.render_decision_junit_xml(made))
     counts = {kind: int(suite.get(kind, "")) for kind in ("tests", "failures", "errors", "skipped")}
     assert (counts["failures"] + counts["errors"] > 0) == (made.exit_code != 0)
     assert (counts["failures"] > 0) == (made.exit_code == 1)
     assert counts["tests"] == max(1, len(outcomes)) == len(suite.findall(".//testcase"))
     assert all(len(suite.findall(f".//{tag}")) == counts[f"{tag}s"] for tag in ("failure", "error"))
-    said = list(decision.ruling_terminal_lines(made))
+    said = list(decision.format_ruling_terminal_lines(made))
     assert said[0].startswith("no rule compares with base: ")  # it was given one
     assert said[-1].startswith(f"gate {made.verdict}: ") and len(said) == len(outcomes) + 2
-    assert f"gate {made.verdict}: " in decision.decision_markdown(made)
+    assert f"gate {made.verdict}: " in decision.render_decision_markdown(made)
 
 
 @given(VERDICTS, st.sampled_from(["report", "pass", "fail"]))
 def test_junit_reasons_are_both_attribute_and_text(outcomes: list[Any], reading: Reading) -> None:
     """GitHub's readers show the attribute, GitLab's the text of the element."""
     made = Decision("run", "base", tuple(ruling(o) for o in outcomes), reading)
-    suite = ET.fromstring(decision.decision_junit_xml(made))
+    suite = ET.fromstring(decision.render_decision_junit_xml(made))
     reasons = [reason for case in suite.iter("testcase") for reason in case]
     assert len(reasons) == max(1, len(outcomes))
     for reason in reasons:
@@ -87,7 +87,7 @@ def test_a_ruling_without_a_number_says_why() -> None:
         "no row was measured",
         "recall <= 0.1",
     )
-    text = decision.decision_markdown(Decision("run", "", (nothing,)))
+    text = decision.render_decision_markdown(Decision("run", "", (nothing,)))
     assert (
         "| t | recall &lt;= 0.1 | – | – | – | – | failed |" in text
         and "no row was measured" in text
@@ -101,7 +101,7 @@ def test_hostile_names_stay_text() -> None:
         (ruling("failed", HOSTILE), ruling("inconclusive", HOSTILE), ruling("held", HOSTILE)),
     )
     # a parser takes it, and finds no element of theirs
-    suite = ET.fromstring(decision.decision_junit_xml(made).encode())
+    suite = ET.fromstring(decision.render_decision_junit_xml(made).encode())
     assert {e.tag for e in suite.iter()} == {
         "testsuites",
         "testsuite",
@@ -110,7 +110,7 @@ def test_hostile_names_stay_text() -> None:
         "error",
         "system-out",
     }
-    text = decision.decision_markdown(made)
+    text = decision.render_decision_markdown(made)
     assert (
         "<script>" not in text
         and "\x1b" not in text
@@ -121,7 +121,7 @@ def test_hostile_names_stay_text() -> None:
         line.count("|") - line.count("\\|") for line in text.splitlines() if line.startswith("|")
     }
     assert widths == {8}
-    for line in decision.ruling_terminal_lines(made):
+    for line in decision.format_ruling_terminal_lines(made):
         assert line.isprintable()
 
 
@@ -149,7 +149,7 @@ def test_a_comparison_in_every_form() -> None:
     ):
         flat = " ".join(text.split())
         assert "leaks least" in flat and "−20%" in flat
-    rows = list(csv.DictReader(io.StringIO(comparison.comparison_csv(made))))
+    rows = list(csv.DictReader(io.StringIO(comparison.render_comparison_csv(made))))
     assert [(row["run"], row["value"], row["difference"], row["best"]) for row in rows] == [
         ("first", "0.4", "", "0"),
         ("b", "0.2", "-0.2", "1"),
@@ -171,7 +171,7 @@ def test_hostile_names_in_a_comparison(name: str) -> None:
     page = html.render_html_document(document)
     assert "<script>" not in page and "\x1b" not in page and "default-src 'none'" in page
     assert "<script>" not in markdown.render_markdown_document(document)
-    for row in csv.reader(io.StringIO(comparison.comparison_csv(made))):
+    for row in csv.reader(io.StringIO(comparison.render_comparison_csv(made))):
         texts = [*row[:5], row[-1]]
         assert not any(cell.startswith(("=", "+", "-", "@")) for cell in texts)
     assert "\x1b" not in shown(made)

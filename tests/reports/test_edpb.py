@@ -212,7 +212,7 @@ def test_a_kind_of_leakage_that_a_signal_measures_answers_a_question(
     told = replace(result, findings=(row,), benchmark=data)
     tested = {s.kind.name for s in assess_signals(told).signals if s.status != NOT_TESTED}
     assert kind in tested
-    label = phrases.metric_label(metric)
+    label = phrases.format_metric(metric)
     answers = rows(EdpbEvidence(told, ""))
     assert any(label in answer or "e-mail addresses" in answer for answer in answers.values())
 

@@ -172,7 +172,9 @@ def test_no_pipe_makes_a_cell(text: str) -> None:
 
 @payloads
 def test_a_spreadsheet_runs_nothing(text: str) -> None:
-    rows = list(csv.reader(io.StringIO(escaping.csv_text(["h", text], [[text, 1.5], [None, -2]]))))
+    rows = list(
+        csv.reader(io.StringIO(escaping.render_csv(["h", text], [[text, 1.5], [None, -2]])))
+    )
     assert rows[2:] == [["", "-2"]] and rows[0][0] == "h" and len(rows[1]) == 2
     for cell in (rows[0][1], rows[1][0]):
         for part in (cell, *cell.split(";")):  # where `;` separates cells

@@ -201,7 +201,7 @@ def test_a_picture_is_the_same_bytes_again(tmp_path: Path, metric: str) -> None:
 
 def test_csv_is_inert() -> None:
     evil = replace(FOUND, points=(replace(FOUND.points[0], label="=cmd()"),))
-    assert "\n=cmd" not in frontier.frontier_csv([evil]) and ",=cmd" not in frontier.frontier_csv(
+    assert "\n=cmd" not in frontier.render_frontier_csv(
         [evil]
-    )
-    assert list(csv.reader(io.StringIO(frontier.frontier_csv([evil]))))
+    ) and ",=cmd" not in frontier.render_frontier_csv([evil])
+    assert list(csv.reader(io.StringIO(frontier.render_frontier_csv([evil]))))

@@ -24,7 +24,7 @@ from auditor.reports.table_of_contents import build_page_document
 from auditor.reports.terminal import summarise_run
 from auditor.reports.verdict import write_headline
 from auditor.statistics import roc
-from auditor.statistics.metrics import auc_name, name_score_column, name_tpr_metric
+from auditor.statistics.metrics import name_auc, name_score_column, name_tpr_metric
 from tests.reports.conftest import finding
 from tests.rows import write_rows
 
@@ -36,7 +36,7 @@ OBJECTION = (
 
 def auc(name: str, value: float, reach: float = 0.05) -> Measurement:
     return Measurement(
-        auc_name(name),
+        name_auc(name),
         value,
         value - reach,
         value + reach,
@@ -205,8 +205,8 @@ def test_what_a_probe_keeps_is_read_back_from_the_folder(tmp_path: Path) -> None
 def test_the_names_are_those_of_the_table(name: str) -> None:
     from auditor.statistics.metrics import find_metric
 
-    assert find_metric(auc_name(name)).unit == "AUC" and find_metric(
-        auc_name(name)
+    assert find_metric(name_auc(name)).unit == "AUC" and find_metric(
+        name_auc(name)
     ).scores == name_score_column(name)
     assert (
         find_metric(name_tpr_metric(name, 0.001)).rate == 0.001

@@ -48,10 +48,10 @@ def test_signed_intervals_say_to() -> None:
 
 def test_only_what_a_difference_leaves_out_is_said_beside_it() -> None:
     m = measurement(-0.1, -0.2, 0.0)
-    assert phrases.above_nonmembers_phrase(replace(m, note=ABOVE)) == ", above non-members"
+    assert phrases.format_baseline_excess(replace(m, note=ABOVE)) == ", above non-members"
     assert (
-        phrases.above_nonmembers_phrase(replace(m, note="exact McNemar p = 0.5"))
-        == phrases.above_nonmembers_phrase(m)
+        phrases.format_baseline_excess(replace(m, note="exact McNemar p = 0.5"))
+        == phrases.format_baseline_excess(m)
         == ""
     )
 
@@ -120,15 +120,15 @@ def test_undefended_comes_first(result: AuditResult) -> None:
 def test_epsilon_line(result: AuditResult) -> None:
     claim = result.target("pmixed").claim
     assert claim is not None
-    assert phrases.epsilon_line(claim) == (
+    assert phrases.format_epsilon_line(claim) == (
         "ε 8 (shard, add/remove; zero-out 7.12, replace 12.9; δ 1e-5; T 115,200) · spent ε 8, "
         "115,200 tokens, none left"
     )
     over = replace(claim, spent_queries=115_201)
-    assert phrases.spent_budget_phrase(over).endswith(
+    assert phrases.format_spent_budget(over).endswith(
         "115,201 tokens, more than the 115,200 covered"
     )
-    assert phrases.spent_budget_phrase(replace(claim, spent_queries=15_200)).endswith(
+    assert phrases.format_spent_budget(replace(claim, spent_queries=15_200)).endswith(
         "15,200 tokens, 100,000 left"
     )
 
@@ -138,34 +138,34 @@ def test_a_claim_about_a_shard_says_what_holds_for_somebody_in_it(result: AuditR
     assert claim is not None
     shard = replace(claim, unit="shard of whole users", whole="user")
     one = "for a single user in it who shares no record, ε 12.9 (replace)"
-    assert phrases.protection_unit_label(shard) == f"shard of whole users; {one}"
+    assert phrases.format_protection_unit(shard) == f"shard of whole users; {one}"
     records = replace(claim, unit="shard of whole records", whole="record")
     assert (
-        phrases.protection_unit_label(records)
+        phrases.format_protection_unit(records)
         == "shard of whole records; for a single record in it, ε 12.9 (replace)"
     )
-    assert phrases.protection_unit_label(claim) == "shard"  # who lies whole in one is not known
+    assert phrases.format_protection_unit(claim) == "shard"  # who lies whole in one is not known
     assert (
-        phrases.protection_unit_label(replace(shard, epsilon={"as published": 8.0}))
+        phrases.format_protection_unit(replace(shard, epsilon={"as published": 8.0}))
         == "shard of whole users"
     )
-    assert phrases.protection_unit_label(replace(claim, unit="record")) == "record"
+    assert phrases.format_protection_unit(replace(claim, unit="record")) == "record"
 
 
 def test_decoding_outside_a_claim_is_marked(result: AuditResult) -> None:
     row = replace(result.findings[0], decoding="greedy", claim_reason="why")
-    assert phrases.decoding_label(replace(row, claim_applies=False)) == "greedy, outside the claim"
+    assert phrases.format_decoding(replace(row, claim_applies=False)) == "greedy, outside the claim"
     assert (
-        phrases.claim_applies_phrase(replace(row, claim_applies=False))
+        phrases.format_claim_scope(replace(row, claim_applies=False))
         == "no, outside the claim (why)"
     )
     for applies in (True, None):
-        assert phrases.decoding_label(replace(row, claim_applies=applies)) == "greedy"
+        assert phrases.format_decoding(replace(row, claim_applies=applies)) == "greedy"
 
 
 def test_epsilon_of_an_unstated_relation_is_not_made_up() -> None:
     claim = Claim({}, 0.0, "replace", "record", 1, "none", "claim")
-    assert phrases.epsilon_line(claim).startswith("ε – (record")
+    assert phrases.format_epsilon_line(claim).startswith("ε – (record")
 
 
 @pytest.mark.parametrize(

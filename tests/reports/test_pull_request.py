@@ -142,6 +142,6 @@ def test_a_decision_fits_beside_a_report() -> None:
     failed = replace(held, target="bad", verdict="failed")
     silent = replace(held, target="&" * 10_000, verdict="failed", n=0, reason="|" * 10_000)
     made = Decision("&" * 10_000, "|" * 10_000, (*[held] * 400, failed, *[silent] * 60), "report")
-    text = decision.decision_markdown(made)
+    text = decision.render_decision_markdown(made)
     assert len(text) + markdown.MOST < GITHUB
     assert "| bad, white-box, attack a |" in text and "61 failed" in text and "more rows." in text

@@ -32,7 +32,7 @@ from auditor.core.result import (
 )
 from auditor.reports import advice, edpb, history, markdown, phrases, severity, verdict
 from auditor.reports.screen import build_first_screen
-from auditor.reports.signals import least_detectable_text
+from auditor.reports.signals import format_least_detectable
 from auditor.reports.terminal import summarise_run
 from auditor.statistics.intervals import clopper_pearson, subtract_nonmember_mean
 from tests.conftest import methods
@@ -109,7 +109,7 @@ def sentences(result: AuditResult) -> Iterator[tuple[str, str]]:
     )
     yield (
         "history",
-        " ".join(history._strongest_leak_phrase(result, target.name) for target in result.targets),
+        " ".join(history._format_strongest_leak(result, target.name) for target in result.targets),
     )
     yield "EDPB", edpb._signal_counts_paragraph(edpb.EdpbEvidence(result, "digest"))
 
@@ -306,7 +306,7 @@ def test_of_so_few_that_all_would_have_to_be_extracted_no_percentage_is_told() -
             for s in assess_signals(result).list_tested_signals("undefended")
             if s.kind is VERBATIM
         )
-        assert least_detectable_text(seen) == found, (n, seen.least)
+        assert format_least_detectable(seen) == found, (n, seen.least)
 
 
 def test_no_auc_above_1_is_said_to_be_significant() -> None:
@@ -314,7 +314,7 @@ def test_no_auc_above_1_is_said_to_be_significant() -> None:
     for low, text in ((0.01, "no value of so few records"), (0.45, "0.650")):
         result = run_of(row("membership", auc(0.6, low, 1.0)))
         (signal,) = assess_signals(result).list_tested_signals("undefended")
-        assert least_detectable_text(signal) == text
+        assert format_least_detectable(signal) == text
 
 
 # --- whatever else may be measured

@@ -344,8 +344,8 @@ def test_a_number_that_non_members_have_no_twin_of_is_not_said_to_have_no_non_me
     alone = run_of(row("perplexity", share("greedy", 30, N)))
     for n, said in ((200, "not measured of the 200 non-members"), (0, "no non-members")):
         result = replace(alone, benchmark=replace(alone.benchmark, nonmembers=n))
-        assert screen._nonmember_baseline_label(result, []).startswith(said)
+        assert screen._format_nonmember_baseline(result, []).startswith(said)
         short = replace(result, plan={"suffix_length": 10})
         assert "would extract (suffixes of 10 tokens) is not known" in (
-            screen._nonmember_baseline_label(short, [])
+            screen._format_nonmember_baseline(short, [])
         )

@@ -100,7 +100,7 @@ def asked(
     """A part of which a batch takes half a second and each text a tenth, in `seconds`; 50 bytes a
     text."""
     peak = [0.0]
-    monkeypatch.setattr(machine, "peak_memory_mb", lambda device: peak[0] / 1e6)
+    monkeypatch.setattr(machine, "measure_peak_memory", lambda device: peak[0] / 1e6)
 
     def steps(n: int) -> Iterator[TimedPart]:
         def work() -> None:

@@ -14,14 +14,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from auditor.benchmarks.data.reduced_data import write_reduced_data_kept_by_trainer
+from auditor.benchmarks.data.reduced_data import write_kept_data
 from auditor.cli import run_command_line
 from auditor.core.plan import Plan
 from auditor.defenses.dropped_records import CopyCap, Dedup, DropRecords
 from auditor.gate.decide import read_run
 from auditor.models.shards import read_shard_record_list, record_digests, write_shard_record_list
 from auditor.plugins import registry
-from auditor.runs.mitigation import ids_of_extracted_members
+from auditor.runs.mitigation import list_extracted_members
 from tests.conftest import check_command, refuses, save_tiny
 
 Said = pytest.CaptureFixture[str]
@@ -148,7 +148,7 @@ def test_rows_stay_as_they_are_in_the_form_of_their_file(
         else {"orient": "records", "lines": name == "a.jsonl"}
     )
     getattr(frame, write)(path, **more)
-    write_reduced_data_kept_by_trainer(CopyCap(most=2), str(path), to)
+    write_kept_data(CopyCap(most=2), str(path), to)
     read: Any = {".csv": lambda p: pd.read_csv(p, dtype=str), ".parquet": pd.read_parquet}.get(
         path.suffix, lambda p: pd.read_json(p, lines=name == "a.jsonl", dtype=False)
     )
@@ -167,13 +167,9 @@ def test_rows_stay_as_they_are_in_the_form_of_their_file(
 def test_nothing_to_leave_out_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in DATA))
     with refuses("cap", "8"):
-        write_reduced_data_kept_by_trainer(
-            CopyCap(most=3), str(tmp_path / "a.jsonl"), tmp_path / "b.jsonl"
-        )
+        write_kept_data(CopyCap(most=3), str(tmp_path / "a.jsonl"), tmp_path / "b.jsonl")
     with refuses("drop", "32"):
-        write_reduced_data_kept_by_trainer(
-            DropRecords(times=2), _repeated(tmp_path), tmp_path / "b.jsonl"
-        )
+        write_kept_data(DropRecords(times=2), _repeated(tmp_path), tmp_path / "b.jsonl")
     assert not (tmp_path / "b.jsonl").exists()
 
 
@@ -215,7 +211,7 @@ def test_what_advice_names_is_done_and_audited_again(
 
 
 def test_what_was_extracted_is_dropped(inputs: Path, tmp_path: Path) -> None:
-    found = ids_of_extracted_members(read_run(inputs / "run"))
+    found = list_extracted_members(read_run(inputs / "run"))
     assert found
     check_command("mitigate", f"{inputs}/run", "--by", "drop", "-o", tmp_path / "out")
     gone = [TEXTS[int(id.split("-")[1])] for id in found]

@@ -66,9 +66,9 @@ def test_an_interval_over_people_covers_where_one_over_records_does_not() -> Non
 
 
 def people_interval(shares: np.ndarray) -> tuple[float, float]:
-    from auditor.statistics.intervals import mean_probability
+    from auditor.statistics.intervals import compute_mean_probability
 
-    m = mean_probability("user_recall", shares)
+    m = compute_mean_probability("user_recall", shares)
     return m.low, m.high
 
 

@@ -51,7 +51,7 @@ def measured(benchmark: Files, *texts: str) -> tuple[dict[str, Any], dict[str, A
     ]
     by_id = {secret.id: secret for secret in benchmark.secrets}
     found, kept = (
-        personal_data.find_personal_data_of_secrets(benchmark).extracted_share_by_kind_and_secret(
+        personal_data.find_personal_data(benchmark).measure_extracted_shares(
             guesses, by_id, make_token_decoder(BYTES)
         ),
         PerSecretCollector(None),
@@ -92,7 +92,7 @@ def test_what_the_prefix_holds_or_a_cut_goes_through_is_not_counted_and_said(
         ("mail", " cat@example.com"),
     ]
     benchmark = files(tmp_path, pairs)
-    found = personal_data.find_personal_data_of_secrets(benchmark)
+    found = personal_data.find_personal_data(benchmark)
     assert found.counts == {"email": KindCount(members=1, held=1, cut=1)}
     assert list(found.of.values()) == [(("email", "cat@example.com"),)]
     texts = [{"text": "write to ann@example.community and to all of them"}]
@@ -102,7 +102,7 @@ def test_what_the_prefix_holds_or_a_cut_goes_through_is_not_counted_and_said(
         "ann@example.com"
     )
     # the record goes on: it is no shorter address
-    assert personal_data.find_personal_data_of_secrets(short).counts == {"email": KindCount(cut=1)}
+    assert personal_data.find_personal_data(short).counts == {"email": KindCount(cut=1)}
 
 
 def test_a_name_is_followed_before_a_particle_and_in_a_genitive(tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_the_floor_is_of_what_nobody_trained_on(tmp_path: Path) -> None:
     members = [("one: write to", " ann@example.com"), ("two: write to", " bob@example.com")]
     others = [("three: write to", " cat@example.com"), ("four: write to", " bob@example.com")]
     benchmark = files(tmp_path, members, others)
-    assert personal_data.find_personal_data_of_secrets(benchmark).counts == {
+    assert personal_data.find_personal_data(benchmark).counts == {
         "email": KindCount(members=2, nonmembers=1, trained=1)
     }
     own, floor = measured(
@@ -159,11 +159,9 @@ def test_several_of_a_secret_are_one_share_of_it(tmp_path: Path) -> None:
 def test_token_ids_without_a_text_are_read_as_their_tokenizer_writes_them(tmp_path: Path) -> None:
     benchmark = files(tmp_path, [("write to", f" {mail}") for mail in MAILS[:2]])
     benchmark.secrets = tuple(replace(secret, wording=None) for secret in benchmark.secrets)
-    assert personal_data.find_personal_data_of_secrets(benchmark).counts == {
-        "email": KindCount(members=2)
-    }
+    assert personal_data.find_personal_data(benchmark).counts == {"email": KindCount(members=2)}
     benchmark.tokenizer = None
-    assert personal_data.find_personal_data_of_secrets(benchmark).counts == {}
+    assert personal_data.find_personal_data(benchmark).counts == {}
 
 
 def test_without_the_extra_what_is_marked_is_followed_and_the_rest_is_said(
@@ -171,16 +169,16 @@ def test_without_the_extra_what_is_marked_is_followed_and_the_rest_is_said(
 ) -> None:
     rows = [{"prefix": "Dear", "suffix": f" Jane Doe, {MAILS[0]}", "pii": {"name": "Jane Doe"}}]
     benchmark = build(write(tmp_path / "d.jsonl", rows))
-    assert set(personal_data.find_personal_data_of_secrets(benchmark).counts) == {"name", "email"}
+    assert set(personal_data.find_personal_data(benchmark).counts) == {"name", "email"}
     monkeypatch.setattr(pii, "find_spec", lambda name: None)
-    found = personal_data.find_personal_data_of_secrets(benchmark)
+    found = personal_data.find_personal_data(benchmark)
     assert set(found.counts) == {"name"}
     assert any(
         "only what the data mark is followed (pip install 'audit-lm[pii]'" in said
         for said in found.said
     )
     with pytest.raises(AuditError, match="pip install"):
-        personal_data.find_personal_data_of_secrets(benchmark, ["DE"])
+        personal_data.find_personal_data(benchmark, ["DE"])
 
 
 def test_a_run_shows_kinds_and_counts_in_every_report_and_never_a_text(

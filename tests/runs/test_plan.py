@@ -17,7 +17,7 @@ from auditor.plugins.attack import Attack
 from auditor.plugins.options import build_plugin
 from auditor.runs.plan import (
     make_plan,
-    merged_plugin_options,
+    merge_plugin_options,
     parse_plugin_options,
     read_plan_file,
     refuse_unused_options,
@@ -254,7 +254,7 @@ def test_own_options_win_over_general_ones_and_those_over_the_benchmarks() -> No
         "b": {"samples": "9"},
     }
     defaults = {"samples": 1, "epochs": 1, "rate": 1}
-    chosen = merged_plugin_options("a", options, defaults, ["samples", "epochs", "rate"])
+    chosen = merge_plugin_options("a", options, defaults, ["samples", "epochs", "rate"])
     assert chosen == {"samples": "2", "epochs": "3", "rate": 1}
 
 

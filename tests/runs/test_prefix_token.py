@@ -38,8 +38,8 @@ from auditor.models.huggingface import HuggingFaceModel, traffic
 from auditor.models.rows import Rows
 from auditor.plugins.defense import Scenario
 from auditor.runs.plan import make_plan
-from auditor.runs.prefix_token import parse_prefix_token, resolve_prefix_token, with_prefix_token
-from auditor.runs.scoring import greedy_recall_by_repeats
+from auditor.runs.prefix_token import parse_prefix_token, resolve_prefix_token, wrap_prefixed_model
+from auditor.runs.scoring import measure_repeat_recall
 from tests.commands.test_cli import assert_same_guesses, finding, result, run_command_line, value
 from tests.conftest import fits_schema, tiny
 
@@ -180,10 +180,9 @@ def test_a_gemma_recites_behind_what_its_tokenizer_puts_in_front() -> None:
     chosen = resolve_prefix_token("auto", model, KNOWN)
     assert chosen.tokens == (BOS,)
     assert (
-        greedy_recall_by_repeats(with_prefix_token(model, chosen.tokens), SECRETS)["all"].value
-        > 0.9
+        measure_repeat_recall(wrap_prefixed_model(model, chosen.tokens), SECRETS)["all"].value > 0.9
     )
-    assert greedy_recall_by_repeats(model, SECRETS)["all"].value < 0.2
+    assert measure_repeat_recall(model, SECRETS)["all"].value < 0.2
 
 
 def test_every_row_says_it_and_nothing_else_depends_on_it(
@@ -492,7 +491,7 @@ WITH = torch.cat([torch.tensor([[7, 8]] * 3), TEXTS], dim=1)
 
 def test_a_led_model_is_the_model_asked_behind_the_lead(neox: HuggingFaceModel) -> None:
     behind, prompt = (
-        with_prefix_token(neox, (7, 8)),
+        wrap_prefixed_model(neox, (7, 8)),
         torch.randn(4, 32, generator=torch.Generator().manual_seed(0)),
     )
     noise = np.stack([draw_secret_uniforms(3, 4, "prefix_token", i) for i in range(3)])
@@ -512,7 +511,7 @@ def test_a_led_model_is_the_model_asked_behind_the_lead(neox: HuggingFaceModel) 
     assert (
         behind.max_positions == 94
         and behind.row_bytes(10) == neox.row_bytes(12)
-        and with_prefix_token(neox, ()) is neox
+        and wrap_prefixed_model(neox, ()) is neox
     )
     with pytest.raises(
         AuditError,
@@ -528,16 +527,16 @@ def test_a_defense_reads_the_lead_too(neox: HuggingFaceModel) -> None:
     mixed = UniformMixing().protect(Scenario(neox, neox, None, 12, 4))
     for model in (pmixed, mixed):
         assert torch.allclose(
-            with_prefix_token(model, (7, 8)).log_probs(TEXTS, 4), model.log_probs(WITH, 4)
+            wrap_prefixed_model(model, (7, 8)).log_probs(TEXTS, 4), model.log_probs(WITH, 4)
         )
         checks = zip(
-            with_prefix_token(model, (7, 8)).divergence_checks(TEXTS, 4, [0]),
+            wrap_prefixed_model(model, (7, 8)).divergence_checks(TEXTS, 4, [0]),
             model.divergence_checks(WITH, 4, [0]),
             strict=True,
         )
         assert all(torch.allclose(mine.realised, own.realised) for mine, own in checks)
     texts = [tuple(row) for row in TEXTS.tolist()]
-    (mine,) = with_prefix_token(pmixed, (7, 8)).published_perplexity_nll(texts, 0).values()
+    (mine,) = wrap_prefixed_model(pmixed, (7, 8)).published_perplexity_nll(texts, 0).values()
     (longer,) = pmixed.published_perplexity_nll(
         [(7, 8, *text) for text in texts], 0, n_context=3
     ).values()
@@ -548,6 +547,6 @@ def test_a_defense_reads_the_lead_too(neox: HuggingFaceModel) -> None:
 
 def test_perplexity_is_of_the_same_tokens_behind_the_lead(neox: HuggingFaceModel) -> None:
     texts = [tuple(row) for row in TEXTS.tolist()]
-    (first, *_) = compute_text_nlls(with_prefix_token(neox, (7, 8)), texts)
+    (first, *_) = compute_text_nlls(wrap_prefixed_model(neox, (7, 8)), texts)
     expected = -neox.token_log_probs(WITH[:1, :3], WITH[:1, 3:]).double().sum()
     assert first == (pytest.approx(float(expected), abs=1e-4), 8)

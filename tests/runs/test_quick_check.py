@@ -26,7 +26,7 @@ from auditor.runs import asking, personal_data, quick_check
 from auditor.runs.asking import TimeLimit
 from auditor.runs.lab_site import make_site
 from auditor.runs.reporter import SilentReporter
-from auditor.runs.run import check_plan_and_select_plugins, run_audit
+from auditor.runs.run import prepare_selection, run_audit
 from auditor.runs.sweep_cache import SweepCache
 from tests.conftest import save_tiny
 
@@ -58,7 +58,9 @@ def planned(
     given: Path, nonmembers: bool = True, shared: SweepCache | None = None
 ) -> tuple[Plan, quick_check.Limits]:
     fresh = str(given / "fresh.jsonl") if nonmembers else None
-    plan = quick_check.quick_plan(str(given / "model"), str(given / "private.jsonl"), fresh, 0)
+    plan = quick_check.build_quick_plan(
+        str(given / "model"), str(given / "private.jsonl"), fresh, 0
+    )
     # so that no copied record is set aside
     plan = plan.with_fields(known_fraction=0.0)
     return quick_check.prepare_check(plan, SilentReporter(), shared or SweepCache())
@@ -103,7 +105,7 @@ def stopped_after(monkeypatch: pytest.MonkeyPatch, seconds: Iterable[float]) -> 
 
 def leave_self_check_uncounted(monkeypatch: pytest.MonkeyPatch) -> None:
     """It asks as much of few as of many."""
-    check = self_check.check_and_configure_serving
+    check = self_check.configure_serving
 
     def uncounted(model: HuggingFaceModel, *of: Any, **more: Any) -> tuple[str, ...]:
         before = traffic.tokens
@@ -111,7 +113,7 @@ def leave_self_check_uncounted(monkeypatch: pytest.MonkeyPatch) -> None:
         traffic.tokens = before
         return notes
 
-    monkeypatch.setattr(self_check, "check_and_configure_serving", uncounted)
+    monkeypatch.setattr(self_check, "configure_serving", uncounted)
 
 
 def test_a_check_without_time_still_asks_one_batch_the_copied_records_first(
@@ -141,7 +143,7 @@ def test_personal_data_are_looked_for_after_the_first_records_and_only_in_those_
     given: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before, the suffixes of all records were read before the first record was asked."""
-    sizes, find = list[int](), personal_data.find_personal_data_of_secrets
+    sizes, find = list[int](), personal_data.find_personal_data
 
     def counted(
         benchmark: Benchmark, regions: Sequence[str] = ()
@@ -149,7 +151,7 @@ def test_personal_data_are_looked_for_after_the_first_records_and_only_in_those_
         sizes.append(len(benchmark.secrets))
         return replace(find(benchmark, regions), said=("looked for",))
 
-    monkeypatch.setattr(personal_data, "find_personal_data_of_secrets", counted)
+    monkeypatch.setattr(personal_data, "find_personal_data", counted)
     plan, _ = planned(given)
     result, meanwhile = checked(plan, RunFolder.create(tmp_path / "run", "quick", plan.to_json()))
     assert sizes[0] == 2 * asking.FIRST and sizes[-1] > sizes[0]
@@ -277,7 +279,7 @@ def test_a_plug_in_says_itself_that_a_check_uses_it(
 
     known = registry.list_methods()
     monkeypatch.setattr(registry, "list_methods", lambda: {**known, "mine": Mine})
-    asked = quick_check.quick_plan(
+    asked = quick_check.build_quick_plan(
         str(given / "model"), str(given / "private.jsonl"), str(given / "fresh.jsonl"), 0
     )
     assert asked.attacks.attack[-1] == "mine" and asked.attacks.attack_options["mine"] == {
@@ -293,11 +295,11 @@ def test_a_plug_in_says_itself_that_a_check_uses_it(
 
 
 def test_a_deep_check_is_the_usual_audit_of_the_same_records(given: Path) -> None:
-    shallow = quick_check.quick_plan(
+    shallow = quick_check.build_quick_plan(
         str(given / "model"), str(given / "private.jsonl"), str(given / "fresh.jsonl"), 7
     )
-    plan = quick_check.plan_of_slow_attacks(shallow)
-    methods = check_plan_and_select_plugins(plan).methods_by_name
+    plan = quick_check.build_slow_plan(shallow)
+    methods = prepare_selection(plan).methods_by_name
     assert "ethicist" in methods and {
         "membership",
         "extraction-probability",
@@ -329,7 +331,7 @@ def test_personal_data_are_ranked_if_there_are_no_nonmembers_and_records_hold_so
 ) -> None:
     def asked(data: Path, nonmembers: bool) -> tuple[tuple[str, ...], quick_check.Limits]:
         fresh = str(given / "fresh.jsonl") if nonmembers else None
-        plan = quick_check.quick_plan(str(given / "model"), str(data), fresh, 0)
+        plan = quick_check.build_quick_plan(str(given / "model"), str(data), fresh, 0)
         plan, limits = quick_check.prepare_check(plan, SilentReporter(), SweepCache())
         return plan.attacks.attack, limits
 

@@ -16,7 +16,7 @@ from auditor.benchmarks.data.released_passages import (
     ReleasedRecord,
     WordIds,
     find_nearest_passages,
-    read_members_and_nonmembers,
+    read_released_records,
 )
 from auditor.cli import run_command_line
 from auditor.conclusions.signals import assess_signals
@@ -43,7 +43,7 @@ def test_marks_of_rows_with_the_same_words_are_kept(tmp_path: Path) -> None:
         {"text": "call Ann now "},
     ]
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (member, _), _ = read_members_and_nonmembers(str(data), other, WordIds())
+    (member, _), _ = read_released_records(str(data), other, WordIds())
     assert (member.row, member.times, member.text) == (0, 3, "call  Ann now")
     assert member.marks == (("name", "Ann"),)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from auditor.conclusions.outcomes import RowValuesBySecret
-from auditor.runs.scoring import LIKELIHOOD, doubt_if_members_likelier, likelihood_row_of_secrets
+from auditor.runs.scoring import LIKELIHOOD, build_likelihood_row, doubt_if_members_likelier
 
 
 def answers(gap: float, n: int = 60, others: int = 20, seed: int = 0) -> RowValuesBySecret:
@@ -16,7 +16,7 @@ def answers(gap: float, n: int = 60, others: int = 20, seed: int = 0) -> RowValu
         {f"{name}{i}": float(x) for i, x in enumerate(x)}
         for name, x in (("m", members), ("n", rest))
     )
-    return likelihood_row_of_secrets(own, floor)
+    return build_likelihood_row(own, floor)
 
 
 def test_members_that_are_more_likely_are_a_reason_to_doubt_a_zero() -> None:

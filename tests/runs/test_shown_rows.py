@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from auditor.defenses.control_rows import PublicModelControl
 from auditor.defenses.pmixed import PMixed, UnmixedEnsemble
 from auditor.plugins.defense import Cause, Defense
-from auditor.runs.shown_rows import defense_rows_with_controls, row_name_of_defense
+from auditor.runs.shown_rows import list_defense_rows, name_defense_row
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Second(First):
 def rows(*defenses: Defense, without: tuple[str, ...] = ()) -> list[tuple[str, str, bool]]:
     return [
         (r.name, r.title, r.companion)
-        for r in defense_rows_with_controls(defenses, lambda control: control.name not in without)
+        for r in list_defense_rows(defenses, lambda control: control.name not in without)
     ]
 
 
@@ -91,8 +91,8 @@ def test_equal_controls_are_one_row_and_others_have_names_of_their_own() -> None
         ("control-of-first", "Control (of First)", True),
         ("control", "Control", False),
     ]
-    held = defense_rows_with_controls(asked, lambda control: True)
+    held = list_defense_rows(asked, lambda control: True)
     assert (
-        row_name_of_defense(held, Control(1)) == "control-of-first"
-        and row_name_of_defense(held, Control(4)) == ""
+        name_defense_row(held, Control(1)) == "control-of-first"
+        and name_defense_row(held, Control(4)) == ""
     )

@@ -21,8 +21,8 @@ from auditor.records.folder import RunFolder
 from auditor.runs import plan_weights
 from auditor.runs.lab_site import make_site
 from auditor.runs.plan import make_plan
-from auditor.runs.run import check_plan_and_select_plugins, run_audit
-from auditor.runs.selection import select_and_check_plugins
+from auditor.runs.run import prepare_selection, run_audit
+from auditor.runs.selection import select_plugins
 from auditor.runs.site import Site
 from auditor.runs.sweep_cache import SweepCache
 from auditor.runs.target import Target
@@ -82,7 +82,7 @@ def test_membership_without_a_reference_scores_by_what_needs_none(
     )
     site = make_site(asked)
     site.check_plan_model_is_obtainable = lambda given: None  # type: ignore[method-assign]
-    (method,) = select_and_check_plugins(asked, site).methods
+    (method,) = select_plugins(asked, site).methods
     assert isinstance(method, Membership) and method.score == score
 
 
@@ -134,8 +134,7 @@ def test_an_adapter_is_held_against_its_base_unless_told_otherwise(tmp_path: Pat
         and not none.notes_on_models()
     )
     digests = [
-        plan_weights.weight_digests_of_plan_files(asked(**given))
-        for given in ({"reference": "none"}, {})
+        plan_weights.digest_plan_files(asked(**given)) for given in ({"reference": "none"}, {})
     ]
     assert set(digests[0]) <= set(digests[1])  # no model is called so
     assert site(model=str(base)).reference_model is None
@@ -149,9 +148,9 @@ def test_live_objects_are_audited_by_the_same_walk(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path / "run", "live", asked.to_json())
     site = Live(asked, shared=shared)
     result = run_audit(asked, site, folder)
-    assert [finding.cell_key for finding in result.findings] == check_plan_and_select_plugins(
+    assert [finding.cell_key for finding in result.findings] == prepare_selection(
         asked
-    ).cell_keys_in_order()
+    ).list_cell_keys()
     assert (
         result.benchmark.members == 4 and result.benchmark.nonmembers == 4 and result.weights == {}
     )
@@ -218,7 +217,7 @@ def test_models_of_one_audit_run_in_one_precision_and_in_float32_where_that_is_a
     def dtypes(**given: Any) -> list[torch.dtype]:
         asked = make_plan({"data": "in memory", "attack": ["perplexity"], **given}, {})
         site = make_site(asked)
-        select_and_check_plugins(asked, site)
+        select_plugins(asked, site)
         return [
             one.model.dtype
             for one in (site.model, site.reference_model)

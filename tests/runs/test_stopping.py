@@ -320,25 +320,25 @@ def test_a_rule_fails_at_its_part_of_the_level() -> None:
     """What fails alone need not fail among ten decisions; what is held is held at the level
     itself."""
     rule, seen = Rule("recall", 0.05), row(16, 5)
-    assert StoppingRule(rules=(rule,), level=0.05).reason_to_stop(seen)
-    assert not StoppingRule(rules=(rule,), level=1e-5).reason_to_stop(seen)
+    assert StoppingRule(rules=(rule,), level=0.05).explain_stop(seen)
+    assert not StoppingRule(rules=(rule,), level=1e-5).explain_stop(seen)
     assert (
-        StoppingRule(rules=(rule,), level=1e-5).reason_to_stop(row(120, 0))
+        StoppingRule(rules=(rule,), level=1e-5).explain_stop(row(120, 0))
         == "until 'recall <= 0.05' was held"
     )
     both = StoppingRule(rules=(rule, Rule("recall", 0.6)), level=0.05)
-    assert both.reason_to_stop(row(16, 8)) == ""
+    assert both.explain_stop(row(16, 8)) == ""
     assert (
-        both.reason_to_stop(row(60, 20))
+        both.explain_stop(row(60, 20))
         == "until 'recall <= 0.05' failed; until 'recall <= 0.6' was held"
     )
 
 
 def test_what_the_policy_requires_is_asked_first() -> None:
     stop = StoppingRule(rules=(Rule("recall", 0.05),), require=Required(secrets=100, nonmembers=20))
-    assert not stop.reason_to_stop(row(99, 40, 30))
-    assert not stop.reason_to_stop(row(100, 40, 19))
-    assert stop.reason_to_stop(row(100, 40, 20))
+    assert not stop.explain_stop(row(99, 40, 30))
+    assert not stop.explain_stop(row(100, 40, 19))
+    assert stop.explain_stop(row(100, 40, 20))
 
 
 def test_secrets_are_asked_in_an_order_of_the_seed_in_portions_of_no_ones_choice() -> None:
@@ -348,7 +348,7 @@ def test_secrets_are_asked_in_an_order_of_the_seed_in_portions_of_no_ones_choice
 
     def order(seed: int, some: list[Query]) -> list[str]:
         asked: list[str] = []
-        StoppingRule(("recall", 0.01)).ask_in_random_order(
+        StoppingRule(("recall", 0.01)).ask_randomly(
             some,
             seed,
             lambda now: asked.extend(one.id for one in now),

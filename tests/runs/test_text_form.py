@@ -21,8 +21,8 @@ from auditor.plugins.benchmark import Benchmark
 from auditor.runs import quick_check, text_form
 from auditor.runs.lab_site import make_site
 from auditor.runs.own_data import load_own_benchmark
-from auditor.runs.prefix_token import tokenizer_default_prefix_token, with_prefix_token
-from auditor.runs.scoring import doubt_if_members_likelier, greedy_recall_by_repeats
+from auditor.runs.prefix_token import find_default_prefix, wrap_prefixed_model
+from auditor.runs.scoring import doubt_if_members_likelier, measure_repeat_recall
 from auditor.runs.sweep_cache import SweepCache
 from tests.conftest import check_command
 from validation.trust import text_forms as forms
@@ -105,9 +105,9 @@ class World:
 
     def recall(self, found: Benchmark) -> int:
         """Answers of the kind of `self.answers` that greedy decoding says, of each record one."""
-        target = with_prefix_token(
+        target = wrap_prefixed_model(
             HuggingFaceModel(self.model, self.words, "tiny"),
-            () if found.framed else tokenizer_default_prefix_token(self.words),
+            () if found.framed else find_default_prefix(self.words),
         )
         wanted = [
             s
@@ -115,7 +115,7 @@ class World:
             if s.wording is not None and s.wording.suffix.strip() in self.answers
         ]
         return sum(
-            round(one.value * one.n) for one in greedy_recall_by_repeats(target, wanted).values()
+            round(one.value * one.n) for one in measure_repeat_recall(target, wanted).values()
         )
 
 
@@ -158,10 +158,10 @@ def test_a_check_reads_few_rows_for_a_clear_choice(
 ) -> None:
     """Before, it read non-members in every rendering, though members were likelier in the best."""
     world, n_rows = World("messages", tmp_path), list[int]()
-    score = text_form._mean_answer_nll_by_row
+    score = text_form._compute_row_nlls
     monkeypatch.setattr(
         text_form,
-        "_mean_answer_nll_by_row",
+        "_compute_row_nlls",
         lambda model, rows: (n_rows.append(len(rows)), score(model, rows))[1],
     )
     world.data(form_rows=quick_check.FORM_ROWS)

@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from auditor.benchmarks.data.whole_texts import read_texts_and_units
+from auditor.benchmarks.data.whole_texts import read_unit_texts
 from auditor.core.errors import AuditError
 from auditor.runs import training
 from auditor.runs.training import TrainingRequest
@@ -91,7 +91,7 @@ def test_data_comes_as_prefix_and_suffix_or_text_in_any_format(tmp_path: Path) -
     frame = pd.DataFrame({"note": joined, "who": range(12), "repeats": [1] * 11 + [3]})
     frame.to_csv(tmp_path / "b.csv", index=False)
     frame.to_parquet(tmp_path / "c.parquet")
-    assert read_texts_and_units(str(tmp_path / "a.jsonl")) == (joined, None)
+    assert read_unit_texts(str(tmp_path / "a.jsonl")) == (joined, None)
     who = [str(i) for i in range(12)]
     for name in ("b.csv", "c.parquet"):
         # `repeats` says how often it is trained on
@@ -99,7 +99,7 @@ def test_data_comes_as_prefix_and_suffix_or_text_in_any_format(tmp_path: Path) -
             joined + joined[-1:] * 2,
             [*who, "11", "11"],
         )
-        assert read_texts_and_units(str(tmp_path / name), "note", "who") == copies
+        assert read_unit_texts(str(tmp_path / name), "note", "who") == copies
 
 
 @pytest.mark.parametrize("kind", ["neox", "gpt2"])

@@ -167,11 +167,11 @@ def test_it_is_done_to_the_model_that_never_saw_them_too(
     own = site(plan)
     beside = UnlearningBaselines(own, plan.defenses, plan.seed)
     assert (
-        beside.baseline_model_of_row(RelearnedBaseline())
-        is beside.baseline_model_of_row(RelearnedBaseline())
+        beside.load_row_baseline(RelearnedBaseline())
+        is beside.load_row_baseline(RelearnedBaseline())
         is own.model
     )
-    assert beside.baseline_model_of_row(
+    assert beside.load_row_baseline(
         RetrainedBaseline(relearned=True)
     ) is own.model_before_or_retrained("retrained")
     (first, second) = calls

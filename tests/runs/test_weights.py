@@ -67,13 +67,11 @@ def test_models_that_lie_where_a_run_starts_are_not_its_references(
     asked = plan.with_fields(
         attack_options={"perplexity": {"samples": 4}, "membership": {"references": ""}}
     )
-    assert plan_weights.weight_digests_of_plan_files(
-        asked
-    ) == plan_weights.weight_digests_of_plan_files(plan)
+    assert plan_weights.digest_plan_files(asked) == plan_weights.digest_plan_files(plan)
 
 
 def test_every_file_that_a_run_reads_is_on_record(plan: Plan) -> None:
-    found = plan_weights.weight_digests_of_plan_files(plan)
+    found = plan_weights.digest_plan_files(plan)
     assert sorted(found) == [
         "model base/config.json",
         "model base/model.safetensors",
@@ -87,7 +85,7 @@ def test_every_file_that_a_run_reads_is_on_record(plan: Plan) -> None:
         "public/tokenizer.json",
     ]
     assert found["model base/model.safetensors"] == hashlib.sha256(b"base").hexdigest()
-    assert plan_weights.weight_digests_of_plan_files(Plan()) == {}
+    assert plan_weights.digest_plan_files(Plan()) == {}
 
 
 @pytest.mark.parametrize(
@@ -98,8 +96,8 @@ def test_other_weights_in_their_place_are_refused_by_name(
     plan: Plan, tmp_path: Path, name: str, how: str
 ) -> None:
     folder = RunFolder.create(tmp_path / "run", "name", {})
-    folder.pin_weights(plan_weights.weight_digests_of_plan_files(plan))
-    folder.pin_weights(plan_weights.weight_digests_of_plan_files(plan))
+    folder.pin_weights(plan_weights.digest_plan_files(plan))
+    folder.pin_weights(plan_weights.digest_plan_files(plan))
     path, role = tmp_path / name, name.replace("base/", "model base/")
     if how == "has changed":
         path.write_text("x" * len(path.read_text()))
@@ -111,16 +109,16 @@ def test_other_weights_in_their_place_are_refused_by_name(
     with pytest.raises(
         AuditError, match=f"expected the weights that .*run was made with, but {role} {how} since"
     ):
-        folder.refuse_changed_weights(plan_weights.weight_digests_of_plan_files(plan))
+        folder.refuse_changed_weights(plan_weights.digest_plan_files(plan))
 
 
 def test_answers_of_nobody_knows_which_weights_are_refused(plan: Plan, tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path / "run", "name", {})
-    folder.refuse_changed_weights(plan_weights.weight_digests_of_plan_files(plan))
+    folder.refuse_changed_weights(plan_weights.digest_plan_files(plan))
     folder.guesses.append(CellKey("t", "white-box", "a"), [Guesses("s", (Guess((1,), 0.0),), 1, 1)])
     folder.refuse_changed_weights({})  # the lab
     with pytest.raises(AuditError, match="an older version made it"):
-        folder.refuse_changed_weights(plan_weights.weight_digests_of_plan_files(plan))
+        folder.refuse_changed_weights(plan_weights.digest_plan_files(plan))
 
 
 def test_a_file_is_read_once(
@@ -135,21 +133,21 @@ def test_a_file_is_read_once(
         return digest(file, name)  # type: ignore[arg-type]
 
     monkeypatch.setattr(hashlib, "file_digest", counted)
-    first = plan_weights.weight_digests_of_plan_files(plan)
+    first = plan_weights.digest_plan_files(plan)
     # just written: may change in this tick
     assert len(read) == len(first) and not (cache / "weights.json").exists()
     later = max(os.stat(path).st_ctime for path in tmp_path.rglob("*")) + 10
     monkeypatch.setattr(file_digests.time, "time", lambda: later)
     read.clear()
-    assert [plan_weights.weight_digests_of_plan_files(plan) for _ in range(3)] == [
-        first
-    ] * 3 and len(read) == len(first)
+    assert [plan_weights.digest_plan_files(plan) for _ in range(3)] == [first] * 3 and len(
+        read
+    ) == len(first)
     path = tmp_path / "public" / "model.safetensors"
     before = path.stat()
     path.write_text("qublic")
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
     read.clear()
-    again = plan_weights.weight_digests_of_plan_files(plan)
+    again = plan_weights.digest_plan_files(plan)
     assert (
         read == ["model.safetensors"]
         and again["public/model.safetensors"] != first["public/model.safetensors"]
@@ -158,10 +156,10 @@ def test_a_file_is_read_once(
 
 @pytest.mark.parametrize("damage", ["", "{", "[]", '{"a": 3}', "\xff\xfe"])
 def test_a_damaged_memory_is_no_memory(plan: Plan, cache: Path, damage: str) -> None:
-    first = plan_weights.weight_digests_of_plan_files(plan)
+    first = plan_weights.digest_plan_files(plan)
     cache.mkdir(exist_ok=True)
     (cache / "weights.json").write_bytes(damage.encode("latin-1"))
-    assert plan_weights.weight_digests_of_plan_files(plan) == first
+    assert plan_weights.digest_plan_files(plan) == first
 
 
 def test_a_model_on_the_hub_is_the_snapshot_at_hand(
@@ -176,7 +174,7 @@ def test_a_model_on_the_hub_is_the_snapshot_at_hand(
 
     monkeypatch.setattr(file_digests, "try_to_load_from_cache", cached)
     plan = Plan.from_fields(model="some/model", revision="v1", data="data")
-    assert sorted(plan_weights.weight_digests_of_plan_files(plan)) == [
+    assert sorted(plan_weights.digest_plan_files(plan)) == [
         "model/config.json",
         "model/model.safetensors",
     ]
@@ -184,5 +182,5 @@ def test_a_model_on_the_hub_is_the_snapshot_at_hand(
     monkeypatch.setattr(file_digests, "try_to_load_from_cache", lambda *_, **__: None)
     # not fetched: nothing to mistake for it
     file_digests.check_model_files_unchanged(
-        {"model/config.json": "d"}, plan_weights.weight_digests_of_plan_files(plan), "it"
+        {"model/config.json": "d"}, plan_weights.digest_plan_files(plan), "it"
     )

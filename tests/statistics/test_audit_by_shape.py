@@ -10,7 +10,7 @@ import pytest
 from scipy.stats import binom, norm
 
 from auditor.core.errors import AuditError
-from auditor.privacy.gaussian import pld_epsilon
+from auditor.privacy.gaussian import compute_pld_epsilon
 from auditor.statistics.audit_by_shape import (
     GAUSSIAN,
     bound_shape_epsilon,
@@ -40,7 +40,7 @@ def test_the_sampled_one_s_law_is_what_the_accountant_has(noise: float) -> None:
     own = compute_likelihood_ratio_distribution(noise, SAMPLED)
     for delta in (1e-5, 3e-4):
         epsilon = find_largest_refuted_value(lambda e, d=delta: own.delta(e) > d, 50.0, 1e-6)
-        assert epsilon == pytest.approx(pld_epsilon(noise, *SAMPLED, delta), rel=5e-3)
+        assert epsilon == pytest.approx(compute_pld_epsilon(noise, *SAMPLED, delta), rel=5e-3)
 
 
 @pytest.mark.parametrize("sampling", [GAUSSIAN, SAMPLED])

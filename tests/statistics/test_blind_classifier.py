@@ -198,7 +198,7 @@ def test_records_of_one_prompt_or_person_split_at_random_are_not_told_apart(kind
                 for j, s in enumerate(secrets)
             ]
         member = np.array([secret.member for secret in secrets])
-        group = blind_classifier.fold_groups_of_secrets(secrets)
+        group = blind_classifier.assign_folds(secrets)
         assert len(set(group.tolist())) == 60
         rows = [secret.prefix + secret.suffix for secret in secrets]
         scores = blind_classifier.score_membership_blindly(rows, np.empty((180, 0)), member, group)
@@ -212,7 +212,6 @@ def test_a_prefix_of_many_texts_or_of_few_tokens_relates_none() -> None:
     short = [Secret(f"{i}", phrase[: 7 if i < 2 else 0], row) for i, row in enumerate(rows)]
     two = [Secret(f"{i}", phrase if i < 2 else (), row) for i, row in enumerate(rows)]
     n_groups = [
-        len(set(blind_classifier.fold_groups_of_secrets(one).tolist()))
-        for one in (of_all, short, two)
+        len(set(blind_classifier.assign_folds(one).tolist())) for one in (of_all, short, two)
     ]
     assert n_groups == [10, 10, 9]

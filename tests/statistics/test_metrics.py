@@ -37,7 +37,7 @@ def naive_recall(hits: list[bool], scores: list[float], errors: int) -> float:
 )
 def test_recall_at_errors_equals_the_walk(rows: list[tuple[bool, int]], errors: int) -> None:
     hits, scores = [h for h, _ in rows], [float(s) for _, s in rows]
-    measured = ranking.measure_recall_at_errors("recall_at_errors", outcome(hits, scores), errors)
+    measured = ranking.measure_error_recall("recall_at_errors", outcome(hits, scores), errors)
     assert measured.value == pytest.approx(naive_recall(hits, scores, errors))
     assert measured.low <= measured.value <= measured.high
     assert ("equals recall" in measured.note) == (hits.count(False) < errors)

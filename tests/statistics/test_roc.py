@@ -145,8 +145,7 @@ def test_too_few_non_members_give_no_rate(n: int, rate: float, measured: bool) -
     found = roc.estimate_tpr("tpr", own, others, rate)
     assert (found is not None) == measured
     assert (
-        roc.count_nonmembers_for_threshold(0.01) == 99
-        and roc.count_nonmembers_for_threshold(0.001) == 999
+        roc.count_threshold_nonmembers(0.01) == 99 and roc.count_threshold_nonmembers(0.001) == 999
     )
     assert [roc.count_allowed_false_positives(n, 0.01) for n in (98, 99, 100, 198, 199)] == [
         -1,
@@ -258,9 +257,9 @@ def test_a_worst_case_takes_most_of_the_level_and_many_records_tell() -> None:
 
 def test_few_non_members_bound_a_rate_from_above_alone() -> None:
     assert (
-        roc.count_nonmembers_for_lower_bound(0.01, 0.025),
-        roc.count_nonmembers_for_lower_bound(0.01, 0.05),
-        roc.count_nonmembers_for_lower_bound(0.001, 0.025),
+        roc.count_bound_nonmembers(0.01, 0.025),
+        roc.count_bound_nonmembers(0.01, 0.05),
+        roc.count_bound_nonmembers(0.001, 0.025),
     ) == (390, 321, 3911)
     for n in (389, 390):
         own, others = np.full(500, 9.0), make_keyed_generator("few", n).random(n)
@@ -273,11 +272,11 @@ def test_differences_of_two_runs_pair_members_and_non_members() -> None:
     own, others = scores(200, 150, 1.0)
     noise = make_keyed_generator("noise")
     near = own + noise.normal(0, 0.1, 200), others + noise.normal(0, 0.1, 150)
-    found = roc.auc_difference(near, (own, others))
+    found = roc.compute_auc_difference(near, (own, others))
     assert found.value == pytest.approx(roc.auc(*near) - roc.auc(own, others)) and found.n == 350
     alone = roc.estimate_auc("auc", own, others)
     assert 0 < found.high(0.025) - found.low(0.025) < (alone.high - alone.low) / 2
-    same = roc.auc_difference((own, others), (own, others))
+    same = roc.compute_auc_difference((own, others), (own, others))
     assert (same.value, same.low(0.05), same.high(0.05)) == (0, 0, 0)
     rate = roc.TprDifference(near, (own, others), 0.05)
     expected = roc.tpr_at_fpr(*near, 0.05).value - roc.tpr_at_fpr(own, others, 0.05).value

@@ -60,7 +60,7 @@ def test_a_new_metric_is_one_entry(monkeypatch: pytest.MonkeyPatch) -> None:
         measured = next(m for m in extraction.measure_extraction(one) if m.name == new.name)
         members = one.select_secrets(one.member)
         assert (measured.value, measured.n) == (float((~members.any_hit).mean()), 30)
-        assert phrases.metric_label(new.name) == "No guess right" and isinstance(
+        assert phrases.format_metric(new.name) == "No guess right" and isinstance(
             decide.compute_rule_bounds(measured), BinomialCount
         )
         kept = outcomes.RowValuesBySecret.from_judged_guesses(one)
@@ -158,7 +158,7 @@ def test_what_probes_measure_is_in_the_table(probe: Probe) -> None:
     ],
 )
 def test_titles(name: str, title: str) -> None:
-    assert phrases.metric_label(name) == title
+    assert phrases.format_metric(name) == title
 
 
 def test_what_the_table_does_not_know_is_taken_at_its_word() -> None:

@@ -27,7 +27,7 @@ from auditor.core.result import Frontier
 from auditor.plugins.view import View
 from auditor.records.result_file import read_result
 from auditor.runs.lab_site import build_lab_recipe
-from auditor.runs.run import check_plan_and_select_plugins
+from auditor.runs.run import prepare_selection
 from auditor.statistics.roc import auc
 from tests.conftest import check_command, fits_schema, tiny
 from tests.rows import read_rows
@@ -361,9 +361,7 @@ def test_without_controls_a_defense_stands_alone() -> None:
     rows = [
         [
             row.name
-            for row in check_plan_and_select_plugins(
-                Plan.from_fields(defense=("pmixed",), controls=on)
-            ).rows
+            for row in prepare_selection(Plan.from_fields(defense=("pmixed",), controls=on)).rows
         ]
         for on in (True, False)
     ]

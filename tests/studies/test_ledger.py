@@ -20,12 +20,12 @@ from auditor.studies.ledger import (
     REFUTED,
     UNDECIDED,
     Place,
+    build_ledger_row,
     check_paper_claim_places_are_planned,
+    format_study_seed_ranges,
     judge_paper_claim,
-    ledger_row_of_paper_claim,
     parse_paper_claim_expectation,
     parse_paper_claim_statements,
-    study_seed_ranges_label,
 )
 
 
@@ -92,23 +92,17 @@ def claim(**more: Any) -> Any:
 
 def test_a_claim_from_its_places() -> None:
     places = [place("a", 60), place("b", 30)]
-    ruled = ledger_row_of_paper_claim(
-        "t", claim(of={"variant": "a"}, minus={"variant": "b"}), places
-    )
+    ruled = build_ledger_row("t", claim(of={"variant": "a"}, minus={"variant": "b"}), places)
     assert (
         ruled.verdict == HOLDS and ruled.ours is not None and ruled.ours.value == pytest.approx(0.3)
     )
     assert ruled.setting == "lab; n 100; K 10; seeds 0, 1"
     assert (
-        ledger_row_of_paper_claim(
-            "t", claim(of={"variant": "b"}, minus={"variant": "a"}), places
-        ).verdict
+        build_ledger_row("t", claim(of={"variant": "b"}, minus={"variant": "a"}), places).verdict
         == REFUTED
     )
     assert (
-        ledger_row_of_paper_claim(
-            "t", claim(of={"variant": "a"}, minus={"variant": "a"}), places
-        ).verdict
+        build_ledger_row("t", claim(of={"variant": "a"}, minus={"variant": "a"}), places).verdict
         == UNDECIDED
     )
 
@@ -117,7 +111,7 @@ def test_ends_of_a_sweep_and_sums() -> None:
     places = [place("v", hits, n=i) for i, hits in enumerate((10, 40, 50))]
 
     def value(of: Any, minus: Any = ()) -> float:
-        ruled = ledger_row_of_paper_claim("t", claim(of=of, minus=minus or []), places)
+        ruled = build_ledger_row("t", claim(of=of, minus=minus or []), places)
         assert ruled.ours is not None
         return ruled.ours.value
 
@@ -130,7 +124,7 @@ def test_ends_of_a_sweep_and_sums() -> None:
 
 def test_no_numbers_no_verdict() -> None:
     failed = Place("b", {}, ("a",), failure="it broke")
-    ruled = ledger_row_of_paper_claim(
+    ruled = build_ledger_row(
         "t", claim(of={"variant": "a"}, minus={"variant": "b"}), [place("a", 60), failed]
     )
     assert (ruled.verdict, ruled.note, ruled.ours) == (NOT_RUN, "it broke", None)
@@ -140,7 +134,7 @@ def test_no_numbers_no_verdict() -> None:
         ("a",),
         (Replicates("undefended", "white-box", "a", not_applicable="no reference"),),
     )
-    ruled = ledger_row_of_paper_claim("t", claim(of={"variant": "b"}), [row])
+    ruled = build_ledger_row("t", claim(of={"variant": "b"}), [row])
     assert (ruled.verdict, ruled.note) == (NOT_RUN, "not applicable: no reference")
 
 
@@ -151,7 +145,7 @@ def test_the_last_of_a_sweep_is_the_planned_one_even_if_it_failed() -> None:
         Place("v", {"n": 3}, ("a",), failure="out of memory"),
     ]
     assert (
-        ledger_row_of_paper_claim("t", claim(of={"at": "last"}, minus={"at": "first"}), places).note
+        build_ledger_row("t", claim(of={"at": "last"}, minus={"at": "first"}), places).note
         == "out of memory"
     )
 
@@ -197,7 +191,7 @@ def test_missing_fields_and_ids_used_twice_are_refused() -> None:
 
 
 def test_ranges() -> None:
-    assert [study_seed_ranges_label(seeds) for seeds in ([0, 1, 2], [0, 2], [3], [])] == [
+    assert [format_study_seed_ranges(seeds) for seeds in ([0, 1, 2], [0, 2], [3], [])] == [
         "0-2",
         "0, 2",
         "3",

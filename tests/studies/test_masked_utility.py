@@ -18,7 +18,7 @@ from transformers import BertConfig, BertForMaskedLM, PreTrainedTokenizerFast, T
 
 from auditor.core.errors import AuditError
 from auditor.models.masked import load_masked
-from auditor.privacy.accounting import uniform_mixing_epsilon
+from auditor.privacy.accounting import compute_uniform_mixing_epsilon
 from auditor.runs.plan import make_plan
 from auditor.studies import ledger
 from auditor.studies.masked_texts import MaskedTexts, MaskingOptions
@@ -26,8 +26,8 @@ from auditor.studies.masked_utility import (
     Utility,
     UtilityPlan,
     UtilitySettings,
+    measure_corpus_perplexity,
     measure_utility_points,
-    utility_corpus_perplexity,
 )
 from tests.conftest import check_command, tiny
 
@@ -156,10 +156,10 @@ def test_the_ends_are_exact_and_epsilon_is_the_papers(inputs: Path) -> None:
         (1, 1, 1), rel=1e-12
     )
     assert bare.epsilon is None and bare.status == "nothing claimed"
-    per_token = uniform_mixing_epsilon(0.3, result.vocab_size)
+    per_token = compute_uniform_mixing_epsilon(0.3, result.vocab_size)
     assert some.epsilon_per_token == pytest.approx(per_token) and some.tokens == result.longest
     assert some.epsilon == pytest.approx(
-        uniform_mixing_epsilon(0.3, result.vocab_size, result.longest)
+        compute_uniform_mixing_epsilon(0.3, result.vocab_size, result.longest)
     )
     assert (
         some.epsilon_mean == pytest.approx(per_token * result.mean_tokens)
@@ -222,8 +222,8 @@ def test_perplexities_are_paired_and_know_infinity() -> None:
     rng = np.random.default_rng(0)
     nll, tokens = rng.gamma(4, 1, (2, 200)), np.full(200, 2)
     own, thrice = (
-        utility_corpus_perplexity(nll, tokens),
-        utility_corpus_perplexity(nll + math.log(3) * tokens, tokens, nll),
+        measure_corpus_perplexity(nll, tokens),
+        measure_corpus_perplexity(nll + math.log(3) * tokens, tokens, nll),
     )
     assert (
         own.value == pytest.approx(np.exp(nll.sum(-1) / 400).mean())
@@ -233,7 +233,7 @@ def test_perplexities_are_paired_and_know_infinity() -> None:
     assert (thrice.value, thrice.low, thrice.high) == pytest.approx((3, 3, 3))
     possible = nll.copy()
     possible[0, 7] = math.inf
-    never = utility_corpus_perplexity(possible, tokens, nll)
+    never = measure_corpus_perplexity(possible, tokens, nll)
     # a third of the resamples lack the text
     assert never.value == never.high == math.inf and 0 < never.low < math.inf
 
@@ -252,7 +252,7 @@ def test_a_smaller_support_claims_less_and_says_what_it_leaves_out(inputs: Path)
     assert (
         cut.epsilon_per_token
         == kept.epsilon_per_token
-        == pytest.approx(uniform_mixing_epsilon(0.5, 90))
+        == pytest.approx(compute_uniform_mixing_epsilon(0.5, 90))
     )
     assert cut.perplexity.value == math.inf and 0 < cut.covered.low <= cut.covered.value < 1
     assert math.isfinite(kept.perplexity.value) and kept.covered.value == 1

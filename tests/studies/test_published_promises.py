@@ -188,7 +188,7 @@ def test_claims_that_are_attained_are_said_to_hold(found: Found) -> None:
 
 def list_data_rows(role: str, name: str, checks: Sequence[PromiseCheck]) -> list[tuple[str, ...]]:
     """Return checks as rows of `data/claims.csv`."""
-    table = published_promises.published_promise_table(PLANS[name], checks)
+    table = published_promises.build_published_promise_table(PLANS[name], checks)
     roles = ["another charge" if check.beside else role for check in checks]
     return [(PLANS[name].title, role, *row) for role, row in zip(roles, table.rows, strict=True)]
 

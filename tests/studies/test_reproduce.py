@@ -446,7 +446,9 @@ def test_the_list_imports_nothing_heavy() -> None:
 
 ALL = [
     pytest.param(paper, plan, scale, id=f"{name}-{plan}-{scale}")
-    for name, paper in ((name, papers.load_paper(name)) for name in papers.bundled_paper_folders())
+    for name, paper in (
+        (name, papers.load_paper(name)) for name in papers.find_bundled_paper_folders()
+    )
     for scale in paper.scales
     for plan in paper.plans_at_scale(scale)
     if papers.PUBLISHED not in paper.plans[plan]  # they have no points: test_published.py
@@ -495,7 +497,7 @@ def grid(paper: papers.Paper, plan: str, scale: str, model: bool = False) -> lis
 def test_every_claim_names_points_and_metrics_that_exist(
     paper: papers.Paper, plan: str, scale: str
 ) -> None:
-    statements = reproduce.paper_claim_statements_of_plan(paper, plan, scale)
+    statements = reproduce.list_claim_statements(paper, plan, scale)
     assert statements and paper.plans[plan]["title"]
     kind = asked(paper, plan, scale)
     of_guesses = {metric.name for metric in METRICS if metric.is_of_member_guesses}
@@ -517,7 +519,7 @@ def test_every_point_is_a_plan_that_can_run(paper: papers.Paper, plan: str, scal
     assert asked(paper, plan, scale).planned_places()
     for point in grid(paper, plan, scale):
         made = make_plan(point.plan, {})
-        running.check_plan_and_select_plugins(made)
+        running.prepare_selection(made)
 
 
 def test_a_scale_without_a_variant_is_not_asked_about_it_and_a_misspelt_variant_is_refused() -> (
@@ -533,11 +535,10 @@ def test_a_scale_without_a_variant_is_not_asked_about_it_and_a_misspelt_variant_
         "claim": [claim("long", "long"), claim("short", "short"), claim("misspelt", "shrot")],
     }
     paper = papers.Paper("mine", "Mine", {"scale": {"small": {}, "large": {}}}, {"table": plan})
-    small = reproduce.paper_claim_statements_of_plan(paper, "table", "small")
+    small = reproduce.list_claim_statements(paper, "table", "small")
     assert [statement.id for statement in small] == ["short", "misspelt"]
     assert [
-        statement.id
-        for statement in reproduce.paper_claim_statements_of_plan(paper, "table", "large")
+        statement.id for statement in reproduce.list_claim_statements(paper, "table", "large")
     ] == [
         "long",
         "short",
@@ -549,7 +550,7 @@ def test_a_scale_without_a_variant_is_not_asked_about_it_and_a_misspelt_variant_
 
 
 def test_ids_are_unique_in_a_paper() -> None:
-    for name in papers.bundled_paper_folders():
+    for name in papers.find_bundled_paper_folders():
         paper = papers.load_paper(name)
         ids = [claim["id"] for plan in paper.plans.values() for claim in plan.get("claim", [])]
         assert len(set(ids)) == len(ids)
@@ -560,7 +561,7 @@ def test_ones_own_target_gets_the_labs_sizes_at_its_scale_and_the_papers_at_its_
 
     def options(plan: str, scale: str) -> dict[str, Any]:
         made = make_plan(grid(papers.load_paper("ethicist"), plan, scale, model=True)[0].plan, {})
-        (attack, *_) = running.check_plan_and_select_plugins(made).attacks
+        (attack, *_) = running.prepare_selection(made).attacks
         return vars(attack)
 
     lab = options("table2", "lab")
@@ -726,5 +727,5 @@ def test_a_defense_without_options_has_its_place() -> None:
         UtilityRow(name, name, {}, options, m, m, (2.0,), m, m) for name, options in names.items()
     ]
     found = SimpleNamespace(rows=rows, plan={"seed": 3}, model="m", data="d", vocab_size=7)
-    made = reproduce._study_places_of_utility(found)  # type: ignore[arg-type]
+    made = reproduce._list_utility_places(found)  # type: ignore[arg-type]
     assert [cell.target for place in made for cell in place.cells] == ["public", "uniform-mixing"]

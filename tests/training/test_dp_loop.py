@@ -187,7 +187,7 @@ def test_per_sample_gradients_are_those_of_single_records(make: Any, ghost: bool
     model = make()
     per_sample._disable_dropout(model)
     expected = single_gradients(model.train(), EXAMPLES[:5])
-    wrapped = per_sample.wrap_with_opacus(model, ghost)
+    wrapped = per_sample.wrap_opacus(model, ghost)
     per_sample.compute_padded_record_nlls(
         wrapped, *per_sample.pad_examples(EXAMPLES[:5], 0)
     ).sum().backward()

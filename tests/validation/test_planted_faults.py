@@ -62,7 +62,7 @@ def test_nothing_stays_broken() -> None:
             PoissonSampler.draw_batch_units,
         ]
         own += [
-            private_training.noise_multiplier_for,
+            private_training.find_noise_multiplier,
             private_training.PrivateTraining.make_privacy_record,
         ]
         return [*own, dp_loop.fit_privately, dp_loop.NoiseStream]

@@ -15,7 +15,7 @@ from auditor.core.errors import AuditError, NotApplicable
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.loading import load_causal_lm
 from auditor.models.masked import load_masked, require_masked_model
-from auditor.models.self_check import check_and_configure_serving
+from auditor.models.self_check import configure_serving
 from tests.zoo.families import (
     ENCODER_DECODERS,
     FAMILIES,
@@ -147,9 +147,9 @@ def test_a_family_that_is_refused_in_few_bits_is_listed_so() -> None:
     bfloat16."""
     assert [name for name, row in FAMILIES.items() if row.but] == ["xlstm"]
     model = HuggingFaceModel(tiny("xlstm").to(torch.bfloat16), name="xlstm")
-    check_and_configure_serving(model, 63)
+    configure_serving(model, 63)
     with pytest.raises(AuditError, match="same dtype"):
-        check_and_configure_serving(model, 64)
+        configure_serving(model, 64)
 
 
 @pytest.mark.parametrize("family", sorted(REFUSED))

@@ -22,7 +22,7 @@ import pandas as pd
 import torch
 
 from auditor.core import disk
-from auditor.records.manifest import MANIFEST, NO_EDITS, PRIVATE, folder_edits_since_run_end
+from auditor.records.manifest import MANIFEST, NO_EDITS, PRIVATE, find_folder_edits
 
 # What tells when, how long and how much memory.
 _TIMES = {
@@ -79,7 +79,7 @@ def _alike(found: Path, expected: Path) -> str:
         if found.name != "observations.jsonl" and len(one.splitlines()) != len(other.splitlines()):
             return f"{found.name}: {len(one.splitlines())} lines, not {len(other.splitlines())}"
     elif found.name in (MANIFEST, PRIVATE):  # digests of files with times, and a random number
-        if folder_edits_since_run_end(found.parent) != NO_EDITS:
+        if find_folder_edits(found.parent) != NO_EDITS:
             return f"{found.name} does not fit the files"
         mine, theirs = sorted(json.loads(one)), sorted(json.loads(other))
     elif kind == ".json":

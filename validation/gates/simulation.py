@@ -26,7 +26,7 @@ from auditor.conclusions.outcomes import RowValuesBySecret, RunOutcomes
 from auditor.core.result import AuditResult, BenchmarkRecord, Finding, Measurement
 from auditor.gate.decide import judge_rules
 from auditor.gate.policy import Rule
-from auditor.gate.power import count_secrets_for_pairs
+from auditor.gate.power import count_pair_secrets
 from auditor.gate.rulings import Decision
 from auditor.statistics.judging import Outcome
 from validation.harness import Page, run, save_svg
@@ -216,7 +216,7 @@ def rates(scenario: GateScenario, runs: int, seed: int) -> dict[str, float]:
 def power_curve(runs: int, seed: int) -> tuple[int, dict[int, float]]:
     """What `--plan` asks for, and how often the gate fails a change of 0.05 with so many
     secrets."""
-    asked = count_secrets_for_pairs(0.05, 0.0, 0.10, 0.05, 0.8)
+    asked = count_pair_secrets(0.05, 0.0, 0.10, 0.05, 0.8)
     sizes = sorted({50, 100, 150, 200, 300, 400, 600, asked})
     return asked, {
         n: rates(GateScenario("", (margin(0.0),), changes(n, 0.05, 0.10)), runs, seed)["failed"]

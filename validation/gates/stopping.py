@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 from scipy.stats import binom
 
-from auditor.gate.power import count_secrets_for_pairs, count_secrets_to_fail, count_secrets_to_hold
+from auditor.gate.power import count_failing_secrets, count_holding_secrets, count_pair_secrets
 from auditor.statistics.anytime import simulate_stopping_sizes, yield_look_sizes
 from auditor.statistics.bounds import LEVEL
 from validation.harness import Page, run
@@ -84,10 +84,10 @@ def off_the_limit(page: Page, runs: int, seed: int) -> None:
     for limit in (0.01, 0.05):
         for truth in (0.0, limit / 10, limit / 2, 2 * limit, 4 * limit, 8 * limit, 0.5, 0.9):
             if truth > limit:
-                fixed = count_secrets_to_fail(limit, 2 * limit, LEVEL, POWER)
+                fixed = count_failing_secrets(limit, 2 * limit, LEVEL, POWER)
                 asked, nine = mean_size([0, 1], [1 - truth, truth], limit, runs, seed)
             else:
-                fixed = count_secrets_to_hold(limit, limit / 2, LEVEL, POWER)
+                fixed = count_holding_secrets(limit, limit / 2, LEVEL, POWER)
                 asked, nine = mean_size([0, 1], [truth, 1 - truth], 1 - limit, runs, seed)
             page.row(
                 f"{limit:g}",
@@ -101,7 +101,7 @@ def off_the_limit(page: Page, runs: int, seed: int) -> None:
 
 def off_the_margin(page: Page, runs: int, seed: int) -> None:
     page.head("recall up by", "fixed size for 0.05", "stopping: mean", "nine in ten", "fewer")
-    fixed = count_secrets_for_pairs(0.05, 0.0, 0.10, LEVEL, POWER)
+    fixed = count_pair_secrets(0.05, 0.0, 0.10, LEVEL, POWER)
     for up in (0.05, 0.1, 0.2, 0.4):
         differ = max(0.10, up + 0.02)
         won, lost = (differ + up) / 2, (differ - up) / 2

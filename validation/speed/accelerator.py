@@ -27,8 +27,8 @@ from torch import Tensor
 from auditor.attacks.ethicist import Ethicist
 from auditor.attacks.extraction_probability import ExtractionProbability
 from auditor.attacks.membership import Membership
-from auditor.attacks.near_verbatim import near_verbatim_probability_bound
-from auditor.benchmarks.lab.smollm2 import smollm2_folder
+from auditor.attacks.near_verbatim import bound_near_verbatim_probability
+from auditor.benchmarks.lab.smollm2 import find_smollm2_folder
 from auditor.core.canary_space import CanarySpace
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Query, Tokens
@@ -38,7 +38,7 @@ from auditor.generation import tries
 from auditor.models import precision
 from auditor.models.decoding import ANCESTRAL
 from auditor.models.loading import load_causal_lm
-from auditor.models.self_check import check_and_configure_serving
+from auditor.models.self_check import configure_serving
 from auditor.plugins.view import Sampling
 from auditor.runs import scoring
 from auditor.training import clipping, noise
@@ -119,7 +119,7 @@ def _of_reading(both: Both, count: int) -> Iterator[Agreement]:
     def near(bench: Bench) -> Tensor:
         _, prefixes, suffixes = bench.some(4)
         return torch.stack(
-            near_verbatim_probability_bound(bench.model, ANCESTRAL, prefixes, suffixes, 5, 20)
+            bound_near_verbatim_probability(bench.model, ANCESTRAL, prefixes, suffixes, 5, 20)
         )
 
     def exposure(bench: Bench) -> np.ndarray:
@@ -148,7 +148,7 @@ def _of_reading(both: Both, count: int) -> Iterator[Agreement]:
 
 def _of_decoding(both: Both, count: int) -> Iterator[Agreement]:
     def greedy(bench: Bench) -> list[Tokens]:
-        return scoring.greedy_suffixes(bench.model, bench.secrets[:count])
+        return scoring.decode_greedily(bench.model, bench.secrets[:count])
 
     def leaves(bench: Bench) -> list[set[Tokens]]:
         queries = [Query(s.id, s.prefix, 4) for s in bench.secrets[:4]]
@@ -277,7 +277,9 @@ def quantised(bench: Bench, device: str) -> str:
     """How far the model in 4 bits is from itself, once its own self-check has passed; or why there
     is none."""
     try:
-        few = load_causal_lm(str(smollm2_folder()), LoadingOptions(device=device, quantise="4bit"))
+        few = load_causal_lm(
+            str(find_smollm2_folder()), LoadingOptions(device=device, quantise="4bit")
+        )
     except AuditError as error:
         return f"in 4 bits: {error}"
     _, prefixes, suffixes = bench.some(8)
@@ -338,7 +340,7 @@ def main(
     with tempfile.TemporaryDirectory() as place:
         scratch = Path(place)
         on_device = on(device, model, "float32", scratch)
-        for note in check_and_configure_serving(on_device.model, PREFIX + SUFFIX + 20):
+        for note in configure_serving(on_device.model, PREFIX + SUFFIX + 20):
             page.say(f"self-check: {note}")
         both = on("cpu", model, "float32", scratch), on_device
         page.say(f"{model}: {device} against the processor, float32")

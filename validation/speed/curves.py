@@ -215,7 +215,7 @@ def audited(out: Path, model: Any, tokenizer: Any = None, **asked: Any) -> Parts
     from auditor.records.folder import RunFolder
     from auditor.reports import files
     from auditor.runs import run as runs
-    from auditor.runs.selection import select_and_check_plugins
+    from auditor.runs.selection import select_plugins
 
     parts, start = Parts(), time.process_time()
 
@@ -227,7 +227,7 @@ def audited(out: Path, model: Any, tokenizer: Any = None, **asked: Any) -> Parts
     with open_prepared_audit(model, tokenizer, **asked) as (plan, site, objects, _):
         site.load_benchmark_shared_by_runs()
         clock("data")
-        select_and_check_plugins(plan, site, objects)
+        select_plugins(plan, site, objects)
         folder = RunFolder.create(out, plan.run_folder_title, plan.to_json())
         result = runs.run_audit(plan, site, folder, objects)
     clock("asking")

@@ -91,7 +91,7 @@ def of_memaudit(bench: Bench, count: int) -> Iterator[PeerPair]:
     def greedy() -> list[float]:
         return [
             zlib.crc32(tokenizer.decode(text).encode())
-            for text in scoring.greedy_suffixes(model, anew)
+            for text in scoring.decode_greedily(model, anew)
         ]
 
     yield PeerPair(

@@ -33,8 +33,8 @@ from transformers.cache_utils import Cache
 from auditor.attacks.ethicist import Ethicist
 from auditor.attacks.extraction_probability import ExtractionProbability
 from auditor.attacks.membership import Membership
-from auditor.attacks.near_verbatim import near_verbatim_probability_bound
-from auditor.benchmarks.lab.smollm2 import smollm2_folder
+from auditor.attacks.near_verbatim import bound_near_verbatim_probability
+from auditor.benchmarks.lab.smollm2 import find_smollm2_folder
 from auditor.core.canary_space import CanarySpace
 from auditor.core.nouns import Pair, Query, Secret, Tokens
 from auditor.core.plan_parts import LoadingOptions
@@ -163,7 +163,7 @@ class Bench:
         secrets, prefixes, _ = self.some(count)
         counts = [len(secrets)] * (SUFFIX - 1)
         return self._decoding(
-            partial(scoring.greedy_suffixes, self.model, secrets), prefixes, counts
+            partial(scoring.decode_greedily, self.model, secrets), prefixes, counts
         )
 
     def _decoding(
@@ -216,7 +216,7 @@ class Bench:
     def near(self, count: int = 1, beams: int = 20) -> Phase:
         _, prefixes, suffixes = self.some(count)
         ours = partial(
-            near_verbatim_probability_bound, self.model, OWN, prefixes, suffixes, 5, beams
+            bound_near_verbatim_probability, self.model, OWN, prefixes, suffixes, 5, beams
         )
         before = traffic.tokens
         ours()  # how many beams can still end within the distance, it alone can say
@@ -252,7 +252,7 @@ class Bench:
             "known": [],
             "marks_all": False,
         }
-        ours = partial(personal_data.find_personal_data_of_secrets, types.SimpleNamespace(**own))  # type: ignore[arg-type]
+        ours = partial(personal_data.find_personal_data, types.SimpleNamespace(**own))  # type: ignore[arg-type]
         texts = torch.cat([prefixes, suffixes], dim=1)
         return Phase(ours, partial(self.read, texts, 1), texts.numel())
 
@@ -381,7 +381,7 @@ def conversations(
 
     asked: dict[str, Callable[[], list[Any]]] = {
         "greedy": lambda: [
-            (text, torch.zeros(1)) for text in scoring.greedy_suffixes(bench.model, secrets)
+            (text, torch.zeros(1)) for text in scoring.decode_greedily(bench.model, secrets)
         ],
         "probability": scored,
         "sampling": sampled,
@@ -428,7 +428,7 @@ def ratios(phase: Phase, repeats: int, device: torch.device) -> tuple[list[float
 
 
 def smollm2(device: str = "cpu", dtype: str = "float32") -> HuggingFaceModel:
-    return load_causal_lm(str(smollm2_folder()), LoadingOptions(device=device, dtype=dtype))
+    return load_causal_lm(str(find_smollm2_folder()), LoadingOptions(device=device, dtype=dtype))
 
 
 def llama(device: str = "cpu", dtype: str = "bfloat16") -> HuggingFaceModel:
@@ -453,7 +453,7 @@ def llama(device: str = "cpu", dtype: str = "bfloat16") -> HuggingFaceModel:
         parameter.data.uniform_(-0.04, 0.04) if parameter.ndim > 1 else parameter.data.fill_(1.0)
     model.lm_head.weight.data.mul_(4)
     model.model.rotary_emb = type(model.model.rotary_emb)(config).to(device)
-    tokenizer = load_tokenizer_if_present(str(smollm2_folder()), DEFAULTS)
+    tokenizer = load_tokenizer_if_present(str(find_smollm2_folder()), DEFAULTS)
     return HuggingFaceModel(model.eval(), tokenizer, "a Llama of 1.1 billion weights")
 
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from auditor.attacks.ethicist import Ethicist, ethicist_paper_warmup_steps
+from auditor.attacks.ethicist import Ethicist, count_warmup_steps
 from auditor.core import threads
 from auditor.core.nouns import Pair
 from auditor.plugins.view import WHITE_BOX, View
@@ -31,7 +31,7 @@ def variants(pairs: int) -> Iterator[tuple[str, Ethicist]]:
         yield f"{epochs} epochs, warm-up 500", plain
         steps = epochs * -(-round(pairs * (1 - VALIDATION)) // plain.batch)
         yield (
-            f"{epochs} epochs, warm-up {ethicist_paper_warmup_steps(steps)}",
+            f"{epochs} epochs, warm-up {count_warmup_steps(steps)}",
             Ethicist(epochs=epochs, patience=epochs),
         )
 

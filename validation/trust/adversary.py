@@ -31,7 +31,7 @@ from scipy.optimize import minimize
 from scipy.stats import norm
 from torch import Tensor
 
-from auditor.benchmarks.data.fixed_distributions import FixedDistribution, fixed_ensemble
+from auditor.benchmarks.data.fixed_distributions import FixedDistribution, build_fixed_ensemble
 from auditor.defenses.invisible_ink import InvisibleInk, InvisibleInkModel
 from auditor.defenses.pmixed import PMixed
 from auditor.defenses.pmixed_model import PMixedModel
@@ -40,7 +40,7 @@ from auditor.models.ensemble import Ensemble
 from auditor.models.masked import MaskedModel
 from auditor.plugins.defense import MaskedScenario, Prompt, Scenario
 from auditor.privacy.accounting import realised_pure_dp, realised_renyi
-from auditor.privacy.gaussian import epsilon_by_tightest_accountant
+from auditor.privacy.gaussian import compute_tightest_epsilon
 from validation.harness import Page, run
 
 Array = NDArray[np.float64]
@@ -188,7 +188,7 @@ def released(defense: PMixed, distributions: Tensor, tokens: int) -> Array:
     first."""
     if distributions.shape[1] == 1:
         return distributions[:, 0].double().numpy()
-    held = fixed_ensemble(*distributions.unbind(1))
+    held = build_fixed_ensemble(*distributions.unbind(1))
     model = defense.protect(_scenario(held, tokens))
     assert isinstance(model, PMixedModel)
     distribution = drawn(model, distributions)
@@ -211,7 +211,9 @@ def _scenario(held: Ensemble, tokens: int) -> Scenario:
 def ensemble_ratio(defense: PMixed, setting: EnsembleSetting, relation: str) -> Ratios:
     """Distributions: public, the members, and one more for `replace`. Member 0 is the one that
     changes."""
-    case = _scenario(fixed_ensemble([0.5, 0.5], *[[0.5, 0.5]] * setting.members), setting.tokens)
+    case = _scenario(
+        build_fixed_ensemble([0.5, 0.5], *[[0.5, 0.5]] * setting.members), setting.tokens
+    )
     model, claim = defense.protect(case), defense.claim(case, setting.tokens)
     assert isinstance(model, PMixedModel) and model.promise is not None
     claimed = {
@@ -271,7 +273,7 @@ def ensembles() -> Iterator[Claimed]:
 
 def overlapping(effort: Effort) -> tuple[float, str]:
     """A record in two of three shards: both members are others without it."""
-    held = fixed_ensemble([0.5, 0.5], *[[0.5, 0.5]] * 3)
+    held = build_fixed_ensemble([0.5, 0.5], *[[0.5, 0.5]] * 3)
     held.unit, held.shards = "record", [["a", "b"], ["a", "c"], ["d"]]
     claim = PMixed().claim(_scenario(held, 1024), 1024)
     assert math.isinf(claim.epsilon["replace"]) and claim.unit == "shard"
@@ -326,7 +328,7 @@ def ink_ratio(setting: InkSetting, relation: str) -> Ratios:
         changed = torch.cat([distributions[:, :1], other.unsqueeze(1), distributions[:, 2:-1]], 1)
 
         def served(parts: Tensor) -> Array:
-            ink = InvisibleInkModel(fixed_ensemble(*parts.unbind(1)), model.ink, model.name)
+            ink = InvisibleInkModel(build_fixed_ensemble(*parts.unbind(1)), model.ink, model.name)
             return ink.log_probs(torch.arange(len(parts)).unsqueeze(-1), 1)[:, 0].numpy()
 
         p, r = served(distributions[:, :-1]), served(changed)
@@ -503,7 +505,7 @@ GAUSSIANS = [
 
 def worst_training(setting: GaussianSetting, effort: Effort) -> float:
     delta = 1e-5
-    epsilon, _ = epsilon_by_tightest_accountant(setting.sigma, setting.q, setting.steps, delta)
+    epsilon, _ = compute_tightest_epsilon(setting.sigma, setting.q, setting.steps, delta)
     return exact_delta(epsilon, setting) / delta
 
 

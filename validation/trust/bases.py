@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from auditor.benchmarks.lab.lab import Lab
 from auditor.benchmarks.lab.lab_recipe import LabRecipe
 from auditor.benchmarks.lab.real_lab import RealLab
-from auditor.benchmarks.lab.smollm2 import smollm2_folder
+from auditor.benchmarks.lab.smollm2 import find_smollm2_folder
 from auditor.cli import run_command_line
 from validation.harness import refuse
 
@@ -58,7 +58,7 @@ def byte_pair_tokenizer(
 _LORA = ("--lora", "--lora-rank", 16, "--block", 256, "-D", "batch=3", "-D", "learning_rate=1e-3")
 BASES: dict[Name, Base] = {
     "small": Base(_small, ("-D", "learning_rate=2e-3")),
-    "smollm2": Base(lambda folder: shutil.copytree(smollm2_folder(), folder), _LORA),
+    "smollm2": Base(lambda folder: shutil.copytree(find_smollm2_folder(), folder), _LORA),
 }
 
 

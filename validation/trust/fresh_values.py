@@ -208,7 +208,7 @@ def write_false_alarms(page: Page, folder: Path, tokenizer: Any) -> None:
     secrets = make_secrets(folder, "alarms", True, tokenizer)
     ranks = rank_values(secrets, load_model(folder / "model"), None, tokenizer)
     page.head("kind", "values", "p <= 5%", "p <= 1%", "listed")
-    masks = {**ranks.masks_by_kind(), "all": np.ones(len(ranks.kind), dtype=bool)}
+    masks = {**ranks.mask_kinds(), "all": np.ones(len(ranks.kind), dtype=bool)}
     for kind, mask in masks.items():
         hits = [int((ranks.p_values[mask] <= level).sum()) for level in LEVELS]
         n = int(mask.sum())

@@ -72,7 +72,7 @@ def of_attacks() -> Iterator[IntervalCase]:
 
 
 def shared(name: str, n: int, p: float) -> Callable[[Rng], Ends]:
-    return lambda rng: of(intervals.share_with_interval(name, rng.random(n) < p))
+    return lambda rng: of(intervals.measure_share(name, rng.random(n) < p))
 
 
 def beyond(m: int, n: int, p: float, q: float) -> Callable[[Rng], Ends]:
@@ -82,7 +82,7 @@ def beyond(m: int, n: int, p: float, q: float) -> Callable[[Rng], Ends]:
 
 
 def averaged(draw: Callable[[Rng], Floats]) -> Callable[[Rng], Ends]:
-    return lambda rng: of(intervals.mean_probability("extraction_probability", draw(rng)))
+    return lambda rng: of(intervals.compute_mean_probability("extraction_probability", draw(rng)))
 
 
 def rare(rng: Rng, n: int) -> Floats:

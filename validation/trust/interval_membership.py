@@ -189,7 +189,7 @@ def rates_apart(rng: Rng) -> Ends:
 def aucs_apart(rng: Rng) -> Ends:
     own, others = shifted(1.0)(rng, 300, 100)
     sides = [(own + rng.normal(size=300), others + rng.normal(size=100)) for _ in range(2)]
-    return ends(roc.auc_difference(*sides))
+    return ends(roc.compute_auc_difference(*sides))
 
 
 # --- epsilon

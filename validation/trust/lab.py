@@ -25,14 +25,14 @@ from auditor.core.nouns import Secret
 from auditor.core.secret_randomness import make_keyed_generator
 from auditor.models.base import LanguageModel, compute_text_nlls
 from auditor.models.huggingface import HuggingFaceModel
-from auditor.models.lora import model_with_adapter
+from auditor.models.lora import load_adapter_model
 from auditor.models.precision import CPU, has_native_bfloat16
 from auditor.models.shards import record_digests
 from auditor.plugins import registry
 from auditor.plugins.options import build_plugin
 from auditor.plugins.trainer import Trainer
 from auditor.runs import shown_rows
-from auditor.runs.scoring import greedy_recall_by_repeats
+from auditor.runs.scoring import measure_repeat_recall
 from auditor.statistics import intervals
 from auditor.statistics.intervals import Measurement
 from auditor.training.finetune import (
@@ -94,7 +94,7 @@ class Recalls(Page):
     def model(
         self, name: str, model: LanguageModel, secrets: Sequence[Secret]
     ) -> Mapping[str, Measurement]:
-        recall = greedy_recall_by_repeats(model, secrets)
+        recall = measure_repeat_recall(model, secrets)
         perplexity = intervals.estimate_perplexity(
             list(compute_text_nlls(model, self.lab.heldout))
         ).value
@@ -116,9 +116,7 @@ def trained_privately(lab: Lab, names: Sequence[str]) -> Iterator[tuple[str, Lan
     """The lab's private trainings and their controls: title with epsilon, and model."""
     known = registry.list_defenses()
     defenses = [build_plugin("defense", known, name, lab.defense_defaults[name]) for name in names]
-    for row in shown_rows.defense_rows_with_controls(
-        defenses, lambda control: isinstance(control, Trainer)
-    ):
+    for row in shown_rows.list_defense_rows(defenses, lambda control: isinstance(control, Trainer)):
         assert isinstance(row.defense, Trainer)
         trained = lab.model_trained_by_trainer(row.defense)
         claim = trained.privacy.epsilon if trained.privacy else None
@@ -147,7 +145,7 @@ def main(
         own = own_secrets(lab, list((ensemble.shards or [])[index] or []))
         name = f"member {index + 1}, of its own shard"
         for count, share in page.model(
-            name, model_with_adapter(lab.lab_public_model(), folder), own
+            name, load_adapter_model(lab.lab_public_model(), folder), own
         ).items():
             hits.setdefault(count, []).append(share)
     sizes = {count: sum(one.n for one in shares) for count, shares in hits.items()}

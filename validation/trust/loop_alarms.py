@@ -64,7 +64,7 @@ def quickly() -> Iterator[None]:
         "build_crash_test_model",
         lambda self: copy.deepcopy(_made(self)),
     )
-    quick = patch.object(gaussian, "quick_rdp_epsilon", smooth_epsilon)
+    quick = patch.object(gaussian, "compute_quick_rdp_epsilon", smooth_epsilon)
     with copied, quick, patch.object(claim, "compute_claimed_epsilon", smooth_epsilon):
         yield
 

@@ -33,7 +33,7 @@ from auditor.attacks.claim_check import ClaimCheck
 from auditor.attacks.epsilon_audit import EpsilonAudit
 from auditor.attacks.gradient_audit import GradientAudit
 from auditor.attacks.prediction_audit import PredictionAudit
-from auditor.benchmarks.data.fixed_distributions import fixed_ensemble
+from auditor.benchmarks.data.fixed_distributions import build_fixed_ensemble
 from auditor.benchmarks.lab.lab import Lab
 from auditor.benchmarks.lab.lab_recipe import LabRecipe
 from auditor.core import threads
@@ -48,7 +48,7 @@ from auditor.models.ensemble import Ensemble
 from auditor.plugins.defense import Scenario, TrainedModel
 from auditor.plugins.probe import DELTA, observe_all_secrets
 from auditor.plugins.view import WHITE_BOX, View
-from auditor.runs.prefix_token import with_prefix_token
+from auditor.runs.prefix_token import wrap_prefixed_model
 from auditor.training import dp_loop
 from auditor.training.clipping import add_clipped_gradients
 from auditor.training.dp_loop import PoissonSampler, PrivateModel, ScaledOptimizer
@@ -195,7 +195,7 @@ def shuffled() -> AbstractContextManager[Any]:
 @contextmanager
 def half_the_steps() -> Iterator[None]:
     """The noise is solved for half of the steps, and half of them are accounted for."""
-    solve, promise = private_training.noise_multiplier_for, PrivateTraining.make_privacy_record
+    solve, promise = private_training.find_noise_multiplier, PrivateTraining.make_privacy_record
 
     def solved(epsilon: float, delta: float, q: float, steps: int) -> float:
         return solve(epsilon, delta, q, steps // 2)
@@ -204,7 +204,7 @@ def half_the_steps() -> Iterator[None]:
         return promise(self, dataclasses.replace(trained, steps=trained.steps // 2), *rest)
 
     halved = patch.object(PrivateTraining, "make_privacy_record", promised)
-    with patch.object(private_training, "noise_multiplier_for", solved), halved:
+    with patch.object(private_training, "find_noise_multiplier", solved), halved:
         yield
 
 
@@ -316,12 +316,12 @@ class Service:
 
 def one_member() -> Ensemble:
     """What one certain member makes of an uncertain public model (formulas B2.3, V1)."""
-    return fixed_ensemble((0.145, 0.855), (1.0, 0.0))
+    return build_fixed_ensemble((0.145, 0.855), (1.0, 0.0))
 
 
 def overlapping() -> Ensemble:
     """Record "a" lies in two of three shards."""
-    held = fixed_ensemble((0.5, 0.5), (0.9, 0.1), (0.8, 0.2), (0.4, 0.6))
+    held = build_fixed_ensemble((0.5, 0.5), (0.9, 0.1), (0.8, 0.2), (0.4, 0.6))
     held.unit, held.shards = "record", [["a", "b"], ["a", "c"], ["d"]]
     return held
 
@@ -461,8 +461,8 @@ def audited(made: TrainedModel, lab: Lab) -> dict[str, tuple[tuple[Audited, ...]
     were trained."""
     before = (int(lab.tokenizer.eos_token_id),)
     public, own = (
-        with_prefix_token(lab.lab_public_model(), before),
-        with_prefix_token(made.model, before),
+        wrap_prefixed_model(lab.lab_public_model(), before),
+        wrap_prefixed_model(made.model, before),
     )
     white, black = GradientAudit(), EpsilonAudit(delta=DELTA)
     view = View(

@@ -28,7 +28,7 @@ from auditor.benchmarks.canaries.audit_canaries import AuditCanaryManifest
 from auditor.benchmarks.data.released_passages import ReleasedRecord, WordIds
 from auditor.benchmarks.lab.lab import Lab
 from auditor.benchmarks.lab.lab_recipe import LabRecipe
-from auditor.benchmarks.lab.lab_texts import PRIVATE_KINDS, make_fake_texts_with_marks
+from auditor.benchmarks.lab.lab_texts import PRIVATE_KINDS, make_fake_texts
 from auditor.benchmarks.lab.real_lab import RealLab, RealLabRecipe
 from auditor.conclusions.signals import assess_signals
 from auditor.core.nouns import UNDEFENDED
@@ -91,7 +91,7 @@ def audited(
         for own, side in sides
         for i, t in enumerate(own)
     )
-    plan = released_text.plan_for_released_text(
+    plan = released_text.build_release_plan(
         Path("out"), "private", "fresh", None if manifest is None else "canaries", seed, "check"
     )
     held = released_text.ReleasedText(
@@ -115,7 +115,7 @@ def audited(
 
 def simulated(of_private: float, seed: int) -> tuple[AuditResult, dict[str, Sides]]:
     """Another draw of records, coins and texts."""
-    made = list(make_fake_texts_with_marks(seed, 3 * RECORDS, PRIVATE_KINDS))
+    made = list(make_fake_texts(seed, 3 * RECORDS, PRIVATE_KINDS))
     noise = np.random.default_rng(seed)
     noise.shuffle(made)
     private, fresh, public = made[:RECORDS], made[RECORDS : 2 * RECORDS], made[2 * RECORDS :]
@@ -222,7 +222,7 @@ def of_lab(page: Page, own: Lab, batches: int, size: int, length: int) -> None:
             _said(m.value, m.low, m.high) for m in (told["recall"], told["recall_nonmembers"])
         ]
         aucs = [roc.estimate_auc("", *sides) for sides in scores.values()]
-        apart = [roc.auc_difference(scores["ours"], scores[other]) for other in others]
+        apart = [roc.compute_auc_difference(scores["ours"], scores[other]) for other in others]
         differences = [_said(one.value, one.low(0.025), one.high(0.025)) for one in apart]
         page.row(name, *recalls, *(_said(m.value, m.low, m.high) for m in aucs), *differences)
 
@@ -243,7 +243,7 @@ def _said(value: float, low: float, high: float) -> str:
 
 
 def timed(page: Page, count: int, seed: int) -> None:
-    made = list(make_fake_texts_with_marks(seed, 3000, PRIVATE_KINDS))
+    made = list(make_fake_texts(seed, 3000, PRIVATE_KINDS))
     writer, noise = Writer(made[:1000], made[2000:]), np.random.default_rng(seed)
     texts = [writer.write(0.3, noise) for _ in range(count)]
     begin = time.process_time()

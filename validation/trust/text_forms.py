@@ -29,11 +29,11 @@ from auditor.core.plan import Plan
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.plugins.benchmark import Benchmark
 from auditor.runs import scoring
-from auditor.runs.audit import longest_context_token_count
-from auditor.runs.likeliest_reading import mean_suffix_nll_of_each_pair
+from auditor.runs.audit import count_longest_context
+from auditor.runs.likeliest_reading import compute_pair_nlls
 from auditor.runs.own_data import load_own_benchmark
-from auditor.runs.prefix_token import resolve_prefix_token, with_prefix_token
-from auditor.runs.scoring import doubt_if_members_likelier, greedy_recall_by_repeats
+from auditor.runs.prefix_token import resolve_prefix_token, wrap_prefixed_model
+from auditor.runs.scoring import doubt_if_members_likelier, measure_repeat_recall
 from validation.harness import Page, refuse, run, write_rows
 from validation.trust.bases import byte_pair_tokenizer
 
@@ -363,17 +363,17 @@ def _audited(
         plan.data.prefix_token,
         target,
         found.known,
-        longest_context_token_count(found, 0),
+        count_longest_context(found, 0),
         framed=found.framed,
     )
-    greedy = greedy_recall_by_repeats(
-        with_prefix_token(target, before.tokens), found.secrets
+    greedy = measure_repeat_recall(
+        wrap_prefixed_model(target, before.tokens), found.secrets
     ).values()  # by repeat count
     hits, answers = sum(round(one.value * one.n) for one in greedy), sum(one.n for one in greedy)
     doubts = list(found.doubts)
     if not hits:
         doubts += doubt_if_members_likelier(
-            "tiny", likelihoods(with_prefix_token(target, before.tokens), found)
+            "tiny", likelihoods(wrap_prefixed_model(target, before.tokens), found)
         )
     return (
         hits,
@@ -387,13 +387,13 @@ def likelihoods(model: Any, found: Benchmark) -> RowValuesBySecret:
     """Nats a token of each answer, of members and of non-members."""
     sides = ([s for s in found.secrets if s.member == member] for member in (True, False))
     each = (
-        (side, -mean_suffix_nll_of_each_pair(model, [Pair(s.prefix, s.suffix) for s in side]))
+        (side, -compute_pair_nlls(model, [Pair(s.prefix, s.suffix) for s in side]))
         for side in sides
     )
     members, others = (
         {s.id: float(x) for s, x in zip(side, values, strict=True)} for side, values in each
     )
-    return scoring.likelihood_row_of_secrets(members, others)
+    return scoring.build_likelihood_row(members, others)
 
 
 DOUBTS = {  # by words of their sentence

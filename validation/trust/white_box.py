@@ -25,7 +25,7 @@ from auditor.core import threads
 from auditor.core.result import Audited
 from auditor.core.secret_randomness import make_keyed_generator
 from auditor.defenses.private_training import DpSgd
-from auditor.privacy.gaussian import noise_multiplier_for
+from auditor.privacy.gaussian import find_noise_multiplier
 from auditor.privacy.gradient_canaries import GradientCanaries
 from auditor.statistics.audited import audit_epsilon_bounds
 from auditor.training.gradient_canaries import compute_inclusion_log_ratio
@@ -54,7 +54,7 @@ class DescribedTraining:
 
     @classmethod
     def claiming(cls, epsilon: float, rate: float, steps: int) -> DescribedTraining:
-        return cls(noise_multiplier_for(epsilon, cls.delta, rate, steps), rate, steps)
+        return cls(find_noise_multiplier(epsilon, cls.delta, rate, steps), rate, steps)
 
     def __str__(self) -> str:
         return f"{self.noise_multiplier:.2f}, {self.sampling_rate:.3f}, {self.steps}"
