@@ -70,7 +70,8 @@ QUESTIONS: Mapping[str, tuple[str, str]] = {
     ),
     "loops": (
         "Is a broken training loop found?",
-        "Nearly always; [fault by fault](../reference/loop-faults.md).",
+        "Nearly always; [fault by fault](../reference/loop-faults.md), and "
+        "[honest loops by kind](data/loop-alarms.csv).",
     ),
     "intervals": (
         "How often do intervals hold?",
