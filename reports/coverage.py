@@ -126,7 +126,7 @@ def describe_asked_records(result: AuditResult) -> str:
     counts = result.benchmark.records.get("members")
     if counts is None or not counts.by_copies or counts.audited == sum(counts.by_copies.values()):
         return ""
-    asked = f"{_count_asked_population(counts)} were asked"
+    asked = f"{_describe_asked_population(counts)} were asked"
     strata = next((finding.strata for finding in result.findings if finding.strata), ())
     copied = [stratum for stratum in strata if (stratum.copies or 1) > 1]
     others = [stratum for stratum in strata if stratum not in copied]
@@ -134,14 +134,14 @@ def describe_asked_records(result: AuditResult) -> str:
         return f"{asked}."
     n_copied = sum(stratum.population for stratum in copied)
     verb = "occurs" if n_copied == 1 else "occur"
-    parts = [_count_asked_strata(copied, f"{n_copied:,} that {verb} more than once")]
+    parts = [_describe_asked_strata(copied, f"{n_copied:,} that {verb} more than once")]
     if others:
         n_others = sum(stratum.population for stratum in others)
-        parts.append(_count_asked_strata(others, format_count(n_others, "other")))
+        parts.append(_describe_asked_strata(others, format_count(n_others, "other")))
     return f"{asked}: {', '.join(parts)}."
 
 
-def _count_asked_strata(strata: Sequence[Stratum], which: str) -> str:
+def _describe_asked_strata(strata: Sequence[Stratum], which: str) -> str:
     """Return `all 12 that occur more than once`, `29 of the 123 others`, `none of the others`."""
     n_asked = sum(stratum.extracted.n for stratum in strata)
     if n_asked == sum(stratum.population for stratum in strata):
@@ -149,7 +149,7 @@ def _count_asked_strata(strata: Sequence[Stratum], which: str) -> str:
     return f"{n_asked:,} of the {which}" if n_asked else f"none of the {which}"
 
 
-def _count_asked_population(counts: RecordCounts) -> str:
+def _describe_asked_population(counts: RecordCounts) -> str:
     return f"{counts.audited:,} of {sum(counts.by_copies.values()):,} records"
 
 
@@ -175,5 +175,5 @@ def format_progress_line(result: AuditResult) -> str:
         key=lambda finding: sum(phrases.count_hits(s.extracted) for s in finding.strata),
     )
     hits = sum(phrases.count_hits(s.extracted) for s in row.strata)
-    n_asked = _count_asked_population(result.benchmark.records["members"])
+    n_asked = _describe_asked_population(result.benchmark.records["members"])
     return f"{n_asked} asked so far: {hits:,} recited word for word ({format_strata(row)})"

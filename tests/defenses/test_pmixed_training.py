@@ -50,7 +50,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def asked(inputs: Path, out: Path, **more: Any) -> TrainingRequest:
+def make_request(inputs: Path, out: Path, **more: Any) -> TrainingRequest:
     options = {
         "members": 3,
         "epochs": 2,
@@ -151,10 +151,11 @@ def test_train_serve_and_attack(
 
 def test_copies_and_users_lie_in_one_shard(inputs: Path, tmp_path: Path) -> None:
     training.train_model_into_folder(
-        asked(inputs, tmp_path / "by-record", options={"members": 4}), silent
+        make_request(inputs, tmp_path / "by-record", options={"members": 4}), silent
     )
     told = training.train_model_into_folder(
-        asked(inputs, tmp_path / "by-user", user_column="who", options={"members": 3}), silent
+        make_request(inputs, tmp_path / "by-user", user_column="who", options={"members": 3}),
+        silent,
     )
     assert "users who share a record are protected together: 4 are 3 groups" in told
     assert any("empty" in line for line in told) == ([] in shards(tmp_path / "by-user", 3))
@@ -188,7 +189,7 @@ def test_a_killed_run_keeps_what_is_finished(
 ) -> None:
     """And ends as it would have, however many adapters are trained at once from then on."""
     whole, cut, options = tmp_path / "whole", tmp_path / "cut", {"members": 2, "control": True}
-    training.train_model_into_folder(asked(inputs, whole, options=options), silent)
+    training.train_model_into_folder(make_request(inputs, whole, options=options), silent)
 
     def kill(what: str, done: int, total: int) -> None:
         assert (what, total) == ("3 adapters", 22)  # steps
@@ -197,7 +198,7 @@ def test_a_killed_run_keeps_what_is_finished(
 
     with pytest.raises(KeyboardInterrupt):
         training.train_model_into_folder(
-            asked(inputs, cut, options={**options, "together": together}), kill
+            make_request(inputs, cut, options={**options, "together": together}), kill
         )
     finished = {path.name for path in cut.iterdir() if path.is_dir()}
     assert {"member-000"} < finished < {"whole", "member-000", "member-001"}
@@ -213,7 +214,7 @@ def test_a_killed_run_keeps_what_is_finished(
 
     monkeypatch.setattr(members_module, "_MemberTraining", begins)
     training.train_model_into_folder(
-        asked(inputs, cut, options={**options, "together": 4 - together}), silent
+        make_request(inputs, cut, options={**options, "together": 4 - together}), silent
     )
     assert begun == [name for name in ("whole", "member-000", "member-001") if name not in finished]
     for name in ("whole", "member-000", "member-001"):
@@ -223,11 +224,11 @@ def test_a_killed_run_keeps_what_is_finished(
             torch.testing.assert_close(first[key], second[key], atol=1e-5, rtol=1e-4)
     with refuses("epochs", "2", "3"):
         training.train_model_into_folder(
-            asked(inputs, cut, options={**options, "epochs": 3}), silent
+            make_request(inputs, cut, options={**options, "epochs": 3}), silent
         )
     assert (
         "already trained"
-        in training.train_model_into_folder(asked(inputs, cut, options=options), silent)[0]
+        in training.train_model_into_folder(make_request(inputs, cut, options=options), silent)[0]
     )
 
 
@@ -235,9 +236,9 @@ def test_a_killed_run_keeps_what_is_finished(
 def test_the_control_is_one_adapter_on_all_records(inputs: Path, tmp_path: Path, kind: str) -> None:
     """Beside members that it changes nothing of; it is none of them."""
     plain, controlled, base = tmp_path / "plain", tmp_path / "controlled", str(inputs / kind)
-    told = training.train_model_into_folder(asked(inputs, plain, model=base), silent)
+    told = training.train_model_into_folder(make_request(inputs, plain, model=base), silent)
     training.train_model_into_folder(
-        asked(inputs, controlled, model=base, options={"control": True}), silent
+        make_request(inputs, controlled, model=base, options={"control": True}), silent
     )
     assert "adapters were trained 3 at a time" in told
     assert any("dropout was off" in line for line in told) == (kind == "gpt2")
@@ -259,7 +260,7 @@ def test_the_control_is_one_adapter_on_all_records(inputs: Path, tmp_path: Path,
 def test_members_differ_from_each_other_by_more_than_their_records(
     inputs: Path, tmp_path: Path
 ) -> None:
-    training.train_model_into_folder(asked(inputs, tmp_path / "out"), silent)
+    training.train_model_into_folder(make_request(inputs, tmp_path / "out"), silent)
     first, second = (weights(tmp_path / "out" / f"member-00{i}") for i in (0, 1))
     assert any(not torch.equal(first[key], second[key]) for key in first if "lora_A" in key)
 
@@ -289,13 +290,13 @@ def test_a_refusal_leaves_nothing_behind(
     inputs: Path, tmp_path: Path, more: dict[str, Any], facts: tuple[str, ...]
 ) -> None:
     with refuses(*facts):
-        training.train_model_into_folder(asked(inputs, tmp_path / "out", **more), silent)
+        training.train_model_into_folder(make_request(inputs, tmp_path / "out", **more), silent)
     assert not (tmp_path / "out").exists()
 
 
 def test_half_written_members_are_not_served(inputs: Path, tmp_path: Path) -> None:
     training.train_model_into_folder(
-        asked(inputs, tmp_path / "out", options={"members": 2}), silent
+        make_request(inputs, tmp_path / "out", options={"members": 2}), silent
     )
     (tmp_path / "out" / "member-001").rename(tmp_path / "out" / ".member-001")
     (tmp_path / "out" / "ensemble.json").unlink()
@@ -313,14 +314,14 @@ def test_a_broken_manifest_is_refused(tmp_path: Path, text: str) -> None:
 
 
 def test_members_of_another_base_are_refused(inputs: Path, tmp_path: Path) -> None:
-    training.train_model_into_folder(asked(inputs, tmp_path / "out"), silent)
+    training.train_model_into_folder(make_request(inputs, tmp_path / "out"), silent)
     with refuses("--public", "member-000"):
         load_lora_ensemble(tmp_path / "out", load_causal_lm(str(inputs / "gpt2")))
 
 
 def test_a_member_alone_is_a_peft_model(inputs: Path, tmp_path: Path) -> None:
     """Nothing of ours is needed to read one."""
-    training.train_model_into_folder(asked(inputs, tmp_path / "out"), silent)
+    training.train_model_into_folder(make_request(inputs, tmp_path / "out"), silent)
     base = load_causal_lm(str(inputs / "neox")).model
     assert (
         PeftModel.from_pretrained(base, str(tmp_path / "out" / "member-000"))

@@ -56,7 +56,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def asked(inputs: Path, out: Path, method: str = "dp-sgd", **more: Any) -> TrainingRequest:
+def make_request(inputs: Path, out: Path, method: str = "dp-sgd", **more: Any) -> TrainingRequest:
     options = (
         {**SIGMA, **more.pop("options", {})}
         if more.get("options", {}) is not None
@@ -82,7 +82,7 @@ def promised(folder: Path) -> PrivacyRecord:
 
 @pytest.mark.accounted
 def test_the_record_says_what_was_done_and_what_it_is_worth(inputs: Path, tmp_path: Path) -> None:
-    told = training.train_model_into_folder(asked(inputs, tmp_path / "out"), silent)
+    told = training.train_model_into_folder(make_request(inputs, tmp_path / "out"), silent)
     record = promised(tmp_path / "out")
     assert (record.method, record.sampling, record.adjacency, record.unit) == (
         "dp-sgd",
@@ -120,11 +120,11 @@ def test_the_record_says_what_was_done_and_what_it_is_worth(inputs: Path, tmp_pa
 def test_nothing_of_the_data_is_kept_beside_the_weights(inputs: Path, tmp_path: Path) -> None:
     """Not even a digest, which differs between data sets that the promise says cannot be told
     apart."""
-    training.train_model_into_folder(asked(inputs, tmp_path / "out"), silent)
+    training.train_model_into_folder(make_request(inputs, tmp_path / "out"), silent)
     assert (
         "data" not in json.loads((tmp_path / "out" / "training.json").read_text())["configuration"]
     )
-    (told,) = training.train_model_into_folder(asked(inputs, tmp_path / "out"), silent)
+    (told,) = training.train_model_into_folder(make_request(inputs, tmp_path / "out"), silent)
     assert "already trained with this configuration (which records it was, is not kept)" in told
     names = {path.name for path in (tmp_path / "out").iterdir()}
     assert {name for name in names if not name.startswith("tokenizer")} == {
@@ -143,9 +143,9 @@ def test_gradient_canaries_change_no_claim_and_are_told_of(inputs: Path, tmp_pat
     """Noise, rate and steps are those of the training without them; what was read of them is for
     its owner only."""
     told = training.train_model_into_folder(
-        asked(inputs, tmp_path / "out", options={"gradient_canaries": 40}), silent
+        make_request(inputs, tmp_path / "out", options={"gradient_canaries": 40}), silent
     )
-    training.train_model_into_folder(asked(inputs, tmp_path / "plain"), silent)
+    training.train_model_into_folder(make_request(inputs, tmp_path / "plain"), silent)
     own, plain = promised(tmp_path / "out"), promised(tmp_path / "plain")
     assert own.details.pop("gradient_canaries") == 40 and own == plain
     assert sum("trained with 40 gradient canaries" in sentence for sentence in told) == 1
@@ -163,7 +163,7 @@ def test_folders_made_before_there_were_gradient_canaries_are_still_known(
 ) -> None:
     """An option that came later, and was not given, is no other configuration, and no other part of
     the lab."""
-    training.train_model_into_folder(asked(inputs, tmp_path / "out"), silent)
+    training.train_model_into_folder(make_request(inputs, tmp_path / "out"), silent)
     assert (
         "gradient_canaries"
         not in json.loads((tmp_path / "out" / "training.json").read_text())["configuration"][
@@ -176,7 +176,7 @@ def test_folders_made_before_there_were_gradient_canaries_are_still_known(
     )
     with refuses("gradient_canaries", "None", "9"):
         training.train_model_into_folder(
-            asked(inputs, tmp_path / "out", options={"gradient_canaries": 9}), silent
+            make_request(inputs, tmp_path / "out", options={"gradient_canaries": 9}), silent
         )
     controls = [
         cause.row
@@ -203,7 +203,7 @@ def test_a_canary_file_of_another_form_is_refused(tmp_path: Path) -> None:
 def test_a_users_records_are_one_unit(inputs: Path, tmp_path: Path) -> None:
     options = {"unit": "user", "batch": 2}
     training.train_model_into_folder(
-        asked(inputs, tmp_path / "out", options=options, user_column="who", block=96), silent
+        make_request(inputs, tmp_path / "out", options=options, user_column="who", block=96), silent
     )
     record = promised(tmp_path / "out")
     assert record.unit == "user" and record.sampling_rate == 0.5  # 2 of 4 users
@@ -212,7 +212,7 @@ def test_a_users_records_are_one_unit(inputs: Path, tmp_path: Path) -> None:
 @pytest.mark.accounted
 def test_the_noise_is_solved_for_its_epsilon(inputs: Path, tmp_path: Path) -> None:
     training.train_model_into_folder(
-        asked(
+        make_request(
             inputs, tmp_path / "out", options={"noise_multiplier": 0.0, "epsilon": 2.0, "batch": 8}
         ),
         silent,
@@ -224,7 +224,8 @@ def test_the_noise_is_solved_for_its_epsilon(inputs: Path, tmp_path: Path) -> No
 def test_no_epsilon_where_no_parameter_moved(inputs: Path, tmp_path: Path) -> None:
     for method in ("dp-sgd", "adp", "adp-sound"):
         training.train_model_into_folder(
-            asked(inputs, tmp_path / method, method, options={"learning_rate": 1e-60}), silent
+            make_request(inputs, tmp_path / method, method, options={"learning_rate": 1e-60}),
+            silent,
         )
         record = promised(tmp_path / method)
         assert record.epsilon is None and record.claim() is None and not record.nominal
@@ -253,19 +254,20 @@ def test_killed_and_resumed_counts_every_step(
     lora = kind == "gpt2"
     with pytest.raises(_Killed):
         training.train_model_into_folder(
-            asked(inputs, out, model=str(inputs / kind), lora=lora), kill
+            make_request(inputs, out, model=str(inputs / kind), lora=lora), kill
         )
     assert read_privacy_record(out) is None and (out / "checkpoint.pt").is_file()
     assert not json.loads((out / "training.json").read_text())["finished"]
     training.train_model_into_folder(
-        asked(inputs, out, model=str(inputs / kind), lora=lora),
+        make_request(inputs, out, model=str(inputs / kind), lora=lora),
         lambda what, done, total: taken.append(done),
     )
     assert [n for n in taken if n] == [1, 2, 3, 4, 5, 6, 7, 8]
     assert promised(out).steps == 8 and not (out / "checkpoint.pt").exists()
     with refuses("clip", "1.0", "2.0"):
         training.train_model_into_folder(
-            asked(inputs, out, model=str(inputs / kind), lora=lora, options={"clip": 2.0}), silent
+            make_request(inputs, out, model=str(inputs / kind), lora=lora, options={"clip": 2.0}),
+            silent,
         )
 
 
@@ -275,7 +277,7 @@ def test_secret_noise_differs_from_run_to_run_and_seeded_does_not(
     rows: dict[str, Any] = {}
     for name, noise in (("a", "secret"), ("b", "secret"), ("c", "seeded"), ("d", "seeded")):
         training.train_model_into_folder(
-            asked(inputs, tmp_path / name, options={"noise": noise}), silent
+            make_request(inputs, tmp_path / name, options={"noise": noise}), silent
         )
         rows[name] = load_causal_lm(str(tmp_path / name)).embedding_rows(40).numpy()
     assert not np.allclose(rows["a"], rows["b"], atol=1e-4)
@@ -289,7 +291,7 @@ def test_seeded_noise_has_a_nominal_epsilon_and_no_claim(
     """Two models of one seed share noise and batches: their difference is that of their clipped
     gradients."""
     told = training.train_model_into_folder(
-        asked(inputs, tmp_path / "out", method, options={"noise": "seeded"}), silent
+        make_request(inputs, tmp_path / "out", method, options={"noise": "seeded"}), silent
     )
     record = promised(tmp_path / "out")
     assert record.epsilon is record.epsilon_rdp is record.epsilon_twice is record.claim() is None
@@ -316,7 +318,7 @@ def test_two_models_of_one_seed_differ_by_their_clipped_gradients(
         for name, data in (("one", inputs / "data.jsonl"), ("other", tmp_path / "other.jsonl")):
             out = tmp_path / f"{noise}-{name}"
             training.train_model_into_folder(
-                asked(inputs, out, data=str(data), options=options), silent
+                make_request(inputs, out, data=str(data), options=options), silent
             )
             found[noise, name] = load_causal_lm(str(out)).embedding_rows(40).double()
     seeded, secret = (
@@ -331,14 +333,14 @@ def test_users_are_claimed_where_the_data_name_them_only(inputs: Path, tmp_path:
     for method in ("dp-sgd", "adp", "adp-sound"):
         with refuses("unit=user", "--user-column"):
             training.train_model_into_folder(
-                asked(inputs, tmp_path / "out", method, options={"unit": "user"}), silent
+                make_request(inputs, tmp_path / "out", method, options={"unit": "user"}), silent
             )
         assert not (tmp_path / "out").exists()
 
 
 def test_the_number_of_units_is_public_or_given(inputs: Path, tmp_path: Path) -> None:
     """With `units`, nothing that is written depends on how many records there are."""
-    training.train_model_into_folder(asked(inputs, tmp_path / "counted"), silent)
+    training.train_model_into_folder(make_request(inputs, tmp_path / "counted"), silent)
     record = promised(tmp_path / "counted")
     assert (record.units, record.units_given) == (16, False)
     assert states(record.notes(), "16", "public")
@@ -352,7 +354,7 @@ def test_the_number_of_units_is_public_or_given(inputs: Path, tmp_path: Path) ->
     held = []
     for name, data in (("all", inputs / "data.jsonl"), ("less", tmp_path / "less.jsonl")):
         training.train_model_into_folder(
-            asked(inputs, tmp_path / name, data=str(data), options={"units": 20}), silent
+            make_request(inputs, tmp_path / name, data=str(data), options={"units": 20}), silent
         )
         held.append(promised(tmp_path / name))
     assert held[0] == held[1] and (held[0].units, held[0].sampling_rate, held[0].steps) == (
@@ -365,7 +367,7 @@ def test_the_number_of_units_is_public_or_given(inputs: Path, tmp_path: Path) ->
 
 def test_what_two_trainings_promise_together_is_said(inputs: Path, tmp_path: Path) -> None:
     """Beside any training; and of a base that was trained privately, as its own epsilon."""
-    told = training.train_model_into_folder(asked(inputs, tmp_path / "once"), silent)
+    told = training.train_model_into_folder(make_request(inputs, tmp_path / "once"), silent)
     once = promised(tmp_path / "once")
     together, _ = compute_tightest_epsilon(3.0, 0.25, 16, 1e-5)
     assert once.epsilon_twice == pytest.approx(together) and once.epsilon_twice > (
@@ -373,24 +375,24 @@ def test_what_two_trainings_promise_together_is_said(inputs: Path, tmp_path: Pat
     )
     assert states(told, f"ε {together:.3g}")
     training.train_model_into_folder(
-        asked(inputs, tmp_path / "twice", model=str(tmp_path / "once")), silent
+        make_request(inputs, tmp_path / "twice", model=str(tmp_path / "once")), silent
     )
     twice = promised(tmp_path / "twice")
     assert twice.epsilon == pytest.approx(together, rel=1e-3) and len(twice.earlier) == 1
     assert states(twice.notes(), "2 trainings")
     training.train_model_into_folder(
-        asked(inputs, tmp_path / "nominal", options={"noise": "seeded"}), silent
+        make_request(inputs, tmp_path / "nominal", options={"noise": "seeded"}), silent
     )
     training.train_model_into_folder(
-        asked(inputs, tmp_path / "on-nominal", model=str(tmp_path / "nominal")), silent
+        make_request(inputs, tmp_path / "on-nominal", model=str(tmp_path / "nominal")), silent
     )
     assert promised(tmp_path / "on-nominal").claim() is None
     training.train_model_into_folder(
-        asked(inputs, tmp_path / "plain", "none", options=None), silent
+        make_request(inputs, tmp_path / "plain", "none", options=None), silent
     )
     with refuses("base", "privacy"):
         training.train_model_into_folder(
-            asked(inputs, tmp_path / "on-plain", model=str(tmp_path / "plain")), silent
+            make_request(inputs, tmp_path / "on-plain", model=str(tmp_path / "plain")), silent
         )
 
 
@@ -410,11 +412,11 @@ def test_killed_at_the_end_it_is_not_trained_again(
             patch.setattr("auditor.training.poisson._write_privacy_notes", kill)
         else:
             patch.setattr("auditor.plugins.trainer.TrainerCheckpoint.clear", kill)
-        training.train_model_into_folder(asked(inputs, out), silent)
+        training.train_model_into_folder(make_request(inputs, out), silent)
     promise, weights = promised(out), (out / "model.safetensors").read_bytes()
     assert (out / "checkpoint.pt").is_file()
     monkeypatch.setattr(loops, "fit_privately", kill)
-    training.train_model_into_folder(asked(inputs, out), silent)
+    training.train_model_into_folder(make_request(inputs, out), silent)
     assert promised(out) == promise and (out / "model.safetensors").read_bytes() == weights
     assert (
         json.loads((out / "training.json").read_text())["finished"]
@@ -497,7 +499,7 @@ def test_a_refusal_is_one_sentence_and_leaves_nothing(
     more, sentence = case
     more = {**more, **({"model": str(inputs / more["model"])} if "model" in more else {})}
     with pytest.raises(AuditError) as error:
-        training.train_model_into_folder(asked(inputs, tmp_path / "out", **more), silent)
+        training.train_model_into_folder(make_request(inputs, tmp_path / "out", **more), silent)
     assert sentence in str(error.value) and "\n" not in str(error.value)
     assert not (tmp_path / "out").exists()
 
@@ -589,7 +591,7 @@ def test_the_sound_variant_scales_clips_not_noise() -> None:
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
 def test_adp_promises_nothing_and_says_why(inputs: Path, tmp_path: Path, optimizer: str) -> None:
     told = training.train_model_into_folder(
-        asked(inputs, tmp_path / "out", "adp", options={"optimizer": optimizer}), silent
+        make_request(inputs, tmp_path / "out", "adp", options={"optimizer": optimizer}), silent
     )
     record = promised(tmp_path / "out")
     assert record.epsilon is None and record.epsilon_rdp is None and record.claim() is None
@@ -607,7 +609,7 @@ def test_adp_promises_nothing_and_says_why(inputs: Path, tmp_path: Path, optimiz
 
 def test_the_sound_variant_promises_what_dp_sgd_does(inputs: Path, tmp_path: Path) -> None:
     for method in ("dp-sgd", "adp-sound"):
-        training.train_model_into_folder(asked(inputs, tmp_path / method, method), silent)
+        training.train_model_into_folder(make_request(inputs, tmp_path / method, method), silent)
     assert (
         promised(tmp_path / "adp-sound").epsilon
         == promised(tmp_path / "dp-sgd").epsilon
@@ -627,7 +629,7 @@ def test_trainers_are_defenses() -> None:
 @pytest.fixture(scope="module")
 def trained(inputs: Path) -> Path:
     for method in ("dp-sgd", "adp"):
-        training.train_model_into_folder(asked(inputs, inputs / method, method), silent)
+        training.train_model_into_folder(make_request(inputs, inputs / method, method), silent)
     return inputs
 
 
@@ -644,8 +646,8 @@ def test_while_it_trains_no_epsilon_is_said_above_the_one_asked_for() -> None:
     sigma = find_noise_multiplier(8.0, 1e-5, 0.1, 50)
     terms = MechanismTerms(sigma, 1.0, 0.1, 50, 100, 1e-5)
     assert compute_quick_rdp_epsilon(sigma, 0.1, 50, 1e-5) > 8.005
-    for asked in (DpSgd(epsilon=8.0), DpSgd(noise_multiplier=sigma)):
-        asked.make_private_training_progress(told, terms)(50, 1.0)  # type: ignore[arg-type]
+    for trainer in (DpSgd(epsilon=8.0), DpSgd(noise_multiplier=sigma)):
+        trainer.make_private_training_progress(told, terms)(50, 1.0)  # type: ignore[arg-type]
     assert said[0].endswith("ε ≤ 8.00") and float(said[1].split()[-1]) > 8.005
 
 

@@ -40,12 +40,13 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / f"{name}.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
     learn = {"epochs": 12, "batch": 2, "learning_rate": 0.01}
     training.train_model_into_folder(
-        asked(folder, folder / "before", "none", model=str(folder / "neox"), options=learn), silent
+        make_request(folder, folder / "before", "none", model=str(folder / "neox"), options=learn),
+        silent,
     )
     return folder
 
 
-def asked(inputs: Path, out: Path, method: str, **more: Any) -> TrainingRequest:
+def make_request(inputs: Path, out: Path, method: str, **more: Any) -> TrainingRequest:
     given: dict[str, Any] = {
         "method": method,
         "model": str(inputs / "before"),
@@ -129,7 +130,8 @@ def test_what_is_to_be_forgotten_becomes_unlikely_and_retain_keeps_the_rest(
     options = {"epochs": 4, "batch": 2, "learning_rate": 1e-3}
     for name, retain in (("alone", 0.0), ("kept", 2.0)):
         told = training.train_model_into_folder(
-            asked(inputs, tmp_path / name, method, options={**options, "retain": retain}), silent
+            make_request(inputs, tmp_path / name, method, options={**options, "retain": retain}),
+            silent,
         )
         assert states(told, "3", "5")
     before = [nats(inputs / "before", rows) for rows in (ROWS[:3], ROWS[3:])]
@@ -149,12 +151,16 @@ def test_an_interrupted_one_goes_on(inputs: Path, tmp_path: Path) -> None:
 
     more = {"options": {"epochs": 4, "batch": 2, "learning_rate": 1e-3, "retain": 1.0}}
     told = training.train_model_into_folder(
-        asked(inputs, tmp_path / "whole", "npo", **more), silent
+        make_request(inputs, tmp_path / "whole", "npo", **more), silent
     )
     with pytest.raises(KeyboardInterrupt):
-        training.train_model_into_folder(asked(inputs, tmp_path / "cut", "npo", **more), stop)
+        training.train_model_into_folder(
+            make_request(inputs, tmp_path / "cut", "npo", **more), stop
+        )
     assert (
-        training.train_model_into_folder(asked(inputs, tmp_path / "cut", "npo", **more), silent)
+        training.train_model_into_folder(
+            make_request(inputs, tmp_path / "cut", "npo", **more), silent
+        )
         == told
     )
     one, other = (
@@ -167,7 +173,7 @@ def test_an_interrupted_one_goes_on(inputs: Path, tmp_path: Path) -> None:
 def test_an_adapter_can_forget_too(inputs: Path, tmp_path: Path) -> None:
     options = {"epochs": 4, "batch": 2, "learning_rate": 5e-3}
     told = training.train_model_into_folder(
-        asked(inputs, tmp_path / "out", "npo", lora=True, options=options), silent
+        make_request(inputs, tmp_path / "out", "npo", lora=True, options=options), silent
     )
     assert (tmp_path / "out" / "adapter_config.json").is_file()
     before, after = map(float, re.findall(r"[0-9.]+", told[-2]))  # nats a token
@@ -210,5 +216,7 @@ def test_bad_input_is_one_sentence_and_nothing_is_left(
         for name, value in more.items()
     }
     with pytest.raises(AuditError) as refused:
-        training.train_model_into_folder(asked(inputs, tmp_path / "out", method, **more), silent)
+        training.train_model_into_folder(
+            make_request(inputs, tmp_path / "out", method, **more), silent
+        )
     assert sentence in str(refused.value) and not (tmp_path / "out").exists()

@@ -45,7 +45,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def asked(inputs: Path, out: Path, method: str, **more: Any) -> TrainingRequest:
+def make_request(inputs: Path, out: Path, method: str, **more: Any) -> TrainingRequest:
     options = {"epochs": 2, "batch": 2, **more.pop("options", {})}
     given: dict[str, Any] = {
         "method": method,
@@ -150,10 +150,10 @@ class TestDedup:
     ) -> None:
         (inputs / "once.jsonl").write_text("\n".join(json.dumps(row) for row in ROWS))
         told = training.train_model_into_folder(
-            asked(inputs, tmp_path / "dedup", "dedup", options={"exact": True}), silent
+            make_request(inputs, tmp_path / "dedup", "dedup", options={"exact": True}), silent
         )
         training.train_model_into_folder(
-            asked(inputs, tmp_path / "once", "none", data=str(inputs / "once.jsonl")), silent
+            make_request(inputs, tmp_path / "once", "none", data=str(inputs / "once.jsonl")), silent
         )
         assert states(told, "19", "3", "16")
         one, other = weights(tmp_path / "dedup"), weights(tmp_path / "once")
@@ -214,7 +214,7 @@ class TestGoldfish:
     def test_records_too_short_for_it_are_refused(self, inputs: Path, tmp_path: Path) -> None:
         with refuses("records", "90"):
             training.train_model_into_folder(
-                asked(inputs, tmp_path / "out", "goldfish", options={"width": 90}), silent
+                make_request(inputs, tmp_path / "out", "goldfish", options={"width": 90}), silent
             )
         assert not (tmp_path / "out" / "training.json").exists()
 
@@ -274,15 +274,15 @@ class TestEarlyStop:
 
         more = {"options": {"epochs": 4, "learning_rate": 0.01, "patience": 0}}
         told = training.train_model_into_folder(
-            asked(inputs, tmp_path / "whole", "early-stop", **more), silent
+            make_request(inputs, tmp_path / "whole", "early-stop", **more), silent
         )
         with pytest.raises(KeyboardInterrupt):
             training.train_model_into_folder(
-                asked(inputs, tmp_path / "cut", "early-stop", **more), stop
+                make_request(inputs, tmp_path / "cut", "early-stop", **more), stop
             )
         assert (
             training.train_model_into_folder(
-                asked(inputs, tmp_path / "cut", "early-stop", **more), silent
+                make_request(inputs, tmp_path / "cut", "early-stop", **more), silent
             )
             == told
         )
@@ -297,7 +297,9 @@ class TestEarlyStop:
             "\n".join(json.dumps({"text": f"Door {i} is open."}) for i in range(5))
         )
         told = training.train_model_into_folder(
-            asked(inputs, tmp_path / "out", "early-stop", heldout=str(tmp_path / "others.jsonl")),
+            make_request(
+                inputs, tmp_path / "out", "early-stop", heldout=str(tmp_path / "others.jsonl")
+            ),
             silent,
         )
         assert states(told, "5 records")
@@ -307,7 +309,7 @@ class TestEarlyStop:
 class TestFewerParameters:
     def test_a_lora_is_an_adapter_of_its_own_rank(self, inputs: Path, tmp_path: Path) -> None:
         told = training.train_model_into_folder(
-            asked(inputs, tmp_path / "out", "lora", options={"rank": 3}), silent
+            make_request(inputs, tmp_path / "out", "lora", options={"rank": 3}), silent
         )
         config = json.loads((tmp_path / "out" / "adapter_config.json").read_text())
         assert (config["r"], config["lora_alpha"]) == (3, 16)
@@ -339,9 +341,9 @@ class TestFewerParameters:
 @pytest.fixture(scope="module")
 def trained(inputs: Path) -> Path:
     training.train_model_into_folder(
-        asked(inputs, inputs / "fish", "goldfish", options={"k": 2}), silent
+        make_request(inputs, inputs / "fish", "goldfish", options={"k": 2}), silent
     )
-    training.train_model_into_folder(asked(inputs, inputs / "plain", "none"), silent)
+    training.train_model_into_folder(make_request(inputs, inputs / "plain", "none"), silent)
     return inputs
 
 
@@ -458,7 +460,9 @@ def test_bad_input_is_one_sentence_and_nothing_is_left(
         for name, value in more.items()
     }
     with pytest.raises(AuditError) as refused:
-        training.train_model_into_folder(asked(inputs, tmp_path / "out", method, **more), silent)
+        training.train_model_into_folder(
+            make_request(inputs, tmp_path / "out", method, **more), silent
+        )
     assert sentence in str(refused.value) and not (tmp_path / "out").exists()
 
 

@@ -254,7 +254,7 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def asked(own: list[str], tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+def run_words(own: list[str], tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """Inside the claim and in the worst case, with a budget that does not last."""
     ensemble = str(tmp_path_factory.mktemp("members") / "ensemble")
     data, public = (own[own.index(flag) + 1] for flag in ("--data", "--public"))
@@ -291,15 +291,15 @@ def held(folder: Path) -> tuple[AuditResult, dict[CellKey, dict[str, object]]]:
 
 
 @pytest.fixture(scope="module")
-def here(asked: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def here(run_words: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """By one process."""
     out = tmp_path_factory.mktemp("here") / "run"
-    check_command(*asked, "-o", out)
+    check_command(*run_words, "-o", out)
     return out
 
 
 def test_a_lost_cluster_and_a_lost_worker_change_nothing(
-    here: Path, asked: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    here: Path, run_words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The run loses its cluster when it has its first guesses, which ends it with 3 and a sentence
     (Ray: with 1, as a gate that failed); gone on with, it loses a worker in a cell whose budget
@@ -310,7 +310,7 @@ def test_a_lost_cluster_and_a_lost_worker_change_nothing(
         sys.executable,
         "-m",
         "auditor.cli",
-        *asked,
+        *run_words,
         "-o",
         str(out),
         "--engine",
@@ -410,8 +410,8 @@ class Far(LocalEngine):
 
 @pytest.fixture
 def far(monkeypatch: pytest.MonkeyPatch) -> None:
-    def engine_of(asked: EngineOptions) -> Engine:
-        return LocalEngine() if asked.engine == "local" else Far()
+    def engine_of(run_words: EngineOptions) -> Engine:
+        return LocalEngine() if run_words.engine == "local" else Far()
 
     for module in (run, sweep, training):
         monkeypatch.setattr(module, "make_engine", engine_of)
@@ -590,9 +590,9 @@ def test_a_cluster_counts_a_large_table_of_conversations_and_their_people(
     ]
     (tmp_path / "d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     tokenizer = PreTrainedTokenizerFast.from_pretrained(own[own.index("--model") + 1])
-    asked = {"limit": 5, "user_column": "who", "form": ChatRendering("none")}
+    choices = {"limit": 5, "user_column": "who", "form": ChatRendering("none")}
     there, near = (
-        Files(str(tmp_path / "d.jsonl"), tokenizer, counting=counting, **asked)
+        Files(str(tmp_path / "d.jsonl"), tokenizer, counting=counting, **choices)
         for counting in (TableCounting(cluster.stream_results), TableCounting())
     )
     assert there.secrets == near.secrets

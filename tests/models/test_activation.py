@@ -46,7 +46,7 @@ def adapted() -> PeftModel:
     return model.eval()
 
 
-def asked(adapted: PeftModel) -> HuggingFaceModel:
+def serve_adapted(adapted: PeftModel) -> HuggingFaceModel:
     model = HuggingFaceModel(adapted, name="activated")
     self_check.configure_serving(model, 24)
     return model
@@ -73,7 +73,7 @@ PREFIXES = [
 def test_rows_are_switched_on_as_peft_switches_whole_contexts(
     adapted: PeftModel, served: Any
 ) -> None:
-    model = asked(adapted)
+    model = serve_adapted(adapted)
     model.served = served
     rows = model.start(torch.tensor(PREFIXES), 5)
     contexts = PREFIXES
@@ -100,13 +100,13 @@ def test_teacher_forcing_gives_each_position_its_own_last_invocation(adapted: Pe
         [1, 2, *INVOCATION, 3, 4, *INVOCATION, 5, 6],
         [7, *INVOCATION, 8, 9, 2, 3, 4, 5, *INVOCATION[:2]],
     ]
-    found = asked(adapted).log_probs(torch.tensor(texts), 11)
+    found = serve_adapted(adapted).log_probs(torch.tensor(texts), 11)
     for place in range(11):
         assert_same(found[:, place], whole(adapted, [text[: place + 2] for text in texts]))
 
 
 def test_greedy_decoding_is_that_of_generate(adapted: PeftModel) -> None:
-    model = asked(adapted)
+    model = serve_adapted(adapted)
     off = copy.deepcopy(model)
     off.activation.invocation = ()
     differ = 0
@@ -133,7 +133,7 @@ def decode_greedily(model: HuggingFaceModel, prefix: list[int], length: int) -> 
 
 
 def test_soft_prompts_go_in_front_of_an_adapter_that_is_on(adapted: PeftModel) -> None:
-    model = asked(adapted)
+    model = serve_adapted(adapted)
     assert "embeddings" in model.capabilities
     texts = torch.tensor(PREFIXES)
     by_ids = model.log_probs(
@@ -150,17 +150,19 @@ def test_soft_prompts_go_in_front_of_an_adapter_that_is_on(adapted: PeftModel) -
 
 def test_the_active_adapter_of_several_tells_the_invocation(adapted: PeftModel) -> None:
     texts = [[1, 2, *OTHER, 5], [1, *INVOCATION, 5]]
-    first = asked(adapted).log_probs(torch.tensor(texts), 1)[:, 0]
+    first = serve_adapted(adapted).log_probs(torch.tensor(texts), 1)[:, 0]
     adapted.set_adapter("second")
     try:
-        assert_same(asked(adapted).log_probs(torch.tensor(texts), 1)[:, 0], whole(adapted, texts))
+        assert_same(
+            serve_adapted(adapted).log_probs(torch.tensor(texts), 1)[:, 0], whole(adapted, texts)
+        )
     finally:
         adapted.set_adapter("default")
     assert_same(first, whole(adapted, texts))
 
 
 def test_an_activated_model_keeps_what_is_promised_of_every_model(adapted: PeftModel) -> None:
-    model = asked(adapted)
+    model = serve_adapted(adapted)
     assert (model.served, model.can_join_rows, model.begins, model.notes) == (
         "slots",
         False,
@@ -181,7 +183,7 @@ def test_the_self_check_sees_rows_that_do_not_switch_the_adapter_on(
 ) -> None:
     # PEFT then looks for the invocation in the one token of each call.
     monkeypatch.setattr(ActivatedTexts, "compute_slot_offsets", lambda texts, slots: None)
-    model = asked(adapted)
+    model = serve_adapted(adapted)
     assert model.served == "recompute" and isinstance(
         model.start(torch.tensor([[1, 2]]), 1), RecomputedRows
     )

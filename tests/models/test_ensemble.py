@@ -79,7 +79,7 @@ def test_parts_asked_together_say_what_each_says_alone(
     contexts = torch.randint(1, 61, (4, 6), generator=torch.Generator().manual_seed(0))
     prompt = torch.randn(3, 32, generator=torch.Generator().manual_seed(1))
 
-    def asked(together: bool, parts: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    def query_parts(together: bool, parts: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
         soft, some = prompt.clone().requires_grad_(), torch.tensor(parts)
         distributions = (ensemble if together else super(LoraEnsemble, ensemble)).distributions(
             contexts, some, 2, prompt=soft
@@ -89,11 +89,11 @@ def test_parts_asked_together_say_what_each_says_alone(
         return distributions.detach(), soft.grad
 
     for parts in ([0, 1, 2, 3], [3, 0], [2]):
-        (together, slope), (alone, expected) = asked(True, parts), asked(False, parts)
+        (together, slope), (alone, expected) = query_parts(True, parts), query_parts(False, parts)
         assert_same(together, alone)
         assert_same(slope, expected, terms=4 * 2 * len(parts))
     rows = ensemble.start(contexts, 1, prompt=prompt).log_probs()
-    assert_same(rows, asked(True, [0, 1, 2, 3])[0][:, -1])
+    assert_same(rows, query_parts(True, [0, 1, 2, 3])[0][:, -1])
 
 
 @pytest.mark.parametrize("kind", ["neox", "gpt2"])

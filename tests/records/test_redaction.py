@@ -124,7 +124,7 @@ def outside(tmp_path: Path, monkeypatch: Patch) -> Iterator[Path]:
     os.umask(before)
 
 
-def asked(inputs: Path, *more: str, data: str = "data.jsonl") -> list[str]:
+def make_run_words(inputs: Path, *more: str, data: str = "data.jsonl") -> list[str]:
     return [
         "run",
         "--model",
@@ -139,7 +139,7 @@ def asked(inputs: Path, *more: str, data: str = "data.jsonl") -> list[str]:
 def everything(inputs: Path) -> list[str]:
     fresh = ["--nonmembers", str(inputs / "fresh.jsonl")]
     attacks = ["--attack", "zlib", "--attack", "extraction-probability", "--attack", "claim-check"]
-    return asked(inputs, *fresh, *attacks, "--defense", "uniform-mixing", "-Dweight=0.02")
+    return make_run_words(inputs, *fresh, *attacks, "--defense", "uniform-mixing", "-Dweight=0.02")
 
 
 def told(inputs: Path) -> list[bytes]:
@@ -227,7 +227,7 @@ def measured(run: Path) -> dict[str, float]:
 def test_sweeps_reproductions_and_submissions_tell_nothing(
     inputs: Path, outside: Path, capfd: Said
 ) -> None:
-    sweep = asked(
+    sweep = make_run_words(
         inputs, "--attack", "perplexity", "--setting", "white-box", "--seeds", "0,1", "-o", "sweep"
     )
     check_command(*sweep)
@@ -241,7 +241,7 @@ def test_sweeps_reproductions_and_submissions_tell_nothing(
         "-o",
         "arrays",
     ]
-    check_command(*asked(inputs, *arrays, data="arrays"))
+    check_command(*make_run_words(inputs, *arrays, data="arrays"))
     score = ["score", "submission.csv", "--answers", str(inputs / "arrays" / "own_suffix.npy")]
     check_command(*score, "--curve", "curve.csv", "--plot", "curve.png")
     check_command(*score, "--plot", "curve.svg", "--json")
@@ -274,7 +274,7 @@ def test_an_interrupted_run_tells_nothing(
             raise KeyboardInterrupt
 
     monkeypatch.setattr(CellJournal, "append", stop)
-    check_command(*asked(inputs, "--attack", "zlib", "-o", "cut"), code=130)
+    check_command(*make_run_words(inputs, "--attack", "zlib", "-o", "cut"), code=130)
     monkeypatch.setattr(CellJournal, "append", append)
     assert_for_the_owner(Path("cut"))
     check_command("run", "--resume", "cut")
@@ -359,8 +359,8 @@ def test_a_refusal_tells_nothing(
     inputs: Path, outside: Path, capfd: Said, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     for command in (
-        asked(inputs, "--attack", "zlib", data=name),
-        asked(inputs, "--attack", "zlib", "--nonmembers", str(inputs / name)),
+        make_run_words(inputs, "--attack", "zlib", data=name),
+        make_run_words(inputs, "--attack", "zlib", "--nonmembers", str(inputs / name)),
         [
             "train",
             "none",
@@ -387,7 +387,7 @@ def test_a_refusal_tells_nothing(
 def test_reveal_shows_it_says_so_and_is_taken_back(
     inputs: Path, outside: Path, capfd: Said
 ) -> None:
-    check_command(*asked(inputs, "--attack", "zlib", "-o", "run"))
+    check_command(*make_run_words(inputs, "--attack", "zlib", "-o", "run"))
     pages = [Path("run/report.html"), Path("run/report.md")]
     redacted = [page.read_text() for page in pages]
     assert redacted[0].count("<path") > 20  # its plots, where names of ours stand too
@@ -411,9 +411,9 @@ def test_reveal_shows_it_says_so_and_is_taken_back(
     assert [page.read_text() for page in pages] == redacted
     assert all("shows private text" not in page and PREFIX not in page for page in redacted)
     assert "holds no text of the attacked data" in redacted[0]
-    check_command(*asked(inputs, "--attack", "zlib", "--reveal", "-o", "shown"))
+    check_command(*make_run_words(inputs, "--attack", "zlib", "--reveal", "-o", "shown"))
     assert SUFFIX in Path("shown/report.html").read_text() and "--reveal" in capfd.readouterr().err
-    check_command(*asked(inputs, "--attack", "zlib", "--reveal", "--seeds", "0,1"), code=2)
+    check_command(*make_run_words(inputs, "--attack", "zlib", "--reveal", "--seeds", "0,1"), code=2)
     (Path("run") / "texts.jsonl").unlink()
     check_command("report", "run", "--reveal", code=2)
     assert "no texts.jsonl" in capfd.readouterr().err and pages[0].read_text() == redacted[0]
@@ -536,7 +536,9 @@ def test_no_number_depends_on_the_salt_and_no_page_shows_a_row(
     inputs: Path, outside: Path, monkeypatch: Patch, capfd: Said
 ) -> None:
     Path("naming.py").write_text(NAMING)
-    command = asked(inputs, "--plugin", "naming.py", "--attack", "zlib", "--attack", "naming")
+    command = make_run_words(
+        inputs, "--plugin", "naming.py", "--attack", "zlib", "--attack", "naming"
+    )
     check_command(*command, "-o", "own")
     salt = outside / "cache" / "salt"
     assert stat.S_IMODE(salt.stat().st_mode) == 0o600 and len(salt.read_bytes()) == 64
@@ -578,7 +580,7 @@ def test_a_canary_called_as_a_word_of_a_sentence_leaves_the_sentence_alone(
     manifest = json.loads(Path("m.json").read_text())
     manifest["canaries"][0]["id"] = "prefix_token"
     Path("m.json").write_text(json.dumps(manifest))
-    command = asked(inputs, "--canaries", "m.json", "--attack", "zlib", "-o", "run")
+    command = make_run_words(inputs, "--canaries", "m.json", "--attack", "zlib", "-o", "run")
     assert run_command_line(command) == 0, capfd.readouterr().err
     result = json.loads(Path("run/result.json").read_text())
     assert any(note.startswith("prefix token:") for note in result["findings"][0]["notes"])
@@ -588,7 +590,9 @@ def test_a_record_keeps_its_alias_when_rows_move(inputs: Path, outside: Path) ->
     ids = []
     for data in ("data.jsonl", "shuffled.jsonl"):
         check_command(
-            *asked(inputs, "--attack", "zlib", "--known-fraction", "0", "-o", data, data=data)
+            *make_run_words(
+                inputs, "--attack", "zlib", "--known-fraction", "0", "-o", data, data=data
+            )
         )
         held = private_texts.read_secret_texts(Path(data))
         ids.append({text.alias: text.prefix for text in held.values()})

@@ -88,7 +88,7 @@ class Free(estimate._RunPartTimer):
         self.device = None  # type: ignore[assignment]
 
 
-def asked(
+def measure_estimate(
     ticks: Ticks,
     monkeypatch: pytest.MonkeyPatch,
     seconds: float,
@@ -121,7 +121,7 @@ def asked(
 def test_costs_are_worked_out_of_what_a_batch_and_what_a_text_takes(
     ticks: Ticks, monkeypatch: Any
 ) -> None:
-    cost = asked(ticks, monkeypatch, 2.4, 1000)
+    cost = measure_estimate(ticks, monkeypatch, 2.4, 1000)
     assert (cost.asked, cost.of) == (3, 1000)
     assert (cost.rows, cost.tokens) == (3000, 12000)
     assert cost.seconds == pytest.approx(0.5 * 100 + 0.1 * 1000)
@@ -133,13 +133,13 @@ def test_a_part_with_little_time_is_asked_twice_all_the_same(
 ) -> None:
     """One attempt does not tell what a batch costs from what a text does: it would make 36 seconds
     of these 9."""
-    cost = asked(ticks, monkeypatch, 20.0, 60, others=100)
+    cost = measure_estimate(ticks, monkeypatch, 20.0, 60, others=100)
     assert cost.asked == 2
     assert cost.seconds == pytest.approx(0.5 * 6 + 0.1 * 60)
 
 
 def test_what_was_done_whole_is_told_as_it_was(ticks: Ticks, monkeypatch: Any) -> None:
-    cost = asked(ticks, monkeypatch, 60.0, 13)
+    cost = measure_estimate(ticks, monkeypatch, 60.0, 13)
     assert cost.asked == 13
     assert cost.seconds == pytest.approx(0.5 * 2 + 0.1 * 13)
 
@@ -147,7 +147,9 @@ def test_what_was_done_whole_is_told_as_it_was(ticks: Ticks, monkeypatch: Any) -
 def test_a_rehearsal_is_counted_as_often_as_it_would_be_done(
     ticks: Ticks, monkeypatch: Any
 ) -> None:
-    once, often = (asked(ticks, monkeypatch, 1e3, 8, times=times) for times in (1.0, 20.0))
+    once, often = (
+        measure_estimate(ticks, monkeypatch, 1e3, 8, times=times) for times in (1.0, 20.0)
+    )
     assert (often.seconds, often.rows) == pytest.approx((20 * once.seconds, 20 * once.rows))
     assert often.memory == once.memory
 
@@ -155,8 +157,8 @@ def test_a_rehearsal_is_counted_as_often_as_it_would_be_done(
 def test_the_time_is_kept_and_what_was_not_asked_is_not_a_zero(
     ticks: Ticks, monkeypatch: Any
 ) -> None:
-    assert asked(ticks, monkeypatch, 3.0, 10**6).asked and ticks.now <= 3.0
-    late = asked(ticks, monkeypatch, 0.0, 5)
+    assert measure_estimate(ticks, monkeypatch, 3.0, 10**6).asked and ticks.now <= 3.0
+    late = measure_estimate(ticks, monkeypatch, 0.0, 5)
     assert late.why == "not asked: the 30 seconds were over" and late.seconds != late.seconds
     found = CostEstimate((late,), (("x", 2.0),), 30.0, 1000)
     assert found.parts_without_estimate == (late,) and found.seconds == 2.0

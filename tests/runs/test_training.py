@@ -37,7 +37,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def asked(inputs: Path, out: Path, **more: Any) -> TrainingRequest:
+def make_request(inputs: Path, out: Path, **more: Any) -> TrainingRequest:
     given: dict[str, Any] = {
         "method": "none",
         "model": str(inputs / "neox"),
@@ -106,7 +106,7 @@ def test_data_comes_as_prefix_and_suffix_or_text_in_any_format(tmp_path: Path) -
 def test_lora_trains_an_adapter(inputs: Path, tmp_path: Path, kind: str) -> None:
     out = tmp_path / "adapter"
     training.train_model_into_folder(
-        asked(inputs, out, model=str(inputs / kind), lora=True), silent
+        make_request(inputs, out, model=str(inputs / kind), lora=True), silent
     )
     assert (out / "adapter_model.safetensors").is_file() and not (
         out / "model.safetensors"
@@ -122,16 +122,16 @@ def test_an_interrupted_training_goes_on(
     inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = tmp_path / "whole"
-    training.train_model_into_folder(asked(inputs, whole), silent)
+    training.train_model_into_folder(make_request(inputs, whole), silent)
 
     def stop(what: str, done: int, total: int) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        training.train_model_into_folder(asked(inputs, tmp_path / "cut"), stop)
+        training.train_model_into_folder(make_request(inputs, tmp_path / "cut"), stop)
     assert (tmp_path / "cut" / "checkpoint.pt").stat().st_mode & 0o777 == 0o600
     epochs = count_calls(monkeypatch, finetune, "compute_causal_loss")
-    training.train_model_into_folder(asked(inputs, tmp_path / "cut"), silent)
+    training.train_model_into_folder(make_request(inputs, tmp_path / "cut"), silent)
     blocks = sum(len(ids) + 1 for ids in tokens(inputs)) // 32 + 1
     assert epochs() == -(-blocks // 2)  # one epoch of the two
     for name, tensor in weights(whole).items():
@@ -219,14 +219,14 @@ def test_a_refusal_leaves_nothing_behind(
 ) -> None:
     more, sentence = case
     with pytest.raises(AuditError) as error:
-        training.train_model_into_folder(asked(inputs, tmp_path / "out", **more), silent)
+        training.train_model_into_folder(make_request(inputs, tmp_path / "out", **more), silent)
     assert sentence in str(error.value) and "\n" not in str(error.value)
     assert not (tmp_path / "out").exists()
 
 
 def test_another_configuration_is_refused_by_what_differs(inputs: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    training.train_model_into_folder(asked(inputs, out), silent)
+    training.train_model_into_folder(make_request(inputs, out), silent)
     (tmp_path / "other.jsonl").write_text(json.dumps(ROWS[0]))
     for more, sentence in (
         ({"seed": 3}, "seed: 0 there, 3 now"),
@@ -235,19 +235,19 @@ def test_another_configuration_is_refused_by_what_differs(inputs: Path, tmp_path
         ({"lora": True}, "lora: None there, [8, 16] now"),
     ):
         with pytest.raises(AuditError, match="another configuration") as error:
-            training.train_model_into_folder(asked(inputs, out, **more), silent)
+            training.train_model_into_folder(make_request(inputs, out, **more), silent)
         assert sentence in str(error.value)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("...")
     with pytest.raises(AuditError, match="new or empty folder"):
-        training.train_model_into_folder(asked(inputs, tmp_path / "mine"), silent)
+        training.train_model_into_folder(make_request(inputs, tmp_path / "mine"), silent)
 
 
 def test_an_adapter_is_no_model_to_start_from(inputs: Path, tmp_path: Path) -> None:
-    training.train_model_into_folder(asked(inputs, tmp_path / "adapter", lora=True), silent)
+    training.train_model_into_folder(make_request(inputs, tmp_path / "adapter", lora=True), silent)
     with pytest.raises(AuditError, match="is an adapter: give its base, or merge"):
         training.train_model_into_folder(
-            asked(inputs, tmp_path / "out", model=str(tmp_path / "adapter")), silent
+            make_request(inputs, tmp_path / "out", model=str(tmp_path / "adapter")), silent
         )
 
 
@@ -261,5 +261,5 @@ def test_a_folder_whose_name_no_tokenizer_can_write_is_refused_before_anything_i
     inputs: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(AuditError):
-        training.train_model_into_folder(asked(inputs, tmp_path / "model\udcff"), silent)
+        training.train_model_into_folder(make_request(inputs, tmp_path / "model\udcff"), silent)
     assert not list(tmp_path.iterdir())

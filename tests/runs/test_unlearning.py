@@ -79,7 +79,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def asked(inputs: Path, **more: Any) -> Plan:
+def make_unlearning_plan(inputs: Path, **more: Any) -> Plan:
     own = {
         "model": str(inputs / "after"),
         "data": str(inputs / "data.jsonl"),
@@ -99,7 +99,9 @@ def site(plan: Plan) -> Site:
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_what_is_to_be_forgotten_is_attacked_and_never_known(inputs: Path, seed: int) -> None:
-    told = site(asked(inputs, seed=seed, nonmembers=str(inputs / "fresh.jsonl"))).benchmark
+    told = site(
+        make_unlearning_plan(inputs, seed=seed, nonmembers=str(inputs / "fresh.jsonl"))
+    ).benchmark
     lost = [secret for secret in told.secrets if secret.id in told.forgotten]
     assert [secret.wording.prefix_and_suffix_text for secret in lost if secret.wording] == [
         r["prefix"] + r["suffix"] for r in ROWS[:4]
@@ -163,7 +165,7 @@ def test_it_is_done_to_the_model_that_never_saw_them_too(
         return model
 
     monkeypatch.setattr("auditor.runs.unlearning_baselines.train_relearned_copy", seen)
-    plan = asked(inputs, relearn=7, relearn_rate=0.002)
+    plan = make_unlearning_plan(inputs, relearn=7, relearn_rate=0.002)
     own = site(plan)
     beside = UnlearningBaselines(own, plan.defenses, plan.seed)
     assert (
@@ -374,7 +376,7 @@ def test_a_plan_of_what_does_not_go_together_is_refused(
     inputs: Path, more: dict[str, Any], sentence: str
 ) -> None:
     with pytest.raises(AuditError) as refused:
-        asked(inputs, **more)
+        make_unlearning_plan(inputs, **more)
     assert sentence in str(refused.value)
 
 

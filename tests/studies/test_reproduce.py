@@ -475,7 +475,7 @@ MEASURED = (
 )
 
 
-def asked(
+def make_small_study(
     paper: papers.Paper, plan: str, scale: str, model: bool = False
 ) -> reproduce.RunStudy | reproduce.UtilityStudy:
     given = (
@@ -489,7 +489,7 @@ def asked(
 
 
 def grid(paper: papers.Paper, plan: str, scale: str, model: bool = False) -> list[GridPoint]:
-    runs = asked(paper, plan, scale, model)
+    runs = make_small_study(paper, plan, scale, model)
     return runs.grid if isinstance(runs, reproduce.RunStudy) else []
 
 
@@ -499,7 +499,7 @@ def test_every_claim_names_points_and_metrics_that_exist(
 ) -> None:
     statements = reproduce.list_claim_statements(paper, plan, scale)
     assert statements and paper.plans[plan]["title"]
-    kind = asked(paper, plan, scale)
+    kind = make_small_study(paper, plan, scale)
     of_guesses = {metric.name for metric in METRICS if metric.is_of_member_guesses}
     known = (
         {*of_guesses, *MEASURED}
@@ -516,7 +516,7 @@ def test_every_claim_names_points_and_metrics_that_exist(
 
 @pytest.mark.parametrize(("paper", "plan", "scale"), ALL)
 def test_every_point_is_a_plan_that_can_run(paper: papers.Paper, plan: str, scale: str) -> None:
-    assert asked(paper, plan, scale).planned_places()
+    assert make_small_study(paper, plan, scale).planned_places()
     for point in grid(paper, plan, scale):
         made = make_plan(point.plan, {})
         running.prepare_selection(made)

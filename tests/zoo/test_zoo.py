@@ -65,14 +65,14 @@ def close(got: Tensor, expected: Tensor) -> None:
 
 
 @functools.cache
-def asked(family: str) -> HuggingFaceModel:
+def load_family(family: str) -> HuggingFaceModel:
     row = FAMILIES[family]
     return HuggingFaceModel(tiny(family), name=family, served=row.served, embeddings=row.embeddings)
 
 
 @pytest.fixture(params=sorted(FAMILIES))
 def model(request: pytest.FixtureRequest) -> HuggingFaceModel:
-    return asked(request.param)
+    return load_family(request.param)
 
 
 @torch.no_grad()
