@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from scipy.stats import binom, chi2
+from scipy.special import gammaincinv
 
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.nouns import Observation, Secret
@@ -20,6 +20,7 @@ from auditor.core.result import Audited, Measurement
 from auditor.plugins.probe import DELTA, Observed, Probe, mask_members, value_column
 from auditor.plugins.view import View
 from auditor.statistics.audited import audit_epsilon_bounds, audit_measurements, plan_audit
+from auditor.statistics.distributions import compute_binomial_sf
 
 # Fields of `GradientCanaries`: records of the steps, to compare with the accounting.
 _STEPS = (
@@ -139,7 +140,7 @@ def _describe_accounting_faults(counts: Mapping[str, float]) -> Iterator[str]:
     draws = counts["canaries"] * releases
     rate = counts["sampling_rate"]
     # P[X >= drawn], X ~ Binomial(draws, rate): `sf` is strictly above.
-    if binom.sf(counts["drawn"] - 1, draws, rate) < _FALSE_ALARM:
+    if compute_binomial_sf(counts["drawn"] - 1, draws, rate) < _FALSE_ALARM:
         yield (
             f"units were drawn at a rate of {counts['drawn'] / draws:.3g}, and {rate:.3g} is "
             "accounted for"
@@ -149,7 +150,7 @@ def _describe_accounting_faults(counts: Mapping[str, float]) -> Iterator[str]:
         yield "units were drawn too evenly for Poisson sampling, which the claim is accounted for"
     # The squares of `values` noise values over the claimed variance add up to a chi-squared
     # variable.
-    if values and values * size**2 < chi2.ppf(_FALSE_ALARM, values):
+    if values and values * size**2 < 2 * gammaincinv(values / 2, _FALSE_ALARM):
         yield (
             f"the noise has {size:.3g} of the deviation that is claimed for, over {values:,.0f} "
             "values of it"

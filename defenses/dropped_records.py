@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from datasketch import MinHash, MinHashLSH
-
 from auditor.core.errors import AuditError
 from auditor.models.shards import read_shard_record_list, record_digests
 from auditor.plugins.options import require_options_at_least
@@ -100,6 +98,8 @@ def drop_near_duplicate_texts(texts: Sequence[str], threshold: float) -> list[st
 
     Near-duplicates have a Jaccard similarity >= threshold.
     """
+    from datasketch import MinHash, MinHashLSH  # imports scipy.stats
+
     # Drop only equal texts: different texts may have the same shingles, "aaaaaa" and "aaaaaaa".
     if threshold == 1:
         return list(dict.fromkeys(texts))

@@ -10,10 +10,9 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import TypeGuard
 
-from scipy.stats import binom
-
 from auditor.core.nouns import UNDEFENDED
 from auditor.core.result import AuditResult, Doubt, Finding, Measurement
+from auditor.statistics.distributions import compute_binomial_cdf
 from auditor.statistics.metrics import AT_LEAST, CONTROLS, RECALL, name_auc
 
 ANY = "any_of_k"
@@ -109,7 +108,10 @@ def _describe_too_few_hits(probe: Finding, attack: Finding) -> str:
     hits = max(round(m.value * m.n) for m in (recall, any_recall) if is_measured(m))
     # same secrets: use their mean itself
     p = probability.value if probability.n == recall.n else probability.low
-    if hits > recall.n * p - 1 or (tail := float(binom.cdf(hits, recall.n, p))) >= _IMPROBABLE:
+    if (
+        hits > recall.n * p - 1
+        or (tail := float(compute_binomial_cdf(hits, recall.n, p))) >= _IMPROBABLE
+    ):
         return ""
     return (
         f"{attack.attack} extracts {hits:,} of {recall.n:,}, and at the measured probability of "

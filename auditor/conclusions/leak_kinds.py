@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 
-from scipy.stats import norm
+from scipy.special import ndtri
 
 from auditor.conclusions.disagreements import is_measured
 from auditor.core.nouns import CellKey
@@ -253,4 +253,4 @@ def widen_leak_measurement(m: Measurement, looks: int) -> Measurement:
 @cache
 def _compute_look_factor(looks: int) -> float:
     tail = (1 - CONFIDENCE) / 2
-    return float(norm.isf(tail / max(1, looks)) / norm.isf(tail))
+    return float(ndtri(tail / max(1, looks)) / ndtri(tail))

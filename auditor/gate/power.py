@@ -9,13 +9,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.stats import binom, norm
+from scipy.special import ndtri
 
 from auditor.core.arrays import Floats, Ints
 from auditor.core.errors import AuditError
 from auditor.gate.policy import Rule
 from auditor.statistics.anytime import simulate_stopping_sizes
 from auditor.statistics.bounds import LEVEL
+from auditor.statistics.distributions import compute_binomial_sf, find_binomial_upper_quantile
 from auditor.statistics.metrics import SHARES, find_metric
 
 _MOST = 1_000_000
@@ -223,8 +224,11 @@ def check_gate_power(power: float, rules: int) -> None:
 def count_failing_secrets(limit: float, truth: float, level: float, power: float) -> int:
     """Return the fewest secrets from which a limit fails with this power, by the exact binomial
     test."""
-    # isf is the last count that does not reject; sf is the chance of a larger count
-    return _find_fewest_secrets(lambda n: binom.sf(binom.isf(level, n, limit), n, truth), power)
+    # the quantile is the last count that does not reject
+    return _find_fewest_secrets(
+        lambda n: compute_binomial_sf(find_binomial_upper_quantile(level, n, limit), n, truth),
+        power,
+    )
 
 
 def count_holding_secrets(limit: float, truth: float, level: float, power: float) -> int:
@@ -246,9 +250,7 @@ def count_pair_secrets(
     # Var d = E d^2 - (E d)^2 of d in {-1, 0, 1}: E d^2 is the discordant share, which is at least
     # |E d|
     spread = (max(discordant, abs(truth)) - truth**2, max(discordant, abs(margin)) - margin**2)
-    z = float(norm.isf(level)) * math.sqrt(spread[1]) + float(norm.ppf(power)) * math.sqrt(
-        spread[0]
-    )
+    z = float(-ndtri(level)) * math.sqrt(spread[1]) + float(ndtri(power)) * math.sqrt(spread[0])
     n = (z / distance) ** 2 + 2 / distance  # the second term: a paired sum moves in whole steps
     # without any observed change: (1 - margin)^n <= level
     least = math.log(level) / math.log1p(-margin) if 0 < margin < 1 else 0.0

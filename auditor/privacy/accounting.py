@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import minimize_scalar
+import scipy
 from scipy.special import logsumexp
 
 from auditor.core.arrays import Floats
@@ -98,7 +98,7 @@ def compute_zcdp_epsilon(rho: float, delta: float) -> float:
     # Any order is a bound; the best lies near 1 + sqrt(log(1/delta) / rho): its part above 1 within
     # a factor of e^3.
     middle = 0.5 * math.log(-math.log(delta) / rho)
-    best = minimize_scalar(
+    best = scipy.optimize.minimize_scalar(
         at_order, bounds=(middle - 3, middle + 3), method="bounded", options={"xatol": 1e-9}
     )
     return max(0.0, float(best.fun))

@@ -15,8 +15,7 @@ import logging
 import math
 from typing import TYPE_CHECKING, Any
 
-from scipy.optimize import brentq
-from scipy.stats import chi2
+import scipy
 
 from auditor.core.errors import AuditError
 
@@ -247,7 +246,7 @@ def _compute_one_way_epsilon(parameters: int, first: float, second: float, delta
     slope = (second**-2 - first**-2) / 2  # of the log-ratio in the squared norm
     # L = parameters log(other / one) + slope |x|^2: L > epsilon is the upper tail of |x|^2, or for
     # slope < 0 the lower
-    tail = chi2.sf if slope > 0 else chi2.cdf
+    tail = scipy.stats.chi2.sf if slope > 0 else scipy.stats.chi2.cdf
 
     # delta(epsilon) = P[L > epsilon] - e^epsilon Q[L > epsilon], L being the log-ratio (Balle and
     # Wang 2018, Theorem 5)
@@ -262,4 +261,4 @@ def _compute_one_way_epsilon(parameters: int, first: float, second: float, delta
     most = 1.0
     while excess(most) > 0:
         most *= 2
-    return float(brentq(excess, 0.0, most, xtol=1e-9))
+    return float(scipy.optimize.brentq(excess, 0.0, most, xtol=1e-9))

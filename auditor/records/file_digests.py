@@ -14,8 +14,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from huggingface_hub import try_to_load_from_cache
-
 from auditor.core import disk
 from auditor.core.disk import find_cache_folder
 from auditor.core.errors import AuditError
@@ -176,6 +174,8 @@ def _find_adapter_base(config: Path) -> str | None:
 def _find_hub_snapshot(name: str, revision: str | None) -> Path | None:
     """Return the folder of a model's files in the hub's cache, by commit; None if the cache has
     none."""
+    from huggingface_hub import try_to_load_from_cache  # takes a while to import
+
     for file in ("config.json", "adapter_config.json"):
         with suppress(ValueError):  # not a valid hub name
             # Search only on disk: download nothing.

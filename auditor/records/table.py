@@ -100,23 +100,52 @@ def _build_column_table(column: Column, schema: pa.Schema) -> pa.Table:
 
     n = len(column.ids)
     arrays_by_name = {
-        **{
-            name: pa.repeat(pa.scalar(value), n)
-            for name, value in zip(_NAMES, _build_column_key(column), strict=True)
-        },
-        "secret": pa.array(column.ids, pa.string()),
-        "value": pa.array(np.asarray(column.values, dtype=float)),  # NaN stays NaN
-        # Test the length: an array with several values has no truth value.
-        **({"member": pa.array(column.member, pa.bool_())} if len(column.member) else {}),
-        **({"repeats": pa.array(column.repeats, pa.int64())} if column.repeats else {}),
+        name: _build_string_array(value.encode() * n, np.full(n, len(value.encode())))
+        for name, value in zip(_NAMES, _build_column_key(column), strict=True)
     }
+    ids = list(map(str.encode, column.ids))
+    arrays_by_name["secret"] = _build_string_array(b"".join(ids), np.array([*map(len, ids)]))
+    arrays_by_name["value"] = _build_array(pa.float64(), column.values)  # NaN stays NaN
+    # Test the length: an array with several values has no truth value.
+    if len(column.member):
+        arrays_by_name["member"] = _build_array(pa.bool_(), column.member)
+    if len(column.repeats):
+        arrays_by_name["repeats"] = _build_array(pa.int64(), column.repeats)
     if column.kind == TOKENS:  # position of each token in its suffix, from 1
         places = [
             place for _, group in itertools.groupby(column.ids) for place, _ in enumerate(group, 1)
         ]
-        arrays_by_name["token"] = pa.array(places, pa.int64())
+        arrays_by_name["token"] = _build_array(pa.int64(), places)
     arrays = [arrays_by_name.get(field.name, pa.nulls(n, field.type)) for field in schema]
     return pa.Table.from_arrays(arrays, schema=schema)
+
+
+def _build_string_array(data: bytes, lengths: NDArray[np.int64]) -> pa.Array:
+    """Build an array of texts from their UTF-8, end to end, and their lengths in bytes.
+
+    Not by `pa.array`, which imports pandas: that takes longer than all that a short audit writes.
+    """
+    import pyarrow as pa
+
+    ends = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    return pa.Array.from_buffers(
+        pa.string(), len(lengths), [None, pa.py_buffer(ends), pa.py_buffer(data)]
+    )
+
+
+def _build_array(of: pa.DataType, values: Sequence[Any] | NDArray[Any]) -> pa.Array:
+    """Build an array of numbers or truth values; None is null."""
+    import pyarrow as pa
+
+    objects = np.array(values, dtype=object)
+    is_valid = np.not_equal(objects, None).astype(bool)
+    filled = np.where(is_valid, objects, 0)
+    if of == "bool":
+        numbers = np.packbits(filled.astype(bool), bitorder="little")
+    else:
+        numbers = filled.astype(of.to_pandas_dtype())
+    validity = pa.py_buffer(np.packbits(is_valid, bitorder="little"))
+    return pa.Array.from_buffers(of, len(values), [validity, pa.py_buffer(numbers)])
 
 
 def _build_column_key(column: Column) -> tuple[str, ...]:
@@ -133,24 +162,36 @@ def read_secrets_table(folder: Path, kind: str) -> list[Column]:
         return []
     with attribute_table_errors(path):
         # a list: a generator would raise only after the block
-        return list(
-            _read_columns(_read_current_table(path, filters=[("kind", "=", kind)]).combine_chunks())
-        )
+        return list(_read_columns(_read_current_table(path, kind).combine_chunks()))
 
 
-def _read_current_table(path: Path, **options: Any) -> pa.Table:
-    """Read the table. Raise AuditError for a file of another version."""
+def _read_current_table(path: Path, kind: str | None = None) -> pa.Table:
+    """Read the rows of a kind, or all rows. Raise AuditError for a file of another version."""
     import pyarrow.parquet as pq
 
-    # Check first: with a schema, pyarrow silently fills missing columns with nulls.
-    version = (
-        (pq.read_schema(path).metadata or {}).get(_VERSION, b"none").decode("utf-8", "replace")
-    )
-    if version != str(SCHEMA_VERSION):
-        raise AuditError(
-            f"{path}: expected schema_version {SCHEMA_VERSION}, got {version!r}; re-run the audit"
-        )
-    return pq.read_table(path, schema=_build_secrets_schema(), **options)
+    names = _build_secrets_schema().names
+    # Not `pq.read_table`, which imports pandas.
+    with pq.ParquetFile(path, read_dictionary=[*_NAMES, "secret"]) as file:
+        metadata = file.schema_arrow.metadata or {}
+        version = metadata.get(_VERSION, b"none").decode("utf-8", "replace")
+        if version != str(SCHEMA_VERSION):
+            raise AuditError(
+                f"{path}: expected schema_version {SCHEMA_VERSION}, got {version!r}; re-run the "
+                "audit"
+            )
+        if kind is None:
+            return file.read(names)
+        groups = [i for i in range(file.num_row_groups) if _holds_kind(file.metadata, i, kind)]
+        # One dictionary of all row groups, and thus one code of each name.
+        return file.read_row_groups(groups, names).unify_dictionaries()
+
+
+def _holds_kind(metadata: Any, group: int, kind: str) -> bool:
+    """Return whether a row group holds this kind. Raise ValueError for a group of two kinds."""
+    statistics = metadata.row_group(group).column(0).statistics
+    if statistics is None or statistics.min != statistics.max:
+        raise ValueError("expected a row group of one kind")
+    return bool(statistics.min == kind)
 
 
 def _read_columns(table: pa.Table) -> Iterator[Column]:
@@ -158,17 +199,17 @@ def _read_columns(table: pa.Table) -> Iterator[Column]:
     places."""
     if not table.num_rows:
         return
-    # Combine chunks: every chunk would have its own dictionary, and thus its own codes.
-    names = {name: table[name].combine_chunks().dictionary_encode() for name in (*_NAMES, "secret")}
+    names = {name: table[name].combine_chunks() for name in (*_NAMES, "secret")}
     if any(table[name].null_count for name in (*names, "value")):
         raise ValueError("rows without a name or a value")
-    codes = {name: array.indices.to_numpy() for name, array in names.items()}
+    # Not `to_numpy`, which imports pandas.
+    codes = {name: np.from_dlpack(array.indices) for name, array in names.items()}
     words = {
         name: np.array(array.dictionary.to_pylist(), dtype=object) for name, array in names.items()
     }
     change = np.any([np.diff(codes[name]) != 0 for name in _NAMES], axis=0)
     ends = [*(np.flatnonzero(change) + 1).tolist(), table.num_rows]
-    values = table["value"].to_numpy()
+    values = np.from_dlpack(table["value"].combine_chunks())
     keys = set[tuple[str, ...]]()
     facts = table.select(["secret", "member", "repeats"])
     previous = None
@@ -246,7 +287,7 @@ def read_dataframe(folder: Path, aliases: Mapping[str, str]) -> pd.DataFrame:
     and if there is no file."""
     path = folder / TABLE
     with attribute_table_errors(path):
-        frame = _read_current_table(path, read_dictionary=[*_NAMES, "secret"]).to_pandas()
+        frame = _read_current_table(path).to_pandas()
         # A categorical column: `map` calls the function once per secret, not per row.
         row_aliases = frame["secret"].map(lambda id: aliases.get(id, id))
         # Nullable types: pandas turns columns with gaps into objects and floats.

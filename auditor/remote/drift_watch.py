@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 import numpy as np
-from scipy.stats import binom
+from scipy.special import betainc
 
 from auditor.core.nouns import Tokens
 from auditor.core.secret_randomness import make_keyed_generator
@@ -281,8 +281,7 @@ class ServerWatch:
             )
         chosen = _choose_rechecked_answers(self._own, _BURST_OWN, self._bursts)
         differing = self._redraw_differing(chosen)
-        # sf(k - 1) is the probability of k or more: the exact one-sided test
-        if differing and binom.sf(len(differing) - 1, len(chosen), VARIES) <= LEVEL:
+        if differing and _compute_upper_tail(len(differing), len(chosen)) <= LEVEL:
             first, text = differing[0]
             differences = (
                 i for i, (a, b) in enumerate(zip(first.text, text, strict=False)) if a != b
@@ -299,7 +298,7 @@ class ServerWatch:
     @property
     def answers_are_unstable(self) -> bool:
         """True if greedy answers differ more than those of one model do."""
-        return bool(binom.sf(self.differed - 1, self.compared, VARIES) <= _UNSTEADY)
+        return bool(_compute_upper_tail(self.differed, self.compared) <= _UNSTEADY)
 
     def _redraw_differing(self, answers: Sequence[GreedyAnswer]) -> list[tuple[GreedyAnswer, str]]:
         pairs = list(zip(answers, self.draw(answers), strict=True)) if answers else []
@@ -328,3 +327,10 @@ def _choose_rechecked_answers(answers: Sequence[T], count: int, check: int) -> l
         : max(0, count)
     ]
     return [answers[i] for i in chosen.tolist()]
+
+
+def _compute_upper_tail(differed: int, compared: int) -> float:
+    """Return the probability that so many answers or more vary by chance: an exact test."""
+    if not differed:
+        return 1.0
+    return float(betainc(differed, compared - differed + 1, VARIES))

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 import numpy as np
-from scipy.stats import t as student
+from scipy.special import stdtrit
 
 from auditor import __version__
 from auditor.core import disk
@@ -102,7 +102,5 @@ def bound_mean_gain(gain: Floats, comparisons: float) -> float:
     if n < 2:
         return -math.inf
     # Student's, two-sided, Bonferroni over the comparisons.
-    reach = (
-        student.ppf(1 - (1 - CONFIDENCE) / 2 / comparisons, n - 1) * gain.std(ddof=1) / math.sqrt(n)
-    )
-    return float(gain.mean() - reach)
+    quantile = stdtrit(n - 1, 1 - (1 - CONFIDENCE) / 2 / comparisons)
+    return float(gain.mean() - quantile * gain.std(ddof=1) / math.sqrt(n))

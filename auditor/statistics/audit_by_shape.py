@@ -29,10 +29,10 @@ from typing import NamedTuple
 
 import numpy as np
 from scipy.special import betainc, ndtr
-from scipy.stats import binom
 
 from auditor.core.arrays import Floats
 from auditor.core.errors import AuditError
+from auditor.statistics.distributions import compute_binomial_cdf
 from auditor.statistics.one_run import (
     Counts,
     check_one_run_arguments,
@@ -147,7 +147,7 @@ def compute_final_model_distribution(
     counts = np.unique(
         np.linspace(lowest, highest, min(highest - lowest, _MOST_COUNTS) + 1).round()
     )
-    mass = np.diff(binom.cdf(counts, draws, q), prepend=0.0)
+    mass = np.diff(compute_binomial_cdf(counts, draws, q), prepend=0.0)
     noise = math.sqrt(steps) * noise_multiplier
     x = np.linspace(-_TAILS * noise, highest + _TAILS * noise, _CELLS)
     out = np.diff(ndtr(x / noise))

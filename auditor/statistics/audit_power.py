@@ -18,7 +18,6 @@ from itertools import takewhile
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import binom
 
 from auditor.core.nouns import Claim
 from auditor.core.result import Audited
@@ -33,6 +32,7 @@ from auditor.statistics.audit_by_shape import (
     convert_shape_noise,
     find_largest_passing_noise,
 )
+from auditor.statistics.distributions import find_binomial_quantile
 from auditor.statistics.one_run import (
     Counts,
     compute_group_delta,
@@ -198,8 +198,8 @@ def _find_game_detectable_epsilon(audit: Audited, limit: float, power: float) ->
 
     def missed(epsilon: float) -> bool:
         p = 1 / (1 + math.exp(-epsilon))  # randomised response at epsilon tells the truth so often
-        right = int(binom.ppf(half, played, p))
-        wrong = int(binom.ppf(1 - half, others, 1 - p))
+        right = int(find_binomial_quantile(half, played, p))
+        wrong = int(find_binomial_quantile(1 - half, others, 1 - p))
         counts = (right, played - right, wrong, others - wrong)
         return epsilon_clopper_pearson(*counts, audit.delta, audit.level) <= limit
 

@@ -22,7 +22,6 @@ from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import binomtest
 
 from auditor.core.arrays import Bools
 from auditor.core.errors import AuditError
@@ -30,6 +29,7 @@ from auditor.core.result import Audited, Measurement
 from auditor.statistics import games
 from auditor.statistics.audit_by_shape import GAUSSIAN, Sampling, bound_shape_epsilon
 from auditor.statistics.bounds import LEVEL
+from auditor.statistics.distributions import compute_sign_test_p_value
 from auditor.statistics.one_run import (
     Counts,
     bound_share_logit,
@@ -374,7 +374,7 @@ def _check_audit_inputs(
         raise AuditError(
             f"expected scores that distinguish canaries, got {float(scores[0]):g} for all {m}",
         )
-    if binomtest(inside, m).pvalue < _UNFAIR:
+    if compute_sign_test_p_value(inside, m) < _UNFAIR:
         raise AuditError(f"expected canaries that went in by fair coins, got {inside} of {m} in")
 
 

@@ -14,11 +14,12 @@ from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import binom, norm
+from scipy.special import ndtri
 
 from auditor.core.arrays import Bools, Floats, Ints
 from auditor.core.result import Measurement
 from auditor.statistics.bootstrap import CONFIDENCE
+from auditor.statistics.distributions import compute_binomial_pmf, compute_binomial_sf
 from auditor.statistics.intervals import clopper_pearson
 from auditor.statistics.one_run import find_largest_refuted_value
 
@@ -133,7 +134,7 @@ class SharedLevel:
 
 
 def _compute_interval_stretch(level: float) -> float:
-    return max(1.0, float(norm.isf(level) / norm.isf(0.025)))
+    return max(1.0, float(ndtri(level) / ndtri(0.025)))
 
 
 @dataclass(frozen=True)
@@ -282,7 +283,11 @@ def compute_paired_p_value(wins: int, losses: int, n: int, delta: float) -> floa
     with np.errstate(divide="ignore", invalid="ignore"):
         # Given the losses, wins are binomial among the other pairs.
         win_probability = np.where(lost < 1, np.clip(won / (1 - lost), 0, 1), 0.0)[:, None]
-    tail = binom.pmf(grid, n, lost[:, None]) * binom.sf(needed - 1, rest, win_probability) * real
+    tail = (
+        compute_binomial_pmf(grid, n, lost[:, None])
+        * compute_binomial_sf(needed - 1, rest, win_probability)
+        * real
+    )
     return min(1.0, float(tail.sum(axis=1).max()) + _SURE)
 
 

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.stats import binomtest, ttest_ind
+from scipy.special import stdtrit
 
 from auditor.core.arrays import Bools, Floats
 from auditor.core.errors import AuditError
@@ -38,6 +38,7 @@ from auditor.statistics.bounds import (
     count_discordant_pairs,
     make_measurement,
 )
+from auditor.statistics.distributions import compute_sign_test_p_value
 from auditor.statistics.ranking import compute_resampled_recall, rank_guesses
 
 ABOVE = "above non-members"  # note of a difference that what non-members changed by is taken off
@@ -89,7 +90,7 @@ def measure_mean_difference(
     if isinstance(difference, DiscordantPairs):
         wins = difference.wins
         discordant = difference.wins + difference.losses
-        p = binomtest(wins, discordant).pvalue if discordant else 1.0
+        p = compute_sign_test_p_value(wins, discordant)
         note = f"exact McNemar p = {p:.2g}"
     return make_measurement(name, difference, unit, note)
 
@@ -156,8 +157,15 @@ def compute_welch_interval(
     finite = np.isfinite(first).all() and np.isfinite(second).all()
     if not finite or min(len(first), len(second)) < 2 or first.std() + second.std() == 0:
         return math.nan, math.nan
-    low, high = ttest_ind(first, second, equal_var=False).confidence_interval(confidence)
-    return float(low), float(high)
+    variances = [float(side.var(ddof=1)) / len(side) for side in (first, second)]
+    # Satterthwaite's degrees of freedom
+    freedom = sum(variances) ** 2 / sum(
+        variance**2 / (len(side) - 1)
+        for variance, side in zip(variances, (first, second), strict=True)
+    )
+    reach = float(stdtrit(freedom, (1 + confidence) / 2)) * math.sqrt(sum(variances))
+    difference = float(first.mean() - second.mean())
+    return difference - reach, difference + reach
 
 
 def resample_paired_means(new: Floats, base: Floats) -> ResampledNumber:

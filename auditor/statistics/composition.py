@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import brentq
+import scipy
 from scipy.special import logsumexp
 
 from auditor.core.arrays import Floats
@@ -139,7 +139,7 @@ def _compute_one_sided_epsilon(loss: PrivacyLossDistribution, draws: int, delta:
     if _compute_summed_loss_delta(most, sums, mass, rest) >= delta:
         return most
     return float(
-        brentq(
+        scipy.optimize.brentq(
             lambda epsilon: _compute_summed_loss_delta(epsilon, sums, mass, rest) - delta,
             0.0,
             most,

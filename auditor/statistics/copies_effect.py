@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.stats import fisher_exact
+import scipy
 
 from auditor.core.arrays import Bools
 from auditor.core.result import Measurement
@@ -74,7 +74,9 @@ def find_most_concentrated_part(
         # Rows: in the part or not; columns: extracted or not. "greater": more extracted in the part
         # than outside.
         table = [[int(np.sum(rows & came)) for came in (hit, ~hit)] for rows in (inside, ~inside)]
-        p = min(1.0, len(parts) * float(fisher_exact(table, alternative="greater").pvalue))
+        p = min(
+            1.0, len(parts) * float(scipy.stats.fisher_exact(table, alternative="greater").pvalue)
+        )
         if p <= level:
             concentrated.append(
                 ConcentratedLeakage(

@@ -13,7 +13,7 @@ import warnings
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.stats import skewnorm
+import scipy
 
 from auditor.core.arrays import Bools, Floats
 from auditor.core.secret_randomness import make_keyed_generator
@@ -155,7 +155,7 @@ class SkewNormal:
         _, location, scale = self.parameters
         if scale == 0:  # all references alike
             return 0.0 if nll >= location else most
-        return min(most, float(-skewnorm.logcdf(nll, *self.parameters)) / math.log(2))
+        return min(most, float(-scipy.stats.skewnorm.logcdf(nll, *self.parameters)) / math.log(2))
 
 
 def fit_skew_normal(references: Floats) -> SkewNormal:
@@ -168,7 +168,7 @@ def fit_skew_normal(references: Floats) -> SkewNormal:
     with warnings.catch_warnings():
         # on its way the optimiser tries impossible parameters
         warnings.simplefilter("ignore", RuntimeWarning)
-        shape, location, scale = map(float, skewnorm.fit(references))
+        shape, location, scale = map(float, scipy.stats.skewnorm.fit(references))
     noise = make_keyed_generator("skew-normal fit")
     return SkewNormal(
         (shape, location, scale),
@@ -248,7 +248,9 @@ def _measure_skew_normal_misfit(
     shape = delta / np.sqrt(1 - delta**2)
     scale = np.sqrt(1 - mean**2)
     # Standardised samples have mean 0 and deviation 1, and so has the fitted distribution.
-    cdf = skewnorm.cdf(np.sort(z, axis=-1) * scale[:, None] + mean[:, None], shape[:, None])
+    cdf = scipy.stats.skewnorm.cdf(
+        np.sort(z, axis=-1) * scale[:, None] + mean[:, None], shape[:, None]
+    )
     steps = np.arange(samples.shape[-1] + 1) / samples.shape[-1]
     distance = np.maximum(cdf - steps[:-1], steps[1:] - cdf).max(-1)
     return delta, kurtosis - implied, distance

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 import numpy as np
-from scipy.stats import beta, norm
+from scipy.special import betaincinv, ndtri
 
 from auditor.core.arrays import Bools, Floats
 from auditor.core.result import Measurement
@@ -17,15 +17,15 @@ from auditor.statistics import bootstrap
 from auditor.statistics.bootstrap import CONFIDENCE
 
 # deviations of a normal distribution that a two-sided interval reaches
-Z = float(norm.ppf((1 + CONFIDENCE) / 2))
+Z = float(ndtri((1 + CONFIDENCE) / 2))
 
 
 @lru_cache(maxsize=4096)
 def clopper_pearson(hits: int, n: int, confidence: float = CONFIDENCE) -> tuple[float, float]:
     """Exact two-sided interval of a binomial share; [0, 1] for n = 0."""
     tail = (1 - confidence) / 2
-    low = 0.0 if hits == 0 else float(beta.ppf(tail, hits, n - hits + 1))
-    high = 1.0 if hits == n else float(beta.ppf(1 - tail, hits + 1, n - hits))
+    low = 0.0 if hits == 0 else float(betaincinv(hits, n - hits + 1, tail))
+    high = 1.0 if hits == n else float(betaincinv(hits + 1, n - hits, 1 - tail))
     return low, high
 
 

@@ -9,7 +9,7 @@ is a member comes in only where a formula asks for records that are not the one 
 from __future__ import annotations
 
 import numpy as np
-from scipy.stats import norm
+from scipy.special import log_ndtr
 
 from auditor.core.arrays import Bools, Floats, Ints
 
@@ -136,14 +136,15 @@ def compute_lira_ratio(target: Floats, references: Floats, saw: Bools) -> Floats
     per_record = references.shape[1] >= SHADOWS
     out_mean, out_deviation = _estimate_moments(references, ~saw, per_record)
     if not has_both_model_kinds(saw):
-        return np.asarray(norm.logcdf(target, out_mean, out_deviation), dtype=np.float64)
+        return np.asarray(log_ndtr((target - out_mean) / out_deviation), dtype=np.float64)
     in_mean, in_deviation = _estimate_moments(references, saw, per_record)
-    ratio = norm.logpdf(target, in_mean, in_deviation) - norm.logpdf(
-        target,
-        out_mean,
-        out_deviation,
-    )
-    return np.asarray(ratio, dtype=np.float64)
+    ratio: Floats = _compute_normal_log_density(target, in_mean, in_deviation)
+    return ratio - _compute_normal_log_density(target, out_mean, out_deviation)
+
+
+def _compute_normal_log_density(values: Floats, mean: Floats, deviation: Floats) -> Floats:
+    """Return log density plus log sqrt(2 pi), which cancels in a ratio."""
+    return -(((values - mean) / deviation) ** 2) / 2 - np.log(deviation)
 
 
 def _estimate_moments(

@@ -8,15 +8,13 @@ and no other pair is returned.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from rapidfuzz.distance import Levenshtein
 from rapidfuzz.process import cdist
-from scipy.sparse import coo_array
-from scipy.sparse.csgraph import connected_components
 
 from auditor.core.arrays import Ints
 from auditor.core.nouns import Tokens
@@ -69,10 +67,23 @@ def group_texts_within_edit_limits(texts: Sequence[Tokens], limits: Sequence[int
     """Return the (texts,) group of each text: near texts share a group, directly or through others;
     never empty.
     """
-    pairs = list(index_pairs_within_edit_limits(texts, texts, limits))
-    at, of = (np.concatenate(side) for side in zip(*pairs, strict=True))  # each text is near itself
-    near = coo_array((np.ones(len(at), dtype=bool), (at, of)), shape=(len(texts), len(texts)))
-    return np.asarray(connected_components(near, directed=False)[1], dtype=np.int64)
+    return label_connected_texts(len(texts), index_pairs_within_edit_limits(texts, texts, limits))
+
+
+def label_connected_texts(n_texts: int, pairs: Iterable[tuple[Ints, Ints]]) -> Ints:
+    """Return the (texts,) group of each text, numbered from 0 in the order of their first texts."""
+    # Each text is connected with itself; the arrays are never empty.
+    self_pairs = np.arange(n_texts)
+    at, of = (np.concatenate(side) for side in zip((self_pairs, self_pairs), *pairs, strict=True))
+    label = self_pairs
+    while True:
+        smaller = label.copy()
+        np.minimum.at(smaller, label[at], label[of])
+        np.minimum.at(smaller, label[of], label[at])
+        smaller = smaller[smaller]
+        if np.array_equal(smaller, label):
+            return np.unique(label, return_inverse=True)[1].astype(np.int64)
+        label = smaller
 
 
 def _group_positions(keys: Sequence[Any]) -> Mapping[Any, Ints]:

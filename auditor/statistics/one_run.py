@@ -35,9 +35,8 @@ from functools import lru_cache
 from itertools import pairwise
 
 import numpy as np
-from scipy.signal import convolve
-from scipy.special import betainc, gammaln, log_ndtr, ndtr, ndtri
-from scipy.stats import beta
+import scipy
+from scipy.special import betainc, betainccinv, betaincinv, gammaln, log_ndtr, ndtr, ndtri
 
 from auditor.core.arrays import Floats
 from auditor.core.errors import AuditError
@@ -237,7 +236,10 @@ def _compute_enough_right_probability(needed: Sequence[int], steps: Sequence[Ste
     first = 0
     reached = 0.0
     for fewest, (lowest, step) in zip(reversed(needed), steps, strict=True):
-        mass = convolve(mass, step, method="direct" if len(mass) * len(step) < _LARGE else "fft")
+        if len(mass) * len(step) < _LARGE:
+            mass = np.convolve(mass, step)
+        else:
+            mass = scipy.signal.fftconvolve(mass, step)
         first = first + lowest
         # What has enough here is counted and taken out, so that no later count sees it again.
         keep = max(0, min(len(mass), fewest - first))
@@ -379,7 +381,7 @@ def bound_share_logit(r: int, v: int, level: float) -> float:
         return math.log(level) / r - math.log(-math.expm1(math.log(level) / r))
     # 1 minus the bound is taken from the mirrored beta law: it keeps its digits where the bound is
     # near 1.
-    return float(np.log(beta.ppf(level, v, r - v + 1)) - np.log(beta.isf(level, r - v + 1, v)))
+    return float(np.log(betaincinv(v, r - v + 1, level)) - np.log(betainccinv(r - v + 1, v, level)))
 
 
 def check_audit_parameters(delta: float, level: float) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from scipy.stats import false_discovery_control, kstest
+import scipy
 
 from auditor.core.arrays import Floats
 
@@ -46,10 +46,11 @@ def compute_rank_bits(p_values: Floats) -> Floats:
 def adjust_false_discovery(p_values: Floats) -> Floats:
     """Return the least false-discovery rate at which each value is listed (Benjamini and Hochberg
     1995)."""
-    if not len(p_values):
-        return p_values
-    adjusted: Floats = false_discovery_control(p_values, method="bh")
-    return adjusted
+    n = len(p_values)
+    order = np.argsort(p_values)[::-1]
+    adjusted = np.empty(n)
+    adjusted[order] = np.minimum.accumulate(p_values[order] * n / np.arange(n, 0, -1))
+    return np.minimum(adjusted, 1.0)
 
 
 def compute_uniformity_p_value(
@@ -62,4 +63,4 @@ def compute_uniformity_p_value(
     if len(n_above) < LEAST_CONTROLS:
         return math.nan
     places = (n_above + noise * (tied + 1)) / (alternatives + 1)
-    return float(kstest(places, "uniform").pvalue)
+    return float(scipy.stats.kstest(places, "uniform").pvalue)

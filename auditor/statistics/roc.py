@@ -12,8 +12,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import brentq
-from scipy.stats import binom, norm, rankdata
+from scipy.special import ndtri
 
 from auditor.core.arrays import Bools, Floats
 from auditor.core.result import Measurement
@@ -23,7 +22,14 @@ from auditor.statistics.bounds import (
     count_discordant_pairs,
     make_measurement,
 )
+from auditor.statistics.distributions import (
+    compute_binomial_cdf,
+    compute_binomial_sf,
+    find_binomial_quantile,
+    find_binomial_upper_quantile,
+)
 from auditor.statistics.intervals import Z, clopper_pearson
+from auditor.statistics.one_run import find_largest_refuted_value
 
 AUC = "AUC"  # its unit: a probability that is not written in percent
 # members, and non-members: of three and three even a perfect order comes by chance in 1 of 20
@@ -45,12 +51,16 @@ def compute_delong_placements(members: Floats, others: Floats) -> tuple[Floats, 
 
     Ties count half. The mean of either is the AUC (DeLong et al. 1988).
     """
-    m = len(members)
-    n = len(others)
-    # A rank among all minus the rank among its own counts those of the other side below it, ties
-    # half.
-    ranks = rankdata(np.concatenate([members, others]))
-    return (ranks[:m] - rankdata(members)) / n, 1 - (ranks[m:] - rankdata(others)) / m
+    return _compute_share_below(members, others), 1 - _compute_share_below(others, members)
+
+
+def _compute_share_below(scores: Floats, others: Floats) -> Floats:
+    """Return the (scores,) share of the others below each score; ties count half."""
+    if np.isnan(scores).any() or np.isnan(others).any():
+        return np.full(len(scores), np.nan)
+    ordered = np.sort(others)
+    n_below = np.searchsorted(ordered, scores)
+    return (n_below + np.searchsorted(ordered, scores, side="right")) / 2 / len(others)
 
 
 def auc(members: Floats, others: Floats) -> float:
@@ -121,16 +131,14 @@ def compute_newcombe_interval(
             * math.sqrt(x * (1 - x) * (1 + more * ((1 - x) / (2 - x) + x / (1 + x))) / (m * n))
         )
 
-    # 0 and 1 reach nowhere and would pass for an end.
-    if value <= 0:
-        low = 0.0
-    else:
-        low = float(brentq(lambda x: value - x - reach(x), 0.0, min(value, 1 - _ROUNDING)))
-    if value >= 1:
-        high = 1.0
-    else:
-        high = float(brentq(lambda x: x - value - reach(x), max(value, _ROUNDING), 1.0))
-    return low, high
+    def find_low_end(auc_value: float) -> float:
+        # 0 and 1 reach nowhere and would pass for an end.
+        return find_largest_refuted_value(
+            lambda x: x < auc_value - reach(x), min(auc_value, 1 - _ROUNDING), close=1e-12
+        )
+
+    # `reach` is the same at x and at 1 - x.
+    return find_low_end(value), 1 - find_low_end(1 - value)
 
 
 @dataclass(frozen=True)
@@ -144,10 +152,10 @@ class AucDifference:
     deviation: float
 
     def low(self, level: float) -> float:
-        return self.value - float(norm.isf(level)) * self.deviation
+        return self.value - float(-ndtri(level)) * self.deviation
 
     def high(self, level: float) -> float:
-        return self.value + float(norm.isf(level)) * self.deviation
+        return self.value + float(-ndtri(level)) * self.deviation
 
 
 def compute_auc_difference(
@@ -390,9 +398,9 @@ def _mark_members_surely_above(
     Too low is the k-th highest score where fewer than k of n are at or above the true one.
     """
     n = len(others)
-    k = int(binom.ppf(share, n, rate))  # the largest with P[B < k] below share
+    k = int(find_binomial_quantile(share, n, rate))  # the largest with P[B < k] below share
     is_above = members > np.sort(others)[n - k] if k else np.zeros(len(members), dtype=bool)
-    return is_above, float(binom.cdf(k - 1, n, rate))
+    return is_above, float(compute_binomial_cdf(k - 1, n, rate))
 
 
 def _mark_members_possibly_above(
@@ -406,9 +414,11 @@ def _mark_members_possibly_above(
     Too high is the k-th highest score if k or more pass the true threshold.
     """
     n = len(others)
-    k = int(binom.isf(share, n, rate)) + 1  # the smallest with P[B >= k] at most share
+    k = (
+        int(find_binomial_upper_quantile(share, n, rate)) + 1
+    )  # the smallest with P[B >= k] at most share
     is_above = members > np.sort(others)[n - k] if k <= n else np.ones(len(members), dtype=bool)
-    return is_above, float(binom.sf(k - 1, n, rate))
+    return is_above, float(compute_binomial_sf(k - 1, n, rate))
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from scipy.stats import hypergeom
+import scipy
 
 from auditor.statistics.bootstrap import CONFIDENCE
 
@@ -49,12 +49,12 @@ def compute_finite_population_interval(
     low = _find_first_true(
         hits,
         size - (n - hits),
-        lambda k: hypergeom.sf(hits - 1, size, k, n) > tail,
+        lambda k: scipy.stats.hypergeom.sf(hits - 1, size, k, n) > tail,
     )
     first_refuted = _find_first_true(
         hits,
         size - (n - hits) + 1,
-        lambda k: hypergeom.cdf(hits, size, k, n) <= tail,
+        lambda k: scipy.stats.hypergeom.cdf(hits, size, k, n) <= tail,
     )
     return low, max(low, first_refuted - 1)
 

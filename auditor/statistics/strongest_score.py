@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy.stats import norm
+from scipy.special import ndtri
 
 from auditor.core.arrays import Bools, Floats, Ints
 from auditor.core.result import Measurement
@@ -126,7 +126,7 @@ def compute_simultaneous_widening(
     if records.unit is None:
         # With few records the resamples of an AUC near 1 have long tails: Bonferroni's bound is
         # then the sharper one.
-        reach = min(reach, float(norm.isf((1 - bootstrap.CONFIDENCE) / 2 / len(entries))))
+        reach = min(reach, float(-ndtri((1 - bootstrap.CONFIDENCE) / 2 / len(entries))))
     return max(1.0, reach / Z)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
-from scipy.stats import rankdata
+import scipy
 
 from auditor.core.arrays import Floats
 from auditor.core.errors import AuditError
@@ -50,7 +50,7 @@ def scale_perplexities_within_data(log_perplexity: Floats, normalisation: Normal
     if np.ptp(log_perplexity) == 0:
         return np.ones(len(log_perplexity))
     if normalisation == "rank":
-        return np.asarray((rankdata(log_perplexity) - 1) / (len(log_perplexity) - 1))
+        return np.asarray((scipy.stats.rankdata(log_perplexity) - 1) / (len(log_perplexity) - 1))
     # P over its maximum: nothing overflows.
     relative = np.exp(log_perplexity - log_perplexity.max())
     return np.asarray((relative - relative.min()) / (1 - relative.min()))

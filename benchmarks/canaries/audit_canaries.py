@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from scipy.stats import binomtest
-
 from auditor.benchmarks.canaries.exposure_canaries import (
     check_canary_counts,
     list_prefix_free_canary_words,
@@ -24,6 +22,7 @@ from auditor.core.errors import AuditError
 from auditor.core.nouns import Canary, Secret
 from auditor.core.secret_randomness import CHANNELS, make_keyed_generator
 from auditor.statistics.audited import count_needed_canaries
+from auditor.statistics.distributions import compute_sign_test_p_value
 
 if TYPE_CHECKING:
     from auditor.models.huggingface import HuggingFaceModel
@@ -96,7 +95,7 @@ class AuditCanaryManifest:
                 )
         if not all(canary.secret for canary in self.canaries):
             raise AuditError("expected a secret in every canary, got an empty one")
-        if not 0 < inside < m or binomtest(inside, m).pvalue < _UNFAIR:
+        if not 0 < inside < m or compute_sign_test_p_value(inside, m) < _UNFAIR:
             raise AuditError(
                 f"expected coins as fair ones fall, got {inside:,} of {m:,} canaries in"
             )

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-import pandas
 
 from auditor.benchmarks.data import columns
 from auditor.benchmarks.data.columns import MaybeKinds
@@ -58,6 +57,8 @@ _USERS = "user of a row"
 
 def hash_texts(texts: Sequence[str]) -> Ints:
     """Return a hash of each text, (texts,): equal in every process and on every machine."""
+    import pandas
+
     return pandas.util.hash_array(np.array(texts, dtype=object), categorize=False).view(np.int64)
 
 

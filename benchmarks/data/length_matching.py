@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from scipy.stats import chi2_contingency
+import scipy
 
 from auditor.benchmarks.data.data_records import DataRecord, RecordSource
 from auditor.benchmarks.data.splitting import SplitOptions
@@ -39,7 +39,7 @@ def match_nonmember_lengths(
         not bands
         or not sizes
         or len(all_bands) < 2
-        or chi2_contingency(table).pvalue >= _DIFFERENT_MIX
+        or scipy.stats.chi2_contingency(table).pvalue >= _DIFFERENT_MIX
     ):
         return nonmembers, ()
     n_members = sum(sizes.values())

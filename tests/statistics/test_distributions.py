@@ -1,0 +1,38 @@
+"""Tails and quantiles of binomial distributions, against `scipy.stats`."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from auditor.statistics import distributions
+
+SIZES, SHARES = (1, 5, 59, 1000, 10**6), (0.0, 1e-6, 0.01, 0.5, 0.999, 1.0)
+
+
+@pytest.mark.parametrize("n", SIZES)
+@pytest.mark.parametrize("p", SHARES)
+def test_tails_and_quantiles_are_those_of_scipy(n: int, p: float) -> None:
+    counts = np.unique([-1, 0, 1, n // 2, n - 1, n, n + 1, int(n * p)])
+    close = {"rel": 1e-9, "abs": 1e-300}
+    expected = stats.binom.cdf(counts, n, p)
+    assert distributions.compute_binomial_cdf(counts, n, p) == pytest.approx(expected, **close)
+    expected = stats.binom.sf(counts, n, p)
+    assert distributions.compute_binomial_sf(counts, n, p) == pytest.approx(expected, **close)
+    inside = counts[(counts >= 0) & (counts <= n)]
+    mass = distributions.compute_binomial_pmf(inside, n, np.array(p))
+    assert mass == pytest.approx(stats.binom.pmf(inside, n, p), rel=1e-8, abs=1e-300)
+    for share in (0.001, 0.025, 0.5, 0.975):
+        assert distributions.find_binomial_quantile(share, n, p) == stats.binom.ppf(share, n, p)
+        assert distributions.find_binomial_upper_quantile(share, n, p) == stats.binom.isf(
+            share, n, p
+        )
+
+
+def test_a_sign_test_is_exact() -> None:
+    for n in (1, 2, 7, 30):
+        for k in range(n + 1):
+            expected = stats.binomtest(k, n).pvalue
+            assert distributions.compute_sign_test_p_value(k, n) == pytest.approx(expected)
+    assert distributions.compute_sign_test_p_value(0, 0) == 1.0

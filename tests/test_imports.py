@@ -1,0 +1,39 @@
+"""What reports, gates and the statistics of an audit import: nothing that takes long and that most
+runs do not need."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+SLOW = ("matplotlib", "pandas", "scipy.optimize", "scipy.stats", "sklearn", "torch", "transformers")
+PROGRAM = f"""
+import sys
+from pathlib import Path
+import numpy as np
+from auditor.core.nouns import CellKey
+from auditor.gate import decide
+from auditor.records import table
+from auditor.reports import export, files, html, markdown
+from auditor.runs import gate_inputs
+from auditor.statistics import blind_classifier, copies_effect, exposure, rank_tests, strata
+
+ids = [f"s{{i}}" for i in range(40)]
+column = table.Column(table.MEASURED, CellKey("t", "claim", "a"), "q", ids, np.arange(40.0))
+table.write_secrets_table(Path(sys.argv[1]), [column])
+assert table.read_secrets_table(Path(sys.argv[1]), table.MEASURED)[0].values[39] == 39
+member = np.arange(40) < 20
+texts = [(i, i + 1, i % 7) for i in range(40)]
+group = blind_classifier.group_related_texts(texts)
+assert len(blind_classifier.score_membership_blindly(texts, np.ones((40, 1)), member, group)) == 40
+print(*sorted(set({SLOW!r}) & sys.modules.keys()))
+"""
+
+
+def test_reports_and_gates_import_nothing_slow(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(tmp_path)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == []
