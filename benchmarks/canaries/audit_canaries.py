@@ -95,7 +95,8 @@ class AuditCanaryManifest:
                 )
         if not all(canary.secret for canary in self.canaries):
             raise AuditError("expected a secret in every canary, got an empty one")
-        if not 0 < inside < m or compute_sign_test_p_value(inside, m) < _UNFAIR:
+        fair_coin_p_value = compute_sign_test_p_value(inside, m)
+        if not 0 < inside < m or fair_coin_p_value < _UNFAIR:
             raise AuditError(
                 f"expected coins as fair ones fall, got {inside:,} of {m:,} canaries in"
             )
