@@ -33,10 +33,10 @@ without a check digit, Swedish coordination numbers. `audit` has its own checks 
 
 presidio-analyzer 2.2.366 was measured once on the same texts, each of its pattern recognisers for these kinds at any
 score, without a language model: it finds 48 of the 102 examples whole that were recognised here then. It misses e-mail
-addresses next to a letter of another script or after `=` or `/`, IBANs in lower case, cards with dots, of 19 digits or
-in full width, dates of birth with a month's name, and French, Swiss, Brazilian and Chinese numbers. It finds 7 that are
-not recognised here, as no check says that they are anybody's: nine digits as an SSN, an IMEI as a card, any
-date. It brings spaCy (430 MB installed), so the checks here are not replaced by it.
+addresses next to a letter of another script or after `=` or `/`, IBANs in lower case, cards with dots, of 19 digits,
+from 2200 to 2720 (Mastercard, Mir) or in full width, dates of birth with a month's name, and French, Swiss, Brazilian
+and Chinese numbers. It finds 7 that are not recognised here, as no check says that they are anybody's: nine digits as
+an SSN, an IMEI as a card, any date. It brings spaCy (430 MB installed), so the checks here are not replaced by it.
 """  # noqa: E501
 _TYPES = {str: "text", int: "whole number", float: "number", bool: "true or false"}
 _KINDS = {
