@@ -2,8 +2,8 @@
 
 Trainers mark the start of each record in a row, so that a model reads each record separately. Some
 families ignore the marks: OPT, MPT, Falcon, BLOOM, Mamba, Mamba 2, Jamba and RecurrentGemma of
-transformers 5.23 let a record see all earlier records of its row. Falcon with rotary positions still restarts positions at each record, as
-does a Llama with `use_cache=True`. Knows no attack.
+transformers 5.23 let a record see all earlier records of its row. Falcon with rotary positions
+still restarts positions at each record, as does a Llama with `use_cache=True`. Knows no attack.
 """
 
 from __future__ import annotations
