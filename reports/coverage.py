@@ -27,12 +27,13 @@ def group_sentence_part(group: tuple[str, Measurement]) -> str:
 
 def _format_recited_share(m: Measurement, clause: str, *, is_whole: bool) -> str:
     hits = phrases.count_hits(m)
+    note = f", {m.note}" if m.note else ""
     if hits == m.n:
         records = format_count(m.n, "record" if is_whole else "asked record")
-        return f"all {records} {clause} {'is' if m.n == 1 else 'are'} recited"
+        return f"all {records} {clause} {'is' if m.n == 1 else 'are'} recited{note}"
     return (
         f"{hits:,} of the {m.n:,}{'' if is_whole else ' asked'} records {clause} "
-        f"{'is' if hits == 1 else 'are'} recited"
+        f"{'is' if hits == 1 else 'are'} recited{note}"
     )
 
 

@@ -128,7 +128,8 @@ def measure_group_shares(secrets: Iterable[Secret], hit: Bools) -> dict[str, Mea
 def group_copies_strata(
     population: Mapping[str, int], secrets: Iterable[Secret], hit: Bools
 ) -> tuple[Stratum, ...]:
-    """Return the records of each number of copies, most copies first.
+    """Return the records of each number of copies, most copies first; a record of several parts is
+    extracted if some part is.
 
     Args:
         population: how many records could be attacked, by copies as `RecordCounts.by_copies` has
@@ -142,12 +143,13 @@ def group_copies_strata(
         record = secret.document or secret.id
         copies[record] = secret.copies
         extracted[record] = extracted.get(record, False) or is_hit
+    note = "at least in part" if len(extracted) < len(hit) else ""
     strata = []
     for label, n_records in sorted(population.items(), key=lambda item: -int(item[0] or 0)):
         of_stratum = [
             extracted[record] for record, count in copies.items() if format_copies(count) == label
         ]
-        share = measure_share(RECALL, np.array(of_stratum, dtype=bool))
+        share = measure_share(RECALL, np.array(of_stratum, dtype=bool), note)
         strata.append(Stratum(int(label) if label else None, n_records, share))
     return tuple(strata)
 

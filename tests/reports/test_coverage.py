@@ -15,7 +15,7 @@ from auditor.conclusions.strata import find_worst_group, measure_weighted_share
 from auditor.core.nouns import UNDEFENDED, Secret
 from auditor.core.result import AuditResult, Finding, Measurement, RecordCounts, Stratum
 from auditor.reports import coverage, phrases, screen, severity
-from auditor.statistics.extraction import measure_group_shares
+from auditor.statistics.extraction import group_copies_strata, measure_group_shares
 from auditor.statistics.intervals import measure_share
 from auditor.statistics.metrics import name_excess_metric, name_nonmember_metric
 
@@ -100,6 +100,19 @@ def test_a_record_of_several_parts_counts_once_in_its_group() -> None:
     shares = measure_group_shares(secrets, np.array([False, True, False, False]))
     assert {name: (m.value, m.n) for name, m in shares.items()} == {"a": (0.5, 2), "b": (0.0, 1)}
     assert measure_group_shares(secrets[:3], np.array([False, True, False])) == {}
+
+
+def test_records_of_several_parts_are_recited_at_least_in_part() -> None:
+    """The second part of neither record came out."""
+    secrets = [
+        Secret(f"s{i}", (1,), (2,), document=document, copies=8)
+        for i, document in enumerate(("d", "d", "e", "e"))
+    ]
+    for asked, note in ((secrets, ", at least in part"), (secrets[::2], "")):
+        hit = np.array([secret.id in ("s0", "s2") for secret in asked])
+        (stratum,) = group_copies_strata({"8": 2}, asked, hit)
+        text = f"all 2 records that occur 8 times are recited{note}"
+        assert coverage.format_stratum(stratum) == text
 
 
 def test_no_group_is_named_if_none_is_worse_than_all(result: AuditResult) -> None:
