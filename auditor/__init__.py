@@ -35,7 +35,7 @@ def explain_mixed_checkout() -> str:
     Python's path: run in another checkout, half of the code would be that one's, and its tests
     would pass on code that they never saw.
     """
-    here = Path(__file__).resolve().parent
+    folder = Path(__file__).resolve().parent
     for name in _BESIDE:
         spec = find_spec(f"auditor.{name}")
         if spec is None or spec.origin is None:
@@ -43,9 +43,12 @@ def explain_mixed_checkout() -> str:
                 f"expected auditor.{name}, which is not installed: run `pip install -c "
                 "constraints.txt -e '.[dev]'`"
             )
-        if (there := Path(spec.origin).resolve().parent) not in (here / name, here.parent / name):
+        if (there := Path(spec.origin).resolve().parent) not in (
+            folder / name,
+            folder.parent / name,
+        ):
             return (
-                f"expected all parts of auditor from one checkout, got auditor from {here} and "
+                f"expected all parts of auditor from one checkout, got auditor from {folder} and "
                 f"auditor.{name} from {there}: run `pip install -c constraints.txt -e '.[dev]'` in "
                 "the checkout that is meant"
             )
@@ -54,8 +57,8 @@ def explain_mixed_checkout() -> str:
 
 def main() -> None:
     """The console script `audit`."""
-    if why := explain_mixed_checkout():
-        print(f"error: {why}", file=sys.stderr)
+    if reason := explain_mixed_checkout():
+        print(f"error: {reason}", file=sys.stderr)
         sys.exit(2)
     from auditor import cli
 
@@ -64,8 +67,8 @@ def main() -> None:
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
-        if why := explain_mixed_checkout():
-            raise ImportError(why)
+        if reason := explain_mixed_checkout():
+            raise ImportError(reason)
         return getattr(
             import_module("auditor.crash.trial" if name == "crash_test" else "auditor.api"), name
         )

@@ -107,12 +107,12 @@ class FinishedRun:
         page, markdown = files.rewrite_run_reports(self.folder, changes, reveal)
         if path is None:
             return page
-        wanted = Path(path)
+        destination = Path(path)
         forms = {".html": page, ".md": markdown}
-        if wanted.suffix not in forms:
-            raise AuditError(f"expected a report in .html or .md, got {wanted.name!r}")
-        disk.replace_atomically(wanted, forms[wanted.suffix].read_bytes())
-        return wanted
+        if destination.suffix not in forms:
+            raise AuditError(f"expected a report in .html or .md, got {destination.name!r}")
+        disk.replace_atomically(destination, forms[destination.suffix].read_bytes())
+        return destination
 
     def __repr__(self) -> str:
         headline = escaping.make_printable_line(verdict.write_headline(self.result))
@@ -161,25 +161,27 @@ def audit(
     from auditor.runs import run
     from auditor.runs.selection import select_plugins
 
-    given = {
+    flags = {
         "data": data,
         "attacks": attacks,
         "defenses": defenses,
         "public": public,
         "reference": reference,
     }
-    with open_prepared_audit(model, tokenizer, reporter=reporter, **given, **plan) as (
-        asked,
+    with open_prepared_audit(model, tokenizer, reporter=reporter, **flags, **plan) as (
+        checked_plan,
         site,
         objects,
         reporter,
     ):
-        select_plugins(asked, site, objects)
+        select_plugins(checked_plan, site, objects)
         folder = RunFolder.create(
-            None if out is None else Path(out), asked.run_folder_title, asked.to_json()
+            None if out is None else Path(out),
+            checked_plan.run_folder_title,
+            checked_plan.to_json(),
         )
         try:
-            result = run.run_audit(asked, site, folder, objects)
+            result = run.run_audit(checked_plan, site, folder, objects)
         except Exception:
             # not at Ctrl-C, which is no Exception: what was found until then stays
             folder.discard_if_empty()
@@ -215,17 +217,21 @@ def open_prepared_audit(
     from auditor.runs.sweep_cache import SweepCache
 
     models = {"model": model, "public": public, "reference": reference}
-    given = {name: one for name, one in models.items() if live_models.is_live_model(name, one)}
+    live_objects = {
+        name: one for name, one in models.items() if live_models.is_live_model(name, one)
+    }
     if isinstance(tokenizer, (str, Path)):  # of a model behind an API, which the plan sees to
         plan = {**plan, "tokenizer": tokenizer}
         tokenizer = None
-    _check_audit_arguments(tokenizer, given, plan)
+    _check_audit_arguments(tokenizer, live_objects, plan)
     reporter = reporter or SilentReporter()
     shared = SweepCache()
     with ExitStack() as stack:
         # first: wrapping a model freezes its parameters and leaves it in eval mode
-        stack.enter_context(live_models.restore_training_state(*given.values()))
-        live = {name: live_models.wrap_live_model(one, tokenizer) for name, one in given.items()}
+        stack.enter_context(live_models.restore_training_state(*live_objects.values()))
+        live = {
+            name: live_models.wrap_live_model(one, tokenizer) for name, one in live_objects.items()
+        }
         # a plan is written as JSON: paths as texts
         values: dict[str, Any] = {
             name: str(one) if isinstance(one, Path) else one for name, one in plan.items()
@@ -237,25 +243,29 @@ def open_prepared_audit(
         }
         values |= stack.enter_context(_open_row_files({name: values.get(name) for name in _ROWS}))
         values |= {name: str(one) for name, one in models.items() if isinstance(one, (str, Path))}
-        values |= {name: live_models.name_live_model(one) for name, one in given.items()}
+        values |= {name: live_models.name_live_model(one) for name, one in live_objects.items()}
         for kind, plugins in (("attack", attacks), ("defense", defenses)):
             values[kind], values[f"{kind}_options"] = _split_plugin_arguments(
                 kind, plugins, values.get(f"{kind}_options") or {}
             )
         if not values["attack"]:
             raise AuditError("expected at least one attack, got none; `audit list` shows them")
-        asked = make_plan({}, values)
-        beside = {**plan, "data": data}
+        checked_plan = make_plan({}, values)
+        fields = {**plan, "data": data}
         rows = {
-            name: one for name, one in beside.items() if name in _ROWS and _is_memory_argument(one)
+            name: one for name, one in fields.items() if name in _ROWS and _is_memory_argument(one)
         }
-        objects = {**given, **rows, **list_unregistered_plugins(asked.plugin, attacks, defenses)}
+        objects = {
+            **live_objects,
+            **rows,
+            **list_unregistered_plugins(checked_plan.plugin, attacks, defenses),
+        }
         # kept in the plan: objects cannot be read back, so that to resume this folder is refused
-        asked = dataclasses.replace(
-            asked, objects={role: name_class(one) for role, one in objects.items()}
+        checked_plan = dataclasses.replace(
+            checked_plan, objects={role: name_class(one) for role, one in objects.items()}
         )
-        site = run.make_site(asked, reporter, shared, live)
-        yield asked, site, objects, reporter
+        site = run.make_site(checked_plan, reporter, shared, live)
+        yield checked_plan, site, objects, reporter
 
 
 def _is_memory_argument(argument: Any) -> bool:
@@ -278,10 +288,10 @@ def _check_audit_arguments(
             "expected a tokenizer beside a live transformers model only: a folder, a hub id or a "
             "LanguageModel brings its own"
         )
-    if "model" in live and (named := [name for name in _OF_LOADING if plan.get(name)]):
+    if "model" in live and (loading_fields := [name for name in _OF_LOADING if plan.get(name)]):
         raise AuditError(
-            f"expected no {named[0]} with a live model, which is loaded already, got "
-            f"{plan[named[0]]!r}"
+            f"expected no {loading_fields[0]} with a live model, which is loaded already, got "
+            f"{plan[loading_fields[0]]!r}"
         )
     for name in ("before", "retrained"):
         if is_live_model(name, plan.get(name)):
@@ -299,12 +309,12 @@ def _read_live_placement(live: Mapping[str, LanguageModel]) -> dict[str, Any]:
 
     if "model" not in live:
         return {}
-    one = live["model"]
-    if isinstance(one, HuggingFaceModel):
-        precision = {"dtype": str(one.model.dtype).removeprefix("torch.")}
+    model = live["model"]
+    if isinstance(model, HuggingFaceModel):
+        precision = {"dtype": str(model.model.dtype).removeprefix("torch.")}
     else:
         precision = {}
-    return {"device": str(one.device), **precision}
+    return {"device": str(model.device), **precision}
 
 
 @contextmanager
@@ -313,10 +323,10 @@ def _open_row_files(rows: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     paths as given."""
     with disk.open_scratch_folder(Path(tempfile.gettempdir()), "records") as scratch:
         paths = {name: str(given) for name, given in rows.items() if isinstance(given, (str, Path))}
-        for name, given in rows.items():
-            if _is_memory_argument(given):
+        for name, row_arguments in rows.items():
+            if _is_memory_argument(row_arguments):
                 paths[name] = str(scratch / f"{name}.jsonl")
-                disk.replace_atomically(Path(paths[name]), _encode_rows(name, given))
+                disk.replace_atomically(Path(paths[name]), _encode_rows(name, row_arguments))
         yield paths
 
 
@@ -358,26 +368,26 @@ def _split_plugin_arguments(
     if isinstance(plugins, str) or not isinstance(plugins, Sequence):
         raise AuditError(f"expected a list of {kind}s, by name or as instances, got {plugins!r}")
     names: list[str] = []
-    held = dict(options)
-    for one in plugins:
-        if not isinstance(one, str):
-            if not isinstance(one, KINDS[kind]):
-                raise AuditError(f"expected {kind}s by name or as instances, got {one!r}")
+    plugin_options = dict(options)
+    for plugin in plugins:
+        if not isinstance(plugin, str):
+            if not isinstance(plugin, KINDS[kind]):
+                raise AuditError(f"expected {kind}s by name or as instances, got {plugin!r}")
             # not asdict(), which would copy what an option holds
-            own = {f.name: getattr(one, f.name) for f in dataclasses.fields(one)}
-            held[one.name] = {**held.get(one.name, {}), **own}
-        names.append(one if isinstance(one, str) else one.name)
+            field_values = {f.name: getattr(plugin, f.name) for f in dataclasses.fields(plugin)}
+            plugin_options[plugin.name] = {**plugin_options.get(plugin.name, {}), **field_values}
+        names.append(plugin if isinstance(plugin, str) else plugin.name)
     if twice := [name for name in names if names.count(name) > 1]:
         raise AuditError(
             f"expected each {kind} once, got {twice[0]!r} twice: run one audit for each"
         )
-    return tuple(names), held
+    return tuple(names), plugin_options
 
 
 def _build_policy(rules: str | Path | Sequence[str]) -> policy.Policy:
     if isinstance(rules, (str, Path)):
         return policy.read_policy(Path(rules))
-    read = policy.refuse_repeated_limits([policy.parse_rule(sentence) for sentence in rules])
-    if not read:
+    parsed = policy.refuse_repeated_limits([policy.parse_rule(sentence) for sentence in rules])
+    if not parsed:
         raise AuditError("expected at least one rule, got none; a gate without rules holds nothing")
-    return policy.Policy(read)
+    return policy.Policy(parsed)

@@ -81,17 +81,17 @@ class StopLimit:
     @classmethod
     def parse_sentence(cls, text: str) -> StopLimit:
         """`extraction_probability > 0.01`. Raises AuditError for anything else."""
-        found = re.fullmatch(r"\s*(\w+)\s*(>=|<=|>|<)\s*([-+.0-9e]+)\s*", text)
+        match = re.fullmatch(r"\s*(\w+)\s*(>=|<=|>|<)\s*([-+.0-9e]+)\s*", text)
         try:
-            number = float(found[3]) if found else math.nan
+            number = float(match[3]) if match else math.nan
         except ValueError:
             number = math.nan
-        if found is None or found[1] not in LOGGED or not math.isfinite(number):
+        if match is None or match[1] not in LOGGED or not math.isfinite(number):
             raise AuditError(
                 "expected stop_at as NAME > NUMBER (or >=, <, <=) with one of "
                 f"{', '.join(LOGGED)}, got {text!r}"
             )
-        return cls(found[1], found[2], number)
+        return cls(match[1], match[2], number)
 
     def is_reached_by(self, values: Mapping[str, float]) -> bool:
         return self.name in values and _COMPARE[self.sign](values[self.name], self.number)
@@ -185,11 +185,11 @@ class AuditCallback(TrainerCallback):
             self._unwrapped_model_in_training(), self.tokenizer, attacks=self.probes, **self.asked
         ) as (_, site, _, _):
             benchmark = site.benchmark
-            asked = site.data_plan
+            plan = site.data_plan
             self.secrets = benchmark.secrets
             self.canaries = benchmark.canaries
             self.prefix_token = resolve_prefix_token(
-                asked.prefix_token,
+                plan.prefix_token,
                 site.model,
                 framed=benchmark.framed,
                 as_trained=benchmark.as_trained,
@@ -214,7 +214,7 @@ class AuditCallback(TrainerCallback):
         )
         sought = self.secrets
         if (
-            asked.knows == SYSTEM
+            plan.knows == SYSTEM
         ):  # what stands between the system turn and an answer is no part of such a secret
             sought = tuple(replace(secret, prefix=()) for secret in sought if secret.member)
         if training is None:
@@ -246,21 +246,21 @@ class AuditCallback(TrainerCallback):
         out = Path(self.out) if self.out is not None else Path(str(args.output_dir)) / "audit"
         tokens = list(self.prefix_token.tokens)  # the curve's, whatever was asked for
         tokenizer: Any = self.tokenizer
-        named = str(tokenizer.decode(tokens, skip_special_tokens=False)) if tokens else "none"
-        asked = {**self.asked, "prefix_token": named}
+        prefix_name = str(tokenizer.decode(tokens, skip_special_tokens=False)) if tokens else "none"
+        plan = {**self.asked, "prefix_token": prefix_name}
         self.run = api.audit(
             self._unwrapped_model_in_training(),
             self.tokenizer,
             attacks=self.probes,
             out=out,
-            **asked,
+            **plan,
         )
         disk.replace_atomically(out / "curve.csv", self.to_csv())
-        drawn = [
+        curves = [
             (title, list(filter(None, map(self._curve_of_logged_value, names))))
             for title, names in _PANELS
         ]
-        panels = [Panel(title, tuple(lines)) for title, lines in drawn if lines]
+        panels = [Panel(title, tuple(lines)) for title, lines in curves if lines]
         disk.replace_atomically(out / "curve.svg", draw_training_curve(panels, self.stopped_at))
 
     # --- what is looked at ---
@@ -331,14 +331,14 @@ class AuditCallback(TrainerCallback):
         return values
 
     def _mean_exposure_of_inserted_canaries(self, target: LanguageModel) -> float:
-        seen = {
+        observations = {
             one.secret: one
             for one in self.probes[1].observe_secrets(self._white_box_view(target), self.canaries)
         }
         return float(
             np.mean(
                 [
-                    seen[canary.id].values["exposure_bits"]
+                    observations[canary.id].values["exposure_bits"]
                     for canary in self.canaries
                     if canary.member
                 ]

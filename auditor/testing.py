@@ -58,22 +58,24 @@ def tpr_interval(
     Nothing is drawn, so every seed gives the same. Raises AuditError for scores that are NaN or of
     another shape, and for fewer non-members than set a threshold.
     """
-    own, others = (np.asarray(scores, dtype=np.float64) for scores in (members, nonmembers))
-    if own.ndim != 1 or others.ndim != 1 or not len(own):
+    member_scores, others = (
+        np.asarray(scores, dtype=np.float64) for scores in (members, nonmembers)
+    )
+    if member_scores.ndim != 1 or others.ndim != 1 or not len(member_scores):
         raise AuditError(
-            f"expected one score a record, got arrays of {own.shape} and {others.shape}"
+            f"expected one score a record, got arrays of {member_scores.shape} and {others.shape}"
         )
-    if np.isnan(own).any() or np.isnan(others).any():
+    if np.isnan(member_scores).any() or np.isnan(others).any():
         raise AuditError("expected a score of every record, got NaN")
     if not 0 < rate < 1:
         raise AuditError(f"expected a rate in (0, 1), got {rate:g}")
-    found = roc.estimate_tpr(f"tpr_at_{100 * rate:g}pct_fpr", own, others, rate)
-    if found is None:
+    estimate = roc.estimate_tpr(f"tpr_at_{100 * rate:g}pct_fpr", member_scores, others, rate)
+    if estimate is None:
         raise AuditError(
             f"expected at least {roc.count_threshold_nonmembers(rate):,} non-members for a "
             f"rate of {rate:.3g}, got {len(others):,}"
         )
-    return found
+    return estimate
 
 
 # --- the contracts
@@ -130,8 +132,8 @@ def check_model(model: LanguageModel) -> None:
 
 
 def _raise_if_broken(name: str, *faults: Iterator[str]) -> None:
-    if said := [f"{name}: {sentence}" for sentences in faults for sentence in sentences]:
-        raise ContractBroken("\n".join(said))
+    if sentences_found := [f"{name}: {sentence}" for sentences in faults for sentence in sentences]:
+        raise ContractBroken("\n".join(sentences_found))
 
 
 def _plugin_contract_faults(plugin: Any, needs: Sequence[str]) -> Iterator[str]:
@@ -143,15 +145,15 @@ def _plugin_contract_faults(plugin: Any, needs: Sequence[str]) -> Iterator[str]:
             "expected a first line of the docstring that says what it does, got "
             f"{describe_plugin(kind)!r}"
         )
-    if strange := set(plugin.needs) - set(needs):
-        yield f"expected needs among {', '.join(sorted(needs))}, got {min(strange)!r}"
+    if unknown := set(plugin.needs) - set(needs):
+        yield f"expected needs among {', '.join(sorted(needs))}, got {min(unknown)!r}"
 
 
 def _attack_contract_faults(attack: Attack) -> Iterator[str]:
-    asked = random_queries()
+    queries = random_queries()
     for setting in (TEXT_ONLY, WHITE_BOX):
         try:
-            found = fit_and_guess(attack, make_view(tiny_model(), setting), asked)
+            guesses_by_id = fit_and_guess(attack, make_view(tiny_model(), setting), queries)
         except NotApplicable as why:
             if not str(why) or setting_gives_capabilities(attack.required_capabilities, setting):
                 yield (
@@ -159,9 +161,9 @@ def _attack_contract_faults(attack: Attack) -> Iterator[str]:
                     f"needs, got {str(why)!r}"
                 )
             continue
-        yield from _guess_format_faults(found, asked, setting.name)
-        if setting is WHITE_BOX and set(found) == {query.id for query in asked}:
-            yield from _batch_and_count_faults(attack, asked, found)
+        yield from _guess_format_faults(guesses_by_id, queries, setting.name)
+        if setting is WHITE_BOX and set(guesses_by_id) == {query.id for query in queries}:
+            yield from _batch_and_count_faults(attack, queries, guesses_by_id)
 
 
 def _batch_and_count_faults(
@@ -179,9 +181,9 @@ def _batch_and_count_faults(
                 )
     recipes = attack.sample_counts_by_recipe(make_view(tiny_model(), WHITE_BOX))
     planned = {query.id: sum(recipes.values()) * query.length for query in queries}
-    drawn = {name: guesses.drawn for name, guesses in everything.items()}
-    if drawn != planned:
-        yield f"expected so many drawn tokens as samples_by_recipe() says, {planned}, got {drawn}"
+    n_drawn = {name: guesses.drawn for name, guesses in everything.items()}
+    if n_drawn != planned:
+        yield f"expected so many drawn tokens as samples_by_recipe() says, {planned}, got {n_drawn}"
 
 
 def _guess_format_faults(
@@ -224,11 +226,11 @@ _nearly_equal = functools.partial(math.isclose, rel_tol=1e-4, abs_tol=1e-5)
 
 
 def _probe_contract_faults(probe: Probe) -> Iterator[str]:
-    model, asked = tiny_model(), make_subjects_for_probe(probe, tiny_model())
+    model, secrets = tiny_model(), make_subjects_for_probe(probe, tiny_model())
     target = model_for_probe(probe, model)
     for setting in (TEXT_ONLY, WHITE_BOX):
         try:
-            found = observe_by_id(probe, make_view(target, setting), asked)
+            observations = observe_by_id(probe, make_view(target, setting), secrets)
         except NotApplicable as why:
             if not str(why) or setting_gives_capabilities(probe.needs, setting):
                 yield (
@@ -241,31 +243,31 @@ def _probe_contract_faults(probe: Probe) -> Iterator[str]:
                 f"expected no observations in the setting {setting.name}, which lacks "
                 f"{', '.join(probe.needs)}"
             )
-        if set(found) != {secret.id for secret in asked}:
+        if set(observations) != {secret.id for secret in secrets}:
             yield (
                 "expected an observation of every secret, got none of "
-                f"{sorted({s.id for s in asked} - set(found))}"
+                f"{sorted({s.id for s in secrets} - set(observations))}"
             )
-        if len({frozenset(one.values) for one in found.values()}) != 1 or not all(
-            one.values for one in found.values()
+        if len({frozenset(one.values) for one in observations.values()}) != 1 or not all(
+            one.values for one in observations.values()
         ):
             yield "expected the same numbers of every secret, at least one"
-        if any(math.isnan(value) for one in found.values() for value in one.values.values()):
+        if any(math.isnan(value) for one in observations.values() for value in one.values.values()):
             yield "expected numbers, got NaN"
-    everything = observe_by_id(probe, make_view(target, WHITE_BOX), asked)
+    everything = observe_by_id(probe, make_view(target, WHITE_BOX), secrets)
     for batch_size in (1, 2):
-        for name, one in observe_by_id(
-            probe, make_view(target, WHITE_BOX, batch_size=batch_size), asked[3:7]
+        for name, observation in observe_by_id(
+            probe, make_view(target, WHITE_BOX, batch_size=batch_size), secrets[3:7]
         ).items():
             if any(
                 not _nearly_equal(value, everything[name].values[key])
-                for key, value in one.values.items()
+                for key, value in observation.values.items()
             ):
                 yield (
                     f"expected what is seen of {name} to depend on it alone; in batches of "
                     f"{batch_size} it does not"
                 )
-    yield from _measurement_faults(probe, make_view(target, WHITE_BOX), asked, everything)
+    yield from _measurement_faults(probe, make_view(target, WHITE_BOX), secrets, everything)
 
 
 def _measurement_faults(
@@ -282,11 +284,11 @@ def _measurement_faults(
     measured = probe.measurements(secrets, completed)
     if not measured or len({one.name for one in measured}) != len(measured):
         yield f"expected measurements, each name once, got {[one.name for one in measured]}"
-    for one in measured:
+    for m in measured:
         # some numbers have no interval that holds
-        bounded = not (math.isnan(one.low) and math.isnan(one.high))
-        if (bounded and not one.low <= one.value <= one.high) or one.n < 1:
-            yield f"expected {one.name} in its interval, of at least one secret, got {one}"
+        bounded = not (math.isnan(m.low) and math.isnan(m.high))
+        if (bounded and not m.low <= m.value <= m.high) or m.n < 1:
+            yield f"expected {m.name} in its interval, of at least one secret, got {m}"
     if not all(probe.notes(secrets, completed)):
         yield "expected notes that say something, got an empty one"
 
@@ -309,17 +311,17 @@ def _defense_contract_faults(defense: Defense) -> Iterator[str]:
     if from_json(type(first), json.loads(json.dumps(to_json(first)))) != first:
         yield "expected a claim that JSON can hold"
     for relation, most in first.epsilon.items():
-        spent = [claim.spent_epsilon[relation] for claim in claims if claim]
+        n_tokens = [claim.spent_epsilon[relation] for claim in claims if claim]
         if first.queries is None:
-            if set(spent) != {most}:
+            if set(n_tokens) != {most}:
                 yield (
                     "expected all of epsilon to be spent in training, as queries cost nothing, "
-                    f"got {spent}"
+                    f"got {n_tokens}"
                 )
-        elif spent != sorted(spent) or spent[0] != 0 or spent[-1] > most * (1 + 1e-9):
+        elif n_tokens != sorted(n_tokens) or n_tokens[0] != 0 or n_tokens[-1] > most * (1 + 1e-9):
             yield (
                 f"expected more queries to spend more of {relation}, from 0 to at most {most}, "
-                f"got {spent}"
+                f"got {n_tokens}"
             )
 
 
@@ -328,18 +330,20 @@ def _model_contract_faults(model: LanguageModel) -> Iterator[str]:
     prefix = torch.tensor([[1, 2, 3]], device=model.device)
     if "draw" in model.capabilities:
         noise = draw_secret_uniforms(20, 3, 0)[None]
-        (drawn,) = sample_candidates(model, prefix, 3, ANCESTRAL, noise, distribution=False)
-        if drawn.suffixes.shape[1] != 3 or int(drawn.counts.sum()) != 20:
+        (candidates,) = sample_candidates(model, prefix, 3, ANCESTRAL, noise, distribution=False)
+        if candidates.suffixes.shape[1] != 3 or int(candidates.counts.sum()) != 20:
             yield (
-                f"expected 20 samples of 3 tokens, got {int(drawn.counts.sum())} of "
-                f"{drawn.suffixes.shape[1]}"
+                f"expected 20 samples of 3 tokens, got {int(candidates.counts.sum())} of "
+                f"{candidates.suffixes.shape[1]}"
             )
     if "embeddings" in model.capabilities:
         prompt = model.embedding_rows(2).requires_grad_(True)
-        found = model.tuning_log_probs(prefix, 1, prompt, torch.Generator().manual_seed(0))[0, 0, 5]
+        log_prob = model.tuning_log_probs(prefix, 1, prompt, torch.Generator().manual_seed(0))[
+            0, 0, 5
+        ]
         slope = (
-            torch.autograd.grad(found, prompt, allow_unused=True)[0]
-            if found.requires_grad
+            torch.autograd.grad(log_prob, prompt, allow_unused=True)[0]
+            if log_prob.requires_grad
             else None
         )
         if slope is None or not bool(slope.any()):
@@ -445,7 +449,7 @@ def fit_and_guess(attack: Attack, view: View, queries: Sequence[Query]) -> dict[
 def make_test_secrets(model: LanguageModel) -> list[Secret]:
     """Members and non-members of two lengths; half of the suffixes are drawn from the model, half
     are not."""
-    found = []
+    test_secrets = []
     for i, query in enumerate(random_queries(12)):
         suffix = query.prefix[: query.length]
         if i % 4 < 2:
@@ -453,15 +457,17 @@ def make_test_secrets(model: LanguageModel) -> list[Secret]:
                 torch.tensor([query.prefix]),
                 draw_secret_uniforms(1, query.length, i)[None],
             )
-            (drawn,) = sample_candidates(model, prefix, query.length, Decoding(top_p=0.7), noise)
-            suffix = tuple(drawn.suffixes[0].tolist())
+            (candidates,) = sample_candidates(
+                model, prefix, query.length, Decoding(top_p=0.7), noise
+            )
+            suffix = tuple(candidates.suffixes[0].tolist())
         texts = [TwoLetterTokenizer().decode(tokens) for tokens in (query.prefix, suffix)]
         ends = tuple(range(2, len(texts[1]) + 1, 2))
         marks = tuple(("word", texts[1][i - 2 : i]) for i in ends if texts[1][i - 2] == "A")
         wording = Wording(texts[0], texts[1], ends, marks=marks)
-        one = Secret(query.id, query.prefix, suffix, 1 + i % 2, i % 3 > 0, wording=wording)
-        found.append(one)
-    return found
+        secret = Secret(query.id, query.prefix, suffix, 1 + i % 2, i % 3 > 0, wording=wording)
+        test_secrets.append(secret)
+    return test_secrets
 
 
 def make_exposure_test_canaries() -> list[Secret]:
@@ -537,16 +543,24 @@ def observe_by_id(probe: Probe, view: View, secrets: Sequence[Secret]) -> dict[s
 def make_tiny_scenario() -> Scenario:
     """All that a defense may need, of tiny models."""
     target = tiny_model()
-    held = ModelEnsemble(target, [tiny_model(seed) for seed in (1, 2)])
+    ensemble = ModelEnsemble(target, [tiny_model(seed) for seed in (1, 2)])
     given = [(f"q{i}", query.prefix) for i, query in enumerate(random_queries())]
     prompts = tuple(
         Prompt(name, prefix, (*prefix, 7, 8) if i % 3 else ())
         for i, (name, prefix) in enumerate(given)
     )
     corpus = [query.prefix * 4 for query in random_queries()]
-    trained, whole = TrainedModel(tiny_model(3), _PROMISE), tiny_model(4)
+    trained, whole_model = TrainedModel(tiny_model(3), _PROMISE), tiny_model(4)
     return Scenario(
-        target, target, held, 60, 4, trained=trained, whole=whole, prompts=prompts, corpus=corpus
+        target,
+        target,
+        ensemble,
+        60,
+        4,
+        trained=trained,
+        whole=whole_model,
+        prompts=prompts,
+        corpus=corpus,
     )
 
 

@@ -119,9 +119,9 @@ class InvisibleInk(Defense):
 
     def protect(self, scenario: Scenario) -> LanguageModel:
         ink = self._clip_and_decoding_parameters(scenario)
-        held = _record_batch_ensemble(scenario, self.batch)
+        ensemble = _record_batch_ensemble(scenario, self.batch)
         return InvisibleInkModel(
-            held, ink, "InvisibleInk", InkLogRatioRange.from_ink_options(ink, self.batch)
+            ensemble, ink, "InvisibleInk", InkLogRatioRange.from_ink_options(ink, self.batch)
         )
 
     def fixed_token_budget(self, scenario: Scenario) -> QueryBudget | None:
@@ -133,7 +133,7 @@ class InvisibleInk(Defense):
 
     def remarks(self, scenario: Scenario) -> tuple[str, ...]:
         batches = deal_records_into_context_batches(scenario, self.batch)
-        said = [
+        sentences = [
             f"{len(batches.records)} batches of {self.batch} private records, read in the context "
             "of the public model: each is asked about its own records, and T counts the tokens of "
             "one batch"
@@ -143,17 +143,17 @@ class InvisibleInk(Defense):
             prompt.record not in batches.records[batches.asked[prompt.given]] for prompt in private
         )
         if elsewhere:
-            said.append(
+            sentences.append(
                 f"{elsewhere} records share their prefix with one of another batch, whose model "
                 "answers: what is extracted of them is a lower bound"
             )
         if not self.queries and not scenario.queries:
-            said.append(
+            sentences.append(
                 "no attack here draws tokens inside the claim, so epsilon is spent on one token "
                 "and records weigh more than in service: give -D invisible-ink.queries=N, or add "
                 "an attack that draws"
             )
-        return tuple(said)
+        return tuple(sentences)
 
     def cause_chain(self) -> tuple[Cause, ...]:
         in_context = "records are read in a context, and nothing is trained on them"
@@ -304,14 +304,14 @@ def deal_records_into_context_batches(scenario: Scenario, size: int) -> InContex
         )
     batches = tuple(tuple(records[i : i + size]) for i in range(0, len(records), size))
     where = {record: i for i, batch in enumerate(batches) for record in batch}
-    asked: dict[tuple[int, ...], int] = {}
+    batch_by_beginning: dict[tuple[int, ...], int] = {}
     for prompt in scenario.prompts:
         if prompt.record:
             # one prefix, one batch: the first record's answers
-            asked.setdefault(prompt.given, where[prompt.record])
+            batch_by_beginning.setdefault(prompt.given, where[prompt.record])
     for i, prompt in enumerate(prompt for prompt in scenario.prompts if not prompt.record):
-        asked.setdefault(prompt.given, i % len(batches))
-    return InContextRecordBatches(batches, size, asked)
+        batch_by_beginning.setdefault(prompt.given, i % len(batches))
+    return InContextRecordBatches(batches, size, batch_by_beginning)
 
 
 def _record_batch_ensemble(scenario: Scenario, size: int) -> InContextEnsemble:
@@ -393,15 +393,16 @@ class InvisibleInkModel(WrappingModel):
         if order < 2:
             raise AuditError(f"expected order >= 2, got {order}")
         distributions = self._public_and_member_distributions(contexts, last)[:, at]
-        own = self.released_token_distribution(distributions).unsqueeze(-2).cpu().numpy()
+        released = self.released_token_distribution(distributions).unsqueeze(-2).cpu().numpy()
         checks = []
         for relation in _RELATIONS:
             other = self._neighbour_token_distributions(relation, distributions).cpu().numpy()
-            realised = torch.from_numpy(compute_two_sided_renyi(own, other, order))
+            realised = torch.from_numpy(compute_two_sided_renyi(released, other, order))
             # Largest log-ratio less smallest: the larger ones of both directions, one after the
             # other.
             ranges = torch.from_numpy(
-                realised_renyi(own, other, math.inf) + realised_renyi(other, own, math.inf)
+                realised_renyi(released, other, math.inf)
+                + realised_renyi(other, released, math.inf)
             )
             # rho-zCDP: D_a <= rho a at every order a (Bun and Steinke 2016, Definition 1.1).
             checks += [
@@ -437,8 +438,8 @@ class InvisibleInkModel(WrappingModel):
 
     def row_bytes(self, positions: int, distribution: bool = True) -> int:
         # In every part a record may stand before the text.
-        own = self.held.public.row_bytes(positions + self.longest)
-        return self.parts * own + super().row_bytes(positions)
+        model_bytes = self.held.public.row_bytes(positions + self.longest)
+        return self.parts * model_bytes + super().row_bytes(positions)
 
 
 class _InkRows(WrappingRows):
@@ -473,10 +474,10 @@ class _InkRows(WrappingRows):
             raise AuditError(
                 f"expected ancestral decoding, got {decoding}: InvisibleInk's claim covers no other"
             )
-        drawn, near = decoding.draw(self._own, row_of_draw, uniforms[:, 0])
+        draws, near = decoding.draw(self._own, row_of_draw, uniforms[:, 0])
         unpaid = (uniforms[:, 1] < 0).nonzero().squeeze(-1)
         if len(unpaid):
-            drawn[unpaid], near[unpaid] = decoding.draw(
+            draws[unpaid], near[unpaid] = decoding.draw(
                 self._public, row_of_draw[unpaid], uniforms[unpaid, 0]
             )
-        return drawn, near
+        return draws, near

@@ -199,7 +199,7 @@ class PMixed(Defense):
             relation = self.adjacency
             theorem = "formulas B2.5: Renyi composition of the capped forward projection"
         projection = self._make_projection(queries, ensemble.size)
-        whole = "" if n_shared or counts["unlisted_shards"] else ensemble.unit
+        unit = "" if n_shared or counts["unlisted_shards"] else ensemble.unit
 
         def compute_epsilon(tokens: int) -> dict[str, float]:
             # A record in two shards changes two members, and no theorem here covers two.
@@ -211,7 +211,7 @@ class PMixed(Defense):
             epsilon=compute_epsilon(queries),
             delta=self.delta,
             relation=relation,
-            unit=f"shard of whole {whole}s" if whole else "shard",
+            unit=f"shard of whole {unit}s" if unit else "shard",
             queries=queries,
             theorem=theorem,
             status=self._describe_claim_status(n_shared),
@@ -219,7 +219,7 @@ class PMixed(Defense):
             spent_queries=n_spent,
             spent_epsilon=compute_epsilon(n_spent),
             shard=True,
-            whole=whole,
+            whole=unit,
             details={
                 "members": float(ensemble.size),
                 "q": self.q,

@@ -197,10 +197,10 @@ class PMixedModel(WrappingModel):
         they are below q."""
         tokens = torch.tensor([text], device=self.device)
         inside = torch.from_numpy(uniforms < self.q).to(self.device)
-        asked = inside.any(0).nonzero().squeeze(-1)  # members of any subset: few of many
+        sampled_members = inside.any(0).nonzero().squeeze(-1)  # members of any subset: few of many
         # (tokens, asked members), as `weight` is.
-        inside = inside[:, asked]
-        parts = torch.cat([asked.new_zeros(1), 1 + asked])
+        inside = inside[:, sampled_members]
+        parts = torch.cat([sampled_members.new_zeros(1), 1 + sampled_members])
         # (tokens, parts, V)
         distributions = self.ensemble.distributions(tokens[:, :-1], parts, len(uniforms))[0]
         size, (at, member) = inside.sum(-1), inside.nonzero(as_tuple=True)
@@ -210,8 +210,8 @@ class PMixedModel(WrappingModel):
             distributions[at, 1 + member], distributions[at, 0], radii
         )
         weight[at, member] = own_weight / size[at]
-        own = tokens[0, len(text) - len(uniforms) :, None, None].expand(-1, len(parts), 1)
-        p = distributions.gather(-1, own).squeeze(-1).double().exp()
+        targets = tokens[0, len(text) - len(uniforms) :, None, None].expand(-1, len(parts), 1)
+        p = distributions.gather(-1, targets).squeeze(-1).double().exp()
         mixed = (weight * p[:, 1:]).sum(-1) + (1 - weight.sum(-1)) * p[:, 0]
         return float(-torch.log(mixed).sum())
 
@@ -237,7 +237,7 @@ class PMixedModel(WrappingModel):
                 f"{order}"
             )
         distributions = self._public_and_member_distributions(contexts, last, at)
-        own = _compute_float64_member_probabilities(
+        released = _compute_float64_member_probabilities(
             self.released_token_distribution(distributions)
         )[..., None, :]
         exact, checks = _compute_float64_member_probabilities(distributions), []
@@ -247,7 +247,7 @@ class PMixedModel(WrappingModel):
                     neighbours = np.log(
                         self._neighbour_token_distributions(adjacency, distributions)
                     )
-                    realised = compute_two_sided_renyi(np.log(own), neighbours, k)
+                    realised = compute_two_sided_renyi(np.log(released), neighbours, k)
                 checks.append(DivergenceCheck(adjacency, k, claimed, torch.from_numpy(realised)))
         by_size = _tabulate_mixing_weights(self.projection, distributions)
         return [
@@ -314,10 +314,10 @@ class PMixedModel(WrappingModel):
         return {} if self.promise is None else self.ensemble.count_shard_overlaps()
 
     def row_bytes(self, positions: int, distribution: bool = True) -> int:
-        own = self.ensemble.public.row_bytes(positions)
+        model_bytes = self.ensemble.public.row_bytes(positions)
         if not distribution:  # a draw asks one member at most
-            return 2 * own
-        return self.parts * own + super().row_bytes(positions)
+            return 2 * model_bytes
+        return self.parts * model_bytes + super().row_bytes(positions)
 
 
 def list_neighbour_parts(relation: str, index: int, size: int) -> list[int]:
@@ -427,15 +427,17 @@ class _PMixedDrawRows(Rows):
         size = torch.searchsorted(
             model.size_cdf, uniforms[:, 1].contiguous(), right=True
         ).clamp_max(model.parts - 1)
-        drawn, near = decoding.draw(distribution, row_of_draw, uniforms[:, 0])
+        draws, near = decoding.draw(distribution, row_of_draw, uniforms[:, 0])
         private = (size > 0).nonzero().squeeze(-1)
         if len(private):
             # A uniform is 1 - 2^-53 at most: times N it is below N, however it is rounded.
             member = 1 + (uniforms[private, 2] * model.ensemble.size).long()
             like = model.like_size[size[private]]
             # (row, member, size) as one number.
-            asked = (row_of_draw[private] * model.parts + member) * model.parts + like
-            distinct, each = torch.unique(asked, return_inverse=True)  # mixed once for all draws
+            combinations = (row_of_draw[private] * model.parts + member) * model.parts + like
+            distinct, combination_index = torch.unique(
+                combinations, return_inverse=True
+            )  # mixed once for all draws
             pairs, like = distinct // model.parts, distinct % model.parts
             rows, members = pairs // model.parts, pairs % model.parts
             log_p0 = distribution[rows]
@@ -446,5 +448,7 @@ class _PMixedDrawRows(Rows):
                 .unsqueeze(-1)
             )
             mixture = torch.log(weight * log_p.exp() + (1 - weight) * log_p0.exp())
-            drawn[private], near[private] = decoding.draw(mixture, each, uniforms[private, 0])
-        return drawn, near
+            draws[private], near[private] = decoding.draw(
+                mixture, combination_index, uniforms[private, 0]
+            )
+        return draws, near

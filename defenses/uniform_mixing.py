@@ -436,16 +436,18 @@ def mix_public_top_k(
     The other tokens have probability 0; with `tail`, the public one, and those of the top-k share
     the rest.
     """
-    kept = _find_public_top_k(public, top_k)
-    inside = distribution.gather(-1, kept)
+    top_tokens = _find_public_top_k(public, top_k)
+    inside = distribution.gather(-1, top_tokens)
     nowhere = (inside == -math.inf).all(-1, keepdim=True)
     inside = inside.masked_fill(nowhere, 0.0).log_softmax(-1)  # no mass on the support: uniform
     mixed = mix_uniform(inside, weight, top_k)
     if not tail:
-        return torch.full_like(distribution, -math.inf).scatter(-1, kept, mixed)
+        return torch.full_like(distribution, -math.inf).scatter(-1, top_tokens, mixed)
     # On the top-k its public mass P0(S) times the mixture: that factor is the same for both
     # neighbours.
-    return public.scatter(-1, kept, mixed + public.gather(-1, kept).logsumexp(-1, keepdim=True))
+    return public.scatter(
+        -1, top_tokens, mixed + public.gather(-1, top_tokens).logsumexp(-1, keepdim=True)
+    )
 
 
 def _find_public_top_k(public: Tensor, top_k: int) -> Tensor:

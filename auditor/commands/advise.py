@@ -49,10 +49,10 @@ def advise(
         secret_details.read_secret_details(folder),
     )
     # quoted: the advice ends in commands that are pasted into a shell
-    found = advice.list_advice(result, details, shlex.quote(str(folder)))
-    for one in found:
-        typer.echo(escaping.make_printable_line(one.line))
-    if not found:
+    items = advice.list_advice(result, details, shlex.quote(str(folder)))
+    for item in items:
+        typer.echo(escaping.make_printable_line(item.line))
+    if not items:
         typer.echo("nothing can be advised: nothing was measured")
 
 

@@ -155,11 +155,11 @@ def make(
     """
     from auditor.benchmarks.canaries import exposure_canaries, manifests
 
-    own, of_audit = options.list_given_flags(exposure), options.list_given_flags(coins)
+    sizes_given, of_audit = options.list_given_flags(exposure), options.list_given_flags(coins)
     if of_audit:
-        if own:
+        if sizes_given:
             raise AuditError(
-                f"expected {_format_typed_flags(own)} without "
+                f"expected {_format_typed_flags(sizes_given)} without "
                 f"{_format_typed_flags(of_audit)}: canaries are for one or the other"
             )
         _write_audit_canaries(
@@ -169,7 +169,7 @@ def make(
     if out is None:
         raise AuditError("expected -o, a manifest to write, got none")
     lists = dict(_read_named_word_list_flag(item) for item in exposure.list_ or [])
-    sizes = {name: own[name] for name in ("each", "controls") if name in own}
+    sizes = {name: sizes_given[name] for name in ("each", "controls") if name in sizes_given}
     formats = exposure.format or ["My ID is {digits:6}"]
     many = _parse_insertion_counts_flag("1,2,4,8,16" if counts is None else counts)
     manifest = exposure_canaries.make_exposure_canary_manifest(
@@ -177,8 +177,10 @@ def make(
     )
     manifests.write_canary_manifest(out, manifest)
     copies = len(manifest.canary_copies_to_insert())
-    made = format_count(len(manifest.canaries), "canary", "canaries")
-    typer.echo(f"manifest: {out} ({made}, {format_count(copies, 'copy', 'copies')} to insert)")
+    canaries_text = format_count(len(manifest.canaries), "canary", "canaries")
+    typer.echo(
+        f"manifest: {out} ({canaries_text}, {format_count(copies, 'copy', 'copies')} to insert)"
+    )
 
 
 def _write_audit_canaries(
@@ -353,15 +355,15 @@ def score(
     from auditor.runs import canary_scores
 
     with console.open_progress_terminal() as reporter:
-        how = LoadingOptions(**loading)
+        loading_options = LoadingOptions(**loading)
         scores = canary_scores.score_canaries(
-            manifest, model, reporter, loading=how, **options.list_given_flags(flags)
+            manifest, model, reporter, loading=loading_options, **options.list_given_flags(flags)
         )
     if as_json:
         typer.echo(json.dumps(to_json(scores), indent=1))
         return
-    for one in scores:
-        console.print_table(_build_exposure_table(one))
+    for target_scores in scores:
+        console.print_table(_build_exposure_table(target_scores))
 
 
 for command in (make, insert, extend, score):

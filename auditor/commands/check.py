@@ -128,13 +128,13 @@ def check(
         _check_minutes(minutes)
         _resume_check(resume, begun, minutes)
         return
-    beside = {
+    check_options = {
         "--nonmembers": nonmembers,
         "--base": base,
         "--template": template != AUTO,
         "--deep": deep,
     }
-    _check_options_together(model, data, beside, minutes)
+    _check_options_together(model, data, check_options, minutes)
     console.silence_libraries()
     from auditor.runs import cost, estimate, quick_check
     from auditor.runs.sweep_cache import SweepCache
@@ -160,8 +160,8 @@ def check(
         if deep:
             plan = quick_check.build_slow_plan(plan)
             started = console.seconds_since_start()
-            found = estimate.estimate_run_cost(plan, reporter, shared=shared, starting=started)
-            console.print_table(cost.run_cost_estimate_table(found))
+            estimated = estimate.estimate_run_cost(plan, reporter, shared=shared, starting=started)
+            console.print_table(cost.run_cost_estimate_table(estimated))
         else:
             plan, limits = quick_check.prepare_check(plan, reporter, shared)
     given = [model, "--data", data, *(["--nonmembers", nonmembers] if nonmembers else [])]

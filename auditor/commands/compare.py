@@ -44,14 +44,16 @@ def compare(
     from auditor.reports.html import render_html_document
     from auditor.reports.markdown import render_markdown_document
 
-    found = comparing.compare_finished_runs([read_run(folder) for folder in folders], metric or [])
+    comparison = comparing.compare_finished_runs(
+        [read_run(folder) for folder in folders], metric or []
+    )
     out = Console()
-    for block in reports.build_terminal_blocks(found):
+    for block in reports.build_terminal_blocks(comparison):
         out.print(block)
-    document = reports.build_comparison_document(found)
+    document = reports.build_comparison_document(comparison)
     if markdown is not None:
         disk.replace_atomically(markdown, render_markdown_document(document))
     if html is not None:
         disk.replace_atomically(html, render_html_document(document))
     if csv is not None:
-        disk.replace_atomically(csv, reports.render_comparison_csv(found))
+        disk.replace_atomically(csv, reports.render_comparison_csv(comparison))

@@ -74,7 +74,7 @@ def dp_loop(
     from auditor.crash.trial import crash_test
     from auditor.reports.files import write_document
 
-    found = _load_dp_loop_training_function(script, function)
+    loop_function = _load_dp_loop_training_function(script, function)
     with (
         _kill_process_if_block_exceeds(
             60 * minutes + 30
@@ -84,7 +84,7 @@ def dp_loop(
         reporter.transient_progress_bar(),
     ):
         tested = crash_test(
-            _wrap_training_errors(found, script),
+            _wrap_training_errors(loop_function, script),
             minutes=minutes,
             seed=seed,
             tell=partial(reporter.progress, "trainings watched"),

@@ -40,8 +40,8 @@ def history(
 
     before = out.resolve()
     # runs/* may name the page
-    found = ordered([folder for folder in folders if folder.resolve() != before], by)
-    disk.replace_atomically(out, reports.render_history_page(found, out.parent))
-    for name, why in found.left_out:
-        typer.echo(f"left out: {name}: {why}")
+    run_history = ordered([folder for folder in folders if folder.resolve() != before], by)
+    disk.replace_atomically(out, reports.render_history_page(run_history, out.parent))
+    for name, reason in run_history.left_out:
+        typer.echo(f"left out: {name}: {reason}")
     typer.echo(out)

@@ -45,15 +45,15 @@ def list_plugins(
         from auditor.plugins import registry
 
         options.load_plugin_files(plugin)
-        found: listing.Found = registry.list_plugin_classes()
+        classes: listing.Found = registry.list_plugin_classes()
     else:
-        found = load_plugin_classes(console.silence_libraries)
+        classes = load_plugin_classes(console.silence_libraries)
     out = Console()
     # of a pipe rich says 80 columns: there a line stays whole, for grep
     width = out.width if out.is_terminal else None
     for line in (
-        listing.list_overview_lines(found, width)
+        listing.list_overview_lines(classes, width)
         if name is None
-        else listing.list_detail_lines(found, name)
+        else listing.list_detail_lines(classes, name)
     ):
         out.print(line, soft_wrap=name is None or width is None)

@@ -77,22 +77,22 @@ def mitigate(
     place = folder.resolve()
     # --by goes into a file name: dp-sgd:8 has a colon, and a slash would lead elsewhere
     where = out or place.with_name(f"{place.name}-{re.sub('[^A-Za-z0-9.]+', '-', by)}")
-    given = parse_plugin_options("-D", option or [], [by.partition(":")[0]])
+    parsed_options = parse_plugin_options("-D", option or [], [by.partition(":")[0]])
     # those of no name are of this training too; one that names it wins
-    own = {**given.get("", {}), **given.get(by.partition(":")[0], {})}
-    what = mitigation.plan_mitigation(
-        mitigation.MitigationOptions(place, by, where, own, train, data), run
+    plugin_options = {**parsed_options.get("", {}), **parsed_options.get(by.partition(":")[0], {})}
+    planned = mitigation.plan_mitigation(
+        mitigation.MitigationOptions(place, by, where, plugin_options, train, data), run
     )
     # both may be anybody's: the plan in the run folder, and the recipe beside its model
     allowed = options.RisksNamedOnCommandLine.from_plan_values(plan)
-    allowed.refuse_unnamed_risks(what.plan.map_field_values(), str(folder / "plan.json"))
-    if what.recipe is not None:
+    allowed.refuse_unnamed_risks(planned.plan.map_field_values(), str(folder / "plan.json"))
+    if planned.recipe is not None:
         asks = {
-            "plugin": what.recipe.plugin,
-            "trust_remote_code": what.recipe.loading.trust_remote_code,
+            "plugin": planned.recipe.plugin,
+            "trust_remote_code": planned.recipe.loading.trust_remote_code,
         }
-        allowed.refuse_unnamed_risks(asks, f"{what.plan.target.model}/training.json")
-    _print_mitigation(what, run)
+        allowed.refuse_unnamed_risks(asks, f"{planned.plan.target.model}/training.json")
+    _print_mitigation(planned, run)
 
 
 def _print_mitigation(plan: Mitigation, run: RunOutcomes) -> None:

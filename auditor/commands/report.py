@@ -52,15 +52,15 @@ def report(
             )
         _write_edpb_documents(folder, form)
         return
-    written = files.rewrite_run_reports(
+    paths = files.rewrite_run_reports(
         folder,
         None if baseline is None else compare_baseline_run(baseline, folder),
         reveal,
     )
     if markdown is not None:
         disk.replace_atomically(markdown, (folder / files.MARKDOWN).read_bytes())
-        written = (*written, markdown)
-    for path in written:
+        paths = (*paths, markdown)
+    for path in paths:
         typer.echo(path)
     if reveal:
         print_private_text_warning(folder)

@@ -131,8 +131,8 @@ def run(
     from auditor.records.folder import remove_latest_link
 
     allowed = options.RisksNamedOnCommandLine.from_plan_values(plan)
-    beside = set(plan) - {name for name, _ in allowed.named}
-    if resume is not None and (beside or options.list_given_flags(grid) or out is not None):
+    other_fields = set(plan) - {name for name, _ in allowed.named}
+    if resume is not None and (other_fields or options.list_given_flags(grid) or out is not None):
         raise AuditError(
             "--resume takes the plan from the run folder: give no other option with it, but those "
             "that must be named again, as --plugin and --base-url, where the plan asks for them"
@@ -145,26 +145,26 @@ def run(
     policy = None if single.gate is None else _read_gate_policy(single.gate, base)
     # imports a part of transformers, which takes a second: behind what is refused without it
     console.silence_libraries()
-    asked = (
+    requested = (
         _build_requested_plans(plan, grid)
         if resume is None
         else _reopen_requested_run(resume, allowed)
     )
-    if isinstance(asked, list):
-        for point in asked:  # a sweep may name more than the plan that it is of
+    if isinstance(requested, list):
+        for point in requested:  # a sweep may name more than the plan that it is of
             allowed.refuse_unnamed_risks(point.plan, point.name)
         # until and submission are fields of a plan, the others flags beside it
-        for name, why in _ONE_ONLY.items():
+        for name, reason in _ONE_ONLY.items():
             if name in options.list_given_flags(single) or any(
-                name in point.plan for point in asked
+                name in point.plan for point in requested
             ):
-                raise AuditError(why)
-        _print_grid_run(asked, out, resume, grid.config, verbose)
+                raise AuditError(reason)
+        _print_grid_run(requested, out, resume, grid.config, verbose)
         return
-    if single.estimate and isinstance(asked, Plan):
-        _print_cost_estimate(asked)
+    if single.estimate and isinstance(requested, Plan):
+        _print_cost_estimate(requested)
         return
-    folder = _run_restricted_plan(asked, out, (policy, base), single, verbose)
+    folder = _run_restricted_plan(requested, out, (policy, base), single, verbose)
     if policy is not None:
         outputs = gates.GateOutputFlags(junit=folder / "gate.xml", markdown=folder / "gate.md")
         code = gates.print_run_judgement(folder, policy, base, outputs)

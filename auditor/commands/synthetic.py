@@ -73,12 +73,12 @@ def synthetic(
     plan = released_text.build_release_plan(
         text, data, nonmembers, canaries, seed, console.get_command_line()
     )
-    held = released_text.read_released_text(plan, text)
+    release = released_text.read_released_text(plan, text)
     # after both are read: data that are refused leave no folder
     folder = RunFolder.create(out, f"released-{text.stem}", plan.to_json())
     with console.open_progress_terminal(verbose=False) as reporter:
         try:
-            result = released_text.audit_released_text(held, words, folder, reporter)
+            result = released_text.audit_released_text(release, words, folder, reporter)
             files.write_run_reports(folder.path, result, reveal)
         except (AuditError, OSError):
             folder.discard_if_empty()

@@ -118,7 +118,7 @@ def train(
 
     options.load_plugin_files(plan.get("plugin"))
     of_methods = parse_plugin_options("-D", option or [], list(registry.list_trainers()))
-    asked = training.TrainingRequest(
+    request = training.TrainingRequest(
         method=method,
         # options without the name of a method are of this one
         options=merge_plugin_options(method, of_methods, {}, list(of_methods.get("", {}))),
@@ -134,12 +134,12 @@ def train(
         **{name: plan[name] for name in ("template", "date", "seed") if name in plan},
         **options.list_given_flags(flags),
     )
-    again = f"the same command goes on from what is kept in {asked.out}"
+    again = f"the same command goes on from what is kept in {request.out}"
     with (
         console.open_progress_terminal(interrupted=again) as reporter,
         reporter.stage(f"train {method}"),
     ):
-        told = training.train_model_into_folder(asked, reporter.progress)
-    for sentence in told:
+        messages = training.train_model_into_folder(request, reporter.progress)
+    for sentence in messages:
         typer.echo(sentence)
     typer.echo(f"model: {flags.out}")

@@ -192,8 +192,8 @@ class Decoding:
             is_nucleus = log_share.exp() > max(self.top_p, 0.5)
             if is_nucleus.any():
                 n_rows = int(is_nucleus.sum())
-                ones = torch.ones(n_rows, 1, dtype=torch.float64, device=distribution.device)
-                yield pending[is_nucleus], token[is_nucleus].unsqueeze(-1), ones
+                unit_column = torch.ones(n_rows, 1, dtype=torch.float64, device=distribution.device)
+                yield pending[is_nucleus], token[is_nucleus].unsqueeze(-1), unit_column
                 pending = pending[~is_nucleus]
         scaled_total = self._compute_log_normaliser(distribution, pending, log_total)
         # Among twice top_k tokens, mostly all ties with the k-th are included.

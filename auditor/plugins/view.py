@@ -240,13 +240,13 @@ class View:
                     for query, candidates in zip(fresh, new_candidates, strict=True):
                         cache[query.id] = candidates
 
-            for some, _ in at_once.run_pieces_within_memory(len(batch_queries), find):
+            for places, _ in at_once.run_pieces_within_memory(len(batch_queries), find):
                 # A sampling batch may have several lengths; attacks receive one shape at a time.
                 for shape_indices in group_equal_shapes(
-                    [(len(query.prefix), query.length) for query in batch_queries[some]]
+                    [(len(query.prefix), query.length) for query in batch_queries[places]]
                 ):
                     yield [
-                        (batch_queries[some][i], cache[batch_queries[some][i].id])
+                        (batch_queries[places][i], cache[batch_queries[places][i].id])
                         for i in shape_indices
                     ]
 

@@ -310,9 +310,9 @@ def _compute_replaced_moment(j: int, radius: float, log_reach: float) -> float:
         return math.log(4) + _log_expm1(radius)
     # (f - f')_+ <= f; (h - h')_+ <= h_+ + h'_-, and Minkowski again
     norms = _log_expm1((j - 1) * radius) / j, _log_odd_moment_below_public(j, radius, log_reach) / j
-    above = min((j - 1) * radius, j * float(np.logaddexp(*norms)))
+    log_bound = min((j - 1) * radius, j * float(np.logaddexp(*norms)))
     # h and h' may change places: below 0 the bound is the same
-    return above if j % 2 else math.log(2) + above
+    return log_bound if j % 2 else math.log(2) + log_bound
 
 
 def _compute_add_remove_terms(alpha: int, q: float, radius: float, cap: float) -> list[_Terms]:

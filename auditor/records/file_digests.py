@@ -103,9 +103,10 @@ def check_model_files_unchanged(
                 "start anew"
             )
         return
-    for name, how in find_changed_files(recorded, now):
+    for name, change in find_changed_files(recorded, now):
         raise AuditError(
-            f"expected the weights that {description} was made with, but {name} {how} since: give "
+            f"expected the weights that {description} was made with, but {name} {change} since: "
+            "give "
             "a new "
             "folder"
         )

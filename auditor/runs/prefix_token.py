@@ -266,13 +266,13 @@ def _choose_likeliest_prefix_token(
         for prefix_token, mean in means.items()
         if prefix_token != best
     )
-    why = basis if best == default else f"the most likely of the {len(nll)} tried"
+    reason_text = basis if best == default else f"the most likely of the {len(nll)} tried"
     rivals_text = f"; {rivals}" if rivals else ""
     measured = (
         f"mean loss of {len(nll[best])} {description} with it: {means[best]} nats a token"
         f"{rivals_text}"
     )
-    return chosen(best, f"{why}; {measured}")
+    return chosen(best, f"{reason_text}; {measured}")
 
 
 def _compute_prefix_nlls(

@@ -112,8 +112,8 @@ def _find_pairs_sharing_a_piece(
             return None
         at = np.repeat(np.arange(len(texts)), counts)
         # Of each text the keys low:high, one after another.
-        which = np.arange(len(at)) + np.repeat(high - counts.cumsum(), counts)
-        places = index.list_places(end - begin, which)
+        selection = np.arange(len(at)) + np.repeat(high - counts.cumsum(), counts)
+        places = index.list_places(end - begin, selection)
         of = index.find_owners(places)
         is_near = abs(places - index.starts[of] - begin) <= limit
         is_near &= abs(lengths[of] - tokens.shape[1]) <= limit

@@ -26,9 +26,9 @@ def count_alternatives_above(
     """
     # Symmetric about the value: what rounding may have put before it is a tie as well.
     margin = tie_limit - nll
-    above = int((alternative_nlls < nll - margin).sum())
-    tied = int((alternative_nlls <= tie_limit).sum()) - above
-    return above, tied
+    n_above = int((alternative_nlls < nll - margin).sum())
+    tied = int((alternative_nlls <= tie_limit).sum()) - n_above
+    return n_above, tied
 
 
 def compute_rank_p_values(n_above: Floats, tied: Floats, alternatives: Floats) -> Floats:

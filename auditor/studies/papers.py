@@ -84,7 +84,7 @@ def load_paper(name: str) -> Paper:
     Raises AuditError with the nearest name for an unknown name.
     """
     if (Path(name) / _PAPER).is_file():
-        folder = Path(name)
+        folder: Path | None = Path(name)
     else:
         folder = find_bundled_paper_folders().get(name)
     if folder is None:
