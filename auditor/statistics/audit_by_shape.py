@@ -262,6 +262,32 @@ def bound_shape_epsilon(
     )
 
 
+def bound_shape_mu(m: int, right: Counts, level: float, copies: int = 1) -> tuple[float, float]:
+    """Return the two-sided interval of mu of one record, if canaries are independent and Gaussian.
+
+    Refuted from below and from above, each at half of the level, by how many of the surer half of
+    the guesses are right. The upper end is of these scores only: a better score may see more.
+    """
+    counts = list_guess_counts(m)
+    bounding = min(_BOUNDED_BY, len(counts) - 1)
+    r = counts[bounding]
+    v = right[bounding]
+    most = _find_least_refuted_noise(m, r, v, level / 2, GAUSSIAN)
+    low = 0.0
+    if most is not None:
+        low = 1 / (most * copies)
+
+    def leaks_more(noise: float) -> bool:
+        """P[as few right, or fewer] with this noise is below half of the level."""
+        return 1 - compute_canary_shape_p_value(m, r, v + 1, noise, GAUSSIAN) < level / 2
+
+    least = find_largest_passing_noise(leaks_more)
+    high = math.inf
+    if least is not None:
+        high = 1 / (least * copies)
+    return low, high
+
+
 def convert_shape_noise(noise: float, sampling: Sampling, delta: float) -> float:
     """Epsilon at delta of this shape."""
     distribution = compute_likelihood_ratio_distribution(noise, sampling)

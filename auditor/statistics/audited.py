@@ -27,7 +27,12 @@ from auditor.core.arrays import Bools
 from auditor.core.errors import AuditError
 from auditor.core.result import Audited, Measurement
 from auditor.statistics import games
-from auditor.statistics.audit_by_shape import GAUSSIAN, Sampling, bound_shape_epsilon
+from auditor.statistics.audit_by_shape import (
+    GAUSSIAN,
+    Sampling,
+    bound_shape_epsilon,
+    bound_shape_mu,
+)
 from auditor.statistics.bounds import LEVEL
 from auditor.statistics.distributions import compute_sign_test_p_value
 from auditor.statistics.one_run import (
@@ -308,6 +313,12 @@ def audit_measurements(audits: Sequence[Audited]) -> list[Measurement]:
         note = (
             f"one-sided, {1 - a.level:.0%}; at delta {a.delta:g}, {a.relation}, by {a.unit}{times}"
         )
+        if a.estimator == SHAPE and a.sampling == GAUSSIAN:
+            low, high = bound_shape_mu(a.canaries, a.rights, a.level, a.copies)
+            note += (
+                f"; of a Gaussian mechanism and these scores, μ is {low:.2f} to {high:.2f} "
+                f"({1 - a.level:.0%}, two-sided)"
+            )
         measurements.append(
             Measurement(
                 METRICS[a.estimator],

@@ -14,9 +14,11 @@ from auditor.privacy.gaussian import compute_pld_epsilon
 from auditor.statistics.audit_by_shape import (
     GAUSSIAN,
     bound_shape_epsilon,
+    bound_shape_mu,
     compute_canary_shape_p_value,
     compute_likelihood_ratio_distribution,
 )
+from auditor.statistics.audited import count_right_guesses
 from auditor.statistics.one_run import (
     compute_gaussian_delta,
     compute_gaussian_epsilon,
@@ -86,3 +88,31 @@ def test_a_shape_that_the_surest_contradict_is_none() -> None:
         bound_shape_epsilon(1000, tuple(int(0.9 * r) for r in list_guess_counts(1000)), 1e-5) == 0
     )
     assert bound_shape_epsilon(1000, list_guess_counts(1000), 1e-5) > 10
+
+
+@pytest.mark.parametrize(("mu", "copies"), [(0.5, 1), (2.0, 1), (2.0, 4)])
+def test_the_interval_of_mu_covers(mu: float, copies: int) -> None:
+    """Audits of a Gaussian mechanism: of a group of copies mu is so many times one record's."""
+    rng, m, audits = np.random.default_rng(0), 200, 120
+    intervals = []
+    for _ in range(audits):
+        coins = rng.random(m) < 0.5
+        right = count_right_guesses(mu * coins + rng.normal(size=m), coins)
+        intervals.append(bound_shape_mu(m, right, 0.05, copies))
+    low, high = np.array(intervals).T
+    covered = ((low <= mu / copies) & (mu / copies <= high)).mean()
+    # binomial: 4 deviations of 120 audits; informative: the median width
+    assert covered >= 0.95 - 4 * math.sqrt(0.05 * 0.95 / audits)
+    assert np.median(high - low) < 1.4 / copies
+
+
+def test_mu_is_unbounded_if_every_guess_is_right() -> None:
+    low, high = bound_shape_mu(100, list_guess_counts(100), 0.05)
+    assert 0 < low < high == math.inf
+    # all right is as unlikely as half of the level, to a step of the search
+    refuted, next_noise = (
+        compute_canary_shape_p_value(100, 50, 50, noise, GAUSSIAN)
+        for noise in (1 / low, 1 / low / 1.005)
+    )
+    assert refuted < 0.025 <= next_noise
+    assert bound_shape_mu(100, tuple(r // 2 for r in list_guess_counts(100)), 0.05)[0] == 0
