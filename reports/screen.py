@@ -292,9 +292,10 @@ def _format_nonmember_baseline(result: AuditResult, signals: Sequence[LeakSignal
     titles = {f.cell_key: f"{f.attack}{greedily[f.decodes_greedily]}" for f in result.findings}
     attacks = ", ".join(dict.fromkeys(name for key, name in titles.items() if key in used))
     method = f"(attack {attacks}; 95% intervals)" if attacks else "(95% intervals)"
-    n_tokens = result.plan.get("suffix_length")
+    length = ""
     # Short suffixes are extracted of untrained text too, at a rate that depends on their length.
-    length = f" (suffixes of {n_tokens} tokens)" if n_tokens else ""
+    if n_tokens := result.plan.get("suffix_length"):
+        length = f" (suffixes of {n_tokens} tokens)"
     floors = [(s.target, s.baseline) for s in signals if isinstance(s.baseline, Measurement)]
     highest = {
         target: max((m for t, m in floors if t == target), key=lambda m: m.value)
