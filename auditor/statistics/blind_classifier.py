@@ -18,10 +18,6 @@ from scipy.sparse import csr_array, hstack
 from auditor.core.arrays import Bools, Floats, Ints
 from auditor.core.nouns import Secret, Tokens
 from auditor.statistics.judging import compute_near_verbatim_limit
-from auditor.statistics.logistic_regression import (
-    assign_stratified_folds,
-    fit_logistic_regression,
-)
 from auditor.statistics.near_pairs import (
     index_pairs_within_edit_limits,
     label_connected_texts,
@@ -114,6 +110,8 @@ def score_membership_blindly(
     lengths: (texts, k) further sizes of each text, as many of all. NaN where there are too few
     groups to fold.
     """
+    from sklearn.feature_extraction.text import TfidfTransformer
+
     counts = [len(text) for text in texts]
     sizes = np.log1p(np.column_stack([counts, lengths]))
     words, of = np.unique([token for text in texts for token in text], return_inverse=True)
@@ -121,10 +119,7 @@ def score_membership_blindly(
     # how often each word is in each text
     bag = csr_array((np.ones(len(at)), (at, of)), shape=(len(texts), len(words)))
     # Weights of words by how rare they are come from all texts: they tell no label.
-    rarity = 1 + np.log((len(texts) + 1) / (np.bincount(bag.indices, minlength=len(words)) + 1))
-    bag.data = (1 + np.log(bag.data)) * rarity[bag.indices]
-    norms = np.sqrt(bag.multiply(bag).sum(1))
-    bag.data /= np.repeat(norms, np.diff(bag.indptr))
+    bag = TfidfTransformer(sublinear_tf=True).fit_transform(bag)
     return _predict_cross_fitted_log_odds(
         hstack([bag, csr_array(_standardise_columns(sizes))], format="csr"), member, group
     )
@@ -144,18 +139,22 @@ def _predict_cross_fitted_log_odds(
     member: Bools,
     group: Ints,
 ) -> Floats:
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.model_selection import StratifiedGroupKFold
+
     folds = count_cross_fit_folds(member, group)
     log_odds = np.full(len(member), np.nan)
     if folds < 2:
         return log_odds
-    record_folds = assign_stratified_folds(member, group, folds)
-    for fold in range(folds):
-        scored = record_folds == fold
-        # One class only cannot be fitted.
-        if len(np.unique(member[~scored])) < 2:
+    split = StratifiedGroupKFold(folds, shuffle=True, random_state=0).split(features, member, group)
+    for known, scored in split:
+        # scikit-learn refuses to fit one class alone.
+        if member[known].all() or not member[known].any():
             return np.full(len(member), np.nan)
-        weights, intercept = fit_logistic_regression(features[~scored], member[~scored])
-        log_odds[scored] = features[scored] @ weights + intercept
+        fitted = LogisticRegression(class_weight="balanced", max_iter=1000).fit(
+            features[known], member[known]
+        )
+        log_odds[scored] = fitted.decision_function(features[scored])
     return log_odds
 
 

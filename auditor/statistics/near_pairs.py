@@ -72,18 +72,14 @@ def group_texts_within_edit_limits(texts: Sequence[Tokens], limits: Sequence[int
 
 def label_connected_texts(n_texts: int, pairs: Iterable[tuple[Ints, Ints]]) -> Ints:
     """Return the (texts,) group of each text, numbered from 0 in the order of their first texts."""
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
     # Each text is connected with itself; the arrays are never empty.
     self_pairs = np.arange(n_texts)
     at, of = (np.concatenate(side) for side in zip((self_pairs, self_pairs), *pairs, strict=True))
-    label = self_pairs
-    while True:
-        smaller = label.copy()
-        np.minimum.at(smaller, label[at], label[of])
-        np.minimum.at(smaller, label[of], label[at])
-        smaller = smaller[smaller]
-        if np.array_equal(smaller, label):
-            return np.unique(label, return_inverse=True)[1].astype(np.int64)
-        label = smaller
+    related = coo_array((np.ones(len(at), dtype=bool), (at, of)), shape=(n_texts, n_texts))
+    return np.asarray(connected_components(related, directed=False)[1], dtype=np.int64)
 
 
 def _group_positions(keys: Sequence[Any]) -> Mapping[Any, Ints]:
