@@ -218,7 +218,9 @@ def open_prepared_audit(
 
     models = {"model": model, "public": public, "reference": reference}
     live_objects = {
-        name: one for name, one in models.items() if live_models.is_live_model(name, one)
+        name: argument
+        for name, argument in models.items()
+        if live_models.is_live_model(name, argument)
     }
     if isinstance(tokenizer, (str, Path)):  # of a model behind an API, which the plan sees to
         plan = {**plan, "tokenizer": tokenizer}
@@ -230,11 +232,13 @@ def open_prepared_audit(
         # first: wrapping a model freezes its parameters and leaves it in eval mode
         stack.enter_context(live_models.restore_training_state(*live_objects.values()))
         live = {
-            name: live_models.wrap_live_model(one, tokenizer) for name, one in live_objects.items()
+            name: live_models.wrap_live_model(argument, tokenizer)
+            for name, argument in live_objects.items()
         }
         # a plan is written as JSON: paths as texts
         values: dict[str, Any] = {
-            name: str(one) if isinstance(one, Path) else one for name, one in plan.items()
+            name: str(argument) if isinstance(argument, Path) else argument
+            for name, argument in plan.items()
         }
         values |= {
             "data": data,
@@ -242,8 +246,14 @@ def open_prepared_audit(
             **_read_live_placement(live),
         }
         values |= stack.enter_context(_open_row_files({name: values.get(name) for name in _ROWS}))
-        values |= {name: str(one) for name, one in models.items() if isinstance(one, (str, Path))}
-        values |= {name: live_models.name_live_model(one) for name, one in live_objects.items()}
+        values |= {
+            name: str(argument)
+            for name, argument in models.items()
+            if isinstance(argument, (str, Path))
+        }
+        values |= {
+            name: live_models.name_live_model(argument) for name, argument in live_objects.items()
+        }
         for kind, plugins in (("attack", attacks), ("defense", defenses)):
             values[kind], values[f"{kind}_options"] = _split_plugin_arguments(
                 kind, plugins, values.get(f"{kind}_options") or {}
@@ -253,7 +263,9 @@ def open_prepared_audit(
         checked_plan = make_plan({}, values)
         fields = {**plan, "data": data}
         rows = {
-            name: one for name, one in fields.items() if name in _ROWS and _is_memory_argument(one)
+            name: argument
+            for name, argument in fields.items()
+            if name in _ROWS and _is_memory_argument(argument)
         }
         objects = {
             **live_objects,
@@ -262,7 +274,7 @@ def open_prepared_audit(
         }
         # kept in the plan: objects cannot be read back, so that to resume this folder is refused
         checked_plan = dataclasses.replace(
-            checked_plan, objects={role: name_class(one) for role, one in objects.items()}
+            checked_plan, objects={role: name_class(argument) for role, argument in objects.items()}
         )
         site = run.make_site(checked_plan, reporter, shared, live)
         yield checked_plan, site, objects, reporter
@@ -322,7 +334,9 @@ def _open_row_files(rows: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Yields a path by name: for rows in memory a file of their owner only, gone after the block;
     paths as given."""
     with disk.open_scratch_folder(Path(tempfile.gettempdir()), "records") as scratch:
-        paths = {name: str(given) for name, given in rows.items() if isinstance(given, (str, Path))}
+        paths = {
+            name: str(source) for name, source in rows.items() if isinstance(source, (str, Path))
+        }
         for name, row_arguments in rows.items():
             if _is_memory_argument(row_arguments):
                 paths[name] = str(scratch / f"{name}.jsonl")

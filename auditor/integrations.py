@@ -309,11 +309,11 @@ class AuditCallback(TrainerCallback):
     def _mean_suffix_probability_and_loss_by_name(self, target: LanguageModel) -> dict[str, float]:
         probe = self.probes[0]
         # a probe may answer in any order
-        seen = {
-            one.secret: one
-            for one in probe.observe_secrets(self._white_box_view(target), self.secrets)
+        observation_by_id = {
+            observation.secret: observation
+            for observation in probe.observe_secrets(self._white_box_view(target), self.secrets)
         }
-        observations = [seen[secret.id] for secret in self.secrets]
+        observations = [observation_by_id[secret.id] for secret in self.secrets]
         # (secrets,) each. log_p: under the decoding that is attacked; log_p_ancestral: of the plain
         # softmax, as a loss
         member = mask_members(self.secrets)
@@ -332,8 +332,10 @@ class AuditCallback(TrainerCallback):
 
     def _mean_exposure_of_inserted_canaries(self, target: LanguageModel) -> float:
         observations = {
-            one.secret: one
-            for one in self.probes[1].observe_secrets(self._white_box_view(target), self.canaries)
+            observation.secret: observation
+            for observation in self.probes[1].observe_secrets(
+                self._white_box_view(target), self.canaries
+            )
         }
         return float(
             np.mean(

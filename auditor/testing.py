@@ -248,11 +248,11 @@ def _probe_contract_faults(probe: Probe) -> Iterator[str]:
                 "expected an observation of every secret, got none of "
                 f"{sorted({s.id for s in secrets} - set(observations))}"
             )
-        if len({frozenset(one.values) for one in observations.values()}) != 1 or not all(
-            one.values for one in observations.values()
+        if len({frozenset(observed_secret.values) for observed_secret in observations.values()}) != 1 or not all(
+            observed_secret.values for observed_secret in observations.values()
         ):
             yield "expected the same numbers of every secret, at least one"
-        if any(math.isnan(value) for one in observations.values() for value in one.values.values()):
+        if any(math.isnan(value) for observed_secret in observations.values() for value in observed_secret.values.values()):
             yield "expected numbers, got NaN"
     everything = observe_by_id(probe, make_view(target, WHITE_BOX), secrets)
     for batch_size in (1, 2):
@@ -273,17 +273,21 @@ def _probe_contract_faults(probe: Probe) -> Iterator[str]:
 def _measurement_faults(
     probe: Probe, at: View, secrets: list[Secret], observations: dict[str, Observation]
 ) -> Iterator[str]:
-    seen = [observations[secret.id] for secret in secrets]
-    completed = Observed(probe.add_joint_values(secrets, seen), probe.facts(at, secrets, seen))
+    observation_list = [observations[secret.id] for secret in secrets]
+    completed = Observed(
+        probe.add_joint_values(secrets, observation_list),
+        probe.facts(at, secrets, observation_list),
+    )
     if probe.add_joint_values(secrets, completed) != completed:
         yield "expected complete() to change nothing the second time"
-    if probe.facts(at, secrets, seen) != completed.facts:
+    if probe.facts(at, secrets, observation_list) != completed.facts:
         yield "expected facts() to say the same the second time"
-    if [one.secret for one in completed] != [secret.id for secret in secrets]:
+    if [observation.secret for observation in completed] != [secret.id for secret in secrets]:
         yield "expected complete() to keep the order of the secrets"
     measured = probe.measurements(secrets, completed)
-    if not measured or len({one.name for one in measured}) != len(measured):
-        yield f"expected measurements, each name once, got {[one.name for one in measured]}"
+    names = [measurement.name for measurement in measured]
+    if not names or len(set(names)) != len(names):
+        yield f"expected measurements, each name once, got {names}"
     for m in measured:
         # some numbers have no interval that holds
         bounded = not (math.isnan(m.low) and math.isnan(m.high))
@@ -302,7 +306,7 @@ def _defense_contract_faults(defense: Defense) -> Iterator[str]:
             f"{model.vocab_size}"
         )
     yield from _model_contract_faults(model)
-    claims = [defense.claim(among, spent) for spent in (0, 20, 60)]
+    claims = [defense.claim(among, n_drawn) for n_drawn in (0, 20, 60)]
     first = claims[0]
     if first is None:
         if any(claims):
@@ -536,7 +540,7 @@ def setting_gives_capabilities(needs: Sequence[str], setting: Setting) -> bool:
 
 
 def observe_by_id(probe: Probe, view: View, secrets: Sequence[Secret]) -> dict[str, Observation]:
-    return {one.secret: one for one in probe.observe_secrets(view, secrets)}
+    return {observation.secret: observation for observation in probe.observe_secrets(view, secrets)}
 
 
 @functools.cache
@@ -544,10 +548,10 @@ def make_tiny_scenario() -> Scenario:
     """All that a defense may need, of tiny models."""
     target = tiny_model()
     ensemble = ModelEnsemble(target, [tiny_model(seed) for seed in (1, 2)])
-    given = [(f"q{i}", query.prefix) for i, query in enumerate(random_queries())]
+    named_prefixes = [(f"q{i}", query.prefix) for i, query in enumerate(random_queries())]
     prompts = tuple(
         Prompt(name, prefix, (*prefix, 7, 8) if i % 3 else ())
-        for i, (name, prefix) in enumerate(given)
+        for i, (name, prefix) in enumerate(named_prefixes)
     )
     corpus = [query.prefix * 4 for query in random_queries()]
     trained, whole_model = TrainedModel(tiny_model(3), _PROMISE), tiny_model(4)

@@ -119,7 +119,7 @@ def check(
             out is not None
             or deep
             or seed
-            or any(given is not None for given in (model, base, data, nonmembers))
+            or any(flag_value is not None for flag_value in (model, base, data, nonmembers))
         ):
             raise AuditError(
                 "--resume takes model, data and seed from the run folder: give only --minutes with "
@@ -164,9 +164,9 @@ def check(
             console.print_table(cost.run_cost_estimate_table(estimated))
         else:
             plan, limits = quick_check.prepare_check(plan, reporter, shared)
-    given = [model, "--data", data, *(["--nonmembers", nonmembers] if nonmembers else [])]
-    given += ["--base", base] if base else []
-    given += ["--template", template] if template != AUTO else []
+    arguments = [model, "--data", data, *(["--nonmembers", nonmembers] if nonmembers else [])]
+    arguments += ["--base", base] if base else []
+    arguments += ["--template", template] if template != AUTO else []
     _print_quick_audit(
         plan,
         out,
@@ -174,7 +174,7 @@ def check(
         shared,
         limits,
         None if deep else (begun, minutes),
-        deeper="" if deep else f"audit check {shlex.join(given)} --deep",
+        deeper="" if deep else f"audit check {shlex.join(arguments)} --deep",
     )
 
 

@@ -266,8 +266,8 @@ def _train_companies(
     share = measure_reach_share(first, claim)
     if share < 0.5:
         specimen = specimen.scale_weights(share**_NORM_TO_SCALE)
-        return tuple(train_on(specimen, each) for each in seeds)
-    return (first, *(train_on(specimen, each) for each in seeds[1:_IN_COMPANY]))
+        return tuple(train_on(specimen, training_seed) for training_seed in seeds)
+    return (first, *(train_on(specimen, training_seed) for training_seed in seeds[1:_IN_COMPANY]))
 
 
 def _measure_company_share(trace: TrainingTrace, clipping_norm: float) -> float:

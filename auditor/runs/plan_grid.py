@@ -30,11 +30,11 @@ from auditor.core.plan_fields import Options
 from auditor.runs.plan import check_plan_field_type
 
 GRID = ("seeds", "sweep", "variant")  # keys of a plan file besides the fields of a plan
-_LISTS = tuple(name for name, one in FIELDS.items() if typing.get_origin(one.kind) is tuple)
+_LISTS = tuple(name for name, plan_field in FIELDS.items() if typing.get_origin(plan_field.kind) is tuple)
 _TABLES = tuple(
     name
-    for name, one in FIELDS.items()
-    if typing.get_origin(one.kind) is dict and one.kind != Options
+    for name, plan_field in FIELDS.items()
+    if typing.get_origin(plan_field.kind) is dict and plan_field.kind != Options
 )
 _LONGEST_RANGE = 10_000
 _MOST_POINTS = 10_000  # one run each: more is a mistake

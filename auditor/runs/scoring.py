@@ -133,8 +133,8 @@ def decode_greedily(model: LanguageModel, secrets: Sequence[Secret]) -> list[Tok
                 model, [secrets[i].prefix for i in batch[places]], GREEDY, noise, distribution=False
             )
 
-        for some, candidates_by_row in at_once.run_pieces_within_memory(len(batch), decoded):
-            for i, candidates in zip(batch[some], candidates_by_row, strict=True):
+        for piece, candidates_by_row in at_once.run_pieces_within_memory(len(batch), decoded):
+            for i, candidates in zip(batch[piece], candidates_by_row, strict=True):
                 decoded_suffixes[i] = tuple(candidates.suffixes[0].tolist())
     return decoded_suffixes
 
