@@ -48,8 +48,8 @@ class ClaimCheck(Probe):
 
     positions: how many positions of a suffix are looked at, evenly spaced (0: all); order: of the
     divergence (0: the claimed one); draws: tokens drawn behind each prefix, to see that they have
-    the distribution that the claim is about. These are the auditor's own: they are not released,
-    and not charged.
+    the distribution that the claim is about. These are the auditor's own: they are neither
+    released nor charged.
     """
 
     name = "claim-check"

@@ -66,8 +66,8 @@ class ExtractionProbability(DistributionProbe):
     `bracket` adds two bounds, of two events: a lower one, of a sample within `near_distance` token
     edits of the suffix under this decoding (the near-verbatim probe, by `near_beams`); an upper
     one, of the suffix itself whatever temperature, top-k or top-p a product uses (C3), and of each
-    of its `windows` of so many tokens behind the text before it. Of each number the share of
-    secrets is counted for which it reaches 1 in `one_in`.
+    of its `windows` of so many tokens behind the text before it. Reports also give the share of
+    secrets whose value reaches 1 in `one_in`.
     """
 
     name = "extraction-probability"

@@ -47,7 +47,7 @@ class ExactProbabilityRanking(SamplingAttack):
     truncation (Ethicist's: 0.8, top-p 0.7). A sampler at K=100 estimates q by counts and misses a
     suffix of probability 0.01 in 37 of 100 cases; the tree reads q off, down to `threshold`, and
     certifies its first guess as the likeliest suffix there is. A sharpened, truncated distribution
-    ranks better than nll: one unlikely token weighs more, as in text that is not memorised.
+    ranks better than nll: a single unlikely token, typical of unmemorised text, weighs more.
     """
 
     name = "exact"

@@ -59,7 +59,7 @@ class Membership(Probe):
     """Scores that tell members from non-members: AUC, TPR at 1% and 0.1% FPR, and a baseline that
     sees no model.
 
-    score: one that must be there, else the row does not apply; text: the suffix behind its prefix,
+    score: a required score: without it the row does not apply; text: the suffix behind its prefix,
     or all but the first token; k: share of tokens that Min-K% looks at; references: models that saw
     some of the records, for RMIA and LiRA: a folder of them, or in the lab how many it is to train;
     lowercase: whether each text is read once more in lower case.

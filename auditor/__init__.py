@@ -29,7 +29,8 @@ _BESIDE = (
 
 
 def explain_mixed_checkout() -> str:
-    """Why the parts of `auditor` are not of one checkout, in a sentence; "" where they are.
+    """Explain in a sentence that parts of `auditor` come from different checkouts; "" where they
+    are.
 
     An editable install names the folders of one checkout, and the current folder comes first on
     Python's path: run in another checkout, half of the code would be that one's, and its tests

@@ -375,8 +375,8 @@ def _encode_rows(name: str, rows: Any) -> str:
 def _split_plugin_arguments(
     kind: str, plugins: Sequence[Any], options: Mapping[str, Any]
 ) -> tuple[tuple[str, ...], dict[str, Any]]:
-    """Names; and options by name, where an instance sets all of its own. Raises AuditError for what
-    is no plug-in."""
+    """Names; and options by name, where an instance sets all of its own. Raises AuditError
+    for an object that is not a plug-in."""
     from auditor.runs.python_objects import KINDS
 
     if isinstance(plugins, str) or not isinstance(plugins, Sequence):

@@ -101,7 +101,8 @@ class AuditCallback(TrainerCallback):
     """What a model in training by transformers' `Trainer` (or TRL's, which are ones) has learnt by
     heart, step by step.
 
-    trainer: the one it is added to, through which it logs: to whatever that reports to. data,
+    trainer: the trainer that runs this callback and receives its log values: to whatever that
+    reports to. data,
     nonmembers, canaries and further fields of a plan (prefix_length=, knows=, ...) as
     `auditor.audit` takes them; limit: records of each that are looked at, the same at every step.
     tokenizer: the trainer's own by default. every: steps between two looks; the first is before the

@@ -248,11 +248,15 @@ def _probe_contract_faults(probe: Probe) -> Iterator[str]:
                 "expected an observation of every secret, got none of "
                 f"{sorted({s.id for s in secrets} - set(observations))}"
             )
-        if len({frozenset(observed_secret.values) for observed_secret in observations.values()}) != 1 or not all(
-            observed_secret.values for observed_secret in observations.values()
-        ):
+        if len(
+            {frozenset(observed_secret.values) for observed_secret in observations.values()}
+        ) != 1 or not all(observed_secret.values for observed_secret in observations.values()):
             yield "expected the same numbers of every secret, at least one"
-        if any(math.isnan(value) for observed_secret in observations.values() for value in observed_secret.values.values()):
+        if any(
+            math.isnan(value)
+            for observed_secret in observations.values()
+            for value in observed_secret.values.values()
+        ):
             yield "expected numbers, got NaN"
     everything = observe_by_id(probe, make_view(target, WHITE_BOX), secrets)
     for batch_size in (1, 2):

@@ -21,7 +21,7 @@ may be any distribution whatever; the paper has logits, of which log-probabiliti
 constant taken off for each model: the bounds are the same. The public model must have seen no
 private record.
 
-Batches are disjoint, so that a record is in the text of its own batch only: T counts the tokens
+Batches are disjoint: each record influences only the text of its batch: T counts the tokens
 drawn of one batch. An audit asks a batch about the records that are in it; which batch answers is
 the auditor's choice and tells nothing.
 """

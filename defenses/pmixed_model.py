@@ -60,7 +60,7 @@ class PMixedMemberProjection:
 
 
 def build_unmixed_projection(members: int) -> PMixedMemberProjection:
-    """A projection that leaves members as they are."""
+    """A projection without any effect on members."""
     return PMixedMemberProjection(2, (math.inf,) * members, cap=1.0, two_sided=False)
 
 
@@ -259,7 +259,7 @@ class PMixedModel(WrappingModel):
     def neighbour_distributions(
         self, contexts: Tensor, last: int, at: Sequence[int]
     ) -> Sequence[Neighbours]:
-        """One for each member, by each relation that is claimed of; where nothing is claimed, each
+        """One entry per member, for each claimed relation; where nothing is claimed, each
         member emptied."""
         distributions = self._public_and_member_distributions(contexts, last, at)
         return [

@@ -1,6 +1,6 @@
 """Lay out `--help`: examples first, then flags by panel, the most used first; plain text, no rich.
 
-The panel of a plan field is that of its part. Examples are last in the docstring of a command,
+Each part of the plan is a panel, with its fields. Examples are last in the docstring of a command,
 under "Examples:", one a line. Knows no command.
 """
 

@@ -153,8 +153,8 @@ class RowValuesBySecret:
     def build_anytime_evidence(
         self, name: str, count: int | None = None, kind: str | None = None
     ) -> BettingMean | BettingExcess | None:
-        """Return the number with bounds valid at every look; None if it is not a mean of
-        shares, or has no secrets."""
+        """Return the number with bounds valid at every look; None if no shares were
+        averaged or no secrets exist."""
         metric = find_metric(name)
         if metric.signed and name.startswith(EXCESS) and count is None:
             base = name.removeprefix(EXCESS)

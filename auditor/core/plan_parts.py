@@ -55,7 +55,7 @@ class TargetPlan:
         gguf:TYPE, or a model, as FOLDER, llama:FILE or served:URL. A second --model is one too.
     before: The model before it was trained to forget --forget.
     retrained: A model trained as --before was, without --forget, to compare with.
-    lab_recipe: Fields of the lab's recipe that are to differ, by name.
+    lab_recipe: Changed fields of the lab's recipe, by name.
     mitigation: In the lab, attack the model of this training method instead: method, and its
         options by name.
     """

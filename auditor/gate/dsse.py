@@ -42,8 +42,8 @@ def sign_payload_into_dsse_envelope(payload: bytes, key: Path) -> str:
 def verify_dsse_envelope(envelope: str, key: Path) -> tuple[bytes, str]:
     """Return the payload and the id of the key that signed it, hex.
 
-    A key id in the envelope is an unsigned hint: it is ignored, so that envelopes of other tools,
-    which compute other ids, are verified too.
+    A key id in the envelope is an unsigned hint: it is ignored, because other tools compute other
+    ids for the same key.
 
     Args:
         envelope: The JSON of an envelope.

@@ -63,8 +63,8 @@ class History:
 
 
 def build_run_history(folders: Sequence[Path], by: str = "date") -> History:
-    """Build the history of the finished runs among the folders; two names of one folder are one
-    run.
+    """Build the history of the finished runs among the folders; two names of a folder count as
+    one run.
 
     Raise AuditError for a folder that is not a run, an unknown order, and if no run is left.
     """
@@ -108,8 +108,7 @@ def build_run_history(folders: Sequence[Path], by: str = "date") -> History:
 
 
 def _list_distinct_folders(folders: Sequence[Path]) -> list[Path]:
-    """Return each folder once, under its own name instead of that of a link to it, such as
-    runs/latest."""
+    """Return each folder once, by its real name, not by a link such as runs/latest."""
     folder_by_path: dict[Path, Path] = {}
     for folder in folders:
         path = folder.resolve()

@@ -65,7 +65,7 @@ def find_strata_objection(
     """Say why a limit on the extracted share does not hold, in a sentence; "": the strata do not
     object.
 
-    counts_with_a_rule: numbers of copies judged by a rule of their own.
+    counts_with_a_rule: copy counts judged by separate rules.
     """
     weighted_share = measure_weighted_share(finding, LEVEL)
     if weighted_share is not None and weighted_share.high > limit:

@@ -444,7 +444,7 @@ def compute_text_nlls(
 ) -> Iterator[tuple[float, int]]:
     """Yield the summed nll in nats and the number of predicted tokens of each text.
 
-    context_lengths: number of first tokens of each text that are not predicted; empty: one token
+    context_lengths: number of leading tokens per text without a prediction; empty: one token
     each.
     """
     results: dict[int, tuple[float, int]] = {}

@@ -93,7 +93,7 @@ def draw_row_completions(
         uniforms: (B, K, length, CHANNELS).
         lengths: (B,) number of tokens to draw after each prefix.
         likelihood: whether to return log-probabilities.
-        vocab_size: of the model whose rows these are.
+        vocab_size: of the model that owns these rows.
         device: of the model.
     """
     n_prefixes, n_samples, longest = uniforms.shape[:3]

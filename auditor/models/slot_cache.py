@@ -48,7 +48,7 @@ class SlotLayer(CacheLayerMixin):
         return self.keys[:rows, :, :end], self.values[:rows, :, :end]
 
     def copy_slots(self, source: Tensor, destination: Tensor, slots: int) -> None:
-        """Copy slots, growing to `slots` of them (by doubling, so that growth is rare)."""
+        """Copy slots and grow to `slots` (capacity doubles, so growth is rare)."""
         assert self.keys is not None and self.values is not None
         # The device of this layer.
         source = source.to(self.keys.device)

@@ -13,7 +13,8 @@ def check_tokens_within_vocabulary(
 ) -> None:
     """Raise AuditError for texts with a token outside the model's distribution.
 
-    description: whose tokens they are, as "the data"; size: number of tokens in the model's
+    description: the owner of these tokens, such as "the data"; size: number of tokens in the
+    model's
     distribution.
     """
     largest = max((max(tokens) for tokens in texts if len(tokens)), default=0)

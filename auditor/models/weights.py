@@ -195,7 +195,7 @@ def _list_stored_tensors(model: PreTrainedModel) -> Iterator[tuple[str, torch.Te
 
 
 def _quantisation_scales(module: Any, weight: Any) -> dict[str, torch.Tensor]:
-    """Return bitsandbytes' factors of a weight's codes: by block in 4 bits, by row in 8."""
+    """Return bitsandbytes' factors of a weight's codes: 4 bits: by block; 8 bits: by row."""
     state = getattr(weight, "quant_state", None)
     if state is not None:
         return dict(state.as_dict(packed=True))

@@ -47,7 +47,7 @@ class Provider:
         """Raise AuditError if the model cannot be loaded, before anything is loaded."""
 
     def load(self, request: RequestedModel) -> LanguageModel:
-        """Return the model. Raise AuditError, one sentence, if there is none."""
+        """Return the model. Raise AuditError, one sentence, if no model exists."""
         raise NotImplementedError
 
     def prepare_for_next_run(self, model: LanguageModel, request: RequestedModel) -> None:

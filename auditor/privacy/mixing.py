@@ -98,8 +98,8 @@ def compute_subset_sizes(q: float, members: int) -> Floats:
 
 
 def compute_mean_member_weights(weights: Floats, q: float, members: int) -> Floats:
-    """Share of each member's distribution in that of one token, (..., n); what they leave of 1 is
-    the public one's.
+    """Share of each member's distribution in that of one token, (..., n); the remainder to 1
+    belongs to the public model.
 
     weights: (..., N or 1, n), the mixing weight of each of n <= N members by subset size 1..N, or
     the one of all sizes. The collapse lemma (formulas B2.4): members are exchangeable given the
@@ -168,7 +168,7 @@ def compute_sound_query_rdp(
     distribution is the public one (zero_out), it is absent (add_remove), or it is any other
     distribution (replace). `members` is how many there are, which is public, as zero_out and
     replace leave it alone. It is no argument of the bound of add_remove, where it differs between
-    neighbours: that one is of any number of members. Its direction without || with rests on an
+    neighbours: that claim covers any number of members. Its direction without || with rests on an
     inequality that was checked numerically at 60 digits and is not proved (formulas B2.5); zero_out
     and replace do without, by moments of our own, tighter than those of B2.5. Raises AuditError on
     bad input.

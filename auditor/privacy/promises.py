@@ -36,7 +36,7 @@ class Mechanism:
 
 @dataclass(frozen=True)
 class PrivacyRecord:
-    """One private training: its mechanism, what it promises and for whom. Epsilons in nats.
+    """One private training: its mechanism, promise and unit. Epsilons in nats.
 
     `epsilon`, of this training and the `earlier` ones together, is None where nothing is promised;
     `status` then says why, and `nominal` holds the numbers that some paper would print all the

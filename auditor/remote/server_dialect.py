@@ -62,8 +62,9 @@ class PromptLogProbs:
     """A server's report on the tokens of a text.
 
     log_probs: None for the first token, which has no context, and for tokens that it does not echo
-    and the next token. ranks: from 1, None without ranks; tokens: its own ids, None if not
-    reported; likeliest: (id, log-probability) of the likeliest tokens at each place, falling, none
+    and the next token. ranks: from 1, None without ranks; tokens: the server's token ids, None if
+    not reported; likeliest: (id, log-probability) of the likeliest tokens at each place, falling,
+    none
     at the first.
     """
 

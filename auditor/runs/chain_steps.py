@@ -16,9 +16,8 @@ from auditor.statistics import compare
 
 @dataclass(frozen=True)
 class ChainRow:
-    """A row of a chain. answers: see `build_cause_chain`; None if it was not measured, for want of
-    `absent`.
-    """
+    """A row of a chain. answers: see `build_cause_chain`; None if unmeasured because
+    `absent` is missing."""
 
     cause: Cause
     target: str

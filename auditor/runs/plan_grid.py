@@ -30,7 +30,9 @@ from auditor.core.plan_fields import Options
 from auditor.runs.plan import check_plan_field_type
 
 GRID = ("seeds", "sweep", "variant")  # keys of a plan file besides the fields of a plan
-_LISTS = tuple(name for name, plan_field in FIELDS.items() if typing.get_origin(plan_field.kind) is tuple)
+_LISTS = tuple(
+    name for name, plan_field in FIELDS.items() if typing.get_origin(plan_field.kind) is tuple
+)
 _TABLES = tuple(
     name
     for name, plan_field in FIELDS.items()

@@ -23,7 +23,7 @@ from auditor.training.unlearning import UnlearningTrainer
 
 @dataclass(frozen=True)
 class UnlearningBaseline(Defense):
-    """Base of the models that stand beside one that was to forget. No defenses: they share the rows
+    """Base class of models compared with an unlearned model. No defenses: they share the rows
     of those."""
 
     needs = ("beside",)
@@ -57,7 +57,7 @@ class RetrainedBaseline(UnlearningBaseline):
 class RelearnedBaseline(UnlearningBaseline):
     """What unlearning left, trained some steps more, on records that were not to be forgotten.
 
-    of: the unlearning; None: the model that is attacked is what it left.
+    of: the unlearning; None: the attacked model is its result.
     """
 
     name = "relearned"

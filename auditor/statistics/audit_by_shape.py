@@ -12,11 +12,11 @@ what the shape gives (order statistics; Xiang et al. 2025 put their means into a
 here they are exact): the noise is bounded but for a part of the level. Epsilon at delta is the
 mechanism's, over all Z: delta_Z(epsilon) has a mean of at most delta, so but for the other part it
 is at most delta / part (Markov). So the bound is epsilon of the refuted noise at that larger delta.
-What tells all coins or none, by a coin of its own, is paid for.
+A mechanism that reveals all coins or none, by another coin, is accounted for.
 
 The noise is bounded by the surer half of the guesses. A shape that the surest eighth contradicts
-(fewer right than in one audit of twenty, at that noise) is none, and nothing is said: it is how
-most other mechanisms are told.
+(fewer right than in one audit of twenty, at that noise) is none, and nothing is said: most other
+mechanisms are detected this way.
 """
 
 from __future__ import annotations
@@ -61,9 +61,8 @@ _NOTHING = 1e-14  # of a distribution
 
 
 class LikelihoodRatioDistribution(NamedTuple):
-    """Masses of the log-likelihood ratio, in nats, of a canary that is in and of one that is out,
-    at each of `at`.
-    """
+    """Masses of the log-likelihood ratio, in nats, at each of `at`: for an included
+    canary, for an excluded canary."""
 
     at: Floats
     inside: Floats
@@ -77,9 +76,8 @@ class LikelihoodRatioDistribution(NamedTuple):
         return float(max(np.maximum(more, 0).sum(), np.maximum(less, 0).sum()))
 
     def compute_guess_probabilities(self) -> tuple[Floats, Floats]:
-        """From the surest on: the chance that a canary is as sure as this or surer, and that it is
-        so and rightly.
-        """
+        """From the surest on: the chance that a canary's guess has at least this
+        confidence, and that it also is right."""
         order = np.argsort(-np.abs(self.at), kind="stable")
         said_in = self.at[order] > 0
         inside = self.inside[order]

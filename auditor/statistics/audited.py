@@ -4,8 +4,8 @@ coins in, bounds out.
 A higher score: surer that the canary was in. Guessed "in" are those above the middle of the scores,
 "out" those below, the farthest from it first. Equal scores, and equally far ones, count against the
 guesser, so that no order in which canaries are listed can say anything of their coins. Distances,
-not ranks: a score says most of canaries that are in, and less of those that are out, so its upper
-tail is the longer one.
+not ranks: high scores separate included canaries best, low scores hardly, so the upper tail is
+longer.
 
 How many to guess is looked at for all counts of `list_guess_counts(m)` together
 (`one_run.compute_one_run_p_value`), at no share of the level for each. (jax_privacy's Bonferroni

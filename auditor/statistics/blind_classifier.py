@@ -35,8 +35,9 @@ def compute_cross_fit_deviation_factor(
     groups to fold.
 
     Scores of one fold share a classifier: the variance of a mean over J folds is 1/J +
-    n_test/n_train of a fold's, not 1/J (Nadeau and Bengio 2003). Texts of one group share words, so
-    that they score alike: the variance is multiplied by the mean size of a text's group, as if they
+    n_test/n_train of a fold's, not 1/J (Nadeau and Bengio 2003). Texts within a group share
+    words, so their scores are similar: the variance is multiplied by the mean size of a text's
+    group, as if they
     scored the same (Kish 1965).
     """
     folds = count_cross_fit_folds(member, group)
@@ -73,9 +74,7 @@ def group_related_texts(
 
 
 def assign_folds(secrets: Sequence[Secret]) -> Ints:
-    """Return the (secrets,) group of each secret: by its text, its document, its person and its
-    prompt.
-    """
+    """Return the (secrets,) group of each secret: by text, document, person and prompt."""
     texts = [secret.prefix + secret.suffix for secret in secrets]
     prompts = _prefixes_of_few_texts([secret.prefix for secret in secrets])
     return group_related_texts(

@@ -2,8 +2,8 @@
 Efron 1979).
 
 Every resample is a function of the stream's name and n. Numbers over the same secrets are therefore
-read at the same resamples, and what they share cancels in a difference. This module does not know
-what is measured.
+read at the same resamples, and what they share cancels in a difference. This module is
+independent of the measured quantity.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def estimate_rate_statistic(
     too near on the side of a long tail, and the bootstrap-t (Efron and Tibshirani 1993, 12.5),
     which is too near where outliers lie on both. Resamples of one text alone have no error to
     divide by and do not count. One text says nothing: the ends are infinite. With an infinite sum:
-    quantiles of the resamples as they are.
+    plain quantiles of the resamples.
     """
     sums = np.asarray(sums, dtype=float)
     counts = np.asarray(counts, dtype=float)

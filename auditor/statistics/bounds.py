@@ -84,7 +84,7 @@ class RecordedInterval:
 
 @dataclass(frozen=True)
 class AucEitherDirection:
-    """An AUC in the direction in which it is above 1/2: members that are shown to be less likely
+    """Turn an AUC so that its value exceeds 1/2: members that are shown to be less likely
     are given away too.
     """
 
@@ -163,9 +163,8 @@ class DiscordantPairs:
 
 @dataclass(frozen=True)
 class ResampledNumber:
-    """A number with its bootstrap draws; its bounds are never inside those of `floor`, which sees
-    what draws cannot.
-    """
+    """A number with its bootstrap draws; its bounds always contain those of `floor`, which
+    includes effects that resampling misses."""
 
     value: float
     n: int

@@ -1,8 +1,8 @@
 """One number of the same secrets held against another: each way to pair them, with bounds at any
 level.
 
-Plain arrays, `new` and `base` side by side; a place in them is what is resampled, whatever it
-stands for: a secret, a document, a person. Knows no metric and no record. Several comparisons at
+Plain arrays, `new` and `base` side by side; each index is a resampled unit, whatever it means: a
+secret, a document, a person. Knows no metric and no record. Several comparisons at
 once: `statistics.holm`.
 
 A paired difference of shares has the exact bounds of `count_discordant_pairs` (bounds.py), and one
@@ -127,9 +127,8 @@ def _measure_welch_difference(
     members: Floats,
     nonmembers: Floats,
 ) -> Measurement:
-    """The difference of two means with Welch's interval; none where a group of one says nothing of
-    its spread.
-    """
+    """The difference of two means with Welch's interval; none if a group has a single
+    value, so that its spread is unknown."""
     # not where a distribution gives a true token nothing
     finite = np.isfinite(members).all() and np.isfinite(nonmembers).all()
     value = float(members.mean() - nonmembers.mean()) if finite else math.nan
@@ -148,7 +147,7 @@ def compute_welch_interval(
     second: Floats,
     confidence: float = CONFIDENCE,
 ) -> tuple[float, float]:
-    """Welch's interval of the mean of `own` less that of `other`; NaN of a group of one, two
+    """Welch's interval of mean(`own`) - mean(`other`); NaN of a group of one, two
     constant ones, or a -inf.
 
     Its lower end is above 0 just where Welch's one-sided test at (1 - confidence) / 2 shows `own`

@@ -102,7 +102,7 @@ class PrivacyLossDistribution:
         )
 
     def compute_infinite_loss_probability(self, draws: int) -> float:
-        """Probability that any of so many draws is one that Q never says."""
+        """Probability that at least one draw has zero probability under Q."""
         return 1.0 if self.certain >= 1 else -math.expm1(draws * math.log1p(-self.certain))
 
     def sum_range(self, draws: int) -> tuple[float, float]:

@@ -159,9 +159,8 @@ class SkewNormal:
 
 
 def fit_skew_normal(references: Floats) -> SkewNormal:
-    """Maximum likelihood, as TF Privacy extrapolates. What it says far out in the tail is what its
-    shape says.
-    """
+    """Maximum likelihood, as TF Privacy extrapolates. Far in the tail its estimate depends
+    on the fitted shape only."""
     references = np.minimum(references, _IMPOSSIBLE)
     if np.ptp(references) < 1e-9:
         return SkewNormal((0.0, float(references.mean()), 0.0), 0.0)

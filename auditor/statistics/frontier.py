@@ -182,7 +182,7 @@ def _mark_members_above_fpr_threshold(
     others: Floats,
     rate: float,
 ) -> Bools:
-    """(members,): who is found, in the direction in which more are."""
+    """(members,): the members found, in the direction that finds more."""
     upwards, downwards = (
         side * member_scores > compute_conformal_threshold(side * others, rate) for side in (1, -1)
     )
@@ -295,7 +295,7 @@ def find_convex_frontier(points: Sequence[tuple[float, float]]) -> list[int]:
     """The corners of the lower left of the convex hull, from left to right: less of one number
     takes more of the other.
 
-    No point lies below the lines between them. Of points that coincide the first is one. Points
+    No point lies below the lines between them. The first of equal points is kept. Points
     must be finite.
     """
     corners: list[int] = []

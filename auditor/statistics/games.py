@@ -2,8 +2,8 @@
 others count.
 
 Each game was played with the model or with its neighbour, by a fair coin. Games that share nothing
-satisfy the assumptions of Clopper and Pearson: unlike canaries of one run, they prove any epsilon
-if there are enough of them. The first quarter of the games chooses the threshold and is not
+satisfy the assumptions of Clopper and Pearson: enough games prove any epsilon, unlike canaries of
+one run. The first quarter of the games chooses the threshold and is not
 counted, so the threshold is fixed before the counted games.
 """
 

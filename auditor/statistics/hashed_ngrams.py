@@ -1,7 +1,8 @@
 """Find where runs of tokens occur in texts, by sorted hashes. Knows token ids only.
 
 A key holds the upper bits of the 64-bit hash of an n-gram and, in its lower bits, where the n-gram
-begins: keys of one hash are in the order of the texts. Two n-grams may share a hash: what counts is
+begins: keys with equal hashes keep the order of the texts. Two n-grams may share a hash: what
+counts is
 compared token for token by whoever looks it up.
 """
 

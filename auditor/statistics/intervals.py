@@ -114,8 +114,8 @@ def compute_gaffke_interval(values: Floats, stream: str) -> tuple[float, float]:
 
     The upper end is that quantile of the means of the sample and one more value, 1, with weights
     uniform on the simplex (the lower end: and 0). So it sees the rare large value that the sample
-    missed, which a bootstrap cannot; of zeros and ones alone it is Clopper and Pearson's. That it
-    covers is proved for these; no case is known where it does not. stream: names the random
+    missed, which a bootstrap cannot; of zeros and ones alone it is Clopper and Pearson's.
+    Coverage is proved for these cases; no counterexample is known. stream: names the random
     weights.
     """
     n = len(values)

@@ -71,7 +71,7 @@ def score_error_zone(delta: Floats, wrong: Bools) -> float:
     P and N sum the positive delta and the size of the negative (2601.12104). Where N is 0, P / N
     has no end and says no more: such texts are above all others, from 1 to 2 by P, as P / (N + e)
     orders them however small e is; without that, a tenth of short non-members may share the first
-    place. A text of which nothing is wrong is 2: on top. The authors' code puts it at the bottom,
+    place. A text without wrong tokens scores 2: on top. The authors' code puts it at the bottom,
     which is where the best memorised ones then are.
     """
     zone = delta[wrong]
@@ -194,8 +194,8 @@ def compute_rmia_share(
     """RMIA: (records,) share of the population z whose ratio is below that of x: Pr_z[ratio(x) /
     ratio(z) > 1].
 
-    population: the records known not to be members. What is of x's own group (itself, its near
-    duplicates) is never held against it: an attacker who asks about x does not know what x is.
+    population: the records known not to be members. Records of x's group (itself, near
+    duplicates) never count against x: an attacker who asks about x does not know what x is.
     """
     z = np.sort(ratio[population])
     of = group[population]

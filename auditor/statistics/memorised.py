@@ -41,7 +41,7 @@ class NGramMatches:
     """The k n-grams of one text that stand in any of the others; arrays are (k,) each.
 
     at: where it begins in the text. trained, heldout: whether it stands in what was trained on, and
-    in held-out text. record: the index of the one text that it stands in; -1 where it stands in
+    in held-out text. record: the index of the only text that contains it; -1 where it stands in
     several.
     """
 
@@ -108,7 +108,7 @@ def find_longest_memorised_runs(
 
 
 def _count_disjoint_ngrams(at: Ints, n: int) -> int:
-    """The most n-grams, of those that begin there, no two of which overlap."""
+    """The largest number of n-grams that begin there without overlapping."""
     # to take the first that fits is best: all are of one length, in rising order
     count = 0
     free = 0

@@ -1,10 +1,9 @@
-"""The measurements by name, in one table: what each is called, what it is a number of, and how it
-is worked out.
+"""The measurements by name, in one table: their names, units and formulas.
 
 Whatever treats one measurement otherwise than another reads it here: what an attack's row measures,
 how runs are paired by secret, the bounds of a gate, the columns of a sweep, the words of a report.
-A name that is not in the table is a plug-in's: it is shown by its name, and paired by what the
-plug-in keeps of each secret.
+A name that is not in the table is a plug-in's: reports show its name, and comparisons pair its
+values by secret.
 """
 
 from __future__ import annotations
@@ -138,7 +137,7 @@ class Metric:
     # ------------------------------------------------------------------------------------
 
     def measure(self, members: Outcome, others: Outcome) -> Measurement | None:
-        """Return the number with its interval; None if these guesses do not give it."""
+        """Return the number with its interval; None if these guesses cannot determine it."""
         outcome = members if self.members else others
         if self.errors is not None:
             return measure_error_recall(

@@ -2,8 +2,8 @@
 no secrets.
 
 If a text is cut into d + 1 pieces, every text within d edits contains a piece unchanged, near its
-place (Li et al. 2011, PASS-JOIN). Only such texts are compared, exactly: no near pair is missed,
-and no other pair is returned.
+place (Li et al. 2011, PASS-JOIN). Only such texts are compared, exactly: exactly the near pairs
+are returned.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ of it for each guess. Draw each by one uniform number: then the right ones are t
 independent coins of p, and (1 - p) m delta more on average. A statistic that only grows with right
 guesses reaches a value no oftener than B's does with so many more, placed where they help most.
 
-copies: every canary that is in was inserted so many times. Then what is played for is a group of so
+copies: number of insertions of each included canary. Then what is played for is a group of so
 many records: (k epsilon, delta (e^(k epsilon) - 1) / (e^epsilon - 1))-DP, or k mu. The bound is of
 one record's epsilon.
 """  # noqa: E501

@@ -24,7 +24,7 @@ INFERENCE_CONTROL = f"{INFERENCE}_reference_alone"
 def encode_people(secrets: Sequence[Secret]) -> Floats:
     """(secrets,) a code a person.
 
-    NaN for a record that was not trained on, of somebody with others that were: that person is no
+    NaN for an untrained record of a person with trained records: that person is no
     baseline.
     """
     names = sorted({s.user for s in secrets if s.user is not None})

@@ -64,9 +64,8 @@ def repeat_measurement(
     members: Columns,
     others: Columns,
 ) -> Measurement | None:
-    """The number with its interval, recomputed from the columns that a probe keeps; None where they
-    do not give it.
-    """
+    """The number with its interval, recomputed from the columns that a probe keeps; None
+    if they cannot determine it."""
     if metric.signed and metric.name.startswith(EXCESS):
         base = metric.name.removeprefix(EXCESS)
         member_mean, floor = (

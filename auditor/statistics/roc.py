@@ -239,9 +239,8 @@ def compute_conformal_p_values(scores: Floats, others: Floats) -> Floats:
 
 
 def tpr_at_fpr(members: Floats, others: Floats, rate: float) -> TprAtThreshold:
-    """The members above the threshold that these non-members set: none where they are too few to
-    set one.
-    """
+    """The members above the threshold that these non-members set: none if too few exist to
+    set a threshold."""
     threshold = compute_conformal_threshold(others, rate)
     n_found = int((members > threshold).sum())
     false = int((others > threshold).sum())

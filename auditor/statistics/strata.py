@@ -1,8 +1,8 @@
 """A share over a whole that was asked in part, stratum by stratum: copies first, then a random
 rest.
 
-The whole is finite: it is the records that could be attacked. A stratum of which all were asked is
-known, one of which none was asked may be anything. Pure functions on counts.
+The whole is finite: the population is all attackable records. A fully asked stratum is known; an
+unasked stratum can have any value. Pure functions on counts.
 """
 
 from __future__ import annotations

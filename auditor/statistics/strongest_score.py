@@ -1,8 +1,8 @@
 """The membership score that tells members best, of all that were tried on the same records, and an
 interval for it.
 
-To take the best of many AUCs and print its own interval would promise too much. So all intervals of
-a family are wider by one factor: that of the bootstrap of the maximum. Records are resampled,
+To take the best of many AUCs and print its own interval would promise too much. Hence one factor
+widens all intervals of a family: that of the bootstrap of the maximum. Records are resampled,
 members and non-members apart, and the same resamples are read by every score and every group of
 copies, so that scores that say the same count as one. What belongs together (the records of a
 person, the parts of a document) is drawn together.
@@ -80,7 +80,7 @@ def compute_simultaneous_widening(
 
     The 95% quantile of the maximum over scores and groups of |AUC* - AUC| / deviation, over the
     normal quantile of one interval. AUC* is linear in DeLong's placements, which a resample weights
-    (Hajek's projection). An AUC of 0 or 1 has no deviation: it counts as independent of all others.
+    (Hajek's projection). An AUC of 0 or 1 has no deviation: it counts as independent.
     """
     entries = [
         (

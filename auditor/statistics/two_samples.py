@@ -1,8 +1,8 @@
 """Epsilon from independent trials: separate trainings or separate games, each with the record in it
 or not.
 
-tp, fn: trials with it that were, were not, taken to have it; fp, tn: trials without it. The rule by
-which they are taken must be fixed beforehand. Canaries that share one run are not independent
+tp, fn: trials with the record, classified as with / without it; fp, tn: trials without it. Fix
+the classification rule beforehand. Canaries that share one run are not independent
 trials: for them see `one_run`. Epsilons in nats. copies: as in `one_run`.
 """
 

@@ -1,6 +1,5 @@
-"""Measure what remains of records that a model was to forget: one number of one group of secrets,
-in related models.
-"""
+"""Measure how much a model still knows about forgotten records: a quantity of a secret
+group, compared across related models."""
 
 from __future__ import annotations
 

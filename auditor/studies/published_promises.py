@@ -95,7 +95,7 @@ class GivenDistributions:
     def from_query_table(
         cls, raw: Mapping[str, Any], setting: Mapping[str, Any]
     ) -> GivenDistributions:
-        """Parse a query. Raises AuditError for masses that are not distributions of one width."""
+        """Parse a query. Raises AuditError unless the masses are distributions with equal width."""
         name = str(raw.get("name", ""))
         public, private, other = (
             tuple(map(float, raw.get(role, ()))) for role in ("public", "private", "other")

@@ -340,7 +340,7 @@ class OtherLedger:
 
 
 def read_other_ledger(folder: Path, paper: Paper) -> OtherLedger:
-    """Read another ledger. Raises AuditError unless it is of this paper."""
+    """Read another ledger. Raises AuditError if it belongs to another paper."""
     path = folder / "ledger.json"
     raw = read_json_object(path, "the claims of a reproduction")
     if raw.get("paper") != paper.name:

@@ -1,1 +1,1 @@
-"""Canaries: what they are made of, how they are inserted, and their manifests."""
+"""Canaries: their texts, insertion and manifests."""

@@ -1,7 +1,7 @@
 """Find national, bank and card numbers in text: a pattern selects candidates, the number's check
 decides.
 
-`python-stdnum` has most checks. Checks of numbers that it rejects (2.2) are here: Chinese numbers
+`python-stdnum` has most checks. This module checks numbers that stdnum 2.2 rejects: Chinese numbers
 of people older than their district's code, Korean numbers since October 2020, Swedish coordination
 numbers. Knows text only.
 """

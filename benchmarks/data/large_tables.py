@@ -309,8 +309,7 @@ def _find_table_layout(table: RecordTable) -> tuple[str, ...] | None:
 
 
 def _read_large_table_head(where: str, path: Path) -> RecordTable | None:
-    """Return the first rows, which show layout and columns with texts; None for a table that is not
-    large."""
+    """Return the first rows, which show layout and columns with texts; None for small tables."""
     objects: list[dict[str, Any]]
     if path.suffix.lower() == ".parquet":
         with open_parquet(path) as file:

@@ -8,7 +8,7 @@ from auditor.erasure.store import Store
 
 
 class FileStore(Store):
-    """Files that no other kind of store knows."""
+    """Files that other store kinds do not recognise."""
 
     name = "files"
 
