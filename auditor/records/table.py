@@ -138,7 +138,7 @@ def _build_array(of: pa.DataType, values: Sequence[Any] | NDArray[Any]) -> pa.Ar
     import pyarrow as pa
 
     objects = np.array(values, dtype=object)
-    is_valid = np.not_equal(objects, None).astype(bool)
+    is_valid = np.array([value is not None for value in objects], dtype=bool)
     filled = np.where(is_valid, objects, 0)
     if of == "bool":
         numbers = np.packbits(filled.astype(bool), bitorder="little")
