@@ -129,7 +129,7 @@ class GradientAudit(Probe):
 
 
 def _describe_accounting_faults(counts: Mapping[str, float]) -> Iterator[str]:
-    """Yield contradictions of the steps and the accounting: releases, sampling or noise."""
+    """Yield how the observed steps contradict the accounting: releases, sampling or noise."""
     steps, releases, values, size = (
         counts[name] for name in ("steps", "releases", "noise_values", "noise_size")
     )

@@ -49,14 +49,14 @@ from auditor.statistics import roc
 def tpr_interval(
     members: ArrayLike, nonmembers: ArrayLike, rate: float = 0.01, seed: int = 0
 ) -> Measurement:
-    """The share of the members found at this rate of false positives, with its 95% interval, as the
-    report has it.
+    """Return the true-positive rate at this false-positive rate, with its 95% interval, as in
+    reports.
 
-    members, nonmembers: scores (members,) and (non-members,), higher is surer. value: at the
-    threshold that these non-members set, which `rate` of others exceed in expectation; low, high:
-    of the share above the threshold that `rate` of all non-members exceed (statistics/roc.py).
+    members, nonmembers: scores (members,) and (non-members,), higher is surer. value: TPR at the
+    threshold set by these non-members, which `rate` of others exceed in expectation; low, high:
+    bounds of the TPR at the threshold that `rate` of all non-members exceed (statistics/roc.py).
     Nothing is drawn, so every seed gives the same. Raises AuditError for scores that are NaN or of
-    another shape, and for fewer non-members than set a threshold.
+    another shape, and for too few non-members to set a threshold.
     """
     member_scores, others = (
         np.asarray(scores, dtype=np.float64) for scores in (members, nonmembers)
@@ -83,18 +83,17 @@ def tpr_interval(
 
 
 class ContractBroken(AssertionError):
-    """How a plug-in or a model breaks its contract, a sentence a line."""
+    """List how a plug-in or a model breaks its contract, a sentence a line."""
 
 
 def check_attack(attack: Attack | Probe | type[Attack] | type[Probe]) -> None:
-    """Holds an attack or a probe to its contract. A class is tried with small numbers of samples
-    and the like.
+    """Hold an attack or a probe to its contract. A class is tried with few samples and the like.
 
-    Raises ContractBroken with all that does not hold: what it says of itself; an answer to every
-    query in every setting that gives what it needs, the surest guess first, or a reason; answers
-    that depend on their own query alone; as many drawn tokens as it said beforehand. Of a probe: an
-    observation of every secret, which depends on that secret alone, and measurements that lie in
-    their intervals.
+    Raises ContractBroken with every breach. An attack must describe itself truly; answer every
+    query in every setting that gives what it needs, the surest guess first, or give a reason; let
+    each answer depend only on its own query; and draw as many tokens as it announced. A probe must
+    observe every secret, let each observation depend only on its own secret, and measure values
+    within their intervals.
     """
     plugin = make_small_plugin(attack) if isinstance(attack, type) else attack
     contract = (
@@ -110,10 +109,10 @@ def check_attack(attack: Attack | Probe | type[Attack] | type[Probe]) -> None:
 
 
 def check_defense(defense: Defense | type[Defense]) -> None:
-    """Holds a defense to its contract: its model is a model, more queries never spend less, its
-    claim can be recorded.
+    """Hold a defense to its contract: it serves a model, more queries never spend less, its claim
+    can be recorded.
 
-    Raises ContractBroken with all that does not hold.
+    Raises ContractBroken with every breach.
     """
     plugin = defense() if isinstance(defense, type) else defense
     needs = ("public", "ensemble", "trained", "whole", "records", "corpus")
@@ -123,10 +122,10 @@ def check_defense(defense: Defense | type[Defense]) -> None:
 
 
 def check_model(model: LanguageModel) -> None:
-    """Holds a model to its contract: one distribution, however it is asked; samples of the length
-    asked for.
+    """Hold a model to its contract: the same distribution by every query, and samples of the
+    requested length.
 
-    Raises ContractBroken with all that does not hold.
+    Raises ContractBroken with every breach.
     """
     _raise_if_broken(model.name, _model_contract_faults(model))
 
@@ -213,7 +212,7 @@ def _guess_format_faults(
 
 
 def _is_nearly_same_guesses(first: Guesses, other: Guesses) -> bool:
-    """The same guesses in the same order, with the same scores but for rounding."""
+    """Test if the guesses and their order are the same, and the scores up to rounding."""
     same = [(g.suffix, g.count) for g in first.ranked] == [
         (g.suffix, g.count) for g in other.ranked
     ]
@@ -376,7 +375,7 @@ SMALL: dict[str, Any] = {
 
 
 def make_small_plugin(kind: Any) -> Any:
-    """A plug-in of this class with few samples, epochs and the like."""
+    """Make a plug-in of this class with few samples, epochs and the like."""
     defaults = {f.name: f.default for f in dataclasses.fields(kind)}
     return kind(
         **{name: value for name, value in SMALL.items() if type(defaults.get(name)) is type(value)}
@@ -385,7 +384,7 @@ def make_small_plugin(kind: Any) -> Any:
 
 @functools.cache
 def tiny_model(seed: int = 0) -> HuggingFaceModel:
-    """`make_tiny_random_model` of the defaults; always the same one."""
+    """Return `make_tiny_random_model` with its defaults, cached by seed."""
     with torch.random.fork_rng(
         devices=[]
     ):  # the seed is put back; no devices: asking for CUDA's would start it
@@ -395,8 +394,8 @@ def tiny_model(seed: int = 0) -> HuggingFaceModel:
 def make_tiny_random_model(
     vocab_size: int = 61, seed: int = 0, kind: str = "neox", scale: float = 3.0
 ) -> HuggingFaceModel:
-    """A tiny random model with a peaked distribution, so that samples share prefixes and top-p has
-    something to cut."""
+    """Make a tiny random model with a peaked distribution, so that samples share prefixes and top-p
+    truncates."""
     torch.manual_seed(seed)  # of the whole process: a caller who minds forks it
     model: Any
     if kind == "gpt2":
@@ -418,8 +417,8 @@ def make_tiny_random_model(
 
 
 class TwoLetterTokenizer:
-    """A tokenizer of two-letter words, upper case for even ids: lower-casing turns an even id into
-    the next one."""
+    """Tokenize two-letter words, upper case for even ids: lower-casing turns an even id into the
+    next one."""
 
     def decode(self, tokens: Sequence[int]) -> str:
         return "".join(
@@ -455,8 +454,7 @@ def fit_and_guess(attack: Attack, view: View, queries: Sequence[Query]) -> dict[
 
 
 def make_test_secrets(model: LanguageModel) -> list[Secret]:
-    """Members and non-members of two lengths; half of the suffixes are drawn from the model, half
-    are not."""
+    """Make members and non-members of two lengths; the model draws half of the suffixes."""
     test_secrets = []
     for i, query in enumerate(random_queries(12)):
         suffix = query.prefix[: query.length]
@@ -479,7 +477,7 @@ def make_test_secrets(model: LanguageModel) -> list[Secret]:
 
 
 def make_exposure_test_canaries() -> list[Secret]:
-    """Members and controls of one small space, as `TwoLetterTokenizer` writes them."""
+    """Make members and controls of one small space, as `TwoLetterTokenizer` writes them."""
     words = TwoLetterTokenizer()
     slots = tuple(
         (f"slot{i}", tuple(words.decode((token,)) for token in range(i, 61, 10))) for i in range(3)
@@ -500,7 +498,7 @@ def make_exposure_test_canaries() -> list[Secret]:
 
 
 def make_coin_flip_test_canaries() -> list[Secret]:
-    """Canaries behind prefixes, every other one included, as if a coin had decided."""
+    """Make canaries behind prefixes, every other one included, as if by coin flips."""
     return [
         Secret(
             query.id,
@@ -515,7 +513,7 @@ def make_coin_flip_test_canaries() -> list[Secret]:
 
 
 def make_subjects_for_probe(probe: Probe, model: LanguageModel) -> list[Secret]:
-    """The secrets or canaries of the kind that this probe looks at."""
+    """Make the secrets or canaries of the kind that this probe observes."""
     if probe.of == "own":
         return list(probe.textless_subjects(make_view(model, WHITE_BOX)))
     return {"canaries": make_exposure_test_canaries, "coins": make_coin_flip_test_canaries}.get(
@@ -524,7 +522,7 @@ def make_subjects_for_probe(probe: Probe, model: LanguageModel) -> list[Secret]:
 
 
 def model_for_probe(probe: Probe, model: LanguageModel) -> LanguageModel:
-    """The model, or one with a defense where the probe has nothing to look at without a claim."""
+    """Return the model, defended if the probe can observe nothing without a claim."""
     try:
         next(
             iter(
@@ -539,7 +537,7 @@ def model_for_probe(probe: Probe, model: LanguageModel) -> LanguageModel:
 
 
 def setting_gives_capabilities(needs: Sequence[str], setting: Setting) -> bool:
-    """Whether the setting gives all of these capabilities."""
+    """Test if the setting gives all of these capabilities."""
     return all(implies_capability(setting.capabilities, needed) for needed in needs)
 
 
@@ -549,7 +547,7 @@ def observe_by_id(probe: Probe, view: View, secrets: Sequence[Secret]) -> dict[s
 
 @functools.cache
 def make_tiny_scenario() -> Scenario:
-    """All that a defense may need, of tiny models."""
+    """Make everything that a defense may need, from tiny models."""
     target = tiny_model()
     ensemble = ModelEnsemble(target, [tiny_model(seed) for seed in (1, 2)])
     named_prefixes = [(f"q{i}", query.prefix) for i, query in enumerate(random_queries())]

@@ -166,12 +166,12 @@ class InvisibleInk(Defense):
         )
 
     def _covered_token_count(self, scenario: Scenario) -> int:
-        """T: the tokens of one batch that epsilon covers. With nothing to draw, the clip is that of
-        one token."""
+        """Return T, the tokens of one batch that epsilon covers; 1 if neither `queries` nor the run
+        sets it."""
         return self.queries or scenario.queries or 1
 
     def _clip_and_decoding_parameters(self, scenario: Scenario) -> InkOptions:
-        """C = tau B sqrt(2 rho / T) where it is solved for (formulas C4)."""
+        """Solve C = tau B sqrt(2 rho / T) (formulas C4) if no clip is given."""
         # zCDP adds up over tokens (Bun and Steinke 2016, Lemma 1.7): each has an equal share.
         rho = compute_zcdp_budget(self.epsilon, self.delta) / self._covered_token_count(scenario)
         clip = self.clip or self.temperature * self.batch * math.sqrt(2 * rho) * _PRIVATE_END
@@ -239,17 +239,17 @@ class UnclippedReferences(Defense):
 
 @dataclass(frozen=True)
 class InkOptions:
-    """How a token is written: C in nats, tau, and k of top-k+ (0: all)."""
+    """Define how a token is drawn: C in nats, tau, and k of top-k+ (0: all)."""
 
     clip: float
     temperature: float
     top_k: int = 0
 
     def clipped_mean_distribution(self, distributions: Tensor) -> Tensor:
-        """(..., V) nats, float64: of the token drawn; distributions (..., 1 + B, V), the public one
-        first.
+        """Return the drawn token's log-probabilities, (..., V) nats; distributions (..., 1 + B, V),
+        the public one first.
 
-        In float64: a small clip makes claims that float32's rounding would break.
+        Computed in float64: with a small clip, float32's rounding would break the claim.
         """
         public = distributions[..., 0, :].double()
         private = distributions[..., 1:, :].double()
@@ -265,7 +265,7 @@ class InkOptions:
         return (phi / self.temperature).log_softmax(-1)
 
     def public_top_k_plus_mask(self, public: Tensor, batch: int) -> Tensor:
-        """(..., V): top-k+, from the public distribution alone."""
+        """Return the top-k+ mask (..., V), from the public distribution alone."""
         if not 0 < self.top_k < public.shape[-1]:
             return torch.ones_like(public, dtype=torch.bool)
         least = public.topk(self.top_k, dim=-1).values[..., -1:]
@@ -274,8 +274,7 @@ class InkOptions:
 
 @dataclass(frozen=True)
 class InkLogRatioRange:
-    """The accounting of one token: the range of log-ratios of neighbouring distributions, in nats,
-    by relation."""
+    """Bound the range of one token's log-ratio between neighbours, in nats, by relation."""
 
     range: Mapping[str, float]
 
@@ -292,10 +291,10 @@ class InkLogRatioRange:
 
 
 def deal_records_into_context_batches(scenario: Scenario, size: int) -> InContextRecordBatches:
-    """The private records in batches, each text once; prompts of no private record go to the
-    batches in turn.
+    """Deal the private records into batches, each text once; prompts without a private record go to
+    the batches in turn.
 
-    Raises AuditError where there are no private records.
+    Raises AuditError if there are no private records.
     """
     records = list(dict.fromkeys(prompt.record for prompt in scenario.prompts if prompt.record))
     if not records:
@@ -320,10 +319,9 @@ def _record_batch_ensemble(scenario: Scenario, size: int) -> InContextEnsemble:
 
 
 class InvisibleInkModel(WrappingModel):
-    """A batch of records served, member j of the ensemble being the model that reads the j-th.
+    """Serve a batch of records; member j of the ensemble is the model with record j in context.
 
-    promise: what is claimed of it, kept apart from what is served so that a mistake shows; None:
-    nothing.
+    promise: the claim, kept apart from the served model so that a mistake shows; None: no claim.
     """
 
     def __init__(
@@ -349,8 +347,10 @@ class InvisibleInkModel(WrappingModel):
             self.max_positions -= self.longest  # the record in the context takes its room
 
     def released_token_distribution(self, distributions: Tensor) -> Tensor:
-        """(..., V) nats: the distribution of the token drawn; distributions (..., 1 + B, V), the
-        public one first."""
+        """Return the distribution of the drawn token, (..., V) nats.
+
+        distributions: (..., 1 + B, V), the public one first.
+        """
         return self.ink.clipped_mean_distribution(distributions)
 
     def start(
@@ -372,7 +372,7 @@ class InvisibleInkModel(WrappingModel):
     def _public_and_member_distributions(
         self, contexts: Tensor, last: int, prompt: Tensor | None = None
     ) -> Tensor:
-        """(B, last, 1 + B, V) nats, the public model's first."""
+        """Return (B, last, 1 + B, V) nats, the public model's first."""
         return self.held.distributions(
             contexts, torch.arange(self.parts, device=self.device), last, prompt=prompt
         )
@@ -381,10 +381,10 @@ class InvisibleInkModel(WrappingModel):
     def divergence_checks(
         self, contexts: Tensor, last: int, at: Sequence[int], order: int = 0
     ) -> Sequence[DivergenceCheck]:
-        """Neighbours: each record of the batch asked with none in its place, or with the next one
-        there.
+        """Compare with neighbours: each record of the batch emptied, or replaced by the next one.
 
-        Beside the divergence, what the proof rests on: the range of the log-ratios (`range_...`).
+        Besides the divergence, checks the range of log-ratios that the proof rests on
+        (`range_...`).
         """
         promise = self.promise
         if promise is None:
@@ -427,7 +427,10 @@ class InvisibleInkModel(WrappingModel):
         return type(self)(other, self.ink, self.name, self.promise)
 
     def _neighbour_token_distributions(self, relation: str, distributions: Tensor) -> Tensor:
-        """(..., B, V) nats: each as it would be served itself; distributions (..., 1 + B, V)."""
+        """Return each neighbour's released distribution, (..., B, V) nats.
+
+        distributions: (..., 1 + B, V).
+        """
         size = self.held.size
         changed = [
             distributions[..., list_neighbour_parts(relation, j, size), :] for j in range(size)
@@ -469,7 +472,7 @@ class _InkRows(WrappingRows):
     def draw(
         self, row_of_draw: Tensor, uniforms: Tensor, decoding: Decoding
     ) -> tuple[Tensor, Tensor]:
-        """Draws that no budget pays for (`View._uniform_draws_of_query`) are the public model's."""
+        """Draw tokens: from the public model if no budget pays (`View._uniform_draws_of_query`)."""
         if not self.distribution and not decoding.is_ancestral:
             raise AuditError(
                 f"expected ancestral decoding, got {decoding}: InvisibleInk's claim covers no other"

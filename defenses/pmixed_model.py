@@ -1,5 +1,5 @@
-"""The model that PMixED serves: members held within a radius of the public distribution, mixed and
-drawn from."""
+"""Serve PMixED's model: members are held within a radius of the public distribution, mixed, and
+sampled."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _TUNING_MEMBERS = 4  # members behind one gradient step; each step takes others
 
 @dataclass(frozen=True)
 class PMixedMemberProjection:
-    """A member's mixing weight: the largest within a radius of the public distribution, by subset
+    """Give a member the largest mixing weight within a radius of the public distribution, by subset
     size."""
 
     alpha: int
@@ -42,15 +42,15 @@ class PMixedMemberProjection:
     two_sided: bool
 
     def radii_by_subset_size(self) -> tuple[float, ...]:
-        """The radii of sizes 1..N, or the one that all of them have."""
+        """Return the radii of sizes 1..N, or only one if all are equal."""
         return self.radii[:1] if len(set(self.radii)) == 1 else self.radii
 
     @torch.no_grad()
     def mixing_weights_within_radius(
         self, log_p: Tensor, log_p0: Tensor, radius: Tensor | float
     ) -> Tensor:
-        """lambda of each distribution, (...): no gradient passes (formulas A5). radius: one, or one
-        of each."""
+        """Return lambda of each distribution, (...), without gradients (formulas A5). radius: one,
+        or one each."""
         if self.radii[0] == math.inf:  # as `build_unmixed_projection` has it
             shape = torch.broadcast_shapes(log_p.shape[:-1], torch.as_tensor(radius).shape)
             return torch.full(shape, self.cap, dtype=torch.float64, device=log_p.device)
@@ -60,25 +60,25 @@ class PMixedMemberProjection:
 
 
 def build_unmixed_projection(members: int) -> PMixedMemberProjection:
-    """A projection without any effect on members."""
+    """Build a projection that leaves members unchanged."""
     return PMixedMemberProjection(2, (math.inf,) * members, cap=1.0, two_sided=False)
 
 
 @dataclass(frozen=True)
 class QueryRDP:
-    """What the accounting says of one token. Held against what is served, which may be something
-    else by mistake."""
+    """Hold the accounting of one token, to compare with the served model, which may differ by
+    mistake."""
 
     projection: PMixedMemberProjection
     query_rdp: Mapping[tuple[Adjacency, int], float]  # nats, by relation and order
 
 
 class PMixedModel(WrappingModel):
-    """The served ensemble. Draws ask one member each; the distribution is that of the released
-    token (formulas B2.4).
+    """Serve the ensemble. A draw queries at most one member; the distribution is the released
+    token's (formulas B2.4).
 
-    served: the projection by the number of members, this ensemble's and its neighbours'. promise:
-    what is claimed of it; None: nothing.
+    served: the projection by number of members, for this ensemble and its neighbours. promise: the
+    claim; None: no claim.
     """
 
     def __init__(
@@ -139,8 +139,8 @@ class PMixedModel(WrappingModel):
     def tuning_log_probs(
         self, contexts: Tensor, last: int, prompt: Tensor, noise: torch.Generator
     ) -> Tensor:
-        """The distribution, the sum over members estimated from a few, anew each step: unbiased, no
-        entry below 0."""
+        """Estimate the distribution from a few members, drawn anew at each step: unbiased, no entry
+        below 0."""
         few = min(_TUNING_MEMBERS, self.ensemble.size)
         chosen = 1 + torch.randperm(self.ensemble.size, generator=noise, device=noise.device)[:few]
         parts = torch.cat([chosen.new_zeros(1), chosen]).to(self.device)
@@ -149,11 +149,11 @@ class PMixedModel(WrappingModel):
         )
 
     def released_token_distribution(self, distributions: Tensor) -> Tensor:
-        """The exact distribution of the released token, (..., V) nats; distributions (..., 1 + n,
-        V), the public first.
+        """Return the exact distribution of the released token, (..., V) nats; distributions (..., 1
+        + n, V), the public first.
 
-        P_out = p0 + (1/N) sum_j Lambda_j (p_j - p0), Lambda_j the weight of j averaged over subset
-        sizes (formulas B2.4); n < N members stand for all N.
+        P_out = p0 + (1/N) sum_j Lambda_j (p_j - p0), with Lambda_j the weight of j averaged over
+        subset sizes (formulas B2.4); n < N members stand for all N.
         """
         log_p0, log_p = distributions[..., :1, :], distributions[..., 1:, :]
         radii, shares = (
@@ -174,11 +174,10 @@ class PMixedModel(WrappingModel):
     def published_perplexity_nll(
         self, texts: Sequence[tuple[int, ...]], seed: int, n_context: int = 1
     ) -> Mapping[str, Sequence[float]]:
-        """The paper's average (Sec. 6.1): -log p_S(y), one Poisson subset S a token, here the same
-        for every defense.
+        """Return the paper's average (Sec. 6.1): -log p_S(y) with a Poisson subset S per token, the
+        same subsets for every defense.
 
-        By Jensen never below that of the released distribution on average: what an attacker meets
-        is the distribution.
+        On average at least the released distribution's (Jensen), which is what an attacker meets.
         """
         if self.promise is None:
             return {}
@@ -193,8 +192,8 @@ class PMixedModel(WrappingModel):
         return {"perplexity_subset_average": nll}
 
     def _nll_under_poisson_subsets(self, text: tuple[int, ...], uniforms: np.ndarray) -> float:
-        """Summed -log p_S(y) of the last tokens, one of each row of uniforms (tokens, N); S: where
-        they are below q."""
+        """Sum -log p_S(y) over the last tokens, one per row of uniforms (tokens, N); S: members
+        with uniforms below q."""
         tokens = torch.tensor([text], device=self.device)
         inside = torch.from_numpy(uniforms < self.q).to(self.device)
         sampled_members = inside.any(0).nonzero().squeeze(-1)  # members of any subset: few of many
@@ -219,13 +218,13 @@ class PMixedModel(WrappingModel):
     def divergence_checks(
         self, contexts: Tensor, last: int, at: Sequence[int], order: int = 0
     ) -> Sequence[DivergenceCheck]:
-        """Neighbours: each member absent, emptied, or replaced by the next one, whichever is
-        claimed.
+        """Compare with the claimed neighbours: each member absent, emptied, or replaced by the next
+        one.
 
-        Each as it would be served itself: with one member less, by the projection for N - 1
-        members. Beside them, what the proof takes for granted of every member: `projection`, its
-        distance from the public distribution against the radius, and `cap`, how much of a public
-        probability it may take away.
+        A neighbour is taken as served: without a member, by the projection for N - 1 members. Also
+        checks the proof's premises for every member: `projection`, its distance from the public
+        distribution against the radius, and `cap`, how much of a public probability it may take
+        away.
         """
         promise = self.promise
         if promise is None:
@@ -259,8 +258,8 @@ class PMixedModel(WrappingModel):
     def neighbour_distributions(
         self, contexts: Tensor, last: int, at: Sequence[int]
     ) -> Sequence[Neighbours]:
-        """One entry per member, for each claimed relation; where nothing is claimed, each
-        member emptied."""
+        """Return one entry per member for each claimed relation; without a claim, each member
+        emptied."""
         distributions = self._public_and_member_distributions(contexts, last, at)
         return [
             Neighbours(
@@ -282,15 +281,14 @@ class PMixedModel(WrappingModel):
 
     @property
     def claimed_neighbour_relations(self) -> tuple[Adjacency, ...]:
-        """The relations of the neighbours that something is claimed of; zero_out where nothing
-        is."""
+        """The relations of the claimed neighbours; zero_out without a claim."""
         claimed = () if self.promise is None else self.promise.query_rdp
         return tuple(dict.fromkeys(adjacency for adjacency, _ in claimed)) or ("zero_out",)
 
     def _public_and_member_distributions(
         self, contexts: Tensor, last: int, at: Sequence[int]
     ) -> Tensor:
-        """(B, positions, 1 + N, V) nats, the public model's first."""
+        """Return (B, positions, 1 + N, V) nats, the public model's first."""
         return self.ensemble.distributions(
             contexts, torch.arange(self.parts, device=self.device), last
         )[:, at]
@@ -298,8 +296,10 @@ class PMixedModel(WrappingModel):
     def _neighbour_token_distributions(
         self, adjacency: Adjacency, distributions: Tensor
     ) -> np.ndarray:
-        """(B, positions, N, V) probabilities, each member changed in turn; distributions (B,
-        positions, 1 + N, V)."""
+        """Return (B, positions, N, V) probabilities, with each member changed in turn.
+
+        distributions: (B, positions, 1 + N, V).
+        """
         fewer = adjacency == "add_remove" and self.ensemble.size > 1
         served, exact = (
             self.served(self.ensemble.size - 1) if fewer else self.projection,
@@ -321,8 +321,8 @@ class PMixedModel(WrappingModel):
 
 
 def list_neighbour_parts(relation: str, index: int, size: int) -> list[int]:
-    """The part that answers in each place where member `index` is absent, emptied, or replaced by
-    the next one."""
+    """Return the part that answers in each place if member `index` is absent, emptied, or replaced
+    by the next one."""
     places = list(range(1 + size))
     if relation == "add_remove":
         del places[1 + index]
@@ -334,8 +334,8 @@ def list_neighbour_parts(relation: str, index: int, size: int) -> list[int]:
 def _tabulate_mixing_weights(
     projection: PMixedMemberProjection, distributions: Tensor
 ) -> np.ndarray:
-    """(..., sizes or 1, N): each member's weight; distributions (..., 1 + N, V), the public one
-    first."""
+    """Return each member's weight, (..., sizes or 1, N); distributions (..., 1 + N, V), the public
+    one first."""
     public, members = distributions[..., :1, :], distributions[..., 1:, :]
     weights = [
         projection.mixing_weights_within_radius(members, public, radius)
@@ -351,7 +351,7 @@ def _compute_float64_member_probabilities(distributions: Tensor) -> np.ndarray:
 def _check_radii(
     promised: PMixedMemberProjection, public: np.ndarray, members: np.ndarray, weights: np.ndarray
 ) -> Iterator[DivergenceCheck]:
-    """One radius check (and cap check) a subset size, or one in all where no radius or weight
+    """Yield a radius check (and cap check) for each subset size, or one if no radius or weight
     depends on the size.
 
     public: (..., 1, V) probabilities; members: (..., N, V); weights: (..., sizes, N) as served.
@@ -372,7 +372,7 @@ def _check_radii(
 
 
 class _PMixedDistributionRows(WrappingRows):
-    """Rows that know the exact distribution: every part is asked at every token."""
+    """Serve rows with the exact distribution: every part is queried at every token."""
 
     def __init__(self, model: PMixedModel, rows: Rows) -> None:
         super().__init__(rows)
@@ -388,11 +388,11 @@ class _PMixedDistributionRows(WrappingRows):
 
 
 class _PMixedDrawRows(Rows):
-    """Rows that only answer draws, as the service does: each draw asks the public model and at most
-    one member.
+    """Serve rows that only answer draws, like the service: a draw queries the public model and at
+    most one member.
 
-    With subset size n ~ Binomial(N, q), n = 0 draws from p0; else one uniformly chosen member with
-    the radius for n has the distribution of an average over a Poisson subset (formulas A5).
+    With subset size n ~ Binomial(N, q), n = 0 draws from p0; otherwise one uniformly chosen member
+    with the radius for n has the distribution of an average over a Poisson subset (formulas A5).
     """
 
     def __init__(

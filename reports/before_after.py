@@ -1,6 +1,7 @@
-"""Render a mitigated model next to the original: terminal, Markdown and HTML. Compare nothing here.
+"""Render a mitigated model next to the original: terminal, Markdown and HTML.
 
-Shows the paired measurements before and after, the prediction, the promise and the cost.
+Shows the paired measurements before and after, the prediction, the promise and the cost; computes
+no comparison.
 """
 
 from __future__ import annotations

@@ -94,9 +94,9 @@ def describe_signal_number(signal: LeakSignal) -> str:
 
 
 def is_excess_decisive(signal: LeakSignal) -> bool:
-    """Return whether the excess over the non-members is the reason that the signal is not shown.
+    """Test whether a signal is not shown because of its excess over the non-members.
 
-    For a shown signal its interval suffices: its lower limit is above the non-members' number too.
+    A shown signal needs only its own interval, whose lower limit is above the non-members' number.
     """
     return signal.status == signals.NOT_SHOWN and signal.excess is not None
 

@@ -140,10 +140,11 @@ _USUAL = ("train", "trainer", "main")  # names searched in a file without --func
 
 
 def _load_dp_loop_training_function(script: Path, function: str | None) -> Callable[..., Any]:
-    """Return the training in a user's file: its function of (model, records), or its Trainer's.
+    """Return the training in a user's file as a function: theirs of (model, records), or a
+    Trainer's.
 
-    Without a name: the first of the usual names, else the training of the file run as a script.
-    Raises AuditError if there is none.
+    If no name is given, take the first of the usual names, else run the file as a script. Raises
+    AuditError if there is no training.
     """
     if not script.is_file():
         raise AuditError(

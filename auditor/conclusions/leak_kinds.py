@@ -1,7 +1,7 @@
 """Define a way to leak: its numbers, each next to its value without a leak, and the first gate
 limits.
 
-Knows none of the ways to leak: `conclusions.leak_readings` lists them.
+The ways themselves are in `conclusions.leak_readings`.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ class LeakReading:
 
     @property
     def is_above_baseline(self) -> bool:
-        """Test whether the lower bound is above the baseline, including the baseline's
-        interval."""
+        """Test whether the number is above its baseline (or below, if `either_way`), given both
+        intervals."""
         m = self.corrected
         if self.excess is not None:
             # The interval of the excess includes the baseline's error.

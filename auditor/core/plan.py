@@ -131,7 +131,7 @@ class Plan:
             )
 
     def _check_until_conflicts(self) -> None:
-        """Raise AuditError for fields that need all secrets next to --until, which stops early."""
+        """Raise AuditError for fields that need all secrets if --until may stop early."""
         if self.attacks.until is not None:
             for name in ("submission", "forget", "relearn"):
                 if self.map_field_values()[name] is not None:
@@ -174,7 +174,7 @@ class Plan:
         return cls().with_fields(**values)
 
     def with_fields(self, **values: Any) -> Plan:
-        """Return this plan with these values, in any part."""
+        """Return a copy with these fields changed, in any part."""
         parts: dict[str, dict[str, Any]] = {}
         for name, value in values.items():
             parts.setdefault(FIELDS[name].part, {})[name] = value

@@ -93,10 +93,10 @@ class Chain:
 
 @dataclass(frozen=True)
 class StoppedEarly:
-    """Progress of a row queried in random order (`--until`): its intervals hold at every look.
+    """Record how far a row was queried in random order (`--until`); intervals are anytime-valid.
 
-    asked, of: members and non-members together; why: "recall <= 0.05: failed", or that nothing was
-    decided.
+    asked, of: asked and all secrets, members and non-members; why: "recall <= 0.05: failed", or
+    that nothing was decided.
     """
 
     asked: int
@@ -256,8 +256,8 @@ class Unlearning:
 class KindCount:
     """The number of personal data of a kind in suffixes; a text in two secrets counts twice.
 
-    members, nonmembers: complete, and not in the prefix: these are searched in guesses. Other data
-    of members: held: already in the prefix; cut: the prefix or the suffix ends inside. trained: of
+    members, nonmembers: complete and not in the prefix, so searched for in guesses. Other data of
+    members: `held`, already in the prefix; `cut`, cut by an end of prefix or suffix. trained: of
     non-members, but in the training data: no floor.
     """
 

@@ -1,4 +1,4 @@
-"""Check the noise: on every tensor, Gaussian, fresh, and of a size that follows nothing secret."""
+"""Check that noise is on every tensor, Gaussian, fresh, and of a size independent of secrets."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _SURELY_SILENT = 3
 
 
 def check_noise_every_tensor(runs: WatchedTrainings) -> LoopCheck:
-    """Check that every tensor has noise, of any size: reaches are in units of each tensor's."""
+    """Check that every tensor has noise, of any size: reaches are in units of a tensor's noise."""
     name = "noise in every tensor"
     would = "a tensor without noise"
     if not runs.steps_with_noise:
@@ -88,7 +88,7 @@ def _find_tensors_without_noise(runs: WatchedTrainings) -> set[str]:
 def whiten_unequal_noise(runs: WatchedTrainings) -> WatchedTrainings:
     """Return the trainings with each tensor in units of its noise, if the noise is unequal.
 
-    Equal noise stays unscaled: shares from a few degrees of freedom would add their errors.
+    Equal noise stays unscaled: shares estimated from few degrees of freedom would add error.
     """
     shares = runs.noise_shares
     if not _has_unequal_noise(runs, shares):
@@ -257,13 +257,14 @@ def _find_largest_correlation(noises: Floats, free: float) -> tuple[float, float
 
 
 def _count_noise_freedoms(step: ObservedStep, of: slice = slice(None)) -> float:
-    """Return the dimensions of a step's noise, or of these elements, outside its records' span."""
+    """Count the degrees of freedom of a step's noise, or of these elements, outside the records'
+    span."""
     return float((step.spread[of] ** 2).sum())
 
 
 def _stack_shared_noise(steps: Sequence[ObservedStep]) -> tuple[Floats, float]:
-    """Return (steps, d) the noise of tensors in every step, and a row's fewest degrees of
-    freedom."""
+    """Return the noise (steps, d) of tensors in every step, and the fewest degrees of freedom of a
+    row."""
     shared = [name for name in steps[0].shapes if all(name in step.shapes for step in steps)]
     spans = [[slice(*step.shapes[name]) for name in shared] for step in steps]
     rows = [
@@ -378,8 +379,8 @@ def check_training_reveals_record_count(runs: WatchedTrainings) -> LoopCheck:
 def check_noise_size_public(runs: WatchedTrainings) -> LoopCheck:
     """Check that the noise's size is a public schedule.
 
-    At each step it must be the same in all trainings with as many records. If it differs it follows
-    chance, as in adaptive clipping, or the records: the test does not tell them apart.
+    At each step it must be equal in all trainings with the same number of records. If not, it
+    follows chance, as in adaptive clipping, or the records: the test cannot tell which.
     """
     name = "noise by a schedule"
     would = "noise whose size differs between trainings"
@@ -411,9 +412,9 @@ def _group_steps(runs: WatchedTrainings) -> list[list[ObservedStep]]:
 
 
 def _is_noise_size_public(runs: WatchedTrainings) -> bool:
-    """Test that scales at each place differ by no more than their errors.
+    """Test if trainings agree on each step's noise scale, up to estimation error.
 
-    The log of a scale has the variance 1 / (2 freedom).
+    The log of a scale has variance 1 / (2 freedom).
     """
     total = 0.0
     freedom = 0

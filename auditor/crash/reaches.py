@@ -49,7 +49,7 @@ def estimate_mean_reach(
 def _sum_chosen_reaches(
     gram: Floats, reaches: Floats, chosen: Chosen
 ) -> tuple[float, float] | None:
-    """Return the sums of weights and weighted reaches, each over the latter's deviation.
+    """Return the sums of weights and weighted reaches, each over the latter's standard deviation.
 
     None if no record is chosen.
     """
@@ -110,8 +110,8 @@ def _weigh_chosen_records(gram: Floats, chosen: Chosen) -> tuple[Floats, float]:
 
 
 def rank_training_norms(traces: Sequence[Trace]) -> dict[int, Floats]:
-    """Return (records,) by a step's `id`: the share of its training's norms so far below each
-    norm."""
+    """Return, by a step's `id`, the share of its training's norms so far below each norm,
+    (records,)."""
     ranks = {}
     for trace in traces:
         earlier = np.zeros(0)
@@ -141,10 +141,10 @@ def estimate_tensor_reaches(
 def _sum_tensor_reaches(
     steps: Sequence[ObservedStep], noise_shares: Mapping[str, float]
 ) -> list[tuple[float, float]]:
-    """Return for each step the sum of bounds and the released gradient, both along a unit vector.
+    """Return for each step the sum of the records' bounds b(u) and the released gradient along u.
 
-    Each tensor's part of the vector points along the sum of its records' unit gradients and is as
-    long as earlier steps reach there; the step's own noise never chooses it.
+    u is a unit vector. Its part in each tensor points along the sum of the records' unit gradients;
+    its length follows the tensor's reach in earlier steps, never the step's own noise.
     """
     sums = []
     products: dict[str, float] = {}

@@ -1,8 +1,7 @@
-"""Engines do the work of a run in this process or on the workers of a cluster. They know items and
-nothing of attacks.
+"""Do the work of a run in this process or on a cluster's workers, independent of attacks.
 
-Work is a value that describes a task; a workplace holds the models and data for it. Each worker
-opens its own workplace once, so that only work, items and results travel.
+Work describes a task over items; a workplace holds the models and data for it. Each worker opens
+its own workplace once, so only work, items and results are sent.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Parse the rules of a gate: from a policy file in TOML, sentences or flags. Knows no runs.
+"""Parse gate rules from a TOML policy file, sentences or flags; independent of runs.
 
 inconclusive = "fail"                              # report (exit 4), pass or fail; the flag wins
 allow_not_applicable = true                        # attacks that never applied pass (also a flag)
@@ -22,8 +22,8 @@ max = 0.01                                         # or "claim"; or max_increase
 model_here = true                                  # the judged model is on this machine
 max_age = 7                                        # days since it was judged
 attacks = ["perplexity", "ethicist"]               # each applied to every judged target
-access = "white-box"                               # of the attacks above; or "text-only"
-secrets = 300                                      # attacked by each of them, at least
+access = "white-box"                               # access of the attacks above; or "text-only"
+secrets = 300                                      # minimum that each of them attacks
 nonmembers = 200
 attestation = true                                 # signed by the key passed to the gate
 """

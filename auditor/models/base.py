@@ -117,7 +117,7 @@ class ReadsPositions(Protocol):
 
         None if the model takes no positions.
 
-        Every token sees all before it, whatever their positions. No prefix token is put.
+        Every token sees all before it, whatever their positions. No prefix token is prepended.
         """
 
 
@@ -313,7 +313,7 @@ class LanguageModel(ABC):
         return torch.cat(parts)
 
     def partial_distributions_of(self, prefixes: Tensor, suffixes: Tensor) -> PartialDistribution:
-        """Return the log-probabilities of each suffix token and of the likeliest, B x L rows."""
+        """Return the log-probabilities of each suffix token and likeliest tokens, B x L rows."""
         parts = []
         for tokens, log_probs in self.teacher_forced_distributions(prefixes, suffixes):
             rows = log_probs.flatten(0, 1)
@@ -442,10 +442,9 @@ class LanguageModel(ABC):
 def compute_text_nlls(
     model: LanguageModel, texts: Sequence[tuple[int, ...]], context_lengths: Sequence[int] = ()
 ) -> Iterator[tuple[float, int]]:
-    """Yield the summed nll in nats and the number of predicted tokens of each text.
+    """Yield each text's summed nll in nats and its number of predicted tokens.
 
-    context_lengths: number of leading tokens per text without a prediction; empty: one token
-    each.
+    context_lengths: unpredicted tokens at the start of each text; if empty, 1.
     """
     results: dict[int, tuple[float, int]] = {}
     n_given = context_lengths or [1] * len(texts)

@@ -144,7 +144,8 @@ def _bound_greedy_log_probs(distribution: PartialDistribution) -> tuple[Tensor, 
 
 @dataclass(frozen=True)
 class _UntoldTokens:
-    """Unreported tokens, (n,): `middle` with shares from `own` to `cap`, `rest` up to `low`.
+    """Describe unreported tokens, (n,): `middle` with shares in [own, cap], `rest` with at most
+    `low`.
 
     Shares and masses are relative to the likeliest token's; a weight is a share to the power of 1 /
     temperature.
@@ -158,7 +159,7 @@ class _UntoldTokens:
     low: Tensor
 
     def _total_weight_bounds(self, least: Tensor, most: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the least and greatest total weight if the mass is between these two."""
+        """Bound the total weight, given bounds on the total mass."""
         # A weight is a power of a share: convex at temperatures up to 1, which give equal shares
         # the least weight (Jensen).
         if self.power >= 1:
@@ -299,7 +300,7 @@ def _bound_top_p_kept(
     least: Tensor,
     most: Tensor,
 ) -> _Kept:
-    """Return the bounds after top-p on the tokens kept by top-k, of weight `least` to `most`."""
+    """Return the bounds after top-p on tokens kept by top-k, whose weight is `least` to `most`."""
     low = decoding.top_p * least * (1 - _EDGE)
     high = decoding.top_p * most * (1 + _EDGE)
     before = (distributions.top * distribution._surely_ranked_higher).sum(-1)

@@ -187,7 +187,7 @@ class View:
         return str(decoding)
 
     def sampling_recipe_name(self, sampling: Sampling, prompt: str) -> str:
-        """Return the name of a pass, which attacks with the same recipe share.
+        """Return the name of a pass, shared by attacks with the same recipe.
 
         prompt: the name of the soft prompt.
         """
@@ -197,10 +197,8 @@ class View:
     def queries_within_allowance(
         self, sampling: Sampling, prompt: str, queries: Sequence[Query]
     ) -> list[Query]:
-        """Return the queries that the budget pays for, or the public model answers.
-
-        All queries without a budget.
-        """
+        """Return the queries that the budget pays for or the public model answers; all without a
+        budget."""
         if self.allowance is None:
             return list(queries)
         name = self.sampling_recipe_name(sampling, prompt)
@@ -253,7 +251,7 @@ class View:
     def prefix_batch_size(
         self, sampling: Sampling, queries: Sequence[Query], prompt_rows: int = 0
     ) -> int:
-        """Return the prefixes in a pass: many, because memorised text takes few rows."""
+        """Return the number of prefixes per pass: many, because memorised text takes few rows."""
         # A tree splits a batch that outgrows its rows by itself.
         width = {"sample": sampling.samples, "beam": sampling.beams, "tree": 1}[sampling.search]
         return self.batch_size or max(
@@ -366,7 +364,7 @@ class View:
 def _compute_lone_nlls(
     model: LanguageModel, suffixes_by_prefix: Mapping[Tokens, Sequence[Tokens]]
 ) -> dict[tuple[Tokens, Tokens], float]:
-    """Return the summed nll of suffixes without siblings after their prefix, each in a pass."""
+    """Return the summed nll of each suffix that is the only one of its prefix."""
     pairs = [
         (prefix, suffixes[0])
         for prefix, suffixes in suffixes_by_prefix.items()

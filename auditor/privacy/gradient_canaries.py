@@ -1,7 +1,7 @@
-"""`gradient-canaries.json`: what a training kept of its gradient canaries, for an audit of what it
-promises.
+"""Read and write `gradient-canaries.json`: a training's gradient canaries, for an audit of its
+claim.
 
-Knows records of numbers and words; trains nothing and bounds nothing.
+Holds only numbers and words; trains nothing and bounds nothing.
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ FILE = "gradient-canaries.json"
 
 @dataclass(frozen=True)
 class GradientCanaries:
-    """Of each canary whether it was in the data, and what the released noisy sums said of that; and
-    what was assumed.
+    """Record whether each canary was in the data, what the released noisy sums showed of that, and
+    the assumptions.
 
-    scores: the log-likelihood ratio of in against out, in nats, summed over the steps. sums: of its
+    scores: log-likelihood ratio of in against out, in nats, summed over the steps. sums: a canary's
     share of each noisy sum, in clipping norms, summed over the steps: 1 for each step that it took
-    part in, and noise. releases: noisy sums that were seen, whatever was accounted for. drawn: how
-    often any canary was drawn, in or out; unevenness: of how often each was, below 0 where more
-    evenly than by Poisson sampling. noise_size, noise_repeated: of so many values of the noise,
-    over the deviation that it is said to have, the root mean square, and the largest correlation of
-    two steps.
+    part in, plus noise.
+
+    releases: noisy sums observed, whatever the accounting. drawn: total draws of all canaries, in
+    or out of the data; unevenness: z of the draw counts, below 0 if more even than by Poisson
+    sampling. noise_size, noise_repeated: root mean square of `noise_values` noise values over the
+    reported deviation, and the largest correlation of two steps' noise.
     """
 
     included: tuple[bool, ...]
@@ -53,13 +54,13 @@ class GradientCanaries:
 
 
 def write_gradient_canaries(folder: Path, canaries: GradientCanaries) -> None:
-    """Writes it whole or not at all."""
+    """Write the file atomically."""
     disk.replace_atomically(folder / FILE, json.dumps(to_json(canaries)) + "\n", sync=True)
 
 
 def read_gradient_canaries(folder: Path) -> GradientCanaries | None:
-    """What the folder's training kept; None where it kept nothing. Raises AuditError for another
-    form."""
+    """Read the folder's gradient canaries; None if it has none. Raises AuditError for a file of
+    another form."""
     path = folder / FILE
     if not path.is_file():
         return None

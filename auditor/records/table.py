@@ -230,7 +230,7 @@ def _read_columns(table: pa.Table) -> Iterator[Column]:
 
 @contextmanager
 def attribute_table_errors(path: Path) -> Iterator[None]:
-    """Raise AuditError if the block finds content in the file that no run writes."""
+    """Turn errors in the block into AuditError: the file is unreadable or damaged."""
     try:
         yield
     except OSError as error:

@@ -81,7 +81,7 @@ class ScoredText:
 class ServerWatch:
     """Watch a server for changes. draw, score: ask again, bypassing the store.
 
-    score gives None for a text that would be read as other tokens.
+    score returns None for a text that the server would tokenize differently.
     """
 
     draw: Callable[[Sequence[GreedyAnswer]], Sequence[str]]

@@ -109,7 +109,7 @@ def shake_hands(wire: ServerConnection, model: str, tokenizer: Any) -> Handshake
 
 @dataclass
 class _HandshakeInProgress:
-    """A handshake in progress: each question is worded as the earlier questions were understood."""
+    """Run a handshake: the answers so far decide the dialect of the next question."""
 
     wire: ServerConnection
     model: str

@@ -72,7 +72,7 @@ class RunContext:
         return self.benchmark.challenge()
 
     def make_target_view(self, target: Target, setting: Setting) -> View:
-        """Return a new view without draws; a fixed budget is divided over the secrets."""
+        """Make a view with nothing drawn yet; a fixed budget is divided among the secrets."""
         public, reference = (
             model and wrap_prefixed_model(model, self.prefix_token.tokens)
             for model in (self.site.public_model, self.site.reference_model)
@@ -144,8 +144,8 @@ class RunContext:
                     self.site.reporter.note(note)
 
     def _list_packed_row_notes(self) -> tuple[str, ...]:
-        """Compare packed records with and without the earlier records of their row; add a doubt to
-        the benchmark."""
+        """Note how the earlier records of their row affect packed records; add doubts to the
+        benchmark."""
         model = wrap_prefixed_model(self.site.model, self.prefix_token.tokens)
         remark, doubts = packed_rows.compare_packed_records(
             model, self.benchmark.secrets, self.benchmark.earlier_in_row

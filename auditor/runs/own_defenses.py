@@ -61,8 +61,8 @@ def check_controls_trained_like_defense(defense: Defense) -> None:
 def load_trained_defense(
     defense: Defense, load: Callable[[str], LanguageModel], vocab_size: int
 ) -> TrainedModel:
-    """Load the model of `-D model=` of a trained defense. Raise AuditError if another method
-    trained it."""
+    """Load a trained defense's model from `-D model=`. Raise AuditError if another method trained
+    it."""
     folder = defense.model_folder
     if not Path(folder).is_dir():
         raise AuditError(

@@ -54,11 +54,11 @@ from auditor.runs.sweep_cache import SweepCache
 
 
 class SiteModels:
-    """Load the model of a plan and those around it, each on first use.
+    """Load a plan's model and the models related to it, each on first use.
 
-    live: models in memory, by role, as `ModelLoader` takes them. Their original folder is ignored,
-    as the weights may have changed since: no promise of privacy is read there, and the digest is
-    that of the weights in memory, if the model reports one.
+    live: models in memory by role, as for `ModelLoader`. The folder they came from is ignored,
+    since the weights may have changed: no privacy promise is read from it, and the digest is of the
+    weights in memory, if the model reports one.
     """
 
     def __init__(

@@ -1,8 +1,7 @@
 """Compute the epsilon at a delta, in both directions, of repeated independent draws from two known
 distributions.
 
-This is the exact answer that a game of guesses is compared with. It takes tokens as columns, and
-knows no model and no claim.
+Guessing games are compared with this exact answer. Tokens are columns; no model or claim is needed.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ _ABOVE = (0.25, 0.5, 1, 2, 4, 8, 16, 32, 64)
 
 
 def bound_game_epsilon(log_p: Floats, log_q: Floats, draws: int, delta: float) -> Floats:
-    """An upper bound (nats) on `compute_exact_game_epsilon` of many pairs of distributions at
-    once: (..., V) -> (...).
+    """Bound `compute_exact_game_epsilon` from above (nats) for many pairs of distributions at once:
+    (..., V) -> (...).
 
-    By Renyi divergences of a few orders, composed and converted (Canonne, Kamath and Steinke 2020,
-    Proposition 12).
+    Uses Renyi divergences of a few orders, composed and converted (Canonne, Kamath and Steinke
+    2020, Proposition 12).
     """
     log_p, log_q = np.broadcast_arrays(log_p, log_q)
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
@@ -42,20 +41,19 @@ def bound_game_epsilon(log_p: Floats, log_q: Floats, draws: int, delta: float) -
 
 
 def compute_renyi_conversion_penalty(order: float, delta: float) -> float:
-    """Nats to add to a Renyi divergence of this order for the epsilon at delta (the same
-    Proposition).
-    """
+    """Return the nats to add to a Renyi divergence of this order for the epsilon at delta (same
+    Proposition)."""
     return math.log1p(-1 / order) - (math.log(delta) + math.log(order)) / (order - 1)
 
 
 def compute_exact_game_epsilon(log_p: Floats, log_q: Floats, draws: int, delta: float) -> float:
-    """The least epsilon (nats, >= 0) at which so many draws of two distributions (V,) are (epsilon,
-    delta)-indistinguishable.
+    """Return the least epsilon (nats, >= 0) at which this many draws of two distributions (V,) are
+    (epsilon, delta)-indistinguishable.
 
-    The larger of both directions; inf where one distribution says what the other cannot, more often
-    than delta allows. Pure (delta 0) and of one draw in closed form; else the privacy loss is
-    summed by FFT on a grid that keeps its mean, and the answer is right to about a millionth of the
-    sum's range. Raises AuditError on bad input.
+    The larger of both directions; inf if, more often than delta allows, one distribution gives what
+    the other cannot. Closed form for delta 0 and for one draw; else the privacy loss is summed by
+    FFT on a grid that keeps its mean, accurate to about a millionth of the sum's range. Raises
+    AuditError on bad input.
     """
     if draws < 1 or not 0 <= delta < 1:
         raise AuditError(f"expected draws >= 1 and delta in [0, 1), got {draws} and {delta}")
@@ -66,9 +64,8 @@ def compute_exact_game_epsilon(log_p: Floats, log_q: Floats, draws: int, delta: 
 
 
 def compute_best_game_advantage(log_p: Floats, log_q: Floats, draws: int) -> float:
-    """Total variation between so many draws of each: the most that anybody's guesses can be better
-    than none.
-    """
+    """Return the total variation between this many draws of each: the greatest advantage of any
+    guesser."""
     total = PrivacyLossDistribution.from_log_probs(log_p, log_q)
     # Delta at epsilon 0 is the total variation.
     return _compute_summed_loss_delta(
@@ -80,10 +77,10 @@ def compute_best_game_advantage(log_p: Floats, log_q: Floats, draws: int) -> flo
 
 @dataclass(frozen=True)
 class PrivacyLossDistribution:
-    """The privacy loss of one draw of P against Q: values log P/Q (nats) with their probability
-    under P.
+    """Hold the privacy loss of one draw of P against Q: log P/Q (nats), and its probability under
+    P.
 
-    certain: probability of what Q never says.
+    certain: probability under P of outcomes impossible under Q.
     """
 
     values: Floats
@@ -102,13 +99,12 @@ class PrivacyLossDistribution:
         )
 
     def compute_infinite_loss_probability(self, draws: int) -> float:
-        """Probability that at least one draw has zero probability under Q."""
+        """Return the probability that any of these draws of P is impossible under Q."""
         return 1.0 if self.certain >= 1 else -math.expm1(draws * math.log1p(-self.certain))
 
     def sum_range(self, draws: int) -> tuple[float, float]:
-        """Between which sums all but `_CUT` of the probability lies, at either end, by Chernoff's
-        bound.
-        """
+        """Return a range that the sum leaves with probability at most `_CUT` at either end
+        (Chernoff)."""
         ends = []
         for sign in (-1.0, 1.0):
             slopes = _SLOPES[:, None] * sign
@@ -159,7 +155,7 @@ def _compute_summed_loss_distribution(
     loss: PrivacyLossDistribution,
     draws: int,
 ) -> tuple[Floats, Floats]:
-    """The sum of so many losses: values (cells,) ascending, and the probability of each."""
+    """Return the sum of this many losses: ascending values (cells,) and the probability of each."""
     if draws == 1:
         order = np.argsort(loss.values)
         return loss.values[order], loss.p[order]

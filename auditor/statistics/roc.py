@@ -46,8 +46,8 @@ _OF_THRESHOLD = 0.8
 
 
 def compute_delong_placements(members: Floats, others: Floats) -> tuple[Floats, Floats]:
-    """(members,) share of the non-members below each member, (non-members,) share of the members
-    above each.
+    """Return the share of non-members below each member, (members,), and of members above each
+    non-member, (non-members,).
 
     Ties count half. The mean of either is the AUC (DeLong et al. 1988).
     """
@@ -64,12 +64,12 @@ def _compute_share_below(scores: Floats, others: Floats) -> Floats:
 
 
 def auc(members: Floats, others: Floats) -> float:
-    """Probability that a member outranks a non-member."""
+    """Return the probability that a member outranks a non-member."""
     return float(compute_delong_placements(members, others)[0].mean())
 
 
 def orient_scores(members: Floats, others: Floats) -> tuple[Floats, Floats]:
-    """Return the scores, negated if members score lower: an AUC below 1/2 tells members as well."""
+    """Return the scores, negated if members score lower: an AUC below 1/2 separates as well."""
     return (-members, -others) if auc(members, others) < 0.5 else (members, others)
 
 
@@ -80,10 +80,10 @@ def estimate_auc(
     note: str = "",
     widen: float = 1.0,
 ) -> Measurement:
-    """AUC with DeLong's interval, which sees what the scores do, and never inside Newcombe's, which
-    has a width at 1.
+    """Return the AUC with, at each end, the wider of DeLong's and Newcombe's intervals.
 
-    widen: what the deviation is multiplied by, where scores are less independent than they look.
+    DeLong's depends on the scores; Newcombe's has a width even at AUC 1. widen: factor on the
+    deviation if scores are less independent than they look.
     """
     value = auc(members, others)
     deviation = widen * compute_delong_deviation(*compute_delong_placements(members, others))
@@ -107,9 +107,8 @@ def compute_delong_deviation(member_placements: Floats, nonmember_placements: Fl
 
 
 def _compute_delong_variance(*placed: Floats) -> float:
-    """Variance of the AUC by its `compute_delong_placements`, or of a difference by theirs (DeLong
-    et al. 1988, Eq. 5).
-    """
+    """Return the variance of an AUC from its `compute_delong_placements`, or of a difference of
+    AUCs from their differences (DeLong et al. 1988, Eq. 5)."""
     return sum(float(np.var(side, ddof=1)) / len(side) for side in placed)
 
 
@@ -119,9 +118,8 @@ def compute_newcombe_interval(
     n: int,
     widen: float = 1.0,
 ) -> tuple[float, float]:
-    """Interval of an AUC from its value and the two sizes alone (Newcombe 2006, method 5): AUCs not
-    refuted by it.
-    """
+    """Return the interval of AUCs not refuted by the value and the two sizes alone (Newcombe 2006,
+    method 5)."""
 
     def reach(x: float) -> float:
         more = (m + n) / 2 - 1  # the variance of Hanley and McNeil 1982, both sizes at their mean
@@ -143,9 +141,8 @@ def compute_newcombe_interval(
 
 @dataclass(frozen=True)
 class AucDifference:
-    """One AUC minus another of the same members and non-members, normal with DeLong's variance of
-    correlated ones.
-    """
+    """Hold the difference of two AUCs of the same records: normal, with DeLong's variance for
+    correlated AUCs."""
 
     value: float
     n: int
@@ -161,7 +158,7 @@ class AucDifference:
 def compute_auc_difference(
     new: tuple[Floats, Floats], base: tuple[Floats, Floats]
 ) -> AucDifference:
-    """new, base: scores of members and non-members, side by side."""
+    """Subtract two AUCs. new, base: scores of the same members and non-members."""
     differences = [
         new_side - base_side
         for new_side, base_side in zip(
@@ -182,11 +179,11 @@ def compute_auc_difference(
 
 @dataclass(frozen=True)
 class TprAtThreshold:
-    """The members found at a threshold that at most a share `rate` of all non-members exceeds, in
+    """Count the members above a threshold that at most `rate` of all non-members exceed in
     expectation.
 
-    A score counts where it is above `threshold`, a score of a non-member. tied: how many members
-    and non-members have that very score, of which none counts.
+    The threshold is a non-member's score; only scores above it count. tied: the numbers of members
+    and non-members with exactly that score, not counted.
     """
 
     rate: float
@@ -216,13 +213,13 @@ def count_allowed_false_positives(nonmembers: int, rate: float) -> int:
 
 
 def count_threshold_nonmembers(rate: float) -> int:
-    """The fewest non-members whose highest score is a threshold of this rate: 99 for 1%."""
+    """Return the fewest non-members whose highest score is a threshold of this rate: 99 for 1%."""
     return math.ceil(1 / rate - 1 - _ROUNDING)
 
 
 def compute_conformal_threshold(others: Floats, rate: float) -> float:
-    """The lowest score that no more non-members exceed than `count_allowed_false_positives`, +inf
-    where there are too few.
+    """Return the lowest score that at most `count_allowed_false_positives` non-members exceed; +inf
+    if they are too few.
 
     A record exchangeable with them scores above it with probability at most `rate` (formulas.md
     A7).
@@ -232,15 +229,15 @@ def compute_conformal_threshold(others: Floats, rate: float) -> float:
 
 
 def compute_conformal_p_values(scores: Floats, others: Floats) -> Floats:
-    """(1 + #{non-member >= score}) / (n + 1) of each score."""
+    """Return (1 + #{non-member >= score}) / (n + 1) for each score."""
     n_below = np.searchsorted(np.sort(others), scores, side="left")
     result: Floats = (1 + len(others) - n_below) / (len(others) + 1)
     return result
 
 
 def tpr_at_fpr(members: Floats, others: Floats, rate: float) -> TprAtThreshold:
-    """The members above the threshold that these non-members set: none if too few exist to
-    set a threshold."""
+    """Count the members above the threshold set by these non-members: none if too few exist to set
+    one."""
     threshold = compute_conformal_threshold(others, rate)
     n_found = int((members > threshold).sum())
     false = int((others > threshold).sum())
@@ -249,9 +246,8 @@ def tpr_at_fpr(members: Floats, others: Floats, rate: float) -> TprAtThreshold:
 
 
 def estimate_tpr(name: str, members: Floats, others: Floats, rate: float) -> Measurement | None:
-    """`tpr_at_fpr` with the interval of `BoundedTprAtFpr`; None where there are too few non-members
-    for a threshold.
-    """
+    """Return `tpr_at_fpr` with the interval of `BoundedTprAtFpr`; None if too few non-members exist
+    for a threshold."""
     if len(others) < count_threshold_nonmembers(rate):
         return None
     note = describe_tpr_counts(tpr_at_fpr(members, others, rate))
@@ -259,9 +255,8 @@ def estimate_tpr(name: str, members: Floats, others: Floats, rate: float) -> Mea
 
 
 def describe_tpr_counts(tpr: TprAtThreshold) -> str:
-    """Return the counts of a rate in words: members above the threshold, non-members above it, and
-    the possible rate of others.
-    """
+    """Return the counts of a rate in words: members and non-members above the threshold, and an
+    upper bound on the rate of others."""
     worst = clopper_pearson(tpr.false, tpr.nonmembers)[1]
     at = f"{tpr.found}/{tpr.members} above {tpr.threshold:.4g}"
     realised = f"of non-members {tpr.false}/{tpr.nonmembers}, which may be {worst:.1%} of others"
@@ -277,15 +272,15 @@ def describe_tpr_counts(tpr: TprAtThreshold) -> str:
 
 @dataclass(frozen=True)
 class BoundedTprAtFpr:
-    """The share of all members above the threshold that exactly `rate` of all non-members exceed: a
-    point of the ROC.
+    """Bound the share of all members above the threshold that exactly `rate` of all non-members
+    exceed: a point of the ROC.
 
-    Of a score with ties, the lowest threshold that no more than `rate` exceed. Bounds are of
-    members and non-members together and hold for any two distributions: how many of n non-members
-    are above the true threshold is binomial, so that it lies between two of their scores (Clopper
-    and Pearson 1934), but for most of the level; given these, the members above them are binomial,
-    for the rest. Fewer than `count_bound_nonmembers` non-members may all be below
-    it: the lower bound is then 0, whoever is found.
+    With ties, that is the lowest threshold that at most `rate` exceed. Bounds cover the sampling of
+    both groups and hold for any two distributions. The number of n non-members above the true
+    threshold is binomial, which puts it between two of their scores (Clopper and Pearson 1934),
+    using most of the level; given these, the number of members above is binomial, using the rest.
+    Fewer than `count_bound_nonmembers` non-members may all be below it: the lower bound is then 0,
+    whoever is found.
     """
 
     own: Floats
@@ -322,12 +317,12 @@ class BoundedTprAtFpr:
 
 @dataclass(frozen=True)
 class PartialAuc:
-    """The mean share of members found over all false-positive rates up to `below`; by chance half
-    of that rate.
+    """Average the share of members found over all false-positive rates up to `below`; by chance
+    half of that rate.
 
-    The partial AUC over its range. Each end adds up those of `BoundedTprAtFpr` at a grid of rates,
-    which share the level: a ROC only rises, so the mean lies between the steps below and above it.
-    Holds for any two distributions. A member that ties with non-members counts as below them.
+    This is the partial AUC over its range. Each end sums the ends of `BoundedTprAtFpr` on a grid of
+    rates, which share the level: a ROC only rises, so the mean lies between the steps below and
+    above it. Holds for any two distributions. A member tied with non-members counts as below them.
     """
 
     own: Floats
@@ -378,9 +373,8 @@ def estimate_partial_auc(
 
 
 def count_bound_nonmembers(rate: float, level: float) -> int:
-    """The fewest non-members that bound a rate from below at this level: 390 for 1% in a two-sided
-    interval of 95%.
-    """
+    """Return the fewest non-members that bound a rate from below at this level: 390 for 1% in a
+    two-sided 95% interval."""
     # (1 - rate)^n is the chance that none of n is above the true threshold.
     return math.ceil(math.log(level * _OF_THRESHOLD) / math.log1p(-rate))
 
@@ -391,10 +385,10 @@ def _mark_members_surely_above(
     rate: float,
     share: float,
 ) -> tuple[Bools, float]:
-    """(members,) above a threshold that is too low with probability at most `share`; and that
-    probability.
+    """Mark members (members,) above a threshold that is too low with probability at most `share`;
+    also return that probability.
 
-    Too low is the k-th highest score where fewer than k of n are at or above the true one.
+    The k-th highest score is too low if fewer than k of n reach the true threshold.
     """
     n = len(others)
     k = int(find_binomial_quantile(share, n, rate))  # the largest with P[B < k] below share
@@ -410,7 +404,7 @@ def _mark_members_possibly_above(
 ) -> tuple[Bools, float]:
     """Mark members above a threshold that is seldom too high; see `_mark_members_surely_above`.
 
-    Too high is the k-th highest score if k or more pass the true threshold.
+    The k-th highest score is too high if k or more pass the true threshold.
     """
     n = len(others)
     k = (
@@ -422,12 +416,11 @@ def _mark_members_possibly_above(
 
 @dataclass(frozen=True)
 class TprDifference:
-    """One `BoundedTprAtFpr` minus another of the same members and non-members: (members,
-    non-members) of each, paired.
+    """Subtract two `BoundedTprAtFpr` of the same records: (members, non-members) of each, paired.
 
-    Either threshold is bounded at two fifths of the level, by the same non-members; then the shares
-    of members above the two are a paired difference. So few non-members as bound no rate from below
-    show no difference either.
+    Each threshold is bounded at two fifths of the level, from the same non-members; the shares of
+    members above the two are then a paired difference. Non-members too few to bound a rate from
+    below show no difference either.
     """
 
     new: tuple[Floats, Floats]
@@ -462,9 +455,8 @@ class TprDifference:
 
 
 def compute_roc_curve(members: Floats, others: Floats) -> list[tuple[float, float]]:
-    """(false-positive rate, the largest true-positive rate at it) of these very records, rising, to
-    (1, 1).
-    """
+    """Return (false-positive rate, the largest true-positive rate at it) of these records, rising
+    to (1, 1)."""
     limits = np.unique(others)[::-1]  # a threshold between two of these only loses members
     false, tpr = (
         1 - np.searchsorted(np.sort(side), limits, side="right") / len(side)

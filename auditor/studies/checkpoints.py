@@ -66,9 +66,9 @@ def draw_checkpoint_leakage(places: Sequence[Place]) -> str:
 
 
 def describe_last_checkpoint(places: Sequence[Place], name: str, most: float) -> str:
-    """Return a sentence on the last checkpoint until which all upper bounds are at most `most`.
+    """Name, in a sentence, the last checkpoint up to which every upper bound is at most `most`.
 
-    Raises AuditError if the places are not checkpoints, or no row has the number.
+    Raises AuditError if the places are not checkpoints, or no row has the metric `name`.
     """
     place_by_step = {
         step: place for place in places if (step := _checkpoint_step(place)) is not None

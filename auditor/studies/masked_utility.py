@@ -48,10 +48,10 @@ _RESAMPLES = 2000
 
 @dataclass(frozen=True)
 class UtilitySettings:
-    """The `[utility]` table of a plan. Raises AuditError for invalid values.
+    """Hold the `[utility]` table of a plan. Raises AuditError for invalid values.
 
-    on: the lab's records to use, heldout by default; the user's data are measured completely. Each
-    restart hides a fresh mask_share of the tokens. max_length: tokens of a text, at most; the rest
+    on: which of the lab's records to measure, heldout by default; a user's data are measured in
+    full. Each restart masks a new mask_share of the tokens. max_length: tokens after which a text
     is cut off.
     """
 

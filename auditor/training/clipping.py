@@ -2,15 +2,15 @@
 
 If two data sets differ in one unit, their computed sums differ by at most C (1 + ROUNDING) in norm:
 
-- Norms are summed in float64, of squares that are exact there, in two stages of at most 2^25
+- Norms are summed in float64, in which the squares are exact, in two stages of at most 2^25
   additions each. A norm is therefore too small by at most 2^-27 of itself, in any order (Higham
   2002, Section 4.2). In float32, eight lanes of a large matrix lose every value below half a unit
   in the last place of their running sums: 13% of a norm.
 - The entries of a clipped gradient are rounded to a grid of 2^-37 to 2^-36 of C before they are
   added. This moves a gradient of d entries by at most sqrt(d) 2^-37 C: 2^-20.5 C if d is at most
   MOST_PARAMETERS.
-- Sums are then of whole multiples of the grid, below 2^53 of it for fewer than 2^16 units: exact in
-  float64, in any order. The rounding of a unit does not depend on the other units of the batch.
+- Sums are then multiples of the grid spacing, below 2^53 spacings for fewer than 2^16 units, so
+  they are exact in float64, in any order. A unit's rounding does not depend on the other units.
 
 Together (1 + 2^-27) (1 + 2^-52)^3 + 2^-20.5 < 1 + 2^-20. Not covered: the per-sample gradients
 themselves come from float32 kernels, whose last digits can depend on which records are computed

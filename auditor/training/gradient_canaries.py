@@ -72,7 +72,7 @@ NOTHING_PLANTED = PlantedCanaries(0)
 
 @dataclass(frozen=True)
 class AssumedMechanism:
-    """The mechanism that scores are likelihoods under: sigma, C, the sampling rate."""
+    """Hold the mechanism under which scores are likelihoods: sigma, C, the sampling rate."""
 
     noise_multiplier: float
     clip: float
@@ -124,7 +124,7 @@ class CanaryWatch:
         return len(self.included)
 
     def drop_excluded_canaries(self, units: Ints) -> Ints:
-        """Return the units drawn for a batch that are in the data.
+        """Drop the excluded canaries from the units drawn for a batch.
 
         Counts the draws of all canaries, included or not.
         """
@@ -256,7 +256,7 @@ class CanaryWatch:
 
     @property
     def draw_unevenness_z(self) -> float:
-        """Unevenness of the canaries' draws: z of the summed squared deviations of their counts.
+        """Return the z of the summed squared deviations of the canaries' draw counts.
 
         Negative values mean too even. Each count is Binomial(steps, q). z is the sum less its mean,
         over the root of the sum of its terms' second moments. It is below -z with a chance of at

@@ -22,15 +22,15 @@ _WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday",
 
 @dataclass(frozen=True)
 class LabTrainingTexts:
-    """Select the training texts of each model of a lab. coined: copies of the included audit
-    canaries."""
+    """Select the training texts for each model of a lab. coined: a text per copy of an audit
+    canary."""
 
     recipe: BaseLabRecipe
     made: LabTexts
     coined: tuple[str, ...] = ()
 
     def private_text_copies(self) -> list[str]:
-        """Return the private training text: each record once a repeat, canaries included."""
+        """Return the private training texts, each record once per repeat, with the canaries."""
         copies = [
             text
             for repeats, texts in self.made.private.items()

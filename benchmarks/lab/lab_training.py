@@ -1,4 +1,4 @@
-"""Train each model of a lab into its folder. Knows texts and recipes; no secrets and no cache."""
+"""Train each model of a lab into its folder, from texts and recipes, without secrets or a cache."""
 
 from __future__ import annotations
 
@@ -75,8 +75,8 @@ _HELDOUT = 120
 class LabTraining:
     """Train on the lab's texts by its recipe. folder: the parts that a training starts from.
 
-    kinds: the makers of private text. together: most adapters at once; 0: the fastest number.
-    threads: most threads of a training; None: all. A step of the small lab takes 33 ms with one
+    kinds: the makers of private text. together: adapters at once, at most; 0: the fastest number.
+    threads: limit of a training's threads; None: all. A step of the small lab takes 33 ms with one
     thread and 45 ms with two.
     """
 
@@ -306,9 +306,9 @@ class LabTraining:
         recipe_prefix: str,
         folders: Sequence[tuple[Path, Sequence[str]]],
     ) -> None:
-        """Train adapters on the public model, side by side.
+        """Train an adapter of the public model into each folder, several at once.
 
-        recipe_prefix: `private` for the target's recipe, `lora` for the members'.
+        recipe_prefix: `private` for the target's recipe, `lora` for the ensemble's.
         """
         recipe, seed = self.recipe, self.recipe.seed
         epochs, rate, batch, rank, alpha = (
