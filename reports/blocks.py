@@ -75,7 +75,7 @@ class ForestSpan:
 
 @dataclass(frozen=True)
 class Forest:
-    """A table with each row's interval drawn next to it. spans: one a row over all groups."""
+    """A table with each row's interval drawn next to it. spans: one per row over all groups."""
 
     kind: ClassVar[str] = "forest"
     table: Table
@@ -85,7 +85,7 @@ class Forest:
 
     @classmethod
     def of_differences(cls, table: Table, spans: Sequence[ForestSpan | None]) -> Forest:
-        """Return a forest with a scale centred on 0, with a width even if all differences are 0."""
+        """Return a forest on a scale centred on 0, with a width even if all differences are 0."""
         reach = (
             max((abs(end) for span in spans if span for end in (span.low, span.high)), default=0.0)
             or 1.0
@@ -217,7 +217,7 @@ class Document:
 
     @property
     def parts(self) -> tuple[tuple[str, tuple[Section, ...]], ...]:
-        """Return neighbouring sections of one part together, in order."""
+        """Group consecutive sections of one part: (part, sections)."""
         return tuple(
             (part, tuple(sections)) for part, sections in groupby(self.sections, lambda s: s.part)
         )

@@ -99,7 +99,7 @@ def _describe_claimed_epsilon(stands: ClaimEvidence) -> str:
 
 
 def _describe_audited_bound(stands: ClaimEvidence, bound: BoundAgainstClaim) -> str:
-    """Return an audit with its level, and the ε promised for its game if it is another ε."""
+    """Return an audit with its level, and the ε promised for its game if that differs."""
     audit = bound.audit
     number = phrases.format_number
     differs = stands.claimed is not None and bound.promised != stands.claimed
@@ -122,7 +122,7 @@ def _describe_audited_bound(stands: ClaimEvidence, bound: BoundAgainstClaim) -> 
 
 
 def _describe_missing_audit(stands: ClaimEvidence) -> str:
-    """Return that nothing was audited or can be judged, and the command for an audit."""
+    """Say that nothing was audited or can be judged; give the command for an audit."""
     if stands.bounds:  # audited, but with neither a claim nor a nominal ε
         return "there is nothing to hold it to"
     reasons = f" ({'; '.join(stands.unmeasured)})" if stands.unmeasured else ""
@@ -138,7 +138,7 @@ def _describe_missing_audit(stands: ClaimEvidence) -> str:
 
 
 def build_claim_audit_table(result: AuditResult) -> Table | None:
-    """Return a line for each audit of each target, also for unrelated and missing audits."""
+    """Return a line for each audit of each target, related or not; also one if it has no audit."""
     groups = tuple(
         Group(stands.target.title, _build_claim_audit_rows(stands))
         for stands in select_reported_claims(result)

@@ -29,7 +29,7 @@ NUMERIC = frozenset({2, 3, 4, 5})
 
 
 def format_ruling_terminal_lines(decision: Decision) -> Iterator[str]:
-    """Yield the subject, one line a ruling, and the verdict, with cleaned names."""
+    """Yield the subject, one line per ruling, the verdict; names are cleaned."""
     if decision.about:
         yield make_printable_line(decision.about)
     if decision.baseline and not any("baseline" in ruling.rule for ruling in decision.rulings):
@@ -44,7 +44,7 @@ def format_ruling_terminal_lines(decision: Decision) -> Iterator[str]:
 def render_decision_markdown(decision: Decision) -> str:
     """Return GitHub-flavoured Markdown for a pull request: the verdict, then rulings, worst first.
 
-    It has as many rows as fit a comment next to a report; the verdict counts them all.
+    It has as many rows as fit in a comment beside a report; the verdict counts all.
     """
     title = _shorten_printable(decision.run) + (
         f" against {_shorten_printable(decision.baseline)}" if decision.baseline else ""
@@ -82,7 +82,7 @@ def _build_ruling_table_cells(ruling: Ruling) -> tuple[str, ...]:
 
 
 def render_decision_junit_xml(decision: Decision) -> str:
-    """Return a test case each ruling; it has failures or errors exactly if the exit code is not 0.
+    """Return a test case per ruling; some fail or have errors exactly if the exit code is not 0.
 
     Inconclusive: an error if it counts, skipped if it may pass.
     """

@@ -35,7 +35,7 @@ _TRADEOFF = ("#1f5fa8", "#b4472e", "#3c7a4d")  # line colours of a standalone fi
 
 
 def save_wrong_guesses_curve(path: Path, points: Sequence[tuple[int, float]]) -> None:
-    """Save (wrong guesses, recall) as .svg or .png, else raise AuditError; logarithmic from 0."""
+    """Save a symlog plot of (wrong guesses, recall) as .svg or .png; else raise AuditError."""
     with _open_plot_axes(path) as (_, axes):
         axes.step(*zip(*points, strict=True), where="post", color=LIGHT[COLOURS[0]])
         draw_wrong_guess_line(axes, LIGHT[GRID])
@@ -60,7 +60,7 @@ class TradeoffLine:
 def save_perplexity_tradeoff_plot(
     path: Path, lines: Sequence[TradeoffLine], axis: str, undefended: float, title: str
 ) -> None:
-    """Save log perplexity over epsilon (nats) or an option, .svg or .png; undefended: dotted."""
+    """Plot log perplexity over epsilon (nats) or an option, .svg or .png; undefended: dotted."""
     with _open_plot_axes(path) as (figure, axes):
         for i, line in enumerate(line for line in lines if line.points):
             x, y, low, high = zip(*line.points, strict=True)
@@ -94,7 +94,7 @@ def save_perplexity_tradeoff_plot(
 
 
 def save_frontier_plot(path: Path, blocks: Sequence[Block], alt: str) -> None:
-    """Save the pictures under one legend as .svg or .png. alt: text instead of the picture."""
+    """Save the plots under one legend as .svg or .png. alt: text instead of the picture."""
 
     def paint(colour: str) -> str:
         return LIGHT.get(colour, colour)

@@ -1,4 +1,4 @@
-"""Plot leakage over perplexity: a line a defense, the convex frontier, equally useful models."""
+"""Plot leakage over perplexity: a line per defense, the convex frontier, equally useful models."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ _RATIOS = (
 
 
 def draw_frontier(axes: Axes, block: Block, paint: Callable[[str], str] = str) -> None:
-    """Draw a line a defense with intervals; ringed and joined: the frontier; shaded: as useful."""
+    """Draw a line per defense, with intervals; ring and join the frontier; shade equal utility."""
     names = list_distinct(s.label for s in block.series if s.kind != CORNERS)
     for i, name in enumerate(names):
         group = [s for s in block.series if s.label == name and s.kind != CORNERS]
@@ -115,7 +115,7 @@ def draw_frontier(axes: Axes, block: Block, paint: Callable[[str], str] = str) -
 def _build_frontier_line(
     corners: Sequence[tuple[float, float]],
 ) -> list[tuple[float, float]]:
-    """Return points between corners, straight over log x: random choices between two models."""
+    """Return points between corners, linear in log x: random mixtures of two models."""
     points = [corners[0]]
     # A random choice averages the leaks of the two and, over held-out texts, their
     # log-perplexities. In 24 steps: straight over log x is a bend on this axis.
@@ -125,7 +125,7 @@ def _build_frontier_line(
 
 
 def _scale_ratio(ratio: Any) -> Any:
-    """Return the root of a ratio's logarithm: most models are near 1 and some far from it."""
+    """Return the signed root of a ratio's logarithm, which spreads out models close to 1."""
     import numpy as np
 
     logs = np.log(np.maximum(ratio, 1e-9))  # matplotlib transforms 0 too, in intermediate steps

@@ -134,7 +134,7 @@ def _bracket_text(text: str) -> str:
 
 
 def describe_signal_kind(of_a_kind: Sequence[LeakSignal]) -> str:
-    """Return the result of a target's signals of one kind, both accesses together, as a phrase.
+    """Return a phrase on a target's signals of one kind, both access levels together.
 
     `none of 60 extracted verbatim, text-only or white-box (up to 6% not ruled out)`
     """

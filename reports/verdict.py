@@ -41,7 +41,7 @@ def list_judged_targets(assessment: LeakAssessment) -> list[str]:
 
 
 def count_fewest_attacked_members(result: AuditResult) -> int:
-    """Return the fewest members attacked by any row, whose zero hits leave the widest bound."""
+    """Return the fewest members attacked in any row: zero hits there leave the widest bound."""
     counts = (
         recall.n
         for f in result.findings
@@ -53,7 +53,7 @@ def count_fewest_attacked_members(result: AuditResult) -> int:
 def find_strongest_attack_row(
     result: AuditResult, target: str, setting: str | None = None
 ) -> Finding | None:
-    """Return the measured row with the highest recall, the first of equals."""
+    """Return the measured row with the highest recall, the first on a tie."""
     # The best of several, picked afterwards: its interval does not cover the selection.
     measured = [
         (recall.value, finding)

@@ -142,13 +142,13 @@ def _find_smallest_leak_share(n: int, baseline: Measurement | float | None, look
 
 @dataclass(frozen=True)
 class LeakKind:
-    """One way to leak. limits: first gate limits of its numbers. read: yields its numbers in
-    one finding.
+    """One way to leak. limits: initial gate limits of its numbers. read: yields its numbers in one
+    finding.
 
-    short: its title for narrow places, a word or two. measured_by: the declarations of attacks
-    and probes that measure it (`Attack.measures`), the usual way first. main: the number that
-    its title names. counted: words for counts of secrets, by number. text: it shows text of the
-    data. alike: it is invalid if non-members differ from the members.
+    short: a title of one or two words for narrow places. measured_by: what attacks and probes that
+    measure it declare (`Attack.measures`), the usual way first. main: the number that its title
+    names. counted: nouns for counts of secrets, by number. text: if it shows text of the data.
+    alike: if non-members unlike members invalidate it.
     """
 
     name: str

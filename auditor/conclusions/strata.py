@@ -1,5 +1,5 @@
 """Summarise a finding over copies: the weighted share of the whole data, and the worst stratum.
-Knows only a record."""
+Reads only a record."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def is_partly_asked(finding: Finding) -> bool:
 
 
 def measure_weighted_share(finding: Finding, tail: float = _TAIL) -> Measurement | None:
-    """Return the extracted share of all attackable records, weighted by stratum; None: no known
+    """Return the extracted share of all attackable records, weighted by stratum; None without
     strata.
 
-    tail: of the interval, each side. n: the whole population.
+    tail: error rate of the interval on each side. n: the whole population.
     """
     if not finding.strata:
         return None
@@ -36,8 +36,8 @@ def measure_weighted_share(finding: Finding, tail: float = _TAIL) -> Measurement
 
 
 def find_worst_stratum(finding: Finding) -> Stratum | None:
-    """Return the stratum of copied records with the largest extracted share; None: no copied
-    record was extracted."""
+    """Return the stratum of copied records with the largest extracted share; None if none was
+    extracted."""
     copied = [s for s in finding.strata if (s.copies or 1) > 1 and count_stratum_hits(s)]
     return max(
         copied, key=lambda s: (s.extracted.value, s.copies or 0, s.extracted.n), default=None
@@ -45,7 +45,7 @@ def find_worst_stratum(finding: Finding) -> Stratum | None:
 
 
 def find_worst_group(finding: Finding) -> tuple[str, Measurement] | None:
-    """Return the data's group with the largest certain extracted share, by name.
+    """Return the name and extracted share of the group with the highest lower bound.
 
     None: no group's interval lies above the share of all records.
     """

@@ -82,7 +82,7 @@ class ChainStep:
 
 @dataclass(frozen=True)
 class Chain:
-    """The steps from the undefended row to this row, on the secrets that all rows answered.
+    """Stepwise differences from the undefended row to this row, on secrets that all rows answered.
 
     whole: this row minus the undefended row: the sum of the steps.
     """
@@ -110,7 +110,7 @@ class StoppedEarly:
 
 @dataclass(frozen=True)
 class Stratum:
-    """The records with a number of copies: how many could be attacked, and the share extracted.
+    """The records of one copy count: how many could be attacked, and the share extracted.
 
     copies: near copies included; None: unknown. A record of several parts is extracted if a part
     is.
@@ -357,7 +357,7 @@ class FrontierPoint:
 
 @dataclass(frozen=True)
 class Frontier:
-    """Leakage by a number against usefulness, for models queried about the same secrets.
+    """Leakage, by one number, against usefulness, of models queried about the same secrets.
 
     The undefended model is first. margin: of perplexity over the undefended model's, within which
     leakage is compared. missing: models without a point, and the reason.

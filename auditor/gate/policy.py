@@ -61,11 +61,11 @@ CLAIM = "claim"  # instead of a number: the epsilon that the target claims
 
 @dataclass(frozen=True)
 class Rule:
-    """A limit on a metric, or on its increase over the baseline; for every judged row, or for some.
+    """A limit on a metric, or on its increase over the baseline, in every judged row or in some.
 
-    against_undefended: a limit on the increase over the same run's row of the undefended model.
-    of_forms: a limit on the main number, if it is a share or an AUC, of each row of every deployed
-    form. of_claim: the limit is the target's claim; `limit` is then infinite.
+    against_undefended: limits the increase over the same run's undefended row. of_forms: limits the
+    main number (if a share or an AUC) of each row of every deployed form. of_claim: the target's
+    claim is the limit; `limit` is then infinite.
     """
 
     metric: str
@@ -139,7 +139,7 @@ class Policy:
 
 @dataclass(frozen=True)
 class _RuleTable:
-    """A [[rule]] of a file: a sentence or fields, and its rows."""
+    """A [[rule]] of a file: a sentence or fields, and its scope."""
 
     rule: str | None = None
     metric: str | None = None

@@ -1,10 +1,10 @@
 """Count the texts of a space that a model finds at least as likely as a canary.
 
-The exact search walks the trie of the tokens of every text, from the root. It cuts off a whole
-branch if its accumulated nll already exceeds the canary's, and reads a leaf from its parent's
-distribution, without a forward pass for the leaf (formulas.md A8). It needs only decoding rows and
-distributions, so it searches a defended model like any other. nll is in nats, of the tokens after
-those that all texts share. This module knows nothing of attacks, result files or insertions.
+The exact search walks the trie of all texts' tokens from the root. It prunes a branch if its
+accumulated nll already exceeds the canary's, and reads a leaf from its parent's distribution,
+without a forward pass for the leaf (formulas.md A8). It needs only decoding rows and distributions,
+so it searches a defended model like any other. nll is in nats, without the first tokens that all
+texts share. This module knows nothing of attacks, result files or insertions.
 """
 
 from __future__ import annotations

@@ -26,9 +26,9 @@ def _make_forwarding_method(question: str) -> Any:
 
 
 class WrappingModel(LanguageModel):
-    """A model that answers through another, with its name, sizes and capabilities by default.
+    """A model that wraps another, with its name, sizes and capabilities by default.
 
-    Each wrapper implements `start` and `log_probs`, on which all other methods build, so that no
+    Each subclass implements `start` and `log_probs`, on which all other methods build, so that no
     other method bypasses a defense.
     """
 
@@ -50,9 +50,9 @@ class WrappingModel(LanguageModel):
 
 
 class WrappingRows(Rows):
-    """Rows that answer through other rows, with which they advance and split.
+    """Rows that wrap other rows and advance in step with them.
 
-    Each wrapper implements the answers.
+    Each subclass implements `log_probs`.
     """
 
     def __init__(self, rows: Rows) -> None:

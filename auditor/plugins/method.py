@@ -12,12 +12,12 @@ from auditor.plugins.view import Sampling
 
 @dataclass(frozen=True)
 class Method:
-    """Base of attacks and probes: fields of the frozen dataclass are options, the first docstring
-    paragraph describes it.
+    """Base of attacks and probes: frozen dataclasses whose fields are their options, described by
+    the first paragraph of their docstrings.
 
-    `needs` names the capabilities that it cannot run without by default: "draw", "likelihood",
-    "ranks", "likeliest", "distribution", "embeddings", "training". `metrics` holds the titles, by
-    name, of numbers that only this method reports.
+    `needs` names the capabilities that its default options require: "draw", "likelihood", "ranks",
+    "likeliest", "distribution", "embeddings", "training". `metrics` maps the names of numbers that
+    only this method reports to their titles.
     """
 
     name: ClassVar[str] = ""
@@ -35,15 +35,14 @@ class Method:
         Mapping[str, Any]
     ] = {}  # its options if there is no reference model
     without_distributions: ClassVar[Mapping[str, Any]] = {}  # its options for a model behind an API
-    float32: ClassVar[bool] = False  # whether it is right only in float32, which `auto` then means
+    float32: ClassVar[bool] = False  # whether it is valid only in float32, which `auto` then picks
     least_nonmembers: ClassVar[int] = 0  # the fewest members and non-members that it needs
-    # whether `audit check` uses it only without non-members, if some record has what it looks at
+    # whether `audit check` uses it only without non-members, if some record has what it examines
     instead_of_nonmembers: ClassVar[bool] = False
 
     @property
     def required_capabilities(self) -> tuple[str, ...]:
-        """The capabilities that it needs with its options as set; known before anything is
-        drawn."""
+        """The capabilities that its current options require; known before anything is drawn."""
         return self.needs
 
     @property

@@ -1,8 +1,8 @@
 """Write and check `manifest.json`: the SHA-256 of every record of a run, to show later changes of
 the folder.
 
-It detects files that were damaged, lost, or edited by themselves. An editor can also rewrite the
-manifest: for that, sign the run (`audit attest`). Knows files; not their content.
+It detects files that were damaged, lost, or edited on their own. An editor can also rewrite the
+manifest: against that, sign the run (`audit attest`). Knows files, not their content.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ NO_EDITS = FolderEdits()
 
 
 def read_gate_digests(folder: Path) -> dict[str, str]:
-    """Return SHA-256 by name of the records that a gate reads: ids and numbers. Raise AuditError
-    for an unreadable file."""
+    """Return the SHA-256, by file name, of the ids and numbers that a gate reads. Raise AuditError
+    for unreadable files."""
     paths = sorted(
         path for path in (*folder.glob("*.json"), folder / TABLE) if path.name not in _LATER
     )

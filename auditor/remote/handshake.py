@@ -91,7 +91,7 @@ def _explain_unscored(dialect: ServerDialect, error: RequestRefused | MalformedA
 
 
 def shake_hands(wire: ServerConnection, model: str, tokenizer: Any) -> Handshake:
-    """Try out the server. Raises AuditError if it lacks this model or draws no samples of it."""
+    """Try out the server. Raises AuditError if it lacks this model or cannot draw samples."""
     served = wire.list_served_models()
     if served and model not in served:
         raise AuditError(
@@ -174,7 +174,7 @@ class _HandshakeInProgress:
     def _ask_token_ids(
         self, dialect: ServerDialect, context: Tokens, by_text: WrittenAnswer
     ) -> WrittenAnswer | None:
-        """Return the answer to the same tokens by ids; None if refused or read as other tokens."""
+        """Return the answer to the same prompt as token ids; None if refused or read as others."""
         if (
             dialect.logprobs is True
         ):  # mlx_lm.server 0.32.2: a prompt of ids ends its generation thread

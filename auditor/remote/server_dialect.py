@@ -61,11 +61,10 @@ class WrittenAnswer:
 class PromptLogProbs:
     """A server's report on the tokens of a text.
 
-    log_probs: None for the first token, which has no context, and for tokens that it does not echo
-    and the next token. ranks: from 1, None without ranks; tokens: the server's token ids, None if
-    not reported; likeliest: (id, log-probability) of the likeliest tokens at each place, falling,
-    none
-    at the first.
+    log_probs: None for the first token, which has no context, for tokens that the server does not
+    echo, and for the next one. ranks: from 1; tokens: the server's token ids; both None if not
+    reported; likeliest: (id, log-probability) of the likeliest tokens at each place, descending,
+    none at the first.
     """
 
     log_probs: tuple[float | None, ...]
@@ -78,7 +77,7 @@ class PromptLogProbs:
 class ServerDialect:
     """The abilities of a server, as detected by a handshake.
 
-    ids: takes token ids as a prompt; returned: returned ids are trustworthy; extended: gets
+    ids: takes token ids as a prompt; returned: returned ids are trustworthy; extended: takes
     `EXTENSIONS`; scored: how it scores given tokens; ranked: with ranks; likeliest: the number of
     likeliest tokens it lists with them; reported: log-probabilities of drawn tokens are those of
     the unmodified distribution; several: samples per request; top_p, top_k: are obeyed; adds:
@@ -86,7 +85,7 @@ class ServerDialect:
     leaves the next token unknown; ends: scores the end of text within a text as any other token;
     samples: draws at random; logprobs: the value of the request's field `logprobs`, True for a
     server that takes no number (mlx_lm.server); drawable: a token to draw instead of a token that
-    writes a part of a character; configured: gets decodings as `generation_config` (`transformers
+    writes a part of a character; configured: takes decodings as `generation_config` (`transformers
     serve`); trims: an answer's text may lack its first space.
     """
 

@@ -37,7 +37,7 @@ def digest_plan_files(plan: Plan) -> dict[str, str]:
 
 
 def digest_plan_weights(plan: Plan, site: Site) -> dict[str, str]:
-    """Return `digest_plan_files` with the digests of the site's models without files."""
+    """Return `digest_plan_files` plus digests of the site's models without files."""
     return digest_plan_files(plan) | site.digest_fileless_models()
 
 
@@ -95,7 +95,7 @@ def locate_role_models(plan: Plan) -> Places:
 
 
 def _locate_model(model: str, loading: LoadingOptions) -> Mapping[str, tuple[str, str | None]]:
-    """Return the provider's file locations; empty for an unknown provider."""
+    """Return the model's file locations by role; {} for an unknown provider."""
     if not split_model_name(model)[0]:
         return loading.list_pretrained_sources(model)
     from auditor.plugins import registry  # imports torch: only for a provider

@@ -45,8 +45,8 @@ Seen = Callable[[Sequence[Item]], RowValuesBySecret]
 class StoppingRule:
     """Decide when to stop a row.
 
-    rules: gate rules to decide, as held at the gate's level, as failed at `level`, shared by all
-    decisions; base: the same row of the baseline. require: minimum counts, whatever the rules say.
+    rules: gate rules to decide: held at the gate's level, failed at `level`, which all decisions
+    share; base: the same row of the baseline. require: minimum counts, whatever the rules say.
     """
 
     width: tuple[str, float] | None = None
@@ -123,8 +123,8 @@ class StoppingRule:
 def bound_stopped_finding(
     finding: Finding, row: RowValuesBySecret, stopped: StoppedEarly
 ) -> Finding:
-    """Replace the finding's fixed-size intervals by bounds valid at every look; drop
-    measurements without."""
+    """Replace fixed-size intervals of the finding by bounds valid at every look; drop other
+    measurements."""
 
     def again(
         m: Measurement, count: int | None = None, kind: str | None = None
@@ -214,7 +214,7 @@ def build_stopping_rules(
 
 
 def _is_row_ruled(rule: Rule, row: CellKey, selection: PluginSelection) -> bool:
-    """Test if the gate applies the rule to the row: to companions only by name."""
+    """Test if the gate applies the rule to the row: to a companion only by name."""
     defended = [
         row_of_defense.name for row_of_defense in selection.rows if not row_of_defense.companion
     ] or [UNDEFENDED]
@@ -244,12 +244,12 @@ def _is_stopping_metric(method: Attack | Probe, metric: str) -> bool:
 
 
 def _is_rule_without_stopping_row(rule: Rule) -> bool:
-    """Test if the rule's metric stops no row: a bound of epsilon, a membership rate."""
+    """Test if the rule stops no row: it limits an epsilon bound or a membership rate."""
     return rule.of_claim or rule.metric in BOUNDS.values() or bool(find_metric(rule.metric).scores)
 
 
 def _has_deciding_row(rule: Rule, row: CellKey, selection: PluginSelection) -> bool:
-    """Test if the gate may decide the rule on this row: not if only another attack has the
+    """Test if the gate may decide the rule on this row: no if only other attacks have the
     metric."""
     method = selection.methods_by_name[row.attack]
     methods = selection.methods

@@ -1,9 +1,9 @@
-"""Exposure in bits from ranks, from uniform references and from weighted draws (formulas.md B6).
+"""Compute exposure in bits from ranks, uniform references and weighted draws (formulas.md B6).
 Numbers in and out.
 
 exposure = log2|R| - log2 rank, rank = #{r in R: nll(r) <= nll(canary)}, itself included: ties count
-against exposure. Null distribution: over a canary that was drawn uniformly and never inserted,
-P(exposure >= e) <= 2^-e. nll in nats throughout.
+against exposure. For a canary that was drawn uniformly and never inserted, P(exposure >= e) <=
+2^-e. nll in nats throughout.
 """
 
 from __future__ import annotations
@@ -26,30 +26,28 @@ _IMPOSSIBLE = 1e4
 
 
 def compute_exposure(rank: float, bits: float) -> float:
-    """bits: log2 of the size of the space."""
+    """Return bits - log2 rank. bits: log2 |R|."""
     return bits - math.log2(rank)
 
 
 def estimate_sampled_exposure(nll: float, references: Floats) -> float:
-    """log2 n - log2(c + 1), c of n uniform references at most as high; cannot exceed log2 n (TF
+    """Return log2 n - log2(c + 1) <= log2 n; c of n uniform references have no higher nll (TF
     Privacy).
     """
     return math.log2(len(references)) - math.log2(1 + int((references <= nll).sum()))
 
 
 def compute_canary_p_value(nll: float, references: Floats) -> float:
-    """(c + 1) / (n + 1): exact, since a canary that was never inserted is exchangeable with its
-    references.
-    """
+    """Return (c + 1) / (n + 1), exact: an uninserted canary is exchangeable with its references."""
     return (1 + int((references <= nll).sum())) / (1 + len(references))
 
 
 def bound_null_exposure_tail(bits: float, n: int) -> float:
-    """Upper bound (95%), at all bits at once, of the share of n canaries with this exposure or
-    more, were none learnt.
+    """Return an upper bound (95%), at all bits at once, on the share of n canaries with at least
+    this exposure, if none was learnt.
 
     Dvoretzky-Kiefer-Wolfowitz, one-sided with Massart's constant (1990, Theorem 1; confidence >=
-    1/2): of n independent draws P(the tail exceeds its distribution somewhere by more than t) <=
+    1/2): for n independent draws P(the tail exceeds its distribution somewhere by more than t) <=
     exp(-2 n t^2). The distribution is at most 2^-bits.
     """
     return min(1.0, 2.0**-bits + math.sqrt(-math.log(1 - CONFIDENCE) / (2 * n)))
@@ -60,8 +58,7 @@ def bound_null_exposure_tail(bits: float, n: int) -> float:
 
 @dataclass(frozen=True)
 class WeightedDraws:
-    """n draws by which ranks in a large space are estimated: the first `drawn` from q, the others
-    uniform.
+    """n draws that estimate ranks in a large space: the first `drawn` from q, the others uniform.
 
     nll, log_q: (n,) nats; counts: (n,) whether a draw is a text of the space as the tokenizer
     writes it.
@@ -76,8 +73,8 @@ class WeightedDraws:
 
     @property
     def weights(self) -> Floats:
-        """1/density of each draw in the mixture of both distributions: at most n/uniform * size,
-        however small q is.
+        """Return 1/density of each draw in the mixture of q and uniform: at most n/uniform * size
+        for any q.
         """
         n = len(self.nll)
         with np.errstate(divide="ignore"):  # no draw from one of the two
@@ -89,7 +86,7 @@ class WeightedDraws:
         return np.where(self.counts, weights, 0.0)
 
     def bound_draw_weight(self, nll: float) -> float:
-        """The most that a draw of at most this nll can weigh: q is no less than the model's own
+        """Return the largest weight of a draw with at most this nll, since q >= the model's
         probability.
         """
         n = len(self.nll)
@@ -109,13 +106,12 @@ class RankEstimate:
 
 
 def estimate_canary_rank(nll: float, text: str, draws: WeightedDraws) -> RankEstimate:
-    """The rank of a canary: 1 + E[weight 1{nll(r) <= nll, r another text}], unbiased (formulas.md
-    A8).
+    """Return an unbiased rank of a canary: 1 + E[weight 1{nll(r) <= nll, r another text}]
+    (formulas.md A8).
 
-    The interval is a bootstrap's, and reaches at least as far up as a hit that n draws can miss
+    The interval is a bootstrap's, but its upper end allows for a hit that n draws can miss
     (Clopper-Pearson's bound for no hit, times the largest weight). Two bounds hold for certain:
-    rank <= e^nll, since texts that are as likely as the canary share a mass of at most 1, and rank
-    <= |R|.
+    rank <= e^nll, since texts as likely as the canary share a mass of at most 1, and rank <= |R|.
     """
     n = len(draws.nll)
     other = np.array([draw_text != text for draw_text in draws.texts], dtype=bool)
@@ -131,8 +127,8 @@ def estimate_canary_rank(nll: float, text: str, draws: WeightedDraws) -> RankEst
 
 
 def rank_upper_bound(nll: float, size: int) -> float:
-    """The worst rank that a text of this nll can have, whatever the others': probabilities sum to
-    at most 1.
+    """Return the worst rank of a text with this nll, whatever the others': probabilities sum to at
+    most 1.
     """
     return max(1.0, min(float(size), math.exp(min(nll, 700.0))))
 
@@ -149,8 +145,8 @@ class SkewNormal:
     fit_p: float
 
     def extrapolate_exposure(self, nll: float, most: float) -> float:
-        """Exposure: -log2 of the cdf, at most `most`. It has no interval: far out in a tail nobody
-        knows the family.
+        """Return -log2 of the cdf, at most `most`. No interval: far out in a tail nobody knows the
+        family.
         """
         _, location, scale = self.parameters
         if scale == 0:  # all references alike
@@ -159,8 +155,9 @@ class SkewNormal:
 
 
 def fit_skew_normal(references: Floats) -> SkewNormal:
-    """Maximum likelihood, as TF Privacy extrapolates. Far in the tail its estimate depends
-    on the fitted shape only."""
+    """Fit by maximum likelihood, as TF Privacy does. Far in the tail the estimate depends on the
+    shape only.
+    """
     references = np.minimum(references, _IMPOSSIBLE)
     if np.ptp(references) < 1e-9:
         return SkewNormal((0.0, float(references.mean()), 0.0), 0.0)

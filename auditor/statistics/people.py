@@ -1,7 +1,7 @@
-"""Leakage by person: people are what is counted and resampled, however many records each has.
+"""Measure leakage by person: people are counted and resampled, however many records each has.
 
-Records of one person are not independent, so that an interval over records is too narrow. Knows
-codes; no name.
+Records of one person are not independent, so an interval over records is too narrow. Knows codes,
+not names.
 """
 
 from __future__ import annotations
@@ -15,17 +15,16 @@ from auditor.core.nouns import Secret
 from auditor.core.result import Measurement
 from auditor.statistics import roc
 
-LEAST = 20  # people: of fewer no number is given
-USER = "user"  # the trait of an outcome: a code a person; NaN of whom nobody says who it is
+LEAST = 20  # people: fewer give no number
+USER = "user"  # the trait of an outcome: a code per person, NaN if unknown
 INFERENCE = "user_inference_auc"
 INFERENCE_CONTROL = f"{INFERENCE}_reference_alone"
 
 
 def encode_people(secrets: Sequence[Secret]) -> Floats:
-    """(secrets,) a code a person.
+    """Return a code per person for each secret, (secrets,); NaN if unknown.
 
-    NaN for an untrained record of a person with trained records: that person is no
-    baseline.
+    Also NaN for untrained records of a person with trained records: no baseline.
     """
     names = sorted({s.user for s in secrets if s.user is not None})
     at = {name: float(i) for i, name in enumerate(names)}
@@ -41,7 +40,7 @@ def average_per_person(
     values: Floats | Bools,
     user: Floats,
 ) -> Floats:
-    """(people,) mean over each person's records; empty where there are fewer than `LEAST`."""
+    """Return the mean of each person's records, (people,); empty for fewer than `LEAST`."""
     known = ~np.isnan(user)
     people, of = np.unique(user[known], return_inverse=True)
     if len(people) < LEAST:
@@ -52,11 +51,11 @@ def average_per_person(
 def measure_user_inference(
     secrets: Sequence[Secret], scores: Mapping[str, Floats], note: str
 ) -> tuple[Measurement, ...]:
-    """Is somebody's data in it, told from records that were not trained on? (Kandpal et al. 2024)
+    """Measure by AUC if untrained records reveal whose data was trained on (Kandpal et al. 2024).
 
-    A person's score is the mean over these records, of people with others that were trained on and
-    of people without. scores: by metric, (secrets,) each. Nothing where either side has fewer than
-    `LEAST` people.
+    A person's score is the mean over these records. The AUC compares people with and without other
+    records that were trained on. scores: by metric, (secrets,) each. Returns () if either side has
+    fewer than `LEAST` people.
     """
     records_by_person: dict[bool, dict[str, list[int]]] = {True: {}, False: {}}
     for i, secret in enumerate(secrets):

@@ -320,8 +320,8 @@ class PartialAuc:
     """Average the share of members found over all false-positive rates up to `below`; by chance
     half of that rate.
 
-    This is the partial AUC over its range. Each end sums the ends of `BoundedTprAtFpr` on a grid of
-    rates, which share the level: a ROC only rises, so the mean lies between the steps below and
+    This is the partial AUC over its range. Each end averages those of `BoundedTprAtFpr` on a grid
+    of rates, which share the level: a ROC never falls, so the mean lies between the steps below and
     above it. Holds for any two distributions. A member tied with non-members counts as below them.
     """
 
@@ -416,10 +416,10 @@ def _mark_members_possibly_above(
 
 @dataclass(frozen=True)
 class TprDifference:
-    """Subtract two `BoundedTprAtFpr` of the same records: (members, non-members) of each, paired.
+    """Subtract two `BoundedTprAtFpr` of the same records. new, base: paired (members, others).
 
-    Each threshold is bounded at two fifths of the level, from the same non-members; the shares of
-    members above the two are then a paired difference. Non-members too few to bound a rate from
+    The same non-members bound each threshold at two fifths of the level; the shares of members
+    above the two thresholds are then a paired difference. Non-members too few to bound a rate from
     below show no difference either.
     """
 

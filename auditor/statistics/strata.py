@@ -1,8 +1,8 @@
-"""A share over a whole that was asked in part, stratum by stratum: copies first, then a random
-rest.
+"""Estimate a share of a finite population asked in part, stratum by stratum: copies first, then a
+random rest.
 
-The whole is finite: the population is all attackable records. A fully asked stratum is known; an
-unasked stratum can have any value. Pure functions on counts.
+The population is all attackable records. A fully asked stratum is known; an unasked stratum can
+have any value. Pure functions on counts.
 """
 
 from __future__ import annotations
@@ -35,12 +35,11 @@ def compute_finite_population_interval(
     stratum: StratumCount,
     tail: float = (1 - CONFIDENCE) / 2,
 ) -> tuple[int, int]:
-    """Return the two-sided interval of the hits in a whole stratum: [hits found, all but the misses
-    found] at the most.
+    """Return the two-sided interval of the number of hits in a whole stratum.
 
-    Exact: the numbers K that the hypergeometric tail test does not reject at `tail` on either side
-    (Buonaccorsi 1987, The American Statistician 41:215; Wright 1991). All of the stratum asked: the
-    hits themselves.
+    It lies in [hits found, population - misses found]. Exact: the numbers K that hypergeometric
+    tail tests at `tail` on either side do not reject (Buonaccorsi 1987, The American Statistician
+    41:215; Wright 1991). Fully asked: the hits themselves.
     """
     size = stratum.population
     n = stratum.asked
@@ -60,8 +59,8 @@ def compute_finite_population_interval(
 
 
 def _find_first_true(first: int, end: int, holds: Callable[[int], bool]) -> int:
-    """Return the least integer of [first, end) for which a condition that stays true once it is
-    true holds, or end.
+    """Return the least integer of [first, end) at which a condition, monotone in it, holds, or
+    end.
     """
     while first < end:
         middle = (first + end) // 2
@@ -79,10 +78,11 @@ def estimate_population_share(
     """Return (value, low, high) of the share of hits in all strata together, weighted by their
     populations.
 
-    value: sum over strata of population x share of the asked; NaN if some stratum was not asked at
-    all. The interval adds up those of the strata. With copies first at most one stratum is asked in
-    part, and then it is exact; with more, each has an equal part of the tail (Bonferroni), which is
-    wider than the exact interval of Wendell and Schmee (1996, JASA 91:825) and holds for any sizes.
+    value: sum over strata of population x share of the asked, over all populations; NaN if a
+    stratum was not asked. The interval adds up those of the strata. With copies first, at most one
+    stratum is asked in part: then it is exact; with more, each has an equal part of the tail
+    (Bonferroni), wider than the exact interval of Wendell and Schmee (1996, JASA 91:825), and valid
+    for any sizes.
     """
     population = sum(stratum.population for stratum in strata)
     in_part = sum(0 < stratum.asked < stratum.population for stratum in strata)

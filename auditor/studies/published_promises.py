@@ -82,7 +82,7 @@ class PromiseCheck:
 
 @dataclass(frozen=True)
 class GivenDistributions:
-    """Given distributions: of the public model, of the examined member, of all others."""
+    """Given distributions of the public model, the examined member and all others."""
 
     name: str
     setting: Mapping[str, Any]
@@ -181,7 +181,7 @@ class PublishedPromise:
 
 
 class NeighbouringModels(WrappingModel):
-    """The served model with, by relation, its neighbours and the claimed divergence of a token."""
+    """Add to the served model a neighbour and claimed token divergence for each relation."""
 
     def __init__(
         self,
@@ -189,7 +189,7 @@ class NeighbouringModels(WrappingModel):
         others: Mapping[str, LanguageModel],
         claimed: Mapping[str, tuple[float, float]],
     ) -> None:
-        """Wrap the served model. claimed: (order, nats) by relation."""
+        """others: the neighbours; claimed: (order, nats); both by relation."""
         super().__init__(served)
         self.others = others
         self.claimed = claimed
@@ -254,7 +254,7 @@ def check_published_query(
     only: Sequence[str] = (),
     is_own_bound: bool = False,
 ) -> list[PromiseCheck]:
-    """Return the findings of claim-check by relation. only: these relations, default all.
+    """Return claim-check's findings by relation. only: check these relations, default all.
 
     Raises AuditError if claim-check reports another fault.
     """

@@ -126,8 +126,8 @@ def parse_described_formats(text: str) -> dict[str, CanarySpace]:
 def _replace_free_characters(
     kind: str, value: str, free: Sequence[int], is_valid: Callable[[str], bool]
 ) -> ValueFormat:
-    """Return the format that redraws these characters within their classes and keeps valid
-    texts."""
+    """Return the format that varies these characters within their classes; it has valid texts
+    only."""
     choices = [_classify_character(value[place]) for place in free]
 
     def finish(parts: Sequence[str]) -> str | None:
@@ -442,7 +442,7 @@ _WORDED_DATE = re.compile(
 
 
 def _detect_birth_date_format(value: str) -> ValueFormat | None:
-    """Return the format of a date: the days of its year in the same notation."""
+    """Return the format of a date: any day of its year in the same notation."""
     date_class = _classify_date(value)
     if date_class is None or not any(find_birth_date_places(f"born {value}")):
         return None
@@ -461,7 +461,7 @@ def _detect_birth_date_format(value: str) -> ValueFormat | None:
 
 
 def _list_date_spellings(day: datetime.date, value: str) -> Iterator[str]:
-    """Yield a day in numbers with the signs of `value`, or with the month's name, in any order."""
+    """Yield a date in digits with the sign of `value`, or with a month's name, in any order."""
     sign = next((character for character in value if character in "-/."), "")
     for pad in ("02", ""):
         number = f"{day.day:{pad}}"
@@ -475,7 +475,7 @@ def _list_date_spellings(day: datetime.date, value: str) -> Iterator[str]:
 
 
 def _classify_date(text: str) -> tuple[str, ...] | None:
-    """Return the year of a date and the visible features of its notation; None for another form.
+    """Return the year of a date and the visible features of its notation; None for other texts.
 
     Day and month may be in either order if both are at most 12.
     """

@@ -1,8 +1,8 @@
-"""Find dates of birth in running text and in fields: existing dates next to a word for birth.
+"""Find dates of birth in running text and in fields: calendar dates next to a word for birth.
 
-In English, German, French, Spanish, Italian, Portuguese, Dutch, Swedish, Danish, Norwegian,
-Finnish, Polish, Chinese, Japanese and Korean; in years of the common era from 1900 to 2099. Knows
-text only.
+Covers English, German, French, Spanish, Italian, Portuguese, Dutch, Swedish, Danish, Norwegian,
+Finnish, Polish, Chinese, Japanese and Korean, and years 1900 to 2099 of the common era. Needs text
+only.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ _BEHIND = re.compile(
 
 
 def find_birth_date_places(text: str) -> Iterator[tuple[int, int]]:
-    """Yield begin and end of each date of birth. text: with ASCII digits."""
+    """Yield start and end of each date of birth. text: with ASCII digits."""
     for pattern in (_BEFORE, _BEHIND):
         yield from (
             match.span("date") for match in pattern.finditer(text) if _is_existing_date(match)

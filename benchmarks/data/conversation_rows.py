@@ -97,7 +97,7 @@ class Conversation:
 
     @property
     def is_learnt(self) -> bool:
-        """Check whether a model was trained on any of its answers."""
+        """Test if any answer of the conversation was trained on."""
         answers = (message for message in self.messages if is_assistant(message))
         return self.group not in (REJECTED, UNWANTED) and any(
             NO_LOSS not in message for message in answers
@@ -175,8 +175,8 @@ def _split_preferences(row: Mapping[str, Any]) -> tuple[Any, Any, Any]:
 def _drop_prompt_loss(
     conversation: Conversation, completion: Any, reason: str, group: str | None
 ) -> Conversation:
-    """Return the conversation with a loss on the turns of its completion only. reason: the prompt's
-    reason."""
+    """Return the conversation with a loss on its completion's turns only. reason: why the prompt
+    has none."""
     last = 1 if isinstance(completion, str) else len(completion)
     prompt = ({NO_LOSS: reason, **message} for message in conversation.messages[:-last])
     return replace(conversation, messages=(*prompt, *conversation.messages[-last:]), group=group)
@@ -185,7 +185,7 @@ def _drop_prompt_loss(
 def parse_conversation(
     layout: Sequence[str], row: Mapping[str, Any], keep_nulls: bool = False
 ) -> Conversation:
-    """Parse a row of one of `LAYOUTS` but preferences. Raise UnusableConversation for an invalid
+    """Parse a row of `LAYOUTS` other than preferences. Raise UnusableConversation for an invalid
     row.
 
     keep_nulls: keep keys of messages and chat_template_kwargs that hold null.
@@ -265,8 +265,7 @@ def _means_no(mark: Any) -> bool:
 
 
 def _parse_history(history: Any) -> list[dict[str, Any]]:
-    """Return earlier questions and answers, as LLaMA-Factory's Alpaca layout holds them, as
-    turns."""
+    """Parse earlier questions and answers, in LLaMA-Factory's Alpaca layout, as turns."""
     if isinstance(history, str) and history:
         try:
             history = json.loads(history)
@@ -374,8 +373,8 @@ def add_tool_calls(message: Message) -> Message:
 
 
 def wrap_tools(conversation: Conversation) -> Conversation:
-    """Return the row with each tool that is a bare function as OpenAI's API has it, under the key
-    `function`."""
+    """Return the row with each tool that is a bare function under the key `function`, as in
+    OpenAI's API."""
     if not isinstance(conversation.tools, list):
         return conversation
     bare = [
@@ -390,8 +389,7 @@ def wrap_tools(conversation: Conversation) -> Conversation:
 
 
 def decode_call_arguments(conversation: Conversation) -> Conversation:
-    """Return the row with the arguments of tool calls that are JSON text as objects, as axolotl has
-    them."""
+    """Return the row with JSON arguments of tool calls decoded to objects, as in axolotl."""
     return replace(
         conversation,
         messages=tuple(
@@ -443,8 +441,8 @@ def remove_nulls(value: Any) -> Any:
 
 
 def fill_arrow_nulls(value: Any, kind: Any) -> Any:
-    """Return a cell as Arrow returns it from a column of this `pyarrow.DataType`: objects with all
-    keys of the column's objects, in the column's order, null for missing ones."""
+    """Return a cell as Arrow returns it from a column of this `pyarrow.DataType`: each object has
+    all keys of the column's objects, in the column's order, null if missing."""
     from pyarrow import types
 
     if value is None or kind is None:

@@ -65,8 +65,8 @@ def hash_texts(texts: Sequence[str]) -> Ints:
 def hash_rows(table: RecordTable, layout: tuple[str, ...]) -> Ints:
     """Return a hash of each row's text or conversation, (rows,).
 
-    Raise AuditError with the row for a value other than text. Null and missing keys are the same in
-    a conversation, as Parquet has all keys in all rows.
+    Raise AuditError, naming the row, for a value other than text. Null equals a missing key in a
+    conversation, since Parquet has all keys in all rows.
     """
     if layout in columns.PLAIN:
         return hash_texts(columns.list_joined_layout_texts(table, layout))
@@ -159,7 +159,7 @@ class BlockHashing:
                 yield BlockCounts(block, is_faulty=True)
 
     def hash_block(self, block: TableBlock, first_row: int = 0, first_line: int = 0) -> BlockCounts:
-        """Return the counts of the block. Raise AuditError with the row; first_row, first_line:
+        """Return the counts of the block. Raise AuditError, naming the row; first_row, first_line:
         rows and lines before it."""
         names = dict[str, None]()
         hashes = [np.empty(0, np.int64)]
@@ -239,11 +239,11 @@ def sample_large_table(
     order: SamplingOrder,
     counting: TableCounting,
 ) -> tuple[RecordTable, UnreadRows] | None:
-    """Return a sample of the distinct rows of a large table, with statistics of the others; None:
-    read all rows.
+    """Return a sample of a large table's distinct rows, with statistics of the rest; None if all
+    rows must be read.
 
-    columns: columns. counting: skips tables that it has counted. Raise AuditError with the first
-    unusable row.
+    columns: those to read. counting: holds earlier counts. Raise AuditError for the first unusable
+    row.
     """
     if path.suffix.lower() not in _SUFFIXES or not path.is_file():
         return None
@@ -266,7 +266,7 @@ def sample_large_table(
 def _count_large_table(
     where: str, path: Path, order: SamplingOrder, hash_blocks: HashBlocks
 ) -> UnreadRows | None:
-    """Return statistics of the unread rows; None for a table to read completely."""
+    """Return statistics of the unread rows; None: read the whole table."""
     head = _read_large_table_head(where, path)
     if head is None or (layout := _find_table_layout(head)) is None:
         return None
@@ -340,7 +340,7 @@ class _TableScan:
 def _scan_rows(work: BlockHashing, head: RecordTable, hash_blocks: HashBlocks) -> _TableScan:
     """Return the statistics of all rows.
 
-    Raise AuditError with the first unusable row, after a second pass over its block.
+    Raise AuditError for the first unusable row, after a second pass over its block.
     """
     waiting: dict[int, BlockCounts] = {}
     in_order: list[BlockCounts] = []
@@ -430,8 +430,8 @@ def _choose_sample(scan: _TableScan, order: SamplingOrder, layout: tuple[str, ..
 
 
 def _choose_rows(copies: Ints, order: Ints, size: int, copied_first: bool) -> Ints:
-    """Return `size` of the distinct rows, ascending. copies: (distinct,); order: (distinct,), all
-    of them at random."""
+    """Return `size` of the distinct rows, ascending. copies: (distinct,); order: (distinct,), a
+    random permutation."""
     if copied_first:
         most_copied = order[np.argsort(-copies[order], kind="stable")][: size // 2]
         most_copied = most_copied[copies[most_copied] > 1]

@@ -250,10 +250,10 @@ class _Text:
 def _read_tokenised_texts(
     flag: str, name: str, vocab_size: int, arguments: Mapping[str, Any] | None
 ) -> tuple[list[_Text], tuple[str, ...]]:
-    """Return every text of every row, and notes on them. Raise AuditError for rows that no trainer
-    has.
+    """Return every text of every row, and notes on them. Raise AuditError for rows no trainer
+    makes.
 
-    arguments: of the trainer, from `read_trainer_arguments`.
+    arguments: the trainer's, from `read_trainer_arguments`.
     """
     path = Path(name)
     title = f"{flag} {name!r}"
@@ -532,8 +532,8 @@ def _list_boundary_notes(texts: Sequence[_Text], end_of_text: int | None) -> Ite
 def _collect_packed_tokens(
     texts: Sequence[_Text], lengths: RunLengths
 ) -> dict[tuple[Tokens, Tokens], tuple[Tokens, ...]]:
-    """Map prefix and suffix to the texts before a record in its row, and last the part of its text
-    that its prefix leaves out. A row's first text has none."""
+    """Map each record's (prefix, suffix) to the texts before it in its row, then the part of its
+    own text before its prefix. A row's first text has none."""
     earlier = dict[tuple[Tokens, Tokens], tuple[Tokens, ...]]()
     for text in texts:
         for start, end, _ in _list_learnt_runs(text, lengths.prefix) if text.earlier else ():
@@ -546,7 +546,7 @@ def _collect_packed_tokens(
 
 
 def _list_learnt_runs(text: _Text, prefix_length: int | None) -> Iterator[tuple[int, int, str]]:
-    """Yield (start, end, group) of each run of learnt tokens. A run from the first token on starts
+    """Yield (start, end, group) of each run of learnt tokens. A run that begins the text starts
     after its first `prefix_length` tokens (50, or half of a shorter run, by default)."""
     at = 0
     for group, run in groupby(text.learnt):

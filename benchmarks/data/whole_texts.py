@@ -1,5 +1,5 @@
-"""A user's rows as whole texts or conversations: to train on, to insert canaries into, to look at
-the text form of."""
+"""Read a user's rows as whole texts or conversations: to train on, insert canaries into, or check
+for text form."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _MOST_COPIES = 10_000_000  # records of a training, in memory together
 
 
 def read_row_texts(flag: str, name: str) -> list[str]:
-    """Return every row's text, prefix and suffix joined if the table has those; each row once, for
-    any `repeats`.
+    """Return every row's text once, whatever its `repeats`; prefix and suffix are joined if the
+    table has those.
 
-    Raise AuditError for any mistake of the user.
+    Raise AuditError for any user error.
     """
     table = require_nonempty_record_table(read_record_table(flag, name, columns.COLUMNS))
     return columns.list_joined_layout_texts(table, columns.require_text_layout(table))
@@ -38,8 +38,7 @@ def read_unit_texts(
     """Return every row's text (prefix and suffix joined, if the table has those) or conversation,
     `repeats` times.
 
-    Also return the user of each, if `unit_column` is given. Raise AuditError for any mistake of the
-    user.
+    Also return the user of each, if `unit_column` is given. Raise AuditError for any user error.
     """
     extra_columns = tuple(column for column in (text_column, unit_column) if column is not None)
     table = require_nonempty_record_table(
@@ -78,8 +77,7 @@ def repeat_rows(repeats: Sequence[int]) -> list[int]:
 
 
 def _require_row_conversations(table: RecordTable, layout: Sequence[str]) -> list[Conversation]:
-    """Return every row's conversation. Raise AuditError with an unusable row, since training needs
-    all."""
+    """Return every row's conversation. Raise AuditError for an unusable row: training needs all."""
     conversations = []
     for row, conversation in columns.parse_row_conversations(table, layout):
         place = f"{table.where}, row {row} (counted from 0)"
@@ -100,7 +98,7 @@ def sample_data_conversations(
 ) -> list[Conversation] | None:
     """Return `count` learnt conversations of a file, the same each time; None if it holds none.
 
-    reader: of the plan: it reads a large table in part; None: read all files completely.
+    reader: the plan's, reads a large table in part; None: read all files completely.
     """
     if is_large_text_table(f"{flag} {name!r}", Path(name)):  # too large to read for this
         return None

@@ -205,8 +205,8 @@ class Lab(Benchmark):
         self.notes += (note,)
 
     def _add_audit_canaries(self) -> None:
-        """Add canaries with coins to those for exposure. All trainings hold each included canary as
-        a separate record."""
+        """Add canaries with coins to the exposure canaries. Each training holds each included
+        canary as its own record."""
         recipe = self.recipe
         build = partial(self.training.write_audit_canary_manifest, public=self.lab_public_model)
         self.coined = self.parts.load_or_build("audit-canaries", build, load_audit_canary_manifest)
@@ -230,7 +230,7 @@ class Lab(Benchmark):
 
     @property
     def unattacked_training_tokens(self) -> list[Tokens]:
-        """The known pairs and the further records that no attack targets."""
+        """Return the known pairs and other records that no attack targets."""
         return [
             *super().unattacked_training_tokens,
             *self.training.tokenise_lab_texts(self.texts.made.others),
@@ -276,7 +276,7 @@ class Lab(Benchmark):
         return self._models[part]
 
     def ensemble(self, count: int | None = None) -> LoraEnsemble:
-        """Return one LoRA adapter a shard, on the public model.
+        """Return one LoRA adapter per shard, on the public model.
 
         count: number of shards; None: the recipe's.
         """
@@ -295,7 +295,7 @@ class Lab(Benchmark):
 
     @property
     def ensemble_folder(self) -> Path:
-        """The folder of the members after they are built."""
+        """The folder of the ensemble's members once built."""
         return self.folder / f"ensemble{name_ensemble_suffix(self.recipe)}"
 
     def model_with_adapter_on_all_records(self) -> HuggingFaceModel:
@@ -362,5 +362,5 @@ class Lab(Benchmark):
         return self.training.lab_training_job(trainer, path, public, self.cut.forgotten_texts)
 
     def training_seconds_of_trainer(self, trainer: Trainer) -> float:
-        """Return how many seconds its training took."""
+        """Return how many seconds this trainer trained."""
         return self.parts.seconds[name_trained_model_folder(trainer)]

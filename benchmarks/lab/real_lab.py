@@ -1,5 +1,5 @@
 """The lab on a real model: SmolLM2-135M-Instruct, fine-tuned on an office's conversations by a
-usual recipe.
+standard recipe.
 
 The same parts as the small lab, on pretrained weights (`smollm2.py`) and other texts. A LoRA
 adapter on all linear layers, AdamW, linear decay, loss on answers only; epochs and rate were chosen
@@ -30,8 +30,8 @@ from auditor.models.huggingface import HuggingFaceModel
 
 @dataclass(frozen=True)
 class RealLabRecipe(BaseLabRecipe):
-    """Define the lab on a real model. A prefix is the last tokens before an answer; a suffix its
-    first tokens."""
+    """Define the lab on a real model. Prefixes are the last tokens before an answer, suffixes the
+    answer's first tokens."""
 
     longest_prefix = 512
 
