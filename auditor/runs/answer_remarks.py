@@ -1,4 +1,4 @@
-"""Remarks for readers on the answers of a cell: sentences made only from guesses and the budget."""
+"""Write remarks for readers on a cell's answers, computed only from guesses and the budget."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from auditor.plugins.view import View
 def list_guess_remarks(
     guesses: Sequence[Guesses], attacked: Sequence[Secret], benchmark: Benchmark, n_queried: int
 ) -> tuple[str, ...]:
-    """Return remarks on a cell's guesses. n_queried: number of attacked secrets that were
-    queried."""
+    """Return remarks on a cell's guesses. n_queried: number of queried attacked secrets."""
     remarks = [
         *list_subset_remarks(attacked, benchmark),
         *_list_dependence_remarks(
@@ -36,7 +35,7 @@ def list_guess_remarks(
 
 
 def list_boundary_remarks(guesses: Sequence[Guesses]) -> tuple[str, ...]:
-    """Count the draws that float noise may have decided."""
+    """Return a remark with the number of draws within 1e-6 of a CDF boundary, if there are any."""
     # A draw this close to a boundary of the CDF may select the neighbouring token on another
     # machine.
     n_near = sum(g.near_boundary for g in guesses)
@@ -45,8 +44,8 @@ def list_boundary_remarks(guesses: Sequence[Guesses]) -> tuple[str, ...]:
 
 
 def list_subset_remarks(attacked: Sequence[Secret], benchmark: Benchmark) -> tuple[str, ...]:
-    """Return a remark if only a subset of the secrets was attacked; comparisons with other rows use
-    the secrets that both rows attacked."""
+    """Return a remark if only a subset of the secrets was attacked. Comparisons with other rows use
+    the secrets attacked in both."""
     if len(attacked) == len(benchmark.secrets):
         return ()
     n_attacked, n_members = (
@@ -58,9 +57,9 @@ def list_subset_remarks(attacked: Sequence[Secret], benchmark: Benchmark) -> tup
 def _list_dependence_remarks(
     description: str, groups: Sequence[object], name: str
 ) -> tuple[str, ...]:
-    """Return a remark if secrets share a document or a person and so are not independent.
+    """Return a remark that the secrets are not independent if several share a document or a person.
 
-    groups: document or person of each secret that has a document or a person.
+    groups: the document or the person of each secret that has one.
     """
     if not groups:
         return ()
@@ -72,8 +71,8 @@ def _list_dependence_remarks(
 
 
 def list_single_sample_remarks(view: View, attack: Attack) -> tuple[str, ...]:
-    """Return that one sample was drawn in place of many, if every sample of a prefix would be the
-    same."""
+    """Return a remark if the attack draws one sample because all samples of a prefix would be
+    equal."""
     sampling = attack.sampling()
     if (
         sampling is None
@@ -91,8 +90,8 @@ def list_single_sample_remarks(view: View, attack: Attack) -> tuple[str, ...]:
 def list_budget_remarks(
     view: View, attack: Attack, guesses: Sequence[Guesses], description: str = "secrets"
 ) -> tuple[str, ...]:
-    """Count the answers that a fixed budget paid for in full; the public model answered the
-    rest."""
+    """Return a remark with the number of answers paid in full by a fixed budget. The public model
+    answered the rest."""
     if view.allowance is None:
         return ()
     allowance = view.allowance

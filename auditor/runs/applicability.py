@@ -1,5 +1,4 @@
-"""Check if a method can run on a target: before the first query of a run, and again for every
-cell."""
+"""Check if a method can run on a target: before a run's first query, and again in every cell."""
 
 from __future__ import annotations
 
@@ -62,9 +61,8 @@ def refuse_methods_that_cannot_run(
 ) -> None:
     """Raise AuditError if a requested method would measure nothing in this run.
 
-    A capability that the undefended model lacks may exist in a defended model: then the method is
-    not refused here.
-    only_if_none_can: raise only if no method can run (for a run of all cheap methods).
+    A method is not refused if only the undefended model lacks a capability: a defended model may
+    have it. only_if_none_can: raise only if no method can run (for a run of all cheap methods).
     """
     refusals = []
     for method in scene.selection.methods:
@@ -82,8 +80,8 @@ def refuse_methods_that_cannot_run(
 def _explain_inapplicable_method(
     method: Attack | Probe, undefended: Target, scene: RunContext, setting: Setting
 ) -> str | None:
-    """Return the reason why the method cannot run in this setting; None if it can, or if a defended
-    target may have the capability."""
+    """Return the reason why the method cannot run in this setting; None if the method can run, or
+    if a defended target may have the capability."""
     view = scene.make_target_view(undefended, setting)
     try:
         check_method_applies(method, undefended, view, scene)

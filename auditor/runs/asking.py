@@ -1,7 +1,7 @@
-"""Query the records batch by batch, worst first, until the time is up; no query is repeated.
+"""Query the records in batches, worst first, until the time limit. No query is repeated.
 
-The results of a record depend only on the record, so neither batches nor sessions change a number.
-Knows no terminal; uses only `ask_ahead` of attacks and probes.
+The results of a record depend only on the record, so batches and sessions do not change a number.
+This module prints nothing and calls only `ask_ahead` of attacks and probes.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ Unit = tuple[Secret, ...]  # a record with all its parts, and a non-member
 
 @dataclass(frozen=True)
 class TimeLimit:
-    """Time limit of `seconds` after `begun` (`time.perf_counter`)."""
+    """Time limit: `seconds` after the start `begun` (a value of `time.perf_counter`)."""
 
     begun: float
     seconds: float
@@ -59,16 +59,20 @@ class TimeLimit:
 
 @dataclass
 class Pace:
-    """Measured duration of earlier records: seconds to read and probe each record of the last part,
-    and to complete the last `n_completed` records together."""
+    """Measured seconds of earlier records.
+
+    reading: to read and probe a record of the last part. completing: to complete the last
+    `n_completed` records together.
+    """
 
     reading: float = 0.0
     completing: float = 0.0
     n_completed: int = 0
 
     def count_fitting(self, most: int, n_read: int, seconds_left: float) -> int:
-        """Return how many records, at most `most`, can be read and be completed with the `n_read`
-        earlier records in `seconds_left` seconds; a first record is read without time, too."""
+        """Return how many of `most` records can be read, and completed with the `n_read` records
+        already read, in `seconds_left` seconds. The first records are read even if no time is
+        left."""
         if not self.n_completed:
             return most if seconds_left > 0 or not n_read else 0
         seconds_per_record = self.completing / (self.n_completed + _FLAT)
@@ -85,11 +89,11 @@ def ask_worst_first(
     measure: Callable[[Audit], AuditResult],
     publish: Publish,
 ) -> AuditResult:
-    """Return the result of as many records as fit into the time, at least those of one batch.
+    """Query as many records as the time allows, at least one batch, and return their result.
 
     Args:
-        measure: computes the result of an audit whose secrets were all queried.
-        publish: shows an intermediate result and stores it with its reports, like the final one.
+        measure: computes the result of an audit after all its secrets were queried.
+        publish: shows an intermediate result and stores it with its reports, like the final result.
     """
     site, whole_benchmark = audit.site, audit.site.benchmark
     units = order_units(whole_benchmark)
@@ -126,8 +130,8 @@ def ask_worst_first(
 
 
 def order_units(benchmark: Benchmark) -> list[Unit]:
-    """Return the records, worst first, each with all its parts and a non-member while both sides
-    last."""
+    """Return the units, worst record first: a record with all its parts, and a non-member. The last
+    units lack a side that ran out."""
     by_id = {secret.id: secret for secret in benchmark.secrets}
     in_order = [by_id[id] for id in benchmark.asking_order] or list(benchmark.secrets)
     sides = [
@@ -148,7 +152,8 @@ def _group_record_parts(secrets: Iterable[Secret]) -> list[Unit]:
 
 
 def narrow_benchmark_copy(benchmark: Benchmark, units: Sequence[Unit]) -> Benchmark:
-    """Return the benchmark with only these records, and the counts of the omitted records."""
+    """Return a copy of the benchmark with only these records, and with counts of the omitted
+    records."""
     ids = {secret.id for unit in units for secret in unit}
     part = copy.copy(benchmark)  # a shallow copy suffices: tuples are replaced, never changed
     part.secrets = tuple(secret for secret in benchmark.secrets if secret.id in ids)
@@ -178,8 +183,7 @@ def _count_records_asked(counts: RecordCounts, secrets: Sequence[Secret]) -> Rec
 
 
 def _count_finished_units(audit: Audit, units: Sequence[Unit]) -> int:
-    """Return how many of the first units an earlier session finished, in every cell with
-    answers."""
+    """Count the leading units that an earlier session finished in every cell with answers."""
     folder = audit.folder
     target = Targets(audit).undefended
     journals = [
@@ -215,14 +219,15 @@ def _ask_about_batch(
     limit: TimeLimit,
     reserve: float,
 ) -> int:
-    """Run all queries of the audit on the first of these units, as time allows; return how many.
+    """Run the audit's queries on as many leading units of the batch as time allows; return their
+    number.
 
     Each model reads each text once. Units are read and probed part by part, while their logits are
-    in memory; then all units are completed together.
+    in memory. Then all units are completed together.
 
     Args:
         narrowed: returns the audit of the units in [second argument, first argument).
-        first: index of the first unit.
+        first: index of the batch's first unit.
         reserve: seconds kept for the final result.
     """
     models: Sequence[LanguageModel] = ()
@@ -254,7 +259,7 @@ def _ask_about_batch(
 
 
 def _count_ready_units(units: Sequence[Unit], vocab_size: int) -> int:
-    """Return how many of the first units have logits that fit in memory together; at least 1."""
+    """Count the leading units whose logits fit in memory together; at least 1."""
     n_bytes = 0
     for count, unit in enumerate(units):
         n_bytes += 4 * vocab_size * sum(len(secret.suffix) for secret in unit)
@@ -272,8 +277,8 @@ def _start_target_run(audit: Audit, engine: Engine) -> TargetRun:
 
 
 def _score_units(target_run: TargetRun, is_first: bool) -> list[LanguageModel]:
-    """Let each queried model read the texts, and store the target's log-probabilities of the true
-    tokens; return these models. is_first: announce the first number."""
+    """Make each queried model read the texts, store the target's log-probabilities of the true
+    tokens, and return these models. is_first: announce the first number."""
     audit = target_run.audit
     target = target_run.target
     _read_ahead(target.model, target.secrets, whole_texts=True)
@@ -290,8 +295,7 @@ def _score_units(target_run: TargetRun, is_first: bool) -> list[LanguageModel]:
 
 
 def _announce_first_number(target_run: TargetRun) -> None:
-    """Announce how many of the first records greedy decoding recites, from a single forward pass
-    over their tokens."""
+    """Announce how many of the first records greedy decoding recites, as one forward pass shows."""
     model = target_run.target.model
     members = [secret for secret in target_run.target.secrets if secret.member]
     if not implies_capability(model.capabilities, "distribution"):
@@ -309,7 +313,7 @@ def _announce_first_number(target_run: TargetRun) -> None:
 
 
 def _ask_cells(target_run: TargetRun, kind: type[Attack] | type[Probe]) -> None:
-    """Run the queries of the attacks, or of the probes, on the secrets of this audit."""
+    """Run the queries of all attacks (or all probes) on this audit's secrets."""
     for cell in list_target_cells(target_run):
         if not isinstance(cell.method, kind):
             continue
@@ -328,7 +332,7 @@ def _list_probed_references(audit: Audit, place: Workplace, target: Target) -> l
 
 
 def _read_ahead(model: LanguageModel, secrets: Sequence[Secret], whole_texts: bool) -> None:
-    """Let the model read the texts of the secrets ahead of the queries.
+    """Make the model read the secrets' texts before the queries.
 
     whole_texts: score every token of a non-member, as held-out perplexity does.
     """
@@ -342,8 +346,8 @@ def _read_ahead(model: LanguageModel, secrets: Sequence[Secret], whole_texts: bo
 
 
 def list_greedy_guesses(audit: Audit, target: Target) -> Mapping[str, Guesses]:
-    """Return the guesses by secret of an attack of this run with greedy decoding; empty if the run
-    has no such attack."""
+    """Return the guesses, by secret, of an attack of this run that decodes greedily; empty without
+    such an attack."""
     view = audit.make_target_view(target, WHITE_BOX)
     for attack in audit.selection.attacks:
         sampling = attack.sampling()

@@ -1,8 +1,7 @@
-"""One audit, ready to start: the site, the selected attacks and defenses, and the prefix token that
-all cells share.
+"""Prepare an audit: its site, its attacks and defenses, and the prefix token shared by all cells.
 
-Refuses every bad input that can be detected before the first query to a model. Remote workers have
-only the part `RunContext`; the run folder belongs to the main process.
+Every bad input that can be detected before the first query to a model is refused here. Remote
+workers have only a `RunContext`; the run folder belongs to the main process.
 """
 
 from __future__ import annotations
@@ -72,7 +71,7 @@ class RunContext:
         return self.benchmark.challenge()
 
     def make_target_view(self, target: Target, setting: Setting) -> View:
-        """Make a view with nothing drawn yet; a fixed budget is divided among the secrets."""
+        """Make a new view, without draws; a fixed budget is divided among the secrets."""
         public, reference = (
             model and wrap_prefixed_model(model, self.prefix_token.tokens)
             for model in (self.site.public_model, self.site.reference_model)
@@ -103,8 +102,8 @@ class RunContext:
         return view
 
     def load_prefixed_references(self, spec: str) -> ReferenceModels:
-        """Return the reference models of `-A references=`, with the prefix token. Raise AuditError
-        if the site has none."""
+        """Load the reference models of `-A references=`, with the prefix token. Raise AuditError if
+        the site has no reference models."""
         references = self.site.load_reference_models_of_site(spec)
         return ReferenceModels(
             tuple(
@@ -114,8 +113,11 @@ class RunContext:
         )
 
     def check_models_self_consistent(self, models: Iterable[LanguageModel | None]) -> None:
-        """Check that each model returns the same distribution for every kind of query, up to the
-        longest text of this run with soft prompt; add remarks to the benchmark's notes."""
+        """Check that each model gives the same distribution by every kind of query.
+
+        Texts are as long as the longest text of this run with soft prompt. Remarks go to the
+        benchmark's notes.
+        """
         texts = [len(query.prefix) + query.length for query in self.challenge.queries]
         texts += [len(canary.prefix + canary.suffix) for canary in self.benchmark.canaries]
         texts += map(len, self.benchmark.heldout)
@@ -144,8 +146,8 @@ class RunContext:
                     self.site.reporter.note(note)
 
     def _list_packed_row_notes(self) -> tuple[str, ...]:
-        """Note how the earlier records of their row affect packed records; add doubts to the
-        benchmark."""
+        """Return notes on how earlier records of a packed row affect later records; add doubts to
+        the benchmark."""
         model = wrap_prefixed_model(self.site.model, self.prefix_token.tokens)
         remark, doubts = packed_rows.compare_packed_records(
             model, self.benchmark.secrets, self.benchmark.earlier_in_row
@@ -156,7 +158,7 @@ class RunContext:
         return (remark,)
 
     def refuse_unanswerable_probes(self) -> None:
-        """Raise AuditError now for inputs that a probe would refuse only after hours."""
+        """Raise AuditError for inputs that a probe would otherwise refuse only after hours."""
         for method in self.selection.methods:
             if isinstance(method, Probe) and method.of == "secrets":
                 method.check_secrets(self.benchmark.secrets)
@@ -165,8 +167,8 @@ class RunContext:
             self.load_prefixed_references(references)
 
     def check_texts_fit_models(self) -> None:
-        """Raise AuditError if the context of a model is too short for the texts of this run with
-        prefix token and soft prompt."""
+        """Raise AuditError if a model's context is too short for this run's texts with prefix token
+        and soft prompt."""
         rows = self.selection.longest_soft_prompt_row_count
         prefix_token = len(self.prefix_token.tokens)
         prompt = torch.empty(rows, 0) if rows else None  # only its number of rows matters
@@ -189,7 +191,7 @@ class RunContext:
 
 @dataclass(frozen=True)
 class Audit(RunContext):
-    """Context shared by all cells in the main process: a `RunContext` with the run folder."""
+    """Context shared by all cells in the main process: a `RunContext` and the run folder."""
 
     folder: RunFolder
     # rules of the rows that may stop before the last secret
@@ -210,8 +212,8 @@ class Audit(RunContext):
 
     @property
     def secrets_in_run_fingerprint(self) -> tuple[Secret, ...]:
-        """Secrets and canaries in the run's fingerprint; of the canaries that every lab has, only
-        those of an epsilon audit."""
+        """Secrets and canaries in the run's fingerprint. Canaries that every lab has are included
+        only for an epsilon audit."""
         canaries = self.benchmark.canaries
         with_coin = [item for item in canaries if item.canary and item.canary.coin is not None]
         return (
@@ -221,14 +223,15 @@ class Audit(RunContext):
 
     @cached_property
     def sweep_cache_key_of_answers(self) -> dict[str, Any]:
-        """Key by which runs share answers: the attacked model, the secrets and the prefix token."""
+        """Key of the answers that runs share: the attacked model, the secrets and the prefix
+        token."""
         key = {**self.site.subject, "prefix_token": self.prefix_token.tokens}
         # A check queries more and more secrets: answers about a smaller set are not shared.
         return {**key, "asked": tuple(self.secrets_by_id)} if self.population else key
 
     def build_attack_corpus(self, attack: CorpusAttack) -> TrainingCorpus:
-        """Return the texts to compare its generations with. Raise AuditError if an n-gram is longer
-        than every text."""
+        """Return the texts to compare the attack's generations with. Raise AuditError if an n-gram
+        is longer than every text."""
         corpus = self.benchmark.texts_with_repeat_counts
         index = self.site.shared.get_or_make(
             "n-grams",
@@ -238,8 +241,7 @@ class Audit(RunContext):
         return generations.choose_ngram_length(attack, self.benchmark, index)
 
     def check_corpus_attacks_feasible(self, target: Target) -> None:
-        """Raise AuditError now for generations that would otherwise be refused after the first
-        draw."""
+        """Raise AuditError for generations that would otherwise be refused after the first draw."""
         view = self.make_target_view(target, WHITE_BOX)
         for attack in self.selection.attacks:
             if not isinstance(attack, CorpusAttack):
@@ -253,8 +255,8 @@ class Audit(RunContext):
                         model.check_text_fits(n_prefix, length)
 
     def load_or_fit_attack_state(self, target: Target, view: View, attack: Attack) -> State:
-        """Return the state of the attack from this run, from the resumed run or from the same
-        sweep; otherwise tune it now."""
+        """Load the attack's state from this run, the resumed run or the same sweep; otherwise tune
+        the attack."""
         key = (attack.name, attack.fitted_state_name(view))
         if key not in self._tuned:
             name = "-".join(key)
@@ -288,10 +290,10 @@ class Audit(RunContext):
 
 
 def choose_prefix_token(site: Site, longest: int, folder: RunFolder) -> PrefixToken:
-    """Choose the prefix token once a run, on the undefended model; a resumed run keeps its token.
+    """Choose the run's prefix token on the undefended model; a resumed run keeps its token.
 
     longest: maximum number of tokens of a context without the prefix token. Raise AuditError if the
-    plan of a resumed run gives another token.
+    plan of a resumed run gives another prefix token.
     """
     saved = folder.prefix_token()
     data_plan = site.data_plan
@@ -314,7 +316,8 @@ def choose_prefix_token(site: Site, longest: int, folder: RunFolder) -> PrefixTo
 
 
 def resolve_site_prefix(site: Site, known: Sequence[Pair], longest: int) -> PrefixToken:
-    """Return the plan's prefix token; if the plan gives none, choose it on these known pairs."""
+    """Return the plan's prefix token; without a token in the plan, choose one on these known
+    pairs."""
     benchmark = site.benchmark
     options = (benchmark.canaries, benchmark.framed, benchmark.as_trained, site.hurried)
     return resolve_prefix_token(site.data_plan.prefix_token, site.model, known, longest, *options)

@@ -1,5 +1,5 @@
-"""`audit canaries score`: the exposure of every canary of a manifest, on a model or from a finished
-run."""
+"""Score canaries (`audit canaries score`): the exposure of each canary of a manifest, on a model or
+from a finished run."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ _MEASURED = CANARIES.measured_by[0]
 
 @dataclass(frozen=True)
 class CanaryScore:
-    """Score of a canary. values: the probe's observation; count: insertions."""
+    """Score of a canary. values: the probe's observation; count: how often the canary was
+    inserted."""
 
     id: str
     count: int
@@ -55,9 +56,10 @@ def score_canaries(
     prefix_token: str = AUTO,
     seed: int = 0,
 ) -> list[TargetScores]:
-    """Score the canaries on the named model, or on every target of a run if `model` is its folder.
+    """Score the canaries on a model, or on every target of a run if `model` is a run folder.
 
-    Raise AuditError if the run did not measure these canaries, or if the model cannot write them.
+    Raise AuditError if the run did not measure these canaries, or if the model's tokens cannot
+    spell them.
     """
     canary_manifest = manifests.read_exposure_canary_manifest(manifest)
     if (Path(model) / "plan.json").is_file():

@@ -1,5 +1,4 @@
-"""The queries of a cell, in this process or on a remote worker, and the workplace that runs
-them."""
+"""Run the queries of a cell, in this process or on a remote worker."""
 
 from __future__ import annotations
 
@@ -34,7 +33,7 @@ Answer = TypeVar("Answer", Guesses, Observation)
 
 @dataclass(frozen=True)
 class CellWorkResult(Generic[Answer]):
-    """Answers about some secrets, with the tokens drawn inside the claim, and the seconds."""
+    """Answers about some secrets. drawn: tokens drawn inside the claim; seconds: duration."""
 
     of: list[Answer]
     drawn: dict[tuple[str, str], int]  # see `ClaimTokenMeter`
@@ -42,7 +41,7 @@ class CellWorkResult(Generic[Answer]):
 
 
 class Workplace:
-    """Targets of a run; keeps the last target, with a view for each setting."""
+    """Holder of a run's current target, with a view for each setting."""
 
     def __init__(self, scene: RunContext, targets: Targets) -> None:
         self.scene = scene
@@ -51,13 +50,13 @@ class Workplace:
         self._views: dict[str, View] = {}
 
     def set_current_target(self, target: Target) -> None:
-        """Set a target that is already built as the current target; release the previous target."""
+        """Replace the current target by a target that is already built."""
         self._target = target
         self._views = {}
 
     def get_shared_view(self, target: str, setting: str) -> View:
-        """Return the view shared by all queries to a target in a setting: passes with the same
-        recipe are run once."""
+        """Return the view that all queries to a target in a setting share. Attacks with the same
+        recipe share a pass."""
         if self._target is None or self._target.name != target:
             self.set_current_target(self.targets.find_or_build_target(target))
         assert self._target is not None  # just taken
@@ -70,9 +69,9 @@ class Workplace:
 class CellWork(Generic[Asked, Answer]):
     """Queries of a cell.
 
-    allowance: tokens that each (recipe, secret) may still draw, divided by the run's owner.
-    meter: tokens drawn inside the target's claim until now, and the charge to the claim.
-    state: the tuned state of the attack; empty for a probe, which tunes nothing.
+    allowance: tokens that each (recipe, secret) may still draw, divided by the run's owner. meter:
+    tokens drawn inside the target's claim until now, and their charge to the claim. state: the
+    tuned state of an attack; empty for a probe.
     """
 
     key: CellKey
@@ -117,7 +116,8 @@ class CellWork(Generic[Asked, Answer]):
 
 @dataclass(frozen=True)
 class WorkerSite:
-    """Builds a worker's site of a plan: it reads weights, data and plug-ins on its machine.
+    """Builder of a plan's site on a worker, from the weights, data and plug-ins on the worker's
+    machine.
 
     counted: large tables that the run has already counted, by flag and name.
     """
@@ -136,7 +136,7 @@ class WorkerSite:
 
 
 def fingerprint_inputs(plan: Plan, site: Site) -> dict[str, str]:
-    """Return digests of all inputs, after the model is loaded; a worker with other digests is
+    """Return digests of all inputs, after the model is loaded. A worker with other digests is
     refused."""
     return {
         **plan_weights.digest_plan_weights(plan, site),
@@ -146,15 +146,16 @@ def fingerprint_inputs(plan: Plan, site: Site) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class WorkerWorkplace:
-    """Builds a worker's `Workplace` and compares it with the run's. read: digests of the run's
-    inputs, by name."""
+    """Builder of a worker's `Workplace`. read: digests of the run's inputs, by name, to compare
+    with the worker's."""
 
     site: WorkerSite
     prefix_token: PrefixToken
     read: Mapping[str, str]
 
     def __call__(self) -> Workplace:
-        """Raise AuditError if the worker reads other weights or data than the run."""
+        """Build the workplace. Raise AuditError if the worker reads other weights or data than the
+        run."""
         site, selection = self.site()
         site.may_train = False
         plan = self.site.plan

@@ -1,5 +1,4 @@
-"""The cells of an audit: a cell is a (target, setting, attack or probe), and `measure` returns its
-finding."""
+"""Measure the cells of an audit. A cell is a (target, setting, attack or probe)."""
 
 from __future__ import annotations
 
@@ -37,8 +36,7 @@ from auditor.statistics.metrics import RECALL, name_nonmember_metric
 
 @dataclass(frozen=True)
 class TargetRun:
-    """Context shared by all cells of a target: the engine that runs them, and the collector of
-    their results."""
+    """Context shared by all cells of a target, with the engine and the collector of results."""
 
     audit: Audit
     target: Target
@@ -49,7 +47,7 @@ class TargetRun:
 
 @dataclass(frozen=True)
 class Cell(TargetRun, ABC):
-    """A cell. view: the attacker's access to this target in this setting."""
+    """A cell. view: the attacker's access to the target in this setting."""
 
     setting: Setting
     method: Attack | Probe
@@ -67,7 +65,7 @@ class Cell(TargetRun, ABC):
         return f"{self.target.title}: {self.method.name} ({self.setting.name})"
 
     def measure(self) -> Finding:
-        """Return a finding with measurements, or with the reason why it has none; add the results
+        """Return a finding with measurements, or with the reason for having none; add the results
         per secret to the collector."""
         start = time.perf_counter()
         blank = self._build_finding()
@@ -90,8 +88,7 @@ class Cell(TargetRun, ABC):
     def _refuse_answers_about_other_secrets(
         self, answered_ids: Collection[str], secret_ids: Collection[str]
     ) -> None:
-        """Raise AuditError if the folder holds answers about secrets that this run does not
-        query."""
+        """Raise AuditError if the folder has answers about secrets that this run does not query."""
         if extra := sum(secret not in secret_ids for secret in answered_ids):
             raise AuditError(
                 "expected answers about the secrets of this run in "
@@ -101,7 +98,7 @@ class Cell(TargetRun, ABC):
 
     @abstractmethod
     def ask_ahead(self) -> None:
-        """Query the target's secrets and store the answers, which `measure` reads later.
+        """Query the target's secrets and store the answers for a later `measure`.
 
         Raise NotApplicable if the method does not apply to this target.
         """
@@ -113,8 +110,7 @@ class Cell(TargetRun, ABC):
     def _stream_answers(
         self, work: CellWork[Asked, Answer], items: Sequence[Asked]
     ) -> Iterator[CellWorkResult[Answer]]:
-        """Yield the engine's answers about these items as they arrive; add their draws to the
-        target's meter."""
+        """Yield the engine's answers as they arrive, and add their draws to the target's meter."""
         for result in self.engine.stream_results(work, items):
             self.target.spending.meter.drawn |= result.drawn
             yield result
@@ -125,8 +121,8 @@ class Cell(TargetRun, ABC):
         ask: stopping.Ask[stopping.Item],
         count_seen: stopping.Seen[stopping.Item],
     ) -> Sequence[stopping.Item]:
-        """Query all items, or under `--until` as many as the rule needs; return the queried items,
-        in order."""
+        """Query all items, or under `--until` as many as the stopping rule needs; return these
+        items in order."""
         if (stop := self.audit.stops.get(self.key)) is None:
             ask(items)
             return items
@@ -139,7 +135,7 @@ class Cell(TargetRun, ABC):
         self.audit.site.reporter.progress(f"{self.method.name} on {self.target.title}", n_done, of)
 
     def _build_finding(self) -> Finding:
-        """Return the finding with all fields that are known before a measurement."""
+        """Return the finding without measurements."""
         applies, reason = self.target.judge_claim_coverage(self.setting)
         sampling = self.method.sampling()
         return Finding(
@@ -155,7 +151,7 @@ class Cell(TargetRun, ABC):
 
 @dataclass(frozen=True)
 class AttackCell(Cell):
-    """Cell of an attack: fits, guesses secret by secret, and judges the guesses."""
+    """Cell of an attack: tune the attack, guess each secret, and judge the guesses."""
 
     method: Attack
 
@@ -222,8 +218,8 @@ class AttackCell(Cell):
         )
 
     def _build_member_strata(self, members: judging.Outcome) -> tuple[Stratum, ...]:
-        """Return the records by copies; empty if the row did not query the full sample of the
-        run."""
+        """Return the members by copies; empty if the row queried only a part of the run's
+        sample."""
         counts = self.audit.benchmark.record_counts.get("members")
         whole_sample = len(members.ids) == sum(
             secret.member for secret in self.audit.benchmark.secrets
@@ -234,16 +230,16 @@ class AttackCell(Cell):
         return extraction.group_copies_strata(counts.by_copies, secrets, members.hit)
 
     def _measure_group_shares(self, members: judging.Outcome) -> dict[str, Measurement]:
-        """Return the share extracted by group; empty for a row that may stop early, because these
-        intervals need a fixed sample size."""
+        """Return the extracted share by group. Empty for a row that may stop early: these intervals
+        need a fixed sample size."""
         if self.key in self.audit.stops:
             return {}
         secrets = map(self.audit.secrets_by_id.__getitem__, members.ids)
         return extraction.measure_group_shares(secrets, members.hit)
 
     def _measure_undefended_difference(self) -> Iterator[Measurement]:
-        """Yield the paired difference to the undefended target at the same setting, on the members
-        with answers in both rows."""
+        """Yield the paired difference to the undefended target in the same setting, over the
+        members answered in both rows."""
         if self.key in self.collector.stopped:
             return  # the interval needs a fixed sample size
         # The undefended target comes first in a run, so its answers exist.
@@ -255,8 +251,8 @@ class AttackCell(Cell):
             yield chain_steps.measure_row_difference(RECALL, "share", row, base_row)
 
     def _judge_guesses(self, ids: Sequence[str]) -> tuple[judging.Outcome, list[Guesses], Kinds]:
-        """Return the judged answers, their costs without candidates, and their shares of personal
-        data. Answers are read successively: together they may exceed memory."""
+        """Return the judged answers, the guesses without candidates (costs only), and the shares of
+        personal data. Read answers successively: together they may exceed memory."""
         finished, costs = self.audit.folder.guesses.finished_secrets(self.key), list[Guesses]()
 
         def read() -> Iterator[Guesses]:  # fills `costs` while `judge_guesses` iterates over it
@@ -276,7 +272,7 @@ class AttackCell(Cell):
         )
 
     def _build_judged_row(self, queries: Sequence[Query]) -> RowValuesBySecret:
-        """Return the judged row of these queries, without the queries that lack an answer."""
+        """Return the judged row of those of these queries that have an answer."""
         finished = self.audit.folder.guesses.finished_secrets(self.key)
         outcome, _, kinds = self._judge_guesses(
             [query.id for query in queries if query.id in finished]
@@ -284,8 +280,8 @@ class AttackCell(Cell):
         return build_outcome_row(outcome, kinds)
 
     def _guess_remaining_secrets(self, state: State) -> tuple[list[str], list[str]]:
-        """Attack the secrets without an answer; return the ids of all queries, and the ids with an
-        answer."""
+        """Attack the secrets that have no answer yet; return the ids of all queries and of all
+        answers."""
         # A view of the journal: it grows when `ask` appends, and reads the file at each access.
         finished, target = self.audit.folder.guesses.finished_secrets(self.key), self.target
         attacked = {secret.id for secret in target.secrets}
@@ -318,7 +314,7 @@ class AttackCell(Cell):
 
 @dataclass(frozen=True)
 class CorpusCell(AttackCell):
-    """Cell of a corpus attack: draws generations and compares them with all training texts."""
+    """Cell of a corpus attack: draw generations and compare them with all training texts."""
 
     method: CorpusAttack
 
@@ -363,7 +359,7 @@ class CorpusCell(AttackCell):
 
 @dataclass(frozen=True)
 class ProbeCell(Cell):
-    """Cell of a probe: observes secret by secret with the true answers, and charges no claim."""
+    """Cell of a probe: observe each secret with the true answer; charge no claim."""
 
     method: Probe
 
@@ -401,7 +397,7 @@ class ProbeCell(Cell):
         )
 
     def _observe_secrets(self, secrets: Sequence[Secret]) -> tuple[Sequence[Secret], Observed]:
-        """Return the queried secrets with their observations, including those of an interrupted
+        """Return the queried secrets and their observations, including those of an interrupted
         run."""
         folder, probe, (seen_before, facts) = (
             self.audit.folder,
@@ -431,8 +427,8 @@ class ProbeCell(Cell):
     def _observe_missing_secrets(
         self, secrets: Sequence[Secret], seen_before: Mapping[str, Observation]
     ) -> tuple[Sequence[Secret], Mapping[str, Observation]]:
-        """Observe the secrets that the run folder lacks; return the queried secrets, and the
-        folder's observations."""
+        """Observe the secrets that are missing in the run folder; return all queried secrets and
+        the folder's observations."""
         folder, finished = (
             self.audit.folder,
             self.audit.folder.observations.finished_secrets(self.key),
@@ -468,11 +464,11 @@ class ProbeCell(Cell):
         )
 
     def _pair_undefended_observations(self) -> tuple[dict[str, Observation], dict[str, float]]:
-        """Return the observations of the undefended model by earlier runs of a sweep: values by
+        """Return the observations of the undefended model from earlier runs of a sweep: values by
         secret, and joint facts.
 
         Every point of a sweep repeats the same queries to that model. The caller adds to both
-        dicts, which all these runs share.
+        dicts, which all runs of the sweep share.
         """
         if not self.target.is_undefended:
             return {}, {}
@@ -486,7 +482,7 @@ class ProbeCell(Cell):
 
 
 def list_target_cells(target_run: TargetRun) -> Iterator[Cell]:
-    """Yield all cells of a target, by setting, then in the order of the plan's methods."""
+    """Yield all cells of a target: by setting, then by method in the plan's order."""
     selection = target_run.audit.selection
     target = target_run.target
     for setting in selection.list_row_settings(target.companion):

@@ -1,6 +1,6 @@
-"""Explain why a defended model leaks less: steps between the rows of a chain, paired by secret.
+"""Explain why a defended model leaks less, by paired differences between the rows of a chain.
 
-Pure functions on the values of rows by secret. Knows neither models nor the choice of rows.
+Pure functions on the values of rows by secret.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from auditor.statistics import compare
 
 @dataclass(frozen=True)
 class ChainRow:
-    """A row of a chain. answers: see `build_cause_chain`; None if unmeasured because
-    `absent` is missing."""
+    """A row of a chain. answers: values as for `build_cause_chain`; None if the row was not
+    measured because `absent` is missing."""
 
     cause: Cause
     target: str
@@ -32,14 +32,13 @@ def build_cause_chain(
     name: str,
     unit: str,
 ) -> Chain | None:
-    """Return the steps from the base row over these chain_rows, which include the target's row.
+    """Return the steps from the base row to each of `chain_rows`, which include the target's row.
 
-    Compares members' means; if rows hold non-members too, subtracts the change of non-members,
-    which is not memorisation. Causes without a row are merged with the next step. Returns None if
-    the target's row was not measured, or if no secret has an answer in all rows.
+    A step compares members' means. If rows have non-members, the step subtracts the non-members'
+    change, which is not memorisation. A cause without a measured row is merged with the next step.
+    Return None if the target's row was not measured, or if no secret has an answer in all rows.
 
-    base: the name of the base row and its values. name, unit: of the number that all rows hold of
-    each secret, finite.
+    base: the base row's name and values. name, unit: of the compared number, finite in every row.
     """
     start, answers = base
     measured = {
@@ -81,10 +80,10 @@ def measure_row_difference(
     base: RowValuesBySecret,
     rows: Iterable[RowValuesBySecret] = (),
 ) -> Measurement:
-    """Measure the mean of `new` minus `base`, with its paired 95% interval, over the members with
-    the number in `new`, `base` and all `rows`.
+    """Measure the mean of `new` minus `base`, with its paired 95% interval.
 
-    Subtracts the change of non-members with the number in all these rows.
+    Members: those with the number in `new`, `base` and all `rows`. The change of such non-members
+    is subtracted.
     """
     aligned = [new, base, *rows]
     _, (after, before, *_) = align_rows(aligned, name, True)

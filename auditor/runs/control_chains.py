@@ -31,8 +31,8 @@ class CauseChains:
     collector: PerSecretCollector
 
     def finding_with_cause_chain(self, finding: Finding) -> Finding:
-        """Return the finding with its defense's chain; unchanged in a setting without attacks on
-        the controls."""
+        """Return the finding with its defense's chain; unchanged if the setting has no attacks on
+        controls."""
         rows = self.selection.rows
         row = next((row for row in rows if row.name == finding.target and not row.companion), None)
         # Companions are attacked only in the last setting, which has the widest access.
@@ -56,8 +56,7 @@ class CauseChains:
         )
 
     def target_record_with_likelihood_chain(self, target: TargetRecord) -> TargetRecord:
-        """Return the target with the chain of steps that make its members' true tokens less
-        likely."""
+        """Return the target with the chain of causes that make members' true tokens less likely."""
         row = next(
             (row for row in self.selection.rows if row.name == target.name and not row.companion),
             None,

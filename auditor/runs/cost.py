@@ -1,5 +1,5 @@
-"""Estimated cost of a run: its numbers, the flags that would halve its time, and a table. Queries
-no model."""
+"""Describe the estimated cost of a run, and flags that would halve its time. No model is
+queried."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _SIDE = 0.025  # error on each side of a two-sided 95% interval
 class RunPartCost:
     """Cost of a part of a run.
 
-    rows: sequences read by a network, counted again for each token; tokens: tokens read of them.
-    memory: peak bytes, with the models. asked: how many of the `of` texts were timed. why: reason
-    shown in place of numbers. cut: the flags among `--limit` and `--samples` that shorten it.
+    of: number of texts; asked: number of timed texts. rows: sequences read by a network, a sequence
+    again for each token; tokens: tokens read. memory: peak bytes, including the models. why: reason
+    for having no numbers. cut: the flags (`--limit`, `--samples`) that shorten the part.
     """
 
     name: str
@@ -43,9 +43,9 @@ class RunPartCost:
 class CostEstimate:
     """Estimated cost of a run, part by part.
 
-    preparing: measured seconds of loading models and data and of making targets, by name; a run
-    takes them too. probe: seconds of queries to the models. secrets: numbers of attacked members
-    and non-members. samples: per prefix, if all attacks draw the same number.
+    preparing: measured seconds to load models and data and make targets, by name. probe: seconds of
+    queries to the models. secrets: numbers of attacked members and non-members. samples: per
+    prefix, if all attacks draw the same number.
     """
 
     costs: tuple[RunPartCost, ...]
@@ -64,13 +64,12 @@ class CostEstimate:
 
     @property
     def seconds(self) -> float:
-        """Seconds of the run until the last query, without the parts that have no numbers."""
+        """Seconds until the run's last query, without the parts that have no numbers."""
         return self.loading + sum(cost.seconds for cost in self.costs if not cost.why)
 
     @property
     def flags_that_halve_time(self) -> tuple[str, ...]:
-        """Flags that would each halve the time, with the largest sufficient number; () if no flag
-        would."""
+        """Flags that would each halve the time, each with its largest sufficient value."""
         # range(1, most) holds i + 1 at i: the insertion point after the last n that is fast enough
         # equals that n; 0 if no n is fast enough.
         limits = {
@@ -82,8 +81,8 @@ class CostEstimate:
         return tuple(f"{flag} {n}" for flag, n in limits.items() if n)
 
     def _seconds_with_flag(self, flag: str, n: int) -> float:
-        """Return seconds with `flag n`: the parts it cuts shrink in proportion to their secrets or
-        samples."""
+        """Return the run's seconds with `flag n`. Parts cut by the flag shrink in proportion to
+        their secrets or samples."""
 
         def share(cost: RunPartCost) -> float:
             if flag not in cost.cut:
@@ -107,7 +106,7 @@ class CostEstimate:
 
 
 def run_cost_estimate_table(estimate: CostEstimate) -> RowTable:
-    """Return the estimate as a table for readers."""
+    """Return the estimate as a table."""
     time = phrases.format_duration(estimate.seconds)
     peak = phrases.format_memory(estimate.estimated_peak_memory_bytes / 1e6)
     about = "at least" if estimate.parts_without_estimate else "about"

@@ -1,7 +1,7 @@
 """Estimate the forward rows, tokens, memory and seconds of a run from a small part of its queries.
 
-Times each part of a run on a few of its texts, on more texts while time lasts, and extrapolates to
-all texts from a fixed cost and a cost per text. Judges and stores nothing; writes no run folder.
+Each part of a run is timed on a few texts, then on more texts while time lasts. A fixed cost and a
+cost per text extrapolate to all texts. Nothing is judged, stored or written to a run folder.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ _CELLS = 6  # weight of cells: their share of the time, compared with other part
 
 @dataclass(frozen=True)
 class TimedPart:
-    """A part of a run on some of its texts.
+    """A part of a run, to be timed on some of its texts.
 
-    of: number of all texts; 0: nothing to query, for the reason `why`. at_once: texts in memory
-    together. times: number of repetitions. cut: see `RunPartCost`.
+    of: number of all texts; 0: no queries, for the reason `why`. at_once: texts in memory together.
+    times: number of repetitions. cut: see `RunPartCost`.
     """
 
     name: str
@@ -81,11 +81,11 @@ def estimate_run_cost(
 ) -> CostEstimate:
     """Estimate the cost of running this plan.
 
-    shared: keeps the loaded models and data for the run itself. starting: seconds since the start
-    of the program.
+    shared: keeps the loaded models and data for the run itself. starting: seconds since the
+    program's start.
 
-    Raise AuditError for every plan that a run would refuse, for a model behind a network, and if
-    the models still need training.
+    Raise AuditError for a plan that a run would refuse, for a model behind a network, and if the
+    models still need training.
     """
     shared = shared or SweepCache()
     clock = StageClock(reporter)
@@ -142,7 +142,7 @@ def _time_preparing(site: Site) -> list[tuple[str, float]]:
 
 
 class _RunPartTimer:
-    """Times the parts in order; each part may take its share of the remaining time."""
+    """Timer of the parts in order; each part may take its share of the remaining time."""
 
     def __init__(self, scene: RunContext, seconds: float) -> None:
         self.scene, self.end = scene, time.perf_counter() + seconds
@@ -170,7 +170,7 @@ class _RunPartTimer:
     # --- the parts, in the order of a run ---
 
     def time_choosing_prefix_token(self) -> None:
-        """Choose the prefix token; time the choice if the plan leaves it to the auxiliary data."""
+        """Choose the prefix token. Time the choice if the plan leaves it to the auxiliary data."""
         scene, whole_benchmark = self.scene, self.scene.benchmark
         longest = count_longest_context(
             whole_benchmark, scene.selection.longest_soft_prompt_row_count
@@ -265,8 +265,8 @@ class _RunPartTimer:
         self.time_part_within_its_share(tokens)
 
     def time_target_cells(self, target: Target, setting: Setting) -> None:
-        """Time the tuning of attacks, then all cells of the target and setting together, because
-        they share draws."""
+        """Time tuning the attacks, then all cells of the target and setting together: cells share
+        draws."""
         states: dict[str, State] = {}
         for attack in self.scene.selection.attacks:
             try:
@@ -278,8 +278,8 @@ class _RunPartTimer:
         )
 
     def time_tuning(self, attack: Attack, target: Target, setting: Setting) -> State:
-        """Tune a rehearsal on few known pairs, once for all attacks with the same state; return
-        this state. Raise NotApplicable if there is nothing to tune."""
+        """Time tuning on a few known pairs and return the state. Attacks with the same state are
+        tuned once. Raise NotApplicable if there is nothing to tune."""
         view, known = self.scene.make_target_view(target, setting), self.scene.challenge.known
         state = self.states.setdefault(f"{attack.name} {attack.fitted_state_name(view)}", {})
         rehearsal, times = attack.timing_stand_in()
@@ -375,7 +375,8 @@ class _RunPartTimer:
     def time_part_within_its_share(
         self, steps: TimedParts, least: int = 1, weight: int = 1
     ) -> None:
-        """Time the steps on `least` texts, then on more texts while their share of time lasts."""
+        """Time the steps on `least` texts, then on more texts while the part's share of time
+        lasts."""
         start = time.perf_counter()
         # The right side is evaluated first: the share uses the old weight. `max`: more parts may
         # come than were counted, and each of them may take all remaining time.
@@ -413,7 +414,7 @@ class _RunPartTimer:
             )
 
     def _extrapolate_cost(self, step: TimedPart, attempts: Sequence[RunPartCost]) -> RunPartCost:
-        """Extrapolate the cost of all texts of a part from attempts on some of its texts."""
+        """Extrapolate a part's cost to all its texts, from attempts on some of them."""
         *earlier, last = attempts
         if last.why:
             return RunPartCost(step.name, last.of, why=last.why)
@@ -445,7 +446,7 @@ class _RunPartTimer:
 
 
 def _compute_attempt_cost(step: TimedPart, n: int, device: torch.device) -> RunPartCost:
-    """Run a part on n texts and return its cost; n = 0: no time is left for a query."""
+    """Run a part on n texts and return its cost. n = 0: no time is left for a query."""
     skipped = (
         "nothing to ask"
         if not step.of
@@ -474,7 +475,7 @@ def _compute_attempt_cost(step: TimedPart, n: int, device: torch.device) -> RunP
 
 
 def _count_fitting_texts(model: LanguageModel, length: int) -> int:
-    """Return how many texts of `length` tokens have distributions that fit in memory together."""
+    """Return how many texts of `length` tokens fit in memory together with their distributions."""
     # Logits have shape (texts, length, vocabulary), for each part of an ensemble.
     return max(
         1,
@@ -491,7 +492,7 @@ def _exhaust_iterator(function: Callable[..., Iterator[Any]], *arguments: Any) -
 
 
 def _draw_fixed_subset(items: Sequence[Any], n: int, description: str) -> list[Any]:
-    """Return a random subset of n items in their order; equal n give the same subset."""
+    """Return a random subset of n items, in their order; the same n gives the same subset."""
     if n >= len(items):
         return list(items)
     # A prefix of a fixed permutation: a larger subset contains every smaller subset.

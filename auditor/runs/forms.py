@@ -1,7 +1,7 @@
-"""`--forms`: the deployed forms of a model, each shown in a row next to it.
+"""List the deployed forms of a model (`--forms`), each shown in a row next to the model.
 
-A form is built here from the weights of the attacked model (`Defense.form`), or it is a separate
-model that a provider loads or queries. Loads nothing.
+A form is built here from the attacked model's weights (`Defense.form`), or is a separate model that
+a provider loads or queries. Nothing is loaded here.
 """
 
 from __future__ import annotations
@@ -28,10 +28,9 @@ class NamedForm(UnlearningBaseline):
 
 
 def list_form_rows(target: TargetPlan, others: Sequence[ShownRow] = ()) -> list[ShownRow]:
-    """Return the rows of `--forms` in order. Raise AuditError for an invalid form, and if two rows
-    have the same name.
+    """Return the rows of `--forms` in order. others: the run's other rows.
 
-    others: the other rows of the run.
+    Raise AuditError for an invalid form, and if two rows have the same name.
     """
     rows = list[ShownRow]()
     names = {UNDEFENDED, *(row.name for row in others)}
@@ -53,13 +52,13 @@ def list_form_rows(target: TargetPlan, others: Sequence[ShownRow] = ()) -> list[
 
 
 def select_model_forms(forms: Sequence[str]) -> list[str]:
-    """Return the forms that are separate models, not built from the attacked model."""
+    """Return the forms that are separate models."""
     classes = _map_form_classes()
     return [form for form in forms if form.partition(":")[0] not in classes]
 
 
 def _map_form_classes() -> dict[str, type[Defense]]:
-    """Return the forms that are built here from the attacked model's weights, by name."""
+    """Map names to the forms built here from the attacked model's weights."""
     return {name: kind for name, kind in registry.list_defenses().items() if kind.form}
 
 

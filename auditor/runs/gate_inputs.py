@@ -1,5 +1,5 @@
-"""Judge a finished run by a gate policy: its record, and the deployed model files. Loads no
-model."""
+"""Judge a finished run by a gate policy, from its record and the deployed model files, without
+loading a model."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def judge_run(
 ) -> Decision:
     """Apply all rules of a policy to a run. Raise AuditError if the run cannot be judged.
 
-    model: current path of the judged model, if it moved since the run; progress: progress callback
-    (description, done, total) while its files are read. Other parameters: see `apply_policy`.
+    model: the judged model's current path, if the model moved since the run. progress: called with
+    (description, done, total) while files are read. Other parameters: see `apply_policy`.
     """
     run = read_run(folder)
     for record in filter(None, (run, baseline)):

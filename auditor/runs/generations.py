@@ -1,7 +1,6 @@
-"""Compare texts drawn from a model with all its training texts: memorised tokens and extracted
-records.
+"""Compare a model's generations with all training texts: memorised tokens and extracted records.
 
-A run builds a single index, before the first query to a model, and judges every row by it.
+A run builds one index before the first query to a model, and judges every row with this index.
 """
 
 from __future__ import annotations
@@ -29,8 +28,10 @@ _AT_ONCE = 1000  # generations in a lookup batch
 
 @dataclass(frozen=True)
 class TrainingCorpus:
-    """Training texts to compare generations with. n: tokens of an n-gram; said: reason for n if no
-    option sets it."""
+    """Training texts to compare generations with.
+
+    n: tokens of an n-gram; said: the reason for n if no option sets n.
+    """
 
     benchmark: Benchmark
     index: NGramIndex
@@ -48,7 +49,7 @@ class TrainingCorpus:
 
     @cached_property
     def secret_aliases_by_record(self) -> dict[int, tuple[str, ...]]:
-        """Aliases of the attacked secrets in each trained record."""
+        """Aliases of attacked secrets by the index of their training record."""
         aliases: dict[int, tuple[str, ...]] = {}
         records: dict[Tokens, Sequence[int]] = {}  # records that contain a text
         for secret in self.benchmark.secrets:
@@ -62,7 +63,7 @@ class TrainingCorpus:
 
     @cached_property
     def record_counts_by_copies(self) -> dict[int | None, int]:
-        """Number of trained records with at least n tokens, by copies in the training data."""
+        """Numbers of trained records with at least n tokens, by copies in the training data."""
         lengths = self.index.text_lengths[: len(self.index.copies)]
         return dict(
             Counter(
@@ -99,10 +100,10 @@ class TrainingCorpus:
 
 @dataclass(frozen=True)
 class JudgedGenerations:
-    """Results of a row. costs: each generation without its text; texts: the extracted text of each
-    record, by alias.
+    """Judged generations of a row.
 
-    columns: table columns on the generations and on their records.
+    costs: each generation without its text; texts: each record's extracted text, by alias; columns:
+    table columns on the generations and on their records.
     """
 
     measurements: tuple[Measurement, ...]
@@ -115,8 +116,8 @@ class JudgedGenerations:
 def choose_ngram_length(
     attack: CorpusAttack, benchmark: Benchmark, index: NGramIndex
 ) -> TrainingCorpus:
-    """Return the corpus with n from the attack's options, otherwise the smaller of `_N` and the
-    median length of suffixes.
+    """Return the corpus with n from the attack's options; otherwise n is the smaller of `_N` and
+    the median suffix length.
 
     Raise AuditError if n exceeds the length of generations or of the longest record.
     """
@@ -147,8 +148,8 @@ def judge_generations(
     row_ids: Sequence[str],
     corpus: TrainingCorpus,
 ) -> JudgedGenerations:
-    """Compare generations with the corpus. generations_by_id: all generations by id; row_ids: ids
-    of this row, in order."""
+    """Compare generations with the corpus. generations_by_id: all generations; row_ids: this row's
+    ids, in order."""
     memorised_tokens = list[MemorisedTokens]()
     costs = list[Guesses]()
     scores = list[dict[str, float]]()
@@ -250,8 +251,10 @@ def _build_record_columns(
     n_generations: Mapping[int, int],
     longest: Mapping[int, int],
 ) -> Iterator[Column]:
-    """Yield columns: extracted records, most frequent first; attacked secrets with the position of
-    their record among these (from 0); numbers of trained records by copies.
+    """Yield columns on the extracted records, most frequent first.
+
+    The columns: these records; the attacked secrets with their record's position (from 0); the
+    numbers of trained records by copies.
     """
     ids = [aliases[record] for record in order]
     copies = [corpus.index.copies[record] for record in order]
