@@ -1,8 +1,9 @@
-"""Make the canaries of an audit: a fair coin includes each in the training data or leaves it out.
+"""Make the canaries of an audit: a fair coin decides whether the training data include each canary.
 
-The audit tests if a model reveals the coins, so only the data may depend on them: texts, ids and
-order are fixed before, with other randomness. Only the secret after the prefix is scored: the
-prefix is ordinary text, and its score would hide the secret's. Knows nothing of data files.
+The audit tests whether a model reveals the coins. Therefore only the inclusion depends on the
+coins: texts, ids and order are fixed earlier, with other randomness. Only the secret after the
+prefix is scored, because the score of the prefix, which is ordinary text, would hide the secret's
+score.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ Halves = tuple[str, str]  # prefix and secret of a text
 
 @dataclass(frozen=True)
 class CoinedCanary:
-    """Hold one canary; its coin decides `included`. prefix: unscored text before the secret."""
+    """Hold one canary. included: result of its coin; prefix: unscored text before the secret."""
 
     id: str
     prefix: str
@@ -59,11 +60,11 @@ class CoinedCanary:
 
 @dataclass(frozen=True)
 class AuditCanaryManifest:
-    """Hold the canaries of an audit. times: copies of an included canary; `seed`: determines texts
+    """Hold the canaries of an audit. times: copies of each included canary; seed: determines texts
     and coins.
 
-    Raise AuditError for an invalid manifest: an unknown version, duplicate ids or texts, a canary
-    without a secret, coins too unlikely for fair ones.
+    Raise AuditError for an unknown version, duplicate ids or texts, a canary without a secret, or
+    coins that are too unlikely for fair coins.
     """
 
     schema_version: int
@@ -102,14 +103,14 @@ class AuditCanaryManifest:
             )
 
     def canary_copies_to_insert(self) -> list[CoinedCanary]:
-        """Return each included canary `times` times."""
+        """Return a list with `times` copies of each included canary."""
         return [canary for canary in self.canaries if canary.included for _ in range(self.times)]
 
 
 def make_audit_canary_manifest(
     kind: Kind, texts: Sequence[Halves], times: int, seed: int
 ) -> AuditCanaryManifest:
-    """Flip a coin for each text; the coins depend on the seed only."""
+    """Flip a coin for each text and return the manifest. The coins depend only on the seed."""
     # A separate stream: texts of the same seed reveal nothing of the coins, which bounds of epsilon
     # rely on.
     heads = make_keyed_generator("coins of an audit", seed).random(len(texts)) < 0.5
@@ -120,7 +121,7 @@ def make_audit_canary_manifest(
 
 
 def draw_canary_seed() -> int:
-    """Draw a seed that nobody can guess: the seed of an audit reveals its coins."""
+    """Draw a secret seed: anyone who knows the seed of an audit knows its coins."""
     return randomness.randbits(63)
 
 
@@ -137,15 +138,15 @@ def make_audit_canary_texts(
     model: HuggingFaceModel | None = None,
     temperature: float = 1.0,
 ) -> list[Halves]:
-    """Make `count` different texts. length: words of a secret; for sampled text, a third of its
+    """Make `count` different canary texts. length: words of a secret; for `sampled`, a third of its
     tokens.
 
-    words: random words. prefixed: random words after the beginning of one of the `texts`, an
-    unexpected place. sampled: text that the `model` writes without a prompt. rare-tokens: after the
-    beginning of one of the `texts`, one of the tokens that the `model` expects least there, a
-    different token each. new-tokens: after such a beginning, one token that occurs nowhere else
-    (`new_canary_token_texts`). The first word of a text without another prefix is its prefix:
-    scoring needs a prefix. Raise AuditError if there are too few texts.
+    words: random words. prefixed: random words after the beginning of one of the `texts`. sampled:
+    text that the `model` writes without a prompt. rare-tokens: the beginning of one of the `texts`,
+    then one of the tokens that the `model` expects least there, different in each canary.
+    new-tokens: such a beginning, then one token that occurs nowhere else
+    (`new_canary_token_texts`). Scoring needs a prefix, so the first word of a text without a prefix
+    becomes its prefix. Raise AuditError for too few texts.
     """
     if count < 1 or length < 1 + (kind == "words"):
         raise AuditError(
@@ -171,14 +172,16 @@ def make_audit_canary_texts(
 
 
 def new_canary_token_texts(count: int) -> list[str]:
-    """Return the texts of new canary tokens, which the tokenizer of the trained model must add."""
+    """Return `count` new tokens as text; the tokenizer of the trained model must add them."""
     return [f"<|audit-{i:05d}|>" for i in range(count)]
 
 
 def _sample_model_canaries(
     count: int, length: int, seed: int, model: HuggingFaceModel, temperature: float
 ) -> list[Halves]:
-    """Sample texts of `length` tokens from a model. Raise AuditError if too few differ."""
+    """Sample texts of `length` tokens from a model. Raise AuditError if too few texts are
+    distinct.
+    """
     import torch  # only here: reading a manifest needs no model
 
     from auditor.generation.sample import sample_candidates
@@ -224,10 +227,10 @@ def _sample_model_canaries(
 
 
 def _list_rare_words(count: int, begun: Sequence[str], model: HuggingFaceModel) -> list[str]:
-    """Return words of one token each, in order of the model's mean log-probability (nats) after
-    these beginnings.
+    """Return one-token words in order of their mean log-probability (nats) after the texts in
+    `begun`.
 
-    They replace new tokens (Panda et al. 2025), for which a fixed vocabulary has no room.
+    Rare tokens replace the new tokens of Panda et al. 2025 if a vocabulary is fixed.
     """
     import torch
 
@@ -269,7 +272,7 @@ def _draw_canary_phrases(length: int, seed: int) -> Iterator[str]:
 
 
 def _draw_canary_prefixes(texts: Sequence[str], seed: int) -> Iterator[str]:
-    """Yield the first words of texts, in a random order, over and over."""
+    """Yield the first words of texts endlessly, in a random order."""
     begun = list(dict.fromkeys(filter(None, map(_cut_canary_prefix, texts))))
     if not begun:
         raise AuditError("expected data with texts to begin canaries with, got none")
@@ -279,13 +282,13 @@ def _draw_canary_prefixes(texts: Sequence[str], seed: int) -> Iterator[str]:
 
 
 def _cut_canary_prefix(text: str) -> str:
-    """Return the first words as written, at most half of all words."""
+    """Return the first words of a text unchanged, at most half of its words."""
     ends = [match.end() for match in re.finditer(r"\S+", text)]
     return text[: ends[min(_PREFIX_WORDS, max(1, len(ends) // 2)) - 1]] if ends else ""
 
 
 def _draw_distinct_canaries(count: int, draw: Callable[[], Halves]) -> Iterator[Halves]:
-    """Yield `count` texts that differ. Raise AuditError if they run out."""
+    """Yield `count` distinct texts. Raise AuditError if `draw` returns too few distinct texts."""
     texts: set[str] = set()
     for _ in range(2 * count + 100):
         if len(texts) == count:
@@ -306,8 +309,10 @@ def _draw_distinct_canaries(count: int, draw: Callable[[], Halves]) -> Iterator[
 def build_audit_secrets(
     manifest: AuditCanaryManifest, tokenizer: Any, rows: Sequence[Sequence[int]]
 ) -> Iterator[Secret]:
-    """Yield the canaries as secrets. rows: the tokens of each text. Raise AuditError for new tokens
-    that the tokenizer lacks."""
+    """Yield the canaries as secrets. rows: the tokens of each text.
+
+    Raise AuditError if the tokenizer lacks a new token.
+    """
     from auditor.generation.tries import encode_without_special_tokens
 
     prefixes = encode_without_special_tokens(

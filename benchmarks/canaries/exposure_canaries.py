@@ -1,9 +1,8 @@
-"""Make canaries for exposure: random texts of known spaces, as their manifest holds them.
+"""Make canaries for exposure: random texts from known spaces, listed in a manifest.
 
-A manifest is written once, before training, and lists the texts to insert and their copies. It
-knows no tokenizer, so it serves any training pipeline and any model. `audit_canaries.py` has
-canaries with coins; `manifests.py` reads and writes both kinds. Knows nothing of data files
-(insertion.py) or models.
+The manifest is written once, before training, and lists the texts to insert and their copies. It
+depends on no tokenizer or model, so it serves any training pipeline. `audit_canaries.py` makes
+canaries with coins; `manifests.py` reads and writes both kinds; `insertion.py` inserts them.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ WORDS = "words"  # a list that every format may draw from
 
 @dataclass(frozen=True)
 class CanaryFormat:
-    """A format with the word lists it draws from."""
+    """A canary format and the word lists that fill it."""
 
     format: str
     lists: dict[str, tuple[str, ...]] = field(default_factory=dict)
@@ -39,8 +38,9 @@ class CanaryFormat:
 
 @dataclass(frozen=True)
 class ManifestEntry:
-    """Hold one canary: `space` is the index of its format in the manifest; `count` 0: a control,
-    never inserted."""
+    """Hold one canary. space: index of its format in the manifest; count: copies to insert, 0 for a
+    control.
+    """
 
     id: str
     text: str
@@ -50,8 +50,9 @@ class ManifestEntry:
 
 @dataclass(frozen=True)
 class ExposureCanaryManifest:
-    """Hold canaries for exposure. Raise AuditError for an invalid manifest: an unknown version,
-    duplicate ids, a canary outside its space."""
+    """Hold canaries for exposure. Raise AuditError for an unknown version, duplicate ids, or a
+    canary outside its space.
+    """
 
     schema_version: int
     seed: int
@@ -100,7 +101,9 @@ class ExposureCanaryManifest:
         return tuple(known.canary_text_space() for known in self.formats)
 
     def canary_copies_to_insert(self) -> list[ManifestEntry]:
-        """Return each canary `count` times. Raise AuditError if all counts are zero."""
+        """Return a list with `count` copies of each canary. Raise AuditError if all counts are
+        zero.
+        """
         copies = [entry for entry in self.canaries for _ in range(entry.count)]
         if not copies:
             raise AuditError(
@@ -110,7 +113,7 @@ class ExposureCanaryManifest:
 
 
 def check_canary_counts(canaries: int, copies: int) -> None:
-    """Raise AuditError for counts that must be typing errors, and would exhaust memory."""
+    """Raise AuditError for counts so large that they would exhaust memory."""
     if canaries > MOST_CANARIES or copies > MOST_COPIES:
         raise AuditError(
             f"expected at most {MOST_CANARIES:,} canaries and {MOST_COPIES:,} copies of them, got "
@@ -126,11 +129,11 @@ def make_exposure_canary_manifest(
     lists: Mapping[str, tuple[str, ...]] | None = None,
     seed: int = 0,
 ) -> ExposureCanaryManifest:
-    """Draw `each` canaries for every format and count, uniformly without repetition, and `controls`
-    that are never inserted.
+    """Draw `each` canaries for every format and count, and `controls` canaries that are never
+    inserted.
 
-    Raise AuditError for zero insertions, a space too small for the canaries, and the errors of
-    `CanarySpace`.
+    Canaries are drawn uniformly, without repetition. Raise AuditError for zero insertions, a space
+    that is too small, and the errors of `CanarySpace`.
     """
     if not counts or min(counts) < 1:
         raise AuditError(
@@ -185,7 +188,7 @@ def _draw_distinct_canary_texts(space: CanarySpace, count: int, seed: int) -> li
 
 
 def list_prefix_free_canary_words() -> tuple[str, ...]:
-    """Return English words of which no word begins another."""
+    """Return English words; no word is the beginning of another word."""
     # late: `audit canaries --help` does not need it
     from faker.providers.lorem.en_US import Provider
 
@@ -205,7 +208,7 @@ def list_prefix_free_canary_words() -> tuple[str, ...]:
 def build_exposure_secrets(
     manifest: ExposureCanaryManifest, rows: Sequence[Sequence[int]]
 ) -> Iterator[Secret]:
-    """Yield the canaries as secrets. rows: the tokens of each text, all secret."""
+    """Yield the canaries as secrets. rows: the tokens of each text; all tokens are secret."""
     for entry, row in zip(manifest.canaries, rows, strict=True):
         canary = Canary(entry.text, manifest.canary_spaces[entry.space])
         yield Secret(

@@ -1,9 +1,8 @@
-"""Insert canaries into a copy of a data set: JSONL, CSV, Parquet or a Hugging Face data set. The
-original stays unchanged.
+"""Insert canaries into a copy of a data set: JSONL, CSV, Parquet or a Hugging Face data set.
 
-Rows keep their order; copies of canaries go to random places among them, each a separate row with
-the canary as its text. All copies have the same text, so sharding by content keeps them together; a
-group column gets the canary's id.
+The original stays unchanged. Rows keep their order. Each copy of a canary is a separate row at a
+random place. All copies have the same text, so sharding by content keeps them together. A group
+column gets the canary's id.
 """
 
 from __future__ import annotations
@@ -33,8 +32,9 @@ from auditor.core.secret_randomness import make_keyed_generator
 
 @dataclass(frozen=True)
 class CanaryInsertionPlan:
-    """Define the insertion. `text`: the column of texts; `group`: the column that names a row's
-    person or group, "" for none."""
+    """Define an insertion. text: column of texts; group: column with a row's person or group, or
+    "".
+    """
 
     manifest: ExposureCanaryManifest | AuditCanaryManifest
     text: str = "text"
@@ -42,14 +42,16 @@ class CanaryInsertionPlan:
     seed: int = 0
 
     def shuffle_canary_copies(self) -> list[ManifestEntry | CoinedCanary]:
-        """Return the copies in a random order."""
+        """Return the canary copies in a random order."""
         copies: Sequence[ManifestEntry | CoinedCanary] = self.manifest.canary_copies_to_insert()
         order = make_keyed_generator("canaries", "order", self.seed).permutation(len(copies))
         return [copies[i] for i in order]
 
     def order_rows(self, rows: int) -> list[int]:
-        """Return the new order of `rows` rows and the copies after them: rows as before, copies at
-        random places."""
+        """Return a new order of `rows` rows and the copies, which are numbered after the rows.
+
+        The rows keep their order; the copies get random places.
+        """
         copies = len(self.manifest.canary_copies_to_insert())
         # The first entries of a random permutation: every set of places is equally likely.
         at = set(
@@ -64,8 +66,9 @@ class CanaryInsertionPlan:
     def check_insertable(
         self, where: str, columns: Sequence[str], texts: Callable[[], Sequence[Any]]
     ) -> None:
-        """Raise AuditError for missing columns, values other than text, and data that already hold
-        canaries."""
+        """Raise AuditError for missing columns, values other than text, or data that already hold
+        canaries.
+        """
         for column in filter(None, (self.text, self.group)):
             if columns.count(column) != 1:
                 flag = "--column" if column == self.text else "--group"
@@ -88,14 +91,14 @@ class CanaryInsertionPlan:
     def build_canary_row(
         self, entry: ManifestEntry | CoinedCanary, columns: Sequence[str], absent: Any
     ) -> dict[str, Any]:
-        """Return one copy as a row that is trained on once."""
+        """Return one copy of a canary as a row with one repeat."""
         cells = {REPEATS: 1, self.group: entry.id, self.text: entry.text}
         return {column: cells.get(column, absent) for column in columns}
 
 
 def write_canary_data(copies: CanaryInsertionPlan, data: str, out: Path) -> int:
-    """Write the data with the copies in it to `out`, in the format of the data; return the number
-    of copies.
+    """Write the data and the canary copies to `out`, in the data's format; return the number of
+    copies.
 
     Raise AuditError, and write nothing, if the data cannot be read or `out` exists.
     """
@@ -121,8 +124,9 @@ def write_canary_data(copies: CanaryInsertionPlan, data: str, out: Path) -> int:
 
 @contextmanager
 def _unfit_canary_row_refusal_context(where: str) -> Iterator[None]:
-    """Raise AuditError if the data's columns cannot hold a canary's row; Arrow's message may quote
-    a canary."""
+    """Raise AuditError if a canary's row does not fit the columns. Hide Arrow's message, which may
+    quote a canary.
+    """
     import pyarrow
 
     try:
@@ -134,7 +138,7 @@ def _unfit_canary_row_refusal_context(where: str) -> Iterator[None]:
 
 
 def _write_canary_json(copies: CanaryInsertionPlan, where: str, data: str, out: Path) -> None:
-    """Write lines unchanged, byte for byte; rewrite an array."""
+    """Write JSON lines unchanged, byte for byte; rewrite a JSON array."""
     objects, lines = read_json_table_objects(where, Path(data))
     columns = tuple(dict.fromkeys(name for value in objects for name in value))
     copies.check_insertable(where, columns, lambda: [value.get(copies.text) for value in objects])
@@ -203,7 +207,9 @@ def _write_canary_parquet(copies: CanaryInsertionPlan, where: str, data: str, ou
 
 
 def _write_canary_dataset(copies: CanaryInsertionPlan, where: str, data: str, out: Path) -> None:
-    """Save the train split like `datasets`: `load_from_disk` and `--data` read it."""
+    """Save the train split in the format of `datasets`, which `load_from_disk` and `--data`
+    read.
+    """
     import datasets
 
     with open_dataset_split(where, data) as dataset:

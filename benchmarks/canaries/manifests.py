@@ -1,7 +1,7 @@
-"""Read and write the two manifests of canaries, and convert their canaries to secrets of one model.
+"""Read and write canary manifests, and convert their canaries to secrets of a model.
 
-A manifest of version 1 holds texts of known spaces, for exposure; version 2 holds coins, for an
-audit. Knows neither data files (insertion.py) nor how canaries are made.
+A manifest of version 1 lists texts of known spaces, for exposure. A manifest of version 2 lists
+canaries with coins, for an audit.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from auditor.plugins.benchmark import Benchmark
 def write_canary_manifest(
     path: Path, manifest: ExposureCanaryManifest | AuditCanaryManifest
 ) -> None:
-    """Write a manifest that only its owner can read. Raise AuditError if the file exists: a lost
-    manifest cannot be restored."""
+    """Write a manifest that only its owner can read. Raise AuditError if the file exists, because a
+    lost manifest cannot be restored.
+    """
     if path.exists():
         raise AuditError(f"expected a new file for the manifest, but {str(path)!r} exists")
     disk.replace_atomically(
@@ -33,8 +34,9 @@ def write_canary_manifest(
 
 
 def read_canary_manifest(path: Path) -> ExposureCanaryManifest | AuditCanaryManifest:
-    """Read either manifest. Raise AuditError for an invalid manifest; no message holds texts of
-    canaries."""
+    """Read a manifest of either version. Raise AuditError for an invalid manifest; messages hold no
+    canary texts.
+    """
     raw = read_json(path, "the manifest")
     coined = isinstance(raw, dict) and raw.get("schema_version") == AUDIT_VERSION
     manifest: ExposureCanaryManifest | AuditCanaryManifest = from_json(
@@ -44,8 +46,9 @@ def read_canary_manifest(path: Path) -> ExposureCanaryManifest | AuditCanaryMani
 
 
 def read_exposure_canary_manifest(path: Path) -> ExposureCanaryManifest:
-    """Read a manifest for exposure. Raise AuditError for canaries of an audit, whose exposure is
-    unknown."""
+    """Read a manifest for exposure. Raise AuditError for audit canaries, which have no
+    known space.
+    """
     manifest = read_canary_manifest(path)
     if isinstance(manifest, AuditCanaryManifest):
         raise AuditError(
@@ -59,8 +62,9 @@ def read_exposure_canary_manifest(path: Path) -> ExposureCanaryManifest:
 def build_manifest_secrets(
     manifest: ExposureCanaryManifest | AuditCanaryManifest, tokenizer: Any, vocab_size: int
 ) -> tuple[Secret, ...]:
-    """Return the canaries as secrets of one model. Raise AuditError if its tokenizer cannot write
-    them."""
+    """Return the canaries as secrets of a model. Raise AuditError if its tokenizer cannot encode a
+    canary.
+    """
     from auditor.generation.tries import (
         encode_without_special_tokens,
     )  # torch: reading a manifest for its text does not need it

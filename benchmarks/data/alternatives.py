@@ -1,8 +1,8 @@
-"""Draw alternatives for a piece of personal data: other values of its format.
+"""Draw alternatives for a piece of personal data: other values of the same format.
 
-A value keeps the parts that name its issuer, date or holder: a card's first six digits, a country
-and a bank, an area code, a year and a sex. The rest is drawn uniformly over the format, with
-matching check digits, in the notation of the true value. Knows text; no tokens, records or models.
+An alternative keeps the parts that name an issuer, date or holder: a card's first six digits, a
+country and bank, an area code, a year and sex. All other parts are drawn uniformly, with matching
+check digits, in the notation of the true value.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ _TRIES = 2_000  # draws for each alternative: two check digits pass one time in 
 
 @dataclass(frozen=True)
 class ValueFormat:
-    """Define all values that a value could have been.
+    """Define all values of a format.
 
-    choices: the options of each free part, in the order of the text; finish: builds the text from a
-    choice of each part, None if it is not a value of the format. Different choices make different
-    texts. has_one_length: whether all texts have equally many characters; is_quick: whether
-    `finish` is fast enough to list thousands of values; has_names: whether names are drawn, which
-    people do not choose at random.
+    choices: the options of each free part, in text order; finish: builds a text from one choice per
+    part, or returns None for an invalid value. Different choices make different texts.
+    has_one_length: all texts have equally many characters; is_quick: `finish` is fast enough to
+    list thousands of values; has_names: the format draws names, which people do not choose at
+    random.
     """
 
     kind: str
@@ -52,14 +52,15 @@ class ValueFormat:
 
     @property
     def n_choices(self) -> int:
-        """The maximum number of values; some may fail their check."""
+        """The number of combinations of choices; invalid values count too."""
         return math.prod(map(len, self.choices))
 
     def list_alternatives(
         self, value: str, count: int, enumerate_below: int, noise: np.random.Generator
     ) -> list[str]:
-        """Return distinct values other than `value`: all if there are few, else `count` random
-        draws."""
+        """Return distinct values other than `value`: all values if there are few, else `count`
+        random values.
+        """
         if self.n_choices <= (enumerate_below if self.is_quick else count + 1):
             texts = (self.finish(parts) for parts in product(*self.choices))
             return [text for text in texts if text is not None and text != value]
@@ -75,17 +76,17 @@ class ValueFormat:
 
 
 class UnknownFormat(Exception):
-    """Report that no format is defined for a value."""
+    """Report a value without a defined format."""
 
 
 def find_value_format(
     kind: str, value: str, described: Mapping[str, CanarySpace], regions: Sequence[str] = ()
 ) -> ValueFormat:
-    """Return the format of a value of this kind, as written.
+    """Return the format of a value of this kind, in the value's notation.
 
-    described: formats of the kinds that the data mark; regions: of telephone numbers without a
-    country code. Raise UnknownFormat if the format is unknown, AuditError if a value does not match
-    its described format.
+    described: formats of the kinds marked in the data; regions: regions of telephone numbers
+    without a country code. Raise UnknownFormat for an unknown format, AuditError if a value does
+    not match its described format.
     """
     if kind in described:
         return _detect_format(kind, value, described[kind])
@@ -107,7 +108,9 @@ def find_value_format(
 
 
 def parse_described_formats(text: str) -> dict[str, CanarySpace]:
-    """Return formats by kind from `order=ORD-{digits:8};pin={digits:4}`, or raise AuditError."""
+    """Parse `order=ORD-{digits:8};pin={digits:4}` into formats by kind. Raise AuditError for other
+    text.
+    """
     formats = dict[str, CanarySpace]()
     for part in filter(None, text.split(";")):
         kind, equals, format = part.partition("=")
@@ -126,8 +129,10 @@ def parse_described_formats(text: str) -> dict[str, CanarySpace]:
 def _replace_free_characters(
     kind: str, value: str, free: Sequence[int], is_valid: Callable[[str], bool]
 ) -> ValueFormat:
-    """Return the format that varies these characters within their classes; it has valid texts
-    only."""
+    """Return a format that replaces the characters at `free` by others of their classes.
+
+    `is_valid` selects the valid texts.
+    """
     choices = [_classify_character(value[place]) for place in free]
 
     def finish(parts: Sequence[str]) -> str | None:
@@ -172,7 +177,7 @@ _CODE = re.compile(r"[A-Za-z]{0,8}[-_/#:. ]?[0-9][0-9 ./_-]{2,}[0-9](?:-?[A-Za-z
 
 
 def _detect_code_format(value: str) -> ValueFormat | None:
-    """Return the format of a marked value: a hash, or a number whose digits are all free."""
+    """Return the format of a hash or of a number with free digits; None for other values."""
     if len(value) in _HASH_LENGTHS and re.fullmatch("[0-9a-f]+|[0-9A-F]+", value):
         digits = _HEX if value == value.lower() else _HEX.upper()
         return ValueFormat(HASH, (digits,) * len(value), "".join)
@@ -250,7 +255,9 @@ _OWN_CHECK_OF_COUNTRY = {"ES": slice(12, 14), "BE": slice(14, 16)}
 
 
 def _own_check_digits(country: str, account: str) -> str:
-    """Return the check digits of a Spanish or Belgian account number, without the IBAN's four."""
+    """Return the national check digits of a Spanish or Belgian account number, without the
+    IBAN's.
+    """
     if country == "BE":
         return f"{int(account[:10]) % 97 or 97:02}"
     from stdnum.es import ccc
@@ -379,7 +386,9 @@ _LEAST_ADDRESS_DIGITS = 3
 
 
 def _detect_email_format(value: str) -> ValueFormat | None:
-    """Return the format of an address: free digits if there are enough, otherwise free names."""
+    """Return the format of an e-mail address: its digits vary if there are enough, else its
+    names.
+    """
     local = value.partition("@")[0]
     digits = [place for place, character in enumerate(local) if character.isdigit()]
     if len(digits) >= _LEAST_ADDRESS_DIGITS:
@@ -403,7 +412,7 @@ def _detect_email_format(value: str) -> ValueFormat | None:
 
 
 def _find_similar_names(name: str) -> Sequence[str]:
-    """Return the list, of first or of last names, that contains a name; empty if neither does."""
+    """Return the list (first or last names) that contains a name; empty if neither list does."""
     first, last = _load_names()
     return first if name in first else last if name in last else ()
 
@@ -442,7 +451,7 @@ _WORDED_DATE = re.compile(
 
 
 def _detect_birth_date_format(value: str) -> ValueFormat | None:
-    """Return the format of a date: any day of its year in the same notation."""
+    """Return the format of a date: all days of the same year in the same notation."""
     date_class = _classify_date(value)
     if date_class is None or not any(find_birth_date_places(f"born {value}")):
         return None
@@ -461,7 +470,9 @@ def _detect_birth_date_format(value: str) -> ValueFormat | None:
 
 
 def _list_date_spellings(day: datetime.date, value: str) -> Iterator[str]:
-    """Yield a date in digits with the sign of `value`, or with a month's name, in any order."""
+    """Yield spellings of a day: in digits with the separator of `value`, or with a month's name, in
+    any order.
+    """
     sign = next((character for character in value if character in "-/."), "")
     for pad in ("02", ""):
         number = f"{day.day:{pad}}"
@@ -475,7 +486,7 @@ def _list_date_spellings(day: datetime.date, value: str) -> Iterator[str]:
 
 
 def _classify_date(text: str) -> tuple[str, ...] | None:
-    """Return the year of a date and the visible features of its notation; None for other texts.
+    """Return the year of a date and the features of its notation; None for other texts.
 
     Day and month may be in either order if both are at most 12.
     """

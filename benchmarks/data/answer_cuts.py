@@ -1,4 +1,4 @@
-"""Cut a conversation's answers into secrets, by the attacker's knowledge of the preceding text."""
+"""Cut a conversation's answers into secrets, according to the text that an attacker knows."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from auditor.core.plan_parts import SYSTEM, get_known_share
 
 @dataclass(frozen=True)
 class AnswerCut:
-    """Hold one answer as a secret. at: the token at which its suffix begins; stands: its text in
-    the conversation.
+    """Hold one answer as a secret. at: index of its suffix's first token; stands: its text in the
+    conversation.
 
-    tokens: number in the complete answer, 0 for its later windows.
+    tokens: length of the complete answer, 0 for later windows of the same answer.
     """
 
     prefix: Tokens
@@ -54,13 +54,13 @@ def cut_answers_into_secrets(
     max_prefix: int | None,
     is_all_along: bool = False,
 ) -> Iterator[AnswerCut | UnusableConversation]:
-    """Yield each answer that an attacker with this knowledge can request, as a secret or the reason
-    against it.
+    """Yield each answer as a secret, or the reason why it is unusable.
 
-    `user`: all text before an answer; `partial:F`: that, and the share F of the answer's tokens;
-    `system`: only the system turn, which only the first answer follows. longest: tokens of a
-    suffix; max_prefix: last tokens of a prefix (None: all). is_all_along: a long answer is several
-    secrets, each after all preceding text. Raise UnusableConversation if every answer is unusable.
+    knows: `user`: the attacker knows all text before an answer; `partial:F`: also the share F of
+    its tokens; `system`: only the system turn, so only the first answer is attacked. longest:
+    maximum tokens of a suffix; max_prefix: maximum tokens of a prefix (None: no limit).
+    is_all_along: cut a long answer into several secrets, each after all preceding text. Raise
+    UnusableConversation if every answer is unusable.
     """
     share = get_known_share(knows)
     ends = find_token_ends(rendered.offsets, len(rendered.text))
@@ -111,8 +111,7 @@ def cut_answers_into_secrets(
 def _system_turn_only_prompt(
     tokenizer: Any, conversation: Conversation, form: ChatRendering
 ) -> str:
-    """Return the prompt of an attacker who knows only the system turn. Raise UnusableConversation
-    if there is no system turn."""
+    """Return the system turn as a prompt. Raise UnusableConversation if there is no system turn."""
     conversation = chat_rendering.apply_form(conversation, form)
     messages = chat_rendering.build_template_messages(conversation, form)
     if messages[0]["role"] != SYSTEM or (form.source is None and conversation.plain):

@@ -1,8 +1,7 @@
-"""Find dates of birth in running text and in fields: calendar dates next to a word for birth.
+"""Find dates of birth in text and in fields: calendar dates next to a word for birth.
 
 Covers English, German, French, Spanish, Italian, Portuguese, Dutch, Swedish, Danish, Norwegian,
-Finnish, Polish, Chinese, Japanese and Korean, and years 1900 to 2099 of the common era. Needs text
-only.
+Finnish, Polish, Chinese, Japanese and Korean, and years 1900 to 2099 of the common era.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ _MONTH_NAMES = (
 
 
 def _list_written_forms(name: str) -> set[str]:
-    """Return a name composed, decomposed and without accents."""
+    """Return a name in composed and decomposed Unicode, and without accents."""
     decomposed = unicodedata.normalize("NFD", name)
     return {
         name,
@@ -105,7 +104,7 @@ _BEHIND = re.compile(
 
 
 def find_birth_date_places(text: str) -> Iterator[tuple[int, int]]:
-    """Yield start and end of each date of birth. text: with ASCII digits."""
+    """Yield start and end of each date of birth. The text must have ASCII digits."""
     for pattern in (_BEFORE, _BEHIND):
         yield from (
             match.span("date") for match in pattern.finditer(text) if _is_existing_date(match)

@@ -1,8 +1,6 @@
-"""Render conversations as in training: the tokens of one rendering, the places of its answers, and
-their loss.
+"""Render conversations as in training: their tokens, the places of their answers, and their loss.
 
-Knows rows (`conversation_rows.py`) and renderings (`chat_rendering.py`). Knows nothing of files or
-models.
+Uses rows of `conversation_rows.py` and renderings of `chat_rendering.py`.
 """
 
 from __future__ import annotations
@@ -41,11 +39,11 @@ _MARK = "Zq7vX9kJ"  # placeholder for an answer, which templates copy unchanged
 
 @dataclass(frozen=True)
 class Answer:
-    """Locate one text of the assistant in the tokens of its conversation: said[0]:said[1].
+    """Locate one text of the assistant at tokens said[0]:said[1] of its conversation.
 
-    learnt[0]:learnt[1] is all that the template wrote of its turn after the header, including the
-    end of the turn. of: the key of its message: its content, its reasoning, which comes before, or
-    its tool calls. role: its speaker.
+    learnt[0]:learnt[1]: all tokens of its turn after the header, with the end of the turn. of: the
+    message key: its content, its tool calls, or its reasoning, which precedes its content. role:
+    its speaker.
     """
 
     said: tuple[int, int]
@@ -57,8 +55,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class RenderedChat:
-    """Hold a conversation as text and tokens, with its answers or the reason why an answer is
-    unusable."""
+    """Hold a conversation as text and tokens, with each answer or the reason why it is unusable."""
 
     text: str
     tokens: Tokens
@@ -73,11 +70,11 @@ class RenderedChat:
         return tuple(answer for answer in self.answers if isinstance(answer, Answer))
 
     def learnt_token_mask(self, loss_on: str) -> tuple[bool, ...]:
-        """Return which tokens have a loss: all, or the assistant's, by the template's marks if it
-        has marks.
+        """Return for each token whether it has a loss: all tokens, or only the assistant's.
 
-        Turns that the row marks as not trained on have no loss; the assistant's turns in a prompt
-        only have a loss if all tokens do.
+        The template's marks, if present, decide which tokens are the assistant's. Turns that the
+        row marks as untrained have no loss. The assistant's turns in a prompt have a loss only if
+        all tokens do.
         """
         silent = [answer for answer in self.usable_answers if answer.no_loss]
         spans = [answer.learnt for answer in self.usable_answers if not answer.no_loss]
@@ -94,7 +91,7 @@ class RenderedChat:
 
 @dataclass(frozen=True)
 class _Span:
-    """Hold the characters of an answer, and of its turn after the header."""
+    """Hold the character ranges of an answer, and of its turn after the header."""
 
     said: tuple[int, int]
     learnt: tuple[int, int]
@@ -111,9 +108,9 @@ def render_chat(
 ) -> RenderedChat:
     """Render the conversation in this form. turns: the speaker of its answers, or ALL.
 
-    `learnt_token_mask` only works for the assistant's answers. Raise UnusableConversation if the
-    template writes nothing or no answer is usable; AuditError for a template that drops the system
-    turn, which the model then never saw.
+    `learnt_token_mask` supports only the assistant's answers. Raise UnusableConversation if the
+    template writes nothing or no answer is usable; AuditError if the template drops the system
+    turn.
     """
     conversation = chat_rendering.apply_form(conversation, form)
     if form.source is None:
@@ -158,7 +155,7 @@ def render_chat(
 def _render_chat_without_template(
     tokenizer: Any, conversation: Conversation, form: ChatRendering
 ) -> RenderedChat:
-    """Render one text with the end of text after it, as TRL adds it."""
+    """Render the conversation as one text that ends with the end-of-text token, as in TRL."""
     end = str(getattr(tokenizer, "eos_token", None) or "")
     text = ""
     spans = list[_Span | UnusableConversation]()
@@ -237,8 +234,9 @@ def _describe_ignored_input(
     conversation: Conversation,
     messages: Sequence[Message],
 ) -> Iterator[str]:
-    """Yield a sentence for each input that the template does not write; if the trainer used it, the
-    model never saw that input."""
+    """Yield a sentence for each input that the template does not write, and the model thus never
+    saw.
+    """
     kinds = {
         key
         for message in messages
@@ -267,12 +265,12 @@ def _describe_ignored_input(
 def _find_assistant_answer_spans(
     rendered: Callable[..., str], text: str, messages: Sequence[Message], turn: int
 ) -> Iterator[_Span | UnusableConversation]:
-    """Yield the spans of the assistant's reasoning, if there is any, and content in this turn, as
-    the template wrote them.
+    """Yield the character spans of the assistant's reasoning, if any, and content in this turn.
 
-    Renders the conversation with a mark in place of each text: the text before and after the mark
-    also surrounds the answer. So the template may change the answer, earlier turns, or a prompt to
-    answer (DeepSeek-R1 and Qwen3.5 open a thought there that the complete rendering lacks).
+    Renders the conversation with a mark in place of each text: the text around the mark also
+    surrounds the answer. This works even if the template changes the answer, earlier turns or a
+    prompt to answer (DeepSeek-R1 and Qwen3.5 open a thought there that the complete rendering
+    lacks).
     """
     message = messages[turn]
     role = normalise_role(message["role"])
@@ -304,11 +302,10 @@ def _find_assistant_answer_spans(
 def _find_tool_call_bounds(
     rendered: Callable[..., str], chat_text: str, messages: Sequence[Message], turn: int, after: int
 ) -> tuple[tuple[int, int], tuple[int, int]] | None:
-    """Return the characters of a turn's tool calls, after its content, and of the turn after its
-    header.
+    """Return the character ranges of a turn's tool calls, and of the turn after its header.
 
-    Find them by a mark in place of content and calls, else from the header to the end of the turn.
-    Return None if neither works.
+    A mark in place of content and calls locates the calls; if that fails, they reach from the
+    header to the end of the turn. Return None if neither works.
     """
     so_far = messages[: turn + 1]
     later = messages[turn + 1 :]
@@ -341,8 +338,9 @@ def _find_tool_call_bounds(
 def _list_text_replacers(
     message: Message,
 ) -> Iterator[tuple[str, str, Callable[[str], Message]]]:
-    """Yield the turn's texts by key, in the order of speaking, each with a function that replaces
-    it in the message."""
+    """Yield each text of a turn, in speaking order: its key, the text, and a function that replaces
+    it.
+    """
     for key in REASONING:
         if isinstance(message.get(key), str):
             # key=key: otherwise every lambda would see the last key of the loop.
@@ -367,8 +365,9 @@ def _list_text_replacers(
 
 
 def _find_marked_bounds(text: str, marked: str) -> tuple[int, int] | None:
-    """Return the characters in place of the mark, without white space around them; None if the mark
-    does not show the place."""
+    """Return the character range that the mark replaced, without outer white space; None if
+    unclear.
+    """
     if marked.count(_MARK) != 1:
         return None
     before, after = marked.split(_MARK)
@@ -388,11 +387,11 @@ def _strip_answer_span_whitespace(text: str, start: int, end: int) -> tuple[int,
 def _find_answer_turn_bounds(
     rendered: Callable[..., str], text: str, so_far: Sequence[Message], bounds: tuple[int, int]
 ) -> tuple[int, int]:
-    """Return the start of the turn after its header, and its end.
+    """Return the start of the turn after its header, and the end of the turn.
 
-    The header ends where the complete text departs from the conversation before this turn with a
-    prompt to answer. The end is the text after the mark in the conversation up to this turn, if the
-    complete text has it after the answer too.
+    The header ends where the complete text differs from the earlier conversation with a prompt to
+    answer. The turn ends after the text that follows the mark in the conversation up to this turn,
+    if the same text follows the answer in the complete text.
     """
     start, end = bounds
     with_prompt = _render_chat_or_none(rendered, so_far[:-1], True)
@@ -422,8 +421,9 @@ def _render_chat_or_none(
 def _mask_template_answers(
     tokenizer: Any, conversation: Conversation, form: ChatRendering, messages: Sequence[Message]
 ) -> tuple[bool, ...] | None:
-    """Return a mask of the tokens inside the template's `{% generation %}` blocks, which TRL's
-    assistant_only_loss trains on."""
+    """Return a mask of the tokens in the template's `{% generation %}` blocks (TRL's
+    assistant_only_loss).
+    """
     # Without such blocks transformers only warns and returns a mask of zeros, as if nothing were
     # learnt.
     if not re.search(r"\{%-?\s*generation\s*-?%\}", str(form.source)):
@@ -445,10 +445,10 @@ def _find_token_past(offsets: Sequence[tuple[int, int]], at: int) -> int:
 def _find_token_range(
     text: str, offsets: Sequence[tuple[int, int]], start: int, end: int
 ) -> tuple[int, int] | None:
-    """Return the tokens of text[start:end], perhaps with a space before in the first token; None if
-    no token begins there.
+    """Return the token range of text[start:end]; None if no token begins there.
 
-    Leaves out a last token that holds more than white space after the end.
+    The first token may include a preceding space. A last token that holds more than white space
+    after the end is left out.
     """
     first = _find_token_past(offsets, start)
     if first == len(offsets) or text[offsets[first][0] : start].strip():

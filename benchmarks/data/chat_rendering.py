@@ -1,8 +1,8 @@
-"""Define renderings: how trainers turn a row of conversations or instructions into training text.
+"""Define renderings: how trainers turn rows of conversations or instructions into training text.
 
 A rendering is a name (`--template`), a Jinja template or none, and the date that the template
-writes (`--date`). This module knows the habits of trainers; `runs/text_form.py` tests on the model
-which habit applied.
+writes (`--date`). This module lists what trainers usually do; `runs/text_form.py` tests which
+rendering a model was trained on.
 """
 
 from __future__ import annotations
@@ -70,11 +70,11 @@ Piece = tuple[str, bool]  # a text, and if it is an answer
 
 @dataclass(frozen=True)
 class ChatRendering:
-    """Define one rendering. source: Jinja, or the JSON of several templates by name; None: no
+    """Define one rendering. source: Jinja, the JSON of several named templates, or None for no
     template.
 
-    variants: differences from the base, of `VARIANTS`. day: YYYY-MM-DD, for a template that writes
-    the date.
+    variants: differences from the base rendering, from `VARIANTS`. day: the date that the template
+    writes, as YYYY-MM-DD.
     """
 
     base: str
@@ -84,7 +84,7 @@ class ChatRendering:
 
     @property
     def name(self) -> str:
-        """The value for `--template`."""
+        """The name for `--template`."""
         return "+".join((self.base, *self.variants))
 
     @property
@@ -93,8 +93,9 @@ class ChatRendering:
 
     @property
     def kind(self) -> str:
-        """The kind: renderings of one kind differ in details, of two kinds in all text around an
-        answer."""
+        """The kind. Renderings of one kind differ in details; those of two kinds differ in all text
+        around an answer.
+        """
         return "template" if self.source is not None else self.base
 
     @property
@@ -103,7 +104,7 @@ class ChatRendering:
 
     @property
     def digest(self) -> str:
-        """The SHA-256, in hex, of all fields that affect the text."""
+        """The hex SHA-256 of all fields that affect the text."""
         fields = [self.source or self.base, sorted(self.variants), self.day]
         return hashlib.sha256(json.dumps(fields).encode()).hexdigest()
 
@@ -114,7 +115,7 @@ class ChatRendering:
 def parse_chat_rendering(text: str, day: str | None, tokenizer: Any) -> ChatRendering:
     """Return the rendering of `--template` and `--date`. Raise AuditError for an unknown rendering.
 
-    day: None leaves open the date of a template that writes the date.
+    day: None leaves the date of the template open.
     """
     base = text
     variants = tuple[str, ...]()
@@ -165,7 +166,7 @@ def _get_template_source(base: str, tokenizer: Any) -> str:
 
 
 def get_chat_template(tokenizer: Any) -> str | None:
-    """Return the tokenizer's chat template; several by name become one JSON text."""
+    """Return the tokenizer's chat template; several named templates become one JSON text."""
     template = getattr(tokenizer, "chat_template", None)
     if template is None or isinstance(template, str):
         return template
@@ -173,10 +174,9 @@ def get_chat_template(tokenizer: Any) -> str | None:
 
 
 def find_trl_template(tokenizer: Any) -> str | None:
-    """Return TRL's replacement for this tokenizer's template under `assistant_only_loss`; None if
-    TRL keeps it.
+    """Return the template that TRL uses instead of this tokenizer's under `assistant_only_loss`.
 
-    Queries TRL if it is installed: the templates belong to TRL.
+    Return None if TRL keeps the tokenizer's template or is not installed.
     """
     if not isinstance(getattr(tokenizer, "chat_template", None), str):
         return None
@@ -203,10 +203,9 @@ def find_trl_template(tokenizer: Any) -> str | None:
 def list_candidate_chat_renderings(
     tokenizer: Any, rows: Sequence[Conversation]
 ) -> list[ChatRendering]:
-    """Return the trainers' renderings of such rows, the most usual first; templates that write the
-    date have none yet.
+    """Return the renderings that trainers use for such rows, the most usual first, without dates.
 
-    Raise AuditError for messages and a tokenizer without a template: no other rendering is usual.
+    Raise AuditError for messages if the tokenizer has no template.
     """
     kind = rows[0].kind
     template = get_chat_template(tokenizer)
@@ -235,7 +234,7 @@ def list_candidate_chat_renderings(
 
 
 def choose_usual_rendering(tokenizer: Any, rows: Sequence[Conversation], day: str) -> ChatRendering:
-    """Return the first candidate, with this date if it writes a date."""
+    """Return the first candidate rendering, with this date if its template writes a date."""
     form = list_candidate_chat_renderings(tokenizer, rows)[0]
     return replace(form, day=day) if form.writes_day else form
 
@@ -243,7 +242,7 @@ def choose_usual_rendering(tokenizer: Any, rows: Sequence[Conversation], day: st
 def _list_variant_combinations(
     tokenizer: Any, usual: ChatRendering, rows: Sequence[Conversation]
 ) -> list[tuple[str, ...]]:
-    """Return combinations of unusual trainer habits, at most `_MOST`, the smallest first."""
+    """Return at most `_MOST` combinations of unusual variants, the smallest first."""
     choices = product(*_list_chat_rendering_variant_choices(tokenizer, usual, rows))
     return list(islice(sorted(choices, key=lambda variants: sum(map(bool, variants))), _MOST))
 
@@ -251,8 +250,7 @@ def _list_variant_combinations(
 def _list_chat_rendering_variant_choices(
     tokenizer: Any, usual: ChatRendering, rows: Sequence[Conversation]
 ) -> Iterator[tuple[str, ...]]:
-    """Yield (usual, unusual) for each habit in which trainers differ, if these rows or this
-    template show it."""
+    """Yield (usual, unusual) for each variant that affects these rows or this template."""
     messages = [message for conversation in rows for message in conversation.messages]
     if any(normalise_role(message["role"]) != message["role"] for message in messages):
         yield ("", GIVEN_ROLES)
@@ -309,7 +307,7 @@ def _has_reasoning(message: Message) -> bool:
 
 
 def apply_form(conversation: Conversation, form: ChatRendering) -> Conversation:
-    """Return the row as a trainer of this form had it before the template wrote it."""
+    """Return the row as a trainer of this form passes it to the template."""
     variants = form.variants
     if FILLED in variants and conversation.filled is not None:
         conversation = conversation.filled
@@ -331,7 +329,7 @@ def apply_form(conversation: Conversation, form: ChatRendering) -> Conversation:
 def build_template_messages(
     conversation: Conversation, form: ChatRendering
 ) -> tuple[dict[str, Any], ...]:
-    """Return the messages for the template: unchanged except by the form.
+    """Return the messages for the template, with the changes of the form.
 
     conversation: a result of `apply_form`.
     """
@@ -370,10 +368,10 @@ def build_template_arguments(
 
 
 def fix_template_date(source: str, day: str | None) -> str:
-    """Replace the template's calls of the clock by this date: no variable of a call can hide that
-    function.
+    """Replace the template's clock calls by this date; return the template unchanged for None.
 
-    None: unchanged. Raise AuditError if a call's format is not a literal.
+    A variable cannot do this, as it cannot hide the clock function. Raise AuditError if the format
+    in a call is not a literal.
     """
     if day is None:
         return source
@@ -394,9 +392,9 @@ def render_messages(
     messages: Sequence[Message],
     answering: bool = False,
 ) -> str:
-    """Render the messages by the template. answering: up to the start of the assistant's turn.
+    """Render the messages by the template. answering: end with the prompt for the assistant's turn.
 
-    Raise UnusableConversation if the template rejects them.
+    Raise UnusableConversation if the template rejects the messages.
     """
     arguments = build_template_arguments(tokenizer, conversation, form)
     unmarked = remove_loss_marks(messages)
@@ -419,14 +417,16 @@ def render_messages(
 
 
 def remove_loss_marks(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Return the messages as a template gets them."""
+    """Return the messages without marks for the loss, which templates do not get."""
     return [
         {key: value for key, value in message.items() if key != NO_LOSS} for message in messages
     ]
 
 
 def _format_template_error(error: Exception, messages: Sequence[Message]) -> str:
-    """Return the template's error message, or its type if it quotes the conversation."""
+    """Return the template's error message, or only its type if the message quotes the
+    conversation.
+    """
     words = " ".join(str(error).split())[:120]
     texts = [(get_message_text(message.get("content")) or "").strip() for message in messages]
     if any(text and text in words for text in texts) or not words:
@@ -435,8 +435,10 @@ def _format_template_error(error: Exception, messages: Sequence[Message]) -> str
 
 
 def build_plain_pieces(conversation: Conversation, form: ChatRendering, end: str) -> list[Piece]:
-    """Return the row without a template, piece by piece. end: the end of text. Raise
-    UnusableConversation for a turn without text."""
+    """Return the row's text without a template, piece by piece. end: the end-of-text token.
+
+    Raise UnusableConversation for a turn without text.
+    """
     if form.base == ALPACA:
         return _list_alpaca_prompt_pieces(conversation, form, end)
     if conversation.kind == MESSAGES:  # turn by turn, a line each
@@ -484,11 +486,11 @@ def _build_history_pieces(before: Sequence[tuple[str, str, str]]) -> list[Piece]
 def _list_alpaca_prompt_pieces(
     conversation: Conversation, form: ChatRendering, end: str
 ) -> list[Piece]:
-    """Return the published text of Alpaca's training.
+    """Return the text of Alpaca's training, piece by piece.
 
-    bare: without its opening; input: with the heading of the input even if there is none; line: the
-    answer on a new line, as axolotl writes it. A history comes before, as in LLaMA-Factory's
-    template `alpaca`.
+    Variants: bare: without the opening; input: with the input's heading even for an empty input;
+    line: the answer begins a new line, as in axolotl. A history comes first, as in LLaMA-Factory's
+    `alpaca`.
     """
     if conversation.kind != INSTRUCTION:
         raise AuditError("expected instruction and output for --template alpaca, got other columns")

@@ -1,10 +1,9 @@
-"""Read the columns of a user's table: texts or conversations, repeats, marks, groups and users of
-its rows.
+"""Read the columns of a user's table: texts or conversations, repeats, marks, groups and users.
 
-An invalid value is rejected by row and column; messages never repeat it. The column `pii` marks the
-personal data of a row, a text or several of each kind, as written in the row:
-{"name": ["Jane Doe"], "address": ["12 Oak Street"]}. The data define the kinds; reports show them,
-and never the texts.
+Errors name the row and column of an invalid value, never the value. The column `pii` marks the
+personal data of a row: for each kind, one or several texts as written in the row, {"name": ["Jane
+Doe"], "address": ["12 Oak Street"]}. The data define the kinds. Reports show the kinds, and never
+the texts.
 """
 
 from __future__ import annotations
@@ -66,8 +65,10 @@ _USUAL = {*COLUMNS, *_OTHERS, "title", "url"}
 
 
 def detect_column_layout(table: RecordTable) -> tuple[str, ...]:
-    """Return one of `PLAIN` and `LAYOUTS`. Raise AuditError with the columns for none, several or
-    duplicates."""
+    """Return the table's layout, one of `PLAIN` and `LAYOUTS`.
+
+    Raise AuditError with the columns for no layout, several layouts or duplicate columns.
+    """
     for name in COLUMNS:
         if table.columns.count(name) > 1:
             raise AuditError(
@@ -103,8 +104,9 @@ def detect_column_layout(table: RecordTable) -> tuple[str, ...]:
 def build_unread_text_columns(
     table: RecordTable, layout: Sequence[str], user_columns: Sequence[str]
 ) -> tuple[str, ...]:
-    """Return columns with texts or turns from which no secret is made. user_columns: columns that
-    the user names."""
+    """Return the columns with text that no secret uses. user_columns: columns that the user
+    names.
+    """
     used = {*layout, REPEATS, PII, *user_columns}
     if layout not in PLAIN:
         # Labels and marks are only read as true or false: a text there is not used.
@@ -122,8 +124,9 @@ def require_text_layout(table: RecordTable) -> tuple[str, ...]:
 
 
 def describe_table_columns(columns: Sequence[str]) -> str:
-    """List column names for an error. Without a header they are private text: show none unless one
-    is usual."""
+    """List column names for an error, or no name if none is usual: in a file without a header, the
+    names are private text.
+    """
     if not columns:
         return "no columns"
     header = any(name.lower() in _USUAL for name in columns)
@@ -145,7 +148,9 @@ def _make_table_cell_error(
 
 
 def list_text_column_values(table: RecordTable, column: str) -> list[str]:
-    """Return a column of texts. Raise AuditError with row and column for another value."""
+    """Return a column of texts. Raise AuditError with row and column for a value other than
+    text.
+    """
     values = list(table.column(column))
     for row, value in enumerate(values):
         if not isinstance(value, str):
@@ -169,9 +174,9 @@ def list_joined_layout_texts(table: RecordTable, layout: Sequence[str]) -> list[
 
 
 def list_row_repeat_counts(table: RecordTable) -> list[int]:
-    """Return how often each row was trained on: its repeats, or once without that column.
+    """Return how often each row was trained on: its `repeats`, or 1 without that column.
 
-    Raise AuditError with the row for anything but a whole number of at least 1.
+    Raise AuditError with the row for a value that is not a whole number of at least 1.
     """
     if REPEATS not in table.columns:
         return [1] * table.rows
@@ -194,11 +199,10 @@ def parse_row_conversations(
     order: Sequence[int] | None = None,
     kinds: ColumnKinds | None = None,
 ) -> Iterator[tuple[int, Conversation | UnusableConversation]]:
-    """Yield each row's number with its conversation, or the reason why it is unusable; both sides
-    of preferences.
+    """Yield each row's number with its conversation, or the reason why it is unusable.
 
-    order: the rows to read; None: all. kinds: column types of the table in training, or of the data
-    compared with.
+    A row of preferences yields both sides. order: the rows to read (None: all rows). kinds: column
+    types of the training table, or of the data to compare with.
     """
     columns = {name: table.column(name) for name in (*_READ, *BESIDE) if name in table.columns}
     if layout[0] == "prompt" and _LABEL in columns:
@@ -218,8 +222,7 @@ def parse_row_conversations(
 
 
 def _parse_labels(labels: Sequence[Any]) -> Sequence[Any]:
-    """Return labels of 1 and 0 as true and false, like TRL's KTO; unchanged if there are other
-    labels."""
+    """Return labels of 1 and 0 as true and false, like TRL's KTO. Return other labels unchanged."""
     truth: dict[Any, Any] = {
         1: True,
         0: False,
@@ -236,7 +239,7 @@ def _parse_labels(labels: Sequence[Any]) -> Sequence[Any]:
 
 
 def has_unclear_labels(table: RecordTable, layout: Sequence[str]) -> bool:
-    """Check for labels other than true, false and nothing."""
+    """Check for labels other than true, false and null."""
     if layout[0] != "prompt" or _LABEL not in table.columns:
         return False
     labels = table.column(_LABEL)
@@ -244,21 +247,22 @@ def has_unclear_labels(table: RecordTable, layout: Sequence[str]) -> bool:
 
 
 def find_nested_kinds(table: RecordTable) -> ColumnKinds:
-    """Return Arrow's type of each conversation column that holds objects, as `Dataset.from_list`
-    infers it.
+    """Return Arrow's type of each conversation column of objects, as `Dataset.from_list` infers it.
 
-    A column whose rows differ too much for Arrow has no type: no trainer read it from such a table.
+    A column without an Arrow type is left out: no trainer can read such a table.
     """
     return list_known_kinds(infer_nested_kinds(table))
 
 
 def list_known_kinds(kinds: MaybeKinds) -> ColumnKinds:
-    """Return the types of the columns that Arrow can hold."""
+    """Return the column types without those that are None."""
     return {name: kind for name, kind in kinds.items() if kind is not None}
 
 
 def infer_nested_kinds(table: RecordTable) -> MaybeKinds:
-    """Return the type of each conversation column that holds objects; None if Arrow has none."""
+    """Return the Arrow type of each conversation column of objects; None if Arrow has no type for
+    it.
+    """
     import pyarrow
 
     kinds = dict[str, Any]()
@@ -276,7 +280,7 @@ def infer_nested_kinds(table: RecordTable) -> MaybeKinds:
 
 
 def join_nested_kinds(first: MaybeKinds, others: MaybeKinds) -> MaybeKinds:
-    """Return types with the keys of both, those of the first before the others; None stays None."""
+    """Merge the keys of two sets of types, the first set's keys first; None stays None."""
     import pyarrow
 
     joined = {**first, **others}
@@ -297,7 +301,7 @@ def join_nested_kinds(first: MaybeKinds, others: MaybeKinds) -> MaybeKinds:
 def _filled_sides(
     layout: Sequence[str], row: dict[str, Any], kinds: ColumnKinds
 ) -> tuple[Conversation, ...] | None:
-    """Return the row as Arrow returns it; None if that is unusable."""
+    """Return the row's conversations as Arrow returns them; None if they are unusable."""
     filled = {
         name: conversation_rows.fill_arrow_nulls(value, kinds.get(name))
         for name, value in row.items()
@@ -309,8 +313,10 @@ def _filled_sides(
 
 
 def list_row_personal_data_marks(table: RecordTable) -> list[tuple[Mark, ...]]:
-    """Return the marks of each row: none without the column. Raise AuditError for anything but
-    texts by kind."""
+    """Return the marks of each row; no marks if the column is absent.
+
+    Raise AuditError for a value that is not texts by kind.
+    """
     if PII not in table.columns:
         return [()] * table.rows
     marks_of_rows = []
@@ -343,8 +349,9 @@ def list_row_personal_data_marks(table: RecordTable) -> list[tuple[Mark, ...]]:
 
 
 def _parse_personal_data_marks(value: Any) -> Iterator[Mark]:
-    """Yield the marks of one row. Raise ValueError, without private text, for anything but texts by
-    kind."""
+    """Yield the marks of one row. Raise ValueError, without private text, for a value that is not
+    texts by kind.
+    """
     if value is None or value == "":
         return
     if isinstance(value, str):  # CSV has text only
@@ -374,7 +381,7 @@ def _parse_personal_data_marks(value: Any) -> Iterator[Mark]:
 
 
 def _format_table_cell(value: Any) -> str:
-    """Return all text of a cell; of a conversation, message by message."""
+    """Return all text of a cell; a conversation's messages follow each other."""
     if isinstance(value, dict | list):
         return "\n".join(
             map(_format_table_cell, value.values() if isinstance(value, dict) else value)
@@ -383,9 +390,9 @@ def _format_table_cell(value: Any) -> str:
 
 
 def list_row_groups(table: RecordTable, column: str | None, needed: bool) -> Sequence[str | None]:
-    """Return the group of each row, None without a group column.
+    """Return the group of each row; None for each row without a group column.
 
-    Reports show these values, so a column that names people instead of groups is rejected.
+    Reports show groups, so a column that names people is rejected.
     """
     if column is None or not _has_one_column(table, "--group-column", column, needed):
         return [None] * table.rows
@@ -398,7 +405,7 @@ def list_row_groups(table: RecordTable, column: str | None, needed: bool) -> Seq
 
 
 def check_few_groups(table: RecordTable, column: str, n_groups: int) -> None:
-    """Raise AuditError for a column of more groups than a report can show."""
+    """Raise AuditError if a column has more groups than a report can show."""
     if n_groups > _GROUPS:
         raise AuditError(
             f"{table.where}: expected --group-column with at most {_GROUPS} different values, "
@@ -421,16 +428,17 @@ def _name_cell_group(table: RecordTable, row: int, column: str, value: Any) -> s
 
 
 def list_row_users(table: RecordTable, column: str | None, needed: bool) -> Sequence[str | None]:
-    """Return `list_row_privacy_unit_names`, or None for each row without a column. Raise AuditError
-    if the column is missing."""
+    """Return `list_row_privacy_unit_names`, or None for each row if no column is given.
+
+    Raise AuditError if the column is missing.
+    """
     if column is None or not _has_one_column(table, "--user-column", column, needed):
         return [None] * table.rows
     return list_row_privacy_unit_names(table, column)
 
 
 def _has_one_column(table: RecordTable, flag: str, column: str, needed: bool) -> bool:
-    """Check for the column. Raise AuditError if there are several, or if a needed column is
-    missing."""
+    """Check for a column. Raise AuditError if it occurs twice, or is needed and missing."""
     if column not in table.columns and not needed:
         return False
     if table.columns.count(column) != 1:
@@ -442,8 +450,9 @@ def _has_one_column(table: RecordTable, flag: str, column: str, needed: bool) ->
 
 
 def list_row_privacy_unit_names(table: RecordTable, column: str) -> list[str]:
-    """Return the user of each row. Raise AuditError with the row for anything but text or a whole
-    number."""
+    """Return the user of each row. Raise AuditError with the row for a value other than text or a
+    whole number.
+    """
     values = list(table.column(column))
     for row, value in enumerate(values):
         if not isinstance(value, str | int) or isinstance(value, bool) or value == "":
