@@ -1,22 +1,21 @@
-"""A lower bound of epsilon under an assumption: canaries of one shape, independent but for a coin
-that they share.
+"""Bound epsilon from below by canaries of one shape that are independent given shared randomness.
 
-The shape is the log-likelihood ratio of a canary in against out under T steps of a Gaussian
-mechanism of unknown noise, sampled at rate q: what DP-SGD says of itself, or with (1, 1) the
-Gaussian mechanism. Assumed is: given whatever randomness all canaries share, and the release shows,
-they are independent, and none is told apart better than this shape allows at some noise, which the
-shared randomness may choose.
+The shape is the distribution of a canary's log-likelihood ratio, in against out, under T steps of a
+Gaussian mechanism of unknown noise, sampled at rate q: DP-SGD's own shape, or with (1, 1) the
+Gaussian mechanism's. The bound assumes: given all randomness that the canaries share and the
+release shows, canaries are independent, and each is distinguished no better than the shape allows
+at some noise. The shared randomness may determine this noise.
 
-Why it holds then. Given the shared randomness Z, the right ones among the r surest of m are at most
-what the shape gives (order statistics; Xiang et al. 2025 put their means into a Chernoff bound,
-here they are exact): the noise is bounded but for a part of the level. Epsilon at delta is the
-mechanism's, over all Z: delta_Z(epsilon) has a mean of at most delta, so but for the other part it
-is at most delta / part (Markov). So the bound is epsilon of the refuted noise at that larger delta.
-A mechanism that reveals all coins or none, by another coin, is accounted for.
+Proof. Given the shared randomness Z, the right guesses among the r surest of m are at most those of
+the shape (order statistics; Xiang et al. 2025 put the means into a Chernoff bound, here they are
+exact). This bounds the noise, with part of the level. The mechanism's epsilon at delta covers all
+Z: delta_Z(epsilon) has a mean of at most delta, so it is at most delta / part except with the other
+part of the level (Markov). The bound is epsilon of the refuted noise at this larger delta. It
+covers a mechanism that reveals all coins or none by another coin.
 
-The noise is bounded by the surer half of the guesses. A shape that the surest eighth contradicts
-(fewer right than in one audit of twenty, at that noise) is none, and nothing is said: most other
-mechanisms are detected this way.
+The surer half of the guesses bounds the noise. The surest eighth checks the shape: if fewer are
+right than in one of twenty audits at that noise, nothing is bounded. This detects most other
+mechanisms.
 """
 
 from __future__ import annotations
@@ -61,23 +60,23 @@ _NOTHING = 1e-14  # of a distribution
 
 
 class LikelihoodRatioDistribution(NamedTuple):
-    """Masses of the log-likelihood ratio, in nats, at each of `at`: for an included
-    canary, for an excluded canary."""
+    """Probability masses of the log-likelihood ratio at the values `at` (nats): `inside` for an
+    included canary, `out` for an excluded canary."""
 
     at: Floats
     inside: Floats
     out: Floats
 
     def delta(self, epsilon: float) -> float:
-        """The least delta at which this is (epsilon, delta)-DP."""
+        """Return the least delta with which this mechanism is (epsilon, delta)-DP."""
         factor = math.exp(min(epsilon, 700.0))
         more = self.inside - factor * self.out
         less = self.out - factor * self.inside
         return float(max(np.maximum(more, 0).sum(), np.maximum(less, 0).sum()))
 
     def compute_guess_probabilities(self) -> tuple[Floats, Floats]:
-        """From the surest on: the chance that a canary's guess has at least this
-        confidence, and that it also is right."""
+        """Return P[a guess is at least this sure] and P[it is also right], from the surest guess
+        on."""
         order = np.argsort(-np.abs(self.at), kind="stable")
         said_in = self.at[order] > 0
         inside = self.inside[order]
@@ -90,9 +89,8 @@ def compute_likelihood_ratio_distribution(
     noise: float,
     sampling: Sampling,
 ) -> LikelihoodRatioDistribution:
-    """After all steps, each x ~ (1 - q) N(0, noise^2) + q N(1, noise^2) (in) or N(0, noise^2)
-    (out): by Fourier.
-    """
+    """Compose all steps by Fourier transforms. A step shows x ~ (1 - q) N(0, noise^2) + q N(1,
+    noise^2) for an included canary, N(0, noise^2) for an excluded canary."""
     q, steps = sampling
     x = np.linspace(-_TAILS * noise, 1 + _TAILS * noise, _CELLS)
     # In against out at x: log(1 - q + q e^((2x - 1) / (2 noise^2))), which never falls below log(1
@@ -129,12 +127,12 @@ def compute_likelihood_ratio_distribution(
 def compute_final_model_distribution(
     noise_multiplier: float, sampling: Sampling, copies: int = 1
 ) -> LikelihoodRatioDistribution:
-    """Return what the sum of all T steps says of a canary with k copies.
+    """Return what the sum of all T steps reveals about a canary with k copies.
 
-    Clipped to C, they move the sum along the canary's own direction by Binomial(k T, q) C, against
-    noise of deviation sqrt(T) sigma C. Where that noise is well above C, this is close to two
-    Gaussians that lie d = k T q / sqrt(T sigma^2 + k T q (1 - q) / 2) deviations apart: the
-    difference of the means over the root of the mean variance.
+    Copies clipped to C move the sum along the canary's direction by Binomial(k T, q) C; the noise
+    has deviation sqrt(T) sigma C. If the noise is well above C, this is close to two Gaussians that
+    are d = k T q / sqrt(T sigma^2 + k T q (1 - q) / 2) deviations apart: the difference of the
+    means over the root of the mean variance.
     """
     q, steps = sampling
     draws = copies * steps
@@ -157,7 +155,7 @@ def compute_final_model_distribution(
 
 
 def _compute_step_cdfs(x: Floats, noise: float, q: float) -> tuple[Floats, Floats]:
-    """P[one step shows x or less], where the canary is in and where it is out."""
+    """Return P[a step shows at most x] for an included and for an excluded canary."""
     out = ndtr(x / noise)
     return (1 - q) * out + q * ndtr((x - 1) / noise), out
 
@@ -179,8 +177,7 @@ def _compute_nonempty_guess_probabilities(
     noise: float,
     sampling: Sampling,
 ) -> tuple[Floats, Floats]:
-    """`LikelihoodRatioDistribution.compute_guess_probabilities`, of the cells that hold
-    something."""
+    """Return `compute_guess_probabilities` without cells of (almost) no mass."""
     as_sure, right = compute_likelihood_ratio_distribution(
         noise,
         sampling,
@@ -191,10 +188,11 @@ def _compute_nonempty_guess_probabilities(
 
 @lru_cache(maxsize=2**16)
 def compute_canary_shape_p_value(m: int, r: int, v: int, noise: float, sampling: Sampling) -> float:
-    """P[at least v of the r surest of m are right], each independently of this law.
+    """Return P[at least v of the r surest of m guesses are right] for independent canaries of this
+    shape.
 
-    How many canaries there are up to the (r+1)-th surest is Beta(r + 1, m - r) distributed, and the
-    r before it are right independently: a binomial tail, summed over where that one lies.
+    The share of canaries surer than the (r+1)-th surest is Beta(r + 1, m - r) distributed. Given
+    this share, the r guesses are independently right: a binomial tail, averaged over the share.
     """
     if v > r:
         return 0.0
@@ -219,11 +217,10 @@ def bound_shape_epsilon(
     copies: int = 1,
     sampling: Sampling = GAUSSIAN,
 ) -> float:
-    """Epsilon at delta of the least noise that is refuted; 0 where none is, or the surest eighth
-    shows another shape.
+    """Return epsilon at delta of the least refuted noise; 0 if no noise is refuted, or if the
+    surest eighth contradicts the shape.
 
-    Raises AuditError for impossible counts, at delta 0, and for copies of canaries that are
-    sampled.
+    Raise AuditError for impossible counts, for delta 0, and for several copies of sampled canaries.
     """
     check_one_run_arguments(m, right, delta, level, copies)
     if delta == 0:
@@ -263,8 +260,8 @@ def bound_shape_epsilon(
 def bound_shape_mu(m: int, right: Counts, level: float, copies: int = 1) -> tuple[float, float]:
     """Return the two-sided interval of mu of one record, if canaries are independent and Gaussian.
 
-    Refuted from below and from above, each at half of the level, by how many of the surer half of
-    the guesses are right. The upper end is of these scores only: a better score may see more.
+    The right guesses among the surer half refute each end at half the level. The upper end holds
+    for these scores only: a better score may reveal more.
     """
     counts = list_guess_counts(m)
     bounding = min(_BOUNDED_BY, len(counts) - 1)
@@ -276,7 +273,7 @@ def bound_shape_mu(m: int, right: Counts, level: float, copies: int = 1) -> tupl
         low = 1 / (most * copies)
 
     def leaks_more(noise: float) -> bool:
-        """P[as few right, or fewer] with this noise is below half of the level."""
+        """Return whether P[at most v right] at this noise is below half the level."""
         return 1 - compute_canary_shape_p_value(m, r, v + 1, noise, GAUSSIAN) < level / 2
 
     least = find_largest_passing_noise(leaks_more)
@@ -287,7 +284,7 @@ def bound_shape_mu(m: int, right: Counts, level: float, copies: int = 1) -> tupl
 
 
 def convert_shape_noise(noise: float, sampling: Sampling, delta: float) -> float:
-    """Epsilon at delta of this shape."""
+    """Return epsilon at delta of this shape at this noise."""
     distribution = compute_likelihood_ratio_distribution(noise, sampling)
     return find_largest_refuted_value(
         lambda epsilon: distribution.delta(epsilon) > delta,
@@ -297,9 +294,8 @@ def convert_shape_noise(noise: float, sampling: Sampling, delta: float) -> float
 
 
 def find_largest_passing_noise(enough: Callable[[float], bool]) -> float | None:
-    """The most noise, by steps of half a per cent, for which `enough` holds, as it does for less;
-    None: for none.
-    """
+    """Return the largest noise that passes `enough`, in steps of half a percent; None if none does.
+    All smaller noise must pass too."""
     low = -1
     high = math.ceil(math.log(_MOST_NOISE / _LEAST_NOISE, _STEP))
     while high - low > 1:
@@ -315,9 +311,8 @@ def _find_least_refuted_noise(
     level: float,
     sampling: Sampling,
 ) -> float | None:
-    """The least noise that is refuted, as all above it are, by steps of half a per cent; None where
-    none is.
-    """
+    """Return the least refuted noise, in steps of half a percent; None if none is. All larger noise
+    is refuted too."""
 
     def refuted(k: int) -> bool:
         return compute_canary_shape_p_value(m, r, v, _LEAST_NOISE * _STEP**k, sampling) < level

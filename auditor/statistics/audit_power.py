@@ -1,11 +1,11 @@
 """Compute the power of an audit: the smallest epsilon whose audits exceed a limit with a wanted
 probability.
 
-Power is not computed from all-right guesses, which no mechanism makes. For one run, the canaries
-come from DP-SGD with the audit's own sampling rate and steps (or from a Gaussian mechanism) and
-less noise, each seen exactly; the number of right guesses among the surest is then known exactly
-(`compute_canary_shape_p_value`), and a single number of guesses has to refute. For games, the model
-gives away epsilon evenly, as randomised response does. Scores that see less than this have less
+No mechanism makes every guess right, so power is not computed from that case. For one run, the
+canaries come from DP-SGD with the audit's own sampling rate and steps (or from a Gaussian
+mechanism) and less noise, each observed exactly; the number of right guesses among the surest is
+then known exactly (`compute_canary_shape_p_value`), and a single number of guesses must refute. For
+games, the model reveals epsilon evenly, like randomised response. Scores that reveal less have less
 power, by an unknown amount.
 """
 
@@ -56,9 +56,8 @@ _SIMULATED = 400  # audits, of which the median is taken
 
 @lru_cache(maxsize=2**12)
 def find_detectable_epsilon(audit: Audited, limit: float, power: float = USUAL) -> float:
-    """The least epsilon, at the audit's delta, at which such audits exceed the limit with this
-    power; inf: none.
-    """
+    """Return the least epsilon, at the audit's delta, with which such audits exceed the limit with
+    this power; inf if none does."""
     if audit.best <= limit:
         return math.inf
     if audit.table is not None:
@@ -81,9 +80,8 @@ def find_detectable_epsilon(audit: Audited, limit: float, power: float = USUAL) 
 
 
 def describe_detection_power(audit: Audited, limit: float, power: float = USUAL) -> str:
-    """`ε 3.51 of a Gaussian mechanism that its scores see in full would have been caught with 80%
-    probability`.
-    """
+    """Say `ε 3.51 of a Gaussian mechanism that its scores see in full would have been caught with
+    80% probability`."""
     epsilon = find_detectable_epsilon(audit, limit, power)
     if audit.table is not None:
         model = "a model that gives it away evenly"
@@ -96,9 +94,8 @@ def describe_detection_power(audit: Audited, limit: float, power: float = USUAL)
 
 
 def describe_audit_ceiling(audit: Audited, claim: Claim | None) -> str:
-    """`of the claimed ε 4 this audit could show at most about 0.71 (...)`; "" of a claim without a
-    subsampled Gaussian mechanism.
-    """
+    """Say `of the claimed ε 4 this audit could show at most about 0.71 (...)`; "" for a claim
+    without a subsampled Gaussian mechanism."""
     ceiling = find_audit_ceiling(audit, claim)
     if ceiling is None or claim is None:
         return ""
@@ -111,10 +108,11 @@ def describe_audit_ceiling(audit: Audited, claim: Claim | None) -> str:
 
 
 def find_audit_ceiling(audit: Audited, claim: Claim | None) -> float | None:
-    """Return the epsilon that half of such audits show if the claim holds and no score sees more.
+    """Return the epsilon that half of such audits show if the claim holds and no score reveals
+    more.
 
-    None of a claim without a subsampled Gaussian mechanism. An audit whose sampling is recorded
-    sees each step, others the finished model only.
+    None for a claim without a subsampled Gaussian mechanism. An audit with recorded sampling
+    observes each step, other audits only the finished model.
     """
     if claim is None or audit.table is not None or not set(claim.details) >= _MECHANISM:
         return None
@@ -146,8 +144,8 @@ def estimate_median_epsilon(
 ) -> float:
     """Return the median bound of simulated audits of DP-SGD by m canaries, with the best scores.
 
-    Scores are the likelihood ratios of all steps, or of their sum, which is what the finished model
-    shows. copies: how often each canary is inserted, as in `one_run`.
+    Scores are the likelihood ratios of all steps, or of their sum, which the finished model
+    reveals. copies: number of insertions of each canary, as in `one_run`.
     """
     distribution = compute_final_model_distribution(noise_multiplier, sampling, copies)
     if sees_steps:
@@ -165,7 +163,8 @@ def estimate_median_epsilon(
 
 
 def _simulate_right_counts(m: int, distribution: LikelihoodRatioDistribution) -> NDArray[np.int64]:
-    """Return (audits, counts): how many of the surest guesses are right, of `list_guess_counts`."""
+    """Simulate how many of the surest guesses are right, for each of `list_guess_counts`: (audits,
+    counts)."""
     as_sure, right = distribution.compute_guess_probabilities()
     mass = np.diff(as_sure, prepend=0.0)
     chance = np.diff(right, prepend=0.0) / np.maximum(mass, 1e-300)
@@ -180,16 +179,16 @@ def _simulate_right_counts(m: int, distribution: LikelihoodRatioDistribution) ->
 def _find_needed_right_counts(
     m: int, epsilon: float, delta: float, level: float, copies: int
 ) -> Counts:
-    """Return how many right guesses refute epsilon of one record, of which a canary has copies."""
+    """Return how many right guesses refute epsilon of one record, if a canary is `copies`
+    records."""
     return find_refuting_right_counts(
         m, copies * epsilon, compute_group_delta(epsilon, delta, copies), level
     )
 
 
 def _find_game_detectable_epsilon(audit: Audited, limit: float, power: float) -> float:
-    """Each kind of wrong guess has a half of the probability with which the audit may miss (a union
-    bound).
-    """
+    """Return `find_detectable_epsilon` of games; each kind of wrong guess has half of the
+    probability of a miss (union bound)."""
     assert audit.table is not None  # whoever asks has seen to it
     tp, fn, fp, tn = audit.table
     played = tp + fn

@@ -1,15 +1,14 @@
-"""From the scores of one run's canaries to lower bounds of epsilon. Knows no model: scores and
-coins in, bounds out.
+"""Compute lower bounds of epsilon from the scores and coins of one run's canaries.
 
-A higher score: surer that the canary was in. Guessed "in" are those above the middle of the scores,
-"out" those below, the farthest from it first. Equal scores, and equally far ones, count against the
-guesser, so that no order in which canaries are listed can say anything of their coins. Distances,
-not ranks: high scores separate included canaries best, low scores hardly, so the upper tail is
-longer.
+A higher score means more confidence that the canary was included. Scores above the middle are
+guessed "in", scores below it "out", the farthest from it first. Ties in score or distance count
+against the guesser, so the order of the canaries reveals nothing about their coins. Distances are
+used, not ranks: high scores identify included canaries best and low scores hardly any, so the upper
+tail is longer.
 
-How many to guess is looked at for all counts of `list_guess_counts(m)` together
-(`one_run.compute_one_run_p_value`), at no share of the level for each. (jax_privacy's Bonferroni
-correction is over the points of the ROC's hull, which the coins chose.)
+All numbers of guesses in `list_guess_counts(m)` are tested together
+(`one_run.compute_one_run_p_value`), without dividing the level among them. (jax_privacy's
+Bonferroni correction is over the points of the ROC's hull, which the coins chose.)
 """
 
 from __future__ import annotations
@@ -74,12 +73,11 @@ def audit_epsilon_bounds(
     copies: int = 1,
     sampling: Sampling = GAUSSIAN,
 ) -> tuple[Audited, ...]:
-    """One bound an estimator, the (epsilon, delta) one first; at delta 0 that one alone. Both
-    arrays (canaries,).
+    """Return one bound for each estimator, the (epsilon, delta) bound first; at delta 0 no other.
 
-    Each is at `level` for itself. sampling: rate and steps of the shape that the last one assumes.
-    Raises AuditError for scores that are NaN or all equal, coins that were not fair, and fewer
-    canaries than any bound needs.
+    scores, included: (canaries,). Each bound is at `level` by itself. sampling: rate and steps of
+    the shape that the last bound assumes. Raise AuditError for scores that are NaN or all equal,
+    unfair coins, and fewer canaries than any bound needs.
     """
     _check_audit_inputs(scores, included, delta, level, copies)
     right = count_right_guesses(scores, included)
@@ -129,17 +127,18 @@ def plan_audit(
     copies: int = 1,
     sampling: Sampling = GAUSSIAN,
 ) -> Audited:
-    """Return the audit by the (epsilon, delta) bound before any guess: it proves nothing yet."""
+    """Return the audit by the (epsilon, delta) bound before any guess, so without a proved
+    epsilon."""
     _check_audit_parameters(m, delta, level, copies)
     none_right = tuple(0 for _ in list_guess_counts(m))
     return _audit_estimator(MAIN, m, none_right, delta, level, copies, sampling)
 
 
 def repeat_audit(audit: Audited, level: float) -> Audited:
-    """The audit and its best provable bound at another level, as where several audits of one model
-    share a level.
+    """Repeat the audit and its best provable bound at another level, e.g. a level shared by several
+    audits of one model.
 
-    Raises AuditError for what `audit_epsilon_bounds` cannot have made.
+    Raise AuditError for an audit that `audit_epsilon_bounds` cannot have made.
     """
     if audit.estimator == GAMES and audit.table is not None:
         again = games.audit_games(audit.table, audit.delta, level)
@@ -164,12 +163,10 @@ def repeat_audit(audit: Audited, level: float) -> Audited:
 
 
 def explain_powerless_audit(audit: Audited, limit: float) -> str:
-    """Return why this audit could not have shown an epsilon above the limit, whatever leaks; "" if
-    it could.
+    """Return why this audit could not have shown an epsilon above the limit; "" if it could.
 
-    A game over a part of the tokens that a claim covers is bounded by what that part gives away:
-    unless the part exceeds the limit by itself, no guess about it says anything about the claim on
-    all tokens.
+    A game over some of the tokens that a claim covers proves at most what these tokens reveal. If
+    that is within the limit, no guess can contradict the claim on all tokens.
     """
     if audit.best <= limit:
         return "the audit had no power to refute it: every guess right would not have exceeded it"
@@ -203,9 +200,8 @@ def count_right_guesses(scores: NDArray[np.floating], included: Bools) -> Counts
 
 
 def _score_cut_nearest_middle(ordered: NDArray[np.floating]) -> float:
-    """Halfway between two different scores that follow each other, those nearest to the middle of
-    them all.
-    """
+    """Return the midpoint of two adjacent different scores: those nearest to the middle of the
+    sorted scores."""
     steps = np.flatnonzero(np.diff(ordered)) + 1
     if not len(steps):
         return float(ordered[0])
@@ -224,8 +220,7 @@ def compute_best_provable_epsilon(
     copies: int = 1,
 ) -> float:
     """Return the epsilon that m canaries would prove if every guess were right: they refute no
-    claim above it.
-    """
+    larger claim."""
     return epsilon_one_run(m, list_guess_counts(m), delta, level, copies)
 
 
@@ -235,9 +230,9 @@ def count_needed_canaries(
     level: float = LEVEL,
     copies: int = 1,
 ) -> int:
-    """The least m with compute_best_provable_epsilon(m, ...) >= epsilon.
+    """Return the least m with compute_best_provable_epsilon(m, ...) >= epsilon.
 
-    Raises AuditError where no number of canaries up to a million can prove so much.
+    Raise AuditError if a million canaries cannot prove this epsilon.
     """
     if not 0 < epsilon < math.inf:
         raise AuditError(f"expected an epsilon > 0 to prove, got {epsilon:g}")
@@ -280,7 +275,8 @@ def _find_fewest_canaries(
     level: float,
     copies: int,
 ) -> int:
-    """The least m that is enough, by bisection. Raises AuditError as `count_needed_canaries`."""
+    """Return the least m that is enough, by bisection. Raise AuditError like
+    `count_needed_canaries`."""
     # Doubled until it is enough, then bisected: both take it that more canaries never prove less.
     low = 1
     high = 2
@@ -297,11 +293,11 @@ def _find_fewest_canaries(
 
 
 def audit_measurements(audits: Sequence[Audited]) -> list[Measurement]:
-    """A row's numbers, the same for every probe that audits: each bound, the best provable one, and
-    the right guesses.
+    """Return the measurements of an audit: each bound, the best provable one, and the right
+    guesses.
 
-    A bound's interval is one-sided, [bound, inf), and its n are the canaries. What a claim is held
-    to are the audits themselves: a probe hands them over by `Probe.audits` too.
+    A bound's interval is one-sided, [bound, inf), and its n is the number of canaries. Claims are
+    compared with the audits themselves, which a probe also returns by `Probe.audits`.
     """
     main = audits[0]
     measurements = list[Measurement]()

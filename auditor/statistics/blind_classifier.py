@@ -1,9 +1,8 @@
-"""Classify members and non-members from what was learnt on other records: the blind and the stacked
-score.
+"""Classify members by a model fitted to other records: the blind and the stacked score.
 
-Cross-fitted: a record is scored by a classifier that was fitted to the other folds.
-Near-duplicates, the parts of one record and the records of one person are in one fold: neither a
-record's own label nor that of anything related to it is ever used for its score. Knows no models.
+Scores are cross-fitted: a record's classifier is fitted to the other folds. Near-duplicates, the
+parts of one record and the records of one person share a fold, so a score never uses the label of
+its own record or of a related record. No language model is needed.
 """
 
 from __future__ import annotations
@@ -31,14 +30,13 @@ def compute_cross_fit_deviation_factor(
     member: Bools,
     group: Ints,
 ) -> float:
-    """Return what the deviation of a cross-fitted AUC is multiplied by; 1 if there are too few
-    groups to fold.
+    """Return the factor on the deviation of a cross-fitted AUC; 1 if there are too few groups to
+    fold.
 
     Scores of one fold share a classifier: the variance of a mean over J folds is 1/J +
-    n_test/n_train of a fold's, not 1/J (Nadeau and Bengio 2003). Texts within a group share
-    words, so their scores are similar: the variance is multiplied by the mean size of a text's
-    group, as if they
-    scored the same (Kish 1965).
+    n_test/n_train of a fold's, not 1/J (Nadeau and Bengio 2003). Texts of a group share words, so
+    their scores are similar: the variance is multiplied by the mean group size of a text, as if a
+    group's scores were equal (Kish 1965).
     """
     folds = count_cross_fit_folds(member, group)
     if folds < 2:
@@ -57,7 +55,7 @@ def group_related_texts(
     Args:
         texts: near-duplicates are texts within `compute_near_verbatim_limit` token edits of each
             other.
-        origins: of each text where it comes from, as its document or its person; None: not known.
+        origins: the source of each text, e.g. its document or person; None if unknown.
     """
     limits = [compute_near_verbatim_limit(len(text)) for text in texts]
     pairs = list(index_pairs_within_edit_limits(texts, texts, limits))
@@ -86,11 +84,11 @@ def assign_folds(secrets: Sequence[Secret]) -> Ints:
 
 
 def _prefixes_of_few_texts(prefixes: Sequence[Tokens]) -> list[Tokens | None]:
-    """Return each prefix as an origin of its text, as a prompt with several answers is; None if it
-    is none.
+    """Return each prefix if it identifies an origin, such as a prompt with several answers; else
+    None.
 
-    A short prefix, or one of more than a fifth of the texts, is a phrase of all kinds of texts; and
-    texts that are more than a fold holds cannot be in one.
+    A short prefix, or a prefix of over a fifth of the texts, is a common phrase; and these texts
+    would not fit into one fold.
     """
     counts = Counter(prefixes)
     most = len(prefixes) / FOLDS
@@ -103,11 +101,10 @@ def _prefixes_of_few_texts(prefixes: Sequence[Tokens]) -> list[Tokens | None]:
 def score_membership_blindly(
     texts: Sequence[Tokens], lengths: Floats, member: Bools, group: Ints
 ) -> Floats:
-    """(texts,) log-odds of membership that a bag of tokens and lengths gives away; it never sees a
+    """Return the (texts,) log-odds of membership by bags of tokens and lengths, without a language
     model.
 
-    lengths: (texts, k) further sizes of each text, as many of all. NaN where there are too few
-    groups to fold.
+    lengths: (texts, k) other sizes of each text. NaN if there are too few groups to fold.
     """
     from sklearn.feature_extraction.text import TfidfTransformer
 
@@ -129,7 +126,8 @@ def combine_membership_scores(
     member: Bools,
     group: Ints,
 ) -> Floats:
-    """(records,) log-odds of membership by logistic regression on (records, k) finite scores."""
+    """Return the (records,) log-odds of membership by logistic regression on (records, k) finite
+    scores."""
     return _predict_cross_fitted_log_odds(_standardise_columns(scores), member, group)
 
 
@@ -158,13 +156,13 @@ def _predict_cross_fitted_log_odds(
 
 
 def count_cross_fit_folds(member: Bools, group: Ints) -> int:
-    """Folds that members and non-members can be divided into, related records together: at most
-    5."""
+    """Return the number of folds, at most 5, into which members and non-members can be divided with
+    related records together."""
     return min(FOLDS, *(len(np.unique(group[member == side])) for side in (True, False)))
 
 
 def _standardise_columns(values: Floats) -> Floats:
-    """Columns of mean 0 and deviation 1; a constant one is 0."""
+    """Scale columns to mean 0 and deviation 1; constant columns become 0."""
     away = values - values.mean(0)
     spread = away.std(0)
     return np.divide(away, spread, out=np.zeros_like(away), where=spread > 0)

@@ -1,9 +1,8 @@
 """Resample secrets, texts or draws: count how often each of n occurs in a resample (the bootstrap,
 Efron 1979).
 
-Every resample is a function of the stream's name and n. Numbers over the same secrets are therefore
-read at the same resamples, and what they share cancels in a difference. This module is
-independent of the measured quantity.
+Every resample is a function of the stream's name and n. So numbers over the same secrets use the
+same resamples, and shared variation cancels in a difference.
 """
 
 from __future__ import annotations
@@ -28,12 +27,13 @@ Values = Floats  # (resamples,); NaN where a resample holds nothing to take a nu
 
 
 def draw_resample_counts(noise: np.random.Generator, n: int, size: int) -> Draws:
-    """Draw how often each of n occurs among n draws with replacement: (size, n)."""
+    """Count how often each of n items occurs among n draws with replacement: (size, n)."""
     return noise.multinomial(n, np.full(n, 1 / n), size=size)
 
 
 def draw_dirichlet_weights(noise: np.random.Generator, n: int, size: int) -> Floats:
-    """Weights that sum to 1, uniform on the simplex: Dirichlet(1, ..., 1) (Rubin 1981)."""
+    """Draw weights that sum to 1, uniform on the simplex: Dirichlet(1, ..., 1) (Rubin 1981), (size,
+    n)."""
     # over their sum, exponentials are Dirichlet(1, ..., 1)
     exponentials = noise.standard_exponential((size, n))
     return exponentials / exponentials.sum(1, keepdims=True)
@@ -46,9 +46,8 @@ def draw_resample_blocks(
     at_once: int | None = None,
     draw: Callable[..., Any] = draw_resample_counts,
 ) -> Iterator[Any]:
-    """`size` resamples of n, at most `at_once` rows a block, by default as memory bounds it; the
-    same in any blocks.
-    """
+    """Yield `size` resamples of n items in blocks of at most `at_once` rows, by default as memory
+    permits. Block size does not change the resamples."""
     step = at_once or max(1, _COUNTS // n)
     if n * size <= _COUNTS:
         resamples = _draw_cached_resamples(n, stream, size, draw)
@@ -63,9 +62,8 @@ def draw_resample_blocks(
 
 @functools.lru_cache(maxsize=4)
 def _draw_cached_resamples(n: int, stream: str, size: int, draw: Callable[..., Any]) -> Any:
-    """Kept, as to draw them takes longer than what is mostly done with them, and is asked for again
-    and again.
-    """
+    """Cache resamples: drawing them takes longer than most uses of them, and they are needed
+    often."""
     resamples = draw(make_keyed_generator("bootstrap", stream, n), n, size)
     resamples.flags.writeable = False  # all who ask share this array
     return resamples
@@ -79,7 +77,8 @@ def compute_resampled_statistic(
     at_once: int | None = None,
     draw: Callable[..., Any] = draw_resample_counts,
 ) -> Values:
-    """(size,): the statistic, of (rows, n) counts (or weights), at every resample."""
+    """Return the statistic at every resample, (size,). statistic: a function of (rows, n) counts or
+    weights."""
     return np.concatenate(
         [statistic(draws) for draws in draw_resample_blocks(n, stream, size, at_once, draw)],
     )
@@ -91,7 +90,7 @@ def compute_resampled_means(
     size: int = RESAMPLES,
     at_once: int | None = None,
 ) -> Any:
-    """(size,), or (size, k) of (k, n) values: their mean at every resample."""
+    """Return the means at every resample: (size,), or (size, k) for values (k, n)."""
     n = np.shape(values)[-1]
     return compute_resampled_statistic(
         n,
@@ -106,10 +105,10 @@ def compute_percentile_interval(
     values: Any,
     method: Literal["linear", "inverted_cdf"] = "linear",
 ) -> tuple[float, float]:
-    """The two-sided 95% interval of resampled values.
+    """Return the two-sided 95% interval of resampled values.
 
-    method: "inverted_cdf" takes a value that was drawn, where some are infinite and nothing lies
-    between two of them.
+    method: of `numpy.quantile`; "inverted_cdf" returns a drawn value, for infinite values that
+    cannot be interpolated.
     """
     low, high = np.quantile(values, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2], method=method)
     return float(low), float(high)
@@ -122,16 +121,16 @@ def estimate_rate_statistic(
     stream: str,
     size: int = RESAMPLES,
 ) -> tuple[float, float, float]:
-    """(value, low, high) of a smooth number of rates, sum over n texts of `sums` / that of `counts`
-    (ratio estimators).
+    """Return (value, low, high) of a smooth function of rates: `sums` over `counts`, each summed
+    over n texts (ratio estimators).
 
-    sums: (rates, n), inf where a text rules a finite rate out; counts: (rates, n) or (1, n), above
-    0. statistic: of (rows, rates), the number, (rows,), and its slopes, (rows, rates).
+    sums: (rates, n), inf if a text makes the rate infinite; counts: (rates, n) or (1, n), above 0.
+    statistic: maps (rows, rates) to values (rows,) and slopes (rows, rates).
 
-    Each end of the 95% interval is the farther of Student's t with the delta-method error, which is
-    too near on the side of a long tail, and the bootstrap-t (Efron and Tibshirani 1993, 12.5),
-    which is too near where outliers lie on both. Resamples of one text alone have no error to
-    divide by and do not count. One text says nothing: the ends are infinite. With an infinite sum:
+    Each end of the 95% interval is the farther of two: Student's t with the delta-method error,
+    which is too near on the side of a long tail, and the bootstrap-t (Efron and Tibshirani 1993,
+    12.5), which is too near if there are outliers on both sides. Resamples of a single text have
+    error 0 and are left out. With one text the ends are infinite; with an infinite sum they are
     plain quantiles of the resamples.
     """
     sums = np.asarray(sums, dtype=float)

@@ -1,8 +1,7 @@
-"""One-sided bounds of what a gate decides on: shares, recorded intervals, paired differences. Knows
-no rules, no files.
+"""Bound what a gate tests from one side: shares, recorded intervals, paired differences.
 
 `low(level)`: a lower bound that exceeds the truth with probability at most `level`; `high(level)`
-likewise from above. Levels are below 1/2. Pure functions on counts and numpy arrays.
+likewise from above. Levels are below 1/2. Works on counts and numpy arrays, not on rules or files.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ class BoundedNumber(Protocol):
 
 @dataclass(frozen=True)
 class BinomialCount:
-    """A binomial share: exact bounds (Clopper and Pearson)."""
+    """A binomial share with exact bounds (Clopper and Pearson)."""
 
     hits: int
     n: int
@@ -64,10 +63,10 @@ class BinomialCount:
 
 @dataclass(frozen=True)
 class RecordedInterval:
-    """A number of which only the two-sided 95% interval is on record.
+    """A number with only a two-sided 95% interval on record.
 
-    At 2.5% and above the interval's own ends, which are no closer than they need be; below that
-    they move out as a normal distribution's would. A NaN stays one.
+    At levels from 2.5% the bounds are the ends of the interval (conservative). At lower levels they
+    move out as for a normal distribution. NaN stays NaN.
     """
 
     value: float
@@ -84,9 +83,8 @@ class RecordedInterval:
 
 @dataclass(frozen=True)
 class AucEitherDirection:
-    """Turn an AUC so that its value exceeds 1/2: members that are shown to be less likely
-    are given away too.
-    """
+    """An AUC or 1 - AUC, whichever is larger: members with consistently lower scores are revealed
+    too."""
 
     auc: BoundedNumber
 
@@ -99,7 +97,7 @@ class AucEitherDirection:
         return self.auc.n
 
     def low(self, level: float) -> float:
-        """Either direction may be wrong by chance, so each has half of the level."""
+        """Return the lower bound, at half the level for each direction."""
         return max(self.auc.low(level / 2), 1 - self.auc.high(level / 2))
 
     def high(self, level: float) -> float:
@@ -109,9 +107,8 @@ class AucEitherDirection:
 
 @dataclass(frozen=True)
 class SharedLevel:
-    """A number that was chosen among `tried` ones: its lower bound has that part of the level, its
-    upper bound all.
-    """
+    """The largest of `tried` numbers: the lower bound uses level / tried, the upper bound the full
+    level."""
 
     number: BoundedNumber
     tried: int
@@ -139,11 +136,11 @@ def _compute_interval_stretch(level: float) -> float:
 
 @dataclass(frozen=True)
 class DiscordantPairs:
-    """Difference of two shares on the same n secrets: `wins` only here, `losses` only there, the
-    rest alike.
+    """Difference of two shares on the same n secrets: `wins` are hits of the first only, `losses`
+    of the second only.
 
-    Exact unconditional bounds by inverting the score test of a paired difference (Tango 1998,
-    Statistics in Medicine 17:891); at a difference of 0 the statistic is McNemar's.
+    Exact unconditional bounds invert the score test of a paired difference (Tango 1998, Statistics
+    in Medicine 17:891); at a difference of 0 the statistic is McNemar's.
     """
 
     wins: int
@@ -163,8 +160,8 @@ class DiscordantPairs:
 
 @dataclass(frozen=True)
 class ResampledNumber:
-    """A number with its bootstrap draws; its bounds always contain those of `floor`, which
-    includes effects that resampling misses."""
+    """A number with its bootstrap draws. Its bounds always contain those of `floor`, which includes
+    effects that resampling misses."""
 
     value: float
     n: int
@@ -180,9 +177,8 @@ class ResampledNumber:
 
 @dataclass(frozen=True)
 class LeastIntervalWidth:
-    """The narrowest bounds n secrets allow: a rare value of this size that the sample missed moves
-    the mean so far.
-    """
+    """The narrowest bounds for n secrets: the sample may have missed a rare value of `size`, which
+    would move the mean."""
 
     value: float
     n: int
@@ -205,7 +201,7 @@ def make_measurement(
     unit: str = "share",
     note: str = "",
 ) -> Measurement:
-    """The number as a measurement, with its two-sided 95% interval."""
+    """Return the number as a measurement with its two-sided 95% interval."""
     return Measurement(
         name,
         number.value,
@@ -218,7 +214,7 @@ def make_measurement(
 
 
 def count_discordant_pairs(new: Bools, base: Bools) -> DiscordantPairs:
-    """Share of `new` minus share of `base`, both (secrets,)."""
+    """Return the share of hits in `new` minus that in `base`, both (secrets,)."""
     return DiscordantPairs(int((new & ~base).sum()), int((base & ~new).sum()), len(new))
 
 
@@ -228,11 +224,11 @@ def count_discordant_pairs(new: Bools, base: Bools) -> DiscordantPairs:
 def compute_tango_statistic(
     wins: NDArray[Any] | float, losses: NDArray[Any] | float, n: int, delta: float
 ) -> Floats:
-    """Tango's z of the hypothesis that the difference is delta; 0 where nothing varies and nothing
-    differs.
+    """Return Tango's z of the hypothesis that the difference is delta; 0 if the variance and the
+    deviation are 0.
 
-    The share of losses under the hypothesis is the larger root of 2n q^2 + (-wins - losses + (2n -
-    wins + losses) delta) q - losses delta (1 - delta) = 0.
+    Under the hypothesis the share q of losses is the larger root of 2n q^2 + (-wins - losses + (2n
+    - wins + losses) delta) q - losses delta (1 - delta) = 0.
     """
     wins = np.asarray(wins, dtype=float)
     losses = np.asarray(losses, dtype=float)
@@ -249,11 +245,11 @@ def compute_tango_statistic(
 
 
 def compute_paired_p_value(wins: int, losses: int, n: int, delta: float) -> float:
-    """P-value of "the difference is at most delta" against "it is larger".
+    """Return the p-value of "the difference is at most delta" against "it is larger".
 
-    The largest probability, over the discordance that is not known, of a statistic as large as the
-    one seen (exact and unconditional); the discordance ranges over an interval that holds it but
-    for gamma, which is added (Berger and Boos 1994, JASA 89:1012).
+    This is the largest probability, over the unknown discordance, of a statistic at least as large
+    as observed (exact, unconditional). The discordance ranges over a confidence interval that
+    misses it with probability gamma, which is added (Berger and Boos 1994, JASA 89:1012).
     """
     if delta <= -1:
         return 0.0 if wins - losses > -n else 1.0
@@ -296,9 +292,8 @@ def _find_needed_wins(
     delta: float,
     observed: float,
 ) -> Ints:
-    """The fewest wins beside these losses whose statistic reaches the one seen; n + 1 - losses
-    where none does.
-    """
+    """Return the fewest wins with which, given `losses`, the statistic reaches `observed`; n + 1 -
+    losses if none do."""
     # The statistic rises with the wins: one bisection for all losses side by side.
     low = np.zeros_like(losses)
     high = n + 1 - losses
@@ -313,9 +308,7 @@ def _find_needed_wins(
 
 @lru_cache(maxsize=4096)
 def _bound_paired_difference(wins: int, losses: int, n: int, level: float) -> float:
-    """The largest difference that is still refuted as an upper limit of the truth, to 2 / 2^16 =
-    3e-5.
-    """
+    """Return the largest difference that is refuted as an upper limit, to 2 / 2^16 = 3e-5."""
     observed = (wins - losses) / n
     return find_largest_refuted_value(
         lambda delta: compute_paired_p_value(wins, losses, n, delta) <= level,

@@ -1,11 +1,10 @@
-"""Lower bounds of epsilon from one training run: m canaries, in or out by a fair coin each, the
-surest guessed first.
+"""Bound epsilon from below by one training run: m canaries, each included by a fair coin.
 
 Of the r surest guesses v(r) are right, for each r of `list_guess_counts(m)`: all, half, a quarter
-and so on, which only depend on m. Each bound exceeds the truth with probability at most `level`, if
-what its name says is true of the mechanism (below), and the coins were fair and independent. It
-holds for any way of guessing, and for any score. Epsilons in nats, at delta, under the relation
-that the coins play: a canary in or out. Knows no scores: see `audited`.
+and so on, which depends only on m. Each bound exceeds the truth with probability at most `level`,
+if the coins are fair and independent and the mechanism is of the kind that the bound refutes
+(table). Guesses and scores may be of any kind. Epsilons are in nats, at delta; neighbours differ by
+the presence of a canary. Scores: see `audited`.
 
 | bound | what it refutes | source |
 |---|---|---|
@@ -13,17 +12,18 @@ that the coins play: a canary in or out. Knows no scores: see `audited`.
 | `epsilon_fdp` | mu-GDP of every canary given the others, said as (epsilon, delta) | Mahloujifar et al. 2024 |
 | `audit_by_shape.bound_shape_epsilon` | canaries independent but for a common coin, of one shape | see there |
 
-Why `compute_one_run_p_value` is one. Look at the coins one by one, in an order and with guesses
-that the release fixes. Given the release and the coins seen before, a guess is right with
-probability at most p + (1 - p) d, with p = e^epsilon / (1 + e^epsilon) and d = max(0, P[right] -
-e^epsilon P[wrong]). Over releases and coins the d of one canary has a mean of at most delta: half
-of it for each guess. Draw each by one uniform number: then the right ones are those of a row B of
-independent coins of p, and (1 - p) m delta more on average. A statistic that only grows with right
-guesses reaches a value no oftener than B's does with so many more, placed where they help most.
+Proof of `compute_one_run_p_value`. Take the coins one by one, with an order and guesses that the
+release determines. Given the release and the earlier coins, a guess is right with probability at
+most p + (1 - p) d, where p = e^epsilon / (1 + e^epsilon) and d = max(0, P[right] - e^epsilon
+P[wrong]). Over releases and coins, a canary's d has a mean of at most delta: half for each guess.
+Draw each guess by one uniform number: the right guesses are then those of a row B of independent
+coins of p, and on average (1 - p) m delta more. A statistic that increases with right guesses
+reaches a value at most as often as with B plus that many right guesses, placed where they help
+most.
 
-copies: number of insertions of each included canary. Then what is played for is a group of so
-many records: (k epsilon, delta (e^(k epsilon) - 1) / (e^epsilon - 1))-DP, or k mu. The bound is of
-one record's epsilon.
+copies: number of insertions of each included canary. A bound is of one record's epsilon; the
+guesses are about a group of k copies, which has (k epsilon, delta (e^(k epsilon) - 1) / (e^epsilon
+- 1))-DP, or k mu.
 """  # noqa: E501
 
 from __future__ import annotations
@@ -59,9 +59,8 @@ Counts = tuple[int, ...]  # one for each of `list_guess_counts(m)`
 
 
 def list_guess_counts(m: int) -> tuple[int, ...]:
-    """The numbers of guesses that are looked at with m canaries, falling: all, and halves down to
-    16.
-    """
+    """Return the decreasing numbers of guesses to test with m canaries: m, and halves down to
+    16."""
     return tuple(m >> i for i in range(m.bit_length()) if not i or m >> i >= _FEWEST)
 
 
@@ -73,13 +72,13 @@ def epsilon_one_run(
     level: float = 0.05,
     copies: int = 1,
 ) -> float:
-    """The largest epsilon of `yield_epsilon_grid` up to which all (epsilon, delta)-DP is refuted; 0
-    where none is.
+    """Return the largest epsilon of `yield_epsilon_grid` up to which all (epsilon, delta)-DP is
+    refuted; 0 if none is.
 
-    right: how many of the surest guesses are right, for each of `list_guess_counts(m)`. The grid
-    is walked from 0 to its first epsilon that is not refuted, as the p-value need not rise all the
-    way: which r surprises most changes. So the bound exceeds the truth only where the first epsilon
-    of the grid at or above the truth is refuted. Raises AuditError for impossible counts.
+    right: how many of the surest guesses are right, for each of `list_guess_counts(m)`. The search
+    goes from 0 to the first epsilon that is not refuted, because the p-value need not be monotone:
+    the most surprising r changes. So the bound exceeds the truth only if the first epsilon of the
+    grid at or above the truth is refuted. Raise AuditError for impossible counts.
     """
     check_one_run_arguments(m, right, delta, level, copies)
     # The best single r, at delta 0 and the whole level: `compute_one_run_p_value`, which looks at
@@ -113,7 +112,7 @@ def epsilon_one_run(
 
 
 def yield_epsilon_grid() -> Iterator[float]:
-    """0 to 2 in hundredths, and from there on by half a per cent."""
+    """Yield epsilons: 0 to 2 in steps of 0.01, then in steps of half a percent."""
     yield from (k / 100 for k in range(200))
     epsilon = 2.0
     while True:
@@ -131,11 +130,11 @@ def compute_one_run_p_value(
     """Return an upper bound on the probability of guesses as good as these under (epsilon,
     delta)-DP.
 
-    enough: the caller only asks on which side of it the p-value is; if that is clear early, a bound
-    of the p-value is returned.
+    enough: the level to compare with. If the comparison is decided early, a looser bound is
+    returned.
 
-    The statistic is min_r P[Binomial(r, p) >= v(r)]. The probability of a value this small follows
-    from the counts of one row of independent coins, step by step from the surest guess.
+    The statistic is min_r P[Binomial(r, p) >= v(r)]. Its distribution follows from the counts of
+    one row of independent coins, step by step from the surest guess.
     """
     counts = list_guess_counts(m)
     p = 1 / (1 + math.exp(-epsilon))
@@ -174,9 +173,8 @@ def _bound_p_value(
     delta: float,
     enough: float,
 ) -> float:
-    """A bound of P[for some r, the right ones have a tail probability of `least` or less]; see
-    `compute_one_run_p_value`.
-    """
+    """Bound P[for some r, the right guesses have a tail probability of at most `least`]; see
+    `compute_one_run_p_value`."""
     # log p and log(1 - p): neither loses digits where p is near 1.
     counts = list_guess_counts(m)
     log_chances = (-np.logaddexp(0, -epsilon), -np.logaddexp(0, epsilon))
@@ -215,9 +213,8 @@ def _bound_p_value(
 
 
 def _find_fewest_unlikely_right(r: int, p: float, chance: float) -> int:
-    """The fewest right guesses of r whose upper tail is at most `chance`; r + 1 where no number's
-    is.
-    """
+    """Return the fewest right guesses of r with an upper tail of at most `chance`; r + 1 if no
+    number has."""
 
     def is_unlikely(v: int) -> bool:
         return float(compute_binomial_upper_tail(v, r, np.array([p]))[0]) <= chance * (1 + _ROUNDED)
@@ -229,9 +226,8 @@ Step = tuple[int, Floats]
 
 
 def _compute_enough_right_probability(needed: Sequence[int], steps: Sequence[Step]) -> float:
-    """P[for some r of the counts, as many are right as are needed of r], each guess right by its
-    own coin.
-    """
+    """Return P[for some r, at least `needed` of the r surest are right], if each guess is right
+    independently."""
     mass = np.ones(1)
     first = 0
     reached = 0.0
@@ -251,9 +247,8 @@ def _compute_enough_right_probability(needed: Sequence[int], steps: Sequence[Ste
 
 
 def _compute_truncated_binomial_pmf(n: int, log_chances: tuple[float, float]) -> Step:
-    """The first count with mass, and the mass from it on; what lies `_FAR` standard deviations away
-    is left out.
-    """
+    """Return the first count and the masses from this count on, without counts `_FAR` standard
+    deviations away."""
     right, wrong = log_chances  # log p and log(1 - p)
     mean = n * math.exp(right)
     spread = math.sqrt(n * math.exp(right + wrong))
@@ -269,11 +264,11 @@ def _compute_truncated_binomial_pmf(n: int, log_chances: tuple[float, float]) ->
 
 @lru_cache(maxsize=2**16)
 def epsilon_fdp(m: int, right: Counts, delta: float, level: float = 0.05, copies: int = 1) -> float:
-    """Epsilon at delta of the largest mu that is refuted: that each canary's trade-off is at least
-    the Gaussian's.
+    """Return epsilon at delta of the largest refuted mu; mu-GDP: each canary's trade-off is at
+    least the Gaussian's.
 
-    All, half, an eighth and a 32nd are guessed, each at its share of the level. Raises AuditError
-    for impossible counts, and at delta 0, where no Gaussian mechanism has a finite epsilon.
+    Tests all guesses, half, an eighth and a 32nd, each at its share of the level. Raise AuditError
+    for impossible counts, and for delta 0, at which no Gaussian mechanism has a finite epsilon.
     """
     check_one_run_arguments(m, right, delta, level, copies)
     if delta == 0:
@@ -288,12 +283,11 @@ def epsilon_fdp(m: int, right: Counts, delta: float, level: float = 0.05, copies
 
 @lru_cache(maxsize=2**16)
 def find_largest_refuted_mu(m: int, r: int, v: int, level: float = 0.05) -> float:
-    """The mu below which mu-GDP is refuted; 0 where none is."""
+    """Return the mu below which mu-GDP is refuted; 0 if none is."""
 
     def falsified(mu: float) -> bool:
-        """Return whether P[v right of r] >= level is impossible under every mechanism of this
-        trade-off (formulas.md A10).
-        """
+        """Return whether no mechanism with this trade-off has P[v right of r] >= level (formulas.md
+        A10)."""
         # both only grow
         right = level * v / m
         wrong = level * (r - v) / m
@@ -314,7 +308,7 @@ def find_largest_refuted_mu(m: int, r: int, v: int, level: float = 0.05) -> floa
 
 
 def compute_binomial_upper_tail(v: int, r: int, q: Floats) -> Floats:
-    """P[B >= v] of a binomial of r and q."""
+    """Return P[B >= v] of B, binomial of r draws with probability q."""
     tail: Floats = betainc(v, r - v + 1, q) if v else np.ones_like(q)
     return tail
 
@@ -323,9 +317,8 @@ def compute_binomial_upper_tail(v: int, r: int, q: Floats) -> Floats:
 
 
 def compute_gaussian_epsilon(mu: float, delta: float) -> float:
-    """Epsilon at delta of the Gaussian mechanism of sensitivity / noise = mu (Balle and Wang 2018,
-    Theorem 8).
-    """
+    """Return epsilon at delta of the Gaussian mechanism with mu = sensitivity / noise (Balle and
+    Wang 2018, Theorem 8)."""
     if mu <= 0 or compute_gaussian_delta(0.0, mu) <= delta:
         return 0.0
     # At this upper end the first term of `compute_gaussian_delta` alone is delta, and the
@@ -337,15 +330,14 @@ def compute_gaussian_epsilon(mu: float, delta: float) -> float:
 
 
 def compute_gaussian_delta(epsilon: float, mu: float) -> float:
-    """Phi(mu/2 - epsilon/mu) - e^epsilon Phi(-mu/2 - epsilon/mu) (the same Theorem 8)."""
+    """Return Phi(mu/2 - epsilon/mu) - e^epsilon Phi(-mu/2 - epsilon/mu) (the same Theorem 8)."""
     # In logs: e^epsilon overflows where Phi vanishes.
     return float(ndtr(mu / 2 - epsilon / mu) - math.exp(epsilon + log_ndtr(-mu / 2 - epsilon / mu)))
 
 
 def compute_group_delta(epsilon: float, delta: float, copies: int) -> float:
-    """Delta of a group of so many records, each (epsilon, delta)-DP: delta (e^(k epsilon) - 1) /
-    (e^epsilon - 1).
-    """
+    """Return delta of a group of k `copies`, if one record has (epsilon, delta)-DP: delta (e^(k
+    epsilon) - 1) / (e^epsilon - 1)."""
     if copies == 1:
         return delta
     # The largest float is about e^709; a delta so large refutes nothing.
@@ -361,9 +353,9 @@ def find_largest_refuted_value(
     close: float = _CLOSE,
     low: float = 0.0,
 ) -> float:
-    """Return the end of the refuted values, which reach from `low` to `high` at most, from below.
+    """Return the largest refuted value in [low, high], from below; `low` if no value is refuted.
 
-    By bisection, to `close`, relative above 1. `low`: none is refuted.
+    Bisects to an accuracy of `close`, relative above 1.
     """
     if not refuted(low):
         return low
@@ -374,7 +366,8 @@ def find_largest_refuted_value(
 
 
 def bound_share_logit(r: int, v: int, level: float) -> float:
-    """Logit of the Clopper-Pearson lower bound of v right in r; v = r: of level^(1/r)."""
+    """Return the logit of the Clopper-Pearson lower bound of v right in r (level^(1/r) for v =
+    r)."""
     if v == 0:
         return 0.0
     if v == r:
@@ -385,7 +378,7 @@ def bound_share_logit(r: int, v: int, level: float) -> float:
 
 
 def check_audit_parameters(delta: float, level: float) -> None:
-    """Raises AuditError for a delta outside [0, 1), and for a level outside (0, 1)."""
+    """Raise AuditError for a delta outside [0, 1), and for a level outside (0, 1)."""
     if not 0 <= delta < 1:
         raise AuditError(f"expected delta in [0, 1), got {delta:g}")
     if not 0 < level < 1:
@@ -393,7 +386,7 @@ def check_audit_parameters(delta: float, level: float) -> None:
 
 
 def check_one_run_arguments(m: int, right: Counts, delta: float, level: float, copies: int) -> None:
-    """Raises AuditError for counts that no guesses have, and for terms that no bound has."""
+    """Raise AuditError for impossible counts, and for copies, delta or level out of range."""
     counts = list_guess_counts(m)
     if len(right) != len(counts) or not all(
         0 <= v <= r for r, v in zip(counts, right, strict=False)
