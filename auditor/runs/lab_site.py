@@ -1,4 +1,5 @@
-"""The built-in lab as the site of an audit: makes models and data on demand, from its recipe."""
+"""Provide the built-in lab as an audit's site: make models and data on demand, from the lab's
+recipe."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ AUDIT_CANARIES = 1000
 
 
 class LabSite(Site):
-    """Site of the lab that a plan names. Raises AuditError for an unknown field of the recipe."""
+    """Site of the lab that a plan names. Raise AuditError for an unknown field of the recipe."""
 
     trains_on_demand: ClassVar[bool] = True
     relearn_rate: ClassVar[float] = 1e-4
@@ -99,7 +100,7 @@ class LabSite(Site):
         return self.public_model
 
     def load_reference_models_of_site(self, spec: str) -> ReferenceModels:
-        """Return reference models trained here; `spec` is their number."""
+        """Train and return reference models; `spec` is their number."""
         count = parse_reference_model_count(spec)
         return self.shared.get_or_make(
             "references", (self.lab_cache_key, count), lambda: self.lab.reference_models(count)
@@ -113,7 +114,7 @@ class LabSite(Site):
 
     @cached_property
     def mitigated_model(self) -> TrainedModel | None:
-        """The model trained by the plan's mitigation in place of the target; None without a
+        """The model that the plan's mitigation trains to replace the target; None without a
         mitigation."""
         if (trainer := self.mitigation) is None:
             return None
@@ -140,8 +141,8 @@ class LabSite(Site):
 
     @property
     def default_defense_options(self) -> Mapping[str, Mapping[str, Any]]:
-        """Options of the lab's defenses; for a probe of a training, with the canaries planted for
-        it."""
+        """Options of the lab's defenses. For a probe of a training they include the canaries
+        planted for the probe."""
         defaults = choose_lab_defaults(self.kind, self.recipe)
         for attack in self.attack_plan.attack:
             for name, options in self.kind.planted_for.get(attack, {}).items():
@@ -195,17 +196,17 @@ def make_site(
     shared: SweepCache | None = None,
     live: Mapping[str, LanguageModel] = MappingProxyType({}),
 ) -> Site:
-    """Return the site that the plan names.
+    """Return the plan's site. live: models in memory, by role.
 
-    live: models in memory, by role. Raise AuditError for an invalid lab.
+    Raise AuditError for an invalid lab.
     """
     kind = LabSite if plan.target.uses_builtin_lab else Site
     return kind(plan, reporter, shared, live)
 
 
 def choose_lab_defaults(lab: type[Lab], recipe: BaseLabRecipe) -> dict[str, dict[str, Any]]:
-    """Return options of defenses, sized to a lab; a variant of the target's training inherits its
-    other options."""
+    """Return options of defenses, sized to a lab. A variant of the target's training inherits the
+    training's other options."""
     defaults = {name: dict(options) for name, options in lab.defense_defaults.items()}
     for name, kind in registry.list_trainers().items():
         if issubclass(kind, Variant):
@@ -216,7 +217,7 @@ def choose_lab_defaults(lab: type[Lab], recipe: BaseLabRecipe) -> dict[str, dict
 def build_mitigation_trainer(target: TargetPlan, recipe: BaseLabRecipe) -> Trainer | None:
     """Build the trainer that replaces the training of the lab's target; None without a mitigation.
 
-    Raise AuditError if its result is not a single model of the lab's records.
+    Raise AuditError if the trainer does not make a single model of the lab's records.
     """
     options = dict(target.mitigation)
     if not options:
@@ -249,9 +250,8 @@ def parse_reference_model_count(text: str) -> int:
 def build_lab_recipe(plan: Plan) -> BaseLabRecipe:
     """Build the recipe of the plan's lab. Raise AuditError for an unknown field.
 
-    Only if a probe uses coins, the lab contains audit canaries, and all models are trained with
-    them. A lab with seed "run" uses the seed of the run: each seed gives other texts and newly
-    trained models.
+    If a probe uses coins, the lab contains audit canaries, and all models are trained with them.
+    With lab seed "run" the seed of the run also decides the texts and the trained models.
     """
     fields: dict[str, Any] = dict(plan.target.lab_recipe)
     if fields.get("seed") == "run":

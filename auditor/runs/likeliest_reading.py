@@ -1,8 +1,6 @@
-"""Choose the reading of the same texts that a model finds most likely: their prefix token, their
-format.
+"""Choose the reading of texts that a model finds most likely: the prefix token, or the text format.
 
-All choices use the same rule: keep the usual reading unless another reading is significantly more
-likely.
+Every choice uses the same rule: keep the usual reading unless another is significantly more likely.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ Reading = TypeVar("Reading")
 
 
 def compute_pair_nlls(model: LanguageModel, pairs: Sequence[Pair]) -> Floats:
-    """Return (pairs,) nats per suffix token; cached on disk if the model has a cache of choices."""
+    """Return (pairs,) mean nats per suffix token; cached on disk if the model caches choices."""
     texts = [(pair.prefix, pair.suffix) for pair in pairs]
     if model.choices_kept_in is None:
         cache_file = None
@@ -46,7 +44,7 @@ def compute_pair_nlls(model: LanguageModel, pairs: Sequence[Pair]) -> Floats:
 
 
 def _name_choice(model: LanguageModel, texts: Sequence[object]) -> str:
-    """Return a file name derived from weights, libraries, device and texts; salted, because the
+    """Return a cache file name: a hash of weights, libraries, device and texts, salted because the
     texts are private."""
     versions = [importlib.metadata.version(name) for name in ("torch", "transformers")]
     subject = json.dumps([model.digest(), str(model.device), versions, __version__, texts])
@@ -60,8 +58,8 @@ def choose_likeliest_reading(
 ) -> Reading:
     """Return the usual reading unless another reading is significantly more likely.
 
-    nll: (texts,) nats per token of the same texts in each reading. Student's interval, paired by
-    text, corrected for the number of other readings and of looks.
+    nll: (texts,) nats per token of the same texts in each reading. The test is Student's interval,
+    paired by text, corrected for the numbers of other readings and of looks.
     """
     other_readings = [reading for reading in nll if reading != usual]
     likelier = [
@@ -79,11 +77,11 @@ def is_choice_clear(
     looks: int,
     hurried: bool = False,
 ) -> bool:
-    """Return True if no other reading is more likely by `margin` nats per token or more, with the
-    intervals of the choice.
+    """Return True if the intervals exclude that another reading is more likely by `margin` nats per
+    token.
 
-    hurried: use one-sided 95% for each reading: this chooses no reading, and only shows that more
-    texts would reveal no such difference.
+    hurried: use one-sided 95% intervals. They choose no reading; they only show that more texts
+    would not reveal such a difference.
     """
     other_readings = [reading for reading in nll if reading != best]
     comparisons = 0.5 if hurried else looks * len(other_readings)
@@ -94,7 +92,8 @@ def is_choice_clear(
 
 
 def bound_mean_gain(gain: Floats, comparisons: float) -> float:
-    """Return the lower end of the interval of the mean of paired differences; -inf if n < 2.
+    """Return the lower end of the interval of the mean paired difference; -inf for fewer than 2
+    pairs.
 
     comparisons: divides the error level; 0.5 gives a one-sided interval for a single comparison.
     """

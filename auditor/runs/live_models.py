@@ -1,4 +1,4 @@
-"""Models in memory as inputs of an audit: models of a training script, or a custom
+"""Accept models in memory as inputs of an audit: a training script's models, or a custom
 `LanguageModel`."""
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from auditor.models.huggingface import HuggingFaceModel
 
 
 def is_live_model(kind: str, value: Any) -> bool:
-    """Return True for a model, False for a folder, a hub id or None. Raise AuditError for other
-    values."""
+    """Return True for a model in memory, False for a folder, a hub id or None. Raise AuditError for
+    other values."""
     if value is None or isinstance(value, (str, Path)):
         return False
     if not isinstance(value, LanguageModel) and not hasattr(value, "get_input_embeddings"):
@@ -32,8 +32,8 @@ def is_live_model(kind: str, value: Any) -> bool:
 
 
 def check_no_shared_weights(models: Mapping[str, Any]) -> None:
-    """Raise AuditError if two models share weights: an adapter changes its base in place, so both
-    would be the same model.
+    """Raise AuditError if two models share weights. An adapter changes its base in place, so both
+    models would be equal.
 
     The same model may be `public` and `reference`.
     """
@@ -54,14 +54,15 @@ def _list_parameter_ids(model: Any) -> set[int]:
 
 
 def name_live_model(model: Any) -> str:
-    """Return a name like `GPT2LMHeadModel in memory`, for a model without folder or hub id."""
+    """Return a name like `GPT2LMHeadModel in memory`."""
     return f"{type(model).__name__} in memory"
 
 
 def wrap_live_model(model: Any, tokenizer: Any) -> LanguageModel:
-    """Wrap a live causal LM and check it like a loaded model; a `LanguageModel` has its tokenizer.
+    """Wrap a causal LM in memory, and check it like a loaded model. A `LanguageModel` keeps its
+    tokenizer.
 
-    Raise AuditError if its distributions do not agree.
+    Raise AuditError if the model's distributions do not agree.
     """
     if isinstance(model, LanguageModel):
         consistency.check_distribution_consistency(model)
@@ -73,11 +74,12 @@ def wrap_live_model(model: Any, tokenizer: Any) -> LanguageModel:
 
 @contextmanager
 def restore_training_state(*models: Any) -> Iterator[None]:
-    """Let an audit use models that are being trained; afterwards restore what the audit changes.
+    """Let an audit use models that are being trained; afterwards restore their training mode and
+    the `requires_grad` of weights.
 
-    Restored: the training mode of modules, and `requires_grad` of weights. Inside, a model computes
-    in the precision of its weights: under mixed precision accelerate wraps `forward` in autocast
-    (bfloat16 by default in TRL's trainers), whose rounding depends on the batch shape.
+    Inside, a model computes in the precision of its weights. Under mixed precision accelerate wraps
+    `forward` in autocast (bfloat16 by default in TRL's trainers), whose rounding depends on the
+    batch shape.
     """
     models = tuple(model for model in models if isinstance(model, torch.nn.Module))
     # Module by module: frozen dropout or batch norms inside a training model keep their mode.

@@ -1,5 +1,4 @@
-"""Load the models that a plan names outside the lab, through their providers. Knows no data and no
-defenses."""
+"""Load the models that a plan outside the lab names, through their providers."""
 
 from __future__ import annotations
 
@@ -23,8 +22,8 @@ from auditor.runs.sweep_cache import SweepCache
 
 
 class ModelLoader:
-    """Loader of a plan's models. live: models in memory that replace the plan's models, by role
-    (model, public, reference)."""
+    """Loader of a plan's models. live: models in memory, by role (model, public, reference), that
+    replace the plan's models."""
 
     run = ""  # the run that pays for queries over a network
     attacked: LanguageModel | None = None  # the attacked model, after loading
@@ -45,7 +44,7 @@ class ModelLoader:
 
     @property
     def _provider_and_request(self) -> tuple[Provider, RequestedModel]:
-        """Provider of the attacked model, and the request to it."""
+        """Provider of the attacked model, and the request for the model."""
         target = self.target
         loading = self.loading
         provider, name = registry.resolve_model_provider(str(target.model), loading.model_args)
@@ -71,8 +70,8 @@ class ModelLoader:
 
     @cached_property
     def live_model_digests(self) -> dict[str, str]:
-        """Digests by role, computed once: a run reads them twice because hub files may change, but
-        weights in memory do not."""
+        """Digests of the models in memory, by role. They are computed once: a run asks twice
+        because hub files may change, but weights in memory do not."""
         return {
             f"{role}/in memory": digest
             for role, live in self.live.items()
@@ -80,7 +79,7 @@ class ModelLoader:
         }
 
     def check_model_obtainable(self, fields: Sequence[str]) -> None:
-        """Raise AuditError if the plan's options do not fit the provider of its model.
+        """Raise AuditError if the plan's options do not fit the provider of the attacked model.
 
         fields: the plan's fields on the access to models.
         """
@@ -106,7 +105,7 @@ class ModelLoader:
     def load_role_model(
         self, kind: str, name: str, options: LoadingOptions | None = None
     ) -> LanguageModel:
-        """Load the model of a role. options: how to load it; None: as a companion model."""
+        """Load the model of a role. options: loading options; None: those of a companion model."""
         if kind in self.live:
             return self.live[kind]
         if kind == "model":
@@ -126,8 +125,8 @@ class ModelLoader:
         return self._load_once_if_memory_suffices(kind, provider, request)
 
     def load_deployed_form(self, place: str) -> LanguageModel:
-        """Load a form of the attacked model from any provider; it uses the attacked model's
-        tokenizer."""
+        """Load a form of the attacked model, with the attacked model's tokenizer, from any
+        provider."""
         provider, request = self._resolve_form(place)
         provider.check(request)
         return self._load_once_if_memory_suffices("form", provider, request)

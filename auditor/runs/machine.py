@@ -1,4 +1,4 @@
-"""Describe the machine of a run, which its numbers may depend on, and its memory use."""
+"""Describe the machine of a run, which may affect the run's numbers, and measure memory use."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from auditor.models.weights import resolve_model_device
 
 
 def describe_environment(device: str) -> dict[str, str]:
-    """Describe what the numbers may depend on, with the commit of the working folder, if any.
+    """Describe the software and hardware that may affect numbers, with the commit of the working
+    folder.
 
-    device: as the plan says it.
+    device: the plan's name of the device.
     """
     versions = {
         name: importlib.metadata.version(name)
@@ -45,7 +46,7 @@ def describe_environment(device: str) -> dict[str, str]:
 
 
 def _describe_zlib() -> dict[str, str]:
-    """Name the zlib of compressed sizes: zlib-ng, built into some Pythons, gives other sizes."""
+    """Name the zlib library. zlib-ng, built into some Pythons, gives other compressed sizes."""
     try:
         import zlib  # some Pythons are built without it
     except ImportError:
@@ -54,7 +55,7 @@ def _describe_zlib() -> dict[str, str]:
 
 
 def _format_current_commit() -> str:
-    """Return `4f2a…`, or `4f2a…-dirty` with changed tracked files; "" outside git."""
+    """Return the commit as `4f2a…`; `4f2a…-dirty` if tracked files changed; "" outside git."""
     head = _run_git_without_hooks("rev-parse", "--verify", "HEAD")
     if head is None or head.returncode:
         return ""
@@ -81,9 +82,9 @@ def _format_current_commit() -> str:
 def _run_git_without_hooks(
     *arguments: str, off: Sequence[str] = ()
 ) -> subprocess.CompletedProcess[str] | None:
-    """Run git without programs that a folder may configure: monitors, hooks, filters. None: no git.
+    """Run git without the programs that a folder may configure: monitors, hooks, filters.
 
-    off: more settings, as `name=value`.
+    Return None if git is missing. off: more settings, as `name=value`.
     """
     settings = [
         word
@@ -109,7 +110,8 @@ def reset_peak_memory() -> None:
 
 
 def measure_peak_memory(device: torch.device) -> float:
-    """Return the peak resident memory since the last reset, in MB; of the GPU for a model on it."""
+    """Return the peak memory since the last reset, in MB: GPU memory for a model on a GPU, else
+    resident memory."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 1e6
     try:

@@ -1,5 +1,4 @@
-"""Make canaries for `audit canaries make --audit`, and models with their tokens
-(`write_token_extended_model`)."""
+"""Make canaries for `audit canaries make --audit`, and models extended by the canaries' tokens."""
 
 from __future__ import annotations
 
@@ -29,7 +28,7 @@ MARK = "audit_tokens.json"  # in the folder of an extended model
 
 @dataclass(frozen=True)
 class CanaryRequest:
-    """Hold the arguments of `audit canaries make --audit`. seed: None for an unguessable seed."""
+    """Arguments of `audit canaries make --audit`. seed: None for an unguessable seed."""
 
     count: int
     times: int = 1
@@ -42,7 +41,8 @@ class CanaryRequest:
 
 
 def make_audit_canaries(request: CanaryRequest) -> AuditCanaryManifest:
-    """Draw texts and coins. Raise AuditError for inputs that the kind lacks or does not use."""
+    """Draw the canaries' texts and coins. Raise AuditError for inputs that the kind of canary lacks
+    or does not use."""
     if request.kind not in KINDS:
         raise make_unknown_name_error("--kind", request.kind, KINDS)
     for flag, kinds in {"data": BEGUN, "model": BY_MODEL, "temperature": ("sampled",)}.items():
@@ -67,8 +67,8 @@ def make_audit_canaries(request: CanaryRequest) -> AuditCanaryManifest:
 
 
 def check_new_tokens_trainable(manifest: AuditCanaryManifest, model: str) -> None:
-    """Refuse an adapter for canaries of new tokens, unless it trains embeddings. Raise
-    AuditError."""
+    """Raise AuditError for canaries of new tokens on an adapter, unless the adapter trains
+    embeddings."""
     if manifest.kind != "new-tokens" or not (Path(model) / ADAPTER).is_file():
         return
     config = read_json_object(Path(model) / ADAPTER, "the configuration of an adapter")
@@ -80,7 +80,7 @@ def check_new_tokens_trainable(manifest: AuditCanaryManifest, model: str) -> Non
 
 
 def refuse_extended_adapter(model: str) -> None:
-    """Refuse an adapter on a model extended by tokens of canaries. Raise AuditError."""
+    """Raise AuditError for an adapter on a model extended by canaries' tokens."""
     if (Path(model) / MARK).is_file():
         raise AuditError(
             f"expected all of {model!r} to be trained, as it was extended by new tokens of "
@@ -89,11 +89,11 @@ def refuse_extended_adapter(model: str) -> None:
 
 
 def write_token_extended_model(manifest: Path, model: str, out: Path) -> int:
-    """Write the model with a token for each canary of the manifest; return how many.
+    """Write the model with one new token for each canary of the manifest; return the number of
+    tokens.
 
-    Rows of the new tokens are drawn like those of a fresh model, by the seed, from which the coins
-    are not read. Raise AuditError for a manifest of another kind, an adapter, and an existing
-    folder.
+    The seed draws the new tokens' rows like those of a fresh model, independently of the coins.
+    Raise AuditError for a manifest of another kind, an adapter, and an existing folder.
     """
     canary_manifest = manifests.read_canary_manifest(manifest)
     if not isinstance(canary_manifest, AuditCanaryManifest) or canary_manifest.kind != "new-tokens":

@@ -1,9 +1,9 @@
-"""Turn a finished audit into the plan of a second audit: `audit mitigate --by` as data and a
+"""Turn a finished audit into the plan of a second audit (`audit mitigate --by`): data and a
 training.
 
 The lab trains by its own recipe. A user's model is trained again by its `training.json` or by a
-command. A mitigation that drops records edits the file; any other replaces the training method.
-Knows no terminal and compares nothing.
+command. A mitigation that drops records edits the data file; other mitigations replace the training
+method. This module prints and compares nothing.
 """
 
 from __future__ import annotations
@@ -63,8 +63,10 @@ _CARRIED = ("epochs", "batch", "learning_rate")  # options that methods share
 
 @dataclass(frozen=True)
 class MitigationOptions:
-    """Options of `audit mitigate`. by: NAME or NAME:VALUE. train: a command with {data} and
-    {out}; None: as recorded."""
+    """Options of `audit mitigate`.
+
+    by: NAME or NAME:VALUE. train: a command with {data} and {out}; None: the recorded training.
+    """
 
     run: Path
     by: str
@@ -76,8 +78,8 @@ class MitigationOptions:
 
 @dataclass(frozen=True)
 class TrainingOutcome:
-    """Outcome of a training. told: its messages, sentences. seconds: of the training, now or
-    before."""
+    """Outcome of a training. told: the training's messages, as sentences. seconds: its duration,
+    now or in an earlier session."""
 
     told: tuple[str, ...]
     seconds: float
@@ -85,7 +87,8 @@ class TrainingOutcome:
 
 @dataclass(frozen=True)
 class Mitigation:
-    """Plan a mitigation of a run's model. recipe: repeats the training, outside the lab."""
+    """A planned mitigation of a run's model. recipe: how to repeat the training, outside the
+    lab."""
 
     asked: MitigationOptions
     plan: Plan  # of the first audit
@@ -95,14 +98,15 @@ class Mitigation:
 
     @property
     def copies_left_function(self) -> Callable[[int], int | None] | None:
-        """Return a function from a record's copies to the remaining copies; None if all remain."""
+        """Return a function from a record's copies to its remaining copies; None if all copies
+        remain."""
         if isinstance(self.trainer, DataVariant):
             return self.trainer.count_remaining_copies
         return None
 
     @property
     def plan_of_second_audit(self) -> Plan:
-        """Return the plan of the same audit on the new model, without defenses."""
+        """Return the plan of the same audit, without defenses, on the new model."""
         plan = self.plan.with_fields(defense=(), defense_options={}, submission=None)
         if self.plan.target.uses_builtin_lab:
             values = {
@@ -122,11 +126,12 @@ class Mitigation:
 
     @property
     def training_records_file(self) -> str:
-        """Return the file of the records, outside the lab."""
+        """Return the training data file of a model outside the lab."""
         return self.recipe.data if self.recipe else self.asked.data or str(self.plan.data.data)
 
     def configuration(self) -> dict[str, Any]:
-        """Return the configuration of the output folder; a folder with another is refused."""
+        """Return the output folder's configuration; a folder with another configuration is
+        refused."""
         choices = {
             "run": str(self.asked.run.resolve()),
             "by": self.asked.by,
@@ -140,8 +145,8 @@ class Mitigation:
 
 
 def plan_mitigation(request: MitigationOptions, run: RunOutcomes) -> Mitigation:
-    """Plan the new training and audit. Raise AuditError, before writing, for an impossible
-    mitigation."""
+    """Plan the new training and audit. Raise AuditError for an impossible mitigation before writing
+    anything."""
     plan = Plan.from_json(run.result.plan, str(request.run / "result.json"))
     _check_retrainable(plan)
     name, options = _parse_mitigation(request)
@@ -189,7 +194,7 @@ def plan_mitigation(request: MitigationOptions, run: RunOutcomes) -> Mitigation:
 
 
 def _check_retrainable(plan: Plan) -> None:
-    """Refuse a run whose training cannot be repeated. Raise AuditError."""
+    """Raise AuditError for a run whose training cannot be repeated."""
     if plan.objects:
         raise AuditError(
             "expected a run that a command began: this one attacked objects of a Python program"
@@ -215,8 +220,8 @@ def _check_retrainable(plan: Plan) -> None:
 
 
 def _parse_mitigation(request: MitigationOptions) -> tuple[str, dict[str, Any]]:
-    """Return the method and its options. Raise AuditError for an unknown method or an unexpected
-    value."""
+    """Return the mitigation method and its options. Raise AuditError for an unknown method or an
+    unexpected value."""
     name, colon, value = request.by.partition(":")
     known = registry.list_mitigations()
     if name not in known:
@@ -232,8 +237,8 @@ def _parse_mitigation(request: MitigationOptions) -> tuple[str, dict[str, Any]]:
 
 
 def _split_training_command(command: str, trainer: Trainer) -> tuple[str, ...]:
-    """Split a user's command. Raise AuditError if it has no placeholder or does not suit the
-    method."""
+    """Split a user's command. Raise AuditError if a placeholder is missing, or if the command does
+    not suit the method."""
     if not isinstance(trainer, DataVariant):
         kinds = registry.list_mitigations()
         raise AuditError(
@@ -258,7 +263,8 @@ def _split_training_command(command: str, trainer: Trainer) -> tuple[str, ...]:
 def audit_mitigated_model(
     mitigation: Mitigation, run: RunOutcomes, reporter: Reporter, command: str
 ) -> TrainingOutcome:
-    """Train and audit again, skipping finished steps. Raise AuditError without partial output."""
+    """Train and audit the mitigated model; skip finished steps. On AuditError no partial output
+    remains."""
     # Share a cache: the audit attacks the model that the lab trains now.
     shared = SweepCache()
     out = mitigation.asked.out
@@ -288,7 +294,7 @@ def audit_mitigated_model(
 def compare_mitigated_run(
     mitigation: Mitigation, run: RunOutcomes, after: RunOutcomes, outcome: TrainingOutcome
 ) -> BeforeAfter:
-    """Compare the two runs. Raise AuditError if they are not comparable."""
+    """Compare the runs before and after. Raise AuditError if they are not comparable."""
     count_remaining = mitigation.copies_left_function
     prediction = count_remaining and advice.predict_undefended_recall(
         phrases.make_result_printable(run.result),
@@ -317,7 +323,7 @@ def compare_mitigated_run(
 def _measure_perplexity_change(
     first: Path, before: AuditResult, second: Path, after: AuditResult
 ) -> Measurement | None:
-    """Return after minus before, paired by held-out text; None if a perplexity is missing."""
+    """Return the perplexity after minus before, paired by held-out text; None if one is missing."""
     cells = []
     for place, result in ((second, after), (first, before)):
         measured = result.target(UNDEFENDED).perplexity
@@ -344,9 +350,10 @@ def _measure_perplexity_change(
 def train_mitigated_model(
     mitigation: Mitigation, run: RunOutcomes, reporter: Reporter, shared: SweepCache
 ) -> TrainingOutcome:
-    """Train, unless already done, in a locked folder.
+    """Train the model in a locked folder, unless it is already trained.
 
-    Raise AuditError for another folder or a refused training, and then remove partial output.
+    Raise AuditError for a folder of another mitigation or a refused training; then remove partial
+    output.
     """
     out = mitigation.asked.out
     configuration = mitigation.configuration()
@@ -378,8 +385,8 @@ def train_mitigated_model(
 
 
 def _read_finished_record(out: Path, configuration: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the record of a finished mitigation; None if unfinished. Raise AuditError for
-    another folder."""
+    """Return the record of a finished mitigation; None if unfinished. Raise AuditError for a folder
+    of another mitigation."""
     if not (out / RECORD).is_file():
         if any(path.name != locks.LOCK for path in out.iterdir()):
             raise AuditError(
@@ -399,7 +406,7 @@ def _read_finished_record(out: Path, configuration: Mapping[str, Any]) -> dict[s
 
 
 def _discard_refused_training(out: Path) -> None:
-    """Remove the files of a refused training, but keep a partly trained model to continue."""
+    """Remove the files of a refused training. A partly trained model stays, to be continued."""
     model = out / MODEL
     if model.is_dir() and any(model.iterdir()):
         return
@@ -411,8 +418,10 @@ def _discard_refused_training(out: Path) -> None:
 
 
 def _train_own_model(mitigation: Mitigation, reporter: Reporter) -> tuple[str, ...]:
-    """Train on the mitigated records; return messages. Raise AuditError for data of another
-    training, and for a command that makes no model."""
+    """Train a user's model on the mitigated records; return messages.
+
+    Raise AuditError for the data of another training, and for a command that makes no model.
+    """
     out = mitigation.asked.out / MODEL
     recipe = mitigation.recipe
     if recipe is not None:
@@ -463,7 +472,8 @@ def _run_training_command(command: Sequence[str], data: str, out: Path) -> None:
 def _write_dropped_records(
     mitigation: Mitigation, run: RunOutcomes, reporter: Reporter, shared: SweepCache
 ) -> None:
-    """Write the extracted records for the training to drop, unless the user listed others."""
+    """Write the list of extracted records that the training drops, unless the user listed
+    others."""
     if getattr(mitigation.trainer, "listed", "") != str((mitigation.asked.out / DROPPED).resolve()):
         return
     ids = list_extracted_members(run)

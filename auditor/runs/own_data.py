@@ -1,5 +1,4 @@
-"""Read the records and canaries of a plan outside the lab, with the tokenizer of the audited
-model."""
+"""Read the records and canaries of a plan outside the lab, using the audited model's tokenizer."""
 
 from __future__ import annotations
 
@@ -50,9 +49,9 @@ def load_own_benchmark(
 ) -> Benchmark:
     """Load the records and canaries of a plan outside the lab.
 
-    name: of the model, a folder or a hub id; recorded_form: the text form of a resumed run; else
-    form_rows: most rows for its choice. soft_prompt_rows: rows put before the texts. counting: of
-    large tables.
+    name: the model's folder or hub id. recorded_form: the text form of a resumed run; without one,
+    form_rows: maximum rows for choosing the form. soft_prompt_rows: rows put before the texts.
+    counting: counts of large tables.
     """
     canaries: tuple[Secret, ...] = ()
     if plan.canaries is not None:
@@ -182,7 +181,7 @@ def _load_record_benchmark(
 
 
 def _list_character_doubts(secrets: Sequence[Secret], model: LanguageModel) -> Iterator[Doubt]:
-    """Yield the number of members that end mid-character, if any: token ids cannot split there."""
+    """Yield the number of members that end inside a character: no token ends there."""
     members = [secret for secret in secrets if secret.member]
     n_split = sum(
         decode_keeping_special_tokens(model.tokenizer, secret.suffix).endswith("\ufffd")
@@ -200,7 +199,8 @@ def _list_character_doubts(secrets: Sequence[Secret], model: LanguageModel) -> I
 def _choose_trained_length(
     plan: DataPlan, name: str, tokenizer: Any
 ) -> tuple[TrainedLength | None, tuple[str, ...]]:
-    """Return the trained tokens of a row, by the plan or a file next to the model; and notes."""
+    """Return the training's row length in tokens, from the plan or a file next to the model, and
+    notes."""
     if plan.trained_length == NONE:
         return None, ()
     note = ""
@@ -223,7 +223,7 @@ def _choose_trained_length(
 
 
 def _refuse_nondefault_fields(plan: DataPlan, fields: Sequence[str], reason: str) -> None:
-    """Raise AuditError if a field differs from its default."""
+    """Raise AuditError if any of these fields differs from its default."""
     for field in fields:
         if getattr(plan, field) != FIELDS[field].default:
             raise AuditError(f"{format_field_flag(field)} {reason}")

@@ -1,4 +1,4 @@
-"""Load the defenses of a user's own model from the folders of `-D`, and check their inputs."""
+"""Load the defenses of a user's model from the folders named by `-D`, and check their inputs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from auditor.training.variants import Variant
 
 
 def format_missing_input(defense: Defense, public: str | None) -> str:
-    """Name the missing inputs of this defense outside the lab; "" if complete."""
+    """Name the inputs that this defense lacks outside the lab; "" if none is missing."""
     ensemble = defense.ensemble_folder
     if {"ensemble", "whole"} & set(defense.needs) and not ensemble:
         return "-D ensemble=DIR, a folder of member adapters"
@@ -36,14 +36,13 @@ def format_missing_input(defense: Defense, public: str | None) -> str:
 
 
 def check_defense_inputs_given(defense: Defense, public: str | None) -> None:
-    """Refuse a defense whose inputs only the lab would provide. Raise AuditError."""
+    """Raise AuditError for a defense whose inputs only the lab would provide."""
     if phrase := format_missing_input(defense, public):
         raise AuditError(f"--defense {defense.name} outside the lab needs {phrase}")
 
 
 def check_controls_trained_like_defense(defense: Defense) -> None:
-    """Refuse a control trained differently from its defense. Raise AuditError with the
-    difference."""
+    """Raise AuditError, with the difference, for a control trained differently from its defense."""
     promise = promises.read_privacy_record(Path(defense.model_folder))
     for control in (cause.row for cause in defense.cause_chain()):
         folder = "" if control is None else control.model_folder
@@ -62,7 +61,7 @@ def load_trained_defense(
     defense: Defense, load: Callable[[str], LanguageModel], vocab_size: int
 ) -> TrainedModel:
     """Load a trained defense's model from `-D model=`. Raise AuditError if another method trained
-    it."""
+    the model."""
     folder = defense.model_folder
     if not Path(folder).is_dir():
         raise AuditError(

@@ -1,9 +1,9 @@
-"""Test if records packed into a row are recited better after the row's earlier records.
+"""Test if a model recites packed records better after the earlier records of their row.
 
 Trainers mark the start of each record in a row, so that a model reads each record separately. Some
-families ignore the marks: OPT, MPT, Falcon, BLOOM, Mamba, Mamba 2, Jamba and RecurrentGemma of
-transformers 5.23 let a record see all earlier records of its row. Falcon with rotary positions
-still restarts positions at each record, as does a Llama with `use_cache=True`. Knows no attack.
+model families ignore the marks. In transformers 5.23, OPT, MPT, Falcon, BLOOM, Mamba, Mamba 2,
+Jamba and RecurrentGemma let a record see all earlier records of its row. Falcon with rotary
+positions still restarts positions at each record, as does a Llama with `use_cache=True`.
 """
 
 from __future__ import annotations
@@ -28,8 +28,10 @@ _AT_ONCE = 16
 
 @dataclass(frozen=True)
 class _Recitation:
-    """is_greedy: (n,), each suffix is the most likely at every token; log_prob: (n,) its total
-    in nats."""
+    """How well n suffixes are recited.
+
+    is_greedy: (n,), True if every token is the most likely; log_prob: (n,) total nats of a suffix.
+    """
 
     is_greedy: Bools
     log_prob: Floats
@@ -45,13 +47,13 @@ class _Recitation:
 def compare_packed_records(
     model: LanguageModel, secrets: Sequence[Secret], earlier: Mapping[str, Sequence[Tokens]]
 ) -> tuple[str, tuple[Doubt, ...]]:
-    """Return a sentence on records after the earlier records of their row, and a doubt if that
-    helps recitation.
+    """Compare recitation with and without the row's earlier records; return a sentence, and a doubt
+    if they help.
 
-    Text of the same kind may help any model, so the row's earlier records must also help more than
-    those of another row. model: with the prefix token; earlier: by secret id, the texts before it
-    in its row, then the beginning of its own text. The sentence is "" if fewer than three records
-    have earlier texts that fit.
+    Similar text may help any model. The row's earlier records must therefore also help more than
+    those of another row. model: with the prefix token; earlier: by secret id, the texts before the
+    record in its row, then the beginning of its own text. The sentence is "" if fewer than three
+    records have earlier texts that fit.
     """
     chosen = _choose_compared_records(model, secrets, earlier)
     if len(chosen) < 3:
@@ -89,8 +91,8 @@ def _recite_rows(
 def _recite_positions(
     model: LanguageModel, secrets: Sequence[Secret], before: Sequence[Sequence[Tokens]]
 ) -> _Recitation | None:
-    """Score each suffix after these texts, with positions from 0 in each; None: the model takes
-    no positions."""
+    """Score each suffix after these texts, with positions restarting at 0 in each text. Return None
+    if the model does not accept positions."""
     if not isinstance(model, ReadsPositions):
         return None
     is_greedy = np.zeros(len(secrets), bool)
@@ -131,7 +133,7 @@ def _choose_compared_records(
 def _recite(
     model: LanguageModel, secrets: Sequence[Secret], before: Sequence[Tokens]
 ) -> _Recitation:
-    """Score each suffix after these tokens and its prefix."""
+    """Score each suffix after the tokens in `before` and the secret's prefix."""
     extended = [
         replace(secret, prefix=tokens + secret.prefix)
         for secret, tokens in zip(secrets, before, strict=True)
@@ -155,7 +157,8 @@ def _recite(
 
 
 def _is_higher(recitation: _Recitation, right: _Recitation, comparisons: int) -> bool:
-    """Test if the left log-probabilities are significantly higher, paired by record."""
+    """Test if `recitation` has significantly higher log-probabilities than `right`, paired by
+    record."""
     difference = recitation.log_prob - right.log_prob
     # -inf, from a token of probability 0, has no mean.
     is_finite = bool(np.isfinite(difference).all())

@@ -1,4 +1,4 @@
-"""Collect the per-secret results of cells, for the run folder and for the chains of causes."""
+"""Collect each cell's results per secret, for the run folder and the chains of causes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Kinds = Mapping[str, Mapping[str, float]]
 
 @dataclass(frozen=True)
 class ScoredRow:
-    """A row's membership scores by name, of records aligned with `ids`."""
+    """Membership scores of a row, by name. ids: the records, in the scores' order."""
 
     ids: tuple[str, ...]
     records: ScoredRecords
@@ -38,11 +38,11 @@ class ScoredRow:
 
 
 class PerSecretCollector:
-    """Collect rows. answers: by cell, the main number of each member, and of non-members if theirs
-    measures chance.
+    """Collector of rows.
 
-    likelihoods: mean log-probability of true tokens, nats, by target. stopped: rows asked in random
-    order; rows: all rows; scored: rows with membership scores.
+    answers: by cell, the main number of each member, and of each non-member if non-members measure
+    chance. likelihoods: by target, mean log-probability of true tokens, in nats. stopped: rows
+    queried in random order; rows: all rows; scored: rows with membership scores.
     """
 
     def __init__(self, folder: RunFolder) -> None:
@@ -60,7 +60,8 @@ class PerSecretCollector:
     def collect_attack_outcome(
         self, key: CellKey, outcome: judging.Outcome, probable: bool, kinds: Kinds
     ) -> RowValuesBySecret:
-        """Collect and return the row of an attack. probable: its scores are probabilities."""
+        """Collect and return the row of an attack. probable: whether the attack's scores are
+        probabilities."""
         row = self._keep_cell_row(key, build_outcome_row(outcome, kinds, probable))
         self.answers[key] = row.keep_one_metric(RECALL, others=False)
         self._columns += row.list_columns(key)
@@ -75,7 +76,7 @@ class PerSecretCollector:
         observations: Observed,
         main: Measurement,
     ) -> None:
-        """Collect the row and observations of a probe's cell; main: its first measurement."""
+        """Collect a probe's row and observations. main: the cell's first measurement."""
         row = self._keep_cell_row(key, build_observation_row(probe, secrets, observations))
         self._columns += [
             *row.list_columns(key),
@@ -90,7 +91,7 @@ class PerSecretCollector:
                 self.answers[key] = answers
 
     def replace_row_column(self, key: CellKey, quantity: str, values: Floats) -> None:
-        """Replace the values of a column of a collected row."""
+        """Replace the values of a quantity in a collected row."""
         row = self.rows[key]
         self.rows[key] = replace(row, values={**row.values, quantity: values})
         self._columns = [
@@ -105,12 +106,12 @@ class PerSecretCollector:
         return self.rows[key]
 
     def collect_generations(self, key: CellKey, generations: JudgedGenerations) -> None:
-        """Collect the columns and extracted texts of a cell of generations."""
+        """Collect the columns and extracted texts of a cell's generations."""
         self._columns += generations.columns
         self._texts[str(key)] = generations.texts
 
     def save_results(self, secrets: Sequence[Secret], tokenizer: Any) -> None:
-        """Write the columns and the texts of guesses to the run folder."""
+        """Write the collected columns and the guesses' texts to the run folder."""
         table.write_secrets_table(self.folder.path, [*self._columns, *self._list_heldout_columns()])
         guesses = {str(key): self.folder.guesses.finished_secrets(key) for key in self._attacks}
         private_texts.write_secret_texts(
@@ -169,7 +170,7 @@ def _build_observation_columns(
 
 
 def make_token_decoder(tokenizer: Any) -> Callable[[Sequence[int]], str]:
-    """Make a decoder of tokens to text; to their ids without a tokenizer."""
+    """Return a decoder from tokens to text; without a tokenizer, to token ids."""
     if tokenizer is None:
         return lambda tokens: "".join(f"{token} " for token in tokens)
     return partial(decode_keeping_special_tokens, tokenizer)

@@ -1,6 +1,7 @@
-"""Follow personal data of secrets into the guesses: the extracted share of each kind.
+"""Measure how much of the secrets' personal data the guesses contain, by kind of data.
 
-Only data completely in a suffix and not in its prefix count: an attacker knows the prefix.
+Personal data count only if they are completely in a suffix and not in its prefix, which an attacker
+knows.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ Fate = Literal["members", "nonmembers", "held", "cut", "trained"]  # a field of 
 
 @dataclass(frozen=True)
 class PersonalDataOfSecrets:
-    """Personal data to follow. of: by secret, kinds with texts; counts: by kind; said: notes for
-    a reader."""
+    """Personal data of the secrets. of: by secret, (kind, text) of each item; counts: by kind;
+    said: notes for the reader."""
 
     of: Mapping[str, tuple[Mark, ...]]
     counts: Mapping[str, KindCount]
@@ -34,7 +35,7 @@ class PersonalDataOfSecrets:
     def measure_extracted_shares(
         self, guesses: Iterable[Guesses], secrets: Mapping[str, Secret], decode: Decode
     ) -> dict[str, dict[str, float]]:
-        """Return by kind and secret the share of the secret's data in its first guess."""
+        """Return, by kind and secret, the share of the secret's data in its first guess."""
         share_by_kind: dict[str, dict[str, float]] = {}
         for answer in guesses:
             if answer.secret not in self.of:
@@ -58,7 +59,8 @@ class PersonalDataOfSecrets:
 
 
 def parse_phone_regions(text: str | None) -> tuple[str, ...]:
-    """Parse `--phone-region`. Raise AuditError if their telephone numbers cannot be recognised."""
+    """Parse `--phone-region`. Raise AuditError if a region's telephone numbers cannot be
+    recognised."""
     regions = () if text is None else tuple(text.split(","))
     if regions:
         pii.PiiRecognisers(regions)
@@ -66,7 +68,7 @@ def parse_phone_regions(text: str | None) -> tuple[str, ...]:
 
 
 def find_personal_data(benchmark: Benchmark, regions: Sequence[str] = ()) -> PersonalDataOfSecrets:
-    """Find the personal data to follow. Raise AuditError if numbers of these regions cannot be
+    """Find the secrets' personal data. Raise AuditError if a region's telephone numbers cannot be
     recognised."""
     if benchmark.tokenizer is None or not benchmark.secrets:  # token ids are no text to search
         return PersonalDataOfSecrets({}, {})
@@ -143,8 +145,8 @@ def _decode_whole_text(wording: Wording) -> str:
 def _judge_personal_spans(
     wording: Wording, recognisers: pii.PiiRecognisers | None
 ) -> Iterator[tuple[str, str, Fate]]:
-    """Yield kind, text and fate, as a member's, of each span that overlaps the suffix; each text
-    once."""
+    """Yield (kind, text, fate) of each text that overlaps the suffix, once. The fate is that of a
+    member."""
     # Include the text after the suffix, to find spans cut by its end completely.
     full_text = _decode_whole_text(wording)
     begin = len(wording.prefix)

@@ -1,4 +1,4 @@
-"""Make a plan: flags over a TOML file over defaults. Knows nothing of models."""
+"""Make a plan from flags, a TOML file and defaults, in this order of precedence."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from auditor.core.plan_fields import AUTO, Options
 
 
 def read_plan_file(path: Path, extra: Collection[str] = ()) -> dict[str, Any]:
-    """Read the fields of a plan file, and the `extra` keys next to them.
+    """Read the fields of a plan file, and the keys named in `extra`.
 
     Raise AuditError for a missing file, bad TOML or an unknown field.
     """
@@ -32,18 +32,21 @@ def read_plan_file(path: Path, extra: Collection[str] = ()) -> dict[str, Any]:
 
 
 def check_plan_field_type(name: str, value: Any) -> None:
-    """Raise AuditError if the value of a plan's field has a wrong type; ignore other names."""
+    """Raise AuditError if the value of a plan field has a wrong type. Names of no field are
+    ignored."""
     if name in IN_FILE:
         from_json(FIELDS[name].kind, value, f"plan.{name}")
 
 
 def make_plan(config: Mapping[str, Any], flags: Mapping[str, Any]) -> Plan:
-    """Make a plan from a plan file and flags (None, or an empty list: absent); flags win."""
+    """Make a plan from a plan file's values and flags; flags win. A flag of None or an empty list
+    is absent."""
     return Plan.from_json(merge_plan_values(config, flags))
 
 
 def merge_plan_values(config: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge the raw values of a plan: flags over a plan file, options singly."""
+    """Merge a plan's raw values: flags replace values of the plan file; options are merged one by
+    one."""
     present = {
         name: value
         for name, value in flags.items()
@@ -67,8 +70,8 @@ def merge_plan_values(config: Mapping[str, Any], flags: Mapping[str, Any]) -> di
 
 
 def parse_plugin_options(flag: str, items: Sequence[str], known: Sequence[str]) -> Options:
-    """Group `[plugin.]option=value` items by plug-in; "" for items without. Raise AuditError for
-    another form."""
+    """Group `[plugin.]option=value` items by plug-in; items without a plug-in under "". Raise
+    AuditError for another form."""
     options: Options = {}
     for item in items:
         name, separator, value = item.partition("=")
@@ -84,13 +87,15 @@ def parse_plugin_options(flag: str, items: Sequence[str], known: Sequence[str]) 
 def merge_plugin_options(
     name: str, options: Options, defaults: Mapping[str, Any], fields: Sequence[str]
 ) -> dict[str, Any]:
-    """Merge a plug-in's options: the benchmark's defaults, then common options, then its own."""
+    """Merge a plug-in's options: the benchmark's defaults, then common options, then the plug-in's
+    own."""
     general = {option: value for option, value in options.get("", {}).items() if option in fields}
     return {**defaults, **general, **options.get(name, {})}
 
 
 def refuse_unused_options(flag: str, options: Options, fields: Mapping[str, Sequence[str]]) -> None:
-    """Refuse a common option that no chosen plug-in has, and options of an unused plug-in."""
+    """Raise AuditError for a common option that no chosen plug-in has, and for options of an unused
+    plug-in."""
     known = sorted({option for names in fields.values() for option in names})
     for option in options.get("", {}):
         if option not in known:

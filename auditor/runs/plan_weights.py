@@ -1,4 +1,4 @@
-"""List the weights of a plan: those of every model, adapter and ensemble that it names."""
+"""Digest the weights of all models, adapters and ensembles that a plan names, and locate them."""
 
 from __future__ import annotations
 
@@ -28,25 +28,26 @@ _FOLDERS = {"ensemble": "ensemble", "model": "trained"}
 
 
 def digest_plan_files(plan: Plan) -> dict[str, str]:
-    """Return `role/file` -> SHA-256 of all files that this plan reads from the user; {} in the lab.
+    """Return SHA-256 by `role/file` of all the user's files that a plan reads; {} in the lab.
 
-    For a model on the hub: the files of the local snapshot; none before its download. Raise
-    AuditError for unreadable files.
+    A hub model counts with the files of its local snapshot, if downloaded. Raise AuditError for
+    unreadable files.
     """
     return digest_model_files(locate_role_models(plan))
 
 
 def digest_plan_weights(plan: Plan, site: Site) -> dict[str, str]:
-    """Return `digest_plan_files` plus digests of the site's models without files."""
+    """Return `digest_plan_files` and the digests of the site's models without files."""
     return digest_plan_files(plan) | site.digest_fileless_models()
 
 
 def locate_target(
     fields: Mapping[str, Any], run: str, model: str | None
 ) -> tuple[TargetPlan, Places]:
-    """Return the target of a finished run, by its recorded plan, and the locations of its models.
+    """Return a finished run's target, from the recorded plan, and the places of the target's
+    models.
 
-    run: its name in refusals. model: the attacked model's location now, if it moved.
+    run: the run's name in refusals. model: the attacked model's current place, if it moved.
     """
     plan = Plan.from_json(fields, f"{run}: plan")
     target = plan.target
@@ -58,7 +59,7 @@ def locate_target(
 
 
 def locate_role_models(plan: Plan) -> Places:
-    """Map each role to the model's folder or hub id, and its revision on the hub."""
+    """Map each role to the model's folder or hub id, and its hub revision."""
     target = plan.target
     places = Places()
     if target.tokenizer is not None:
@@ -95,7 +96,7 @@ def locate_role_models(plan: Plan) -> Places:
 
 
 def _locate_model(model: str, loading: LoadingOptions) -> Mapping[str, tuple[str, str | None]]:
-    """Return the model's file locations by role; {} for an unknown provider."""
+    """Return the places of the model's files by role; {} for an unknown provider."""
     if not split_model_name(model)[0]:
         return loading.list_pretrained_sources(model)
     from auditor.plugins import registry  # imports torch: only for a provider
