@@ -1,8 +1,8 @@
-"""Find where a text switches an activated LoRA on: PEFT searches only the ids of one call.
+"""Find the tokens of a text that an activated LoRA changes.
 
-With a cache, a call reads one token, which contains no invocation, and with input embeddings it
-reads no ids at all: the adapter would be off. This module computes the tokens that the adapter
-changes from the whole text and passes them to PEFT. It handles token ids, not models.
+PEFT searches for the invocation only in the token ids of the current call. With a cache, that call
+has one token; with input embeddings, it has no ids. PEFT would then leave the adapter off. This
+module finds the tokens from the whole text and passes them to PEFT. It uses token ids only.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ Offsets = list[int | None]
 
 
 class Activation:
-    """The invocation that switches the active adapter of a model on.
+    """The invocation: the tokens that switch a model's activated LoRA on.
 
-    invocation: empty for a model without an activated LoRA.
+    invocation: token ids, empty if the model has no activated LoRA.
     """
 
     def __init__(self, model: Any) -> None:
@@ -35,9 +35,9 @@ class Activation:
         return bool(self.invocation)
 
     def compute_offsets(self, texts: Tensor) -> Offsets | None:
-        """Return how many last tokens of each text (B, n) the adapter changes.
+        """Return how many tokens at the end of each text (B, n) the adapter changes.
 
-        Returns None without an activated LoRA.
+        Return None if the model has no activated LoRA.
         """
         if not self.invocation:
             return None
@@ -46,7 +46,7 @@ class Activation:
 
     @contextmanager
     def apply_offsets(self, offsets: Offsets | None) -> Iterator[None]:
-        """Pass these offsets to PEFT with every text read in this context."""
+        """Pass these offsets to PEFT for every text read inside this context."""
         self.offsets = offsets
         try:
             yield
@@ -54,17 +54,16 @@ class Activation:
             self.offsets = None
 
     def read(self, texts: Tensor, last: int, read_texts: Callable[[], Tensor]) -> Tensor:
-        """Return the distribution of each of the last positions after its own last invocation.
+        """Return the next-token distributions at the last positions, (B, last, V).
 
-        PEFT changes only the tokens after the last invocation of a whole text. A position before
-        that invocation has an earlier invocation, or none, so the texts are read again for it.
+        Each position uses the last invocation before it. One forward pass applies only the last
+        invocation of the whole text. This method therefore reads the texts again for positions
+        before that invocation.
 
         Args:
             texts: (B, n) token ids.
-            read_texts: reads the texts.
-
-        Returns:
-            Distributions, (B, last, V).
+            last: number of last positions.
+            read_texts: runs the forward pass on the texts.
         """
         if not self.invocation:
             return read_texts()
@@ -84,9 +83,9 @@ class Activation:
 
 
 class ActivatedTexts:
-    """The texts of decoding rows, for an activated LoRA.
+    """The texts of decoding rows of a model with an activated LoRA.
 
-    tokens: (rows, n); length: how many tokens may follow.
+    tokens: (rows, n) token ids; length: maximum number of tokens still to come.
     """
 
     def __init__(self, activation: Activation, tokens: Tensor, length: int) -> None:
@@ -95,21 +94,21 @@ class ActivatedTexts:
         self.length = length
 
     def advance(self, parents: Tensor, tokens: Tensor) -> bool:
-        """Continue text parents[i] with tokens[i]; return whether an invocation just ended."""
+        """Append tokens[i] to text parents[i]; return whether this completes an invocation."""
         self.tokens = torch.cat([self.tokens[parents], tokens.unsqueeze(-1)], dim=1)
         self.length -= 1
         starts = find_last_invocation_starts(self.tokens, self.activation.invocation)
         return not torch.equal(starts[:, -1], starts[:, -2])
 
     def compute_slot_offsets(self, slots: Tensor) -> Offsets | None:
-        """Return the offsets of the texts in the order of their slots (rows,)."""
+        """Return PEFT's offsets of the texts, sorted by their slots (rows,)."""
         return self.activation.compute_offsets(self.tokens[slots.argsort()])
 
 
 def find_last_invocation_starts(texts: Tensor, invocation: Tokens) -> Tensor:
-    """Return the start of the last whole invocation in tokens 0..t of each position t, (B, n).
+    """Return where the last complete invocation up to each position starts, (B, n).
 
-    -1 means none. texts: (B, n) token ids.
+    The value is -1 if there is none. texts: (B, n) token ids.
     """
     size = len(invocation)
     starts = texts.new_full(texts.shape, -1)
@@ -122,5 +121,5 @@ def find_last_invocation_starts(texts: Tensor, invocation: Tokens) -> Tensor:
 
 
 def _count_changed_tokens(starts: Tensor, length: int) -> Offsets:
-    """Return PEFT's offsets for texts of `length` tokens with invocations at `starts` (B,)."""
+    """Return PEFT's offsets of texts of `length` tokens with invocations at `starts` (B,)."""
     return [length - start if start >= 0 else None for start in starts.tolist()]

@@ -1,4 +1,4 @@
-"""Load PEFT adapters onto their base: check the base, read all weights, add rows for new tokens."""
+"""Load PEFT adapters: check the base model, load all weights, add embeddings of new tokens."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _PLACED_BY_PEFT = re.compile(r"^prompt_embeddings$|\.modules_to_save\.(weight|bi
 
 
 def attach_adapter(base: Any, folder: str, adapter: str = "default", onto: Any = None) -> Any:
-    """Attach the PEFT adapter of this folder to the base, or to `onto` as a further adapter.
+    """Attach the PEFT adapter in `folder` to `base`, or to `onto` as a further adapter.
 
-    Changes the base in place. Raises AuditError if the adapter belongs to another base, i.e. has
-    weights without a place in this base or lacks some.
+    This changes the base in place. Raise AuditError if the adapter belongs to another base: it has
+    weights that do not fit this base, or lacks weights.
     """
     _check_adapter_fits_base(folder, PeftConfig.from_pretrained(folder), base)
     with warnings.catch_warnings():
@@ -47,9 +47,9 @@ def attach_adapter(base: Any, folder: str, adapter: str = "default", onto: Any =
 
 
 def _list_unshared_missing_weights(model: Any, missing: Collection[str]) -> list[str]:
-    """Return the missing weights whose tensor was not loaded under another name.
+    """Return the missing weights whose tensors were not loaded under another name.
 
-    Vector banks are shared under several names.
+    Vector banks share one tensor under several names.
     """
     if not missing:
         return []
@@ -59,7 +59,7 @@ def _list_unshared_missing_weights(model: Any, missing: Collection[str]) -> list
 
 
 def _find_duplicate_weights(adapter: Path, names: Sequence[str]) -> set[str]:
-    """Return these weights of trained tokens that the file contains twice.
+    """Return the weights of trained tokens that the adapter file contains twice.
 
     PEFT saves tied matrices twice.
     """
@@ -81,9 +81,9 @@ def _find_duplicate_weights(adapter: Path, names: Sequence[str]) -> set[str]:
 
 
 def _check_adapter_fits_base(adapter: str, config: PeftConfig, base: PreTrainedModel) -> None:
-    """Compare sizes: PEFT loads a tuned prompt on any base at least as large as its own.
+    """Raise AuditError if a size in the adapter's configuration differs from the base's.
 
-    Raises AuditError if a size differs.
+    PEFT itself loads a tuned prompt on any base of the same size or larger.
     """
     text_config = base.config.get_text_config(decoder=True)
     # The width of prefix tuning is narrower if the base shares keys among heads.
@@ -106,9 +106,9 @@ def resize_embeddings(base: Any, adapter: Path) -> None:
     """Resize the base's embeddings in place to the vocabulary that an adapter was trained with.
 
     PEFT saves a matrix under its own name or inside a wrapper: `modules_to_save`, or the
-    `base_layer` of trainable tokens and of LoRA. An adapter of trainable tokens may have only the
-    rows of these tokens. Raises AuditError for an adapter that has the new rows of one matrix and
-    lacks those of the other, which then exist nowhere.
+    `base_layer` of trainable tokens and of LoRA. An adapter of trainable tokens may contain only
+    the rows of these tokens. Raise AuditError if the adapter contains new rows for only one of the
+    two matrices: the other's new rows do not exist anywhere.
     """
     input_weight = base.get_input_embeddings().weight
     n_rows = input_weight.shape[0]
@@ -135,9 +135,9 @@ def resize_embeddings(base: Any, adapter: Path) -> None:
 
 
 def _read_embedding_rows(base: Any, adapter: Path) -> dict[str, range]:
-    """Return the rows of the input and the output matrix in an adapter, by name.
+    """Return the row ranges of the input and output matrices in an adapter, by matrix name.
 
-    The range is empty for a matrix that the adapter does not have.
+    The range is empty if the adapter lacks the matrix.
     """
     from safetensors import safe_open
 
@@ -157,7 +157,7 @@ def _read_embedding_rows(base: Any, adapter: Path) -> dict[str, range]:
 
 
 def _list_trained_tokens(config: Any) -> list[int]:
-    """Return the token ids for which an adapter has its own rows, in any module."""
+    """Return the token ids for which any module of an adapter has trained rows."""
     indices = getattr(config, "trainable_token_indices", None)
     indices = indices or getattr(config, "token_indices", None) or []
     parts = list(indices.values()) if isinstance(indices, dict) else [indices]

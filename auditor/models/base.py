@@ -1,12 +1,12 @@
-"""The interface of language models: distributions, and decoding rows advanced token by token.
+"""Define the interface of language models: next-token distributions and decoding rows.
 
-A model has capabilities, each optional: `draw` (sampled tokens), `likelihood` (log-probabilities,
-in nats, of given tokens), `ranks` (their ranks in the distribution), `likeliest` (the likeliest
-tokens at each position), `distribution` (log-probabilities of every next token, which imply the
-previous three), `embeddings` (gradients for soft prompts). Sampling, scoring and tuning are written
-once, on decoding rows and distributions; a remote model answers with whole completions instead. A
-defended model is a `LanguageModel` that wraps others. This module knows nothing of attacks, secrets
-or result files.
+A decoding row is a sequence that grows token by token. A model has optional capabilities: `draw`
+(sampled tokens), `likelihood` (log-probabilities of given tokens, in nats), `ranks` (their ranks in
+the distribution), `likeliest` (the likeliest tokens at each position), `distribution`
+(log-probabilities of every next token, which imply the previous three) and `embeddings` (gradients
+for soft prompts). Sampling, scoring and tuning use decoding rows and distributions; a remote model
+returns whole completions instead. A defended model is a `LanguageModel` that wraps others. This
+module does not depend on attacks, secrets or result files.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _TEXTS_AT_ONCE = 32  # in a batch of `compute_text_nlls`
 
 
 class _WholeRows(Rows):
-    """Rows of a model without a cache: each step reads whole rows again."""
+    """Decoding rows of a model without a cache: each step reads every row from the start."""
 
     def __init__(self, model: LanguageModel, contexts: Tensor, prompt: Tensor | None) -> None:
         self._model = model
@@ -60,7 +60,7 @@ class _WholeRows(Rows):
 
 @dataclass(frozen=True)
 class DivergenceCheck:
-    """The claimed and the realised divergence of one query's distribution from each neighbour's."""
+    """The claimed and measured divergence of a query's distribution from each neighbour's."""
 
     relation: str  # how neighbours differ: "add_remove"; or the step of the proof that is checked
     order: float  # of the Renyi divergence; inf: pure
@@ -69,7 +69,7 @@ class DivergenceCheck:
 
 
 def check_logits_finite(logits: Tensor, name: str) -> None:
-    """Raise AuditError if logits (..., V) of the model do not define a distribution."""
+    """Raise AuditError if logits (..., V) do not define a distribution. name: of the model."""
     # The maximum is NaN if any logit is. If the maximum is infinite, softmax gives NaN.
     if not bool(torch.isfinite(logits.detach().amax(-1)).all()):
         raise AuditError(
@@ -78,9 +78,9 @@ def check_logits_finite(logits: Tensor, name: str) -> None:
 
 
 def implies_capability(capabilities: frozenset[str], capability: str) -> bool:
-    """Return whether these capabilities include this one.
+    """Return whether these capabilities include or imply `capability`.
 
-    `distribution` includes `likelihood`, `ranks` and `likeliest`.
+    `distribution` implies `likelihood`, `ranks` and `likeliest`.
     """
     if capability in ("likelihood", "ranks", "likeliest") and "distribution" in capabilities:
         return True
@@ -89,10 +89,10 @@ def implies_capability(capabilities: frozenset[str], capability: str) -> bool:
 
 @dataclass(frozen=True)
 class Neighbours:
-    """The distributions of a model after each possible change of one part of its private data.
+    """The distributions of all neighbours: the model after one change of its private data.
 
-    log_probs: (B, positions, neighbours, V) nats, float64; `LanguageModel.neighbour_model(relation,
-    i)` is the i-th neighbour.
+    log_probs: (B, positions, neighbours, V) nats, float64. `LanguageModel.neighbour_model(relation,
+    i)` returns neighbour i.
     """
 
     relation: str  # how they differ from the model: "zero_out"
@@ -100,24 +100,23 @@ class Neighbours:
 
 
 def get_max_logits(device: torch.device) -> int:
-    """Return how many logits to keep in memory when scoring on this device: 128 MiB of float32.
+    """Return the maximum number of logits to hold while scoring: 128 MiB of float32.
 
-    On a CPU 32 MiB: glibc returns larger blocks to the system when they are freed, and each use of
-    new blocks pays for fresh pages, measured at a quarter of the time.
+    On a CPU the maximum is 32 MiB. glibc returns larger blocks to the system, and new blocks then
+    cost page faults, a quarter of the measured time.
     """
     return 2**23 if device.type == "cpu" else 2**25
 
 
 @runtime_checkable
 class ReadsPositions(Protocol):
-    """A model that can be told the positions of tokens."""
+    """A model that accepts explicit token positions."""
 
     def log_probs_at_positions(self, texts: Tensor, positions: Tensor, last: int) -> Tensor | None:
-        """Return (B, last, V) log-probabilities after texts (B, n) at these positions (B, n).
+        """Return log-probabilities (B, last, V) of texts (B, n) at these positions (B, n).
 
-        None if the model takes no positions.
-
-        Every token sees all before it, whatever their positions. No prefix token is prepended.
+        Every token attends to all tokens before it, whatever their positions. No prefix token is
+        prepended. Return None if the model accepts no positions.
         """
 
 
@@ -154,18 +153,18 @@ class LanguageModel(ABC):
         prompt: Tensor | None = None,
         distribution: bool = True,
     ) -> Rows:
-        """Start rows after `prefixes` (B, n), with room for `length` more tokens.
+        """Start decoding rows from `prefixes` (B, n), with room for `length` more tokens.
 
         distribution: whether the caller will read `log_probs`. Models with a cache override this
-        with faster rows.
+        method with faster rows.
         """
         return _WholeRows(self, prefixes.to(self.device), prompt)
 
     @abstractmethod
     def log_probs(self, contexts: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:
-        """Return the distribution of the token after each of the last `last` positions.
+        """Return teacher-forced next-token distributions at the last positions, (B, last, V) nats.
 
-        Teacher-forced, (B, last, V) nats, differentiable in `prompt`.
+        The result is differentiable in `prompt`.
         """
 
     def read_ahead(  # noqa: B027
@@ -174,16 +173,17 @@ class LanguageModel(ABC):
         last: Sequence[int],
         begun: Sequence[int] | None = None,
     ) -> None:
-        """Announce the texts to come: text i will be scored at its last `last[i]` positions.
+        """Announce texts that will be scored soon; text i at its last `last[i]` positions.
 
-        begun: number of first tokens of each text that will be completed; None: all before these
-        positions, and the first of them.
+        A model with a text cache reads texts of several lengths in one batch; other models do
+        nothing.
 
-        A model that caches texts reads those of several lengths at once; any other does nothing.
+        begun: number of first tokens of each text that will be completed. None: all tokens before
+        the first scored position, and the token there.
         """
 
     def forget_batch(self) -> None:  # noqa: B027 - most models cache nothing
-        """Free what only the last batch of texts needed; called after each batch."""
+        """Free memory that only the last batch of texts needed; callers call this after each."""
 
     def tuning_log_probs(
         self,
@@ -192,24 +192,25 @@ class LanguageModel(ABC):
         prompt: Tensor,
         noise: torch.Generator,
     ) -> Tensor:
-        """Return `log_probs` for tuning a prompt.
+        """Return `log_probs` for tuning a prompt. noise: random source for estimates.
 
-        A model of many parts may estimate it from a few of them.
+        A model with many parts may estimate the result from a few of them.
         """
         return self.log_probs(contexts, last, prompt=prompt)
 
     def row_bytes(self, positions: int, distribution: bool = True) -> int:
-        """Return the memory in bytes of a decoding row with this many positions.
+        """Return the memory in bytes of one decoding row with this many positions.
 
-        Counts its distributions; a model with a cache adds the cache. distribution: whether
-        `log_probs` will be read, or only tokens drawn.
+        The memory includes the row's distributions and, if the model has one, the cache.
+        distribution: whether the caller will read `log_probs`, not only draw tokens.
         """
         return 4 * self.vocab_size * self.parts
 
     def embedding_rows(self, count: int) -> Tensor:
         """Return the first `count` rows of the embedding matrix, detached, (count, d).
 
-        Soft prompts start there. Raises NotApplicable if the model takes only tokens.
+        Soft prompts are initialised with these rows. Raise NotApplicable if the model accepts only
+        token ids.
         """
         raise NotApplicable(f"needs a soft prompt; {self.name} takes only tokens")
 
@@ -224,13 +225,14 @@ class LanguageModel(ABC):
         prompt: Tensor | None = None,
         likelihood: bool = True,
     ) -> Completions:
-        """Draw K samples of each prefix with one forward pass for each distinct partial sequence.
+        """Draw K samples of each prefix, with one forward pass per distinct partial sequence.
 
-        Each sample reads its own uniform at each position, so the result equals, draw for draw,
-        that of K separate rows.
+        Each sample uses its own uniform at each position. The result therefore equals that of K
+        separate rows, draw by draw.
 
         Args:
             prefixes: (B, n).
+            length: number of tokens to draw.
             uniforms: (B, K, length, CHANNELS).
             prompt: (P, d) soft prompt or None.
             likelihood: whether to return log-probabilities.
@@ -253,9 +255,8 @@ class LanguageModel(ABC):
     ) -> list[float]:
         """Return the log-probability of each suffix after its prefix, in nats at temperature 1.
 
-        Each prefix, and each common beginning of a prefix's suffixes, is read once: there is a
-        forward row for each distinct partial suffix, as in `completions`. Suffixes may differ in
-        length.
+        Each prefix is read once. Suffixes of a prefix share the forward rows of their common
+        beginnings, as in `completions`. Suffixes may differ in length.
 
         Args:
             prefixes: (B, n).
@@ -288,10 +289,7 @@ class LanguageModel(ABC):
         *,
         prompt: Tensor | None = None,
     ) -> Tensor:
-        """Return the log-probability of each suffix token after its prefix, (B, L) nats.
-
-        Teacher-forced.
-        """
+        """Return the teacher-forced log-probability of each suffix token, (B, L) nats."""
         parts = []
         for tokens, log_probs in self.teacher_forced_distributions(
             prefixes,
@@ -302,10 +300,7 @@ class LanguageModel(ABC):
         return torch.cat(parts)
 
     def token_ranks(self, prefixes: Tensor, suffixes: Tensor) -> Tensor:
-        """Return the rank of each suffix token in its distribution, from 1, (B, L).
-
-        Teacher-forced.
-        """
+        """Return the teacher-forced rank of each suffix token in its distribution, (B, L), >= 1."""
         parts = []
         for tokens, log_probs in self.teacher_forced_distributions(prefixes, suffixes):
             ranks = ANCESTRAL.ranks(log_probs.flatten(0, 1), tokens.flatten())
@@ -313,7 +308,7 @@ class LanguageModel(ABC):
         return torch.cat(parts)
 
     def partial_distributions_of(self, prefixes: Tensor, suffixes: Tensor) -> PartialDistribution:
-        """Return the log-probabilities of each suffix token and likeliest tokens, B x L rows."""
+        """Return log-probabilities of the suffix tokens and the likeliest tokens, B x L rows."""
         parts = []
         for tokens, log_probs in self.teacher_forced_distributions(prefixes, suffixes):
             rows = log_probs.flatten(0, 1)
@@ -321,34 +316,34 @@ class LanguageModel(ABC):
         return concatenate_partial_distributions(parts)
 
     def digest(self) -> str:
-        """Return the SHA-256, in hex, that identifies its weights or answers; "" if unknown."""
+        """Return the SHA-256 (hex) that identifies the model's weights or answers; "" if none."""
         return ""
 
     def cost_sentences(self) -> tuple[str, ...]:
-        """Return sentences on the cost of the queries so far, except time; empty if free."""
+        """Return sentences on the cost of all queries so far, except time; empty if free."""
         return ()
 
     def doubts(self) -> tuple[Doubt, ...]:
-        """Return reasons why its answers so far may hide a leak, e.g. withheld or cut answers."""
+        """Return reasons why answers so far may hide a leak, such as withheld or cut answers."""
         return ()
 
     def has_withheld_answer_by_prefix(self, prefixes: Sequence[tuple[int, ...]]) -> list[bool]:
-        """Return for each prefix whether an answer to it was withheld."""
+        """Return, for each prefix, whether an answer to this prefix was withheld."""
         return [False] * len(prefixes)
 
     def check_unchanged_at_end(self) -> None:  # noqa: B027 - a local model does not change
-        """Raise AuditError if the model changed during the run; called at its end."""
+        """Raise AuditError if the model changed during the run. Runs call this at their end."""
 
     def special_token_id(self, kind: str) -> int | None:
-        """Return the first token that its configuration names as `bos` or `eos`."""
+        """Return the first token id of this kind (`bos` or `eos`) in the model's configuration."""
         return None
 
     def teacher_forced_distributions(
         self, prefixes: Tensor, suffixes: Tensor, *, prompt: Tensor | None = None
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield suffixes (b, L) and the distribution of each of their tokens (b, L, V).
+        """Yield batches of suffixes (b, L) and the distribution of each suffix token (b, L, V).
 
-        Computes a few texts at a time, to bound memory.
+        Each batch is small, to bound memory.
         """
         length = suffixes.shape[1]
         # The last token of a suffix is predicted, not read.
@@ -365,10 +360,9 @@ class LanguageModel(ABC):
     def published_perplexity_nll(
         self, texts: Sequence[tuple[int, ...]], seed: int, n_context: int = 1
     ) -> Mapping[str, Sequence[float]]:
-        """Return the summed nll (nats) of each text after its `n_context` tokens, as a paper counts
-        it.
+        """Return each text's summed nll (nats) after `n_context` tokens, as a paper computes it.
 
-        Keyed by the name of the perplexity. Empty if there is only the distribution's own nll,
+        The keys name the perplexity. The result is empty if the paper uses the ordinary nll of
         `compute_text_nlls`.
         """
         return {}
@@ -376,20 +370,20 @@ class LanguageModel(ABC):
     def divergence_checks(
         self, contexts: Tensor, last: int, at: Sequence[int], order: int = 0
     ) -> Sequence[DivergenceCheck]:
-        """Compare the claimed with the realised divergence of one token.
+        """Return the claimed and the realised divergence of single next-token distributions.
 
-        Teacher-forced on contexts (B, n). Realised divergences depend on the private data: only the
-        auditor may see them.
+        The model reads contexts (B, n) teacher-forced. Realised divergences depend on the private
+        data: only the auditor may see them.
 
         Args:
             contexts: (B, n) token ids.
             last: number of last positions.
-            at: positions among the last `last`.
-            order: of the divergence, 0 for the claimed order.
+            at: checked positions, counted within the last `last`.
+            order: of the divergence; 0 for the claimed order.
 
         Raises:
-            NotApplicable: if the model makes no claim.
-            AuditError: for an order that it does not control.
+            NotApplicable: if the model claims no bound.
+            AuditError: if the model does not control this order.
         """
         raise TargetLacks(f"{self.name} makes no claim about single answers")
 
@@ -399,22 +393,23 @@ class LanguageModel(ABC):
         last: int,
         at: Sequence[int],
     ) -> Sequence[Neighbours]:
-        """Return the distributions of the neighbours in its claim, one entry for each relation.
+        """Return the distributions of all neighbours in the model's claim, one entry per relation.
 
-        Teacher-forced on contexts (B, n), at the positions `at` among the last `last`; empty if the
-        model has no neighbours. They reveal private data: only the auditor may see them.
+        The model reads contexts (B, n) teacher-forced, at positions `at` within the last `last`.
+        The result is empty if the model has no neighbours. It reveals private data: only the
+        auditor may see it.
         """
         return ()
 
     def neighbour_model(self, relation: str, index: int) -> LanguageModel:
-        """Return neighbour `index` as a model, whose tokens are drawn as this model's are."""
+        """Return neighbour `index` as a model that draws tokens in the same way as this model."""
         raise NotApplicable(f"{self.name} has no neighbour by {relation}")
 
     def claim_premise_counts(self) -> Mapping[str, int]:
-        """Return counts of facts that the claim depends on, as far as the model knows them.
+        """Return counts, as far as known, of facts that the privacy claim depends on.
 
-        `shared_records`: private records in more than one shard, each of which voids a claim about
-        a shard; `unlisted_shards`: members with unknown training records.
+        `shared_records`: private records in more than one shard; each voids a per-shard claim.
+        `unlisted_shards`: members with unknown training records.
         """
         return {}
 
@@ -425,9 +420,9 @@ class LanguageModel(ABC):
         prompt: Tensor | None = None,
         prefix_token: int = 0,
     ) -> None:
-        """Raise AuditError for a sequence longer than the model's positions.
+        """Raise AuditError if prefix, suffix and prompt exceed the model's maximum positions.
 
-        prefix_token: number of tokens before the prefix.
+        length: suffix tokens; prefix_token: number of tokens before the prefix.
         """
         n_prompt = 0 if prompt is None else len(prompt)
         n_tokens = prefix_token + n_prefix + length + n_prompt
@@ -442,9 +437,9 @@ class LanguageModel(ABC):
 def compute_text_nlls(
     model: LanguageModel, texts: Sequence[tuple[int, ...]], context_lengths: Sequence[int] = ()
 ) -> Iterator[tuple[float, int]]:
-    """Yield each text's summed nll in nats and its number of predicted tokens.
+    """Yield the summed negative log-likelihood (nats) and number of scored tokens of each text.
 
-    context_lengths: unpredicted tokens at the start of each text; if empty, 1.
+    context_lengths: number of unscored tokens at the start of each text; 1 each if empty.
     """
     results: dict[int, tuple[float, int]] = {}
     n_given = context_lengths or [1] * len(texts)

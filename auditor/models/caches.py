@@ -1,7 +1,7 @@
-"""Select rows of the cache that a Hugging Face model makes, whatever its structure.
+"""Select rows of a Hugging Face model's own cache, whatever the structure of the cache.
 
 A cache is any tree of tensors, containers and objects: keys and values, recurrent and convolutional
-states, counters. This module handles no model.
+states, counters. This module calls no model.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ Dimensions = Mapping[Path, int | None]
 
 
 class NativeCache:
-    """The cache of the tokens that a model has read; `state` is None before the first token."""
+    """A model's own cache of the tokens read so far; `state` is None before the first token."""
 
     def __init__(self) -> None:
         self.state: Any = None
 
     def tensors(self) -> dict[Path, Tensor]:
-        """Return each tensor once, by its path."""
+        """Return each distinct tensor of the cache, keyed by its path."""
         tensors_by_path: dict[Path, Tensor] = {}
 
         def collect_tensor(path: Path, tensor: Tensor) -> Tensor:
@@ -36,9 +36,10 @@ class NativeCache:
         return tensors_by_path
 
     def select(self, rows: Tensor, dimensions: Dimensions) -> None:
-        """Keep these rows, which may repeat.
+        """Keep these rows, possibly repeated, in place.
 
-        Tensors added after `dimensions` was measured have the rows in their first dimension.
+        dimensions: the row dimension of each tensor. Newer tensors, not in `dimensions`, have their
+        rows in dimension 0.
         """
 
         def select_rows(path: Path, tensor: Tensor) -> Tensor:
@@ -51,9 +52,9 @@ class NativeCache:
 
 
 def find_cache_batch_dimensions(two: NativeCache, three: NativeCache) -> Dimensions:
-    """Return the dimension that differs between caches of two and of three rows.
+    """Return the dimension of each tensor that differs between caches of two and of three rows.
 
-    Both must have read the same number of tokens.
+    Both caches must contain the same number of tokens.
     """
     tensors_of_three = three.tensors()
     dimensions: dict[Path, int | None] = {}
@@ -70,9 +71,10 @@ def _map_tensors(
     path: Path,
     results: dict[int, tuple[Any, Any]],
 ) -> Any:
-    """Return `value` with its tensors changed, in place if possible; change a shared tensor once.
+    """Apply `change` to each tensor in `value`, in place if possible; shared tensors only once.
 
-    results: values and their results by the value's id; storing a value prevents reuse of its id.
+    results: maps the id of a value to the value and its result. Keeping the value prevents Python
+    from reusing its id.
     """
     if id(value) in results:
         return results[id(value)][1]

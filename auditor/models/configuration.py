@@ -1,4 +1,4 @@
-"""Read facts from a Hugging Face configuration: devices, quantisation, positions, end tokens."""
+"""Read a Hugging Face configuration: devices, quantisation, positions, end-of-text tokens."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ _POSITIONS = ("max_position_embeddings", "max_seq_len", "max_target_positions")
 
 
 def get_input_device(model: Any, embedding: Any) -> torch.device:
-    """Return the device that token ids must be on.
+    """Return the device on which the model expects token ids.
 
-    The device of offloaded weights (`device_map`) is not it, but their hook knows it.
+    For offloaded weights (`device_map`), the execution device of accelerate's hook counts, not the
+    device of the weights.
     """
     # accelerate adds this hook to a part whose weights it loads for each use.
     hook = getattr(embedding, "_hf_hook", None)
@@ -24,7 +25,7 @@ def get_input_device(model: Any, embedding: Any) -> torch.device:
 
 
 def list_split_devices(model: Any) -> tuple[str, ...]:
-    """Return the devices over which a `device_map` split a model; () if it is on one device."""
+    """Return the devices over which `device_map` split a model; () if it is on one device."""
     device_map = getattr(model, "hf_device_map", None) or {}
     devices = sorted({str(device) for device in device_map.values()})
     return tuple(devices) if len(devices) > 1 or devices == ["disk"] else ()
@@ -36,7 +37,7 @@ def unwrap_peft(model: Any) -> Any:
 
 
 def get_quantisation_method(model: Any) -> str:
-    """Return the quantisation of the weights in memory (`bitsandbytes`, `gptq`), "" if none."""
+    """Return the quantisation method of the weights (`bitsandbytes`, `gptq`); "" if none."""
     config = getattr(unwrap_peft(model).config, "quantization_config", None)
     if config is None:
         return ""
@@ -45,10 +46,10 @@ def get_quantisation_method(model: Any) -> str:
 
 
 def max_positions(model: Any) -> int | None:
-    """Return how many tokens a text may have; None if the model has no limit.
+    """Return the maximum number of tokens in a text; None if the model has no limit.
 
-    RoBERTa's positions start after the padding id, and a tuned prompt comes before the text: both
-    use up positions.
+    RoBERTa's positions start after the padding id, and a tuned prompt precedes the text. Both
+    reduce the maximum.
     """
     inner = unwrap_peft(model)
     config = inner.config.get_text_config(decoder=True)
@@ -65,7 +66,7 @@ def max_positions(model: Any) -> int | None:
 
 
 def list_end_tokens(model: Any, config: Any) -> tuple[int, ...]:
-    """Return all end-of-text tokens of the configuration and the generation configuration.
+    """Return all end-of-text tokens in the model and generation configurations.
 
     Chat models have several.
     """

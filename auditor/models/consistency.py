@@ -1,7 +1,7 @@
-"""Check on random tokens that a `LanguageModel` gives the same distribution by all its methods.
+"""Check on random tokens that all methods of a `LanguageModel` give the same distribution.
 
-`find_inconsistencies` lists the comparisons. Transformers models have their own check
-(`self_check`), which also chooses how they are served.
+`find_inconsistencies` lists the comparisons. Transformers models have a separate check
+(`self_check`), which also chooses how each model computes decoding rows.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ SEED = 20_240_229  # of the random tokens: any number
 
 
 def check_distribution_consistency(model: LanguageModel) -> None:
-    """Raise AuditError if the model's distributions disagree.
+    """Raise AuditError if methods of the model give different distributions.
 
-    A model without distributions is not called.
+    This function does not call a model without distributions.
     """
     for sentence in find_inconsistencies(model):
         raise AuditError(f"expected {model.name} to give consistent distributions, but {sentence}")
@@ -37,10 +37,11 @@ def check_distribution_consistency(model: LanguageModel) -> None:
 
 @torch.no_grad()
 def find_inconsistencies(model: LanguageModel) -> Iterator[str]:
-    """Yield a clause for each inconsistency of `model`; compute each only when needed.
+    """Yield a clause for each inconsistency of `model`, computing comparisons lazily.
 
-    Compares with `log_probs` of whole texts: each text by itself, and without the tokens after it;
-    rows that are advanced and split; the probabilities of given tokens; and samples, drawn twice.
+    `log_probs` of whole texts is compared with `log_probs` of each single text and of texts without
+    later tokens, with rows that advance and split, with probabilities of given tokens, and with
+    samples, drawn twice.
     """
     unknown = set(model.capabilities) - CAPABILITIES
     if unknown:
@@ -108,11 +109,13 @@ def _find_sampling_faults(model: LanguageModel, texts: Tensor, tolerance: float)
 def collect_row_log_probs(
     rows: Rows, texts: Tensor, begin: int, steps: Sequence[Sequence[int]]
 ) -> tuple[Tensor, Tensor]:
-    """Advance rows, which follow the first `begin` tokens of each text, by these steps.
+    """Advance decoding rows by these steps and return the distributions along the way.
+
+    The rows start after the first `begin` tokens of each text.
 
     Returns:
-        The distributions along the path of each final row, (rows, steps + 1, V), and the paths,
-        (rows, begin + steps).
+        Distributions along the path of each final row, (rows, steps + 1, V).
+        Tokens of each final row, (rows, begin + steps).
     """
     contexts = texts[:, :begin]
     distributions = [rows.log_probs()]
@@ -129,7 +132,7 @@ def collect_row_log_probs(
 
 
 def compute_largest_distance(actual: Tensor, expected: Tensor) -> float:
-    """Return the largest distance of two batches of log-distributions (..., V) in nats.
+    """Return the largest distance between paired log-distributions (..., V), in nats.
 
     The distance of a pair is the root mean square over tokens.
     """

@@ -1,4 +1,4 @@
-"""Decoding distributions and inverse-CDF draws, on rows and uniforms, without any model."""
+"""Compute decoding distributions and draw tokens from them by inverse CDF, without a model."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _SORTED_AT_ONCE = 2**22
 class Decoding:
     """A decoding distribution: temperature, then top-k, then top-p, in Hugging Face's order.
 
-    Temperature 0 is greedy. `top_k=0` and `top_p=1` switch truncation off. Top-k keeps a token iff
-    its logit is not below the k-th (ties stay). Top-p keeps a token iff the mass *before* it, in
-    descending order, is < p; among tokens of equal probability at that edge, the lower id comes
-    first. `forbidden` tokens (a masked end of text) have mass 0.
+    Temperature 0 is greedy. `top_k=0` and `top_p=1` disable truncation. Top-k keeps every token
+    whose logit is at least the k-th largest, including ties. Top-p sorts tokens by descending
+    probability, equal ones by id, and keeps a token iff the mass *before* it is < p. `forbidden`
+    tokens (a masked end of text) have probability 0.
     """
 
     temperature: float = 1.0
@@ -47,9 +47,9 @@ class Decoding:
 
     @property
     def is_ancestral(self) -> bool:
-        """True if tokens are drawn from the model's own distribution.
+        """True if tokens are drawn from the model's unmodified distribution.
 
-        Private prediction makes claims for no other decoding.
+        Claims of private prediction cover only this decoding.
         """
         is_truncated = self.top_k != 0 or self.top_p != 1
         return self.temperature == 1 and not is_truncated and not self.forbidden
@@ -73,11 +73,11 @@ class Decoding:
         return ", ".join(words for words, applies in parts if applies)
 
     def get_step_decoding(self, position: int) -> Decoding:
-        """Return the decoding of the token at this position, from 0: the same everywhere."""
+        """Return the decoding at this position (from 0); here the same at every position."""
         return self
 
     def log_distribution(self, log_probs: Tensor) -> Tensor:
-        """Return the renormalised decoding distribution, (rows, V) nats; -inf for cut tokens."""
+        """Return the renormalised decoding distribution, (rows, V) nats; -inf if removed."""
         distribution = torch.full_like(log_probs, -math.inf)
         for rows, tokens, weights in self.group_kept_tokens(log_probs):
             log_total = weights.sum(-1, keepdim=True, dtype=torch.float64).log()
@@ -89,9 +89,10 @@ class Decoding:
         return distribution
 
     def score_decoded_tokens(self, log_probs: Tensor, tokens: Tensor) -> Tensor:
-        """Return `log_distribution` of one given token a row, (rows,) float64 nats.
+        """Return the log-probability of one token per row under this decoding, (rows,) nats.
 
-        Does not compute the whole distribution.
+        The result is float64 and equals the tokens' `log_distribution`, without computing all of
+        it.
         """
         if not self._truncates(log_probs.shape[-1]):
             scaled, log_total = self._scale_by_temperature(log_probs)
@@ -106,10 +107,10 @@ class Decoding:
         return distribution
 
     def ranks(self, log_probs: Tensor, tokens: Tensor) -> Tensor:
-        """Return the rank of a given token a row, from 1, in the order of truncation, (rows,).
+        """Return the rank of one given token per row in the order of truncation, (rows,), from 1.
 
-        No temperature, top-k or top-p changes this order, and kept tokens come before cut ones. So
-        a token of rank r has at most 1/r of the mass (formulas.md A4).
+        Temperature, top-k and top-p do not change this order, and kept tokens precede removed ones.
+        A token of rank r therefore has at most 1/r of the mass (formulas.md A4).
         """
         ranks = self.rank_ties_first(log_probs, tokens)
         log_probs = self._mask_forbidden_tokens(log_probs)
@@ -122,7 +123,7 @@ class Decoding:
         return ranks
 
     def rank_ties_first(self, log_probs: Tensor, tokens: Tensor) -> Tensor:
-        """Return `ranks` with the given token before all ties, as other decoders may do."""
+        """Return `ranks`, but put the given token before all ties, as other decoders may do."""
         log_probs = self._mask_forbidden_tokens(log_probs)
         token_log_probs = log_probs.gather(-1, tokens.unsqueeze(-1))
         return 1 + (log_probs > token_log_probs).count_nonzero(-1)
@@ -134,16 +135,16 @@ class Decoding:
         uniforms: Tensor,
         log_total: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Draw one token for each draw, by inverse CDF in the order of token ids.
+        """Draw tokens by inverse CDF in the order of token ids.
 
         Args:
             log_probs: (rows, V), with `log_total` as in `group_kept_tokens`.
-            row_of_draw: (draws,) the row that each draw reads.
+            row_of_draw: (draws,) the row of each draw.
             uniforms: (draws,) float64 in [0, 1).
 
         Returns:
-            The tokens, (draws,), and whether each draw was within NEAR_BOUNDARY of a CDF boundary,
-            (draws,).
+            The tokens, (draws,), and whether each uniform was within NEAR_BOUNDARY of a CDF
+                boundary, (draws,).
         """
         draw_tokens = torch.empty_like(row_of_draw)
         near = torch.zeros_like(row_of_draw, dtype=torch.bool)
@@ -161,9 +162,9 @@ class Decoding:
     def group_kept_tokens(
         self, log_probs: Tensor, log_total: Tensor | None = None
     ) -> Iterator[tuple[Tensor, Tensor | None, Tensor]]:
-        """Yield groups of rows with their kept tokens, ascending by id, and weights.
+        """Yield groups of rows with the tokens that truncation keeps, sorted by id, and weights.
 
-        Groups spare a narrow nucleus a sort of the vocabulary and a copy of the distribution.
+        With a narrow nucleus, grouping avoids sorting the vocabulary and copying the distribution.
 
         Args:
             log_probs: (rows, V) log-probabilities, or logits with `log_total`.
@@ -171,7 +172,7 @@ class Decoding:
 
         Yields:
             rows, tokens (len(rows), k) or None for the whole vocabulary, and unnormalised weights
-            (len(rows), k); cut tokens that pad a group have weight 0.
+                (len(rows), k). Removed tokens may pad a group, with weight 0.
         """
         pending = torch.arange(len(log_probs), device=log_probs.device)
         vocab_size = log_probs.shape[-1]
@@ -241,7 +242,7 @@ class Decoding:
         rows: Tensor,
         log_total: Tensor | None,
     ) -> Tensor:
-        """Return the log of the sum of exp over these rows after temperature, (len(rows),)."""
+        """Return the log-normaliser of each of these rows after temperature, (len(rows),)."""
         if self.temperature != 1 or self.forbidden:
             return compute_log_sum_exp(distribution, rows, 1 / self.temperature)
         return distribution.new_zeros(len(rows)) if log_total is None else log_total[rows]
@@ -262,8 +263,8 @@ class Decoding:
             scaled_total: (rows,) log-normalisers after temperature.
 
         Returns:
-            Whether these tokens were enough, (rows,), and tokens and weights as `group_kept_tokens`
-            yields them.
+            Whether `width` tokens were enough for each row, (rows,), and tokens and weights in the
+                form of `group_kept_tokens`.
         """
         vocab_size = distribution.shape[-1]
         if width < vocab_size:
@@ -305,9 +306,8 @@ class Decoding:
 class Cooling(Decoding):
     """A decoding whose temperature falls in equal steps from `hot` to `temperature`.
 
-    It falls over `steps` tokens (Carlini et al. 2021, Section 5.1.1): texts begin diversely and
-    continue with confident tokens. Each position has its own distribution: `get_step_decoding`
-    returns it.
+    The fall takes `steps` tokens (Carlini et al. 2021, Section 5.1.1): texts begin diversely and
+    continue with confident tokens. `get_step_decoding` returns the decoding of each position.
     """
 
     hot: float = 10.0
@@ -350,8 +350,8 @@ GREEDY = Decoding(temperature=0)
 def select_top_k(distribution: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Return the `count` largest values of each row, descending, and their columns.
 
-    Equals `topk`, but searches only blocks that can contain these values: the `count` blocks with
-    the largest maxima. The maxima take one pass without temporary memory.
+    The result equals `topk`. The function searches only the `count` blocks with the largest maxima,
+    which must contain these values. It computes the maxima in one pass without temporary memory.
     """
     width = distribution.shape[-1]
     # This block size balances the number of maxima and of tokens searched after them.
@@ -374,9 +374,9 @@ def select_top_k(distribution: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def _sort_tied_tokens(values: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-    """Order descending values and their columns as a stable sort does: lower columns first in ties.
+    """Reorder equal values, and their columns, so that lower columns come first.
 
-    In bfloat16 many logits are equal; without a tie nothing is sorted.
+    values: descending. In bfloat16 many logits are equal. Without ties, nothing is sorted.
     """
     if not (values[:, 1:] == values[:, :-1]).any():
         return values, tokens
@@ -390,9 +390,9 @@ def compute_log_sum_exp(
     rows: Tensor | None = None,
     scale: float = 1.0,
 ) -> Tensor:
-    """Return the log of the sum of exp(scale x) over each row of (rows, V), (rows,).
+    """Return log(sum(exp(scale * row))) of each row of `distribution` (rows, V), (rows,).
 
-    rows: sum only over these rows, without a copy of `distribution`.
+    rows: indices of the rows to use; they are not copied.
     """
     # On a CPU, the buffer of this many entries stays in a core's own cache.
     max_entries = 2**18 if distribution.device.type == "cpu" else 2**25
@@ -415,9 +415,9 @@ def compute_log_sum_exp(
 
 
 def draw_columns(weights: Tensor, row_of_draw: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the column whose CDF interval contains the uniform of each draw, (draws,).
+    """Draw a column for each uniform by inverse CDF, with one searchsorted for all draws.
 
-    Uses a single searchsorted for all draws. Also returns whether each draw was near a boundary.
+    Return the columns, (draws,), and whether each uniform was near a CDF boundary, (draws,).
 
     Args:
         weights: (rows, k) >= 0.

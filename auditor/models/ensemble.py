@@ -1,6 +1,6 @@
-"""Query a public model and its private members, together or one member at a time.
+"""Query a public model and private member models, all together or one at a time.
 
-Part 0 is the public model, parts 1..N are the members. This module knows nothing of privacy.
+Part 0 is the public model; parts 1..N are the members. This module does not depend on privacy.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from auditor.models.wrapping import WrappingRows
 
 
 class Ensemble(ABC):
-    """A public model and `size` private members with one vocabulary."""
+    """A public model and `size` private members that share one vocabulary."""
 
     public: LanguageModel
     size: int
@@ -28,7 +28,10 @@ class Ensemble(ABC):
     shards: Sequence[Collection[str] | None] | None = None
 
     def count_shard_overlaps(self) -> dict[str, int]:
-        """Count `shared_records`, in several shards, and `unlisted_shards`, of unknown records."""
+        """Count records in several shards and shards with unknown records.
+
+        The keys are `shared_records` and `unlisted_shards`.
+        """
         shards = self.shards or [None] * self.size
         n_shards_by_record = Counter[str]()
         for shard in shards:
@@ -39,7 +42,7 @@ class Ensemble(ABC):
 
     @abstractmethod
     def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None) -> Rows:
-        """Return rows whose `log_probs` are those of every part, (rows, 1 + size, V)."""
+        """Start decoding rows whose `log_probs` contain every part, (rows, 1 + size, V)."""
 
     @abstractmethod
     def log_probs(
@@ -50,9 +53,9 @@ class Ensemble(ABC):
         *,
         prompt: Tensor | None = None,
     ) -> Tensor:
-        """Return the log-probabilities of context b by part[b] only (0: public), (B, last, V).
+        """Return log-probabilities of each context b by part part[b] only, (B, last, V).
 
-        Differentiable in `prompt`.
+        The result is differentiable in `prompt`. Part 0 is the public model.
         """
 
     def distributions(
@@ -63,9 +66,9 @@ class Ensemble(ABC):
         *,
         prompt: Tensor | None = None,
     ) -> Tensor:
-        """Return the log-probabilities of every context by each of these parts.
+        """Return log-probabilities of every context by each of these parts, (B, last, parts, V).
 
-        Returns (B, last, parts, V), differentiable in `prompt`.
+        The result is differentiable in `prompt`.
         """
         contexts = contexts.to(self.public.device)
         part = parts.repeat_interleave(len(contexts))
@@ -80,15 +83,15 @@ class Ensemble(ABC):
         *,
         prompt: Tensor | None = None,
     ) -> EnsembleMemberRows:
-        """Return rows that start as `prefixes` (B, n) and query members one at a time.
+        """Start rows from `prefixes` (B, n) for queries of single members.
 
-        length: the number of tokens by which they may grow.
+        length: maximum number of tokens to append to a row.
         """
         return EnsembleMemberRows(self, prefixes, prompt)
 
 
 class EnsembleMemberRows:
-    """Decoding rows for which few members are queried at a token: each reads the whole row."""
+    """Decoding rows for queries of few members per token; each query reads the whole row."""
 
     def __init__(self, ensemble: Ensemble, prefixes: Tensor, prompt: Tensor | None) -> None:
         self.ensemble = ensemble
@@ -99,17 +102,17 @@ class EnsembleMemberRows:
         return len(self.tokens)
 
     def advance(self, parents: Tensor, tokens: Tensor) -> None:
-        """Advance as `Rows.advance` does."""
+        """Advance the rows as `Rows.advance` does."""
         self.tokens = torch.cat([self.tokens[parents], tokens.unsqueeze(-1)], dim=1)
 
     @torch.no_grad()
     def distributions(self, row: Tensor, part: Tensor) -> Tensor:
-        """Return the next-token distribution of row[i] by part[i], (pairs, V) nats."""
+        """Return the next-token distribution of row row[i] by part part[i], (pairs, V) nats."""
         return self.ensemble.log_probs(self.tokens[row], part, 1, prompt=self.prompt)[:, 0]
 
 
 class ModelEnsemble(Ensemble):
-    """Members that are independent models of any kind, with one forward pass each."""
+    """An ensemble of separate models of any kind, each with its own forward pass."""
 
     def __init__(self, public: LanguageModel, members: Sequence[LanguageModel]) -> None:
         for member in members:
@@ -144,7 +147,7 @@ class ModelEnsemble(Ensemble):
 
 
 class _SynchronisedRows(Rows):
-    """Rows of several models that always split in the same way."""
+    """Rows of several models that advance with the same parents and tokens."""
 
     def __init__(self, rows: list[Rows]) -> None:
         self.rows = rows
@@ -161,10 +164,10 @@ class _SynchronisedRows(Rows):
 
 
 class PermutedEnsemble(Ensemble):
-    """An ensemble with its members permuted: part i is the inner ensemble's part places[i].
+    """An ensemble with permuted members: part i is the inner ensemble's part places[i].
 
-    A member without its private data has place 0, a replaced member has the place of its
-    replacement, and an absent member has no entry.
+    The place is 0 for a member without its private data, and the replacement's place for a replaced
+    member. An absent member has no entry.
     """
 
     def __init__(self, inner: Ensemble, places: Sequence[int]) -> None:

@@ -1,7 +1,8 @@
 """Cache the last hidden states of texts, and keys and values of texts read ahead.
 
-A later query of a cached text computes only the model's head, and completing the beginning of a
-text read ahead reads nothing again. Assumes constant weights: no change is detected.
+A later query of a cached text computes only the model's head. Completing the beginning of a text
+that was read ahead needs no forward pass of that beginning. Weights must not change; this module
+does not detect changes.
 """
 
 from __future__ import annotations
@@ -31,17 +32,17 @@ Logits = Callable[[Tensor, int, int, list[SlotLayer] | None], Tensor]
 
 
 class HiddenStateCache:
-    """Answer for cached texts; checks the first answer of the head against the model's answer.
+    """Compute logits of cached texts from their hidden states.
 
-    If body and head are not all of the model (Gemma 2 caps its logits), nothing is cached and every
-    query calls the model.
+    The first result of the head is compared with the model's. If body and head are not the whole
+    model (Gemma 2 caps its logits), nothing is cached and every query calls the model.
 
     Args:
         body: returns hidden states (B, m, d) of the last m positions as its first output.
         head: computes logits from hidden states.
-        logits: the model, called as logits(texts, last, kept, layers): reads at least the last
-            `last` positions of token ids (B, n) and returns logits of the last `kept`, (B, kept, V)
-            float32; appends the layers with the texts' keys and values to `layers`.
+        logits: the model, called as logits(texts, last, kept, layers). Reads at least the last
+            `last` positions of token ids (B, n), returns logits of the last `kept`, (B, kept, V)
+            float32, and appends the layers with the texts' keys and values to `layers`.
     """
 
     def __init__(self, body: Any, head: Any, logits: Logits) -> None:
@@ -59,7 +60,7 @@ class HiddenStateCache:
 
     @torch.no_grad()
     def logits(self, texts: Tensor, last: int) -> Tensor:
-        """Return the logits of the last positions of texts (B, n), (B, last, V)."""
+        """Return the logits at the last positions of texts (B, n), (B, last, V)."""
         names = [_digest_text_key(text) for text in texts.cpu()]
         if all(name in self._recent and len(self._recent[name]) >= last for name in names):
             return torch.stack([self._recent[name][-last:] for name in names])
@@ -69,7 +70,7 @@ class HiddenStateCache:
         return logits
 
     def _remember_recent_logits(self, names: Sequence[bytes], logits: Tensor) -> None:
-        """Keep the logits for the next query of the same texts; drop the oldest at the limit."""
+        """Keep the logits for repeated queries of these texts; drop the oldest above the limit."""
         max_bytes = min(_RECENT_BYTES, self._remaining_bytes(logits.device, _SHARE))
         if logits.nbytes > max_bytes:
             return
@@ -81,7 +82,7 @@ class HiddenStateCache:
             n_bytes -= self._recent.pop(next(iter(self._recent))).nbytes
 
     def forget_batch(self) -> None:
-        """Free keys, values and logits after the last query about a batch of texts."""
+        """Free the keys, values and logits of the current batch of texts."""
         self._recent.clear()
         layers = {
             id(layer): layer for _, text_layers, _ in self._begun.values() for layer in text_layers
@@ -105,9 +106,10 @@ class HiddenStateCache:
     def logits_and_layers_behind_prefixes(
         self, prefixes: Tensor, length: int
     ) -> tuple[Tensor, list[SlotLayer]] | None:
-        """Return logits (B, V) after prefixes (B, n), and layers of `length` positions with these.
+        """Return logits (B, V) after prefixes (B, n), and cache layers that contain the prefixes.
 
-        None unless each prefix was read ahead, with `keys`, as the beginning of a text.
+        The layers have room for `length` positions. Return None unless each prefix was read ahead,
+        with `keys`, as the beginning of a text.
         """
         names = [_digest_text_key(prefix) for prefix in prefixes.cpu()]
         if not names or not all(name in self._begun for name in names):
@@ -133,15 +135,15 @@ class HiddenStateCache:
         keys: bool = False,
         begun: Sequence[int] | None = None,
     ) -> None:
-        """Read texts of several lengths in shared batches before they are queried.
+        """Read texts of several lengths in shared batches, before they are queried.
 
-        Shorter texts are padded at the end, which changes nothing before in a causal model.
+        Padding follows the shorter texts, so it cannot change their states in a causal model.
 
         Args:
-            last: number of last positions to be queried of each text.
-            keys: whether to cache keys and values, too, for completions of the beginnings.
-            begun: number of tokens of each text to be completed; None: all before the last
-                positions.
+            last: number of last positions to be queried in each text.
+            keys: whether to cache keys and values too, for completions of the texts' beginnings.
+            begun: number of first tokens of each text that will be completed. None: all tokens
+                before the first of the last positions, and the token there.
         """
         beginnings = begun or [
             len(text) - n_last + 1 for text, n_last in zip(texts, last, strict=True)
@@ -218,10 +220,10 @@ class HiddenStateCache:
     def _logits_and_hidden_states(
         self, texts: Tensor, last: int, n_logits: int, layers: list[SlotLayer] | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """Return logits of the last `n_logits` positions and states of at least the last `last`.
+        """Return logits of the last `n_logits` positions, and at least the `last` last states.
 
-        The states are None if the head does not reproduce the logits from them. Appends the layers
-        with keys and values to `layers`.
+        The states are None if the head does not reproduce the logits from the states. The model
+        appends its layers with keys and values to `layers`.
         """
         if self._right is False:
             return self._logits(texts, last, n_logits, layers), None
@@ -239,7 +241,7 @@ class HiddenStateCache:
         return logits, outputs[-1] if self._right else None
 
     def _hold_where_room(self, names: Sequence[bytes], states: Sequence[Tensor]) -> None:
-        """Cache these states, or none of them if memory has no room for all."""
+        """Cache all of these states if memory has room for them, else none."""
         if (new := sum(state.nbytes for state in states)) <= self._remaining_bytes(
             states[0].device, _SHARE
         ):

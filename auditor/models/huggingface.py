@@ -1,4 +1,4 @@
-"""Wrap Hugging Face causal LMs; rows use a preallocated cache, the model's cache or none."""
+"""Wrap Hugging Face causal LMs; decoding rows use our slot cache, the model's cache or none."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ _CACHE_NAMES = ("past_key_values", "cache_params", "state")
 
 @dataclass
 class ModelTraffic:
-    """Count the queries of models.
+    """Count the work of models in this process.
 
-    rows: sequences, counted again at each step; tokens: tokens read of these sequences.
+    rows: sequences, counted at each step; tokens: tokens read in these sequences.
     """
 
     rows: int = 0
@@ -64,11 +64,11 @@ traffic = ModelTraffic()  # of this process
 
 
 class HuggingFaceRows(Rows):
-    """Rows of a Hugging Face causal LM, each with `width` sequences that split together.
+    """Decoding rows of a Hugging Face causal LM, each with `width` sequences.
 
-    width: 1, or the number of parts of an ensemble that `forward` serves in the order (row, part).
-    Logits stay as the model returns them: a distribution is computed only for a caller that reads
-    it whole.
+    width: 1, or the number of ensemble parts that `forward` computes in the order (row, part). A
+    row's sequences split together. Logits are normalised only if a caller needs the whole
+    distribution.
     """
 
     _logits: Tensor  # (rows, width, V)
@@ -92,12 +92,12 @@ class HuggingFaceRows(Rows):
 
     @abstractmethod
     def _start(self, prefixes: Tensor, length: int, prompt: Tensor | None) -> None:
-        """Read the prefixes (rows, n), which `length` tokens will follow."""
+        """Read the prefixes (rows, n), with room for `length` more tokens."""
 
     def _compute_token_logits(
         self, tokens: Tensor, prompt: Tensor | None, cache: Cache | NativeCache | None
     ) -> Tensor:
-        """Return the logits after tokens (sequences, n): (sequences, width, V)."""
+        """Return the logits after the last of tokens (sequences, n), (sequences, width, V)."""
         if cache is None:
             self._offsets = self.model.activation.compute_offsets(tokens)
         return self._next_logits_of_input(
@@ -105,14 +105,14 @@ class HuggingFaceRows(Rows):
         )
 
     def _next_logits_of_input(self, input_ids: Tensor, cache: Cache | NativeCache | None) -> Tensor:
-        """Return `_compute_token_logits` for the output of `input_behind_soft_prompt`."""
+        """Return logits after the output of `input_behind_soft_prompt`, (sequences, width, V)."""
         self._total = None
         with self.model.activation.apply_offsets(self._offsets):
             logits = self.forward(input_ids.repeat_interleave(self.width, dim=0), 1, cache)
         return logits[:, 0].unflatten(0, (-1, self.width))
 
     def _sequence_indices(self, rows: Tensor) -> Tensor:
-        """Return the sequences (rows x width,) of these rows."""
+        """Return the indices of the sequences of these rows, (rows x width,)."""
         return (
             rows.unsqueeze(-1) * self.width + torch.arange(self.width, device=rows.device)
         ).flatten()
@@ -121,7 +121,7 @@ class HuggingFaceRows(Rows):
         return len(self._logits)
 
     def log_probs(self) -> Tensor:
-        """Return (rows, V), or (rows, width, V) if a row has several parts."""
+        """Return log-probabilities (rows, V), or (rows, width, V) for several parts."""
         if self._total is None or self._total.any():
             # Log-probabilities are logits whose total is 0: they replace the logits.
             self._logits = torch.log_softmax(self._logits, dim=-1)
@@ -157,9 +157,9 @@ class HuggingFaceRows(Rows):
 
 
 class SlotRows(HuggingFaceRows):
-    """Rows on `SlotLayer`s.
+    """Decoding rows with keys and values in `SlotLayer`s.
 
-    The logits stay in slot order: sorting them by row would copy all of them.
+    The logits stay in slot order, because sorting them by row would copy all of them.
     """
 
     def _start(self, prefixes: Tensor, length: int, prompt: Tensor | None) -> None:
@@ -194,7 +194,7 @@ class SlotRows(HuggingFaceRows):
         return self.slots[rows]
 
     def joined(self, others: Sequence[Rows]) -> Rows:
-        """Join rows so that all slots end at one position.
+        """Join rows of several lengths, so that all slots end at the same position.
 
         A mask excludes the empty positions before shorter rows.
         """
@@ -248,7 +248,7 @@ class SlotRows(HuggingFaceRows):
 
 
 class CachedRows(HuggingFaceRows):
-    """Rows on the model's native cache; a row that splits is copied with its whole state."""
+    """Decoding rows on the model's native cache; each split copies the row's whole state."""
 
     def _start(self, prefixes: Tensor, length: int, prompt: Tensor | None) -> None:
         self.cache = NativeCache()
@@ -262,7 +262,7 @@ class CachedRows(HuggingFaceRows):
 
 
 class RecomputedRows(HuggingFaceRows):
-    """Rows of a model without a usable cache: each token reads its whole row again."""
+    """Decoding rows without a cache: each new token reads the whole row again."""
 
     def _start(self, prefixes: Tensor, length: int, prompt: Tensor | None) -> None:
         self.tokens = prefixes
@@ -270,7 +270,7 @@ class RecomputedRows(HuggingFaceRows):
         self._recompute_row_logits()
 
     def _recompute_row_logits(self) -> None:
-        """Read the rows again, a few at a time: some models compute logits of all positions."""
+        """Read the rows again in small batches, because some models compute logits everywhere."""
         positions = self.tokens.shape[1] + (0 if self.prompt is None else len(self.prompt))
         step = max(
             1, get_max_logits(self.model.device) // (positions * self.width * self.model.vocab_size)
@@ -288,14 +288,14 @@ class RecomputedRows(HuggingFaceRows):
 
 
 class HuggingFaceModel(LanguageModel):
-    """Any Hugging Face causal LM (PEFT adapters included), in eval mode, parameters frozen.
+    """A Hugging Face causal LM (PEFT adapters included), in eval mode, parameters frozen.
 
-    The self-check determines the right values for a model.
+    The self-check finds the right arguments for a model.
 
     Args:
-        served: the cache of its rows.
-        embeddings: whether the model may read input embeddings, which soft prompts need; otherwise
-            it reads only token ids.
+        served: the kind of cache that decoding rows use.
+        embeddings: whether the model may receive input embeddings, which soft prompts need;
+            otherwise it receives only token ids.
     """
 
     def __init__(
@@ -344,7 +344,7 @@ class HuggingFaceModel(LanguageModel):
         self._cache_name = next((name for name in _CACHE_NAMES if name in accepted), None)
 
     def enable_hidden_state_cache(self) -> None:
-        """Read no text twice from now on; only for weights that nobody changes meanwhile."""
+        """Cache the hidden states of all texts from now on. The weights must not change."""
         if self.activation:  # its effect on the beginning of a text depends on later tokens
             return
         body = unwrap_peft(self.model).base_model
@@ -374,16 +374,16 @@ class HuggingFaceModel(LanguageModel):
     ) -> tuple[int, list[SlotLayer]]:
         """Return `SharedPrefixCache.layers_holding_prefix`.
 
-        The layers are empty unless `shared` is set and that cache is enabled.
+        The layers are empty unless `shared` is True and that cache is enabled.
         """
         if self.begins is None or not shared or input_ids.requires_grad:
             return 0, [SlotLayer(length) for _ in range(self.n_layers)]
         return self.begins.layers_holding_prefix(input_ids, last, length)
 
     def enable_shared_prefix_cache(self, **least: int) -> None:
-        """Read common beginnings of texts once from now on.
+        """Cache the common beginning of texts from now on.
 
-        Only after the self-check found no change from it.
+        Call this only if the self-check found that the cache changes no distribution.
         """
         # torch counts in-place writes to a weight in `_version`, except those through `.data`.
         weights = [*self.model.parameters()]
@@ -414,7 +414,7 @@ class HuggingFaceModel(LanguageModel):
         width: int = 1,
         forward: Forward | None = None,
     ) -> Rows:
-        """Start decoding rows as `served` requires, each with `width` sequences for `forward`."""
+        """Start decoding rows with the cache named by `served` and `width` sequences each."""
         return _ROWS[self.served](self, prefixes.to(self.device), length, prompt, width, forward)
 
     def row_bytes(self, positions: int, distribution: bool = True) -> int:
@@ -425,7 +425,7 @@ class HuggingFaceModel(LanguageModel):
 
     @cached_property
     def _cache_bytes_fixed_and_per_position(self) -> tuple[int, int]:
-        """Return the cache bytes of a row: a fixed part, and a part for each position."""
+        """Return a row's cache size: its fixed bytes, and its bytes per position."""
         # Two lengths separate the part that grows with the length from the fixed part.
         two, four = (
             sum(tensor.nbytes for tensor in self._build_dummy_cache(1, n).tensors().values())
@@ -449,7 +449,7 @@ class HuggingFaceModel(LanguageModel):
         return cache
 
     def digest(self) -> str:
-        """Return the SHA-256 of names, shapes and bytes of the weights in memory."""
+        """Return the SHA-256 of the names, shapes and bytes of all weights in memory."""
         if self._seen is None and self.choices_kept_in is None:  # the caller may change the weights
             return digest_weights(self.model)
         if self._digest is None:
@@ -468,10 +468,10 @@ class HuggingFaceModel(LanguageModel):
         )
 
     def embedding_rows(self, count: int) -> Tensor:
-        """Return the first rows as the model reads them, (count, d).
+        """Return the first rows of the embedding as the model reads them, (count, d).
 
-        The look-up itself scales them in some families (Gemma, XGLM, BioGPT). Raises AuditError if
-        `count` exceeds the matrix.
+        In some families (Gemma, XGLM, BioGPT) the look-up scales the rows. Raise AuditError if
+        `count` exceeds the number of rows.
         """
         weight: Tensor = self.embedding.weight  # type: ignore[assignment]
         if count > len(weight):
@@ -483,10 +483,10 @@ class HuggingFaceModel(LanguageModel):
         return rows.detach().clone()
 
     def input_behind_soft_prompt(self, tokens: Tensor, prompt: Tensor | None) -> Tensor:
-        """Return the model's input: token ids (B, n), or embeddings (B, P + n, d) with a prompt.
+        """Return the model's input: token ids (B, n), or with a prompt embeddings (B, P + n, d).
 
-        Prompt rows are not tokens and are never generated. Raises NotApplicable for a soft prompt
-        if the model reads only token ids.
+        Prompt rows are not tokens and are never generated. Raise NotApplicable for a soft prompt if
+        the model receives only token ids.
         """
         if prompt is None:
             return tokens
@@ -498,16 +498,16 @@ class HuggingFaceModel(LanguageModel):
     def log_probs_of_input(
         self, input_ids: Tensor, last: int, cache: Cache | NativeCache | None = None
     ) -> Tensor:
-        """Return (B, last, V) log-probabilities, float32, of an input to `logits_of_input`."""
+        """Return log-probabilities (B, last, V), float32, of an input to `logits_of_input`."""
         return torch.log_softmax(self.logits_of_input(input_ids, last, cache), dim=-1)
 
     def logits_of_input(
         self, input_ids: Tensor, last: int, cache: Cache | NativeCache | None = None
     ) -> Tensor:
-        """Return (B, last, V) logits, float32.
+        """Return logits (B, last, V), float32.
 
-        input_ids: from `input_behind_soft_prompt`, following the tokens in the cache. Raises
-        AuditError on NaN logits.
+        input_ids: the output of `input_behind_soft_prompt`; follows the tokens in the cache. Raise
+        AuditError for NaN logits.
         """
         if self._seen is not None and cache is None and not input_ids.is_floating_point():
             return self._seen.logits(input_ids, last)
@@ -522,12 +522,12 @@ class HuggingFaceModel(LanguageModel):
         n_logits: int | None = None,
         layers: list[SlotLayer] | None = None,
     ) -> Tensor:
-        """Return `logits_of_input` of whole texts without storing anything of them.
+        """Return `logits_of_input` of whole texts; do not add the texts to a cache.
 
         Args:
-            n_logits: number of last positions to return; all `last` positions are read. None: all
-                of them.
-            layers: receives the layers with the texts' keys and values.
+            last: number of last positions to read.
+            n_logits: number of last positions to return; None: `last`.
+            layers: a list that receives the layers with the texts' keys and values.
         """
         begun, prefix_layers = self.layers_with_shared_prefix(input_ids, last, input_ids.shape[1])
         if layers is not None:
@@ -538,13 +538,11 @@ class HuggingFaceModel(LanguageModel):
         )
 
     def logits_without_cache(self, texts: Tensor, last: int) -> Tensor:
-        """Return the logits of one plain call of transformers for texts (B, n): (B, last, V)."""
+        """Return the logits (B, last, V) of one plain transformers call for texts (B, n)."""
         return self._transformers_logits(texts, last, None)
 
     def log_probs_at_positions(self, texts: Tensor, positions: Tensor, last: int) -> Tensor | None:
-        """Return the log-probabilities of one transformers call at these positions, (B,
-        last, V).
-        """
+        """Return log-probabilities (B, last, V) of one transformers call at these positions."""
         if not self._takes_positions:
             return None
         # Without a cache, transformers 5.23 keeps texts apart whose positions begin again at 0.

@@ -1,8 +1,8 @@
-"""Model private records in the context of one model as the members of an ensemble.
+"""Treat private records in the context of one model as members of an ensemble.
 
-The records are dealt into batches. The beginning of a text selects its batch. Member j is the model
-with the j-th record of that batch before the text; the public part is the model with the text only.
-This module knows nothing of privacy.
+The records are divided into batches. The beginning of a text selects a batch. Member j is the model
+with the j-th record of that batch before the text; the public part reads the text alone. This
+module does not depend on privacy.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from auditor.models.rows import Rows
 class InContextRecordBatches:
     """Records in batches of at most `size`.
 
-    asked: the batch that answers a text, by a beginning of the text. The first batch answers a text
-    with none of these beginnings.
+    asked: maps the beginning of a text to the index of the batch that answers the text. The first
+    batch answers all other texts.
     """
 
     records: tuple[tuple[Tokens, ...], ...]
@@ -33,7 +33,7 @@ class InContextRecordBatches:
     asked: Mapping[Tokens, int]
 
     def batch_of_each_text(self, texts: Tensor) -> list[int]:
-        """Return the batch that answers each of the texts (B, n).
+        """Return the index of the batch that answers each text (B, n).
 
         The longest matching beginning in `asked` decides.
         """
@@ -47,9 +47,9 @@ class InContextRecordBatches:
         ]
 
     def record(self, batch: int, part: int) -> Tokens:
-        """Return the record before a text that this part answers.
+        """Return the record that this part of this batch puts before a text.
 
-        Empty for part 0, and for parts beyond the records of the batch.
+        The record is empty for part 0 and for parts beyond the batch's records.
         """
         batch_records = self.records[batch]
         return batch_records[part - 1] if 0 < part <= len(batch_records) else ()
@@ -60,9 +60,9 @@ class InContextRecordBatches:
 
 
 class InContextEnsemble(Ensemble):
-    """The records of `InContextRecordBatches`, each before the input of a public model.
+    """An ensemble that puts each record of a batch before the input of one public model.
 
-    Raises AuditError if the longest record leaves no room for a text.
+    Raise AuditError if the longest record leaves no room for a text.
     """
 
     unit = "record"
@@ -105,7 +105,7 @@ class InContextEnsemble(Ensemble):
     def _prepend_records_by_length(
         self, contexts: Tensor, parts: Sequence[int]
     ) -> Iterator[tuple[list[int], Tensor]]:
-        """Yield indices of contexts and their input with a record in front, by record length."""
+        """Yield context indices and their inputs with a record in front, by record length."""
         batch = self.batches.batch_of_each_text(contexts)
         records = [self.batches.record(b, part) for b, part in zip(batch, parts, strict=True)]
         for length in sorted({len(record) for record in records}):
@@ -117,7 +117,7 @@ class InContextEnsemble(Ensemble):
 
 
 class _RecordPrefixedRows(Rows):
-    """Rows of the public model for every (row, part), grouped by the length of their record."""
+    """Decoding rows of every (row, part) pair on the public model, grouped by record length."""
 
     def __init__(
         self, ensemble: InContextEnsemble, prefixes: Tensor, length: int, prompt: Tensor | None
@@ -137,7 +137,7 @@ class _RecordPrefixedRows(Rows):
         return self.count
 
     def log_probs(self) -> Tensor:
-        """Return (rows, 1 + size, V)."""
+        """Return log-probabilities of all parts, (rows, 1 + size, V)."""
         distributions = torch.cat([rows.log_probs() for rows, _ in self.groups])
         order = torch.argsort(torch.cat([indices for _, indices in self.groups]))
         return distributions[order].unflatten(0, (-1, self.width))

@@ -1,7 +1,7 @@
-"""Load models: weights, adapters and tokenizers from a local folder or the hub.
+"""Load models, adapters and tokenizers from a local folder or the hub.
 
-A model has exactly the weights in its files: missing weights and weights without a place in the
-model raise AuditError. Every library error becomes one sentence.
+A loaded model has exactly the weights in its files: missing weights and weights that fit nowhere
+raise AuditError. Every library error becomes an error of one sentence.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ FLOAT32 = DEFAULTS.resolve_auto_dtype()
 
 
 def load_causal_lm(name: str, options: LoadingOptions = DEFAULTS) -> HuggingFaceModel:
-    """Load a causal LM from a local folder or hub id; an adapter folder loads on its base model.
+    """Load a causal LM from a local folder or hub id; load an adapter on its base model.
 
-    Raises AuditError if nothing is there, if it is not a causal LM, if its weights are not those of
-    the model, or if its distributions do not agree (`self_check`).
+    Raise AuditError if there is no model, if the model is no causal LM, if the files' weights do
+    not fit the model exactly, or if its distributions disagree (`self_check`).
     """
     with translate_load_errors(name, "causal LM", options):
         if not (Path(name) / _ADAPTER).is_file():
@@ -86,7 +86,7 @@ def load_causal_lm(name: str, options: LoadingOptions = DEFAULTS) -> HuggingFace
 
 
 def choose_loaded_dtype(name: str, options: LoadingOptions) -> str:
-    """Return the precision that `load_causal_lm` would load, for an adapter its base's."""
+    """Return the precision that `load_causal_lm` would use; for an adapter, its base's."""
     if options.dtype != AUTO:
         return options.dtype
     base_and_revision = read_adapter_base(name)
@@ -103,9 +103,9 @@ def _check_loaded_model(model: HuggingFaceModel) -> HuggingFaceModel:
 
 
 def read_adapter_base(name: str) -> tuple[str, str | None] | None:
-    """Return the base and its revision that a folder's adapter names.
+    """Return the name and revision of the base model that an adapter folder names.
 
-    None if the folder has no adapter or the adapter names no base.
+    Return None if the folder has no adapter or the adapter names no base.
     """
     if not (Path(name) / _ADAPTER).is_file():
         return None
@@ -117,9 +117,9 @@ def read_adapter_base(name: str) -> tuple[str, str | None] | None:
 
 
 def _name_adapter_base(name: str, config: PeftConfig, options: LoadingOptions) -> str:
-    """Return the folder or hub id of an adapter's base.
+    """Return the folder or hub id of an adapter's base model.
 
-    Raises AuditError if it is unknown, or if the folder does not exist or contains an adapter.
+    Raise AuditError if the base is unknown, or if its folder does not exist or contains an adapter.
     """
     base = options.base or config.base_model_name_or_path
     if not base:
@@ -142,7 +142,7 @@ def _name_adapter_base(name: str, config: PeftConfig, options: LoadingOptions) -
 
 
 def _refuse_adapter_beside_weights(folder: Path) -> None:
-    """Raise AuditError for a folder with an adapter and a whole model: the choice is ambiguous."""
+    """Raise AuditError for a folder with both an adapter and a whole model: it is ambiguous."""
     weights_file = next(
         (file for names in FORMATS for file in names if (folder / file).is_file()), None
     )
@@ -154,7 +154,7 @@ def _refuse_adapter_beside_weights(folder: Path) -> None:
 
 
 def _is_local_path(name: str) -> bool:
-    """Return whether this can only be a folder: a hub id has at most one slash."""
+    """Return whether `name` cannot be a hub id, which has at most one slash."""
     local = name.startswith((".", "/", "~")) or name.endswith("/") or name.count("/") > 1
     return local or ("/" in name and Path(name).parent.is_dir())
 
@@ -165,9 +165,9 @@ def _is_local_path(name: str) -> bool:
 
 @contextmanager
 def translate_load_errors(name: str, description: str, options: LoadingOptions) -> Iterator[None]:
-    """Turn every library error in this context into an AuditError.
+    """Turn every library error inside this context into an AuditError.
 
-    Raises AuditError before it for an unknown dtype or a missing folder.
+    Raise AuditError at once for an unknown dtype or a missing folder.
     """
     if options.dtype not in (AUTO, *DTYPES):
         raise AuditError(f"expected dtype in {[AUTO, *sorted(DTYPES)]}, got {options.dtype!r}")
@@ -181,9 +181,9 @@ def translate_load_errors(name: str, description: str, options: LoadingOptions) 
 
 
 def load_tokenizer_if_present(name: str, options: LoadingOptions) -> PreTrainedTokenizerBase | None:
-    """Load the tokenizer next to the weights; None if absent (token-id benchmarks need none).
+    """Load the tokenizer saved with the weights; None if absent (some benchmarks use token ids).
 
-    Raises AuditError for a folder with a tokenizer that cannot be read.
+    Raise AuditError for a tokenizer that cannot be read.
     """
     folder = Path(name)
     if folder.is_dir():

@@ -1,6 +1,6 @@
-"""Serve LoRA adapters over one base as an ensemble in mixed batches; load single adapters.
+"""Run LoRA adapters of one base as an ensemble in mixed batches; load single adapters.
 
-This module knows nothing of privacy: defenses combine the parts' distributions.
+This module does not depend on privacy: defenses combine the distributions of the parts.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _MERGED_BYTES = 2**28  # of all members' weights, each with its merged updates
 
 
 class LoraEnsemble(Ensemble):
-    """LoRA adapters on one base, the public model; one forward serves rows of different members."""
+    """LoRA adapters on one public base; a forward pass computes rows of different members."""
 
     def __init__(self, public: HuggingFaceModel, adapters: Sequence[Path], unit: str = "") -> None:
         _require_single_device(public)
@@ -95,20 +95,20 @@ class LoraEnsemble(Ensemble):
         return _CachedMemberRows(self, prefixes.to(self._model.device), length, prompt)
 
     def member_next_log_probs(self, input_ids: Tensor, part: Tensor, cache: Cache) -> Tensor:
-        """Return the distribution by part[b] after model_input[b], (B, V).
+        """Return the next-token log-probabilities of input b by part part[b], (B, V).
 
-        input_ids: (B, n [, d]), following the tokens in `cache`.
+        input_ids: (B, n [, d]); they follow the tokens in `cache`.
         """
         self._routing.part = part
         return self._model.log_probs_of_input(input_ids, 1, cache)[:, 0]
 
 
 class _CachedMemberRows(EnsembleMemberRows):
-    """Keys and values of each queried (row, part), which catch up with the row at its next query.
+    """Rows that cache keys and values of each queried (row, part) pair.
 
-    Only the pair that owns a slot writes it. Pairs that share a slot (children of a row, rows of
-    one prefix) read as far as they agree, and move to an exclusive slot when they are queried. A
-    pair without memory is not cached.
+    A query reads only the positions that the pair's slot lacks. Pairs (children of a row, rows of
+    one prefix) may share a slot as far as their tokens agree. A queried pair moves to a slot of its
+    own before writing; without memory for a slot, the pair is not cached.
     """
 
     def __init__(
@@ -168,7 +168,10 @@ class _CachedMemberRows(EnsembleMemberRows):
     def _extend_member_caches(
         self, input_ids: Tensor, row: Tensor, part: Tensor, begin: int
     ) -> Tensor:
-        """Read the rows from position `begin`, with the cached positions before it."""
+        """Return the pairs' next-token distributions; read the rows from position `begin`.
+
+        Earlier positions come from the cache.
+        """
         member_slots = self.slot[row, part]
         layers = [
             pool.copy_first_positions_of_slots(member_slots, begin, input_ids.shape[1])
@@ -201,7 +204,7 @@ class _CachedMemberRows(EnsembleMemberRows):
         self.users = torch.bincount(self.slot[self.slot >= 0], minlength=len(self.users))
 
     def _exclusive_slots(self, layer: SlotLayer, cached_slots: Tensor) -> Tensor:
-        """Return an exclusive slot for each pair; -1 if memory has no more."""
+        """Return a slot for each pair that no other pair uses; -1 if memory is full."""
         # -1 (no slot) looks up slot 0; the comparison before excludes it.
         if len(self.users):
             is_exclusive = (cached_slots >= 0) & (self.users[cached_slots.clamp_min(0)] == 1)
@@ -228,7 +231,7 @@ class _CachedMemberRows(EnsembleMemberRows):
 
 
 class MixedLoraRouting:
-    """The part of each row of the batch, set before each forward, read by all mixed layers."""
+    """The part that each batch row uses in all mixed layers; set before each forward pass."""
 
     part: Tensor | None = None  # (rows,); None: equally many rows for each part
     # These parts, a block of rows each; None: all parts in turn, (row, part) interleaved.
@@ -238,8 +241,8 @@ class MixedLoraRouting:
 class MixedLora(nn.Module):
     """A linear layer with a low-rank update for each part: a (parts, r, in), b (parts, out, r).
 
-    An ensemble's part 0 is all zero. The updates are multiplied in the adapter's precision, as PEFT
-    does.
+    An ensemble's part 0 has zero updates. The layer multiplies updates in the adapter's precision,
+    as PEFT does.
     """
 
     a: Tensor
@@ -271,7 +274,7 @@ class MixedLora(nn.Module):
         return y.transpose(0, 1).flatten(0, 1)
 
     def _lora_output_by_part(self, x: Tensor, parts: Tensor | None = None) -> Tensor:
-        """Map x (parts, m, in) to (parts, m, out), by these parts or by all."""
+        """Map x (parts, m, in) to (parts, m, out) with the updates of these parts; None: all."""
         if self.merged is None:
             a, b = (self.a, self.b) if parts is None else (self.a[parts], self.b[parts])
             return _add_lora_update(self.base(x), x.to(a.dtype), a, b)
@@ -281,7 +284,7 @@ class MixedLora(nn.Module):
 
 
 def _add_lora_update(y: Tensor, x: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """Return y + x a^T b^T, in place without gradients: nobody else uses the base's output."""
+    """Return y + x a^T b^T; without gradients, add in place, as nothing else uses y."""
     thin = torch.bmm(x, a.mT)
     if y.dtype != x.dtype:
         return (y + torch.bmm(thin, b.mT)).to(y.dtype)
@@ -291,9 +294,9 @@ def _add_lora_update(y: Tensor, x: Tensor, a: Tensor, b: Tensor) -> Tensor:
 
 
 def _merge_lora_updates_within_memory(layers: Sequence[MixedLora]) -> None:
-    """Merge the updates of each layer into its weights if memory has room for all.
+    """Merge the updates of all layers into their weights, if memory has room for all.
 
-    A merged layer needs one product instead of three.
+    A merged layer computes one product instead of three.
     """
     bases = [layer.base for layer in layers]
     # Other modules may have more than weight and bias.
@@ -314,7 +317,7 @@ def _merge_lora_updates_within_memory(layers: Sequence[MixedLora]) -> None:
 
 
 def _replace_lora_layers(base: Any, adapters: Sequence[Path], routing: MixedLoraRouting) -> Any:
-    """Load the adapters with PEFT, then replace each LoRA layer by a layer for all members."""
+    """Load the adapters with PEFT, then replace each LoRA layer by one mixed layer."""
     if not adapters:
         raise AuditError("expected at least one ensemble member, got none")
     peft: Any = None
@@ -346,9 +349,9 @@ def _replace_lora_layers(base: Any, adapters: Sequence[Path], routing: MixedLora
 
 
 def _scaled_lora_matrices(peft: Any, member: str) -> dict[str, tuple[Tensor, Tensor]]:
-    """Return the scaled matrices of the only member, (r, in) and (out, r), by layer of the base.
+    """Return the member's scaled matrices, (r, in) and (out, r), by name of the base's layer.
 
-    Raises AuditError unless it is a plain LoRA.
+    Raise AuditError if the member is not a plain LoRA.
     """
     if any(
         config.peft_type != "LORA" or getattr(config, "modules_to_save", None)
@@ -380,10 +383,10 @@ def _scaled_lora_matrices(peft: Any, member: str) -> dict[str, tuple[Tensor, Ten
 
 
 def load_lora_ensemble(folder: Path, public: HuggingFaceModel) -> Ensemble:
-    """Load the members in the sub-folders of `folder`, in name order: adapters of the public model.
+    """Load the adapters in the sub-folders of `folder`, in name order, as members.
 
-    The control adapter next to them (`find_control_adapter`) is not a member. Raises
-    AuditError if there are no members.
+    Each must be an adapter of the public model. The control adapter (`find_control_adapter`) is not
+    a member. Raise AuditError if there are no members.
     """
     if not folder.is_dir():
         raise AuditError(
@@ -409,9 +412,9 @@ def load_lora_ensemble(folder: Path, public: HuggingFaceModel) -> Ensemble:
 
 
 def load_control_adapter(folder: Path, public: HuggingFaceModel) -> HuggingFaceModel:
-    """Load the control next to the members (`find_control_adapter`).
+    """Load the control adapter in the members' folder (`find_control_adapter`).
 
-    Raises AuditError if it is missing or has another base.
+    Raise AuditError if the adapter is missing or has another base.
     """
     adapter = find_control_adapter(folder)
     if adapter is None:
@@ -425,7 +428,7 @@ def load_control_adapter(folder: Path, public: HuggingFaceModel) -> HuggingFaceM
 
 
 def load_adapter_model(public: HuggingFaceModel, adapter: Path) -> HuggingFaceModel:
-    """Return the public model with one adapter on it, over the same weights."""
+    """Return the public model with one adapter; the base weights are shared."""
     _require_single_device(public)
     adapted = attach_adapter(copy_sharing_weights(public.model), str(adapter))
     return _model_served_like(public, adapted, f"{public.name} with one adapter")
@@ -441,7 +444,7 @@ def _model_served_like(public: HuggingFaceModel, model: Any, name: str) -> Huggi
 
 
 def _require_single_device(public: HuggingFaceModel) -> None:
-    """Raise AuditError for a public model that is split over several devices."""
+    """Raise AuditError if the public model is split over several devices."""
     if places := list_split_devices(public.model):
         raise AuditError(
             "expected the public model of an ensemble in one place, got one that --device-map put "
@@ -450,15 +453,15 @@ def _require_single_device(public: HuggingFaceModel) -> None:
 
 
 def copy_sharing_weights(model: Any) -> Any:
-    """Copy the modules of a model, sharing its parameters and buffers; the model is unchanged."""
+    """Return a copy of the model's modules that shares its parameters and buffers."""
     # deepcopy treats the entries of its memo, by id, as copied already.
     return copy.deepcopy(model, {id(p): p for p in [*model.parameters(), *model.buffers()]})
 
 
 def _check_adapter_base_matches(adapter: Path, public: str) -> None:
-    """Raise AuditError for a member of another base.
+    """Raise AuditError if the adapter's base is not the public model.
 
-    The same folder, the same name or the same weights are the same base.
+    A base matches if its folder, name or weights are the same.
     """
     try:
         base = json.loads((adapter / "adapter_config.json").read_text()).get(

@@ -1,8 +1,8 @@
-"""Query masked language models for the distribution of hidden tokens.
+"""Query masked language models for the distributions of masked tokens.
 
-A separate small interface without decoding rows: a masked LM fills gaps and continues nothing. Only
-the papers' plans and defenses that declare it (`Defense.protect_masked`) accept one. This module
-knows nothing of texts, masking shares or files.
+The interface is separate and has no decoding rows, because a masked LM does not continue texts.
+Only papers' plans and defenses that declare support (`Defense.protect_masked`) accept such a model.
+This module does not depend on texts, masking shares or files.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _LONGEST = 1024  # tokens of the longest test text when a model is loaded
 
 
 class MaskedModel(ABC):
-    """A model that fills gaps.
+    """A model that predicts masked tokens.
 
     Shapes: contexts (B, n) token ids; positions (B, m) of the m masked tokens of each context.
     """
@@ -46,19 +46,19 @@ class MaskedModel(ABC):
 
     @abstractmethod
     def log_probs(self, contexts: Tensor, positions: Tensor) -> Tensor:
-        """Return the distribution of each hidden token, (B, m, V) nats.
+        """Return the distribution of each masked token, (B, m, V) nats.
 
-        The model masks the tokens itself, so that no caller can forget to.
+        The model masks the tokens itself, so callers cannot forget to.
         """
 
     def token_log_probs(self, contexts: Tensor, positions: Tensor) -> Tensor:
-        """Return the log-probability of each hidden token, (B, m) nats."""
+        """Return the log-probability of each original token at a masked position, (B, m) nats."""
         hidden = contexts.to(self.device).gather(1, positions.to(self.device))
         return self.log_probs(contexts, positions).gather(-1, hidden.unsqueeze(-1)).squeeze(-1)
 
 
 class HuggingFaceMaskedModel(MaskedModel):
-    """Any Hugging Face masked LM with a mask token, in eval mode, parameters frozen."""
+    """A Hugging Face masked LM with a mask token, in eval mode, parameters frozen."""
 
     def __init__(
         self,
@@ -100,11 +100,11 @@ class HuggingFaceMaskedModel(MaskedModel):
 
 
 def check_masked_distribution(model: HuggingFaceMaskedModel) -> None:
-    """Check the model's distributions on random tokens.
+    """Raise AuditError if the model's distributions on random tokens are inconsistent.
 
-    The distribution must not depend on the batch or on repetition, and must depend on tokens after
-    the gap. Tests a text just longer than each length that may change how texts are read, and the
-    longest text. Raises AuditError if the model fails.
+    A distribution must not depend on the batch or change when repeated, and must depend on tokens
+    after the masked position. The check uses the longest possible text, and a text just longer than
+    each length at which a model may read texts differently.
     """
     noise = torch.Generator().manual_seed(SEED)
     special = torch.tensor(model.tokenizer.all_special_ids)
@@ -135,8 +135,8 @@ def check_masked_distribution(model: HuggingFaceMaskedModel) -> None:
 def load_masked(name: str, options: LoadingOptions = DEFAULTS) -> HuggingFaceMaskedModel:
     """Load a masked LM from a local folder or hub id.
 
-    Raises AuditError if there is none, if it has no mask token, or if its distributions disagree
-    (`check_masked_distribution`).
+    Raise AuditError if there is no masked LM, if it has no mask token, or if its distributions are
+    inconsistent (`check_masked_distribution`).
     """
     with translate_load_errors(name, "masked LM", options):
         loaded = read_weights("masked", name, options)
@@ -151,7 +151,7 @@ def load_masked(name: str, options: LoadingOptions = DEFAULTS) -> HuggingFaceMas
 
 
 def require_masked_model(name: str, options: LoadingOptions = DEFAULTS) -> None:
-    """Raise AuditError unless the configuration of a model names a masked LM."""
+    """Raise AuditError unless a model's configuration names a masked LM."""
     expected = f"expected a masked LM, got {name!r}"
     if (Path(name) / "adapter_config.json").is_file():
         raise AuditError(f"{expected}, an adapter of a causal one")

@@ -1,6 +1,6 @@
-"""Choose batch sizes by free memory, and halve a size that does not fit after all.
+"""Choose batch sizes by free memory, and halve a batch size that does not fit.
 
-Batch sizes change only the time, never a result. This module handles no model.
+Batch sizes change only the run time, never a result. This module uses no model.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ _SHARE = 4
 def choose_memory_budget(device: torch.device, most: int) -> int:
     """Return the bytes that decoding rows may use: a quarter of the free memory.
 
-    most: the limit on a CPU, beyond which it gets no faster. An accelerator keeps getting faster
-    with larger batches.
+    most: upper limit on a CPU, where larger batches are not faster. An accelerator has no such
+    limit.
     """
     share = measure_free_device_memory(device) // _SHARE
     return max(1, share if device.type in ("cuda", "mps") else min(most, share))
 
 
 def measure_free_device_memory(device: torch.device) -> int:
-    """Return the bytes still available to this process on its accelerator or machine.
+    """Return the bytes of memory that this process can still use on `device`.
 
-    Respects limits set for the process.
+    The result respects limits set for the process.
     """
     if device.type == "cuda":
         # Reserved by this process, but unused.
@@ -53,8 +53,8 @@ def measure_free_device_memory(device: torch.device) -> int:
 def release_unused_memory() -> None:
     """Return unused memory to the system and the accelerator.
 
-    glibc keeps freed memory for its next `malloc`; kernels that oneDNN compiles map their own pages
-    and find none free.
+    glibc keeps freed memory for later `malloc` calls. Kernels compiled by oneDNN need pages of
+    their own, which may then be missing.
     """
     gc.collect()
     if torch.cuda.is_available():
@@ -66,9 +66,9 @@ def release_unused_memory() -> None:
 
 
 def wrap_threaded_work(work: Callable[[int], T]) -> Callable[[int], T]:
-    """Run `work` in a new thread with this thread's context and gradient mode.
+    """Return a function that runs `work` in a new thread with this context and gradient mode.
 
-    After oneDNN once failed to find a page for a kernel, it compiles none in that thread again.
+    After oneDNN failed to allocate a kernel's page, it compiles no more kernels in that thread.
     """
     context = copy_context()
     # A decorator, because a thread begins with gradients on. Its construction also sets the mode of
@@ -84,15 +84,16 @@ def wrap_threaded_work(work: Callable[[int], T]) -> Callable[[int], T]:
 
 @dataclass
 class BatchSizeLimit:
-    """A batch size, halved for good whenever a batch does not fit into memory."""
+    """A batch size that is permanently halved whenever a batch does not fit into memory."""
 
     size: int
     least: int = 1
 
     def run_within_memory(self, work: Callable[[int], T], most: int | None = None) -> tuple[int, T]:
-        """Return a size that fits into memory, at most `most`, and `work(size)`.
+        """Run `work(size)` at the largest permitted size that fits; return the size and the result.
 
-        Raises the errors of `work`, including out of memory at size `least`.
+        The size is at most `most`. Raise the errors of `work`, including out of memory at size
+        `least`.
         """
         size = self.size if most is None else min(self.size, most)
         run_work = work
@@ -118,9 +119,9 @@ class BatchSizeLimit:
         count: int,
         work: Callable[[slice], T],
     ) -> Iterator[tuple[slice, T]]:
-        """Yield slices of 0..count, at most `size` long, each with the result of `work`.
+        """Yield slices of range(count), at most `size` long, each with the result of `work`.
 
-        Raises as `run_within_memory`.
+        Raise the same errors as `run_within_memory`.
         """
         start = 0
         while start < count:
@@ -137,9 +138,9 @@ def group_equal_shapes(
     lengths: Sequence[tuple[int, int]],
     batch_size: int | None = None,
 ) -> Iterator[list[int]]:
-    """Yield indices in batches of equal (prefix, suffix) length, which need no padding.
+    """Yield batches of indices with equal (prefix, suffix) lengths, which need no padding.
 
-    batch_size: None for all indices of a shape in one batch.
+    batch_size: maximum batch size; None for no maximum.
     """
     groups: dict[tuple[int, int], list[int]] = {}
     for index, shape in enumerate(lengths):
