@@ -1,8 +1,8 @@
-"""Bound a decoding distribution if only the likeliest tokens are known, as a server reports them.
+"""Bound decoding probabilities if only the likeliest tokens are known, as from a server.
 
-The partition function after temperature and the mass kept by truncation are bounded over all
-distributions that agree with the reported values (formulas.md C3). Pure functions of tensors,
-without a model.
+The bounds cover all distributions that agree with the reported values (formulas.md C3). They limit
+the partition function after temperature and the mass that truncation keeps. All functions are pure
+functions of tensors.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _EDGE = 1e-6  # relative to a threshold: a token this close to it may be kept or
 
 @dataclass(frozen=True)
 class PartialDistribution:
-    """The reported part of the distributions of tokens: (n,), or (n, K) of the likeliest.
+    """The reported part of n next-token distributions, one for each given token: (n,) or (n, K).
 
-    log_probs: of the given tokens, nats; ranks: number of tokens at least as likely, itself
-    included; likeliest, top: ids and log-probabilities of the K likeliest tokens, descending; most:
-    upper bound on the number of tokens of a distribution.
+    log_probs: (n,) of the given tokens, nats; ranks: (n,) number of tokens at least as likely as
+    the given token, counting itself; likeliest, top: (n, K) ids and log-probabilities of the K
+    likeliest tokens, descending; most: upper bound on the vocabulary size.
     """
 
     tokens: Tensor
@@ -40,10 +40,10 @@ class PartialDistribution:
     most: int
 
     def truncation_ranks(self) -> Tensor:
-        """Return the rank of each token in the order of truncation, from 1, (n,).
+        """Return each given token's rank in the order of truncation, (n,), from 1.
 
-        Equal tokens are ordered by id. A token outside the K likeliest gets its worst possible
-        rank, after all tokens equal to it.
+        Equally likely tokens are ordered by id. A token outside the K likeliest gets its worst
+        possible rank, after all equally likely tokens.
         """
         return torch.where(
             self._is_among_likeliest, 1 + self._surely_ranked_higher.sum(-1), self.ranks
@@ -51,12 +51,12 @@ class PartialDistribution:
 
     @property
     def _is_among_likeliest(self) -> Tensor:
-        """Return whether the given token is one of the K likeliest, (n,)."""
+        """Return whether each given token is one of the K likeliest, (n,)."""
         return (self.likeliest == self.tokens.unsqueeze(-1)).any(-1)
 
     @property
     def _surely_ranked_higher(self) -> Tensor:
-        """Return which of the likeliest tokens surely come before the given token, (n, K)."""
+        """Return which of the likeliest tokens certainly precede the given token, (n, K)."""
         log_probs = self.log_probs.unsqueeze(-1)
         ids = self.tokens.unsqueeze(-1)
         return (self.top > log_probs) | ((self.top == log_probs) & (self.likeliest < ids))
@@ -65,7 +65,7 @@ class PartialDistribution:
 def reduce_to_partial_distribution(
     distribution: Tensor, tokens: Tensor, count: int
 ) -> PartialDistribution:
-    """Return the report of a server with this distribution (n, V) on tokens (n,).
+    """Return what a server with distributions (n, V) would report on the given tokens (n,).
 
     count: number of likeliest tokens.
     """
@@ -82,7 +82,7 @@ def reduce_to_partial_distribution(
 
 
 def concatenate_partial_distributions(parts: Sequence[PartialDistribution]) -> PartialDistribution:
-    """Concatenate partial distributions of one width."""
+    """Concatenate partial distributions with the same K."""
     return PartialDistribution(
         torch.cat([part.tokens for part in parts]),
         torch.cat([part.log_probs for part in parts]),
@@ -96,10 +96,11 @@ def concatenate_partial_distributions(parts: Sequence[PartialDistribution]) -> P
 def decoded_log_prob_bounds(
     decoding: Decoding, distribution: PartialDistribution
 ) -> tuple[Tensor, Tensor]:
-    """Return the least and the greatest possible log-probability of each token under `decoding`.
+    """Return lower and upper bounds on each given token's log-probability under `decoding`.
 
-    Returns (n,) each, float64 nats, equal to the exact value (formulas.md A4) if everything it
-    depends on was reported. No token may be forbidden: the place of a masked token is unknown.
+    Each bound is (n,), float64 nats. Both equal the exact value (formulas.md A4) if all values that
+    determine it were reported. `decoding` must forbid no tokens, because the rank of a masked token
+    is unknown.
     """
     assert not decoding.forbidden
     if decoding.is_ancestral:
@@ -127,9 +128,9 @@ def decoded_log_prob_bounds(
 
 
 def _bound_greedy_log_probs(distribution: PartialDistribution) -> tuple[Tensor, Tensor]:
-    """Return the bounds for the likeliest token, among equal tokens the lowest id.
+    """Return the bounds for greedy decoding, which takes the lowest id among likeliest tokens.
 
-    The lower bound is 0 only if no unreported token can be as likely.
+    The lower bound is 0 only if no unreported token can be as likely as the given one.
     """
     first = ~distribution._surely_ranked_higher.any(-1)
     sure = first & ((distribution.ranks == 1) | (distribution.log_probs > distribution.top[:, -1]))
@@ -144,11 +145,11 @@ def _bound_greedy_log_probs(distribution: PartialDistribution) -> tuple[Tensor, 
 
 @dataclass(frozen=True)
 class _UntoldTokens:
-    """Describe unreported tokens, (n,): `middle` with shares in [own, cap], `rest` with at most
-    `low`.
+    """The numbers of unreported tokens, (n,), and the ranges of their shares.
 
-    Shares and masses are relative to the likeliest token's; a weight is a share to the power of 1 /
-    temperature.
+    `middle` tokens have shares in [own, cap]; `rest` tokens have shares of at most `low`. A share
+    or mass is relative to the likeliest token's probability. A weight is a share to the power of 1
+    / temperature.
     """
 
     power: float
@@ -159,7 +160,7 @@ class _UntoldTokens:
     low: Tensor
 
     def _total_weight_bounds(self, least: Tensor, most: Tensor) -> tuple[Tensor, Tensor]:
-        """Bound the total weight, given bounds on the total mass."""
+        """Return bounds on the total weight, given bounds on the total mass."""
         # A weight is a power of a share: convex at temperatures up to 1, which give equal shares
         # the least weight (Jensen).
         if self.power >= 1:
@@ -167,7 +168,10 @@ class _UntoldTokens:
         return self._weigh_uneven_split(least), self._weigh_even_split(most)
 
     def _weigh_even_split(self, mass: Tensor) -> Tensor:
-        """Return the weight of the most even split: the least if convex, else the most (Jensen)."""
+        """Return the weight of maximally equal shares: the minimum if convex, else the maximum.
+
+        This follows from Jensen's inequality.
+        """
         average = mass / (self.middle + self.rest).clamp(min=1)
         middle = self.middle * torch.maximum(self.own, average)
         return self._weigh_equal_shares(middle, self.middle) + self._weigh_equal_shares(
@@ -178,7 +182,7 @@ class _UntoldTokens:
         return count * (mass / count.clamp(min=1)).pow(self.power)
 
     def _weigh_uneven_split(self, mass: Tensor) -> Tensor:
-        """Bound the weight of the most uneven split: each weight is on the chord of its range."""
+        """Bound the weight of maximally unequal shares by the chord over each share's range."""
         width = self.cap - self.own
         rise = (self.cap.pow(self.power) - self.own.pow(self.power)) / torch.where(
             width > 0, width, 1.0
@@ -194,11 +198,12 @@ class _UntoldTokens:
 
 @dataclass(frozen=True)
 class _TemperedWeights:
-    """Weights after temperature, relative to the likeliest token's: (n,) each, `top` (n, K).
+    """Weights after temperature, relative to the likeliest token's; (n,), but `top` is (n, K).
 
-    extra: the given token's weight if it is not one of the K; unknown: (least, greatest) total
-    weight of unreported tokens, `middle` of them at least as likely as the given token and `rest`
-    less likely; any_of: the greatest weight of any of them.
+    extra: the given token's weight if it is not among the K, else 0. middle, rest: numbers of
+    unreported tokens that are at least as likely as the given token, or less likely. unknown:
+    (least, greatest) total weight of unreported tokens; any_of: the greatest weight of one such
+    token.
     """
 
     log_own: Tensor
@@ -244,7 +249,7 @@ class _TemperedWeights:
 
     @property
     def told_token_weight(self) -> Tensor:
-        """Return the total weight of the K likeliest and the given token, (n,)."""
+        """Return the total weight of the K likeliest tokens and the given token, (n,)."""
         return self.top.sum(-1) + self.extra
 
 
@@ -300,7 +305,10 @@ def _bound_top_p_kept(
     least: Tensor,
     most: Tensor,
 ) -> _Kept:
-    """Return the bounds after top-p on tokens kept by top-k, whose weight is `least` to `most`."""
+    """Return bounds after top-p on tokens that top-k kept.
+
+    least, most: bounds on the total weight of these tokens.
+    """
     low = decoding.top_p * least * (1 - _EDGE)
     high = decoding.top_p * most * (1 + _EDGE)
     before = (distributions.top * distribution._surely_ranked_higher).sum(-1)
@@ -319,9 +327,9 @@ def _bound_top_p_kept(
 
 
 def _nucleus_weight(top: Tensor, mass: Tensor, beyond: Tensor) -> Tensor:
-    """Return the weight of the fewest likeliest tokens that reach `mass` together.
+    """Return the weight of the shortest list of likeliest tokens whose weight reaches `mass`.
 
-    `beyond` if all of them do not reach it.
+    Return `beyond` if even all K tokens do not reach it.
     """
     cumulative = top.cumsum(-1)
     index = (cumulative < mass.unsqueeze(-1)).sum(-1)

@@ -1,4 +1,4 @@
-"""Choose the precision of weights, measure its effect, and keep 16-bit weights fast on a CPU."""
+"""Choose the weights' precision, measure its effect, and speed up 16-bit weights on a CPU."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CPU = torch.device("cpu")
 
 
 def has_native_bfloat16(device: torch.device) -> bool:
-    """Return whether the device multiplies in bfloat16; emulation is slower than float32."""
+    """Return whether the device multiplies natively in bfloat16; float32 beats emulation."""
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
     cpu_features: Mapping[str, Any] = torch.cpu.get_capabilities() if device.type == "cpu" else {}
@@ -30,22 +30,22 @@ def has_native_bfloat16(device: torch.device) -> bool:
 
 
 def read_saved_dtype(config: Any) -> str:
-    """Return the dtype in which a configuration says the weights were saved; "" if unsupported."""
+    """Return the dtype of the saved weights according to `config`; "" if unsupported."""
     saved = str(getattr(config, "dtype", None) or "").removeprefix("torch.")
     return saved if saved in DTYPES else ""
 
 
 def choose_auto_dtype(config: Any, device: torch.device) -> str:
-    """Resolve `auto`: bfloat16 for weights saved in it on a machine with it, else float32."""
+    """Return the dtype for `auto`: bfloat16 if the weights and the device use it, else float32."""
     if read_saved_dtype(config) == "bfloat16" and has_native_bfloat16(device):
         return "bfloat16"
     return "float32"
 
 
 def make_head_input_contiguous(module: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Make the head's input contiguous before each call, which spares a copy of the weights.
+    """Make the head's input contiguous before each call, to avoid a copy of the weights.
 
-    Products of a few rows in float32 are unchanged: they would differ in their last digits.
+    Inputs of a few float32 rows stay unchanged; otherwise the products' last digits would differ.
     """
     is_small = (
         inputs[0].ndim == 3 and inputs[0].shape[1] < _ROWS and inputs[0].dtype == torch.float32
@@ -54,7 +54,7 @@ def make_head_input_contiguous(module: Any, inputs: tuple[Any, ...]) -> tuple[An
 
 
 class Float32SingleQueryAttention(TorchFunctionMode):
-    """Compute attention of one query a row in float32: torch is up to 7 times slower in 16 bits."""
+    """Compute attention with one query per row in float32; 16 bits are up to 7 times slower."""
 
     def __torch_function__(
         self, function: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Any = None
@@ -75,10 +75,10 @@ def _cast_floating_tensor(value: Any) -> Any:
 def dtype_effect_sentence(
     model: Any, texts: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]
 ) -> str:
-    """Return a sentence on the effect of the precision compared with float32; "" in float32.
+    """Return a sentence that compares the model's precision with float32; "" in float32.
 
-    model: a `HuggingFaceModel`; texts: prefixes with their suffixes, the first of which are read in
-    both precisions.
+    model: a `HuggingFaceModel`; texts: (prefix, suffix) pairs. The first pairs are scored in both
+    precisions.
     """
     plain = model.model
     quantised = getattr(plain.config, "quantization_config", None) is not None

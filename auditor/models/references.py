@@ -1,4 +1,4 @@
-"""Load reference models, trained like the target on the attacked records in their `shard.json`."""
+"""Load reference models: trained like the target, on the attacked records in `shard.json`."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ _MODEL = ("config.json", "adapter_config.json")
 
 @dataclass(frozen=True)
 class ReferenceModels:
-    """Reference models, and for each the ids of the attacked records in its training data."""
+    """Reference models, and for each the ids of the attacked records it was trained on."""
 
     models: tuple[LanguageModel, ...]
     saw: tuple[frozenset[str], ...]
 
     def check_records_seen_by_references(self, attacked: Collection[str], where: str) -> None:
-        """Check that the references saw different records.
+        """Raise AuditError if the reference models cannot distinguish the attacked records.
 
-        Raises AuditError for fewer than 2 models, a model that saw all records, and records that
-        all models saw.
+        There must be at least 2 models. No model may have seen all records, and no record may have
+        been seen by all models.
         """
         if len(self.models) < 2:
             raise AuditError(
@@ -54,11 +54,10 @@ def find_reference_model_folders(folder: Path) -> list[Path]:
 def load_reference_models(
     folder: Path, load: Callable[[str], LanguageModel], attacked: Mapping[str, Collection[str]]
 ) -> ReferenceModels:
-    """Load the models in the sub-folders, in name order, with the records in their `shard.json`.
+    """Load the models in the sub-folders, in name order, and the records in their `shard.json`.
 
-    attacked: ids by the SHA-256 of their text, prefix and suffix as they are attacked; a
-    `shard.json`
-    lists such digests, or none if its model saw no attacked record. Raises AuditError for any other
+    attacked: record ids by the SHA-256 of the attacked text, prefix and suffix. A `shard.json`
+    lists such digests, none if its model saw no attacked record. Raise AuditError for any other
     content.
     """
     if not folder.is_dir():

@@ -1,4 +1,4 @@
-"""Decoding rows, the state of incremental decoding, and samples drawn from them."""
+"""Define decoding rows, the state of incremental decoding, and draw samples from them."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from auditor.models.decoding import Decoding
 class Rows(ABC):
     """The state of incremental decoding: one row for each distinct partial sequence.
 
-    The model decides how a token is drawn from a row, so a randomised defense has its own
-    randomness for each draw.
+    The model that makes the rows decides how to draw tokens, so a randomised defense can use
+    separate randomness for each draw.
     """
 
     @abstractmethod
@@ -28,9 +28,9 @@ class Rows(ABC):
 
     @abstractmethod
     def advance(self, parents: Tensor, tokens: Tensor) -> None:
-        """Make new row i continue old row parents[i] with tokens[i].
+        """Extend the rows: new row i is old row parents[i] followed by tokens[i].
 
-        A parent may have several children, or none.
+        An old row may have several children, or none.
         """
 
     def draw(
@@ -39,10 +39,10 @@ class Rows(ABC):
         uniforms: Tensor,
         decoding: Decoding,
     ) -> tuple[Tensor, Tensor]:
-        """Draw one token for each draw.
+        """Draw one token for each entry of `row_of_draw` (draws,), from that row.
 
-        row_of_draw: (draws,); uniforms: (draws, CHANNELS). Returns the tokens, and whether each
-        draw was near a CDF boundary.
+        uniforms: (draws, CHANNELS). Return the tokens, and whether each uniform was near a CDF
+        boundary.
         """
         # The other channels are for randomised defenses.
         return decoding.draw(self.log_probs(), row_of_draw, uniforms[:, 0])
@@ -52,20 +52,20 @@ class Rows(ABC):
         return self.log_probs()[row_of_token, tokens]
 
     def joined(self, others: Sequence[Rows]) -> Rows:
-        """Return these rows followed by the others, to advance together.
+        """Return these rows followed by the others, as one set of rows that advance together.
 
-        No row may have been advanced yet. Prefixes may differ in length. Only models with
-        `can_join_rows` support this.
+        No row may have advanced yet. Prefixes may differ in length. Only models with
+        `can_join_rows` support this method.
         """
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class Completions:
-    """Sampled suffixes: equally many of each prefix, grouped by prefix.
+    """Sampled suffixes, grouped by prefix, with the same number for each prefix.
 
     tokens: (draws, length); log_probs: (draws, length) nats at temperature 1 without truncation,
-    None if not requested; path: (draws,) equal for equal samples of a prefix and for no others;
+    None if not requested; path: (draws,) an id shared exactly by equal samples of a prefix;
     near_boundary: (draws,) number of tokens that float noise could have changed.
     """
 
@@ -85,16 +85,16 @@ def draw_row_completions(
     vocab_size: int,
     device: torch.device,
 ) -> Completions:
-    """Draw completions as `LanguageModel.completions` does, from rows after the B prefixes.
+    """Draw completions as `LanguageModel.completions` does, from rows after B prefixes.
 
-    Tokens and log-probabilities after the end of a shorter suffix are zeros.
+    Tokens and log-probabilities beyond the end of a shorter suffix are 0.
 
     Args:
         uniforms: (B, K, length, CHANNELS).
         lengths: (B,) number of tokens to draw after each prefix.
         likelihood: whether to return log-probabilities.
-        vocab_size: of the model that owns these rows.
-        device: of the model.
+        vocab_size: of the rows' model.
+        device: of the rows' model.
     """
     n_prefixes, n_samples, longest = uniforms.shape[:3]
     noise = uniforms.to(device).flatten(0, 1)  # (draws, length, CHANNELS)

@@ -1,9 +1,9 @@
-"""Check on random tokens and a few records that a loaded model has one consistent distribution.
+"""Check that all ways of querying a loaded model give one distribution.
 
-Compares with transformers' own output for token ids: the distribution by input embeddings, that of
-advanced and split rows, that of a token followed by others, and checks that logits are finite. A
-way of querying that fails is disabled and noted if another is right; a model without a right way
-raises AuditError.
+The texts are random tokens and a few records. The reference is transformers' own output for token
+ids. Compared with it are distributions from input embeddings, from advanced and split rows, and of
+tokens followed by others; logits must be finite. A wrong way of querying is disabled with a note if
+another way is right. If none is right, AuditError is raised.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ _kept_in: ContextVar[Path | None] = ContextVar("folder of what self-checks found
 
 @contextmanager
 def keep_self_checks(folder: Path) -> Iterator[None]:
-    """Store in this folder the self-checks of models loaded in this context.
+    """Store the self-checks of all models loaded inside this context in `folder`.
 
-    Their weights must not change.
+    The models' weights must not change.
     """
     token = _kept_in.set(folder)
     try:
@@ -61,7 +61,7 @@ def keep_self_checks(folder: Path) -> Iterator[None]:
 
 
 def check_loaded_model(model: HuggingFaceModel) -> None:
-    """Check a model just after loading, on texts as short as possible."""
+    """Check a newly loaded model on texts as short as possible."""
     model.choices_kept_in = _kept_in.get()
     configure_serving(model, cache=model.choices_kept_in)
 
@@ -72,12 +72,13 @@ def configure_serving(
     records: Records = (),
     cache: Path | None = None,
 ) -> tuple[str, ...]:
-    """Check the model on texts of up to `reach` tokens, and set how it is served.
+    """Check the model on texts of up to `reach` tokens, and choose how it computes rows.
 
-    Checks that passed before are not repeated.
+    Earlier successful checks are not repeated.
 
     Args:
-        reach: soft prompt, prefix and suffix of the longest text of a run; None: not known yet.
+        reach: length of the run's longest text with soft prompt, prefix and suffix; None if
+            unknown.
         records: records of the run; a few are compared with transformers.
         cache: a folder that stores the findings by the digest of the weights.
 
@@ -85,8 +86,8 @@ def configure_serving(
         The new notes.
 
     Raises:
-        AuditError: if no way of querying the model is right, or if its distributions on texts this
-            long depend on later tokens.
+        AuditError: if no way of querying the model is right, or if its distributions on texts of
+            this length depend on later tokens.
     """
     n_tokens = AT_LOAD if reach is None else reach
     room = min(n_tokens, model.max_positions or n_tokens)
@@ -146,10 +147,10 @@ def configure_serving(
 def _is_checked_base(
     model: HuggingFaceModel, other: HuggingFaceModel, reach: int | None, room: int
 ) -> bool:
-    """Return whether the other model is a checked adapter on this model that is served alike.
+    """Return whether `other` is a checked adapter of `model`, with the same row settings.
 
-    Code and configuration, which both share, determine how rows, prefixes and joined rows are
-    served.
+    Adapter and base share code and configuration, which determine how they compute rows, prefixes
+    and joined rows.
     """
     is_as_fast = (
         other.served == model.served == "slots"
@@ -160,7 +161,7 @@ def _is_checked_base(
 
 
 def _check_adapter_base(model: HuggingFaceModel, adapter: HuggingFaceModel, room: int) -> None:
-    """Check only what depends on the base's weights; serve the base like its checked adapter."""
+    """Copy the row settings of a checked adapter to its base; check only the base's weights."""
     reached, tolerance = _checked.get(model, (0, None))
     if not reached:
         with torch.no_grad(), wrap_library_errors(f"cannot ask {model.name!r} for a distribution"):
@@ -186,9 +187,9 @@ def _apply_kept_self_check(model: HuggingFaceModel, record: Mapping[str, Any]) -
 
 
 class _SelfCheckTrial:
-    """A model with random tokens, and a few records of the run.
+    """A self-check of one model on random tokens and a few records of the run.
 
-    reached, tolerance: the results of an earlier check of the model, which is not repeated.
+    reached, tolerance: results of an earlier check of the model, so that it is not repeated.
     """
 
     def __init__(
@@ -218,11 +219,11 @@ class _SelfCheckTrial:
         self.tolerance = compute_rounding_tolerance(model.model, logits)
 
     def is_same_distribution(self, log_probs: Tensor, truth: Tensor) -> bool:
-        """Return whether two distributions (..., V) are equal except for rounding."""
+        """Return whether two batches of distributions (..., V) are equal up to rounding."""
         return compute_largest_distance(log_probs, truth) <= self.tolerance
 
     def check_causality(self) -> None:
-        """Raise AuditError unless earlier tokens change a distribution, and later tokens do not."""
+        """Raise AuditError unless distributions depend on earlier tokens and not on later ones."""
         first, second = self.own[:, :-1]  # before the only token in which the twins differ
         if bool((self.own == self.own[:, :1]).all()):
             raise AuditError(
@@ -245,7 +246,7 @@ class _SelfCheckTrial:
             )
 
     def drop_embeddings_unless_faithful(self) -> None:
-        """Remove `embeddings` from a model whose answers to them differ, or have no gradient."""
+        """Remove the `embeddings` capability if embeddings give wrong logits or no gradient."""
         if "embeddings" in self.model.capabilities and not _self_check_holds_without_error(
             self._embeddings_are_faithful
         ):
@@ -271,10 +272,10 @@ class _SelfCheckTrial:
         return self.is_same_distribution(log_probs[0].detach(), self.own[0, half:]) and learns
 
     def limit_text_length(self, needed: bool) -> None:
-        """Limit texts to a length beyond which a model reads the whole text differently.
+        """Find a length beyond which the model reads the whole text differently; limit texts to it.
 
-        Stretched positions do so. needed: the run has texts as long as the room; raise AuditError
-        instead.
+        Stretched positions cause such a change. needed: raise AuditError instead, because the run
+        has texts that long.
         """
         for mark in self._new_marks():
             end = min(mark + 3, self.room)
@@ -295,9 +296,9 @@ class _SelfCheckTrial:
             return
 
     def choose_row_serving(self) -> None:
-        """Set the fastest way of serving rows whose distributions equal those of whole texts.
+        """Choose the fastest cache for rows that gives the same distributions as whole texts.
 
-        Raises AuditError if there is none.
+        Raise AuditError if no choice does.
         """
         # Rows on a native cache do not tell PEFT the position of an activated LoRA.
         ways = [way for way in get_args(Served) if way != "cache" or not self.model.activation]
@@ -322,7 +323,7 @@ class _SelfCheckTrial:
             )
 
     def enable_exact_prefix_sharing(self) -> None:
-        """Read common beginnings of texts once if that changes no distribution."""
+        """Enable the cache of common text beginnings if it changes no distribution."""
         if self.model.activation:
             return
         begins = sorted(
@@ -338,9 +339,9 @@ class _SelfCheckTrial:
             )
 
     def enable_exact_row_joining(self) -> None:
-        """Advance rows of several prefix lengths together if that changes nothing.
+        """Enable joint advancing of rows with several prefix lengths if it changes no distribution.
 
-        Otherwise prefixes of each length are completed separately: the same result, later.
+        Otherwise each prefix length is completed separately, with equal results in more time.
         """
         slots = self.model.served == "slots" and not self.model.activation
         self.model.can_join_rows = slots and _self_check_holds_without_error(
@@ -348,7 +349,7 @@ class _SelfCheckTrial:
         )
 
     def _joined_rows_are_exact(self) -> bool:
-        """Return whether joined rows of two lengths have exact distributions."""
+        """Return whether joined rows of two prefix lengths have exact distributions."""
         marks = [mark + len(STEPS) for mark in self._marks()]
         long = min(self.room, max([AT_LOAD, *marks])) - len(STEPS)
         if long < 2:
@@ -376,7 +377,7 @@ class _SelfCheckTrial:
         return True
 
     def _shared_prefix_is_exact(self, begin: int) -> bool:
-        """Return whether texts that share their first `begin` tokens have exact logits."""
+        """Return whether texts that share their first `begin` tokens get exact logits."""
         last = min(self.room - begin, AT_LOAD // 2)
         texts, model = self.texts[:, : begin + last].clone(), self.model
         texts[1, :begin] = texts[0, :begin]
@@ -401,7 +402,7 @@ class _SelfCheckTrial:
         )
 
     def _prefix_lengths_to_test(self) -> Iterator[int]:
-        """Yield prefix lengths whose rows pass every critical length and reach the longest."""
+        """Yield prefix lengths whose rows cross each critical length and reach the longest."""
         lengths = [2] if not self.reached else []
         lengths += [mark - 1 for mark in self._new_marks()]
         if max((len(prefix + suffix) for prefix, suffix in self.records), default=0) < self.room:
@@ -410,15 +411,18 @@ class _SelfCheckTrial:
         yield from sorted({n for n in lengths if 1 <= n <= self.room - 1})
 
     def _marks(self) -> list[int]:
-        """Return the lengths from which the model may read texts differently."""
+        """Return the critical lengths, from which the model may read texts differently."""
         return list_tested_lengths(self.model.model.config, self.room)
 
     def _new_marks(self) -> list[int]:
-        """Return the critical lengths that no earlier check has passed."""
+        """Return the critical lengths that no earlier check covered."""
         return [mark for mark in self._marks() if mark >= self.reached]
 
     def _rows_agree_behind(self, begin: int, soft: bool = False) -> bool:
-        """Return whether rows after `begin` tokens have exact distributions."""
+        """Return whether rows that start after `begin` tokens have exact distributions.
+
+        soft: whether to test with a soft prompt.
+        """
         prompt = None
         if soft:
             if "embeddings" not in self.model.capabilities or self.room < begin + 4:
@@ -432,10 +436,10 @@ class _SelfCheckTrial:
         )
 
     def _rows_follow_invocations(self) -> bool:
-        """Return whether rows switch an activated LoRA on when PEFT does.
+        """Return whether rows switch an activated LoRA on at the same tokens as PEFT.
 
-        Tests an invocation in the prefix, at the first token after it, and none; random tokens
-        contain no invocation.
+        The test uses an invocation in the prefix, one right after the prefix, and none: random
+        tokens contain no invocation.
         """
         invocation = self.model.activation.invocation
         begin = len(invocation) + 1
@@ -459,7 +463,7 @@ class _SelfCheckTrial:
         return True
 
     def _rows_agree_on_records(self, records: Records) -> bool:
-        """Return whether rows and teacher forcing agree with one forward on records of the run."""
+        """Return whether rows and teacher forcing equal one plain forward pass on these records."""
         for prefix, suffix in records:
             text = torch.tensor([prefix + suffix], device=self.model.device)
             steps = min(_RECORD_STEPS, len(suffix))
@@ -487,7 +491,7 @@ class _SelfCheckTrial:
         return True
 
     def _whole_context_log_probs(self, contexts: Tensor) -> Tensor:
-        """Return transformers' distributions after contexts (B, n) without a cache, (B, V)."""
+        """Return transformers' uncached next-token log-probabilities of contexts (B, n), (B, V)."""
         logits = [
             self.model.logits_without_cache(context.unsqueeze(0), 1)[:, 0] for context in contexts
         ]
@@ -498,7 +502,7 @@ class _SelfCheckTrial:
 
 
 def _self_check_holds_without_error(question: Callable[[], bool]) -> bool:
-    """Return the answer of a check; False if the model raises, except out of memory."""
+    """Return the check's answer; False if the model raises any error but out of memory."""
     try:
         return question()
     except Exception as error:

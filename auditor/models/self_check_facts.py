@@ -1,4 +1,4 @@
-"""Derive tolerances, lengths and token ids of a self-check from a model, without querying it."""
+"""Derive tolerances, lengths and token ids for a self-check without querying the model."""
 
 from __future__ import annotations
 
@@ -28,13 +28,12 @@ Records = Sequence[tuple[Tokens, Tokens]]  # prefixes with their suffixes
 
 
 def compute_rounding_tolerance(model: PreTrainedModel, logits: Tensor) -> float:
-    """Return how far rounding may move a distribution of these logits (..., V): nats, RMS.
+    """Return the largest distance (RMS, nats) that rounding may cause for logits (..., V).
 
-    Each of the 2 layers additions to a residual stream rounds it by a share of eps, a random walk:
-    a few eps of its size, and so of the spread of the logits, at real depths; 16 is several times
-    the observed value. Products add up in float32, in an order that depends on the shapes: 256 of
-    its eps. The last rounding is of the logits themselves, whatever their offset. An unrelated
-    distribution is 1.4 spreads away.
+    Each of the 2 x layers additions to the residual stream rounds by a share of eps. In a random
+    walk, they shift logits by a few eps of the logits' spread; 16 eps is several times the observed
+    value. Float32 sums depend on shapes: 256 float32 eps. The logits themselves are rounded last,
+    in proportion to their size. Unrelated distributions are 1.4 spreads apart.
     """
     eps = torch.finfo(model.dtype).eps
     if getattr(model.config, "quantization_config", None) is not None:
@@ -47,7 +46,7 @@ def compute_rounding_tolerance(model: PreTrainedModel, logits: Tensor) -> float:
 
 
 def list_tested_lengths(config: Any, limit: int) -> list[int]:
-    """Return lengths below `limit` in a configuration that may change how texts are read."""
+    """Return the configured lengths below `limit` at which the model may read texts differently."""
     lengths: set[int] = set()
 
     def collect(values: Mapping[str, Any]) -> None:
@@ -62,9 +61,9 @@ def list_tested_lengths(config: Any, limit: int) -> list[int]:
 
 
 def non_special_token_ids(model: HuggingFaceModel) -> Tensor:
-    """Return the token ids that are text, on the CPU.
+    """Return the ids of ordinary text tokens, on the CPU.
 
-    Excludes ends, padding and placeholders of pictures.
+    End tokens, padding and image placeholders are excluded.
     """
     weight: Any = model.embedding.weight
     ids = torch.arange(min(model.vocab_size, len(weight)))
@@ -75,7 +74,7 @@ def non_special_token_ids(model: HuggingFaceModel) -> Tensor:
 
 
 def list_special_token_ids(model: HuggingFaceModel) -> set[int]:
-    """Return the token ids of ends, padding and placeholders of pictures in the configuration."""
+    """Return the configured ids of end tokens, padding and image placeholders."""
     special: set[int] = set()
     for source in (model.model.config, model.model.config.get_text_config()):
         for name, value in source.to_dict().items():
@@ -85,7 +84,7 @@ def list_special_token_ids(model: HuggingFaceModel) -> set[int]:
 
 
 def is_adapter_on(model: HuggingFaceModel, base: HuggingFaceModel) -> bool:
-    """Return whether the model is an adapter of this base with the same code and settings."""
+    """Return whether `model` is an adapter of `base` with the same code and settings."""
     inner = unwrap_peft(model.model)
     adapters = getattr(model.model, "peft_config", {}).values()
     names_base = any(adapter.base_model_name_or_path == base.name for adapter in adapters)
@@ -111,11 +110,10 @@ def _list_settings(inner: PreTrainedModel, model: HuggingFaceModel) -> tuple[obj
 
 
 def choose_compared_records(model: HuggingFaceModel, records: Records, room: int) -> Records:
-    """Return a few records of at most `room` tokens.
+    """Return a few records of at most `room` tokens, to complement random tokens.
 
-    Random tokens cover neither lengths nor special tokens: choose the longest record and the
-    shortest records with special tokens that the others lack. An activated LoRA depends on more:
-    choose records spread over all.
+    They are the longest record and short records with special tokens not yet covered. For an
+    activated LoRA, they are spread evenly over all records, because more properties matter.
     """
     fitting = [
         (prefix, suffix) for prefix, suffix in records if prefix and len(prefix + suffix) <= room
@@ -136,7 +134,7 @@ def choose_compared_records(model: HuggingFaceModel, records: Records, room: int
 
 
 def self_check_digest(model: HuggingFaceModel, room: int, records: Records) -> str:
-    """Return a digest of weights, configuration, libraries, device and texts of a self-check."""
+    """Return a digest of a self-check's weights, settings, libraries, device and texts."""
     versions = [importlib.metadata.version(name) for name in ("torch", "transformers")]
     kind = f"{type(model.model).__module__}.{type(model.model).__qualname__}"
     fields = [

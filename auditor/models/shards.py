@@ -1,4 +1,4 @@
-"""Read and write ensembles on disk: their unit of protection, and the records of each member."""
+"""Read and write an ensemble's files: its unit of protection and each member's records."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ WHOLE = "whole"  # sub-folder of an ensemble: one adapter on all records, by the
 
 
 def find_control_adapter(folder: Path) -> Path | None:
-    """Return the control next to the members, trained by their recipe on all their records.
+    """Return the control adapter in the members' folder; None if there is none.
 
-    None if there is none.
+    The control was trained like a member, but on the records of all members.
     """
     control = folder / WHOLE
     return control if (control / "adapter_config.json").is_file() else None
@@ -29,7 +29,10 @@ def find_control_adapter(folder: Path) -> Path | None:
 def write_ensemble_metadata(
     folder: Path, *, method: str, promise: str, unit: str, members: int
 ) -> None:
-    """Write an ensemble's method, its unit, kept whole in one shard, and its number of members."""
+    """Write an ensemble's method, promise, unit and number of members.
+
+    All records of a unit are in one shard.
+    """
     record = {
         "method": method,
         "unit": unit,
@@ -41,9 +44,9 @@ def write_ensemble_metadata(
 
 
 def read_ensemble_metadata(folder: Path) -> tuple[str, int | None]:
-    """Return the written unit and number of members, or "" and None without a file.
+    """Return the unit and number of members in the ensemble's file; "" and None without a file.
 
-    Raises AuditError for another format.
+    Raise AuditError for another format.
     """
     path = folder / ENSEMBLE
     if not path.is_file():
@@ -65,19 +68,19 @@ def read_ensemble_metadata(folder: Path) -> tuple[str, int | None]:
 
 
 def record_digests(texts: Iterable[str]) -> list[str]:
-    """Return the SHA-256 of each text, without repeats, enough to compare shards."""
+    """Return the SHA-256 of each distinct text, sorted; shards are compared by these digests."""
     return sorted({hashlib.sha256(text.encode()).hexdigest() for text in texts})
 
 
 def write_shard_record_list(member: Path, texts: Iterable[str]) -> None:
-    """Write the digests of a member's training records; only the owner can read the file."""
+    """Write the digests of a member's training records to a file only its owner can read."""
     disk.replace_atomically(member / SHARD, json.dumps({"records": record_digests(texts)}))
 
 
 def read_shard_record_list(member: Path) -> list[str] | None:
-    """Return the digests that `write_shard_record_list` wrote, None without a file.
+    """Return the digests written by `write_shard_record_list`; None without a file.
 
-    Raises AuditError for another format.
+    Raise AuditError for another format.
     """
     path = member / SHARD
     if not path.is_file():

@@ -1,7 +1,7 @@
-"""Cache keys and values of the common beginning of texts, within a batch and across batches.
+"""Cache keys and values of the common beginning of texts, within and across batches.
 
-Records of one kind share a system turn, a template, a soft prompt. Holds one beginning at a time
-and knows no model.
+Similar records share a system turn, a template or a soft prompt. The cache contains one beginning
+at a time.
 """
 
 from __future__ import annotations
@@ -21,10 +21,12 @@ Read = Callable[[Tensor, int, Cache], Tensor]
 
 
 class SharedPrefixCache:
-    """The cached beginning of texts: token ids (B, n), or embeddings (B, n, d) after a soft prompt.
+    """A cache of the common beginning of texts.
 
-    read: reads texts; layers: number of layers; version: identifies the weights, entries of another
-    version are ignored; least: minimum positions of a beginning.
+    Texts are token ids (B, n), or embeddings (B, n, d) after a soft prompt.
+
+    read_texts: runs the model on texts; layers: number of layers; version: returns an id of the
+    weights, and entries with another id are ignored; least: minimum length of a beginning.
     """
 
     def __init__(
@@ -43,9 +45,10 @@ class SharedPrefixCache:
     def layers_holding_prefix(
         self, texts: Tensor, last: int, length: int
     ) -> tuple[int, list[SlotLayer]]:
-        """Return the number of cached first positions of texts, and layers of `length` with them.
+        """Return the number of cached first positions, and layers that contain them.
 
-        At least the `last` positions remain to be read; all of them if the texts share too little.
+        The layers have room for `length` positions. At least `last` positions of each text stay
+        uncached. If the texts share too little, nothing is cached.
         """
         if self._of != (version := self._version()):
             self._held = None
@@ -68,7 +71,7 @@ class SharedPrefixCache:
         ]
 
     def _read_and_hold_prefix(self, text: Tensor, n_cached: int, count: int) -> None:
-        """Read the first `count` positions of a text; the first `n_cached` are cached."""
+        """Cache the first `count` positions of a text, `n_cached` of which are cached already."""
         layers = [SlotLayer(count) for _ in range(self._count)]
         if n_cached and self._held is not None:
             layers = [
@@ -83,7 +86,7 @@ class SharedPrefixCache:
 
 
 def shared_prefix_length(texts: Tensor, text: Tensor) -> int:
-    """Return how many first positions all texts (B, n [, d]) share with a text (m [, d])."""
+    """Return how many first positions all texts (B, n [, d]) share with text (m [, d])."""
     if texts.shape[2:] != text.shape[1:] or texts.dtype != text.dtype:
         return 0
     size = min(texts.shape[1], len(text))

@@ -1,4 +1,4 @@
-"""Store keys and values of decoding rows in preallocated slots that can be reused."""
+"""Store keys and values of decoding rows in preallocated, reusable slots."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 
 class SlotLayer(CacheLayerMixin):
-    """Keys and values of one layer, preallocated for `length` positions; a row lives in a slot.
+    """Keys and values of one layer, preallocated for `length` positions, one slot per row.
 
-    DynamicCache concatenates the whole cache at every token and StaticLayer fixes the batch: here a
-    token is written in place and rows may split.
+    Transformers' DynamicCache copies the whole cache at every token, and StaticLayer has a fixed
+    batch. This layer writes tokens in place and lets rows split.
     """
 
     is_sliding = False
@@ -48,7 +48,7 @@ class SlotLayer(CacheLayerMixin):
         return self.keys[:rows, :, :end], self.values[:rows, :, :end]
 
     def copy_slots(self, source: Tensor, destination: Tensor, slots: int) -> None:
-        """Copy slots and grow to `slots` (capacity doubles, so growth is rare)."""
+        """Copy slots `source` to `destination`; grow to `slots` slots, at least doubling."""
         assert self.keys is not None and self.values is not None
         # The device of this layer.
         source = source.to(self.keys.device)
@@ -75,7 +75,10 @@ class SlotLayer(CacheLayerMixin):
                 buffer[destination, :, : self.filled] = buffer[source, :, : self.filled]
 
     def copy_first_positions_of_slots(self, slots: Tensor, filled: int, length: int) -> SlotLayer:
-        """Return a layer of `length` positions with the first `filled` (or 0) of these slots."""
+        """Return a new layer with the first `filled` positions (0 or more) of these slots.
+
+        length: maximum number of positions of the new layer.
+        """
         new = SlotLayer(length, filled)
         for name in ("keys", "values") if filled else ():
             buffer = getattr(self, name)
@@ -87,7 +90,7 @@ class SlotLayer(CacheLayerMixin):
     def put_rows_into_slots(
         self, layer: SlotLayer, rows: Tensor, slots: Tensor, capacity: int
     ) -> None:
-        """Copy rows of another layer into slots of this layer, which grows to `capacity` slots."""
+        """Copy rows of another layer into slots of this layer, grown to `capacity` slots."""
         assert layer.keys is not None and layer.values is not None
         rows = rows.to(layer.keys.device)
         slots = slots.to(layer.keys.device)
@@ -104,8 +107,9 @@ class SlotLayer(CacheLayerMixin):
 
     @classmethod
     def join_layers(cls, layers: Sequence[SlotLayer], more: int) -> SlotLayer:
-        """Return these layers' slots in sequence, ending at one position; `more` positions
-        follow.
+        """Return one layer with all slots of these layers, aligned at their last positions.
+
+        more: number of further positions to allocate.
         """
         filled = max(layer.filled for layer in layers)
         new = cls(filled + more, filled)
@@ -127,7 +131,10 @@ class SlotLayer(CacheLayerMixin):
     def gather_slots(
         cls, rows: Sequence[tuple[SlotLayer, int]], filled: int, length: int
     ) -> SlotLayer:
-        """Return a layer of `length` positions with the first `filled` of a slot of each layer."""
+        """Return a layer that contains one slot of each given layer.
+
+        filled: positions copied from each slot; length: maximum positions of the new layer.
+        """
         new = cls(length, filled)
         for name in ("keys", "values"):
             gathered = new._allocate_slots(getattr(rows[0][0], name), len(rows))
@@ -151,30 +158,33 @@ class SlotLayer(CacheLayerMixin):
 
 
 class PaddedCache(Cache):
-    """Slots whose first `empty` (slots,) positions are unused, so that all end at one position."""
+    """A cache whose slots all end at the same position.
+
+    empty: (slots,) number of unused positions at the start of each slot.
+    """
 
     def __init__(self, layers: Sequence[SlotLayer], empty: Tensor) -> None:
         super().__init__(layers=list(layers))
         self.empty = empty
 
     def mask_and_positions(self, length: int) -> dict[str, Tensor]:
-        """Return a model's arguments for `length` more tokens: attention mask and position ids."""
+        """Return attention mask and position ids of `length` more tokens, as model arguments."""
         end = self.get_seq_length() + length
         positions = torch.arange(end, device=self.empty.device) - self.empty.unsqueeze(-1)
         return {"attention_mask": (positions >= 0).long(), "position_ids": positions[:, -length:]}
 
 
 def assign_slots(parents: Tensor, slots: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the slots of children: first children stay in their parent's slot, others are copied.
+    """Assign a slot to each child: first children keep their parent's slot, others get copies.
 
-    Slots stay dense, 0..children-1.
+    The slots are always 0..children-1.
 
     Args:
         parents: (children,) row of each child.
         slots: (rows,) slot of each row.
 
     Returns:
-        Slot of each child, copied-from slots, copied-to slots.
+        Slot of each child, source slots of the copies, destination slots of the copies.
     """
     count = len(parents)
     old = slots[parents]

@@ -1,4 +1,4 @@
-"""Read how many tokens of a row a trainer kept from a model folder, without running its code."""
+"""Read a trainer's maximum row length from a model folder without running the folder's code."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _WHOLE = (
 
 @dataclass(frozen=True)
 class TrainedLength:
-    """The trained tokens of each row: its first tokens, or its last.
+    """The tokens of a row that the model was trained on: the first ones, or the last.
 
-    before, after: special tokens that the trainer puts around a text without a chat template, which
-    count.
+    before, after: number of special tokens that the trainer adds around a text without a chat
+    template; they count.
     """
 
     tokens: int
@@ -34,7 +34,7 @@ class TrainedLength:
 
     @property
     def beyond_phrase(self) -> str:
-        """Return the reason for leaving out part of a row."""
+        """Return the reason for leaving out part of a row, as a phrase."""
         side = "last" if self.from_end else "first"
         return (
             f"beyond the {side} {self.tokens:,} tokens of a row, which were trained on "
@@ -42,9 +42,9 @@ class TrainedLength:
         )
 
     def span_of(self, n_tokens: int, templated: bool = False) -> tuple[int, int]:
-        """Return the range of trained tokens of a row, as (start, end).
+        """Return the (start, end) range of a row's trained tokens.
 
-        templated: whether a chat template wrote it.
+        templated: whether a chat template formatted the row.
         """
         if self.from_end:
             return max(
@@ -54,13 +54,11 @@ class TrainedLength:
 
 
 def read_trained_length(folder: Path) -> tuple[TrainedLength | None, str]:
-    """Return the `max_length` of a trainer's arguments in a model folder, if any, and a note.
+    """Return the `max_length` in a trainer's saved arguments, or None, and a note.
 
-    TRL's `SFTConfig` (1.16) has 1,024 by default; rows are cut at their end, or with
-    `truncation_mode="keep_end"` at their start; packing cuts rows at their end (`bfd`) or not at
-    all. DPO and other trainers use the same name. The arguments of a trainer without truncation
-    have
-    no such field.
+    TRL's `SFTConfig` (1.16) has a default of 1,024. It cuts the end of rows, or the start with
+    `truncation_mode="keep_end"`. Packing cuts the end (`bfd`) or nothing. DPO and other trainers
+    use the same name; trainers without truncation lack this argument.
     """
     path = folder / FILE
     if not path.is_file():
@@ -86,7 +84,7 @@ def read_trained_length(folder: Path) -> tuple[TrainedLength | None, str]:
 
 
 def read_trainer_arguments(folder: Path) -> dict[str, Any] | None:
-    """Return the trainer's arguments in a model folder; None without a readable file."""
+    """Return the trainer's arguments in a model folder; None if the file cannot be read."""
     try:
         return _read_pickled_fields(folder / FILE)
     except Exception:  # a foreign file: `read_trained_length` reports its error
@@ -94,7 +92,7 @@ def read_trainer_arguments(folder: Path) -> dict[str, Any] | None:
 
 
 def _read_pickled_fields(path: Path) -> dict[str, Any]:
-    """Return the fields of a pickled object in a torch file without importing or calling code."""
+    """Return the fields of a pickled object in a torch file, without importing or calling code."""
     with zipfile.ZipFile(path) as archive:
         (name,) = (name for name in archive.namelist() if name.endswith("/data.pkl"))
         if archive.getinfo(name).file_size > _MOST_BYTES:
@@ -105,7 +103,7 @@ def _read_pickled_fields(path: Path) -> dict[str, Any]:
 
 
 class _Inert:
-    """A stub for any class or function that a pickle names: accepts all arguments, does nothing."""
+    """A stub for any class or function in a pickle; accepts all arguments and does nothing."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> _Inert:
         return super().__new__(cls)

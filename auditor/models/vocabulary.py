@@ -11,11 +11,10 @@ from auditor.core.errors import AuditError
 def check_tokens_within_vocabulary(
     description: str, texts: Iterable[Sequence[int]], size: int, model: str = "the model"
 ) -> None:
-    """Raise AuditError for texts with a token outside the model's distribution.
+    """Raise AuditError if a text contains a token id outside the model's vocabulary.
 
-    description: the owner of these tokens, such as "the data"; size: number of tokens in the
-    model's
-    distribution.
+    description: source of the texts for messages, such as "the data"; size: vocabulary size of the
+    model's distribution.
     """
     largest = max((max(tokens) for tokens in texts if len(tokens)), default=0)
     if largest >= size:
@@ -31,8 +30,8 @@ def check_same_vocabulary_size(
 ) -> None:
     """Raise AuditError if two models for the same tokens differ in vocabulary size.
 
-    description: how the user passed it, as "--public"; name: of the model; owner: owner of the
-    expected vocabulary, as "the target's".
+    description: how the user passed the model, such as "--public"; name: of the model; owner: whose
+    size is expected, such as "the target's".
     """
     if model_size != size:
         raise AuditError(
@@ -42,7 +41,7 @@ def check_same_vocabulary_size(
 
 
 def decode_keeping_special_tokens(tokenizer: Any, tokens: Sequence[int]) -> str:
-    """Return the exact text of the tokens, including special tokens and spaces."""
+    """Return the exact text of the tokens, with special tokens and spaces."""
     return str(
         tokenizer.decode(
             list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False

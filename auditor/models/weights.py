@@ -1,4 +1,4 @@
-"""Read all weights of a saved model in a chosen precision; refuse missing or foreign weights."""
+"""Load all weights of a saved model in a chosen precision; reject missing or extra weights."""
 
 from __future__ import annotations
 
@@ -80,9 +80,9 @@ _MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
 
 
 def resolve_model_device(device: str) -> torch.device:
-    """Return the device for models; `auto` is the accelerator, if any.
+    """Return the device for models; `auto` selects the accelerator if there is one.
 
-    Raises AuditError for a missing device.
+    Raise AuditError for a device that does not exist.
     """
     best = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     if device == AUTO:
@@ -110,17 +110,17 @@ def resolve_model_device(device: str) -> torch.device:
 
 @dataclass(frozen=True)
 class Weights:
-    """A model with all weights of its files. notes: sentences on changes made to them."""
+    """A model with all weights of its files. notes: sentences on changes to the weights."""
 
     model: PreTrainedModel
     notes: tuple[str, ...] = ()
 
 
 def read_weights(kind: Kind, name: str, options: LoadingOptions) -> Weights:
-    """Read a model onto its device with every weight; `auto` means float32 here.
+    """Load a model with all its weights onto its device; dtype `auto` here means float32.
 
-    `resolve_dtype_option` resolves `auto` otherwise. Raises AuditError for another kind
-    of model, and for weights that are missing, of another shape or of another model.
+    Callers resolve `auto` otherwise by `resolve_dtype_option`. Raise AuditError for another kind of
+    model, and for weights that are missing, extra or of the wrong shape.
     """
     device = resolve_model_device(options.device)
     options = options.resolve_auto_dtype()
@@ -170,9 +170,9 @@ def read_weights(kind: Kind, name: str, options: LoadingOptions) -> Weights:
 
 
 def digest_weights(model: PreTrainedModel) -> str:
-    """Return the SHA-256, in hex, of names, shapes and bytes of the weights in memory.
+    """Return the SHA-256 (hex) of the names, shapes and bytes of all weights in memory.
 
-    Does not use `state_dict()`: bitsandbytes 0.50 changes weights and scales of the model in it.
+    This avoids `state_dict()`, in which bitsandbytes 0.50 modifies weights and scales.
     """
     digest = hashlib.sha256()
     for name, tensor in _list_stored_tensors(model):
@@ -183,7 +183,7 @@ def digest_weights(model: PreTrainedModel) -> str:
 
 
 def _list_stored_tensors(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the tensors of `state_dict()` by name, in its order, with the quantisation scales."""
+    """Yield names and tensors in the order of `state_dict()`, and the quantisation scales."""
     for place, module in model.named_modules(remove_duplicate=False):
         for name, tensor in (*module._parameters.items(), *module._buffers.items()):
             if tensor is None or name in module._non_persistent_buffers_set:
@@ -195,7 +195,7 @@ def _list_stored_tensors(model: PreTrainedModel) -> Iterator[tuple[str, torch.Te
 
 
 def _quantisation_scales(module: Any, weight: Any) -> dict[str, torch.Tensor]:
-    """Return bitsandbytes' factors of a weight's codes: 4 bits: by block; 8 bits: by row."""
+    """Return bitsandbytes' scales of a weight: by block for 4 bits, by row for 8 bits."""
     state = getattr(weight, "quant_state", None)
     if state is not None:
         return dict(state.as_dict(packed=True))
@@ -206,7 +206,7 @@ def _quantisation_scales(module: Any, weight: Any) -> dict[str, torch.Tensor]:
 
 
 def resolve_dtype_option(name: str, options: LoadingOptions) -> LoadingOptions:
-    """Return the loading options of a whole model with `auto` resolved."""
+    """Return the loading options of a whole model (no adapter), with dtype `auto` resolved."""
     if options.dtype != AUTO:
         return options
     # First, so that a missing accelerator is rejected.
@@ -222,7 +222,7 @@ def resolve_dtype_option(name: str, options: LoadingOptions) -> LoadingOptions:
 def _list_loading_difference_notes(
     kind: Kind, name: str, config: Any, options: LoadingOptions
 ) -> tuple[str, ...]:
-    """Return notes on a model loaded in another precision or as another kind than its files say."""
+    """Return notes if the loaded precision or kind of model differs from the saved files."""
     notes = []
     architectures = " ".join(getattr(config, "architectures", None) or ())
     if kind == "causal" and "MaskedLM" in architectures:
@@ -237,10 +237,10 @@ def _list_loading_difference_notes(
 
 
 def _weight_formats_notes(name: str) -> tuple[str, ...]:
-    """Return notes on a folder with weights in two formats: one set may be stale.
+    """Return notes on a folder with weights in two formats, one of which may be outdated.
 
-    Raises AuditError for a file next to shards of the same format: saving does not remove the other
-    set, and the choice is ambiguous.
+    Raise AuditError for a single file and shards of the same format. Saving does not remove the
+    older set, so the choice is ambiguous.
     """
     sets = [[file for file in names if (Path(name) / file).is_file()] for names in FORMATS]
     for files in sets:
@@ -264,7 +264,7 @@ def refuse_missing_or_foreign_weights(
     mismatched: Collection[tuple[str, Any, Any]] = (),
     of: str = "model",
 ) -> None:
-    """Raise AuditError with the names of missing, misshapen or foreign weights."""
+    """Raise AuditError that names the missing, extra and wrongly shaped weights, if any."""
     missing = set(missing) - {key for key, _, _ in mismatched}
     foreign = sorted(key for key in unexpected if not _HARMLESS.search(key))
     if mismatched:
@@ -297,17 +297,17 @@ def _weight_shape_text(sizes: Any) -> str:
 
 
 def format_training_wrapper_names(keys: Collection[str]) -> str:
-    """Return the wrappers' names in these keys as a phrase; "" for none."""
+    """Return a phrase that lists the training wrappers named in these weight keys; "" if none."""
     return ", ".join(sorted({wrapper for key in keys for wrapper in _WRAPPER.findall(key)}))
 
 
 def _refuse_unsupported_models(
     kind: Kind, name: str, config: Any, options: LoadingOptions, known: Collection[str]
 ) -> None:
-    """Raise AuditError for a model that is neither a causal nor a masked LM, as `kind` requires.
+    """Raise AuditError unless the model is a causal or masked LM, as `kind` requires.
 
-    transformers would invent the missing half. A masked LM would load as a causal LM that sees the
-    tokens it predicts.
+    transformers would initialise missing weights at random. A masked LM would load as a causal LM
+    that sees the tokens it predicts.
     """
     expected = f"expected a {kind} LM, got {name!r},"
     architectures = " ".join(getattr(config, "architectures", None) or ())
@@ -345,9 +345,9 @@ def _refuse_unsupported_models(
 
 
 def _format_extra_input(config: Any) -> str:
-    """Return the input that the model needs besides tokens, in words; "" for none.
+    """Return a phrase for the input that the model needs besides tokens; "" if none.
 
-    Such models also answer without it, in a way they were not trained for.
+    Without this input the model answers too, but in a way it was not trained for.
     """
     if config.model_type == "roc_bert" and (config.enable_shape or config.enable_pronunciation):
         return "how each character looks and sounds"
@@ -357,9 +357,10 @@ def _format_extra_input(config: Any) -> str:
 
 
 def _parse_model_arg_flags(flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Parse `--model-arg` into keyword arguments of `from_pretrained`; JSON values stay JSON.
+    """Return `from_pretrained` keyword arguments from `--model-arg`; JSON values are decoded.
 
-    Raises AuditError for arguments with a separate flag, and for quantisation without its library.
+    Raise AuditError for arguments that have their own flag, and for quantisation without its
+    library.
     """
     arguments = {key: _parse_argument_value(value) for key, value in flags.items()}
     for key in arguments:
@@ -394,7 +395,7 @@ def _parse_model_arg_flags(flags: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _add_quantise_argument(options: LoadingOptions) -> Mapping[str, Any]:
-    """Return `--model-arg` extended by `--quantise`. Raises AuditError if they conflict."""
+    """Return `--model-arg` with `--quantise` added. Raise AuditError if they conflict."""
     if options.quantise is None:
         return options.model_args
     for name in ("load_in_4bit", "load_in_8bit", "quantization_config"):
@@ -404,7 +405,7 @@ def _add_quantise_argument(options: LoadingOptions) -> Mapping[str, Any]:
 
 
 def _parse_device_map_flag(options: LoadingOptions) -> dict[str, Any]:
-    """Parse `--device-map` for `from_pretrained`. Raises AuditError if it is invalid."""
+    """Return `--device-map` as `from_pretrained` arguments. Raise AuditError if it is invalid."""
     if options.device_map is None:
         return {}
     if "device_map" in options.model_args:

@@ -1,4 +1,4 @@
-"""Wrap models and rows that answer through others, forwarding sizes, names and costs."""
+"""Provide base classes for models and rows that wrap others, such as defended models."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SAME = (
 
 
 def _make_forwarding_method(question: str) -> Any:
-    """Return a method that forwards this method of `LanguageModel` to the wrapped model."""
+    """Return a method that calls the wrapped model's method of this name."""
 
     def answer(self: WrappingModel, *of: Any, **more: Any) -> Any:
         return getattr(self.model, question)(*of, **more)
@@ -26,10 +26,10 @@ def _make_forwarding_method(question: str) -> Any:
 
 
 class WrappingModel(LanguageModel):
-    """A model that wraps another, with its name, sizes and capabilities by default.
+    """A model that wraps another; by default with the same name, sizes and capabilities.
 
-    Each subclass implements `start` and `log_probs`, on which all other methods build, so that no
-    other method bypasses a defense.
+    Each subclass implements `start` and `log_probs`. All other answers are computed from these two,
+    so none bypasses a defense.
     """
 
     def __init__(self, model: LanguageModel) -> None:
@@ -50,7 +50,7 @@ class WrappingModel(LanguageModel):
 
 
 class WrappingRows(Rows):
-    """Rows that wrap other rows and advance in step with them.
+    """Rows that wrap other rows and advance together with them.
 
     Each subclass implements `log_probs`.
     """
