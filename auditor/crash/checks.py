@@ -1,7 +1,7 @@
-"""Check a training's steps against its claim: one check per fault.
+"""Check a training's steps against its claim, with one check per fault.
 
-Each check returns its number and the smallest violation it could detect. This file checks what is
-read and accounted. Other files check the noise, one record's reach and ways past a step.
+Each check returns the measured number and the smallest violation that the check could detect. This
+file checks which records are read and what is accounted. Other files check the rest.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def check_repeated_reads(runs: WatchedTrainings) -> LoopCheck:
 
 
 def check_sampling_rate(runs: WatchedTrainings) -> LoopCheck:
-    """Check that records are read as often as the claimed rate says."""
+    """Check that records are read as often as the claimed sampling rate says."""
     draws = runs.first_training.n * len(runs.steps_but_first_of_each_training)
     times_read = sum(len(set(step.records)) for step in runs.steps_but_first_of_each_training)
     q = runs.claim.sample_rate
@@ -123,7 +123,7 @@ def check_sampling_rate(runs: WatchedTrainings) -> LoopCheck:
 def check_poisson_batch_sizes(runs: WatchedTrainings) -> LoopCheck:
     """Check that batch sizes vary as under Poisson sampling.
 
-    Shuffled batches, all of one size, give less privacy than the accounting assumes.
+    Shuffled batches of one size give less privacy than the accounting assumes.
     """
     q, n = runs.claim.sample_rate, runs.first_training.n
     sizes = np.array([len(step.records) for step in runs.steps_but_first_of_each_training])
@@ -155,7 +155,7 @@ def check_poisson_batch_sizes(runs: WatchedTrainings) -> LoopCheck:
 
 
 def _bound_shuffled_epsilon(runs: WatchedTrainings) -> float:
-    """Return an upper bound of epsilon at the claimed noise if each pass reads every record once.
+    """Return an upper bound of epsilon at the claimed noise, for one read of each record per pass.
 
     The bound holds for any order of the records.
     """
@@ -163,7 +163,7 @@ def _bound_shuffled_epsilon(runs: WatchedTrainings) -> float:
 
 
 def check_equal_record_frequency(runs: WatchedTrainings) -> LoopCheck:
-    """Check that every record is read about as often as the others."""
+    """Check that all records are read about equally often."""
     times = Counter(
         record for step in runs.steps_but_first_of_each_training for record in set(step.records)
     )
@@ -193,7 +193,7 @@ def check_equal_record_frequency(runs: WatchedTrainings) -> LoopCheck:
 
 
 def check_step_count(runs: WatchedTrainings) -> LoopCheck:
-    """Check that the training takes no more steps than were accounted."""
+    """Check that the training takes no more steps than the claim accounts for."""
     trace_lengths = [len(trace.steps) for trace in runs.traces]
     step_count, claimed = max(trace_lengths), runs.claim.steps
     return judge_certain_check(
@@ -243,7 +243,7 @@ def check_claimed_epsilon(runs: WatchedTrainings) -> LoopCheck:
 
 
 def check_step_choice(runs: WatchedTrainings) -> LoopCheck:
-    """Check that no step is chosen by private records that are read without a gradient."""
+    """Check that no step is chosen by reading private records without a gradient."""
     name = "evaluation on private records"
     would = "a step but the last given back, of trainings that evaluate"
     evaluation = max(runs.traces, key=lambda trace: len(trace.evaluated))

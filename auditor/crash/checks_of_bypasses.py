@@ -1,4 +1,4 @@
-"""Check ways past a step: other records of the batch, returned weights, printed text, seeds."""
+"""Check for leaks outside the noisy gradient: batch companions, returned weights, prints, seeds."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ _APART = 0.05  # relative to the logits' size; rounding in half precision is sma
 
 
 def check_noise_seed_guessable(runs: WatchedTrainings) -> LoopCheck:
-    """Check that nobody finds the noise by trying seeds.
+    """Check that nobody can reproduce the noise by trying seeds.
 
-    No small seed may give the noise, and more than 32 bits of the seed must decide it. On the CPU
-    torch's generator uses only the lowest 32 bits of any seed.
+    No small seed may give the noise, and the noise must depend on more than 32 bits of the seed. On
+    the CPU, torch's generator uses only the lowest 32 bits of a seed.
     """
     name = "secret noise"
     would = f"noise that begins as torch's generator does under a seed below {_TRIED:,}"
@@ -65,9 +65,9 @@ def check_noise_seed_guessable(runs: WatchedTrainings) -> LoopCheck:
 
 @functools.cache
 def _list_guessable_normals() -> Floats:
-    """Return (seeds, 16) the first normal numbers of each seed, scaled to unit length.
+    """Return the first 16 normal numbers of each seed, scaled to unit length: (seeds, 16).
 
-    Every tensor of 32 numbers or more begins with them.
+    Every tensor of at least 32 numbers begins with these numbers.
     """
     generator = torch.Generator()
     normals = torch.empty(_TRIED, _READ)
@@ -78,7 +78,7 @@ def _list_guessable_normals() -> Floats:
 
 
 def _find_likeliest_seed(runs: WatchedTrainings) -> tuple[int, float, str]:
-    """Return the seed whose numbers best match a tensor's first noise, its p-value, the tensor."""
+    """Return the seed that best matches a tensor's first noise, the p-value, the tensor's name."""
     # torch draws 16 normal numbers at a time, and draws the last 16 of a tensor again if its size
     # is no multiple of 16.
     first = runs.first_training.steps[0]
@@ -117,8 +117,8 @@ _counted_check = functools.partial(LoopCheck, source=COUNTED)
 def check_batch_dependence(runs: WatchedTrainings) -> LoopCheck:
     """Check that a record's logits do not depend on the other records of its batch.
 
-    If they do, no clipping bounds the record's reach. Causes are batch norm, padding that is
-    attended to, and experts of a fixed capacity.
+    If they do, clipping cannot bound the record's reach. Causes are batch norm, attention to
+    padding, and experts of fixed capacity.
     """
     name = "each record by itself"
     would = f"logits that change by {_APART:.0%}"
@@ -136,9 +136,9 @@ def check_batch_dependence(runs: WatchedTrainings) -> LoopCheck:
 
 
 def check_weights_follow_steps(runs: WatchedTrainings) -> LoopCheck:
-    """Check that the returned weights follow from the steps only.
+    """Check that the returned weights depend on the steps only.
 
-    The same steps without the last record must end in the same model.
+    The same steps must give the same model when the last record is missing.
     """
     name = "weights follow the steps"
     would = "any other change by the record that was left out"
@@ -193,7 +193,7 @@ def _is_weight_equal_ignoring_nan(weight: torch.Tensor, other: torch.Tensor) -> 
 
 
 def check_printed_output_leaks(runs: WatchedTrainings) -> LoopCheck:
-    """Check that printed text follows from the steps only, unlike the loss of private records."""
+    """Check that printed text depends on the steps only; a private record's loss does not."""
     name = "printed text"
     would = "a number, of standard output or a log, that follows the record that was left out"
     if len(runs.first_training.steps) != len(runs.fewer.steps):
@@ -215,14 +215,14 @@ def check_printed_output_leaks(runs: WatchedTrainings) -> LoopCheck:
 
 
 def _list_mixed_steps(runs: WatchedTrainings) -> list[ObservedStep]:
-    """Return the steps, but a training's first, that mix rows of no record with records."""
+    """Return steps, except each training's first, that mix records with foreign rows."""
     return [step for step in runs.steps_but_first_of_each_training if step.foreign and step.records]
 
 
 def check_rows_are_records(runs: WatchedTrainings) -> LoopCheck:
-    """Check that every row of a step is a given record.
+    """Check that every row of a batch is a given record.
 
-    A training clips and samples a part of a record by itself.
+    Otherwise the training clips and samples parts of a record separately.
     """
     name = "rows are records"
     would = "one row that is none of the given records"
@@ -238,7 +238,7 @@ def check_rows_are_records(runs: WatchedTrainings) -> LoopCheck:
 
 
 def check_empty_batch_noise(runs: WatchedTrainings) -> LoopCheck:
-    """Check that an empty batch of Poisson sampling is a step with noise like any other."""
+    """Check that an empty batch of Poisson sampling gives a noisy step like any other batch."""
     name = "empty batches"
     would = "one that is left out, is filled with a made-up row, or has no noise"
     if runs.few_error:

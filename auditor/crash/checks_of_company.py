@@ -1,10 +1,9 @@
 """Check that a record's gradient does not depend on the other texts of its batch.
 
-A loss that is a mean over all tokens of a batch weighs a record by its tokens over the batch's
-tokens, and also by one over the batch's records if nothing undoes the mean. So does a mean over
-records that nothing undoes. Clipping hides this if gradients are longer than the clipping norm. If
-they are shorter, one more text makes all other gradients shorter, so a record moves the sum by more
-than its own clipped gradient.
+A mean loss over the tokens of a batch weights a record by its tokens over the batch's tokens. A
+mean that is not undone also divides by the batch's number of records. Clipping hides both effects
+if gradients exceed the clipping norm. If gradients are shorter, one more text shortens all of them:
+the record then moves the sum by more than its own clipped gradient.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ _DIVIDED = 1.5  # clipping norms: longer gradients were made so for a mean that 
 
 
 def check_company_dependence(runs: WatchedTrainings) -> LoopCheck:
-    """Check that a record's clipped gradient is the same with any texts in its batch."""
+    """Check that a record's clipped gradient is the same with any other texts in its batch."""
     would = "a loss that is a mean over the tokens or the records of a batch"
     if not runs.company:
         return LoopCheck(
@@ -101,9 +100,9 @@ def _list_least_errors(
     fits: dict[tuple[str, str], tuple[float, float]],
     claim: LoopClaim,
 ) -> list[float]:
-    """Return the standard error of each mean over a batch that these gradients could show.
+    """Return the standard error for each mean over a batch that these gradients can reveal.
 
-    Long gradients could show a mean that nothing undoes, others a mean that something undoes.
+    Long gradients can reveal a mean that nothing undoes; other gradients, a mean that is undone.
     """
     norms = np.concatenate([step.norms for step in steps])
     is_divided = np.median(norms) > _DIVIDED * claim.max_grad_norm
@@ -115,10 +114,10 @@ def _list_least_errors(
 
 
 def measure_reach_share(trace: TrainingTrace, claim: LoopClaim) -> float:
-    """Return the mean reach over that of the records' own gradients, clipped as claimed.
+    """Return the mean reach divided by the mean reach that the claim's clipping would give.
 
-    It is 1 if the share may be at least a half, and never below the share that a mean over a batch
-    leaves.
+    Return 1 if the share may be at least a half. The share is never below that of a mean over a
+    batch.
     """
     steps = [step for step in trace.steps if step.scale and step.records]
     estimate = estimate_mean_reach(steps)
@@ -139,11 +138,11 @@ def _fit_company_weight(
     weight: str,
     by_pass: bool,
 ) -> tuple[float, float] | None:
-    """Fit reaches on the contribution of a mean over a batch -> (coefficient, standard error).
+    """Fit reaches on the effect of a mean over a batch; return the coefficient and its error.
 
-    In units of the noise. The other columns are the constant and the clipped norm of each length: a
-    record's own gradient and length are no fault, nor is a division by a constant. None: no
-    record's batch differs.
+    Units: the noise. Other columns: a constant and the clipped norm for each length, because a
+    record's own gradient and length, or a constant divisor, are no fault. Return None if no batch
+    differs.
     """
     n_tokens = np.array([len(record["input_ids"]) - 1 for record in records], dtype=float)
     kinds = sorted(set(n_tokens))
@@ -184,9 +183,9 @@ def _fit_company_weight(
 def _weigh_company(
     parts: Sequence[Sequence[int]], records: Sequence[int], n_tokens: Floats, weight: str
 ) -> Floats | None:
-    """Return (records,) the weight in `_WEIGHTS` of each gradient under a mean over its batch.
+    """Return the weight of each gradient under a mean over its batch, as in `_WEIGHTS`: (records,).
 
-    None if a record was read twice.
+    Return None if a record was read twice.
     """
     weights = dict[int, float]()
     for part in parts:

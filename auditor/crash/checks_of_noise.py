@@ -1,4 +1,4 @@
-"""Check that noise is on every tensor, Gaussian, fresh, and of a size independent of secrets."""
+"""Check that every tensor's noise is Gaussian, fresh, and of a size independent of secrets."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _SURELY_SILENT = 3
 
 
 def check_noise_every_tensor(runs: WatchedTrainings) -> LoopCheck:
-    """Check that every tensor has noise, of any size: reaches are in units of a tensor's noise."""
+    """Check that every tensor has noise, of any size: reaches are in units of this noise."""
     name = "noise in every tensor"
     would = "a tensor without noise"
     if not runs.steps_with_noise:
@@ -70,7 +70,7 @@ def check_noise_every_tensor(runs: WatchedTrainings) -> LoopCheck:
 
 
 def _find_tensors_without_noise(runs: WatchedTrainings) -> set[str]:
-    """Return the tensors without noise in a step that would show it, or in all of their steps."""
+    """Return tensors without noise in all of their steps, or in a step that would show noise."""
     silent = set()
     largest: dict[str, float] = {}
     freedoms: dict[str, int] = {}
@@ -88,7 +88,7 @@ def _find_tensors_without_noise(runs: WatchedTrainings) -> set[str]:
 def whiten_unequal_noise(runs: WatchedTrainings) -> WatchedTrainings:
     """Return the trainings with each tensor in units of its noise, if the noise is unequal.
 
-    Equal noise stays unscaled: shares estimated from few degrees of freedom would add error.
+    Leave equal noise unscaled: the estimated scales would add error.
     """
     shares = runs.noise_shares
     if not _has_unequal_noise(runs, shares):
@@ -119,8 +119,7 @@ def _has_unequal_noise(runs: WatchedTrainings, shares: dict[str, float]) -> bool
 
 
 def check_released_gradients_finite(runs: WatchedTrainings) -> LoopCheck:
-    """Check that every released number is finite: overflow in half precision shows through
-    noise."""
+    """Check that every released number is finite, because noise does not hide an overflow."""
     faults = [(i, *fault) for i, trace in enumerate(runs.traces) for fault in trace.overflowed]
     message = "every released number is finite"
     if faults:
@@ -153,7 +152,7 @@ def _find_zero_noise(
 
 
 def check_gaussian_noise(runs: WatchedTrainings) -> LoopCheck:
-    """Check that the noise is Gaussian: the accounting holds for no other distribution."""
+    """Check that the noise is Gaussian, as the accounting assumes."""
     # Leave out elements that are mostly in the records' span: the rest of their noise follows from
     # other elements'.
     parts = [
@@ -184,9 +183,9 @@ def check_gaussian_noise(runs: WatchedTrainings) -> LoopCheck:
 
 
 def check_noise_independence(runs: WatchedTrainings) -> LoopCheck:
-    """Check that noise is independent between any two steps of any training, and between tensors.
+    """Check that noise is independent between tensors, and between steps of all trainings.
 
-    Each training has another seed.
+    Each training has a different seed.
     """
     name, noisy = "fresh noise", runs.steps_with_noise
     if len(noisy) < 2:
@@ -240,8 +239,8 @@ def check_noise_independence(runs: WatchedTrainings) -> LoopCheck:
 def _find_largest_correlation(noises: Floats, free: float) -> tuple[float, float, tuple[int, int]]:
     """Return the largest correlation of two rows, its p-value among all pairs, and the pair.
 
-    Given one row, the direction of another is uniform in its own dimensions (at least `free`), so
-    the correlation is at most that of a uniform direction in them with a fixed direction.
+    Given one row, the other row's direction is uniform in its own dimensions (at least `free`). The
+    correlation is at most that of a uniform direction with a fixed direction.
     """
     if free <= 1:  # no tensor is trained in every step
         return 0.0, 1.0, (0, 0)
@@ -257,14 +256,15 @@ def _find_largest_correlation(noises: Floats, free: float) -> tuple[float, float
 
 
 def _count_noise_freedoms(step: ObservedStep, of: slice = slice(None)) -> float:
-    """Count the degrees of freedom of a step's noise, or of these elements, outside the records'
-    span."""
+    """Count the degrees of freedom of a step's noise outside the records' span.
+
+    of: the elements to count.
+    """
     return float((step.spread[of] ** 2).sum())
 
 
 def _stack_shared_noise(steps: Sequence[ObservedStep]) -> tuple[Floats, float]:
-    """Return the noise (steps, d) of tensors in every step, and the fewest degrees of freedom of a
-    row."""
+    """Return the noise (steps, d) of tensors in every step, and the fewest freedoms of a row."""
     shared = [name for name in steps[0].shapes if all(name in step.shapes for step in steps)]
     spans = [[slice(*step.shapes[name]) for name in shared] for step in steps]
     rows = [
@@ -282,7 +282,7 @@ _Pair = tuple[Floats, Floats, float]  # noise, noise, and the first one's dimens
 
 
 def _select_shared_noise(step: ObservedStep, other: ObservedStep) -> _Pair:
-    """Return two steps' noise on shared tensors, and the first's degrees of freedom there."""
+    """Return two steps' noise on their shared tensors, and the first step's freedoms there."""
     shared = [name for name in step.shapes if name in other.shapes]
     slices = [slice(*step.shapes[name]) for name in shared]
     other_slices = [slice(*other.shapes[name]) for name in shared]
@@ -295,7 +295,7 @@ def _select_shared_noise(step: ObservedStep, other: ObservedStep) -> _Pair:
 
 
 def _pair_noises(step: ObservedStep) -> Iterator[_Pair]:
-    """Yield pairs of tensors of one size: a generator seeded again would give them equal noise."""
+    """Yield pairs of tensors of equal size, whose noise is equal if the generator is reseeded."""
     spans = sorted(step.shapes.values(), key=lambda span: span[1] - span[0])
     for (a, b), (c, d) in itertools.pairwise(spans):
         if b - a == d - c:
@@ -303,7 +303,7 @@ def _pair_noises(step: ObservedStep) -> Iterator[_Pair]:
 
 
 def _pool_noise_correlations(pairs: Sequence[_Pair]) -> tuple[float, float]:
-    """Correlate all pairs together -> (correlation, p-value); (0, 1) without pairs.
+    """Return the correlation of all pairs together and its p-value; (0, 1) without pairs.
 
     Given b, the variance of a @ b is at most b @ b times the variance of an element of a. That
     variance is a @ a over the dimensions of a, not over its length: two tensors with similar
@@ -324,7 +324,7 @@ def _pool_noise_correlations(pairs: Sequence[_Pair]) -> tuple[float, float]:
 
 
 def check_training_reveals_record_count(runs: WatchedTrainings) -> LoopCheck:
-    """Check that a missing record shows only in its gradient, not in steps, rates or noise size."""
+    """Check that a missing record changes its gradient only, not steps, rates or noise size."""
     name, a, b = "number of records", runs.first_training, runs.fewer
     if runs.claim.public_size:
         return LoopCheck(name, UNKNOWN, "the claim says that it is public", "")
@@ -377,10 +377,10 @@ def check_training_reveals_record_count(runs: WatchedTrainings) -> LoopCheck:
 
 
 def check_noise_size_public(runs: WatchedTrainings) -> LoopCheck:
-    """Check that the noise's size is a public schedule.
+    """Check that the noise's size follows a public schedule.
 
-    At each step it must be equal in all trainings with the same number of records. If not, it
-    follows chance, as in adaptive clipping, or the records: the test cannot tell which.
+    All trainings with the same number of records must have equal noise at each step. Otherwise the
+    size depends on chance, as in adaptive clipping, or on the records: the test cannot tell which.
     """
     name = "noise by a schedule"
     would = "noise whose size differs between trainings"
@@ -405,14 +405,14 @@ def check_noise_size_public(runs: WatchedTrainings) -> LoopCheck:
 
 
 def _group_steps(runs: WatchedTrainings) -> list[list[ObservedStep]]:
-    """Return the steps with noise by their place in a training, if two trainings have it."""
+    """Group steps with noise by their index, if at least two trainings have this index."""
     by_place = itertools.zip_longest(*(trace.steps for trace in runs.traces))
     places = [[step for step in steps if step is not None and step.scale] for steps in by_place]
     return [steps for steps in places if len(steps) > 1]
 
 
 def _is_noise_size_public(runs: WatchedTrainings) -> bool:
-    """Test if trainings agree on each step's noise scale, up to estimation error.
+    """Test whether trainings agree on each step's noise scale, up to estimation error.
 
     The log of a scale has variance 1 / (2 freedom).
     """
@@ -429,7 +429,7 @@ def _is_noise_size_public(runs: WatchedTrainings) -> bool:
 
 
 def check_noise_reveals_batch_size(runs: WatchedTrainings) -> LoopCheck:
-    """Check that the secret size of a batch does not show in the size of the noise."""
+    """Check that the noise's size does not depend on the batch size, which is secret."""
     pairs = [(len(step.records), step.scale) for step in runs.steps_with_noise if step.records]
     if (
         runs.few and len({size for size, _ in pairs}) < 2

@@ -1,4 +1,4 @@
-"""Check one record's reach: how far it moves a released gradient, in units of the noise."""
+"""Check each record's reach: how far it moves a released gradient, in units of the noise."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _Columns = Callable[[ObservedStep], Floats]
 def check_record_sensitivity(runs: WatchedTrainings) -> LoopCheck:
     """Check that a record moves the gradient by at most 1 / noise multiplier units of noise.
 
-    Checked on each model and on all models together.
+    The check covers each model and all models together.
     """
     name, promised = "one record's reach", 1 / runs.claim.noise_multiplier
     kinds = len(SPECIMENS)
@@ -81,13 +81,12 @@ def check_record_sensitivity(runs: WatchedTrainings) -> LoopCheck:
 
 
 def estimate_noise_multiplier_interval(runs: WatchedTrainings) -> tuple[float, float, float] | None:
-    """Return the observed noise multiplier and its 95% interval's ends; None without a bound.
+    """Return the observed noise multiplier and the ends of its 95% interval; None without a bound.
 
-    It is one over the reach. A mean reach is no bound if gradients are shorter than the bound.
-    Assume that a record's reach rises with its gradient's norm up to an unknown clipping norm and
-    equals the bound above it. Each clipping norm that the steps do not contradict gives an interval
-    of the bound; return their union. No bound is seen if the steps do not contradict a reach that
-    rises up to the longest gradient.
+    The multiplier is 1 / (the bound of a reach). The mean reach is below the bound if gradients are
+    short. Assume that a reach rises with its gradient's norm up to an unknown clipping norm, and
+    equals the bound above. Each clipping norm that the steps do not contradict gives an interval;
+    return the union. Return None if reaches may rise up to the longest gradient.
     """
     steps = [step for step in runs.steps if step.scale and step.norms.any()]
     if not steps:
@@ -131,9 +130,9 @@ def _fit_bound_above_clipping_norm(
 ) -> tuple[float, float, float]:
     """Fit the bound of reaches that rise with the norm up to this clipping norm.
 
-    Returns the bound, its standard error, and the squared reaches that its least squares fit
-    explains, in units of the noise. weighted: steps, with the weights of a mean reach and that
-    mean's deviation.
+    weighted: each step, the weights of its mean reach, and that mean's deviation. Return the bound,
+    its standard error, and the squared reaches explained by the least squares fit, in units of the
+    noise.
     """
     share_sum = reach_sum = square = product = 0.0
     for step, weights, deviation in weighted:
@@ -156,9 +155,9 @@ def _estimate_longest_reach(runs: WatchedTrainings) -> tuple[float, float] | Non
 
 
 def check_kind_sensitivity(runs: WatchedTrainings) -> LoopCheck:
-    """Check that no kind of record reaches farther than the others.
+    """Check that no kind of record has a longer reach than the others.
 
-    Kinds: long, short, first, last and lone records, and those at a batch's edge.
+    Kinds: long, short, first, last and lone records, and records at a batch's edge.
     """
     name, promised = "every kind of record", 1 / runs.claim.noise_multiplier
     steps = [*runs.steps, *(runs.few.steps if runs.few else ())]
@@ -201,7 +200,7 @@ def _find_worst_violation(
 ) -> WorstViolation:
     """Return the record whose reach exceeds the bound by the most standard errors.
 
-    mean: in units of the bound.
+    mean: the mean reach in units of the bound, for the message.
     """
     violations = []
     for step in (
@@ -233,9 +232,9 @@ def _find_worst_violation(
 
 
 def check_per_record_clipping(runs: WatchedTrainings) -> LoopCheck:
-    """Check that a record's reach follows neither its gradient's norm nor the rest of its batch.
+    """Check that a record's reach depends on neither its gradient's norm nor its batch.
 
-    Below the bound a reach may rise with the norm.
+    A reach below the bound may rise with the norm.
     """
     name, promised = "clipped by record", 1 / runs.claim.noise_multiplier
     # With clipping by tensor, a record's part is no multiple of its gradient and no share of the
@@ -289,11 +288,11 @@ def check_per_record_clipping(runs: WatchedTrainings) -> LoopCheck:
 
 
 def _fit_norm_rise(runs: WatchedTrainings, promised: float) -> tuple[float, float] | None:
-    """Estimate if reach rises with the gradient's norm and exceeds the bound at the largest.
+    """Estimate whether reach rises with the gradient's norm and exceeds the bound at large norms.
 
-    Returns (estimate, standard error) of the slope, or of the largest quarter's reach minus the
-    bound: the less significant of the two. Below the bound a reach may rise, since clipping keeps
-    gradients shorter than the clipping norm.
+    Return (estimate, standard error) of the slope, or of the top quarter's reach minus the bound,
+    whichever is less significant. A reach below the bound may rise, because clipping leaves short
+    gradients unchanged.
     """
     slope = _fit_log_norm_slope(runs.steps)
     top = _estimate_longest_reach(runs)
@@ -321,13 +320,12 @@ _COMPANY: dict[str, Callable[[ObservedStep], Sequence[Sequence[int]]]] = {
 def _fit_share_rise(
     steps: Sequence[ObservedStep], parts: Callable[[ObservedStep], Sequence[Sequence[int]]]
 ) -> tuple[float, float] | None:
-    """Estimate how reach rises with a record's share of its part's gradient -> (estimate, error).
+    """Return the slope of reach on a record's share of its part's gradient, and the slope's error.
 
-    In a sum that is clipped as a sum the reach is the share; with clipping by record it is a
-    constant. None in three cases: the fitted constant is a third of the share's coefficient or
-    more, as if some records are clipped harder; the record's own norm or its logarithm explains as
-    much, as for records below the clipping norm; or all shares are alike, as for records read
-    singly.
+    If a sum is clipped as a whole, the reach is the share; if records are clipped, it is constant.
+    Return None if the constant is at least a third of the slope (some records may be clipped
+    harder), if the record's norm or log norm explains as much (records below the clipping norm), or
+    if all shares are alike (records read singly).
     """
     fit = _fit_sensitivity_line(steps, lambda step: _compute_record_shares(step, parts(step)))
     norm_fits = [
@@ -353,14 +351,14 @@ def _fit_sensitivity_line(
 
 
 def _compute_explained_deviation(fit: tuple[Floats, Floats]) -> float:
-    """Return the reduction of the sum of squared deviations by a fit, in units of the noise."""
+    """Return the decrease in squared deviations due to a fit, in units of the noise."""
     coefficients, covariance = fit
     # The inverse covariance is X' G X: this is the squared length of the fitted values.
     return float(coefficients @ np.linalg.solve(covariance, coefficients))
 
 
 def _compute_record_shares(step: ObservedStep, parts: Sequence[Sequence[int]]) -> Floats:
-    """Return (records,) each gradient's norm over the norm of its part's summed gradient."""
+    """Return each gradient's norm divided by the norm of its part's summed gradient: (records,)."""
     records = sorted(set(step.records))
     shares = np.ones(len(step.norms))
     # (records, records) inner products before clipping: a part's block adds up to the squared norm
@@ -392,10 +390,10 @@ def _estimate_first_coefficient(
 def _fit_least_squares(
     steps: Sequence[ObservedStep], columns: _Columns
 ) -> tuple[Floats, Floats] | None:
-    """Fit all reaches on these columns -> coefficients of nonzero columns, covariance.
+    """Fit all reaches on these columns; return coefficients of nonzero columns and covariance.
 
-    Generalised least squares: a step's reaches have as covariance the inverse Gram matrix of its
-    records' unit gradients. None if the fit is not determined.
+    Use generalised least squares: the covariance of a step's reaches is the inverse Gram matrix of
+    its records' unit gradients. Return None if the fit is undetermined.
     """
     rows = [
         (columns(step), step.gram, step.reaches) for step in steps if step.scale and step.records

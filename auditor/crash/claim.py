@@ -1,4 +1,4 @@
-"""Read a private training's claim: noise, clipping, sampling, steps, and the epsilon they give."""
+"""Read the claim of a private training: noise, clipping, sampling, steps and epsilon."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class LoopClaim:
     """The claim of one training, for one record added or removed.
 
     noise_multiplier: the noise's standard deviation over the clipping norm; max_grad_norm: the
-    clipping norm of one record's gradient; sample_rate: the probability that a step reads a given
-    record; steps: updates of the weights; epsilon: the reported epsilon at delta, None if it
-    follows from the other fields. sampling: how a batch is drawn; `allocation`: each record joins,
-    independently and at random, as many steps of a pass as the rate says. public_size: the number
-    of records is no secret (epsilon then holds for one record replaced by an empty record).
+    clipping norm of a record's gradient; sample_rate: the probability that a step reads a given
+    record; steps: updates of the weights; epsilon: the reported epsilon at delta, None to compute
+    it from the other fields. sampling: how a batch is drawn; under `allocation`, each record joins
+    randomly and independently as many steps of a pass as the rate says. public_size: the number of
+    records is public (epsilon then holds for replacing one record by an empty record).
     """
 
     noise_multiplier: float
@@ -77,8 +77,9 @@ class LoopClaim:
     def from_stated_claim(cls, claim_or_pair: Any, with_epsilon: bool = True) -> Self:
         """Build a claim from a LoopClaim, a mapping of its fields, or (model, claim).
 
-        Raises AuditError. `engine` in a mapping: an Opacus engine, whose accountant supplies the
-        fields that the mapping lacks. with_epsilon: read its epsilon too, which takes a second.
+        A mapping may hold `engine`, an Opacus engine whose accountant supplies missing fields.
+        with_epsilon: also read the engine's epsilon, which takes a second. Raise AuditError if the
+        claim is invalid.
         """
         if isinstance(claim_or_pair, tuple) and len(claim_or_pair) == 2:
             claim_or_pair = claim_or_pair[1]
@@ -109,11 +110,10 @@ class LoopClaim:
         return cls(**claim_or_pair)
 
     def compute_implied_epsilon(self, quick: bool = False) -> float:
-        """Return epsilon of the claim's noise, rate, steps and sampling. quick: 10% higher.
+        """Return epsilon of the claim's noise, rate, steps and sampling; 10% higher if `quick`.
 
-        Shuffled batches hide no record among the others: each pass over the data is one step that
-        reads all of it. Allocation is treated the same, though it hides more: the result is then an
-        upper bound.
+        Shuffled batches hide no record among others, so each pass counts as one step that reads all
+        data. Allocation counts the same way, but hides more: its result is an upper bound.
         """
         rate = self.sample_rate
         steps = self.steps
@@ -151,7 +151,7 @@ def _read_opacus_claim(engine: Any, delta: Any) -> dict[str, Any]:
 def compute_claimed_epsilon(noise: float, rate: float, steps: int, delta: float) -> float:
     """Return epsilon of the Poisson-subsampled Gaussian mechanism for one record added or removed.
 
-    Infinite without noise.
+    Return infinity without noise.
     """
     if not noise > 0:
         return math.inf

@@ -1,6 +1,6 @@
-"""Capture a training's printed text and compare it between two trainings.
+"""Capture the printed text of a training and compare two trainings' texts.
 
-Printed numbers that follow its records are outside the claim.
+The claim does not cover printed numbers that depend on the records.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _Lines = dict[str, list[tuple[str, ...]]]
 class PrintedText:
     """The text of standard output, standard error and the root logger.
 
-    before_step: the model was read but its step is not taken yet. Text printed then may describe
-    the gradient that the step is about to release, so it is stored apart.
+    before_step: True after the model's forward pass and before its step. Such text may describe the
+    gradient to be released, so it is stored separately.
     """
 
     before_step: bool = False
@@ -40,7 +40,7 @@ class PrintedText:
 
     @contextmanager
     def capture_printed_text_context(self) -> Iterator[None]:
-        """Capture all text printed inside the context, and still print it at its usual place."""
+        """Capture all text printed inside the context, and print it as usual."""
         handler = _Handler(self.append_before_or_after_step)
         # The root logger receives all loggers except those that do not propagate.
         logging.getLogger().addHandler(handler)
@@ -86,10 +86,9 @@ class _Handler(logging.Handler):
 
 
 def find_differing_line(first_text: str, other: str, again: str) -> tuple[str, str] | None:
-    """Return the first line whose numbers differ between two texts, in both forms, or None.
+    """Return the first line whose numbers differ between two texts, in both versions, or None.
 
-    again: text of the same training run once more. Numbers that differ there too, such as times,
-    say nothing.
+    again: the text of a repeated training. Ignore numbers that differ there too, such as times.
     """
     first, second, third = map(_read_line_numbers, (first_text, other, again))
     for line, rows in first.items():

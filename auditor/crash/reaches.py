@@ -1,10 +1,9 @@
-"""Estimate how far records move a released gradient, in units of its noise: their reach.
+"""Estimate each record's reach: how far it moves a released gradient, in units of the noise.
 
-A step's reaches are the least squares fit of its released gradient on its records' unit gradients.
-Each expectation is that record's reach, whatever the reaches of the others. A sum with nonnegative
-weights therefore stays below the bound times the sum of the weights if every record does: the test
-needs no assumption that records reach equally far. The weights come from gradients computed before
-the step's noise.
+Reaches are coefficients of the least squares fit of a step's released gradient on its records' unit
+gradients. Each estimate is unbiased, whatever the other reaches. If every reach is within the
+bound, a weighted sum with nonnegative weights is at most the bound times the sum of weights;
+reaches need not be equal. Weights depend only on gradients computed before the step's noise.
 """
 
 from __future__ import annotations
@@ -29,15 +28,14 @@ _PINV = 1e-15  # likewise; `numpy.linalg.pinv` drops a direction below it
 
 
 def choose_all_records(step: ObservedStep) -> Chosen:
-    """Return (records,) True."""
+    """Return True for every record: (records,)."""
     return np.ones(len(step.gram), dtype=np.bool_)
 
 
 def estimate_mean_reach(
     steps: Sequence[ObservedStep], choose: ChooseRecords = choose_all_records
 ) -> Estimate | None:
-    """Estimate the chosen records' mean reach, for any reaches of the others; None without
-    noise."""
+    """Estimate the mean reach of chosen records, for any other reaches; None without noise."""
     sums = [
         _sum_chosen_reaches(step.gram, step.reaches, choose(step))
         for step in steps
@@ -49,9 +47,9 @@ def estimate_mean_reach(
 def _sum_chosen_reaches(
     gram: Floats, reaches: Floats, chosen: Chosen
 ) -> tuple[float, float] | None:
-    """Return the sums of weights and weighted reaches, each over the latter's standard deviation.
+    """Return the sums of weights and weighted reaches, over the latter's standard deviation.
 
-    None if no record is chosen.
+    Return None if no record is chosen.
     """
     if not chosen.any():
         return None
@@ -62,16 +60,15 @@ def _sum_chosen_reaches(
 
 
 def weigh_all_records(gram: Floats) -> tuple[Floats, float]:
-    """Return nonnegative weights of the records' most precise mean reach, and their sum's
-    deviation."""
+    """Return the nonnegative weights of the most precise mean reach, and the sum's deviation."""
     return _weigh_chosen_records(gram, np.ones(len(gram), dtype=np.bool_))
 
 
 def _average_reach_sums(sums: Sequence[tuple[float, float]]) -> Estimate | None:
     """Average the sums of all steps.
 
-    A step's weighted sum of reaches, over its standard deviation, has variance 1 given all earlier
-    steps. The sum over T steps then has variance T exactly, even though earlier noise moved the
+    Given all earlier steps, a step's weighted sum of reaches over its standard deviation has
+    variance 1. The sum over T steps has variance T exactly, although earlier noise changed the
     weights.
     """
     total_weight = sum(weight for weight, _ in sums)
@@ -81,12 +78,10 @@ def _average_reach_sums(sums: Sequence[tuple[float, float]]) -> Estimate | None:
 
 
 def _weigh_chosen_records(gram: Floats, chosen: Chosen) -> tuple[Floats, float]:
-    """Return nonnegative weights of the chosen records' most precise mean, and their sum's
-    deviation.
+    """Return nonnegative weights of the chosen records' most precise mean, and the sum's deviation.
 
-    gram: (records, records) of unit gradients, the inverse of the reaches' covariance. The weights
-    are those of the generalised least squares mean if all are positive, else of the constrained
-    mean.
+    gram: (records, records) of unit gradients, the inverse of the reaches' covariance. Use the
+    weights of the generalised least squares mean if all are positive, else of the constrained mean.
     """
     precision = gram[np.ix_(chosen, chosen)]
     if not chosen.all():
@@ -110,8 +105,7 @@ def _weigh_chosen_records(gram: Floats, chosen: Chosen) -> tuple[Floats, float]:
 
 
 def rank_training_norms(traces: Sequence[Trace]) -> dict[int, Floats]:
-    """Return, by a step's `id`, the share of its training's norms so far below each norm,
-    (records,)."""
+    """Return the share of the training's earlier norms below each norm: step `id` -> (records,)."""
     ranks = {}
     for trace in traces:
         earlier = np.zeros(0)
@@ -124,14 +118,13 @@ def rank_training_norms(traces: Sequence[Trace]) -> dict[int, Floats]:
 def estimate_tensor_reaches(
     trainings: Sequence[Sequence[ObservedStep]], noise_shares: Mapping[str, float]
 ) -> list[Estimate | None]:
-    """Estimate a record's reach if each tensor has a bound: for all trainings, then for each.
+    """Estimate a record's reach if each tensor has its own bound: for all trainings, then for each.
 
-    With clipping by tensor, a record's contribution is no multiple of its gradient, but each
-    tensor's part is a multiple of that tensor's gradient. Along a direction u it adds at most b(u),
-    the root of the sum over tensors of the squared inner products of u with its unit gradients
-    (only positive ones), if its length is at most 1. The sum of all contributions along u is
-    therefore at most the sum of their b(u), for any clipping. noise_shares: each tensor's noise
-    over that of all.
+    With clipping by tensor, each tensor's part of a contribution is a multiple of that tensor's
+    gradient. If its length is at most 1, a contribution adds at most b(u) along a direction u: the
+    root of the sum over tensors of squared positive inner products of u with the record's unit
+    gradients. All contributions add at most the sum of b(u), for any clipping. noise_shares: each
+    tensor's noise over that of all tensors.
     """
     sums = [_sum_tensor_reaches(steps, noise_shares) for steps in trainings]
     together = [sum_of_step for part in sums for sum_of_step in part]
@@ -141,10 +134,10 @@ def estimate_tensor_reaches(
 def _sum_tensor_reaches(
     steps: Sequence[ObservedStep], noise_shares: Mapping[str, float]
 ) -> list[tuple[float, float]]:
-    """Return for each step the sum of the records' bounds b(u) and the released gradient along u.
+    """Return the sum of the records' bounds b(u) and the released gradient along u, for each step.
 
-    u is a unit vector. Its part in each tensor points along the sum of the records' unit gradients;
-    its length follows the tensor's reach in earlier steps, never the step's own noise.
+    u is a unit vector. In each tensor it points along the sum of the records' unit gradients. Its
+    length there depends on the tensor's reach in earlier steps, never on the step's own noise.
     """
     sums = []
     products: dict[str, float] = {}
@@ -173,9 +166,9 @@ def _sum_tensor_reaches(
 
 
 def _project_tensor_sums(step: ObservedStep, shares: Floats) -> tuple[Floats, Floats]:
-    """Project the released gradient and records' unit gradients on each tensor's summed gradient.
+    """Project the released gradient and all unit gradients on each tensor's summed gradient.
 
-    shares: (tensors,). Returns (tensors,) in units of each tensor's noise and (tensors, records)
+    shares: (tensors,). Return (tensors,) in units of each tensor's noise, and (tensors, records)
     with negative values set to 0.
     """
     norms = np.sqrt(np.diagonal(step.tensor_grams, axis1=1, axis2=2))
@@ -194,10 +187,9 @@ def _project_tensor_sums(step: ObservedStep, shares: Floats) -> tuple[Floats, Fl
 def is_clipping_per_tensor(
     steps: Sequence[ObservedStep], noise_shares: Mapping[str, float]
 ) -> bool:
-    """Test if steps move along tensors' gradients in other proportions than the records' own.
+    """Test whether a step combines tensors' gradients in other proportions than the records do.
 
-    The part of a step that gradients of tensors explain beyond gradients of records is chi-squared
-    if it is only noise.
+    If not, the part of a step that only the tensors' gradients explain is noise, so chi-squared.
     """
     excess = 0.0
     freedom = 0
@@ -217,10 +209,10 @@ def is_clipping_per_tensor(
 
 
 def _explain_products(grams: Floats, products: Floats) -> tuple[float, int]:
-    """Return the squared length of a unit-noise gradient in a span of gradients, and its dimension.
+    """Return the squared length of a unit-noise gradient within a span, and the span's dimension.
 
-    grams: (parts, records, records); products: (parts, records) their products with the gradient;
-    both summed over parts.
+    grams: (parts, records, records) of the spanning gradients; products: (parts, records), their
+    products with the unit-noise gradient. Both are summed over parts.
     """
     values, vectors = np.linalg.eigh(grams)
     used = values > _ROUNDING * np.maximum(values[:, -1:], 1e-300)
@@ -232,8 +224,8 @@ def _explain_products(grams: Floats, products: Floats) -> tuple[float, int]:
 def whiten_step(step: ObservedStep, noise_shares: Mapping[str, float]) -> ObservedStep:
     """Return the step with each tensor divided by its own noise.
 
-    A record's reach is then the length of its contribution in units of the noise that hides it, as
-    in the Gaussian mechanism. noise_shares: each tensor's noise over that of all tensors.
+    A reach is then the length of a record's contribution in units of the noise that hides it, as in
+    the Gaussian mechanism. noise_shares: each tensor's noise over that of all tensors.
     """
     if not step.scale or not len(step.tensor_grams):
         return step

@@ -1,4 +1,4 @@
-"""Render a crash test as lines, Markdown, a page, JSON and JUnit XML. Decides nothing."""
+"""Render a crash test as lines, Markdown, HTML, JSON and JUnit XML."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _SAYS = (
 def format_crash_test_lines(test: CrashTest, again: str) -> Iterator[str]:
     """Yield the verdict, broken checks with reproductions, detectable violations, and limits.
 
-    again: the command of this test, to which a reproduction adds the check.
+    again: the command of this test; a reproduction adds the check's name.
     """
     yield f"RESULT  {write_headline(test)}"
     yield f"LOOP    {describe_observed_loop(test)}"
@@ -74,7 +74,7 @@ def _describe_detectable_violation(check: LoopCheck) -> str:
 
 
 def describe_observed_loop(test: CrashTest) -> str:
-    """Describe the loop's observed noise, rate and steps, and the epsilon that follows."""
+    """Describe the loop's observed noise, rate and steps, and the resulting epsilon."""
     loop = test.seen
     noise = "not seen" if loop.noise_multiplier is None else f"{loop.noise_multiplier:.2f}"
     numbers = f"noise multiplier {noise}, sampling rate {loop.sample_rate:.3f}, {loop.steps} steps"
@@ -93,7 +93,7 @@ def describe_observed_loop(test: CrashTest) -> str:
 
 
 def describe_one_run_bound(test: CrashTest) -> str:
-    """State the bound of one training next to the largest bound it could have shown."""
+    """Describe the bound of one training and the largest bound that it could have shown."""
     bound = test.one_run
     if bound is None:
         return "no time was left for a bound of epsilon from one training."
@@ -105,10 +105,7 @@ def describe_one_run_bound(test: CrashTest) -> str:
 
 
 def describe_reproduction(test: CrashTest, check: LoopCheck, again: str) -> str:
-    """Describe a broken check in a few lines for an issue.
-
-    The lines are the command, the place where it shows most, its epsilon, and the versions.
-    """
+    """Describe a broken check for an issue: command, worst violation, epsilon and versions."""
     witness = check.witness
     facts = {"check": f"{check.name}: {check.verdict}"}
     if witness is not None:
@@ -218,7 +215,7 @@ def build_crash_test_document(test: CrashTest, source: str, again: str) -> Docum
 
 
 def render_crash_test_json(test: CrashTest, again: str) -> str:
-    """Return JSON: verdict, claim, observed loop, and every check with its reproduction."""
+    """Return the verdict, claim, observed loop and every check with its reproduction as JSON."""
     checks = []
     for check in test.checks:
         if check.verdict == BROKEN:
@@ -242,7 +239,7 @@ def render_crash_test_json(test: CrashTest, again: str) -> str:
 
 
 def _replace_infinities(value: Any) -> Any:
-    """Replace infinity, which JSON lacks, by `unbounded`."""
+    """Replace infinity by `unbounded`, because JSON has no infinity."""
     if isinstance(value, dict):
         return {key: _replace_infinities(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -251,7 +248,7 @@ def _replace_infinities(value: Any) -> Any:
 
 
 def render_crash_test_junit(test: CrashTest, again: str) -> str:
-    """Return a test case per check: a failure if it is broken, skipped if it cannot tell."""
+    """Return JUnit XML with a test case per check: failed if broken, skipped if undecided."""
     cases = [
         ET.Element("testcase", {"classname": "dp-loop", "name": check.name, "time": "0"})
         for check in test.checks

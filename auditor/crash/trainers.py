@@ -1,4 +1,4 @@
-"""Crash-test a Hugging Face Trainer: copy its settings and callbacks onto our model and records."""
+"""Crash-test a Hugging Face Trainer with its settings and callbacks on our model and records."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ _CHOSEN = 1 << 16
 
 
 def is_transformers_trainer(value: Any) -> bool:
-    """Test if `value` is a Trainer of transformers, without importing the library."""
+    """Test whether `value` is a transformers Trainer, without importing the library."""
     loaded = sys.modules.get("transformers.trainer")
     return loaded is not None and isinstance(value, loaded.Trainer)
 
 
 def wrap_trainer(trainer: Any, claim: Mapping[str, Any] | None) -> Callable[[Any, Any], Any]:
-    """Return `train(model, records)` of a Trainer.
+    """Return `train(model, records)`, which runs a copy of this Trainer.
 
-    The claim's steps are those that it takes, if the claim states none. Raises AuditError if the
-    Trainer was given an optimizer, which trains another model.
+    If the claim states no steps, use the Trainer's steps. Raise AuditError if the Trainer was given
+    an optimizer, because that optimizer trains another model.
     """
     if trainer.optimizer is not None:
         raise AuditError(
@@ -120,7 +120,7 @@ def _pad_crash_records(rows: Any) -> dict[str, torch.Tensor]:
 
 
 class _Caught(BaseException):
-    """End a script when its Trainer is about to train."""
+    """An exception that ends a script when its Trainer is about to train."""
 
     def __init__(self, trainer: Any) -> None:
         super().__init__()
@@ -145,7 +145,7 @@ def catch_trainer_before_training_context(trainers: list[Any]) -> Iterator[None]
 def find_trainer(entry: Callable[[], Any]) -> Any:
     """Return the Trainer that an entry point returns or is about to train.
 
-    Raises AuditError without a Trainer.
+    Raise AuditError if there is none.
     """
     trainers: list[Any] = []
     with catch_trainer_before_training_context(trainers):

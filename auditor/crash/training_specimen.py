@@ -30,13 +30,13 @@ Record = dict[str, list[int]]
 
 @dataclass(frozen=True)
 class Specimen:
-    """The model and records that a training gets.
+    """The model and records that a training receives.
 
-    scales: factors of the weights whose names end so. They move much of a gradient into some
-    tensors, so a tensor missing from the clipped norm shows. alike: records of one text, whose
-    gradients point one way, so a batch moves as far as its records together may. one_hot: 88% of a
-    squared gradient is in one number, which a norm of only some numbers misses. lengths: of the
-    records' texts by turns, in tokens.
+    scales: (end of a weight's name, factor); large factors move much of a gradient into some
+    tensors, so that a tensor missing from the clipped norm is noticed. alike: all records have one
+    text, so their gradients are parallel and a batch moves the model as far as possible. one_hot:
+    one number holds 88% of a squared gradient, which a norm over only some numbers misses. lengths:
+    tokens of the records' texts, in turn.
     """
 
     scales: tuple[tuple[str, float], ...] = ()
@@ -61,7 +61,7 @@ class Specimen:
         return model
 
     def scale_weights(self, factor: float) -> Specimen:
-        """Return the specimen with all of its scaled weights scaled by this factor too."""
+        """Return the specimen with every scale multiplied by this factor."""
         return replace(self, scales=tuple((end, scale * factor) for end, scale in self.scales))
 
     def make_crash_test_records(self, n: int = RECORDS) -> list[Record]:
@@ -128,15 +128,15 @@ SPECIMENS = (
 
 
 def build_specimen(training: int) -> Specimen:
-    """Return the specimen of this training (from 0), taking all specimens by turns."""
+    """Return the specimen of this training (from 0); trainings use the specimens in turn."""
     return SPECIMENS[training % len(SPECIMENS)]
 
 
 def build_tiny_specimen_model(seed: int) -> GPTNeoXForCausalLM:
-    """Build a model of some 5,000 parameters, the same for the same seed.
+    """Build a model of about 5,000 parameters from this seed.
 
-    Without dropout, so a gradient is a function of its record. Layers that Opacus supports (linear,
-    embedding, layer norm) and untied weights.
+    It has untied weights, no dropout (so a gradient depends only on its record), and only layers
+    that Opacus supports: linear, embedding, layer norm.
     """
     size: dict[str, Any] = {
         "hidden_size": 16,
@@ -158,10 +158,9 @@ def build_tiny_specimen_model(seed: int) -> GPTNeoXForCausalLM:
 
 @functools.cache
 def make_company_specimen(clipping_norm: float) -> Specimen:
-    """Build a specimen with gradients mostly below the clipping norm and unequal text lengths.
+    """Build a specimen with gradients mostly below the clipping norm and texts of unequal lengths.
 
-    Clipping then keeps gradients as they are, so the effect of other records on a record's gradient
-    shows.
+    Clipping leaves such gradients unchanged, so that an effect of other records stays visible.
     """
     # bounds of the log factor of the last norm and the last layer
     low = -12.0
@@ -192,10 +191,9 @@ def _compute_median_norm(specimen: Specimen) -> float:
 def make_crash_records(
     seed: int, n: int = RECORDS, is_same_rest: bool = False, lengths: tuple[int, ...] = _LENGTHS
 ) -> list[Record]:
-    """Make records of token ids, each with a unique first token that names the record.
+    """Make records of token ids, each with a unique first token that identifies the record.
 
-    is_same_rest: the rest is the beginning of one text, the same for all. lengths: of the rest, by
-    turns.
+    is_same_rest: all other tokens begin one shared text. lengths: of the other tokens, in turn.
     """
     generator = torch.Generator().manual_seed(seed)
     text = torch.randint(1, _WORDS, (max(lengths),), generator=generator).tolist()
@@ -211,7 +209,7 @@ def make_crash_records(
 
 
 def find_row_records(ids: Tensor) -> list[int | None]:
-    """Return the record of each row of ids, (b, n); None for a row without a record."""
+    """Return the record index of each row of ids, (b, n); None for a row that is not a record."""
     # argmax of a row without such a token is 0, and that token names no record either.
     firsts = ids.gt(_WORDS - 1).float().argmax(1)
     tokens = ids.gather(1, firsts.unsqueeze(1)).squeeze(1).tolist()
@@ -220,7 +218,7 @@ def find_row_records(ids: Tensor) -> list[int | None]:
 
 @dataclass(frozen=True)
 class SpecimenRecordGradients:
-    """The gradients of single records at any weights of a model: the reference for the training."""
+    """Reference gradients of single records at any weights of a model."""
 
     # the model as the training changed it (an adapter, for example), without any hooks
     twin: nn.Module
@@ -229,9 +227,9 @@ class SpecimenRecordGradients:
     def record_gradients_at_weights(
         self, weights: dict[str, Tensor], indices: list[int], names: list[str]
     ) -> dict[str, Tensor]:
-        """Return name -> (records wanted, *shape) gradients of a record's mean nll.
+        """Return gradients of each record's mean nll by tensor name: (records wanted, *shape).
 
-        The nll is in nats, over the tokens after the record's first.
+        The nll is in nats, over all tokens but the record's first.
         """
         with (
             torch.no_grad()
@@ -247,9 +245,9 @@ class SpecimenRecordGradients:
         return gradients
 
     def _compute_mean_nll(self, weights: dict[str, Tensor], row: Tensor) -> Tensor:
-        """Return the mean nll of one record, without a mask.
+        """Return the mean nll of one record, without an attention mask.
 
-        Padding comes after all tokens that a causal model reads of a record.
+        A mask is unnecessary: padding follows the record, and a causal model does not look ahead.
         """
         more: dict[str, Any] = {"input_ids": row.unsqueeze(0), "use_cache": False}
         logits = functional_call(self.twin, weights, (), more).logits[0, :-1]
@@ -257,7 +255,7 @@ class SpecimenRecordGradients:
 
 
 def pad_specimen_tokens(records: list[Record], indices: list[int]) -> Tensor:
-    """Return (records wanted, longest) token ids."""
+    """Return padded token ids of these records: (records wanted, longest)."""
     rows = [records[i]["input_ids"] for i in indices]
     width = max(map(len, rows))
     return torch.tensor([[*row, *[PAD] * (width - len(row))] for row in rows])
@@ -265,9 +263,9 @@ def pad_specimen_tokens(records: list[Record], indices: list[int]) -> Tensor:
 
 @contextmanager
 def empty_draws_context(n: int) -> Iterator[None]:
-    """Make every fourth of torch's draws of n uniform numbers sample nobody, at just below 1.
+    """Make every fourth torch draw of n uniform numbers sample no record: all are just below 1.
 
-    Poisson sampling may make that draw, so the training is responsible for its reaction.
+    Poisson sampling can make such a draw, so a training must handle it.
     """
     draw, count = torch.rand, 0
 

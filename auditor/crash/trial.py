@@ -1,4 +1,4 @@
-"""Run the crash test: some eight trainings on our specimens, then every check."""
+"""Run the crash test: about eight trainings on our specimens, then every check."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ _LEAST = len(training_specimen.SPECIMENS)  # trainings, if there is time
 
 @dataclass(frozen=True)
 class ObservedLoop:
-    """The actual behaviour of the loop.
+    """The observed behaviour of the loop.
 
-    epsilon: by our accountant, at this noise, rate and steps; inf: unbounded. noise_multiplier and
-    epsilon are None if no record's reach was seen. low, high: the 95% interval of epsilon, from
-    those of the noise multiplier and the sampling rate.
+    epsilon: our accountant's result at the observed noise, rate and steps; inf: unbounded.
+    noise_multiplier and epsilon are None if no reach was observed. low, high: the 95% interval of
+    epsilon, from the intervals of noise multiplier and sampling rate.
     """
 
     noise_multiplier: float | None
@@ -65,7 +65,7 @@ class ObservedLoop:
 class OneRun:
     """A lower bound of epsilon with 95% confidence. best: the bound if every guess were right.
 
-    claimed: epsilon by the training's claim, on the half of the records that it got.
+    claimed: the claim's epsilon for this training, which received half of the records.
     """
 
     epsilon: float
@@ -80,7 +80,7 @@ class OneRun:
 class CrashTest:
     """The verdict on a private training.
 
-    epsilon: a lower bound of its real epsilon; None: no evidence against its claim.
+    epsilon: a lower bound of the real epsilon; None if there is no evidence against the claim.
     """
 
     claim: LoopClaim
@@ -92,7 +92,7 @@ class CrashTest:
     one_run: OneRun | None = None  # None if time ran out
 
     def keep_named_checks(self, names: Sequence[str]) -> CrashTest:
-        """Keep only these checks, or all without names. Raises AuditError for an unknown name."""
+        """Keep these checks, or all if no name is given. Raise AuditError for an unknown name."""
         known = [check.name for check in self.checks]
         if unknown := [name for name in names if name not in known]:
             raise AuditError(f"there is no check {unknown[0]!r}; the checks are {', '.join(known)}")
@@ -105,7 +105,7 @@ class CrashTest:
 
     @property
     def verdict(self) -> str:
-        """`broken`, `no fault seen` or `cannot tell` (no reach was seen), never "private"."""
+        """Return `broken`, `no fault seen` or `cannot tell` (no reach observed), not "private"."""
         if self.broken_checks:
             return BROKEN
         by_name = {check.name: check.verdict for check in self.checks}
@@ -116,7 +116,7 @@ class CrashTest:
 
     @property
     def exceeds_claim_without_fault(self) -> bool:
-        """True if the observed epsilon's interval exceeds the claim without a broken check."""
+        """Tell whether the interval of epsilon exceeds the claim although no check is broken."""
         return (
             not self.broken_checks
             and self.seen.low is not None
@@ -136,13 +136,13 @@ def crash_test(
     seed: int = 0,
     tell: Callable[[int, int], None] = lambda n_done, all: None,
 ) -> CrashTest:
-    """Run `train(model, records)` on tiny models and records and check it against its claim.
+    """Run `train(model, records)` on tiny models and records, and check the training's claim.
 
-    train: trains the model in place by a torch.optim optimizer; records: a list of {"input_ids":
-    [token, ...]}. It returns (model, claim), or `claim` gives the claim (`LoopClaim`, or a mapping
-    of its fields). Or a Trainer of transformers, which is copied for each training. The test runs
-    it until some thousand gradients were seen, on each specimen if half of the time is enough.
-    tell: gets the number of finished trainings and their total. Raises AuditError if the training
+    train: trains the model in place with a torch.optim optimizer, or is a transformers Trainer,
+    copied for each training. records: a list of {"input_ids": [token, ...]}. claim: a `LoopClaim`
+    or a mapping of its fields; None if `train` returns (model, claim). The test repeats trainings
+    until it has about a thousand gradients, on each specimen if half of the time suffices. tell:
+    called with the number of finished trainings and the total. Raise AuditError if the training
     ignores its model or its records, states no claim, or exceeds the minutes.
     """
     start = time.monotonic()
@@ -203,7 +203,7 @@ def _replay_shifted_seed(
 ) -> ObservedStep:
     """Return the first step under seed + 2^32.
 
-    Raises AuditError if the seed itself does not repeat its first step.
+    Raise AuditError if the original seed does not reproduce its first step.
     """
     original = first.steps[0]
     again = run_watched_training(train, seed, training_specimen.RECORDS, until, most=1)[0].steps[0]
@@ -224,10 +224,9 @@ def _replay_shifted_seed(
 def _replay_shortened_training(
     train: Train, claim: LoopClaim, first: TrainingTrace, seed: int, until: float
 ) -> tuple[TrainingTrace, TrainingTrace | None]:
-    """Replay the first training's steps without its last record, or another last one if n is
-    public.
+    """Replay the first training's steps without its last record, or with another if n is public.
 
-    If that prints other text, also return the first training replayed on its own records.
+    If the printed text differs, also return a replay on the original records.
     """
     n = training_specimen.RECORDS - (not claim.public_size)
     fewer, _ = run_watched_training(
@@ -243,7 +242,7 @@ def _replay_shortened_training(
 def _train_companies(
     train: Train, claim: LoopClaim, seed: int, until: float
 ) -> tuple[TrainingTrace, ...]:
-    """Train on gradients below the claimed clipping norm: one long text among short texts."""
+    """Train with gradients below the claimed clipping norm, on one long text among short texts."""
     if not claim.max_grad_norm:
         return ()
     seeds = [derive_training_seed(seed, _MOST + 2 + at) for at in range(_IN_DIVIDED_COMPANY)]
@@ -271,7 +270,7 @@ def _train_companies(
 
 
 def _measure_company_share(trace: TrainingTrace, clipping_norm: float) -> float:
-    """Return the first gradients' median norm over the target norm; 1 if none was seen."""
+    """Return the median norm of the first gradients over the target norm; 1 without gradients."""
     norms = next((step.norms for step in trace.steps if step.norms.any()), None)
     if norms is None:
         return 1.0
@@ -281,10 +280,10 @@ def _measure_company_share(trace: TrainingTrace, clipping_norm: float) -> float:
 def _train_few_records(
     train: Train, stated: object, first: TrainingTrace, seed: int, until: float
 ) -> tuple[TrainingTrace | None, int | None, str]:
-    """Train on as many records as a batch holds and one more -> its trace, claimed steps, error.
+    """Train on one record more than a batch holds; return the trace, claimed steps and error.
 
-    At the claimed rate its batches then hold one record or none. If the training raises an
-    exception, as many loops do on an empty batch, the trace is None and the error says why.
+    At the claimed rate, a batch then holds one record or none. If the training raises an exception,
+    as many loops do on an empty batch, the trace is None and the error holds the message.
     """
     n = 1 + round(sum(len(step.records) for step in first.steps) / len(first.steps))
     if n > training_specimen.RECORDS // 2:
@@ -307,10 +306,10 @@ def _train_few_records(
 
 
 def bound_loop_epsilon(train: Train, claim: object, seed: int, until: float) -> OneRun:
-    """Include each record by a fair coin, guess "in" for those of the largest reach, bound epsilon.
+    """Bound epsilon by guessing which records a training read (`statistics/one_run.py`).
 
-    claim: as stated for all trainings; None: read this training's claim. The bound:
-    `statistics/one_run.py`.
+    A fair coin includes each record; the guess is "in" for records of the largest reach. claim: the
+    claim of all trainings; None: use this training's claim.
     """
     coins = np.random.default_rng(seed).random(training_specimen.RECORDS) < 0.5
     chosen = [int(i) for i in np.flatnonzero(coins)]
@@ -332,18 +331,19 @@ def bound_loop_epsilon(train: Train, claim: object, seed: int, until: float) -> 
 
 
 def derive_training_seed(seed: int, training: int) -> int:
-    """Return the seed of one of a test's trainings (from 0): 32 bits that no person would choose.
+    """Return the 32-bit seed of one training of a test (from 0), which no person would choose.
 
-    No two tests share a seed: another test seed draws all of them again.
+    Different test seeds give different training seeds.
     """
     # an odd factor: injective
     return (seed * (_MOST + 2 + _IN_DIVIDED_COMPANY) + training + 1) * 2654435769 % 2**32
 
 
 def summarise_observed_loop(runs: WatchedTrainings, checks: tuple[LoopCheck, ...]) -> ObservedLoop:
-    """Return the loop's numbers: epsilon from its noise, rate, sampling and steps, or unbounded.
+    """Return the loop's numbers; epsilon follows from its noise, rate, sampling and steps.
 
-    If a kind of record, or one record, is worse off than all together, its epsilon is the loop's.
+    If a kind of record, or a single record, has a larger epsilon than all together, use that
+    epsilon.
     """
     broken_checks = {check.name: check for check in checks if check.verdict == BROKEN}
     steps = max(len(trace.steps) for trace in runs.traces)
@@ -384,7 +384,7 @@ def _bound_observed_epsilon(
 ) -> tuple[float, float]:
     """Return the 95% interval of epsilon from the errors of noise multiplier and sampling rate.
 
-    The errors are independent. Each part is a ratio of two epsilons of the quick accountant.
+    The errors are independent. Each contributes a ratio of two epsilons of the quick accountant.
     """
 
     def part(multiplier: float, rate: float) -> float:
@@ -422,5 +422,5 @@ def _is_another_watched_training_needed(traces: list[TrainingTrace]) -> bool:
 
 
 def _has_time_left(begun: float, until: float) -> bool:
-    """Test if half of the time is left: one more training then fits."""
+    """Test whether at least half of the time is left, enough for one more training."""
     return time.monotonic() - begun < (until - begun) / 2

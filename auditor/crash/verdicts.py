@@ -1,8 +1,8 @@
-"""Define the shared parts of the checks: watched trainings, verdicts, and the level of all checks.
+"""Define what checks share: watched trainings, verdicts, and one significance level.
 
-Every p-value is one-sided against the claim, and the checks share one level by Bonferroni's rule,
-so an honest training is called broken with at most that probability. Estimates are approximately
-normal: sums over thousands of elements of noise.
+Every p-value is one-sided against the claim. Bonferroni's rule divides the level among the checks,
+which bounds the probability of calling an honest training broken. Estimates are sums over thousands
+of noise elements, so approximately normal.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PLANTED = "by a planted fault"
 
 @dataclass(frozen=True)
 class WatchedTrainings:
-    """The watched trainings: several seeds, on specimens by turns; one on a record fewer."""
+    """The watched trainings: several seeds, on the specimens in turn, one without one record."""
 
     claim: LoopClaim
     traces: tuple[TrainingTrace, ...]
@@ -60,7 +60,7 @@ class WatchedTrainings:
 
     @property
     def steps_but_first_of_each_training(self) -> list[ObservedStep]:
-        """All steps but each training's first: reads before it may be a trial of the model."""
+        """All steps but each training's first, since earlier reads may be a trial of the model."""
         return [step for trace in self.traces for step in trace.steps[1:]]
 
     @property
@@ -89,7 +89,7 @@ class WatchedTrainings:
 
     @property
     def observed_sampling_rate(self) -> float:
-        """The share of steps in which a record was read."""
+        """The share of steps that read a record, averaged over records."""
         # Allocation reads each record equally often only over whole trainings: a missing first step
         # would leave incomplete passes.
         if self.claim.sampling == "allocation":
@@ -101,7 +101,7 @@ class WatchedTrainings:
 
     @property
     def sampling_rate_standard_error(self) -> float:
-        """Standard error of `observed_sampling_rate`; 0 if batches are not drawn at random."""
+        """The standard error of `observed_sampling_rate`; 0 if batches are not drawn at random."""
         chance = self.claim.sampling == "poisson" and self.observed_sampling_rate < 1
         if chance:
             return math.sqrt(
@@ -114,9 +114,9 @@ class WatchedTrainings:
     def compute_noise_epsilon(
         self, noise: float, quick: bool = False, **more: int | float | str
     ) -> float:
-        """Return the claim's epsilon at this noise multiplier, with the observed rate and steps.
+        """Return epsilon at this noise multiplier and the observed rate and steps.
 
-        more: fields that replace the observed values.
+        more: fields of the claim that replace the observed values.
         """
         observed: dict[str, Any] = {
             "sample_rate": self.observed_sampling_rate,
@@ -127,7 +127,7 @@ class WatchedTrainings:
         return claim.compute_implied_epsilon(quick)
 
     def locate_step(self, step: ObservedStep) -> tuple[int, int]:
-        """Return (training, step) of one of the steps, both from 0."""
+        """Return the (training, step) indices of this step, both from 0."""
         return next(
             (i, j)
             for i, t in enumerate(self.traces)
@@ -138,9 +138,9 @@ class WatchedTrainings:
 
 @dataclass(frozen=True)
 class WorstViolation:
-    """The place where a violation shows most.
+    """The place of the largest violation.
 
-    training, step, record: from 0; None if it concerns the entire training.
+    training, step, record: indices from 0; None if the violation concerns the entire training.
     """
 
     measured: str
@@ -175,9 +175,9 @@ def judge_p_value(
     epsilon: Callable[[], float] | None = None,
     source: str = STATISTIC,
 ) -> LoopCheck:
-    """Return a broken check if p is below its share of the level.
+    """Return a check that is broken if p is below its share of the level.
 
-    epsilon: called only then, since accounting takes a second.
+    epsilon: called only for a broken check, because accounting takes a second.
     """
     if p < SHARE:
         return LoopCheck(
@@ -210,7 +210,9 @@ def get_unbounded_epsilon() -> float:
 
 
 def count_detectable_errors(among: int = 1) -> float:
-    """Return the standard errors of a violation among so many that is caught with 80%
-    probability."""
+    """Return the violation, in standard errors, that is detected with 80% probability.
+
+    among: number of tests that share the level.
+    """
     # From 0 to the critical value, plus the margin that puts POWER of the estimates beyond it.
     return float(stats.norm.isf(SHARE / among) + stats.norm.ppf(POWER))

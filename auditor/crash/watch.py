@@ -1,13 +1,13 @@
-"""Watch a training from outside: the model's reads, and the gradient that each step will use.
+"""Watch a training from outside: which records the model reads, and each step's gradient.
 
-Uses only torch's hooks; the training is not edited. Every privatised gradient is decomposed at
-once:
+The watch uses torch's hooks and does not edit the training. It decomposes every privatised
+gradient:
 
     gradient = scale * (sum over the batch's records of (reach * unit gradient) + noise)
 
-In some 5,000 dimensions the records of a batch span a handful, so the rest is noise: one step gives
-its size to a percent. Reaches are in units of the noise, which no later scaling (batch size,
-learning rate, norm) changes.
+A gradient has about 5,000 dimensions, and the records of a batch span only a few. The remainder is
+noise, so one step gives the noise's size to 1%. Reaches are in units of the noise, so later scaling
+(batch size, learning rate, norm) does not change them.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _SILENT = 1e-5  # of a single-precision gradient: smaller noise is rounding
 class ObservedStep:
     """One observed update.
 
-    noise: the part of the gradient outside the records' span, tensor by tensor.
+    noise: the part of the gradient outside the records' span, by tensor.
     """
 
     records: tuple[int, ...]  # records read since the previous step, with repeats
@@ -83,7 +83,7 @@ class ObservedStep:
 
 @dataclass
 class TrainingTrace:
-    """The trace of one training, step by step."""
+    """The observed steps of one training."""
 
     n: int
     steps: list[ObservedStep] = field(default_factory=list)
@@ -104,7 +104,7 @@ class TrainingTrace:
 
 
 class StepWatch:
-    """Decompose every step of one training. Raises AuditError if it lasts longer than allowed."""
+    """Decompose every step of one training. Raise AuditError if the training exceeds its time."""
 
     def __init__(
         self,
@@ -115,10 +115,11 @@ class StepWatch:
         most: int | None = None,
         replayed: Sequence[dict[str, Tensor]] = (),
     ) -> None:
-        """Create a watch. everyone: measure every record's reach in each step, read or not.
+        """Create a watch of a training on this model.
 
-        most: steps. replayed: gradients that the optimizer gets in place of each step's own, after
-        these were observed.
+        until: the time limit; most: the largest number of steps. everyone: measure the reach of
+        every record, read or not. replayed: gradients for the optimizer in place of the observed
+        gradients.
         """
         self._model = model
         self._records = records
@@ -140,7 +141,7 @@ class StepWatch:
 
     @contextmanager
     def install_hooks_temporarily(self) -> Iterator[None]:
-        """Watch the code inside the context; remove the hooks at the end in any case."""
+        """Watch the code inside the context; always remove the hooks at its end."""
         _let_hooks_see_base_steps()
         hooks = [
             self._model.register_forward_pre_hook(self._note_forward_records, with_kwargs=True),
@@ -202,8 +203,7 @@ class StepWatch:
             self._together = ids.detach().cpu(), logits.detach().cpu()
 
     def _measure_logit_change(self, weights: dict[str, Tensor], twin: nn.Module) -> float | None:
-        """Return the largest change of some records' logits between their batch and a single
-        read."""
+        """Return the largest change of a record's logits between its batch and a read alone."""
         if self._together is None:
             return None
         changes = []
@@ -282,7 +282,7 @@ class StepWatch:
                 gradients[name].copy_(value)
 
     def _take_back_outer_step(self) -> None:
-        """Forget a step that calls its base class's step: a subclass may clip and add noise."""
+        """Discard a step that calls its base class's step: a subclass may clip and add noise."""
         outer = self.trace.steps.pop()
         self.trace.released.pop()
         self.trace.overflowed = [
@@ -305,7 +305,7 @@ class StepWatch:
         return torch.cat([value.detach().flatten() for value in self._parameters])
 
     def find_final_step(self) -> None:
-        """Store the final weights and find the step with these weights, latest first."""
+        """Store the final weights and find the latest step that has these weights."""
         self.trace.state = {
             name: value.detach().clone() for name, value in self._model.state_dict().items()
         }
@@ -408,7 +408,7 @@ class StepWatch:
 
 
 def _let_hooks_see_base_steps() -> None:
-    """Let hooks see base steps of torch's optimizers: a subclass may add noise before them."""
+    """Make hooks see base steps of torch's optimizers: a subclass may add noise before them."""
     kinds: list[Any] = [kind for kind in vars(torch.optim).values() if isinstance(kind, type)]
     for kind in kinds:
         if "step" in vars(kind) and not hasattr(kind.step, "hooked"):
@@ -419,9 +419,9 @@ def _let_hooks_see_base_steps() -> None:
 def copy_watched_model_without_hooks(model: nn.Module) -> nn.Module:
     """Copy the model without hooks: Opacus hooks every layer, and our hooks would count our reads.
 
-    Trainers replace `forward` of the model itself (autocast, TRL's loss in chunks) by a function
-    bound to the original. Batch norms use their running statistics: with the batch's statistics no
-    record has a gradient.
+    Trainers may replace the model's `forward` by a function bound to the original (autocast, TRL's
+    chunked loss). Batch norms use running statistics, because batch statistics leave no gradient of
+    a single record.
     """
     twin = copy.deepcopy(model)
     twin.__dict__.pop("forward", None)
@@ -444,10 +444,10 @@ def copy_watched_model_without_hooks(model: nn.Module) -> nn.Module:
 def _project_out_record_gradients(
     released: Tensor, gradients: Tensor, sizes: list[int]
 ) -> tuple[Tensor, list[int], Tensor]:
-    """Project out the span of the records' gradients, tensor by tensor.
+    """Remove the span of the records' gradients from the released gradient, tensor by tensor.
 
-    released: (d,), gradients: (d, k), sizes: (tensors,), of sum d. Returns the remainder (d,), its
-    dimensions (tensors,) and its spread (d,).
+    released: (d,); gradients: (d, k); sizes: (tensors,), with sum d. Return the remainder (d,), its
+    dimensions (tensors,), and its spread (d,).
     """
     if not gradients.shape[1]:
         return released, list(sizes), torch.ones_like(released)
@@ -471,10 +471,10 @@ def _project_out_record_gradients(
 
 
 def fit_reaches(inner_products: _Array, products: _Array) -> tuple[_Array, _Array, _Array]:
-    """Fit a gradient on unit gradients by least squares -> coefficients, Gram matrix, norms.
+    """Fit a gradient on unit gradients by least squares; return coefficients, Gram, norms.
 
-    inner_products: (..., records, records) of the gradients; products: (..., records) theirs with
-    the fitted gradient. The Gram matrix is of the unit gradients.
+    inner_products: (..., records, records) of the records' gradients; products: (..., records), of
+    these with the fitted gradient. The returned Gram matrix is of unit gradients.
     """
     norms = np.sqrt(np.diagonal(inner_products, axis1=-2, axis2=-1))
     # a gradient of 0, as of LoRA's first matrix initially, stays 0
@@ -501,16 +501,15 @@ def run_watched_training(
     specimen: training_specimen.Specimen | None = None,
     empty_draws: bool = False,
 ) -> tuple[TrainingTrace, Any]:
-    """Run one training under the given seed on n records -> its trace, and its return value.
+    """Run one training under the given seed on n records; return its trace and its return value.
 
-    training: its index, which selects its model and records. chosen: of the n records it gets only
-    these, and each step's reaches are those of all n. most: steps, after which the training ends
-    and returns None. replayed: as in `StepWatch`. other_last: the last record has its words in
-    another order. specimen: its model and records, for any index. empty_draws: as in
-    `empty_draws_context`.
+    training: the index that selects model and records. chosen: give the training only these
+    records, but measure the reaches of all n. most: end the training after so many steps and return
+    None. replayed: as in `StepWatch`. other_last: reorder the last record's words. specimen: model
+    and records for any index. empty_draws: as in `empty_draws_context`.
 
-    Raises AuditError if it reads none of its records, takes no observed step, returns another
-    model, or lasts too long. Processes that it started and did not end are ended with it.
+    Raise AuditError if the training reads none of its records, takes no observed step, returns
+    another model, or exceeds its time. Afterwards end all processes that the training left running.
     """
     specimen = specimen or training_specimen.build_specimen(training)
     model = specimen.build_crash_test_model()
@@ -556,19 +555,19 @@ def run_watched_training(
 
 
 class _EnoughSteps(BaseException):
-    """End a training from inside; its `except Exception` cannot stop this."""
+    """An exception that ends a training from inside; `except Exception` does not catch it."""
 
 
 class _OutOfTime(BaseException):
-    """End a training that has run out of time, in the same way."""
+    """An exception that ends a training at its time limit; `except Exception` does not catch it."""
 
 
 @contextmanager
 def _training_time_limit_context(until: float) -> Iterator[None]:
-    """End the code inside at `until` (`time.monotonic`) with its processes, by AuditError.
+    """End the code inside and its processes at `until` (`time.monotonic`). Raise AuditError then.
 
-    Uses an alarm, repeated every few seconds in case it is caught. Python has alarms only in its
-    main thread: in other threads the model's next forward pass ends the training.
+    An alarm repeats every few seconds in case the training catches it. Python has alarms only in
+    the main thread: in other threads, the model's next forward pass ends the training.
     """
     over = False
 
@@ -605,9 +604,9 @@ def _training_time_limit_context(until: float) -> Iterator[None]:
 def list_training_processes(
     before: Collection[psutil.Process] = (),
 ) -> list[psutil.Process]:
-    """List this process's child processes and theirs, without multiprocessing's resource tracker.
+    """List all descendant processes of this process, except multiprocessing's resource tracker.
 
-    before: children to leave out, with all processes they start.
+    before: processes to leave out, with their descendants.
     """
     tracker = resource_tracker._resource_tracker._pid  # type: ignore[attr-defined]
     processes = list[psutil.Process]()
