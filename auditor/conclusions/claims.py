@@ -1,10 +1,9 @@
-"""Compare the claim of a target with its audits: consistent, contradicted, or too weak to tell.
+"""Compare a target's claim with its audits: consistent, contradicted, or too weak to tell.
 
-This module judges every claim: reports print its result, a gate decides by it. It reads only the
-numbers of the record.
+Reports and gates take every verdict on a claim from this module. It reads only recorded numbers.
 
-Several audits of one target share the level equally (Bonferroni), and each bound is computed again
-at its share; any audit can contradict the claim. A nominal epsilon is not a claim, but is tested in
+Several audits of one target share the level equally (Bonferroni). Each bound is recomputed at its
+share, and any audit can contradict the claim. A nominal epsilon is not a claim, but is tested in
 the same way.
 """
 
@@ -33,8 +32,7 @@ TOO_WEAK: Verdict = "audit too weak to tell"
 
 @dataclass(frozen=True)
 class BoundAgainstClaim:
-    """An audit at its share of the level, and the epsilon promised for the game that the audit
-    plays."""
+    """An audit at its share of the level, with the epsilon promised for the audit's game."""
 
     row: CellKey
     audit: Audited
@@ -42,13 +40,13 @@ class BoundAgainstClaim:
 
     @property
     def powerless_reason(self) -> str:
-        """Say why the audit could not have contradicted the claim; "" if it could."""
+        """Explain why the audit could not have contradicted the claim; "" if it could have."""
         return explain_powerless_audit(self.audit, self.promised)
 
 
 @dataclass(frozen=True)
 class UncomparableBound:
-    """An audit that cannot test the claim, and why: another delta, relation, unit or access."""
+    """An audit that cannot test the claim, because delta, relation, unit or access differ."""
 
     row: CellKey
     audit: Audited
@@ -59,9 +57,8 @@ class UncomparableBound:
 class ClaimEvidence:
     """The claim of a target, and all evidence on it.
 
-    claimed: the epsilon of its relation; None if it claims nothing finite. nominal: the epsilon
-    that a paper would print; tested against the bounds if there is no claim, although it
-    promises nothing.
+    claimed: the epsilon for the claim's relation; None without a finite claim. nominal: the epsilon
+    that a paper would print. It promises nothing, but is tested if there is no claim.
     """
 
     target: TargetRecord
@@ -75,8 +72,10 @@ class ClaimEvidence:
 
     @property
     def verdict(self) -> Verdict | None:
-        """Judge the claim, or the nominal epsilon if there is no claim. None: nothing to
-        judge, or no evidence."""
+        """Return the verdict on the claim, or on the nominal epsilon if there is no claim.
+
+        Return None if there is neither, or no evidence.
+        """
         if self.refuted or any(bound.audit.epsilon > bound.promised for bound in self.bounds):
             return CONTRADICTED
         if self.claimed is None and self.nominal is None:
@@ -87,8 +86,7 @@ class ClaimEvidence:
 
     @property
     def most_sensitive_bound(self) -> BoundAgainstClaim | None:
-        """Select the audit that detects the smallest violation, among those that could
-        contradict the claim."""
+        """Return the audit that detects the smallest violation, or None if no audit detects any."""
         able = [bound for bound in self.bounds if not bound.powerless_reason]
         return min(
             able,
@@ -98,7 +96,7 @@ class ClaimEvidence:
 
     @property
     def has_anything_to_report(self) -> bool:
-        """Tell whether a report has anything to print about the claim."""
+        """Return whether a report can print anything about the claim."""
         return bool(self.target.claim or self.nominal is not None or self.bounds)
 
 
@@ -110,7 +108,10 @@ def weigh_claim_against_audits(
     setting: str | None = None,
     attack: str | None = None,
 ) -> ClaimEvidence:
-    """Return the evidence on the claim of one target; setting, attack: use only these rows."""
+    """Return the evidence on one target's claim, at this error level.
+
+    setting, attack: use only rows of this access and attack.
+    """
     claim = target.claim
     rows = [finding for finding in result.findings if finding.target == target.name]
     rows = [row for row in rows if setting in (None, row.setting) and attack in (None, row.attack)]
@@ -154,8 +155,10 @@ def weigh_claim_against_audits(
 
 
 def _select_distinct_epsilon_audits(rows: list[Finding]) -> list[tuple[Finding, Audited]]:
-    """Return each row that has an (epsilon, delta) bound. Rows of one probe with equal audits
-    count as one audit."""
+    """Return each row that has an (epsilon, delta) bound, with its audit.
+
+    Count equal audits by rows of one probe once.
+    """
     findings: dict[tuple[str, str, Audited], Finding] = {}
     for row in rows:
         # skip bounds that assume a shape
@@ -172,8 +175,10 @@ def _select_distinct_epsilon_audits(rows: list[Finding]) -> list[tuple[Finding, 
 def _find_game_epsilon(
     claim: Claim | None, row: Finding, audit: Audited, nominal: float | None
 ) -> float | str:
-    """Return the epsilon promised for the audit's game, or why there is none. claim: None if
-    nothing finite is claimed."""
+    """Return the epsilon promised for the audit's game, or the reason for none.
+
+    claim: None if nothing finite is claimed.
+    """
     if claim is None:
         return math.inf if nominal is None else nominal
     if row.claim_applies is False:
@@ -184,10 +189,10 @@ def _find_game_epsilon(
 
 
 def find_promised_epsilon(claim: Claim, relation: str, unit: str) -> float | str:
-    """Return the epsilon of a claim for these neighbours, or why the claim has none.
+    """Return a claim's epsilon for these neighbours, or the reason for none.
 
-    A guarantee at the claim's delta also holds at any larger delta, so an audit at a larger
-    delta can refute the claim.
+    A guarantee at the claim's delta also holds at any larger delta, so an audit at a larger delta
+    can refute the claim.
     """
     if claim.any_two:
         return claim.epsilon[claim.relation]

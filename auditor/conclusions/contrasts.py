@@ -1,10 +1,9 @@
-"""Compute numbers over several runs that attacked the same secrets: means over seeds, differences
-of runs.
+"""Compute means over seeds and differences of runs that attacked the same secrets.
 
-Every interval resamples the secrets, not the seeds. All runs and seeds of a contrast use the same
-resample, so that shared variation cancels (a paired bootstrap). Seeds vary the draws of the attack,
-not the target: the interval covers other secrets, at the mean of these seeds. Pure functions on
-judged guesses; no torch, no files.
+Each interval resamples the secrets, not the seeds. All runs and seeds of a contrast use the same
+resamples, which cancels shared variation (a paired bootstrap). Seeds change the attack's draws, not
+the target, so the interval is about other secrets at the mean of these seeds. Functions are pure
+and need neither torch nor files.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _MOST_UNDEFINED = 0.05  # share of resamples; if more have no value, there is no
 
 @dataclass(frozen=True)
 class WeightedMetric:
-    """A metric of a cell, multiplied by a coefficient."""
+    """A metric of a cell, and its coefficient."""
 
     coefficient: float
     metric: str
@@ -41,13 +40,12 @@ class WeightedMetric:
 
 
 def measure_seed_contrast(name: str, parts: Sequence[WeightedMetric]) -> Measurement:
-    """Return the sum of coefficient x metric, as the mean over the seeds shared by all cells,
-    with its 95% interval.
+    """Return the sum of coefficient x metric, averaged over common seeds, with its 95% interval.
 
-    Pair over secrets if every metric is computed from an attack's guesses for the members, or
-    is a probe's mean over the same secrets; over held-out texts if every metric is a perplexity
-    of the same texts. Otherwise (an epsilon) combine the intervals of the cells as independent
-    intervals (MOVER). Raise AuditError for a metric that a cell lacks.
+    Pair over secrets if every metric comes from an attack's guesses for the members, or is a
+    probe's mean over the same secrets. Pair over held-out texts if every metric is a perplexity of
+    the same texts. Otherwise (an epsilon) combine the cells' intervals as independent (MOVER).
+    Raise AuditError for a metric that a cell lacks.
     """
     of_members = [metrics.find_metric(part.metric).is_of_member_guesses for part in parts]
     values_by_seed = [
@@ -112,8 +110,7 @@ def _measure_attack_contrast(
 
 
 def _heldout_token_counts(part: WeightedMetric, seed: int) -> tuple[float, ...]:
-    """Return the tokens of the held-out texts if the metric is their perplexity; otherwise
-    nothing."""
+    """Return the token count of each held-out text if the metric is their perplexity, else ()."""
     losses = part.cell.heldout.get(seed, {})
     return tuple(losses["tokens"]) if part.metric in losses and part.metric != "tokens" else ()
 
@@ -135,8 +132,7 @@ def _measure_perplexity_contrast(
 
 
 def _map_metric_values(part: WeightedMetric, seed: int) -> dict[str, float]:
-    """Return a probe's values by member whose mean is the metric: `exposure`,
-    `exposure(count=16)`."""
+    """Return a probe's values by member, whose mean is the metric (`exposure(count=16)`)."""
     # Limit the digits: `int` raises for more than 4,300.
     match = re.fullmatch(r"(\w+)(?:\(count=(\d{1,15})\))?", part.metric)
     row = part.cell.rows.get(seed)
@@ -149,8 +145,7 @@ def _map_metric_values(part: WeightedMetric, seed: int) -> dict[str, float]:
 def _measure_probe_contrast(
     name: str, parts: Sequence[WeightedMetric], seeds: Sequence[int]
 ) -> Measurement:
-    """Return the contrast of a probe's means, by the bootstrap of a chain of causes
-    (auditor/runs/chain_steps.py)."""
+    """Return the contrast of a probe's means, by the bootstrap of auditor/runs/chain_steps.py."""
     secrets = sorted(_map_metric_values(parts[0], seeds[0]))
     plus, minus = np.zeros(len(secrets)), np.zeros(len(secrets))
     for part in parts:
@@ -175,8 +170,10 @@ def _measure_probe_contrast(
 # Cache few matrices: over 10,000 secrets a matrix takes 160 MB.
 @functools.lru_cache(maxsize=4)
 def _draw_resample_counts(n: int) -> Draws:
-    """Return the (1 + resamples, n) counts; the first row is the sample itself. Every contrast
-    over n secrets shares them."""
+    """Return how often each resample draws each of n secrets: (1 + resamples, n).
+
+    The first row is the sample itself. All contrasts over n secrets share these counts.
+    """
     return np.vstack(
         [
             np.ones((1, n), dtype=np.int64),

@@ -1,8 +1,4 @@
-"""Find signs in a run that a leak may be hidden: contradicting numbers, and non-members unlike the
-members.
-
-Knows only a result.
-"""
+"""Find signs that a run hides a leak: contradictory numbers, and non-members unlike members."""
 
 from __future__ import annotations
 
@@ -35,8 +31,10 @@ def list_control_aucs(finding: Finding) -> list[Measurement]:
 
 
 def list_mismatch_doubts(result: AuditResult) -> tuple[Doubt, ...]:
-    """Return the doubt that members and non-members match, if a score that never queried the
-    model separates them."""
+    """Return the doubt that members and non-members differ even without a model.
+
+    It applies if a score that never queried the model separates them.
+    """
 
     def highest(control: str) -> Measurement | None:
         aucs = (finding.measurement(name_auc(control)) for finding in result.findings)
@@ -72,10 +70,10 @@ def _format_auc(m: Measurement) -> str:
 def list_contradiction_doubts(
     result: AuditResult, target: str, greedy: Measurement | None
 ) -> Iterator[Doubt]:
-    """Yield contradictions between numbers of one target: a filter, a truncation or another
-    distribution may explain them.
+    """Yield contradictions between numbers of one target.
 
-    greedy: the share of secrets that greedy decoding of the undefended model extracts.
+    Possible causes are a filter, a truncation or another distribution. greedy: the share of secrets
+    that greedy decoding of the undefended model extracts.
     """
     rows = [f for f in result.findings if f.target == target and not f.not_applicable]
     attacks = [f for f in rows if is_measured(f.measurement(RECALL))]
@@ -90,11 +88,10 @@ def list_contradiction_doubts(
 
 
 def _describe_too_few_hits(probe: Finding, attack: Finding) -> str:
-    """Say that an attack has too few hits for the measured probabilities; "" if they agree.
+    """Explain that an attack has too few hits for the measured probabilities; "" if they agree.
 
-    Hits of independent secrets with mean probability p have a lower tail no heavier than the
-    binomial's, for k <= n p - 1 (Hoeffding 1956, Theorem 4): the binomial tail bounds the tail
-    of the hits. A match of any guess counts as a hit.
+    For k <= n p - 1 hits of independent secrets with mean probability p, the binomial tail bounds
+    the lower tail (Hoeffding 1956, Theorem 4). A match of any guess counts as a hit.
     """
     untruncated = probe.measurement(f"{EXACT}_{_ANCESTRAL}")
     if untruncated is not None and attack.decoding.startswith(_ANCESTRAL):

@@ -1,9 +1,7 @@
-"""Compare the leakage of models at equal usefulness: the defenses of a run, or the points of a grid
-together.
+"""Compare models' leakage at equal usefulness, over the defenses of a run or the points of a grid.
 
 Every comparison uses the secrets that all models answered and the held-out texts that all models
-predict. Seeds are combined as in conclusions/contrasts.py: the mean over seeds, at resamples of
-secrets.
+predict. The mean over seeds is taken at resamples of secrets, as in conclusions/contrasts.py.
 """
 
 from __future__ import annotations
@@ -33,8 +31,7 @@ Row = tuple[str, str]  # setting, attack
 
 @dataclass(frozen=True)
 class FrontierModel:
-    """A model to compare with others: the results of each (setting, attack) on it, over its
-    seeds."""
+    """A model to compare, with the results of each (setting, attack) over its seeds."""
 
     name: str  # of the target
     label: str
@@ -48,7 +45,7 @@ class FrontierModel:
         return next((cell.heldout for cell in self.cells.values()), {})
 
     def is_same_model(self, other: FrontierModel) -> bool:
-        """Compare the held-out texts of the shared seeds; True if all are equal."""
+        """Return whether the held-out numbers of the shared seeds are equal."""
         shared_seeds = [seed for seed in self.heldout if seed in other.heldout]
         return bool(shared_seeds) and all(
             self.heldout[seed] == other.heldout[seed] for seed in shared_seeds
@@ -62,10 +59,9 @@ class FrontierModel:
 def list_frontier_models(
     runs: Runs, variant: str = "", at: Mapping[str, Any] | None = None
 ) -> list[FrontierModel]:
-    """Return the undefended model of these runs and their defenses, without controls.
+    """Return the undefended model of these runs and the defenses, without controls.
 
-    variant, at: the name of the grid point, and its swept options; the label of a defense shows
-    its options.
+    variant, at: the grid point's name and swept options; labels of defenses show their options.
     """
     first, _ = next(iter(runs.values()))
     replicates = list(read_replicates(runs))
@@ -99,7 +95,7 @@ def list_frontier_models(
 
 
 def _list_swept_options(name: str, at: Mapping[str, Any], defenses: Sequence[str]) -> Iterator[str]:
-    """Yield labels such as `weight 0.9`; skip the options of other defenses."""
+    """Yield labels of this model's options, such as `weight 0.9`."""
     for key, value in at.items():
         plugin, dot, option = key.partition(".")
         if not dot or plugin not in defenses:
@@ -109,8 +105,10 @@ def _list_swept_options(name: str, at: Mapping[str, Any], defenses: Sequence[str
 
 
 def _find_weakest_claim(claims: Sequence[Claim | None]) -> Claim | None:
-    """Return the claim that holds at every seed, the claim with the largest epsilon; None if a
-    seed has none."""
+    """Return the claim with the largest epsilon, which holds at every seed.
+
+    Return None if a seed has no claim.
+    """
     known_claims = [claim for claim in claims if claim is not None]
     if len(known_claims) == len(claims):
         return max(known_claims, key=lambda c: c.epsilon.get(c.relation, math.inf))
@@ -120,10 +118,9 @@ def _find_weakest_claim(claims: Sequence[Claim | None]) -> Claim | None:
 def merge_frontier_models(
     places: Sequence[Sequence[FrontierModel]],
 ) -> list[FrontierModel]:
-    """Return the models of several grid points; the undefended model and equal labels appear
-    once.
+    """Return the models of several grid points, with equal labels and the undefended once.
 
-    Empty if the undefended models differ: those points are about different targets.
+    Return nothing if the undefended models differ, because the points then have different targets.
     """
     bases = [place[0] for place in places]
     base = max(bases, key=lambda model: len(model.heldout), default=None)
@@ -140,8 +137,10 @@ def merge_frontier_models(
 
 
 def build_frontiers(models: Sequence[FrontierModel]) -> tuple[Frontier, ...]:
-    """Return a frontier for each leakage metric of the first model, the undefended; empty for
-    fewer than two defenses."""
+    """Return a frontier for each leakage metric of the first model, the undefended.
+
+    Return nothing for fewer than two defenses.
+    """
     if len(models) < 3:
         return ()
     models = _select_distinct_models(models)
@@ -154,7 +153,7 @@ def build_frontiers(models: Sequence[FrontierModel]) -> tuple[Frontier, ...]:
 
 
 def _select_distinct_models(models: Sequence[FrontierModel]) -> list[FrontierModel]:
-    """Add the name to the line of defenses that share a title."""
+    """Return the models; if defenses share a title, add the name to the label."""
     n_models_by_line = Counter(line for line, _ in {(model.line, model.name) for model in models})
     renamed = []
     for model in models:
@@ -164,8 +163,10 @@ def _select_distinct_models(models: Sequence[FrontierModel]) -> list[FrontierMod
 
 
 def _list_frontier_rows(base: FrontierModel) -> Iterator[tuple[Metric, Row]]:
-    """Yield white-box rows if there are any, else all; for a probe's metric, the row that lists
-    it earliest."""
+    """Yield each metric with its row: white-box rows if there are any, else all rows.
+
+    For a probe's metric, use the row that lists the metric earliest.
+    """
     for name in LEAKS:
         rows = [
             row
@@ -185,8 +186,10 @@ def _list_measured_metrics(cell: Replicates) -> list[str]:
 
 
 def _measure_perplexity_ratios(models: Sequence[FrontierModel]) -> dict[str, Measurement]:
-    """Return ratios by label of the models whose perplexity on the undefended model's texts is
-    known."""
+    """Return perplexity ratios to the undefended model by label, on the same texts.
+
+    Omit models whose perplexity on these texts is unknown.
+    """
     base = models[0].heldout
     # Ratios are paired by text over all seeds: each seed needs the same number of texts.
     tokens = {seed: tuple(losses["tokens"]) for seed, losses in base.items()}
@@ -243,7 +246,7 @@ def _explain_missing_point(
     seeds: Sequence[int],
     ratio: Mapping[str, Measurement],
 ) -> str:
-    """Say why the model has no point on this frontier; "" if it has a point."""
+    """Explain why the model has no point on this frontier; "" if it has a point."""
     if model.label not in ratio:
         return "no perplexity of the texts that the undefended model predicts"
     cell = model.cells.get(row)
@@ -271,8 +274,10 @@ def _explain_missing_point(
 def _pair_model_leakages(
     models: Sequence[FrontierModel], metric: Metric, row: Row, seeds: Sequence[int]
 ) -> list[ModelLeakage]:
-    """Return the leakage of each model on the secrets that all models answered at every seed;
-    empty if there are too few."""
+    """Return each model's leakage on the secrets that all models answered at every seed.
+
+    Return nothing if such secrets are too few.
+    """
     rows = [[model.cells[row].rows[seed] for seed in seeds] for model in models]
     column = metric.scores or metric.per_secret_column_name
     compared_rows = [seed_row for model_rows in rows for seed_row in model_rows]
@@ -318,7 +323,7 @@ def _build_frontier_point(
 def _flag_least_leaking_points(
     points: Sequence[FrontierPoint], leaks: Sequence[ModelLeakage]
 ) -> list[FrontierPoint]:
-    """Flag the points that may leak least, among those shown to be within the margin."""
+    """Flag points that may leak least, among those shown to be within the usefulness margin."""
     indices = [i for i, point in enumerate(points) if point.within == "shown"]
 
     @cache
@@ -334,8 +339,10 @@ def _flag_least_leaking_points(
 
 
 def _mark_frontier_corners(points: Sequence[FrontierPoint]) -> list[FrontierPoint]:
-    """Mark the corners over log perplexity: choosing randomly between two models gives the line
-    between their points."""
+    """Mark the frontier's corners over log perplexity.
+
+    A random choice between two models gives the line between their points.
+    """
     indices = [i for i, point in enumerate(points) if math.isfinite(point.ratio.value)]
     places = [(math.log(points[i].ratio.value), points[i].leak.value) for i in indices]
     corners = {indices[i] for i in frontier.find_convex_frontier(places)}

@@ -1,7 +1,6 @@
-"""Define a way to leak: its numbers, each next to its value without a leak, and the first gate
-limits.
+"""Define a kind of leak: its numbers, their baselines, and the first gate limits.
 
-The ways themselves are in `conclusions.leak_readings`.
+`conclusions.leak_readings` lists the kinds.
 """
 
 from __future__ import annotations
@@ -36,13 +35,12 @@ from auditor.statistics.roc import AUC
 
 @dataclass(frozen=True)
 class LeakReading:
-    """A number of a leak kind, next to its baseline: that of non-members, or the value by
-    chance; None: no baseline.
+    """A number of a leak kind, with its baseline from non-members or chance, or None.
 
-    excess: the part above the non-members, with an interval. alone: whether the number can show
-    a leak; otherwise it only raises suspicion. either_way: an AUC below one half separates
-    members equally well. looks: how many numbers share the level. most: the best value that an
-    audit could have proved. blind: the same number without a model.
+    excess: the part above the non-members, with an interval. alone: False if the number can raise
+    suspicion but not show a leak. either_way: an AUC below one half separates members equally well.
+    looks: how many numbers share the level. most: the best value that an audit could have proved.
+    blind: the same number without a model.
     """
 
     measured: Measurement
@@ -65,8 +63,10 @@ class LeakReading:
 
     @property
     def is_above_baseline(self) -> bool:
-        """Test whether the number is above its baseline (or below, if `either_way`), given both
-        intervals."""
+        """Return whether the number is above its baseline, given both intervals.
+
+        If `either_way`, below the baseline counts too.
+        """
         m = self.corrected
         if self.excess is not None:
             # The interval of the excess includes the baseline's error.
@@ -80,7 +80,7 @@ class LeakReading:
 
     @property
     def corrected(self) -> Measurement:
-        """Return the number with the interval that decides."""
+        """Return the number with its corrected interval, which decides."""
         return widen_leak_measurement(self.measured, self.looks)
 
     @property
@@ -89,8 +89,10 @@ class LeakReading:
 
     @property
     def is_suspected(self) -> bool:
-        """Test whether it is above its baseline without significance, or as a number that
-        cannot show a leak."""
+        """Return whether the number is above its baseline but does not show a leak.
+
+        Either it is not significant, or this number alone cannot show one.
+        """
         m = self.measured
         if m.unit in ("share", "count"):
             return m.value > self._baseline_value
@@ -101,8 +103,7 @@ class LeakReading:
 
     @property
     def smallest_detectable_value(self) -> float:
-        """Return the smallest value that would show a leak, all else equal; NaN:
-        unknown."""
+        """Return the smallest value that would show a leak, all else equal; NaN if unknown."""
         m = self.corrected
         if not math.isnan(self.most):
             return self.most
@@ -117,8 +118,7 @@ class LeakReading:
 
 
 def _find_smallest_leak_share(n: int, baseline: Measurement | float | None, looks: int) -> float:
-    """Return the smallest share of n that is above the measured baseline; NaN if even n of n is
-    not."""
+    """Return the smallest share of n above the measured baseline; NaN if n of n is not above."""
 
     factor = _compute_look_factor(looks)
 
@@ -142,13 +142,13 @@ def _find_smallest_leak_share(n: int, baseline: Measurement | float | None, look
 
 @dataclass(frozen=True)
 class LeakKind:
-    """One way to leak. limits: initial gate limits of its numbers. read: yields its numbers in one
-    finding.
+    """A kind of leak.
 
-    short: a title of one or two words for narrow places. measured_by: what attacks and probes that
-    measure it declare (`Attack.measures`), the usual way first. main: the number that its title
-    names. counted: nouns for counts of secrets, by number. text: if it shows text of the data.
-    alike: if non-members unlike members invalidate it.
+    limits: initial gate limits of its numbers. read: yields its numbers in a finding. short: a
+    title of one or two words. measured_by: the `Attack.measures` of attacks and probes that measure
+    it, the usual first. main: the number that the title names. counted: nouns for counts of
+    secrets, by number. text: whether it shows text of the data. alike: whether it is invalid if
+    non-members are unlike members.
     """
 
     name: str
@@ -172,8 +172,10 @@ class LeakKind:
 def read_nonmember_leaks(
     finding: Finding, name: str, *, alone: bool = True, bounds: bool = False
 ) -> Iterator[LeakReading]:
-    """Yield a number of the members next to that of the non-members. bounds: lower bounds,
-    whose difference bounds nothing."""
+    """Yield the reading of a number, with that of the non-members as baseline.
+
+    bounds: the numbers are lower bounds, so their difference bounds nothing.
+    """
     m = finding.measurement(name)
     if not is_measured(m):
         return
@@ -192,7 +194,7 @@ def read_nonmember_leaks(
 def read_repeat_leaks(
     finding: Finding, baseline: Measurement | float | None, name: str
 ) -> Iterator[LeakReading]:
-    """Yield a reading for each repeat count, if there are several, at a shared level."""
+    """Yield a reading per repeat count at a shared level, if there are several counts."""
     shares = {count: m for count, m in finding.by_repeats.items() if count.isdecimal()}
     for count, reading in _read_shared_level(finding, shares, baseline, name):
         yield replace(reading, count=count)
@@ -201,7 +203,7 @@ def read_repeat_leaks(
 def read_group_leaks(
     finding: Finding, baseline: Measurement | float | None, name: str
 ) -> Iterator[LeakReading]:
-    """Yield a reading for each of the data's groups, if there are several, at a shared level."""
+    """Yield a reading per group of the data at a shared level, if there are several groups."""
     for group, reading in _read_shared_level(finding, finding.by_group, baseline, name):
         yield replace(reading, part=f"group {group}")
 
@@ -225,8 +227,7 @@ def _read_shared_level(
 
 
 def adjust_leak_readings(readings: Sequence[LeakReading]) -> list[LeakReading]:
-    """Return the readings with one level for all of them (Bonferroni), instead of a level for
-    each reading or group."""
+    """Return the readings with one level shared by all (Bonferroni), instead of one level each."""
     # k readings that share a level over k looks use one level together.
     levels = math.ceil(sum(1 / reading.looks for reading in readings if reading.alone))
     adjusted = []
@@ -237,8 +238,7 @@ def adjust_leak_readings(readings: Sequence[LeakReading]) -> list[LeakReading]:
 
 
 def widen_leak_measurement(m: Measurement, looks: int) -> Measurement:
-    """Widen the 95% interval for a number of looks (Bonferroni), as for a normal
-    distribution."""
+    """Widen a 95% interval for this many looks (Bonferroni), as for a normal distribution."""
     if looks < 2:
         return m
     scale = _compute_look_factor(looks)

@@ -1,7 +1,7 @@
-"""List the ways in which a model can leak, each with its numbers in a finding.
+"""List the kinds of leak, and read their numbers from a finding.
 
-They cover the secrets (verbatim and near-verbatim extraction, greedy decoding, extraction
-probability, personal data), canaries, membership, texts drawn without any prefix, and audited
+The kinds concern secrets (verbatim and near-verbatim extraction, greedy decoding, extraction
+probability, personal data), canaries, membership, texts drawn without a prefix, and audited
 epsilons.
 """
 
@@ -65,14 +65,14 @@ def _read_verbatim_leaks(finding: Finding) -> Iterator[LeakReading]:
 
 
 def _read_record_leaks(finding: Finding, of_secrets: str, of_records: str) -> Iterator[LeakReading]:
-    """Yield the share of records; the share of secrets if no secret is a part of a record."""
+    """Yield the share of records, or of secrets if no secret is a part of a record."""
     # Parts of one record are not independent: an interval over them is too narrow to show anything.
     has_parts = is_measured(finding.measurement(of_records))
     yield from read_nonmember_leaks(finding, of_records if has_parts else of_secrets)
 
 
 def _read_copies_leaks(finding: Finding) -> Iterator[LeakReading]:
-    """Yield the share extracted from each stratum, if there are several, at a shared level."""
+    """Yield the extracted share per stratum at a shared level, if there are several strata."""
     strata = [s for s in finding.strata if is_measured(s.extracted)]
     if len(strata) > 1:
         shares = {format_copies(s.copies): s.extracted for s in strata}
@@ -81,7 +81,7 @@ def _read_copies_leaks(finding: Finding) -> Iterator[LeakReading]:
 
 
 def _find_baseline(finding: Finding) -> Measurement | float:
-    """Return the share extracted of the non-members' records; 0: there are none."""
+    """Return the extracted share of the non-members' records; 0 if there are none."""
     of_records = is_measured(finding.measurement(documents.RECALL))
     baseline = finding.measurement(
         name_nonmember_metric(documents.RECALL if of_records else RECALL)
@@ -95,8 +95,10 @@ def _read_near_verbatim_leaks(finding: Finding) -> Iterator[LeakReading]:
 
 
 def _read_probability_leaks(finding: Finding) -> Iterator[LeakReading]:
-    """Yield the means for one sample and for any of n, and the shares of likely secrets, which
-    a mean may hide."""
+    """Yield the mean extraction probability for one sample and for any of n samples.
+
+    Also yield the share of likely secrets, which a mean may hide.
+    """
     any_of = (
         m.name
         for m in finding.measurements
@@ -201,8 +203,10 @@ CANARIES = LeakKind(
 
 
 def _read_membership_leaks(finding: Finding) -> Iterator[LeakReading]:
-    """Yield personal data by rank, then the strongest score, over all members and by copies;
-    the intervals hold for all scores and groups together."""
+    """Yield personal data by rank, then the strongest score over all members and by copies.
+
+    The intervals hold for all scores and groups together.
+    """
     row = finding.cell_key
     of_people = _list_person_inference(finding)
     ranked = finding.measurement(RANKED)
@@ -227,11 +231,10 @@ def _read_membership_leaks(finding: Finding) -> Iterator[LeakReading]:
 
 
 def _find_strongest_aucs(finding: Finding) -> tuple[Measurement | None, dict[str, Measurement]]:
-    """Return the strongest score's AUC, and AUCs by copies if there are several groups, with
-    corrected intervals.
+    """Return the strongest score's AUC, and its AUC by copies if there are several groups.
 
-    A record of an older version has the AUC of a score named beforehand. The strongest score is
-    then selected here, with every interval corrected by Bonferroni's rule, which is wider.
+    The intervals are corrected. Records of older versions store the AUC of one score chosen
+    beforehand; for these, select the strongest score and apply Bonferroni's rule, which is wider.
     """
     main = finding.measurement(name_auc(""))
     groups = {
@@ -259,8 +262,10 @@ def _find_strongest_aucs(finding: Finding) -> tuple[Measurement | None, dict[str
 
 
 def _list_person_inference(finding: Finding) -> list[Measurement]:
-    """Return the AUC of identifying people by records outside training; empty if the reference
-    identifies them by itself."""
+    """Return the AUC of identifying people by records outside training.
+
+    Return nothing if the reference alone identifies them.
+    """
     inference, control = map(finding.measurement, (people.INFERENCE, people.INFERENCE_CONTROL))
     if not is_measured(inference) or (control is not None and is_auc_above_chance(control)):
         return []

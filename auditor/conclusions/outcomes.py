@@ -1,8 +1,7 @@
-"""Hold the results of each row for each secret, used to pair runs: the numbers whose means are the
-measurements.
+"""Store each row's results by secret, whose means are the measurements, and pair runs by secret.
 
-They are in `secrets.parquet` next to the result (`records/table.py`): too large for a record that
-every report loads.
+`secrets.parquet` holds these results (`records/table.py`), because they are too large for the
+result that every report loads.
 """
 
 from __future__ import annotations
@@ -54,12 +53,11 @@ _ASKED = "asked"  # column of secrets without any other number
 
 @dataclass(frozen=True)
 class RowValuesBySecret:
-    """The results of one row, arrays of shape (secrets,). values: by measurement; an attack
-    adds the "score" of first guesses.
+    """The results of one row, as arrays of shape (secrets,).
 
-    outcome: all facts that judge an attack's guesses. kinds: share of a secret's personal data
-    in its first guess, by kind; NaN if the secret has none. score_is_probability: whether an
-    attack's score is a probability.
+    values: by measurement; an attack adds the "score" of first guesses. outcome: all facts that
+    judge an attack's guesses. kinds: by kind, the share of a secret's personal data in its first
+    guess; NaN without such data. score_is_probability: whether an attack's score is a probability.
     """
 
     ids: tuple[str, ...]
@@ -79,8 +77,7 @@ class RowValuesBySecret:
         kinds: Mapping[str, Sequence[float] | NDArray[Any]] | None = None,
         score_is_probability: bool = False,
     ) -> RowValuesBySecret:
-        """Build the row from an attack's judged guesses, with the numbers that enter the
-        metrics' means."""
+        """Build the row from an attack's judged guesses, with all numbers that metrics average."""
         per_secret_metrics = sorted(
             (m for m in metrics.METRICS if m.per_secret and m.values),
             key=lambda m: m.place or math.inf,
@@ -93,8 +90,10 @@ class RowValuesBySecret:
         )
 
     def list_columns(self, cell: CellKey) -> Iterator[Column]:
-        """Yield the columns of the table: an attack stores the facts that judge its
-        guesses, which determine all else."""
+        """Yield the columns of the table.
+
+        An attack stores only the facts that judge its guesses, because they determine the rest.
+        """
         for name, values in self._list_stored_values().items():
             yield Column(MEASURED, cell, name, self.ids, values, self.member, self.repeats)
 
@@ -115,11 +114,10 @@ class RowValuesBySecret:
     def remeasure_metric(
         self, name: str, count: int | None = None, kind: str | None = None
     ) -> Measurement | None:
-        """Compute a number of the row and its interval from the values of the secrets;
-        None: too few values exist.
+        """Recompute a number of the row and its interval; None if values are missing.
 
-        count: use members with this repeat count; kind: a kind of personal data. A name for
-        non-members uses the non-members.
+        count: use members with this repeat count; kind: a kind of personal data. Metrics named for
+        non-members use the non-members.
         """
         metric = find_metric(name)
         if self.anytime:
@@ -153,8 +151,10 @@ class RowValuesBySecret:
     def build_anytime_evidence(
         self, name: str, count: int | None = None, kind: str | None = None
     ) -> BettingMean | BettingExcess | None:
-        """Return the number with bounds valid at every look; None if no shares were
-        averaged or no secrets exist."""
+        """Return the number with bounds that are valid at every look.
+
+        Return None if the number is not a mean of shares or if there are no secrets.
+        """
         metric = find_metric(name)
         if metric.signed and name.startswith(EXCESS) and count is None:
             base = name.removeprefix(EXCESS)
@@ -174,16 +174,17 @@ class RowValuesBySecret:
         return BettingMean(values) if len(values) and np.isfinite(values).all() else None
 
     def _list_kind_shares(self, kind: str, members: bool) -> Floats:
-        """Return the shares of a kind of personal data in first guesses, for the secrets
-        that contain it."""
+        """Return the shares of this kind of personal data in first guesses, without NaN."""
         shares = self.kinds[kind][self.member == members] if kind in self.kinds else np.empty(0)
         return shares[~np.isnan(shares)]
 
     def values_by_secret(
         self, name: str, members: bool, count: int | None = None
     ) -> dict[str, float]:
-        """Return the values of the members (or non-members) by id, of one repeat count if
-        given; empty if there are no values."""
+        """Return the values of the members (or non-members) by id; empty without values.
+
+        count: use only this repeat count.
+        """
         # Not strict: a missing number gives no rows.
         rows = zip(
             self.ids,
@@ -197,8 +198,10 @@ class RowValuesBySecret:
         }
 
     def keep_one_metric(self, name: str, others: bool) -> RowValuesBySecret:
-        """Return the row with this number only, of the members; others: also of the
-        non-members."""
+        """Return the row with only this number of the members.
+
+        others: keep the number of the non-members too.
+        """
         indices = np.flatnonzero(self.member | others)
         ids = tuple(self.ids[i] for i in indices)
         repeats = tuple(self.repeats[i] for i in indices)
@@ -207,8 +210,10 @@ class RowValuesBySecret:
         )
 
     def order_metric_values(self, members: bool, count: int | None) -> dict[str, Floats]:
-        """Return the values of the members (or non-members), of one repeat count if given,
-        in the order of their ids."""
+        """Return the values of the members (or non-members), ordered by id.
+
+        count: use only this repeat count.
+        """
         indices = [
             i
             # By id, so that two runs on the same secrets pair place by place.
@@ -221,8 +226,10 @@ class RowValuesBySecret:
 def align_rows(
     rows: Iterable[RowValuesBySecret], name: str, members: bool
 ) -> tuple[list[str], Floats]:
-    """Return the ids of the k members (or non-members) with the number in all rows, and (rows,
-    k) values."""
+    """Return the k ids with this number in all rows, and the values: (rows, k).
+
+    members: use members, else non-members.
+    """
     columns = [row.values_by_secret(name, members) for row in rows]
     ids = sorted(set.intersection(*map(set, columns)))
     return ids, np.array([[column[id] for id in ids] for column in columns], dtype=float)
@@ -230,7 +237,7 @@ def align_rows(
 
 @dataclass(frozen=True)
 class RunOutcomes:
-    """A finished run, ready to compare with another run."""
+    """A finished run, ready for comparison with another."""
 
     name: str
     result: AuditResult
@@ -241,8 +248,10 @@ class RunOutcomes:
 
 
 def read_row_values(folder: Path) -> dict[CellKey, RowValuesBySecret]:
-    """Read the rows of a run folder; empty if it has no table. Raise AuditError like
-    `table.read_secrets_table`."""
+    """Read the rows of a run folder; empty if there is no table.
+
+    Raise AuditError like `table.read_secrets_table`.
+    """
     cells: dict[CellKey, list[Column]] = {}
     for column in read_secrets_table(folder, MEASURED):
         cells.setdefault(column.cell, []).append(column)
@@ -251,8 +260,10 @@ def read_row_values(folder: Path) -> dict[CellKey, RowValuesBySecret]:
 
 
 def _build_row_values(columns: Sequence[Column]) -> RowValuesBySecret:
-    """Invert `RowValuesBySecret.list_columns`. Raise ValueError and similar errors
-    for other columns."""
+    """Build the row from the columns of `RowValuesBySecret.list_columns`.
+
+    Raise ValueError or a similar error for other columns.
+    """
     first = columns[0]
     values_by_name = {column.quantity: np.asarray(column.values) for column in columns}
     # Mostly identical objects (`table._read_columns`), which compare fast.
@@ -296,8 +307,10 @@ def _build_row_values(columns: Sequence[Column]) -> RowValuesBySecret:
 
 
 def bound_row_tpr(metric: str, row: RowValuesBySecret | None) -> BoundedNumber | None:
-    """Return the TPR at rates of false positives, with bounds at any level; None for other
-    metrics or without scores."""
+    """Return the TPR at false positive rates, with bounds at any level.
+
+    Return None for other metrics or without scores.
+    """
     recorded_metric = find_metric(metric)
     max_fpr = recorded_metric.rate or recorded_metric.below
     if not max_fpr or row is None or recorded_metric.scores not in row.values:
@@ -324,10 +337,10 @@ def bound_row_tpr(metric: str, row: RowValuesBySecret | None) -> BoundedNumber |
 def compare_paired_rows(
     metric: str, count: int | None, new: RowValuesBySecret, base: RowValuesBySecret
 ) -> BoundedNumber | str:
-    """Return the metric of `new` minus that of `base`, paired by secret, or why there is none.
-    Both rows have the same secrets.
+    """Return the metric of `new` minus that of `base`, paired by secret, or the reason for none.
 
-    count: use members with this repeat count. `_nonmembers` metrics use the non-members.
+    Both rows have the same secrets. count: use members with this repeat count. `_nonmembers`
+    metrics use the non-members.
     """
     compared_metric = find_metric(metric)
     if new.anytime or base.anytime:
@@ -381,7 +394,7 @@ def compare_paired_rows(
 def _compare_anytime_valid_rows(
     about: Metric, count: int | None, new: RowValuesBySecret, base: RowValuesBySecret
 ) -> BoundedNumber | str:
-    """Compare on the secrets that both runs queried, those of the run that stopped first."""
+    """Compare the rows on the secrets that both runs queried before the first run stopped."""
     if about.errors or about.scores or about.signed or about.unit not in SHARES:
         return (
             f"{about.name} has no bounds that hold at every look, and --until stopped one of the "

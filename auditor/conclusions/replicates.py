@@ -1,4 +1,4 @@
-"""Collect the results of runs that differ only in their seed, by configuration."""
+"""Collect, by configuration, the results of runs that differ only in their seed."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ Runs = Mapping[int, tuple[AuditResult, Path]]  # one point of a grid with its fo
 
 @dataclass(frozen=True)
 class Replicates:
-    """One (target, setting, attack) at one grid point, by seed: the results of its row, and its
-    measurements."""
+    """The rows and measurements of one (target, setting, attack) at one grid point, by seed."""
 
     target: str
     setting: str
@@ -35,7 +34,7 @@ class Replicates:
 
     @cached_property
     def member_outcomes_by_seed(self) -> Mapping[int, Outcome]:
-        """Return an attack's judged guesses for the members."""
+        """Return an attack's judged guesses for the members, by seed."""
         return {
             seed: outcome.select_secrets(outcome.member)
             for seed, row in self.rows.items()
@@ -44,7 +43,7 @@ class Replicates:
 
 
 def read_replicates(runs: Runs) -> Iterator[Replicates]:
-    """Yield each (target, setting, attack or probe), over the seeds at which it has numbers."""
+    """Yield each (target, setting, attack or probe), with the seeds at which it has numbers."""
     by_key: dict[CellKey, dict[int, Finding]] = {}
     for seed, (result, _) in runs.items():
         for finding in result.findings:
@@ -71,8 +70,10 @@ def read_replicates(runs: Runs) -> Iterator[Replicates]:
 
 
 def _map_measurements(finding: Finding, target: TargetRecord) -> dict[str, Measurement]:
-    """Return the measurements of the finding and its target by name; by repeat count as
-    `exposure(count=16)`."""
+    """Return the finding's and its target's measurements by name.
+
+    A measurement by repeat count is named like `exposure(count=16)`.
+    """
     measurements = {
         m.name: m
         for m in (
@@ -85,9 +86,11 @@ def _map_measurements(finding: Finding, target: TargetRecord) -> dict[str, Measu
 
 
 def _list_model_measurements(target: TargetRecord) -> Iterator[Measurement]:
-    """Yield the target's held-out perplexities, its claimed epsilons (exact, so intervals of no
-    width), and the share of each cause in the members' likelihood advantage:
-    `likelihood_mixing`."""
+    """Yield the target's held-out perplexities, claimed epsilons and likelihood causes.
+
+    Epsilons are exact, so their intervals have no width. `likelihood_mixing` is the share of a
+    cause in the members' likelihood advantage.
+    """
     if target.perplexity:
         yield target.perplexity
     yield from target.other_perplexities
@@ -99,8 +102,7 @@ def _list_model_measurements(target: TargetRecord) -> Iterator[Measurement]:
 
 
 def _measure_cause_differences(chain: Chain | None) -> Iterator[Measurement]:
-    """Yield the effect of each cause, named after metric and cause: `likelihood_mixing`,
-    `recall_splitting`."""
+    """Yield the effect of each cause, named by metric and cause (`recall_splitting`)."""
     for step in chain.steps if chain else ():
         if step.difference:
             metric_name = step.difference.name.removesuffix("_difference")

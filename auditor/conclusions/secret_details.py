@@ -1,7 +1,6 @@
-"""Read the results of a run for each secret, as its report shows them: ids and numbers only.
+"""Read a run's results for each secret as reports show them: ids and numbers, no text.
 
 `secrets.json` holds the publishable facts of each secret, `secrets.parquet` all its measurements.
-Knows no models and no text.
 """
 
 from __future__ import annotations
@@ -29,11 +28,11 @@ from auditor.statistics import documents, intervals
 
 @dataclass(frozen=True)
 class SecretDetails:
-    """A run secret by secret. Empty if the folder has no such files.
+    """A run's results by secret; empty if the folder has no such files.
 
-    tokens: nats per token of the true suffix, by target and secret. exposure: certain bits, by
-    row and secret: -log2 of the null p-value, which equals the exposure if the rank is exact.
-    heldout: tokens and summed nll of each held-out text, in nats, by target.
+    tokens: nats per token of the true suffix, by target and secret. exposure: proven bits, by row
+    and secret: -log2 of the null p-value, which equals the exposure if the rank is exact. heldout:
+    tokens and summed nll of each held-out text, in nats, by target.
     """
 
     secrets: tuple[SecretFacts, ...] = ()
@@ -48,10 +47,9 @@ class SecretDetails:
 def build_fact_columns(
     secrets: Sequence[Secret], salt: str, canaries: Collection[str] = ()
 ) -> dict[str, Any]:
-    """Build the record that `read_secret_details` reads, a column per key; salt: fingerprint of
-    the salt of the aliases.
+    """Build the columns that `read_secret_details` reads, by key.
 
-    canaries: ids of the secrets that only probes query.
+    salt: fingerprint of the salt of the aliases. canaries: ids of secrets that only probes query.
     """
     columns = {
         name: [getattr(s, name) for s in secrets]
@@ -75,7 +73,7 @@ def build_fact_columns(
 
 
 def map_aliases(folder: Path) -> dict[str, str]:
-    """Return the alias of each secret in reports, by its id."""
+    """Return the alias of each secret in reports, by secret id."""
     return {
         id: secret.alias
         for id, secret in (attacked_secrets.read_secret_facts(folder) or {}).items()
@@ -110,8 +108,10 @@ def read_secret_details(folder: Path) -> SecretDetails:
 def count_document_extractions(
     details: SecretDetails, values_by_secret: RowValuesBySecret
 ) -> dict[str, tuple[int, int, int]]:
-    """Count, for members' documents: tokens of the longest extracted block, extracted parts,
-    attacked parts."""
+    """Count extractions for each document of members.
+
+    Return tokens of the longest extracted block, extracted parts, and attacked parts.
+    """
     if values_by_secret.outcome is None:
         return {}
     hit = dict(
@@ -132,7 +132,10 @@ def count_document_extractions(
 def count_person_extractions(
     details: SecretDetails, values_by_secret: RowValuesBySecret
 ) -> dict[str, tuple[int, int]]:
-    """Count extracted and attacked records of each person with trained records, worst first."""
+    """Count each person's extracted and attacked records, worst first.
+
+    Only people with trained records count.
+    """
     if values_by_secret.outcome is None:
         return {}
     person_by_id = {
@@ -164,11 +167,10 @@ def measure_length_accuracy(
     values_by_secret: RowValuesBySecret,
     lengths: Sequence[int] = (1, 2, 4, 8, 16, 32, 64, 128, 256),
 ) -> dict[int, Measurement]:
-    """Return the share of members whose first guess matches the first L tokens of a suffix of
-    at least L tokens, by L.
+    """Return, for each L, the share of members whose first guess matches the first L tokens.
 
-    The longest suffix gives the last L, so that its share equals the recall if all suffixes
-    have one length.
+    Only suffixes of at least L tokens count. The last L is the longest suffix, so that its share
+    equals the recall if all suffixes have one length.
     """
     n_tokens_by_id = {
         secret.id: secret.length
@@ -200,7 +202,7 @@ _BINS = 10  # of equal width, over scores from 0 to 1
 
 @dataclass(frozen=True)
 class ScoreBin:
-    """Guesses with similar scores: the mean score, and the share of correct guesses."""
+    """The mean score of guesses with similar scores, and the share of them that is correct."""
 
     score: float
     right: Measurement
@@ -217,11 +219,10 @@ class Reliability:
 
 
 def calibrate_guess_scores(score: Floats, right: Bools) -> Reliability:
-    """Compute calibration from (n,) scores in [0, 1] and whether each guess was right, in bins
-    of equal width, without empty bins.
+    """Compute the calibration of scores (n,) in [0, 1], given whether each guess was right.
 
-    Guo et al. 2017, Eq. 3 (expected calibration error); Brier 1950. Raise AuditError for a
-    score outside [0, 1].
+    Bins have equal width, and empty bins are omitted. Guo et al. 2017, Eq. 3 (expected calibration
+    error); Brier 1950. Raise AuditError for a score outside [0, 1].
     """
     # NaN fails this test too; a sum of probabilities may exceed 1 by rounding.
     if not len(score) or not ((score >= 0) & (score <= 1 + 1e-9)).all():
@@ -240,8 +241,7 @@ def calibrate_guess_scores(score: Floats, right: Bools) -> Reliability:
 
 
 def compute_survival_function(values: Sequence[float]) -> list[tuple[float, float]]:
-    """Return (x, share of the values that are at least x) at every distinct finite value, in
-    rising order, without NaN."""
+    """Return (x, share of values >= x) for each distinct finite value, rising, without NaN."""
     known = np.sort([value for value in values if not math.isnan(value)])
     # Infinities count in the shares, but do not fit on an axis.
     return [(float(x), float(np.mean(known >= x))) for x in np.unique(known) if math.isfinite(x)]

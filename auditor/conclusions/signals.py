@@ -1,10 +1,8 @@
-"""Decide each way in which a model can leak: shown, not shown, or not tested. Only this module
-decides.
+"""Decide for each kind of leak whether it is shown, not shown, or not tested.
 
 Every text on leakage (headline, verdict, screen, page, advice, next command, EDPB answers, history)
-reads the decision here. A run must earn reassurance: `shows_no_leakage` requires that no signal is
-above its baseline, that the measurements agree, and that nothing may have hidden a leak from the
-audit. Knows only a result; the reports choose the words.
+takes this decision from here and only words it. `shows_no_leakage` requires that no signal is above
+its baseline, that the measurements agree, and that nothing may have hidden a leak from the audit.
 """
 
 from __future__ import annotations
@@ -46,14 +44,13 @@ SETTINGS = ("text-only", "white-box")
 
 @dataclass(frozen=True)
 class LeakSignal:
-    """A kind of leakage of a target at an access: the deciding number, next to its baseline.
+    """A kind of leakage of a target at an access: the deciding number and its baseline.
 
-    setting: "" if neither access was tested. baseline: of non-members, or the value by chance;
-    None: no baseline. suspected: not shown, but seen or above the baseline without
-    significance. least: the smallest number that would show a leak; NaN: unknown. part, count:
-    the secrets, if not all. why: the reason it was not tested. blind: the same number without
-    any model. excess: the part above the non-members, if it decides. alone: whether the number
-    can show a leak by itself.
+    setting: "" if no access was tested. baseline: from non-members or chance, or None. suspected:
+    seen, or above the baseline without significance, so not shown. least: the smallest number that
+    would show a leak; NaN: unknown. part, count: the subset of secrets, if not all. why: the reason
+    it was not tested. blind: the same number without any model. excess: the part above the
+    non-members, if this decides. alone: whether the number can show a leak by itself.
     """
 
     kind: LeakKind
@@ -78,8 +75,10 @@ class LeakSignal:
 
     @property
     def gate_rule(self) -> str:
-        """Return a gate rule such as `membership_auc=0.6` that fails if the signal is
-        shown; "": no rule exists."""
+        """Return a gate rule such as `membership_auc=0.6` that fails if the signal is shown.
+
+        Return "" if there is no such rule.
+        """
         m = self.measured
         limits = dict(self.kind.limits)
         if m is None:
@@ -106,11 +105,10 @@ class LeakSignal:
 
 @dataclass(frozen=True)
 class LeakAssessment:
-    """The signals of the requested targets, the undefended first: every kind by access, in the
-    order of the kinds.
+    """The signals of the requested targets, the undefended first, by kind and access.
 
-    contradictions: measurements that cannot all be right, by target; doubts: reasons that a
-    leak may be hidden, by target.
+    contradictions: measurements that cannot all be right, by target; doubts: reasons that a leak
+    may be hidden, by target.
     """
 
     signals: tuple[LeakSignal, ...]
@@ -128,12 +126,11 @@ class LeakAssessment:
         return tuple(s for s in self.list_target_signals(target) if s.status != NOT_TESTED)
 
     def list_target_doubts(self, target: str) -> tuple[Doubt, ...]:
-        """Return contradictions and doubts: all reasons against concluding that no leak
-        exists."""
+        """Return the contradictions and doubts, which forbid the conclusion that no leak exists."""
         return (*self.contradictions.get(target, ()), *self.doubts.get(target, ()))
 
     def shows_no_leakage(self, target: str) -> bool:
-        """Test whether a report may state "no leakage seen" for the target."""
+        """Return whether a report may state "no leakage seen" for the target."""
         tested = self.list_tested_signals(target)
         has_signs = any(s.status == SHOWN or s.suspected for s in tested)
         return (
@@ -148,10 +145,10 @@ class LeakAssessment:
         return tuple(dict.fromkeys(s.target for s in self.signals))
 
     def find_gate_signal(self, target: str | None = None) -> LeakSignal | None:
-        """Select the signal for a gate: a leak, first of the targets that a gate judges;
-        otherwise a measured number.
+        """Return the best signal for a gate, or None if no signal has a rule.
 
-        target: consider only this target. None if no gate has a rule for it.
+        Prefer a leak, first of targets that a gate judges, then a measured number. target: consider
+        only this target.
         """
         candidates = self.signals if target is None else self.list_target_signals(target)
         # A gate judges defended targets; the undefended model if there are none.
@@ -164,7 +161,7 @@ class LeakAssessment:
 
 
 def assess_signals(result: AuditResult) -> LeakAssessment:
-    """Return all signals of a result, for all targets except the control rows."""
+    """Return all signals of a result, for all targets except controls."""
     names = [target.name for target in result.targets if not target.companion]
     companions = {target.name for target in result.targets if target.companion}
     attacked_names = (
@@ -199,10 +196,10 @@ def assess_signals(result: AuditResult) -> LeakAssessment:
 
 
 def _assess_target_signals(result: AuditResult, target: str) -> Iterator[LeakSignal]:
-    """Yield a signal per kind and tested access, or a signal with the reason that the kind was not
-    tested.
+    """Yield a signal per kind and tested access.
 
-    The signals of released text answer a single question, so they share the level.
+    An untested kind gives one signal with the reason. The signals of released text answer one
+    question, so they share the level.
     """
     rows = [f for f in result.findings if f.target == target]
     readings_by_kind = [
@@ -243,8 +240,10 @@ def _assess_target_signals(result: AuditResult, target: str) -> Iterator[LeakSig
 
 
 def _complete_verbatim_signal(signal: LeakSignal, rows: Sequence[Finding]) -> LeakSignal:
-    """Return the signal with its worst stratum and group; greedy decoding is judged like greedy
-    recall: one record is enough."""
+    """Return the signal with its worst stratum and worst group.
+
+    Greedy decoding is judged like greedy recall: one extracted record is enough.
+    """
     groups = [
         group
         for row in rows
@@ -266,8 +265,7 @@ def _complete_verbatim_signal(signal: LeakSignal, rows: Sequence[Finding]) -> Le
 
 
 def _find_worst_row_stratum(rows: Sequence[Finding], setting: str) -> Stratum | None:
-    """Return the worst stratum of all attacks at this access; None: no copied record was
-    extracted."""
+    """Return the worst stratum of all attacks at this access; None if no copied record leaked."""
     strata = [
         row_worst
         for row in rows
@@ -281,10 +279,9 @@ def _find_worst_row_stratum(rows: Sequence[Finding], setting: str) -> Stratum | 
 def _build_signal(
     kind: LeakKind, target: str, setting: str, readings: Sequence[LeakReading]
 ) -> LeakSignal:
-    """Build the signal from the most informative reading: shown, then suspected, else the kind's
-    number at its highest.
+    """Build the signal from the best reading: a shown one, else a suspected, else the highest.
 
-    Among readings of zero, select the reading with the widest interval.
+    Among readings of zero, choose the widest interval.
     """
     significant = [r for r in readings if r.is_shown]
     suspected = [] if significant else [r for r in readings if r.is_suspected]
@@ -325,10 +322,10 @@ def _build_signal(
 
 
 def _build_greedy_signal(result: AuditResult) -> LeakSignal:
-    """Return the greedy signal of the undefended model, the only queried model, over all repeat
-    counts.
+    """Return the greedy signal, over all repeat counts.
 
-    A single hit counts, unless the non-members have an equal share.
+    Only the undefended model is queried. A single hit shows a leak, unless the non-members have an
+    equal share.
     """
     recall_by_count = {
         count: m for count, m in result.benchmark.greedy_recall.items() if is_measured(m)
@@ -358,8 +355,7 @@ def _build_greedy_signal(result: AuditResult) -> LeakSignal:
 
 
 def _explain_unmeasured_signal(result: AuditResult, rows: Sequence[Finding], kind: LeakKind) -> str:
-    """Say why no attack or probe measured this kind; "": no such attack or probe was
-    requested."""
+    """Explain why no attack or probe measured this kind; "" if none was requested."""
     if (
         kind.alike
         and (unlike := list_mismatch_doubts(result))

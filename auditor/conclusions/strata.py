@@ -1,5 +1,4 @@
-"""Summarise a finding over copies: the weighted share of the whole data, and the worst stratum.
-Reads only a record."""
+"""Summarise a finding by copies: the weighted share of all data, and the worst stratum."""
 
 from __future__ import annotations
 
@@ -11,20 +10,20 @@ _TAIL = 0.025
 
 
 def count_stratum_hits(stratum: Stratum) -> int:
-    """Return how many of the attacked records were extracted."""
+    """Return the number of attacked records that were extracted."""
     return round(stratum.extracted.value * stratum.extracted.n) if stratum.extracted.n else 0
 
 
 def is_partly_asked(finding: Finding) -> bool:
-    """Return whether a limit or lack of time left out attackable records."""
+    """Return whether a limit or a lack of time excluded some attackable records."""
     return any(stratum.extracted.n < stratum.population for stratum in finding.strata)
 
 
 def measure_weighted_share(finding: Finding, tail: float = _TAIL) -> Measurement | None:
-    """Return the extracted share of all attackable records, weighted by stratum; None without
-    strata.
+    """Return the extracted share of all attackable records, weighted by stratum.
 
-    tail: error rate of the interval on each side. n: the whole population.
+    Return None without strata. tail: error rate of the interval on each side. The measurement's n
+    is the whole population.
     """
     if not finding.strata:
         return None
@@ -36,8 +35,7 @@ def measure_weighted_share(finding: Finding, tail: float = _TAIL) -> Measurement
 
 
 def find_worst_stratum(finding: Finding) -> Stratum | None:
-    """Return the stratum of copied records with the largest extracted share; None if none was
-    extracted."""
+    """Return the stratum of copied records with the largest extracted share; None if all are 0."""
     copied = [s for s in finding.strata if (s.copies or 1) > 1 and count_stratum_hits(s)]
     return max(
         copied, key=lambda s: (s.extracted.value, s.copies or 0, s.extracted.n), default=None
@@ -47,7 +45,7 @@ def find_worst_stratum(finding: Finding) -> Stratum | None:
 def find_worst_group(finding: Finding) -> tuple[str, Measurement] | None:
     """Return the name and extracted share of the group with the highest lower bound.
 
-    None: no group's interval lies above the share of all records.
+    Return None if no group's interval lies above the share of all records.
     """
     shares = finding.by_group
     n_all = sum(m.n for m in shares.values())

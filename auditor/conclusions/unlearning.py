@@ -1,4 +1,4 @@
-"""Summarise how well a model forgot records, from the results of its rows for each secret."""
+"""Summarise how well a model forgot records, from its rows' results for each secret."""
 
 from __future__ import annotations
 
@@ -28,12 +28,10 @@ Columns = Mapping[str, RowValuesBySecret]  # by model
 def summarise_unlearning(
     result: AuditResult, folder: Path, models: Mapping[str, str], forgotten: frozenset[str]
 ) -> Unlearning:
-    """Measure the remains of the forgotten records, with white-box access if it was measured,
-    else text-only.
+    """Measure what remains of the forgotten records, white-box if measured, else text-only.
 
-    models: name of the target in each role ("before", "after", "retrained", ...). forgotten:
-    ids of the secrets to forget. The steps, rate and texts of relearning are unknown here; the
-    caller adds them.
+    models: target name by role ("before", "after", "retrained", ...). forgotten: ids of the secrets
+    to forget. The caller adds the steps, rate and texts of relearning.
     """
     setting = "white-box" if any(f.setting == "white-box" for f in result.findings) else "text-only"
     rows_by_cell = read_row_values(folder)

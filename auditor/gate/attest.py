@@ -1,8 +1,7 @@
-"""Build an in-toto statement (v1) on a run and its model, and check whether a run folder fits a
-statement.
+"""Build an in-toto statement (v1) on a run and its model, and check a run folder against it.
 
-subject: every file of the models, by SHA-256; predicate: digests of data, plan, result and
-decision, with tool and date.
+subject: every file of the models, by SHA-256; predicate: digests of the data, the plan, the result
+and the decision, with tool and date.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ SIGNED = "the attestation is signed and fits the run"
 
 
 def build_run_statement(folder: Path) -> dict[str, Any]:
-    """Build the statement on a finished run. Raise AuditError for a run on no weight files."""
+    """Build the statement on a finished run. Raise AuditError if the run read no weight files."""
     result = result_file.read_result(folder)
     if not result.weights:
         raise AuditError(
@@ -61,16 +60,16 @@ def build_run_statement(folder: Path) -> dict[str, Any]:
 
 
 def write_attestation(folder: Path, key: Path | None) -> str:
-    """Return the statement as JSON; with a private key, in a signed envelope."""
+    """Return the statement as JSON, in a signed envelope if a private key is given."""
     text = json.dumps(build_run_statement(folder), indent=1, sort_keys=True, allow_nan=False)
     return text if key is None else dsse.sign_payload_into_dsse_envelope(text.encode(), key)
 
 
 def judge_attestation(folder: Path, attestation: Path, key: Path) -> Ruling:
-    """Return held if the key signed the run as the folder holds it now, weights included; else
-    failed with the reason.
+    """Return a held ruling if the key signed the folder's current run and weights.
 
-    Raise AuditError for files that are not an attestation or a key.
+    Otherwise return a failed ruling with the reason. Raise AuditError for an invalid attestation or
+    key file.
     """
     try:
         text = attestation.read_text(encoding="utf-8")
@@ -91,8 +90,10 @@ def judge_attestation(folder: Path, attestation: Path, key: Path) -> Ruling:
 
 
 def _find_attestation_mismatches(folder: Path, stated: Any) -> Iterator[str]:
-    """Yield differences of the folder from a signed statement. Raise AuditError for a folder
-    without a result."""
+    """Yield each difference between the folder and a signed statement.
+
+    Raise AuditError for a folder without a result.
+    """
     if not isinstance(stated, dict) or stated.get("_type") != STATEMENT:
         yield "it is no in-toto statement of version 1"
     elif stated.get("predicateType") != PREDICATE:

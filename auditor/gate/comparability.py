@@ -1,8 +1,7 @@
-"""Check whether two runs can be compared, and if not, why: the same test for baselines and
-comparisons.
+"""Check whether two runs can be compared, and explain a mismatch.
 
-The checkpoint, the seed, the defenses and their options may differ: a comparison is about them. The
-model family, the secrets and the attacks must be equal.
+The model family, the secrets and the attacks must be equal. The checkpoint, the seed, the defenses
+and their options may differ, because a comparison is about them.
 """
 
 from __future__ import annotations
@@ -40,11 +39,11 @@ _ASKED_ALIKE = (
 
 
 def digest_comparable_secrets(secrets: Sequence[Secret]) -> str:
-    """Return SHA-256 of the facts known to an attacker (ids, prefixes, lengths, membership,
-    repeats), with 8 bits of the answers.
+    """Return a SHA-256 digest of the secrets' ids, prefixes, lengths, membership and repeats.
 
-    Only 8 bits, because a full digest of the answers would confirm a guess of the last answer to
-    anyone who knows the rest; 255 of 256 other answer sets still differ.
+    An attacker knows these facts. The digest also has 8 bits of the answers, which detect 255 of
+    256 other answer sets. More bits could confirm a guess of the last answer to anyone who knows
+    the rest.
     """
     ordered = sorted(secrets, key=lambda s: s.id)
     # never change this: digests are compared across versions of this program
@@ -54,7 +53,7 @@ def digest_comparable_secrets(secrets: Sequence[Secret]) -> str:
 
 
 def check_comparable(run: RunOutcomes, base: RunOutcomes, description: str) -> None:
-    """Raise AuditError with the first difference and the command of a comparable run.
+    """Raise AuditError for runs that differ: the first difference, and a comparable run's command.
 
     description: the role of the other run, for example "baseline".
     """
@@ -94,8 +93,7 @@ def _count_unasked_records(result: AuditResult) -> int:
 
 
 def _format_comparable_command(result: AuditResult, base: AuditResult) -> str:
-    """Return the command that audits the result's model on the data and attack settings of
-    `base`."""
+    """Return the command that audits the result's model on the data and attacks of `base`."""
     asked_alike = {*list_ruled_fields(COMPARED), *_ASKED_ALIKE}
     words = ["audit", "run"]
     for name, field in FIELDS.items():
@@ -109,7 +107,7 @@ def _format_comparable_command(result: AuditResult, base: AuditResult) -> str:
 
 
 def _format_flag(flag: str, value: Any) -> list[str]:
-    """Return a plan value as the words of a command line."""
+    """Return a plan value as command-line words."""
     if isinstance(value, bool):
         return [flag if value else f"--no-{flag.removeprefix('--')}"]
     if isinstance(value, list | tuple):
@@ -127,7 +125,7 @@ def _format_flag(flag: str, value: Any) -> list[str]:
 
 
 def list_comparison_obstacles(run: RunOutcomes, base: RunOutcomes) -> Iterator[str]:
-    """Yield the differences that prevent a comparison, as `what: mine against theirs`."""
+    """Yield each difference that prevents a comparison, as `what: mine against theirs`."""
     result = run.result
     base_result = base.result
     yield from _describe_comparison_obstacle(

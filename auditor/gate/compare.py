@@ -1,9 +1,8 @@
-"""Compare any number of comparable runs: each with the first, paired by secret. Knows records;
-renders nothing.
+"""Compare comparable runs with the first run, paired by secret. Render nothing.
 
-A run is marked best in a row only if it leaks significantly less than every other run. The test is
-corrected for the runs that could have been best (Bonferroni) and for the rows (Holm), so that 5% of
-all comparisons mark a run without cause.
+A run is best in a row only if it leaks significantly less than every other run. The test corrects
+for the runs that could be best (Bonferroni) and for the rows (Holm), so that at most 5% of
+comparisons mark a run wrongly.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from auditor.statistics.holm import adjust_test_level
 
 @dataclass(frozen=True)
 class Comparand:
-    """A run in a row: its number, and the difference from the first run's (two-sided 95%)."""
+    """A run's number in a row, and its difference from the first run's number (two-sided 95%)."""
 
     measured: Measurement | None
     delta: Measurement | None = None
@@ -36,8 +35,10 @@ class Comparand:
 
 @dataclass(frozen=True)
 class ComparisonRow:
-    """A metric of a row, with a cell per run; `best`: index of the run that leaks significantly
-    least, if any."""
+    """A metric of a row, with a cell per run.
+
+    best: index of the run that leaks significantly less than all others, or None.
+    """
 
     row: CellKey
     metric: str
@@ -55,10 +56,8 @@ class Comparison:
 def compare_finished_runs(runs: Sequence[RunOutcomes], metrics: Sequence[str] = ()) -> Comparison:
     """Compare runs row by row, in the order of the first run.
 
-    metrics: the metrics to compare; each row's main metric if none is given.
-
-    Raises AuditError for fewer than two runs, runs that are not comparable with the first, a metric
-    no row has.
+    metrics: the metrics to compare; empty: each row's main metric. Raise AuditError for fewer than
+    two runs, for a run that is not comparable with the first, and for a metric that no row has.
     """
     if len(runs) < 2:
         raise AuditError(f"expected at least two runs to compare, got {len(runs)}")
@@ -144,8 +143,9 @@ def _find_least_leaking_run(line: ComparisonRow) -> int:
 def _compare_rivals(
     runs: Sequence[RunOutcomes], line: ComparisonRow, candidate: int
 ) -> list[BoundedNumber]:
-    """Return how much more each other run leaks than the candidate; empty if a run cannot be
-    compared with it.
+    """Return how much more each other run leaks than the candidate.
+
+    Return nothing if any run cannot be compared with the candidate.
     """
     outcome = runs[candidate].outcomes.get(line.row)
     excesses: list[BoundedNumber] = []
@@ -164,7 +164,8 @@ def _compare_rivals(
 
 
 def _is_leaking_less_than_all_rivals(rivals: Sequence[BoundedNumber], level: float) -> bool:
-    """Return whether the candidate leaks less than every rival, at a level divided among the runs
-    that could be lowest.
+    """Return whether the candidate leaks less than every rival.
+
+    level: error level, divided among the runs that could be lowest.
     """
     return bool(rivals) and all(other.low(level / (len(rivals) + 1)) > 0 for other in rivals)

@@ -1,7 +1,6 @@
-"""Check whether a result agrees with itself and with the outcomes of each row. Knows records; no
-rules.
+"""Check that a result agrees with itself and with the outcomes of each row.
 
-A gate decides on a few numbers of a file that anyone may have edited or cut off; facts recorded
+A gate reads a few numbers from a file that anyone may have edited or truncated, so facts recorded
 twice must be equal.
 """
 
@@ -46,8 +45,7 @@ def find_result_contradictions(
     outcomes: Mapping[CellKey, RowValuesBySecret],
     listed: AnsweredSecretIds = NOT_KEPT,
 ) -> Iterator[tuple[CellKey, str]]:
-    """Yield (row, why) for each impossible fact of the result; nothing if all facts are
-    possible."""
+    """Yield (row, reason) for each impossible fact of the result."""
     yield from _check_planned_rows(result)
     yield from _check_planned_secrets(result, outcomes, listed)
     claims = {target.name: target.claim for target in result.targets}
@@ -75,8 +73,7 @@ def find_result_contradictions(
 
 
 def _check_planned_rows(result: AuditResult) -> Iterator[tuple[CellKey, str]]:
-    """Yield planned rows that the result lacks. A control has only the rows of the widest
-    access."""
+    """Yield planned rows missing from the result. Controls have only rows of the widest access."""
     plan = result.plan
     reported_rows = {finding.cell_key for finding in result.findings}
     planned_targets = dict.fromkeys(
@@ -95,8 +92,7 @@ def _check_planned_rows(result: AuditResult) -> Iterator[tuple[CellKey, str]]:
 def _check_planned_secrets(
     result: AuditResult, outcomes: Mapping[CellKey, RowValuesBySecret], listed: AnsweredSecretIds
 ) -> Iterator[tuple[CellKey, str]]:
-    """Yield differences of the plan, secrets or answers in the run folder from the result and its
-    outcomes."""
+    """Yield differences between the run folder's plan, secrets or answers and the result."""
     if listed.plan is not None:
         # another version may have started the run
         blank = {name: to_json(field.default) for name, field in FIELDS.items()}
@@ -128,8 +124,10 @@ def _check_planned_secrets(
 def _describe_secret_mismatch(
     values_by_secret: RowValuesBySecret, secrets: Mapping[str, SecretFacts]
 ) -> str:
-    """Describe how the secrets of a row differ from the run's. A probe may use others: generations,
-    its games."""
+    """Describe how a row's secrets differ from the run's. Probes may use their own secrets.
+
+    Such probes attack generations or games.
+    """
     if values_by_secret.outcome is None and secrets.keys().isdisjoint(values_by_secret.ids):
         return ""
     if n_unknown := sum(id not in secrets for id in values_by_secret.ids):
@@ -184,7 +182,7 @@ def _check_answered_secrets(
 
 
 def _check_epsilon_bounds(finding: Finding) -> Iterator[str]:
-    """Yield bounds of epsilon that differ from their guesses, or from the measurements."""
+    """Yield bounds of epsilon that disagree with their guesses or with the measurements."""
     for audit in finding.audits:
         name = METRICS.get(audit.estimator, audit.estimator)
         try:
@@ -215,8 +213,10 @@ def _check_epsilon_bounds(finding: Finding) -> Iterator[str]:
 
 
 def _check_claim_games(finding: Finding, claim: Claim | None) -> Iterator[str]:
-    """Yield games whose claim, exact epsilon or tokens differ from the target's claim, the
-    measurements or the options."""
+    """Yield games whose claim, exact epsilon or tokens disagree with other records.
+
+    The other records are the target's claim, the measurements and the options.
+    """
     for audit in finding.audits:
         if audit.table is None:
             continue
@@ -256,7 +256,7 @@ def _list_checked_measurements(finding: Finding) -> Iterator[tuple[str, Measurem
 
 
 def explain_impossible_measurement(m: Measurement) -> str:
-    """Say why no measurement can have these numbers; "" if the numbers are possible."""
+    """Explain why no measurement can have these numbers; "" if the numbers are possible."""
     numbers = f"{m.value:.4g} between {m.low:.4g} and {m.high:.4g} (n = {m.n})"
     if m.n < 0:
         return f"{numbers}, of fewer than no secrets"
@@ -275,8 +275,10 @@ def explain_impossible_measurement(m: Measurement) -> str:
 
 
 def _check_outcomes(finding: Finding, values_by_secret: RowValuesBySecret) -> Iterator[str]:
-    """Yield numbers of the row that contradict its secrets' outcomes; skip numbers not computed
-    from secrets."""
+    """Yield numbers of the row that contradict the outcomes of its secrets.
+
+    Skip numbers that are not computed from secrets.
+    """
     if len(set(values_by_secret.ids)) < len(values_by_secret.ids):
         yield f"{_WHERE} holds a secret twice"
     members = values_by_secret.order_metric_values(True, None)

@@ -1,14 +1,13 @@
-"""Decide rules on a finished run, by itself or against a baseline: held, failed or inconclusive.
-Works from the records.
+"""Decide rules on a finished run, alone or against a baseline: held, failed or inconclusive.
 
 A rule holds if the upper bound is within its limit, and fails if the lower bound is beyond it. A
 gate passes only if all rules hold, so upper bounds at 95% each keep a false pass to 5% (an
 intersection-union test). It fails if any rule fails, so lower bounds are corrected for the number
-of decisions (Holm), which also keeps a false alarm to 5%.
+of decisions (Holm), which keeps a false alarm to 5%.
 
-A lower bound of epsilon has no upper bound: no audit shows that epsilon is small. The rule holds if
-the bound is within a limit that it could have exceeded
-(`statistics.audited.explain_powerless_audit`), and is inconclusive if it could not have.
+A lower bound of epsilon has no upper bound, because no audit shows that epsilon is small. The rule
+holds if the bound is within the limit and could have exceeded it
+(`statistics.audited.explain_powerless_audit`); if it could not, the rule is inconclusive.
 """
 
 from __future__ import annotations
@@ -89,12 +88,11 @@ def apply_policy(
     attack: str | None = None,
     attested: Ruling | None = None,
 ) -> Decision:
-    """Judge all rules on a run. Raise AuditError for a missing or incomparable baseline, and for an
-    unknown metric.
+    """Judge all rules on a run, and return the decision.
 
-    A run that contradicts itself fails under any rules; so does a requested attack that applied to
-    no row of a judged target, unless the policy allows it. attested: the ruling of `gate.attest` on
-    the run's attestation.
+    A run that contradicts itself fails. A run also fails if a requested attack applied to no row of
+    a judged target, unless the policy allows it. attested: `gate.attest`'s ruling on the
+    attestation. Raise AuditError for an unknown metric and for a missing or incomparable baseline.
     """
     check_policy(policy, baseline)
     check_rule_metrics(
@@ -150,8 +148,7 @@ def _judge_edits(run: RunOutcomes, description: str, is_whole: bool) -> list[Rul
 def _judge_unapplied_attacks(
     result: AuditResult, targets: Collection[str], attack: str | None
 ) -> list[Ruling]:
-    """Return failures of the requested attacks and probes that applied to no row of a judged
-    target."""
+    """Return a failure for each requested attack or probe that applied to no judged row."""
     rulings = []
     for target in targets:
         for method in dict.fromkeys(result.plan.get("attack", ())):
@@ -167,7 +164,7 @@ def _judge_unapplied_attacks(
 
 
 def check_policy(policy: Policy, baseline: RunOutcomes | None) -> None:
-    """Raise AuditError for a policy without rules, or with a rule that lacks its baseline."""
+    """Raise AuditError if a policy has no rules, or if a rule lacks its baseline."""
     if not policy.rules:
         raise AuditError(
             "expected at least one rule: --max metric=limit, --policy FILE or --baseline RUN, got "
@@ -179,8 +176,10 @@ def check_policy(policy: Policy, baseline: RunOutcomes | None) -> None:
 
 
 def check_rule_metrics(rules: Sequence[Rule], measured: Collection[str] = ()) -> None:
-    """Raise AuditError for a metric unknown to the table of metrics and to all rows: a mistyped
-    name must not pass."""
+    """Raise AuditError if neither the table of metrics nor a row knows a metric.
+
+    Otherwise a rule with a mistyped name would pass.
+    """
     for rule in rules:
         if not is_builtin_metric(rule.metric) and rule.metric not in measured:
             raise make_unknown_name_error(
@@ -189,7 +188,7 @@ def check_rule_metrics(rules: Sequence[Rule], measured: Collection[str] = ()) ->
 
 
 def check_ruled_rows_exist(policy: Policy, rows: Collection[CellKey]) -> None:
-    """Raise AuditError for a rule on a row that a run with these rows lacks."""
+    """Raise AuditError if a rule names a row that is not in `rows`."""
     for rule in policy.rules:
         scope = (rule.target, rule.setting, rule.attack)
         check_rule_scope_names_exist(scope, rows)
@@ -212,14 +211,13 @@ def judge_rules(
     setting: str | None = None,
     attack: str | None = None,
 ) -> list[Ruling]:
-    """Return a ruling for each rule and row of the defended targets (of the undefended target if
-    there are no others).
+    """Return a ruling for each rule and row of the defended targets, or else the undefended.
 
     A rule covers the attacks and probes that measure its metric on some row; if there are none, it
     fails on every row. Companion rows such as the unmixed ensemble are judged only by name. An
-    empty run, a missing metric or a NaN fails. values_by_cell: the outcomes of each row for each
-    secret; every number is recomputed from them, and a number that cannot be recomputed holds no
-    limit. None: trust the result. baseline: the run to compare with.
+    empty run, a missing metric or a NaN fails. values_by_cell: each row's outcomes by secret, from
+    which every number is recomputed; a number that cannot be recomputed holds no limit; None: trust
+    the result. baseline: the run to compare with.
     """
     cases: list[_Case] = []
     for rule in rules:
@@ -260,9 +258,9 @@ def judge_rules(
 
 @dataclass(frozen=True)
 class _Number:
-    """The evidence of a rule: the number with its bounds, and its wording.
+    """A rule's number with its bounds and its wording.
 
-    derived: whether it was recomputed from the outcomes of each secret.
+    derived: whether the number was recomputed from the outcomes of each secret.
     """
 
     evidence: BoundedNumber
@@ -272,15 +270,17 @@ class _Number:
 
 @dataclass(frozen=True)
 class _Claimed:
-    """A target's claim; `at(level)`: the audits for and against it at this level."""
+    """A target's claim. at: maps a level to the audits for and against the claim."""
 
     at: Callable[[float], claims.ClaimEvidence]
 
 
 @dataclass(frozen=True)
 class _Case:
-    """A rule on a row, and its evidence or the reason for none. Audited: a lower bound of epsilon
-    against a number."""
+    """A rule on a row, with its evidence or the reason why it has none.
+
+    An `Audited` is a lower bound of epsilon, to compare with a number.
+    """
 
     row: CellKey
     rule: Rule
@@ -293,7 +293,7 @@ class _Case:
 def _build_claim_case(
     result: AuditResult, name: str, rule: Rule, setting: str | None, attack: str | None
 ) -> _Case:
-    """Build the rule's case on all audits of a target together: they share the error level."""
+    """Build the rule's case on all audits of a target, which share the error level."""
     row = CellKey(name, setting or "", attack or "")
     target = next((target for target in result.targets if target.name == name), None)
     if target is None or not any(finding.target == name for finding in result.findings):
@@ -342,8 +342,10 @@ def _build_case(
 def _select_measurement(
     finding: Finding, rule: Rule, values_by_cell: Mapping[CellKey, RowValuesBySecret] | None
 ) -> tuple[Measurement | str, bool]:
-    """Return the rule's number in this row, or why it has none; and whether it is recomputed from
-    the secrets."""
+    """Return the rule's number in this row, and whether it was recomputed from the secrets.
+
+    Return the reason instead of a number if there is none.
+    """
     count = None if rule.is_paired_difference else rule.count
     if rule.kind is not None:
         recorded = finding.by_kind.get(rule.kind)
@@ -404,8 +406,10 @@ def _select_epsilon_audit(finding: Finding, metric: str) -> Audited | str:
 def _build_limit_evidence(
     rule: Rule, measured: Measurement, values_by_secret: RowValuesBySecret | None, derived: bool
 ) -> _Number:
-    """Build the number with its bounds; recompute a TPR at each level: a lower level needs more
-    non-members for its threshold."""
+    """Build the number with its bounds, or a TPR that is recomputed at each level.
+
+    A lower level needs more non-members for its threshold.
+    """
     evidence: BoundedNumber | None = None
     if values_by_secret is not None and values_by_secret.anytime:
         # its stop depended on the results: an interval for a fixed sample size would be too
@@ -531,8 +535,7 @@ def _find_strata_objection(case: _Case) -> str:
 
 
 def _judge_epsilon_bound(row: CellKey, rule: Rule, audit: Audited) -> Ruling:
-    """Judge a lower bound of epsilon against a number: held only if the audit could have shown more
-    than the number."""
+    """Judge a lower bound of epsilon: it holds only if the audit could have exceeded the limit."""
     limit = rule.limit
     weak = explain_powerless_audit(audit, limit)
     verdict: Verdict = "failed" if audit.epsilon > limit else "inconclusive" if weak else "held"
@@ -600,8 +603,7 @@ def _judge_epsilon_claim(row: CellKey, rule: Rule, stands: claims.ClaimEvidence)
 
 
 def compute_rule_bounds(measurement: Measurement) -> BoundedNumber:
-    """Return one-sided bounds: exact for counts; otherwise from the recorded two-sided 95%
-    interval."""
+    """Return one-sided bounds: exact for counts, else from the recorded two-sided 95% interval."""
     if (
         find_metric(measurement.name).exact and measurement.unit != "probability"
     ):  # a mean of parts is not a count

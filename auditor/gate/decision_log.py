@@ -1,8 +1,8 @@
-"""Keep the decisions of gates in the run folder: rules, baseline, verdict, and the judged result.
+"""Store gate decisions in the run folder: rules, baseline, verdict, and the judged result.
 
-Each line holds the SHA-256 of the line before it, and a file next to them that of the last line,
-which detects edited or removed lines. It cannot detect that all files were rewritten: for that,
-sign the run (`audit attest`).
+Each line holds the SHA-256 of the previous line, and a separate file holds that of the last line.
+This detects edited or removed lines. It does not detect a rewrite of all files: for that, sign the
+run (`audit attest`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _PATIENCE = 30.0  # seconds to wait for another gate to write its line
 
 @dataclass(frozen=True)
 class KeptDecision:
-    """A decision, and the SHA-256 of its `result.json`: the folder may hold a later run."""
+    """A decision, and the SHA-256 of its `result.json`, since the folder may hold a later run."""
 
     decided: str  # UTC, ISO 8601
     result: str
@@ -37,8 +37,10 @@ class KeptDecision:
 
 
 def save_decision(folder: Path, decision: Decision) -> None:
-    """Add a decision to the folder. Raise AuditError if it cannot be written or earlier decisions
-    were edited."""
+    """Add a decision to the folder.
+
+    Raise AuditError if writing fails or if earlier decisions were edited.
+    """
     lock = locks.acquire_folder_lock(folder, _PATIENCE)
     try:
         if edits := describe_decision_edits(folder):
@@ -58,7 +60,7 @@ def save_decision(folder: Path, decision: Decision) -> None:
 
 
 def describe_decision_edits(folder: Path) -> str:
-    """Describe edits of the decisions in the folder, in a sentence; "" if there are none."""
+    """Describe edits of the stored decisions in a sentence; "" if there are none."""
     ends = _read_last_decision_digests(folder)
     lines = _read_decision_lines(folder)
     ends |= _read_last_decision_digests(folder)  # another gate may just have written
@@ -77,13 +79,13 @@ def describe_decision_edits(folder: Path) -> str:
 
 
 def judge_decision_edits(folder: Path) -> Ruling | None:
-    """Return a failed ruling if the decisions were edited; None if they were not."""
+    """Return a failed ruling if decisions were edited, else None."""
     edits = describe_decision_edits(folder)
     return make_ruling(edits, "earlier decisions are as gates left them") if edits else None
 
 
 def _read_last_decision_digests(folder: Path) -> set[str]:
-    """Return the possible digests of the last line: two during a write."""
+    """Return the valid digests of the last line; there are two during a write."""
     return {*_read_decision_file(folder / LAST).decode(errors="replace").split()} or {_FIRST}
 
 
@@ -103,10 +105,9 @@ def _read_decision_file(path: Path) -> bytes:
 
 
 def load_gate_decisions(folder: Path) -> tuple[KeptDecision, ...]:
-    """Return the decisions on the result that the folder holds now; the last of each repeated
-    decision.
+    """Return the decisions on the folder's current result, without earlier repetitions.
 
-    Raise AuditError for a file with other content, or an edited file.
+    Raise AuditError for an invalid or edited file.
     """
     path = folder / DECISIONS
     now = digest_file(folder / RESULT)

@@ -1,6 +1,6 @@
 """Check whether the judged model is the deployed model, and report the age of the run.
 
-A run is about the bytes that it read. Knows digests and dates; reads no model.
+The check compares file digests and dates, and loads no model.
 """
 
 from __future__ import annotations
@@ -24,8 +24,11 @@ _SHOWN = 3  # files named in a sentence
 
 @dataclass(frozen=True)
 class DeployedModelMatch:
-    """said: the model, the date and age of the run, and whether its model is here. differs: the
-    differing files."""
+    """Whether the deployed files equal the audited files.
+
+    said: describes the model, the run's date and age, and whether the model is here; differs: names
+    the differing files.
+    """
 
     said: str
     here: bool
@@ -41,8 +44,10 @@ def compare_deployed_files(
     run_time: datetime,
     at: datetime,
 ) -> DeployedModelMatch:
-    """Compare the files at `place` (now: `role/file` -> SHA-256) with those that the run read.
-    run_time, at: times of the run, and of this check."""
+    """Compare the files at `place` with the files that the run read.
+
+    now: SHA-256 by `role/file` at `place`. run_time, at: times of the run and of this check.
+    """
     age = (at - run_time).total_seconds() / 86400
     in_memory = _MODEL in result.plan.get("objects", {})
     is_here = _MODEL in list_model_roles(result.weights) & list_model_roles(now) and not in_memory
@@ -92,7 +97,7 @@ def _format_run_age(days: float) -> str:
 
 
 def judge_deployed_model(match: DeployedModelMatch, require: Required) -> Iterator[Ruling]:
-    """Yield a ruling for a different model, and for each requirement of the policy on the model."""
+    """Yield a failure for a different model, and a ruling per model requirement of the policy."""
     if match.differs:
         reason = f"the judged model is not the deployed one: {match.said}"
         yield make_ruling(reason, "the judged model is deployed")

@@ -1,8 +1,7 @@
-"""Sign and verify DSSE envelopes (https://github.com/secure-systems-lab/dsse, v1) by
-securesystemslib, with Ed25519 keys in PEM.
+"""Sign and verify DSSE envelopes (https://github.com/secure-systems-lab/dsse, v1).
 
-A key id is the SHA-256 of the canonical JSON of the public key. The payload is parsed only after
-its signature is verified.
+securesystemslib signs with Ed25519 keys in PEM. A key id is the SHA-256 of the public key's
+canonical JSON. The payload is parsed only after its signature is verified.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ IN_TOTO = "application/vnd.in-toto+json"
 
 
 class NoValidSignature(AuditError):
-    """The envelope holds no valid signature by the key."""
+    """The envelope holds no valid signature of the key."""
 
 
 def sign_payload_into_dsse_envelope(payload: bytes, key: Path) -> str:

@@ -1,4 +1,4 @@
-"""Order many finished runs, in lines of comparable runs. Knows records; renders nothing."""
+"""Order finished runs in lines, each of comparable runs. Render nothing."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _STEP = re.compile(r"(?:^|[^a-z])(?:checkpoint|step|epoch|iter)[-_]?(\d{1,15})$"
 
 @dataclass(frozen=True)
 class HistoryEntry:
-    """A finished run, its time, and the label that orders it, as its record states it."""
+    """A finished run, its time, and its recorded label, which determines its order."""
 
     folder: Path
     run: RunOutcomes
@@ -37,10 +37,10 @@ class HistoryEntry:
 
 @dataclass(frozen=True)
 class ComparableRuns:
-    """Runs that can all be compared with each other, in order. why: the reason they do not fit the
-    first line.
+    """Runs in order, of which any two can be compared.
 
-    changes: comparison of each run with the run before it, paired by secret; None for the first.
+    why: the reason that the runs do not fit the first line. changes: comparison of each run with
+    the previous run, paired by secret; None for the first.
     """
 
     entries: tuple[HistoryEntry, ...]
@@ -50,8 +50,10 @@ class ComparableRuns:
 
 @dataclass(frozen=True)
 class History:
-    """lines: the line of the last run comes first. left_out: folders in no line, each with the
-    reason."""
+    """Lines of comparable runs.
+
+    lines: the line of the last run comes first. left_out: folders in no line, each with the reason.
+    """
 
     by: By
     lines: tuple[ComparableRuns, ...]
@@ -63,10 +65,9 @@ class History:
 
 
 def build_run_history(folders: Sequence[Path], by: str = "date") -> History:
-    """Build the history of the finished runs among the folders; two names of a folder count as
-    one run.
+    """Build the history of finished runs; count a folder with two names once.
 
-    Raise AuditError for a folder that is not a run, an unknown order, and if no run is left.
+    Raise AuditError for a folder that is not a run, for an unknown order, and if no run remains.
     """
     if by not in get_args(By):
         raise AuditError(
@@ -108,7 +109,7 @@ def build_run_history(folders: Sequence[Path], by: str = "date") -> History:
 
 
 def _list_distinct_folders(folders: Sequence[Path]) -> list[Path]:
-    """Return each folder once, by its real name, not by a link such as runs/latest."""
+    """Return each folder once, by its real path rather than a link such as runs/latest."""
     folder_by_path: dict[Path, Path] = {}
     for folder in folders:
         path = folder.resolve()
@@ -118,7 +119,7 @@ def _list_distinct_folders(folders: Sequence[Path]) -> list[Path]:
 
 
 def _explain_left_out(folder: Path) -> str:
-    """Say why a folder without a result may still be named; "" if it holds a result, or should."""
+    """Explain why a folder may lack a result; "" if it has a result or should have one."""
     if (folder / RESULT).exists():
         return ""
     if (folder / PLAN).is_file():
@@ -132,7 +133,7 @@ def _explain_left_out(folder: Path) -> str:
 
 
 def _find_checkpoint_label(run: RunOutcomes) -> str | None:
-    """Return the revision or the model's folder name, if it ends in the number of a step."""
+    """Return the revision or the model's folder name if it ends in a step number, else None."""
     sources = (run.result.plan.get("revision"), run.result.plan.get("model"))
     for name in (PurePosixPath(str(text).replace("\\", "/")).name for text in sources if text):
         if _STEP.search(name):
@@ -152,8 +153,7 @@ _WITHOUT: dict[By, str] = {
 
 
 def _sort_history_entries(entries: Sequence[HistoryEntry], by: By) -> list[HistoryEntry]:
-    """Sort the entries; commits by the order of their first audits: a run folder knows no other
-    order."""
+    """Sort the entries. Sort commits by first audit, because a folder stores no commit order."""
     dated = sorted(entries, key=lambda entry: (entry.at, str(entry.folder)))
     if by == "date":
         return dated
@@ -168,8 +168,10 @@ def _sort_history_entries(entries: Sequence[HistoryEntry], by: By) -> list[Histo
 
 
 def _group_comparable_runs(entries: Sequence[HistoryEntry]) -> Iterator[ComparableRuns]:
-    """Add each run to the first line whose runs are all comparable with it; the last run opens the
-    first line."""
+    """Yield lines of runs: each run joins the first line whose runs are all comparable with it.
+
+    The last run opens the first line.
+    """
     # compare with every run of the line: comparability is not transitive (a run that stopped early
     # fits two different runs)
     grouped: list[list[HistoryEntry]] = []

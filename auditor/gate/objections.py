@@ -1,7 +1,6 @@
-"""Find reasons why a limit met by a row's number still does not hold: doubts, strata of copies,
-records not attacked.
+"""Find reasons to doubt a limit that a row's number meets.
 
-Knows findings, rulings and limits; decides no rule.
+Reasons are doubts of the run, strata of copies, and records that were not attacked.
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ from auditor.statistics.bounds import LEVEL, BinomialCount
 def downgrade_doubtful_ruling(
     result: AuditResult, assessment: LeakAssessment, ruling: Ruling
 ) -> Ruling:
-    """Return a held ruling as inconclusive if there is doubt about it.
+    """Return a held ruling as inconclusive if the result gives reason to doubt it.
 
-    For leakage: the text form is uncertain. For drawn answers: some were withheld, or too few hits
-    contradict the model.
+    A leakage ruling is doubtful if the text form is uncertain. A ruling on drawn answers is
+    doubtful if some answers were withheld, or if hits are too few for the model's probabilities.
     """
     cell = (ruling.target, ruling.setting, ruling.attack)
     is_drawn = any(row.cell_key == cell and row.drawn for row in result.findings)
@@ -50,8 +49,7 @@ def downgrade_doubtful_ruling(
 
 
 def add_audited_share(result: AuditResult, ruling: Ruling) -> Ruling:
-    """Return a ruling on a number with the count of audited records, if the run did not audit all
-    of them."""
+    """Return the ruling on a number, with the count of audited records if some were not audited."""
     counts = result.benchmark.records.get("members")
     if counts is None or not ruling.n or counts.audited == counts.given:
         return ruling
@@ -62,10 +60,9 @@ def add_audited_share(result: AuditResult, ruling: Ruling) -> Ruling:
 def find_strata_objection(
     finding: Finding, limit: float, counts_with_a_rule: Collection[int]
 ) -> str:
-    """Say why a limit on the extracted share does not hold, in a sentence; "": the strata do not
-    object.
+    """Explain in a sentence why strata exceed a limit on the extracted share; "" if none does.
 
-    counts_with_a_rule: copy counts judged by separate rules.
+    counts_with_a_rule: copy counts that separate rules judge.
     """
     weighted_share = measure_weighted_share(finding, LEVEL)
     if weighted_share is not None and weighted_share.high > limit:

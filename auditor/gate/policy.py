@@ -61,11 +61,11 @@ CLAIM = "claim"  # instead of a number: the epsilon that the target claims
 
 @dataclass(frozen=True)
 class Rule:
-    """A limit on a metric, or on its increase over the baseline, in every judged row or in some.
+    """A limit on a metric, or on its increase over the baseline, in some or all judged rows.
 
     against_undefended: limits the increase over the same run's undefended row. of_forms: limits the
-    main number (if a share or an AUC) of each row of every deployed form. of_claim: the target's
-    claim is the limit; `limit` is then infinite.
+    main number (a share or an AUC) of each row of every deployed form. of_claim: the target's claim
+    is the limit; `limit` is then infinite.
     """
 
     metric: str
@@ -83,7 +83,7 @@ class Rule:
 
     @property
     def is_paired_difference(self) -> bool:
-        """Test whether the rule limits a difference paired by secret."""
+        """Return whether the rule limits a difference paired by secret."""
         return self.against_baseline or self.against_undefended
 
     @property
@@ -108,12 +108,11 @@ NO_WORSE = Rule(RECALL, 0.02, against_baseline=True)  # the default rule of a ba
 
 @dataclass(frozen=True)
 class Required:
-    """The coverage that a run needs to be judged at all: a limit means nothing if no attack tested
-    it.
+    """The coverage that a run needs before it is judged, because an untested limit means nothing.
 
-    attacks, access: these attacks, at this access, on every judged target; secrets, nonmembers: the
-    minimum of each in every such row. access: None: any. attestation: the run is signed.
-    model_here: the judged model is on this machine; max_age: days since the run, None: any.
+    attacks, access: attacks that must run, at this access (None: any), on every judged target.
+    secrets, nonmembers: the minimum of each in every such row. attestation: the run must be signed.
+    model_here: the judged model must be on this machine. max_age: days since the run; None: any.
     """
 
     attacks: tuple[str, ...] = ()
@@ -139,7 +138,7 @@ class Policy:
 
 @dataclass(frozen=True)
 class _RuleTable:
-    """A [[rule]] of a file: a sentence or fields, and its scope."""
+    """A [[rule]] table of a file: a sentence or fields, and the rows that the rule covers."""
 
     rule: str | None = None
     metric: str | None = None
@@ -162,8 +161,10 @@ class _PolicyFile:
 
 
 def read_policy(path: Path) -> Policy:
-    """Read a policy file. Raise AuditError for a missing file, bad TOML, unknown keys and empty
-    rules."""
+    """Read a policy file.
+
+    Raise AuditError for a missing file, bad TOML, unknown keys and empty rules.
+    """
     try:
         raw = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -210,8 +211,10 @@ def parse_inconclusive_reading(value: str) -> Reading:
 
 
 def parse_rule(sentence: str) -> Rule:
-    """Parse `recall(count=16) <= 0.5` or `recall not worse than baseline by 0.02`. Raise AuditError
-    for any other text."""
+    """Parse `recall(count=16) <= 0.5` or `recall not worse than baseline by 0.02`.
+
+    Raise AuditError for any other text.
+    """
     if of_forms := _OF_FORMS.fullmatch(sentence):
         rule_of_forms = _validate_rule(
             RECALL, of_forms[1] or "0", f"expected a number at the end of {sentence!r}", False
@@ -235,8 +238,10 @@ def parse_rule(sentence: str) -> Rule:
 def parse_limits(
     items: Sequence[str], flag: str = "--max", against_baseline: bool = False
 ) -> tuple[Rule, ...]:
-    """Parse `recall=0.05` and `recall(count=16)=0.5` items. Raise AuditError for another form or a
-    repeated limit."""
+    """Parse items such as `recall=0.05` and `recall(count=16)=0.5`.
+
+    Raise AuditError for another form or a repeated limit.
+    """
     rules = []
     for item in items:
         complaint = f"expected {flag} metric=number, got {item!r}"
@@ -248,8 +253,7 @@ def parse_limits(
 
 
 def refuse_repeated_limits(rules: Sequence[Rule]) -> tuple[Rule, ...]:
-    """Return the rules. Raise AuditError for a repeated limit: which of the two applies is
-    unclear."""
+    """Return the rules. Raise AuditError if a limit is repeated, because one of them is ignored."""
     first_rules: dict[Rule, Rule] = {}
     for rule in rules:
         # rules that differ only in their limits
@@ -301,8 +305,10 @@ def _parse_rule_table(table: _RuleTable, where: str) -> Rule:
 
 
 def _split_rule_metric(metric: str, table: Mapping[str, Any], where: str) -> str:
-    """Return `recall(count=16)`, from the metric or from fields of the table. Raise AuditError if
-    both give a part."""
+    """Return `recall(count=16)`, from the metric or from fields of the table.
+
+    Raise AuditError if both state the count or kind.
+    """
     parts = [key for key in ("count", "kind") if key in table]
     if table.get("count", 0) < 0:
         raise AuditError(
@@ -324,10 +330,10 @@ def _split_rule_metric(metric: str, table: Mapping[str, Any], where: str) -> str
 
 
 def _validate_rule(name: str, limit: Any, complaint: str, against_baseline: bool) -> Rule:
-    """Build the rule with this limit, a number or the claim. Raise AuditError for a rule that holds
-    under any leak.
+    """Build the rule with this limit, a number or the claim.
 
-    name: `recall`, `recall(count=16)` or `recall(kind=email)`, already validated.
+    name: `recall`, `recall(count=16)` or `recall(kind=email)`, already validated. Raise AuditError
+    for a rule that holds under any leak.
     """
     match = _METRIC.fullmatch(name)
     assert match is not None
@@ -356,7 +362,7 @@ def _validate_rule(name: str, limit: Any, complaint: str, against_baseline: bool
 
 
 def _check_gateable_metric(name: str) -> None:
-    """Raise AuditError for a metric on which every rule would fail."""
+    """Raise AuditError for a metric that makes every rule fail."""
     metric = find_metric(name)
     if not metric.is_gateable:
         reason = (

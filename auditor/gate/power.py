@@ -1,5 +1,4 @@
-"""Compute how many secrets a gate needs to decide: `audit gate --plan`. Pure arithmetic; knows no
-run."""
+"""Compute how many secrets a gate needs to decide (`audit gate --plan`), without a run."""
 
 from __future__ import annotations
 
@@ -25,8 +24,10 @@ _CHANGE = re.compile(r"([a-z][a-z0-9_.]*)=([^:=]+):([^:=]+)(?::([^:=]+))?", re.I
 
 @dataclass(frozen=True)
 class ShareChange:
-    """A share that goes from `before` to `after`; `discordant`: share of secrets whose answer
-    changes in either direction."""
+    """A share that changes from `before` to `after`.
+
+    discordant: share of secrets whose answer changes in either direction.
+    """
 
     metric: str
     before: float
@@ -36,8 +37,10 @@ class ShareChange:
 
 @dataclass(frozen=True)
 class SecretsNeeded:
-    """secrets: enough for the question at this power; stopping: enough with `--until decided`;
-    half: its median."""
+    """The number of secrets that answer a question with the requested power.
+
+    stopping: enough secrets with `--until decided`; half: enough for half of the runs.
+    """
 
     question: str
     secrets: int
@@ -46,11 +49,11 @@ class SecretsNeeded:
 
 
 def parse_planned_share_change(item: str) -> ShareChange:
-    """Parse `recall=0.05:0.10`, or `recall=0.05:0.10:0.08` with the share of secrets whose answer
-    changes.
+    """Parse `recall=0.05:0.10` or `recall=0.05:0.10:0.08`.
 
-    Without that share, the answers of the two runs are assumed independent: more cannot change by
-    chance. Raise AuditError for any other text, and for a metric that is not a share of secrets.
+    The third number is the share of secrets whose answer changes. By default it is that of
+    independent answers of the two runs, the most that chance gives. Raise AuditError for other
+    text, and for a metric that is not a share of secrets.
     """
     match = _CHANGE.fullmatch(item)
     complaint = (
@@ -83,10 +86,10 @@ def parse_planned_share_change(item: str) -> ShareChange:
 
 
 def count_change_secrets(change: ShareChange, power: float, rules: int) -> list[SecretsNeeded]:
-    """Count the secrets for a limit and for a baseline. rules: number of decisions that share the
-    level.
+    """Count the secrets for a limit and for a baseline.
 
-    Raise AuditError for a power outside (0, 1) or more than a million secrets.
+    rules: number of decisions that share the level. Raise AuditError for a power outside (0, 1), or
+    if more than a million secrets are needed.
     """
     check_gate_power(power, rules)
     name = change.metric
@@ -133,10 +136,10 @@ def count_change_secrets(change: ShareChange, power: float, rules: int) -> list[
 def count_policy_secrets(
     rules: Sequence[Rule], power: float, decisions: int
 ) -> list[SecretsNeeded]:
-    """Count the secrets for each limit of a policy: to fail at twice the limit, to hold at half of
-    it, or without a leak.
+    """Count the secrets for each limit of a policy: to fail at twice the limit, and to hold.
 
-    Raise AuditError if no rule has a number of secrets.
+    The counts to hold are for a share of half the limit, and for no leak. Raise AuditError if no
+    rule has a count.
     """
     check_gate_power(power, decisions)
     limits = [rule for rule in rules if not explain_missing_number(rule)]
@@ -161,7 +164,7 @@ def count_policy_secrets(
 
 
 def explain_missing_number(rule: Rule) -> str:
-    """Return why this rule has no number of secrets; "" if it has a number."""
+    """Explain why this rule has no number of secrets; "" if it has a number."""
     if rule.is_paired_difference:
         return "how often answers change decides it: say --plan METRIC=A:B"
     if rule.of_claim:
@@ -197,8 +200,10 @@ def _count_holding_policy_secrets(
 def _simulate_gate_sizes(
     values: Sequence[float], odds: Sequence[float], mean: float, level: float, power: float
 ) -> tuple[int, int]:
-    """Return the secrets after which a share `power` of runs refutes a mean of at most `mean`; and
-    half of the runs."""
+    """Return the secrets after which a share `power` of runs, and half of them, refute a limit.
+
+    mean: the limit, which the mean of the values is claimed not to exceed.
+    """
     # (runs,); a run that does not stop within _MOST counts as 2 * _MOST
     sizes = simulate_stopping_sizes(
         np.array(values, dtype=float), np.array(odds), mean, level, _MOST
@@ -222,8 +227,10 @@ def check_gate_power(power: float, rules: int) -> None:
 
 
 def count_failing_secrets(limit: float, truth: float, level: float, power: float) -> int:
-    """Return the fewest secrets from which a limit fails with this power, by the exact binomial
-    test."""
+    """Return the fewest secrets with which a limit fails with this power, by the binomial test.
+
+    The test is exact.
+    """
     # the quantile is the last count that does not reject
     return _find_fewest_secrets(
         lambda n: compute_binomial_sf(find_binomial_upper_quantile(level, n, limit), n, truth),
@@ -232,19 +239,20 @@ def count_failing_secrets(limit: float, truth: float, level: float, power: float
 
 
 def count_holding_secrets(limit: float, truth: float, level: float, power: float) -> int:
-    """Return the fewest secrets from which a limit holds: by symmetry with `count_failing_secrets`,
-    the share of misses exceeds 1 - limit."""
+    """Return the fewest secrets with which a limit holds with this power.
+
+    By symmetry with `count_failing_secrets`, test that the share of misses exceeds 1 - limit.
+    """
     return count_failing_secrets(1 - limit, 1 - truth, level, power)
 
 
 def count_pair_secrets(
     truth: float, margin: float, discordant: float, level: float, power: float
 ) -> int:
-    """Count the secrets that separate a paired difference of `truth` from `margin`: normal
-    distribution, with the discrete step added.
+    """Count the secrets that separate a paired difference of `truth` from `margin`.
 
-    Variances per secret: that of the truth, and that of the nearest distribution on the margin with
-    the same discordance.
+    Use the normal distribution with a discrete step. The variances per secret are that of the truth
+    and that of the nearest distribution on the margin with the same discordance.
     """
     distance = abs(truth - margin)
     # Var d = E d^2 - (E d)^2 of d in {-1, 0, 1}: E d^2 is the discordant share, which is at least
@@ -258,7 +266,7 @@ def count_pair_secrets(
 
 
 def _find_fewest_secrets(curve: Callable[[Ints], Floats], power: float) -> int:
-    """Return the smallest n from which the curve, a sawtooth, stays at this power."""
+    """Return the smallest n beyond which the curve, a sawtooth, stays at or above this power."""
     size = 1024
     while size <= 2 * _MOST:
         # (size,): all sizes at once, because a sawtooth cannot be bisected

@@ -1,7 +1,6 @@
-"""Check whether a run covered the requirements of its policy: attacks, at an access, on enough
-secrets and non-members.
+"""Check that a run covered its policy's required attacks, access, secrets and non-members.
 
-The coverage is read from the outcomes of each secret, not from the counts in the result.
+Coverage is counted from the outcomes of each secret, not read from the result.
 """
 
 from __future__ import annotations
@@ -19,8 +18,7 @@ _ANY = ""  # attack: the attack with the most secrets
 def judge_required_attacks(
     run: RunOutcomes, required: Required, targets: Collection[str]
 ) -> Iterator[Ruling]:
-    """Yield a ruling, held or failed, for each target and required attack; nothing if the policy
-    requires nothing."""
+    """Yield a held or failed ruling for each pair of target and required attack."""
     if not (required.attacks or required.access or required.secrets or required.nonmembers):
         return
     for target in targets:

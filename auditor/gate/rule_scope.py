@@ -1,4 +1,4 @@
-"""Find the rows of a run that a rule applies to. Knows names and main numbers; decides nothing."""
+"""Find the rows of a run that a rule applies to."""
 
 from __future__ import annotations
 
@@ -23,8 +23,10 @@ def check_rule_scope_names_exist(scope: Sequence[str | None], rows: Collection[C
 
 
 def list_judged_targets(result: AuditResult, rule: Rule) -> list[str]:
-    """Return the targets of a rule without a target: defenses and deployed forms, or (no defense)
-    the undefended model too."""
+    """Return the targets that a rule covers if it names none.
+
+    These are all defenses and deployed forms, and the undefended model if there is no defense.
+    """
     defenses = result.plan.get("defense", ())
     forms = [*map(name_deployed_form, result.plan.get("forms", ()))]
     if rule.of_forms:
@@ -37,8 +39,11 @@ def list_judged_targets(result: AuditResult, rule: Rule) -> list[str]:
 def pair_rule_rows(
     rule: Rule, rows: list[Finding], result: AuditResult
 ) -> list[tuple[Finding, Rule]]:
-    """Return the rows whose attack measures the metric on some row, else all; for `forms`, a rule
-    on each main number."""
+    """Return each row that a rule applies to, with the rule.
+
+    These rows have an attack that measures the metric on some row; else all rows. `forms` becomes
+    one rule per main number.
+    """
     if not rule.of_forms:
         measuring = {
             finding.attack for finding in result.findings if finding.measurement(rule.metric)
@@ -53,11 +58,10 @@ def pair_rule_rows(
 
 
 def select_strongest_group(finding: Finding, rule: Rule) -> Rule:
-    """Return the rule; for a limit on the membership AUC, on the group of copies that is identified
-    better than all members.
+    """Return the rule, narrowed to the most identifiable group of copies.
 
-    An identified group is worse than the mean over all. A group whose interval contains chance is
-    ignored.
+    This applies to a limit on the membership AUC if a group is more identifiable than all members
+    together. Ignore a group whose interval contains chance.
     """
     overall = finding.measurement(rule.metric)
     if (
@@ -93,8 +97,10 @@ def select_findings(result: AuditResult, scope: Mapping[str, str | None]) -> lis
 
 
 def suggest_metrics(metric: str, known: Sequence[str]) -> str:
-    """Name the main metric of a row, the metrics with names most similar to the missing metric, and
-    how many more there are."""
+    """Return suggestions for an unknown metric: the row's main metric, similar names, and a count.
+
+    The count is of the other known metrics.
+    """
     suggestions = dict.fromkeys((*known[:1], *difflib.get_close_matches(metric, known, n=2)))
     others = f" and {len(known) - len(suggestions)} others" if len(known) > len(suggestions) else ""
     return f"; it has {', '.join(suggestions) or 'none'}{others}"

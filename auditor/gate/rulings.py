@@ -1,5 +1,4 @@
-"""Record the decision of a gate: exit code, terminal, Markdown and JUnit all follow from one
-`Decision`."""
+"""Define the `Decision` of a gate, from which exit code, terminal, Markdown and JUnit follow."""
 
 from __future__ import annotations
 
@@ -17,8 +16,10 @@ EXIT_CODES: dict[Verdict, int] = {"held": 0, "failed": 1, "inconclusive": 4}
 
 @dataclass(frozen=True)
 class Ruling:
-    """A rule on a row. low, high: one-sided bounds of the metric, or of its difference from the
-    baseline."""
+    """A rule's verdict on a row.
+
+    low, high: one-sided bounds of the metric, or of its difference from the baseline.
+    """
 
     target: str
     setting: str
@@ -44,13 +45,13 @@ class Ruling:
 def make_ruling(
     reason: str, rule: str, verdict: Verdict = "failed", row: CellKey = WHOLE_RUN
 ) -> Ruling:
-    """Return a ruling that uses no metric; on the entire run if no row is given."""
+    """Return a ruling without a metric, on the entire run if no row is given."""
     return Ruling(*row, "", math.nan, math.nan, math.nan, verdict, reason, rule)
 
 
 @dataclass(frozen=True)
 class Decision:
-    """All rulings on a run, and the meaning of an inconclusive ruling for the caller."""
+    """All rulings on a run, and how to treat an inconclusive ruling."""
 
     run: str
     baseline: str
@@ -59,8 +60,10 @@ class Decision:
     about: str = ""  # the judged model, the date, and whether it is the model on this machine
 
     def resolve_verdict(self, ruling: Ruling) -> Verdict:
-        """Return the ruling's verdict, reading inconclusive as requested; an unmeasured ruling
-        never passes."""
+        """Return the ruling's verdict, with inconclusive read as requested.
+
+        A ruling without a measurement never passes.
+        """
         if ruling.verdict != "inconclusive" or self.inconclusive == "report":
             return ruling.verdict
         if self.inconclusive == "pass":
@@ -69,8 +72,10 @@ class Decision:
 
     @property
     def verdict(self) -> Verdict:
-        """Return failed if any rule failed, else inconclusive if any is, else held. No ruling at
-        all is failed."""
+        """Return failed if any rule failed, else inconclusive if any is, else held.
+
+        Return failed if there is no ruling.
+        """
         outcomes = {self.resolve_verdict(ruling) for ruling in self.rulings}
         if "failed" in outcomes or not outcomes:
             return "failed"
