@@ -1,4 +1,4 @@
-"""Parse rows of conversations or instructions. Knows columns and roles; no template, no model.
+"""Parse rows of conversations or instructions.
 
 Reasons why a row is unusable name columns, roles and turns, never their text.
 """
@@ -71,19 +71,19 @@ Message = Mapping[str, Any]
 
 
 class UnusableConversation(Exception):
-    """Report why a conversation, or one of its answers, is left out, without quoting it."""
+    """Report why a conversation or one of its answers is left out, without its text."""
 
 
 @dataclass(frozen=True)
 class Conversation:
-    """Hold one row. messages: with role, content and all other given keys.
+    """Hold one row. messages: dictionaries with role, content and all other given keys.
 
-    kind: `messages`; of texts, `completion` or `instruction`: then `plain` holds the texts,
-    (prompt, completion) or (instruction, input, output), and `messages` the same as turns. group:
-    of preference data, `chosen`, `rejected`, `wanted` or `unwanted`. system_column: whether the
-    first message is from a separate column. filled: the row as an Arrow table returns it to a
-    trainer, if that differs: every object with the keys of all other rows' objects in its place,
-    null if the row has none.
+    kind: `messages`, `completion` or `instruction`. For the last two, `plain` holds the texts,
+    (prompt, completion) or (instruction, input, output), and `messages` the same texts as turns.
+    group: for preference data, `chosen`, `rejected`, `wanted` or `unwanted`. system_column: the
+    first message is from a separate column. filled: the row as a trainer gets it from an Arrow
+    table, if different: every object has the keys of all rows' objects in its place, null if the
+    row lacks them.
     """
 
     messages: tuple[Message, ...]
@@ -97,7 +97,7 @@ class Conversation:
 
     @property
     def is_learnt(self) -> bool:
-        """Test if any answer of the conversation was trained on."""
+        """Check whether any answer of the conversation was trained on."""
         answers = (message for message in self.messages if is_assistant(message))
         return self.group not in (REJECTED, UNWANTED) and any(
             NO_LOSS not in message for message in answers
@@ -105,18 +105,19 @@ class Conversation:
 
 
 def normalise_role(role: str) -> str:
-    """Return `user` for `human`, `assistant` for `gpt`, `tool` for `observation`; any other role
-    unchanged."""
+    """Return `user` for `human`, `assistant` for `gpt`, `tool` for `observation`, else the same
+    role.
+    """
     return _USUAL_ROLES.get(role, role)
 
 
 def is_assistant(message: Message) -> bool:
-    """Check that a message is the assistant's, which models are trained on."""
+    """Check whether the assistant, whose messages models are trained on, wrote this message."""
     return normalise_role(message["role"]) == ASSISTANT
 
 
 def get_message_text(content: Any) -> str | None:
-    """Return a text, or the joined texts of its parts; None if a part has no text."""
+    """Return a text, or the joined texts of a list of parts; None if a part has no text."""
     if isinstance(content, Sequence) and not isinstance(content, str):
         parts = [part.get("text") if isinstance(part, Mapping) else None for part in content]
         return "".join(map(str, parts)) if all(isinstance(part, str) for part in parts) else None
@@ -126,7 +127,7 @@ def get_message_text(content: Any) -> str | None:
 def parse_conversations(
     layout: Sequence[str], row: Mapping[str, Any], keep_nulls: bool = False
 ) -> tuple[Conversation, ...]:
-    """Parse a row of one of `LAYOUTS`: both sides of preferences, else one conversation.
+    """Parse a row of one of `LAYOUTS` into one conversation, or both sides of preferences.
 
     Raise UnusableConversation for an invalid row.
     """
@@ -146,9 +147,11 @@ def parse_conversations(
 
 
 def _split_preferences(row: Mapping[str, Any]) -> tuple[Any, Any, Any]:
-    """Return the prompt (None: it is an instruction), the chosen and the rejected side of a row.
+    """Return the prompt, the chosen side and the rejected side of a row; the prompt of an
+    instruction is None.
 
-    Without a prompt it is the common beginning of both sides, as in TRL's `extract_prompt`.
+    If the row has no prompt, the common beginning of both sides is the prompt, as in TRL's
+    `extract_prompt`.
     """
     # LLaMA-Factory's sides are one message each.
     chosen, rejected = (
@@ -175,8 +178,10 @@ def _split_preferences(row: Mapping[str, Any]) -> tuple[Any, Any, Any]:
 def _drop_prompt_loss(
     conversation: Conversation, completion: Any, reason: str, group: str | None
 ) -> Conversation:
-    """Return the conversation with a loss on its completion's turns only. reason: why the prompt
-    has none."""
+    """Return the conversation with a loss only on the turns of its completion.
+
+    reason: why its prompt has no loss.
+    """
     last = 1 if isinstance(completion, str) else len(completion)
     prompt = ({NO_LOSS: reason, **message} for message in conversation.messages[:-last])
     return replace(conversation, messages=(*prompt, *conversation.messages[-last:]), group=group)
@@ -188,7 +193,7 @@ def parse_conversation(
     """Parse a row of `LAYOUTS` other than preferences. Raise UnusableConversation for an invalid
     row.
 
-    keep_nulls: keep keys of messages and chat_template_kwargs that hold null.
+    keep_nulls: keep keys with null values in messages and chat_template_kwargs.
     """
     tools = _parse_conversation_tools(row.get("tools"))
     options = _parse_chat_template_options(row.get("chat_template_kwargs"), keep_nulls)
@@ -244,8 +249,7 @@ def parse_conversation(
 
 
 def _is_marked_untrained(message: Mapping[str, Any]) -> bool:
-    """Check a row, a message or a part of one for marks that exclude it or a span of it from the
-    loss."""
+    """Check a row, message or message part for marks that exclude text from the loss."""
     spans = [
         span
         for name in _MARKED_SPANS
@@ -258,14 +262,16 @@ def _is_marked_untrained(message: Mapping[str, Any]) -> bool:
 
 
 def _means_no(mark: Any) -> bool:
-    """Return whether a mark is 0 or false, as a number or, from CSV, as text."""
+    """Return whether a mark is 0 or false, as a number or as text (from CSV)."""
     if isinstance(mark, str):
         return mark.strip().lower() in ("0", "0.0", "false")
     return isinstance(mark, int | float) and mark == 0
 
 
 def _parse_history(history: Any) -> list[dict[str, Any]]:
-    """Parse earlier questions and answers, in LLaMA-Factory's Alpaca layout, as turns."""
+    """Parse the history column of LLaMA-Factory's Alpaca layout (questions and answers) as
+    turns.
+    """
     if isinstance(history, str) and history:
         try:
             history = json.loads(history)
@@ -287,8 +293,10 @@ def _parse_history(history: Any) -> list[dict[str, Any]]:
 def _list_normalised_messages(
     messages: Any, role: str, keep_nulls: bool = False
 ) -> list[dict[str, Any]]:
-    """Return messages with role and content, from OpenAI's keys or ShareGPT's from and value; a
-    text becomes one turn of this role."""
+    """Return messages with role and content from OpenAI's keys or ShareGPT's `from` and `value`.
+
+    A text becomes one turn of this role.
+    """
     if isinstance(messages, str) and role:
         return [{"role": role, "content": messages}]
     if not isinstance(messages, Sequence) or isinstance(messages, str):
@@ -323,13 +331,13 @@ def _require_message_text(content: Any) -> str:
 
 
 def get_tool_name(tool: Any) -> str:
-    """Return the name of a function, bare or in OpenAI's format; "" if it has none."""
+    """Return the name of a function, bare or in OpenAI's format; "" for no name."""
     function = tool.get("function", tool) if isinstance(tool, Mapping) else {}
     return str(function.get("name", "")) if isinstance(function, Mapping) else ""
 
 
 def _parse_conversation_tools(tools: Any) -> Any:
-    """Return a list of functions, which may be empty; TRL also reads it from JSON."""
+    """Return a list of functions, perhaps empty. The list may be JSON, which TRL also reads."""
     if isinstance(tools, str) and tools:
         try:
             tools = json.loads(tools)
@@ -352,8 +360,11 @@ def _parse_chat_template_options(options: Any, keep_nulls: bool) -> dict[str, An
 
 
 def add_tool_calls(message: Message) -> Message:
-    """Return a turn of a calling role as an assistant's turn with `tool_calls`, like LLaMA-Factory
-    and ms-swift; other turns, and turns without JSON of calls, unchanged."""
+    """Return a turn of a calling role as an assistant's turn with `tool_calls`.
+
+    LLaMA-Factory and ms-swift do the same. Other turns, and turns without JSON of calls, stay
+    unchanged.
+    """
     text = get_message_text(message.get("content"))
     if message["role"] not in _CALLING_ROLES or text is None:
         return message
@@ -373,8 +384,9 @@ def add_tool_calls(message: Message) -> Message:
 
 
 def wrap_tools(conversation: Conversation) -> Conversation:
-    """Return the row with each tool that is a bare function under the key `function`, as in
-    OpenAI's API."""
+    """Return the row with each bare function of its tools under the key `function`, as in OpenAI's
+    API.
+    """
     if not isinstance(conversation.tools, list):
         return conversation
     bare = [
@@ -389,7 +401,7 @@ def wrap_tools(conversation: Conversation) -> Conversation:
 
 
 def decode_call_arguments(conversation: Conversation) -> Conversation:
-    """Return the row with JSON arguments of tool calls decoded to objects, as in axolotl."""
+    """Return the row with the JSON arguments of tool calls decoded to objects, as in axolotl."""
     return replace(
         conversation,
         messages=tuple(
@@ -406,8 +418,9 @@ def _change_calls(message: Message, change: Callable[[Any], Any]) -> Message:
 
 
 def _decode_arguments(call: Any) -> Any:
-    """Return a tool call, OpenAI's or the function only, with its arguments decoded if they are
-    JSON text."""
+    """Return a tool call with its JSON arguments decoded. The call may be bare or in OpenAI's
+    format.
+    """
     if not isinstance(call, Mapping):
         return call
     if "function" in call:
@@ -423,7 +436,7 @@ def _decode_arguments(call: Any) -> Any:
 
 
 def remove_nested_nulls(conversation: Conversation) -> Conversation:
-    """Return the row without keys that hold null in its tools and messages, at any depth."""
+    """Return the row without null-valued keys in its tools and messages, at any depth."""
     return replace(
         conversation,
         messages=remove_nulls(conversation.messages),
@@ -432,7 +445,7 @@ def remove_nested_nulls(conversation: Conversation) -> Conversation:
 
 
 def remove_nulls(value: Any) -> Any:
-    """Return the value without keys that hold null, at any depth."""
+    """Return the value without null-valued keys, at any depth."""
     if isinstance(value, Mapping):
         return {key: remove_nulls(inner) for key, inner in value.items() if inner is not None}
     if isinstance(value, list | tuple):
@@ -441,8 +454,10 @@ def remove_nulls(value: Any) -> Any:
 
 
 def fill_arrow_nulls(value: Any, kind: Any) -> Any:
-    """Return a cell as Arrow returns it from a column of this `pyarrow.DataType`: each object has
-    all keys of the column's objects, in the column's order, null if missing."""
+    """Return a cell as Arrow returns it from a column of this `pyarrow.DataType`.
+
+    Each object gets all keys of the column's objects, in the column's order, null if missing.
+    """
     from pyarrow import types
 
     if value is None or kind is None:

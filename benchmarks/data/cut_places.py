@@ -1,5 +1,4 @@
-"""Choose the places to cut a text into prefixes and suffixes: its length or given lengths decide.
-Knows numbers only."""
+"""Choose where to cut a text into prefixes and suffixes, by its length or by given lengths."""
 
 from __future__ import annotations
 
@@ -25,14 +24,14 @@ _FEWEST = 5  # texts that begin alike
 
 
 def check_secret_lengths(prefix_length: int | None, suffix_length: int | None) -> None:
-    """Raise AuditError for a length below 1; None sets no length."""
+    """Raise AuditError for a length below 1. None is valid and sets no length."""
     for flag, length in (("--prefix-length", prefix_length), ("--suffix-length", suffix_length)):
         if length is not None and length < 1:
             raise AuditError(f"expected {flag} >= 1, got {length}")
 
 
 class CutPlace(NamedTuple):
-    """Tokens start:middle of a text are a prefix, middle:end its suffix."""
+    """A place in a text: tokens start:middle are the prefix, tokens middle:end the suffix."""
 
     start: int
     middle: int
@@ -41,7 +40,7 @@ class CutPlace(NamedTuple):
 
 @dataclass(frozen=True)
 class TextLengths:
-    """Hold the user's lengths and stride, in tokens; None: the length of each text decides."""
+    """Hold the user's lengths and stride, in tokens; for None, the length of each text decides."""
 
     prefix: int | None = None
     suffix: int | None = None
@@ -57,7 +56,7 @@ class TextLengths:
 
     @property
     def rule(self) -> str:
-        """Return how texts are cut, in words."""
+        """Return a phrase that says how texts are cut."""
         prefix, suffix = self.fixed
         if self.windows is not None:
             return f"every {self.windows} tokens of a text, {prefix} of them and the next {suffix}"
@@ -72,12 +71,12 @@ class TextLengths:
     def cut_places(
         self, n_tokens: int, shared: int = 0, room: int | None = None
     ) -> list[CutPlace] | str:
-        """Return the places of a text of `n_tokens` tokens, in order, or why it has none.
+        """Return the cut places of a text of `n_tokens` tokens, in order, or the reason for none.
 
-        shared: its first tokens, which many other texts share. A prefix within them cannot identify
-        the text, so the first distinct suffix comes after all of them, which are public, and some
-        tokens of the text. room: tokens of a prefix and a suffix that a model can read at once;
-        None: any number.
+        shared: number of first tokens that many other texts share. A prefix within these public
+        tokens cannot identify the text, so the first suffix comes after all of them and some own
+        tokens of the text. room: maximum tokens of a prefix and suffix that the model can read
+        (None: no limit).
         """
         places = self._cut(n_tokens, shared)
         if isinstance(places, str) or self.are_given:
@@ -126,8 +125,9 @@ class TextLengths:
 
 
 def spread_windows(first: int, end: int, most: int = MOST_WINDOWS) -> list[int]:
-    """Return the starts of suffixes of at most LENGTH tokens: side by side from `first` on, or
-    `most` evenly spread."""
+    """Return the starts of suffixes of at most LENGTH tokens: adjacent from `first` on, or, if
+    there would be more than `most`, evenly spread.
+    """
     middles = list(range(first, end - LEAST_SUFFIX + 1, LENGTH)) or [first]
     if len(middles) <= most:
         return middles
@@ -136,8 +136,9 @@ def spread_windows(first: int, end: int, most: int = MOST_WINDOWS) -> list[int]:
 
 
 def _fit_place(place: CutPlace, room: int | None) -> CutPlace:
-    """Return the place with as much of a long prefix as the model can read before the suffix, at
-    least a usual prefix."""
+    """Shorten a long prefix to what the model can read with the suffix, at least to a usual
+    prefix.
+    """
     if room is None or place.end - place.start <= room:
         return place
     return place._replace(start=max(place.start, min(place.end - room, place.middle - LENGTH)))
@@ -152,13 +153,14 @@ BY_OWN_LENGTH = TextLengths()
 
 @dataclass(frozen=True)
 class SharedBeginnings:
-    """Hold the common beginnings of many texts, such as a notice or a form's head, in sorted
-    order."""
+    """Hold, sorted, the beginnings that many texts share, such as a notice or the head of a
+    form.
+    """
 
     beginnings: tuple[Tokens, ...] = ()
 
     def length_in(self, tokens: Sequence[int]) -> int:
-        """Count the first tokens of a text that begin one of these."""
+        """Return how many first tokens of a text belong to a shared beginning."""
         at = bisect_left(self.beginnings, tuple(tokens))  # the nearest in sorted order share most
         nearest = self.beginnings[max(0, at - 1) : at + 1]
         length = max((_find_common_length(tokens, text) for text in nearest), default=0)
@@ -169,11 +171,11 @@ NOTHING_SHARED = SharedBeginnings()
 
 
 def find_shared_beginnings(texts: Sequence[Sequence[int]]) -> SharedBeginnings:
-    """Find the beginnings of at least a tenth of the distinct texts, and of five: the longest of
-    each text.
+    """Find the longest beginning of each text that at least a tenth of the distinct texts, and
+    five, share.
 
-    In sorted order, the texts that share most with a text are next to it: n texts share the
-    shortest beginning that neighbours among them share.
+    In sorted order, a text is next to the texts that share most with it: n adjacent texts share the
+    shortest of the beginnings that neighbours among them share.
     """
     distinct = sorted({tuple(text) for text in texts})
     together = max(_FEWEST, round(_SHARE * len(distinct)))

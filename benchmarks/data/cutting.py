@@ -1,7 +1,6 @@
-"""Cut rows into prefix and suffix tokens: pairs at their join, texts at the start or all along,
-conversations at answers.
+"""Cut rows into prefix and suffix tokens.
 
-Knows nothing of members, known pairs or models.
+Pairs are cut at their join, texts at the start or at several places, conversations at answers.
 """
 
 from __future__ import annotations
@@ -66,8 +65,7 @@ Halves = tuple[Tokens, Tokens, Wording] | str
 
 @dataclass(frozen=True)
 class Cutting:
-    """Define the cut of a row: lengths in tokens, the stride of windows, the attacker's
-    knowledge."""
+    """Define how rows are cut: lengths in tokens, stride of windows, the attacker's knowledge."""
 
     tokenizer: Any
     lengths: TextLengths = BY_OWN_LENGTH
@@ -81,20 +79,22 @@ class Cutting:
     room: int | None = None
 
     def trained_span(self, n_tokens: int) -> tuple[int, int]:
-        """Return which tokens of a row were trained on, as (start, end)."""
+        """Return (start, end) of the trained tokens in a row of n_tokens."""
         templated = self.form is not None and self.form.source is not None
         return (0, n_tokens) if self.trained is None else self.trained.span_of(n_tokens, templated)
 
     @property
     def is_all_along(self) -> bool:
-        """Check whether long answers are attacked all along: the attacker knows all preceding
-        text."""
+        """Check whether long answers are attacked in several windows: the attacker knows all
+        earlier text.
+        """
         return not self.lengths.are_given and (self.knows or USER) == USER
 
     def fit_halves(self, halves: Halves, at: int, n_tokens: int) -> Halves:
-        """Return the trained part of a prefix and a suffix, or why they cannot be attacked.
+        """Return the trained part of a prefix and suffix, or the reason why they cannot be
+        attacked.
 
-        at: where the suffix begins in the row, which has n_tokens.
+        at: token of the row at which the suffix begins; n_tokens: length of the row.
         """
         if isinstance(halves, str):
             return halves
@@ -111,8 +111,7 @@ class Cutting:
 
 @dataclass(frozen=True)
 class CutPart:
-    """Hold the result for a row, or a part of it: `at` is the token of the row at which its suffix
-    begins."""
+    """Hold the result for a row or row part. at: token of the row at which the suffix begins."""
 
     row: int
     halves: Halves
@@ -129,7 +128,7 @@ class CutPart:
 def require_fast_tokenizer(
     tokenizer: PreTrainedTokenizerBase | None,
 ) -> PreTrainedTokenizerBase:
-    """Return the tokenizer. Raise AuditError if it does not map tokens to characters."""
+    """Return the tokenizer. Raise AuditError if the tokenizer cannot map tokens to characters."""
     if tokenizer is None:
         raise AuditError("expected a model with a tokenizer for text data, got a model without one")
     if not getattr(tokenizer, "is_fast", False):
@@ -152,11 +151,11 @@ def describe_tokenisation(tokenizer: PreTrainedTokenizerBase) -> str:
 def cut_rows_into_parts(
     table: RecordTable, cut: Cutting, remarks: Counter[str]
 ) -> tuple[Iterator[CutPart], str, Sequence[str]]:
-    """Return the parts of each row, the rule of cutting, and the rows' texts; reading the parts of
-    conversations fills up the texts.
+    """Return the parts of each row, the cutting rule in words, and the rows' texts.
 
-    remarks: fills up with unwritten inputs of conversations and places of cuts, and their counts.
-    Raise AuditError for a flag without effect on this layout.
+    The texts of conversations are added while their parts are read. remarks: receives counts of
+    inputs that a template does not write and of moved cuts. Raise AuditError for a flag without
+    effect on this layout.
     """
     layout = detect_column_layout(table)
     for flag, value in (("--knows", cut.knows), ("--turns", cut.turns)):
@@ -200,8 +199,9 @@ def cut_rows_into_parts(
 def _cut_texts_into_parts(
     cut: Cutting, texts: Sequence[str], remarks: Counter[str]
 ) -> Iterator[CutPart]:
-    """Yield a prefix and a suffix at each place of each text. remarks: counts cuts at other places,
-    by reason."""
+    """Yield a prefix and a suffix at each place of each text. remarks: counts moved cuts by
+    reason.
+    """
     for row, (text, (ids, offsets)) in enumerate(
         zip(texts, encode_data_texts(cut.tokenizer, texts), strict=True)
     ):
@@ -238,8 +238,7 @@ def _cut_texts_into_parts(
 
 
 def measure_shared_beginnings(tokenizer: Any, table: RecordTable) -> SharedBeginnings:
-    """Return the beginnings that many texts of a table share; nothing for a table of other
-    records."""
+    """Return the beginnings that many texts of a table share; nothing for other layouts."""
     layout = detect_column_layout(table)
     if layout != ("text",):
         return NOTHING_SHARED
@@ -260,10 +259,10 @@ def _cut_pair_part(cut: Cutting, row: int, halves: Halves) -> CutPart:
 def _cut_pair(
     tokenizer: Any, prefix: str, suffix: str, ids: list[int], offsets: list[tuple[int, int]]
 ) -> Halves:
-    """Cut `ids` at the token boundary between the two texts, or return why that is not possible.
+    """Cut `ids` between the prefix text and the suffix text, or return why that is not possible.
 
-    Offsets do not suffice: many tokenizers trim the space off a token's offsets, and then " b"
-    after "a" seems to start after "a ". The decoded text of the tokens before the cut decides.
+    Decodes the tokens before the cut, because offsets do not suffice: many tokenizers trim the
+    space from a token's offsets, so that " b" after "a" seems to start after "a ".
     """
     if not prefix or not suffix:
         return "prefix or suffix is empty"
@@ -295,8 +294,11 @@ def _cut_conversations(
     texts: list[str],
     remarks: Counter[str],
 ) -> Iterator[CutPart]:
-    """Yield the parts of each conversation. texts, remarks: collect its text and its unwritten
-    inputs."""
+    """Yield the parts of each conversation.
+
+    texts: receives the conversations' texts. remarks: counts inputs that the template does not
+    write.
+    """
     for row, sides in groupby(rows, key=lambda numbered: numbered[0]):
         answers = [
             answer
@@ -317,8 +319,10 @@ def _cut_conversations(
 def _fit_answer(
     cut: Cutting, answer: answer_cuts.AnswerCut | UnusableConversation, n_tokens: int
 ) -> answer_cuts.AnswerCut | UnusableConversation:
-    """Return the trained part of an answer, or why it cannot be attacked. n_tokens: of its
-    conversation."""
+    """Return the trained part of an answer, or the reason why it cannot be attacked.
+
+    n_tokens: length of its conversation.
+    """
     if isinstance(answer, UnusableConversation):
         return answer
     halves = cut.fit_halves((answer.prefix, answer.suffix, answer.wording), answer.at, n_tokens)
@@ -334,7 +338,7 @@ def _cut_conversation_answers(
     texts: list[str],
     remarks: Counter[str],
 ) -> list[tuple[answer_cuts.AnswerCut | UnusableConversation, str | None]]:
-    """Return each answer of a conversation with its group, or one reason why there is none."""
+    """Return each answer of a conversation with its group, or one reason for none."""
     knows = cut.knows or USER
     lengths = (cut.lengths.suffix or LENGTH, cut.lengths.prefix)
     try:
@@ -367,10 +371,10 @@ def _cut_conversation_answers(
 
 
 def choose_table_rendering(tokenizer: Any, table: RecordTable) -> ChatRendering:
-    """Return the most usual rendering of such rows, with today's date if the template writes a
+    """Return the most usual rendering of these rows, with today's date if the template writes a
     date.
 
-    Raise AuditError for messages and a tokenizer without a template.
+    Raise AuditError for messages if the tokenizer has no template.
     """
     for _, conversation in parse_row_conversations(table, detect_column_layout(table)):
         if not isinstance(conversation, UnusableConversation):
@@ -383,7 +387,7 @@ def choose_table_rendering(tokenizer: Any, table: RecordTable) -> ChatRendering:
 def encode_data_texts(
     tokenizer: Any, texts: Sequence[str]
 ) -> Iterator[tuple[list[int], list[tuple[int, int]]]]:
-    """Yield the token ids of each text, and the characters of each token."""
+    """Yield the token ids of each text and the character range of each token."""
     for first in range(0, len(texts), _BATCH):
         batch = texts[first : first + _BATCH]
         encoded = tokenizer(

@@ -1,4 +1,4 @@
-"""Hold rows of a file as records, and the rows left out: the input of the split."""
+"""Hold the usable rows of a file as records, and list the other rows, as input of the split."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ BY_LIMIT = "beyond --limit"
 
 @dataclass(frozen=True)
 class DataRecord:
-    """Hold one row as tokens, or one part of a row; both count from 0.
+    """Hold one row, or one part of a row, as tokens. Rows and parts count from 0.
 
-    repeats: copies in training; None: unknown. at: of a part, where its suffix begins in the row's
-    tokens.
+    repeats: copies in training (None: unknown). at: token of the row at which a part's suffix
+    begins.
     """
 
     row: int
@@ -38,7 +38,7 @@ class DataRecord:
 
     @property
     def own_tokens(self) -> Tokens:
-        """The tokens of prefix and suffix without a beginning that many rows share."""
+        """The tokens of prefix and suffix, without a beginning that many rows share."""
         tokens = self.prefix + self.suffix
         begin = self.at - len(self.prefix)  # of the prefix, in the row
         return tokens[max(0, self.n_shared - begin) :] if self.n_shared else tokens
@@ -46,7 +46,7 @@ class DataRecord:
 
 @dataclass(frozen=True)
 class RecordSource:
-    """Hold the usable rows of one file or folder, the rows left out, by reason, and notes."""
+    """Hold the usable rows of a file or folder, its other rows by reason, and notes."""
 
     where: str  # the user's flag and name: "--data 'private.csv'"
     records: tuple[DataRecord, ...]
@@ -68,8 +68,10 @@ class RecordSource:
         not_attacked: Mapping[str, int],
         attacked: Sequence[DataRecord],
     ) -> RecordCounts:
-        """Return the counts of this source's rows; left_out: rows that this split cannot use,
-        besides those of the source."""
+        """Return the counts of this source's rows.
+
+        left_out: rows that the split leaves out, by reason, besides the source's own.
+        """
         all_left_out = {reason: len(rows) for reason, rows in self.left_out} | {
             reason: n for reason, n in left_out.items() if n
         }
@@ -91,14 +93,14 @@ class RecordSource:
 
 
 def format_too_long(room: int) -> str:
-    """Return the reason for leaving out a prefix and suffix of more than `room` tokens."""
+    """Return the reason for leaving out a record of more than `room` tokens."""
     return f"longer than the {max(0, room):,} tokens that the model reads at once"
 
 
 def group_reason_rows(
     reasons_of_rows: Sequence[tuple[int, str]],
 ) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    """Return each reason with its rows, in order, duplicates included."""
+    """Return each reason with its rows, in order; duplicates stay."""
     rows: dict[str, list[int]] = {}
     for row, reason in reasons_of_rows:
         rows.setdefault(reason, []).append(row)
@@ -108,10 +110,10 @@ def group_reason_rows(
 def group_unusable_parts(
     unusable: Sequence[tuple[int, str]], records: Sequence[DataRecord]
 ) -> tuple[tuple[tuple[str, tuple[int, ...]], ...], tuple[tuple[str, tuple[int, ...]], ...]]:
-    """Return by reason the rows without a record, each once, and the row of each part of the other
-    rows.
+    """Return two lists by reason: rows without any record, each once, and the row of each other
+    unusable part.
 
-    unusable: the row of each part that cannot be used, and why.
+    unusable: row and reason of each unusable part.
     """
     usable_rows = {record.row for record in records}
     first_reasons = dict(
@@ -122,7 +124,7 @@ def group_unusable_parts(
 
 
 def _count_attacked_tokens(records: Iterable[DataRecord]) -> int:
-    """Count the tokens in some suffix; overlaps of windows count once."""
+    """Count the tokens in suffixes; tokens in overlapping windows count once."""
     covered = 0
     last_row = -1
     last_end = 0

@@ -1,5 +1,4 @@
-"""Read the user's private text, JSONL, CSV, Parquet or a Hugging Face data set, as secrets to
-extract.
+"""Read private text as secrets to extract: JSONL, CSV, Parquet or a Hugging Face data set.
 
 Selects the attacked records and counts their copies in training. Errors and notes name rows and
 columns, never their content.
@@ -91,19 +90,18 @@ class Files(Benchmark):
         room: int | None = None,
         counting: TableCounting | None = None,
     ):
-        """Read and cut all data at once. Raise AuditError in one sentence for any mistake of the
-        user.
+        """Read and cut all data. Raise AuditError with one sentence for any mistake of the user.
 
-        The length of each text of a `text` column decides its cut, a long text all along
-        (`TextLengths`). With `prefix_length` or `suffix_length`, 50 for the missing length, it is
-        cut at its start, or with `windows` at a stride of so many tokens; `prefix` and `suffix`
-        columns are kept complete. Each assistant turn of a conversation (or of the speaker in
-        `turns`) is a suffix, after the text that an attacker `knows`: all before it, or its last
-        `prefix_length` tokens. Tokens of a row beyond the `trained` tokens are left out, and
-        records of more than `room` tokens. `group_column` and `user_column` are read from `data`,
-        and from `nonmembers` if present; reports show the values of the first, and other names for
-        the second. `counting` counts the rows of a large table, for example by workers; None: in
-        this process.
+        A text in a `text` column is cut by its own length, a long text at several places
+        (`TextLengths`). If `prefix_length` or `suffix_length` is given, the other is 50, and each
+        text is cut once at its start, or every `windows` tokens. `prefix` and `suffix` columns are
+        kept complete. In a conversation, each turn of the assistant (or of the speaker in `turns`)
+        is a suffix. Its prefix is the text that an attacker `knows`: all text before the turn, or
+        the last `prefix_length` tokens of that text. Row tokens beyond `trained` and records of
+        more than `room` tokens are left out. `group_column` and `user_column` are read from `data`,
+        and from `nonmembers` if present; reports show group values, and other names for users.
+        `counting` counts the rows of a large table, for example with workers (None: in this
+        process).
         """
         check_secret_lengths(prefix_length, suffix_length)
         lengths = TextLengths(prefix_length, suffix_length, windows)
@@ -161,7 +159,7 @@ class Files(Benchmark):
         self._given = {True: ("--data", data), False: ("--nonmembers", nonmembers)}
 
     def texts_with_repeat_counts(self, members: bool) -> Iterator[tuple[Tokens, int | None]]:
-        """Yield every complete row, read again, so that none stays in memory."""
+        """Yield every complete row, read again to save memory."""
         flag, name = self._given[members]
         if name is None:
             return
@@ -191,8 +189,8 @@ class Files(Benchmark):
 class TableReader:
     """Read the files of a plan: completely, or a sample of a large file.
 
-    named: the columns of groups and of users; forget: the file of records to forget, which a sample
-    of --data must hold.
+    named: columns of groups and users; forget: file of records to forget, which a sample of --data
+    must contain.
     """
 
     split: SplitOptions
@@ -201,8 +199,9 @@ class TableReader:
     forget: str | None = None
 
     def read(self, flag: str, name: str) -> tuple[RecordTable, UnreadRows | None]:
-        """Return the rows of a file, or a sample of a large file with statistics of the other
-        rows."""
+        """Return the rows of a file, or a sample of a large file and statistics of its
+        other rows.
+        """
         group_column, user_column = self.named_columns(flag)
         column_names = (*columns.COLUMNS, *filter(None, self.named_columns(flag)))
         if self.split.limit is not None and flag in ("--data", "--nonmembers"):
@@ -222,7 +221,7 @@ class TableReader:
         return require_nonempty_record_table(read_record_table(flag, name, column_names)), None
 
     def named_columns(self, flag: str) -> tuple[str | None, str | None]:
-        """Return the columns of groups and of users to read from this file."""
+        """Return the group column and the user column to read from this file."""
         return self.named if flag in ("--data", "--nonmembers") else (None, None)
 
     def _required_rows(self, flag: str, name: str) -> RecordTable | None:
@@ -259,10 +258,10 @@ def _build_record_source(
     unread: UnreadRows | None = None,
     members: UnreadRows | None = None,
 ) -> RecordSource:
-    """Return the rows of one table as records, and the rows that cannot be cut, by reason.
+    """Return the rows of a table as records, and the rows that cannot be cut by reason.
 
-    unread: statistics of the other rows, if the table is a sample. members: of a large table of
-    members, which must not hold a non-member.
+    unread: statistics of the other rows, if the table is a sample. members: statistics of a large
+    table of members, which must not contain a non-member.
     """
     layout = columns.detect_column_layout(table)
     if layout in columns.PLAIN:
@@ -342,7 +341,7 @@ def _build_record_source(
 
 
 def _restore_row_numbers(source: RecordSource, unread: UnreadRows) -> RecordSource:
-    """Return the source with row numbers of the complete table, and a note on the rows not read."""
+    """Return the source with row numbers of the complete table, and a note about unread rows."""
 
     def renumber(
         reasons: Sequence[tuple[str, tuple[int, ...]]],
@@ -370,8 +369,9 @@ def _restore_row_numbers(source: RecordSource, unread: UnreadRows) -> RecordSour
 def _list_large_table_notes(
     sources: Sequence[RecordSource | None], limit: int | None
 ) -> tuple[str, ...]:
-    """Return a note on each large table that was tokenised completely although --limit needs few
-    rows."""
+    """Return a note for each large table that was tokenised completely although --limit needs few
+    rows.
+    """
     return tuple(
         f"{source.where}: all {len(source.row_tokens):,} rows were read into memory and tokenised, "
         f"though --limit asks for {limit:,}: only --data and --nonmembers in one JSONL, CSV or "
@@ -385,10 +385,9 @@ def _list_large_table_notes(
 
 
 def _count_heldout_context(secrets: Sequence[Secret]) -> tuple[int, ...]:
-    """Count the unscored first tokens of each non-member; return () if each is one text, the
-    default.
+    """Count the unscored first tokens of each non-member. Return () if each non-member is one text.
 
-    The window before has scored the prefix of a later window.
+    The prefix of a later window is not scored again, because the window before it was scored.
     """
     nonmembers = [secret for secret in secrets if not secret.member]
     if all(secret.document is None for secret in nonmembers):
@@ -406,9 +405,9 @@ def _count_heldout_context(secrets: Sequence[Secret]) -> tuple[int, ...]:
 def _add_copy_counts(
     records: Sequence[DataRecord], standing: Sequence[str], texts: Sequence[str]
 ) -> list[DataRecord]:
-    """Count the exact occurrences of each record in the texts, its suffix right after its prefix.
+    """Count how often each record occurs in the texts, its suffix right after its prefix.
 
-    Of equal rows the first gets all occurrences: merging adds up their counts.
+    The first of several equal rows gets all occurrences, because merging adds the counts.
     """
     pairs = list(zip(records, standing, strict=True))
     # A suffix that ends inside a word also occurs inside words.
@@ -422,7 +421,7 @@ def _add_copy_counts(
 
 
 def _add_personal_data_marks(records: Sequence[DataRecord], table: RecordTable) -> list[DataRecord]:
-    """Add the rows' marks to the records. Raise AuditError for a mark that its row lacks."""
+    """Add the marks of each row to its records. Raise AuditError if the row's text lacks a mark."""
     marks_of_rows = columns.list_row_personal_data_marks(table)
     return [
         replace(record, wording=replace(record.wording, marks=marks_of_rows[record.row]))

@@ -1,5 +1,4 @@
-"""Models with given next-token distributions, for checks that choose the distributions instead of
-training."""
+"""Models with given next-token distributions, for tests without training."""
 
 from __future__ import annotations
 
@@ -14,11 +13,10 @@ from auditor.models.rows import Rows
 
 
 class FixedDistribution(LanguageModel):
-    """Return distributions[i] after a context that ends in token i, modulo the number of
-    distributions.
+    """Return distributions[i % cases] after a context whose last token is i.
 
-    distributions: (cases, V) probabilities, or (V,) if the context does not matter; float64 unless
-    they have another dtype.
+    distributions: (cases, V) probabilities, or (V,) for the same distribution after every context;
+    converted to float64 unless their dtype is given.
     """
 
     capabilities = frozenset({"draw", "distribution"})

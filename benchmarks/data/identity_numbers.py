@@ -1,9 +1,8 @@
-"""Find national, bank and card numbers in text: a pattern selects candidates, the number's check
-decides.
+"""Find national, bank and card numbers in text: patterns select candidates, check digits decide.
 
-`python-stdnum` has most checks. This module checks numbers that stdnum 2.2 rejects: Chinese numbers
-of people older than their district's code, Korean numbers since October 2020, Swedish coordination
-numbers. Knows text only.
+`python-stdnum` has most checks. This module adds checks for numbers that stdnum 2.2 rejects:
+Chinese numbers of people older than their district's code, Korean numbers since October 2020, and
+Swedish coordination numbers.
 """
 
 from __future__ import annotations
@@ -32,8 +31,7 @@ def _is_stdnum_valid(module: str, number: str) -> bool:
 
 
 def _is_finnish(number: str) -> bool:
-    """Return whether a Finnish number is valid, those of 900 to 999, which are issued for a time,
-    too."""
+    """Check a Finnish number. The temporary numbers 900 to 999 are valid too."""
     from stdnum.fi import hetu
 
     return hetu.is_valid(number, allow_temporary=True)
@@ -42,8 +40,8 @@ def _is_finnish(number: str) -> bool:
 def _is_chinese(number: str) -> bool:
     """Check the check digit, the date and the province of a Chinese number.
 
-    stdnum looks the district up in the year of birth, but codes are younger than many of their
-    holders.
+    stdnum looks the district up in the year of birth, but many people are older than their
+    district's code.
     """
     from stdnum.cn import ric
 
@@ -54,10 +52,10 @@ def _is_chinese(number: str) -> bool:
 
 
 def _is_korean(number: str) -> bool:
-    """Check a Korean number's check digit, or its hyphen if it needs no check digit.
+    """Check a Korean number's check digit, or its hyphen if the number needs no check digit.
 
-    Since October 2020 all digits after that of sex and century are random: for people born since,
-    and for foreigners (5 to 8), whose numbers do not show their date of issue.
+    Since October 2020, all digits after the digit of sex and century are random: for people born
+    since then, and for foreigners (5 to 8), whose numbers do not show their date of issue.
     """
     from stdnum.kr import rrn
 
@@ -72,8 +70,7 @@ def _is_korean(number: str) -> bool:
 
 
 def _is_swedish(number: str) -> bool:
-    """Return whether a Swedish personal or coordination number is valid; the latter has its day
-    plus 60."""
+    """Check a Swedish personal or coordination number; the day of the latter is increased by 60."""
     from stdnum import luhn
     from stdnum.se import personnummer
 
@@ -187,7 +184,7 @@ _NUMBERS = (
 
 
 def find_id_number_places(text: str) -> Iterator[tuple[int, int]]:
-    """Yield begin and end of each national number. text: with ASCII digits."""
+    """Yield start and end of each national number. The text must have ASCII digits."""
     for pattern, is_valid in _NUMBERS:
         yield from (
             match.span("number")
@@ -203,10 +200,10 @@ _WAYS_TO_WRITE = tuple(
 
 
 def list_id_number_checks(number: str) -> Iterator[tuple[str, Callable[[str], bool]]]:
-    """Yield the name and the check of each national number that this may be, the most certain
-    first.
+    """Yield name and check function of each national number that this number may be, the most
+    certain first.
 
-    number: with ASCII digits.
+    number: must have ASCII digits.
     """
     for pattern, check in _WAYS_TO_WRITE:
         if pattern.fullmatch(number) and check(number.upper()):
@@ -220,8 +217,7 @@ _IBAN_CHARACTERS = range(15, 35)
 
 
 def find_iban_places(text: str) -> Iterator[tuple[int, int]]:
-    """Yield begin and end of each IBAN, written in one or in groups with a space, hyphen or dot
-    between."""
+    """Yield start and end of each IBAN, with or without a space, hyphen or dot between groups."""
     from stdnum import iban
 
     for match in _IBAN_START.finditer(text):
@@ -263,8 +259,9 @@ _CARD = re.compile(f"{_START}(?:{_GROUPS}){_END}")
 
 
 def find_card_number_places(text: str) -> Iterator[tuple[int, int]]:
-    """Yield begin and end of each card number: of an issuer's first digits and length, with Luhn's
-    check digit."""
+    """Yield start and end of each card number: valid first digits and length of an issuer, and
+    Luhn's check.
+    """
     from stdnum import luhn
 
     for match in _CARD.finditer(text):

@@ -1,9 +1,8 @@
-"""Sample tables too large to tokenise: count every row by its text in one streamed pass, and read a
-sample.
+"""Sample tables that are too large to tokenise: count all rows in one pass, and read a sample.
 
-Only with --limit, and only for JSONL, CSV and Parquet. The pass goes block by block, so that
-workers can share it. Memory: 16 bytes a row, as many for each of --group-column and --user-column,
-and the sample.
+Used only with --limit, for JSONL, CSV and Parquet. The pass goes block by block, so workers can
+share it. Memory: the sample, and 16 bytes a row, with as many again for --group-column and
+--user-column each.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ _USERS = "user of a row"
 
 
 def hash_texts(texts: Sequence[str]) -> Ints:
-    """Return a hash of each text, (texts,): equal in every process and on every machine."""
+    """Return a hash of each text, (texts,), the same in every process and on every machine."""
     import pandas
 
     return pandas.util.hash_array(np.array(texts, dtype=object), categorize=False).view(np.int64)
@@ -65,8 +64,8 @@ def hash_texts(texts: Sequence[str]) -> Ints:
 def hash_rows(table: RecordTable, layout: tuple[str, ...]) -> Ints:
     """Return a hash of each row's text or conversation, (rows,).
 
-    Raise AuditError, naming the row, for a value other than text. Null equals a missing key in a
-    conversation, since Parquet has all keys in all rows.
+    In conversations, null equals a missing key, because Parquet has all keys in all rows. Raise
+    AuditError with the row for a value other than text.
     """
     if layout in columns.PLAIN:
         return hash_texts(columns.list_joined_layout_texts(table, layout))
@@ -83,12 +82,12 @@ def hash_rows(table: RecordTable, layout: tuple[str, ...]) -> Ints:
 class UnreadRows:
     """Hold statistics of a table of which only a sample was read.
 
-    rows: (sample,), row numbers in the table; copies: (sample,), occurrences in the table (by the
-    repeats column if there is one); columns, texts: of the table; n_rows: rows of the complete
-    table; n_distinct: distinct rows that were not read; by_copies: these, by `format_copies`;
-    row_hashes, user_hashes: sorted, of all rows and of their people; of_several_groups,
-    of_several_users: rows of the sample whose copies differ in group or user; kinds: of all rows,
-    see `columns.infer_nested_kinds`.
+    rows: (sample,) row numbers in the table; copies: (sample,) occurrences in the table, by the
+    repeats column if present; columns, texts: those of the table; n_rows: rows of the complete
+    table; n_distinct: distinct unread rows; by_copies: the same by `format_copies`; row_hashes,
+    user_hashes: sorted hashes of all rows and users; of_several_groups, of_several_users: sampled
+    rows whose copies differ in group or user; kinds: column types from all rows
+    (`columns.infer_nested_kinds`).
     """
 
     rows: tuple[int, ...]
@@ -105,11 +104,11 @@ class UnreadRows:
     kinds: MaybeKinds = field(default_factory=dict)
 
     def contain_rows(self, table: RecordTable, layout: tuple[str, ...]) -> list[bool]:
-        """Check for each row of another table if this table has an equal row."""
+        """Return for each row of another table whether this table has an equal row."""
         return np.isin(hash_rows(table, layout), self.row_hashes).tolist()
 
     def contains_user(self, user: str) -> bool:
-        """Check if the table has a row of this person."""
+        """Check whether the table has a row of this person."""
         (user_hash,) = hash_texts([user])
         place = int(np.searchsorted(self.user_hashes, user_hash))
         return place < len(self.user_hashes) and bool(self.user_hashes[place] == user_hash)
@@ -117,10 +116,10 @@ class UnreadRows:
 
 @dataclass(frozen=True)
 class BlockCounts:
-    """Hold the counts of one block. hashes: (rows,), of each row; numbers: (rows,) each, by column:
-    repeats, and hashes of group and user.
+    """Hold the counts of one block. hashes: (rows,); numbers: (rows,) per column: repeats, and
+    hashes of group and user.
 
-    is_faulty: a row is unusable, and all other fields are empty.
+    is_faulty: the block has an unusable row, and all other fields are empty.
     """
 
     block: TableBlock
@@ -133,9 +132,9 @@ class BlockCounts:
 
 @dataclass(frozen=True)
 class BlockHashing:
-    """Hash blocks of one file, each separately: work for an engine.
+    """Hash the blocks of one file, each separately; an engine runs this work.
 
-    layout: of a row, from `columns.detect_column_layout`; names: columns to read.
+    layout: result of `columns.detect_column_layout`; names: columns to read.
     """
 
     where: str
@@ -159,8 +158,10 @@ class BlockHashing:
                 yield BlockCounts(block, is_faulty=True)
 
     def hash_block(self, block: TableBlock, first_row: int = 0, first_line: int = 0) -> BlockCounts:
-        """Return the counts of the block. Raise AuditError, naming the row; first_row, first_line:
-        rows and lines before it."""
+        """Return the counts of a block. first_row, first_line: number of rows and lines before it.
+
+        Raise AuditError with the row for an unusable row.
+        """
         names = dict[str, None]()
         hashes = [np.empty(0, np.int64)]
         numbers: dict[str, list[Ints]] = {}
@@ -193,7 +194,7 @@ class BlockHashing:
 
 
 def hash_blocks_here(work: BlockHashing, blocks: Sequence[TableBlock]) -> Iterator[BlockCounts]:
-    """Yield the counts of each block in turn, in this process."""
+    """Yield the counts of each block in order, computed in this process."""
     yield from work.process_items(None, blocks)
 
 
@@ -202,8 +203,10 @@ HashBlocks = Callable[[BlockHashing, Sequence[TableBlock]], Iterator[BlockCounts
 
 @dataclass(frozen=True)
 class TableCounting:
-    """Count large tables once: `hash_blocks` works in any order, `counted` holds the results by
-    flag and name."""
+    """Count each large table once.
+
+    `hash_blocks` may run in any order; `counted` holds results by flag and name.
+    """
 
     hash_blocks: HashBlocks = hash_blocks_here
     counted: dict[str, UnreadRows] = field(default_factory=dict)
@@ -211,12 +214,12 @@ class TableCounting:
 
 @dataclass(frozen=True)
 class SamplingOrder:
-    """Select the rows of a large table to read.
+    """Define which rows of a large table to read.
 
     limit: attacked secrets; draw_order: returns the numbers below n in random order; copied_first:
-    fill half of the sample with the rows of most copies; the rest, otherwise all of it, is random.
-    required: rows of another table that the sample must hold. group_column, user_column: of the
-    table.
+    fill half of the sample with the most copied rows, and the rest at random; else the whole sample
+    is random. required: rows of another table that the sample must contain. group_column,
+    user_column: columns of the table.
     """
 
     limit: int
@@ -228,7 +231,7 @@ class SamplingOrder:
 
     @property
     def size(self) -> int:
-        """The number of rows to read, besides the required rows."""
+        """The number of rows to read, besides required rows."""
         return max(SAMPLE, _SAMPLES_PER_LIMIT * self.limit)
 
 
@@ -239,11 +242,10 @@ def sample_large_table(
     order: SamplingOrder,
     counting: TableCounting,
 ) -> tuple[RecordTable, UnreadRows] | None:
-    """Return a sample of a large table's distinct rows, with statistics of the rest; None if all
-    rows must be read.
+    """Return a sample of a large table's distinct rows and statistics of the rest.
 
-    columns: those to read. counting: holds earlier counts. Raise AuditError for the first unusable
-    row.
+    columns: columns to read; counting: holds earlier counts. Return None if all rows must be read.
+    Raise AuditError for the first unusable row.
     """
     if path.suffix.lower() not in _SUFFIXES or not path.is_file():
         return None
@@ -266,7 +268,7 @@ def sample_large_table(
 def _count_large_table(
     where: str, path: Path, order: SamplingOrder, hash_blocks: HashBlocks
 ) -> UnreadRows | None:
-    """Return statistics of the unread rows; None: read the whole table."""
+    """Return statistics of the unread rows; None if the whole table must be read."""
     head = _read_large_table_head(where, path)
     if head is None or (layout := _find_table_layout(head)) is None:
         return None
@@ -290,7 +292,7 @@ def _count_large_table(
 
 
 def is_large_text_table(where: str, path: Path) -> bool:
-    """Return whether a file is a large table without conversations, by its first rows."""
+    """Check by the first rows of a file whether it is a large table without conversations."""
     if path.suffix.lower() not in _SUFFIXES or not path.is_file():
         return False
     try:
@@ -301,7 +303,7 @@ def is_large_text_table(where: str, path: Path) -> bool:
 
 
 def _find_table_layout(table: RecordTable) -> tuple[str, ...] | None:
-    """Return the columns of a row; None for columns that are refused."""
+    """Return the columns of the table's layout; None for an invalid layout."""
     try:
         return columns.detect_column_layout(table)
     except AuditError:
@@ -309,7 +311,9 @@ def _find_table_layout(table: RecordTable) -> tuple[str, ...] | None:
 
 
 def _read_large_table_head(where: str, path: Path) -> RecordTable | None:
-    """Return the first rows, which show layout and columns with texts; None for small tables."""
+    """Return the first rows of a large table, which show its layout and text columns; None for a
+    small table.
+    """
     objects: list[dict[str, Any]]
     if path.suffix.lower() == ".parquet":
         with open_parquet(path) as file:
@@ -328,8 +332,10 @@ def _read_large_table_head(where: str, path: Path) -> RecordTable | None:
 
 @dataclass(frozen=True)
 class _TableScan:
-    """Hold the statistics of all rows of a table, like `BlockCounts` of a block; table: all its
-    columns."""
+    """Hold the statistics of all rows of a table, like `BlockCounts` for a block.
+
+    table: all columns of the table.
+    """
 
     table: RecordTable
     hashes: Ints
@@ -379,7 +385,7 @@ def _scan_rows(work: BlockHashing, head: RecordTable, hash_blocks: HashBlocks) -
 def _choose_sample(scan: _TableScan, order: SamplingOrder, layout: tuple[str, ...]) -> UnreadRows:
     """Choose distinct rows to read, and return statistics of the others.
 
-    Raise NotStreamable if the table lacks a required row: only reading all rows can report it.
+    Raise NotStreamable if the table lacks a required row, which only a complete reading can report.
     """
     distinct, first, of_row, copies = np.unique(
         scan.hashes, return_index=True, return_inverse=True, return_counts=True
@@ -430,8 +436,9 @@ def _choose_sample(scan: _TableScan, order: SamplingOrder, layout: tuple[str, ..
 
 
 def _choose_rows(copies: Ints, order: Ints, size: int, copied_first: bool) -> Ints:
-    """Return `size` of the distinct rows, ascending. copies: (distinct,); order: (distinct,), a
-    random permutation."""
+    """Return `size` distinct rows, ascending. copies: (distinct,); order: (distinct,) random
+    permutation.
+    """
     if copied_first:
         most_copied = order[np.argsort(-copies[order], kind="stable")][: size // 2]
         most_copied = most_copied[copies[most_copied] > 1]
@@ -440,7 +447,7 @@ def _choose_rows(copies: Ints, order: Ints, size: int, copied_first: bool) -> In
 
 
 def _read_rows(where: str, path: Path, names: Sequence[str], rows: Sequence[int]) -> RecordTable:
-    """Return these columns of these rows of a table; rows: in ascending order."""
+    """Return the named columns of some rows of a table. rows: ascending row numbers."""
     values: dict[str, list[Any]] = {name: [] for name in names}
     n_read = 0
     for value in _stream_chosen_rows(where, path, names, rows):

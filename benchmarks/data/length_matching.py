@@ -1,5 +1,4 @@
-"""Match non-members to the lengths of members, so that length explains no difference between
-them."""
+"""Match the lengths of non-members to those of members, so that length cannot reveal members."""
 
 from __future__ import annotations
 
@@ -21,11 +20,11 @@ _FEW_OF_MEMBERS = 0.1  # share of the members
 def match_nonmember_lengths(
     nonmembers: RecordSource, members: RecordSource, split: SplitOptions
 ) -> tuple[RecordSource, tuple[Doubt, ...]]:
-    """Return non-members with the members' mix of lengths, by attacked tokens of a row.
+    """Return non-members with the members' distribution of lengths, in attacked tokens of a row.
 
-    Counts complete distinct rows in bands of 8 to 15 tokens, 16 to 31, and so on. Nothing changes
-    unless the mixes differ beyond chance (chi-square, 1%). If at most half of the non-members could
-    stay, all stay, and that is a doubt.
+    Counts distinct rows in bands of 8 to 15 tokens, 16 to 31, and so on. Nothing changes unless the
+    two distributions differ beyond chance (chi-square, 1%). If at most half of the non-members
+    would stay, all stay, and a doubt is returned.
     """
     bands = _group_length_bands(nonmembers.records)
     member_rows = _group_length_bands(members.records)
@@ -86,8 +85,7 @@ def match_nonmember_lengths(
 
 
 def _group_length_bands(records: Sequence[DataRecord]) -> dict[int, list[int]]:
-    """Return the distinct rows of each band; a part that several rows share counts in each of
-    them."""
+    """Return the distinct rows of each band; each of several rows with the same part counts."""
     first_rows = _find_first_equal_rows(records)
     tokens: dict[int, int] = {}
     for record in records:
@@ -100,7 +98,7 @@ def _group_length_bands(records: Sequence[DataRecord]) -> dict[int, list[int]]:
 
 
 def _find_first_equal_rows(records: Sequence[DataRecord]) -> dict[int, int]:
-    """Map each row to the first row with the same parts, perhaps itself."""
+    """Map each row to the first row with the same parts, which may be the row itself."""
     pairs_of_rows: dict[int, list[Pair]] = {}
     for record in records:
         pairs_of_rows.setdefault(record.row, []).append(record.prefix_suffix_pair)
@@ -109,7 +107,7 @@ def _find_first_equal_rows(records: Sequence[DataRecord]) -> dict[int, int]:
 
 
 def _format_length_mix(sizes: Mapping[int, int]) -> str:
-    """Return the most frequent band and its share of the rows, in words."""
+    """Return a phrase with the most frequent band and its share of the rows."""
     band = max(sizes, key=lambda band: sizes[band])
     share = sizes[band] / sum(sizes.values())
     return f"{2 ** (band - 1)} to {2**band - 1} tokens in {share:.0%}"

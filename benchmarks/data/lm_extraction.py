@@ -1,8 +1,7 @@
-"""Read the arrays of the Training Data Extraction Challenge: a folder with `*_prefix.npy` and
-`*_suffix.npy`.
+"""Read the arrays of the Training Data Extraction Challenge: `*_prefix.npy` and `*_suffix.npy`.
 
-Token ids stay unchanged, so no tokenizer is needed or known here. The arrays do not show whether
-the ids belong to the attacked model's vocabulary; only ids that are too large reveal a mismatch.
+Token ids stay unchanged, so no tokenizer is needed. The arrays do not show which vocabulary the ids
+belong to; only ids that are too large for the attacked model reveal a mismatch.
 """
 
 from __future__ import annotations
@@ -48,11 +47,10 @@ class LMExtraction(Benchmark):
         limit: int | None = None,
         seed: int = 0,
     ):
-        """Read all arrays; `known` and `nonmembers` are such folders too. Raise AuditError in one
-        sentence for any mistake of the user.
+        """Read all arrays; `known` and `nonmembers` are folders of arrays too.
 
-        A shorter prefix keeps the last tokens of the prefix, a shorter suffix its first: they stay
-        side by side.
+        A shorter prefix keeps its last tokens, a shorter suffix its first tokens, so that both stay
+        adjacent. Raise AuditError with one sentence for any mistake of the user.
         """
         check_secret_lengths(prefix_length, suffix_length)
         split = SplitOptions(known_fraction, limit, seed)
@@ -77,13 +75,13 @@ class LMExtraction(Benchmark):
 
 
 def find_array_row(secret: str) -> int | None:
-    """Return the row of the arrays for a secret id of this benchmark; None for a non-member's."""
+    """Return the array row of a secret id of this benchmark; None for a non-member."""
     label, _, row = secret.rpartition("-")
     return int(row) if label == _LABEL else None
 
 
 def has_extraction_arrays(path: Path) -> bool:
-    """Check for a folder with at least one of the two arrays; LMExtraction checks for both."""
+    """Check whether a folder has at least one of the two arrays; LMExtraction requires both."""
     return path.is_dir() and bool(
         _list_array_stems(path, _PREFIX) | _list_array_stems(path, _SUFFIX)
     )
@@ -98,8 +96,9 @@ def _list_array_stems(folder: Path, ending: str) -> set[str]:
 def _read_array_source(
     flag: str, name: str, vocab_size: int, prefix_length: int | None, suffix_length: int | None
 ) -> RecordSource:
-    """Read every row of the two arrays. They lack the copies of an example in training: repeats
-    stay None."""
+    """Read every row of the two arrays. Repeats are None, because the arrays lack copies in
+    training.
+    """
     folder = Path(name)
     label = f"{flag} {name!r}"
     stem, unpaired = _complete_array_pair(label, folder)
@@ -128,8 +127,10 @@ def _read_array_source(
 
 
 def _complete_array_pair(where: str, folder: Path) -> tuple[str, set[str]]:
-    """Return the stem with both arrays, and the unpaired files. Raise AuditError unless exactly one
-    stem has both."""
+    """Return the stem that has both arrays, and the unpaired files.
+
+    Raise AuditError unless exactly one stem has both arrays.
+    """
     if not folder.is_dir():
         got = "a file" if folder.exists() else "nothing of that name"
         raise AuditError(f"{where}: expected a folder with *{_PREFIX} and *{_SUFFIX}, got {got}")
@@ -151,7 +152,9 @@ def _complete_array_pair(where: str, folder: Path) -> tuple[str, set[str]]:
 
 
 def _read_token_id_array(where: str, path: Path, vocab_size: int) -> NDArray[Any]:
-    """Read (examples, tokens) ids in [0, vocab_size). Raise AuditError for other values."""
+    """Read ids of shape (examples, tokens) in [0, vocab_size). Raise AuditError for other
+    values.
+    """
     array = read_extraction_array(where, path)
     for row in np.flatnonzero(((array < 0) | (array >= vocab_size)).any(axis=1))[:1]:
         raise AuditError(
@@ -163,8 +166,10 @@ def _read_token_id_array(where: str, path: Path, vocab_size: int) -> NDArray[Any
 
 
 def read_extraction_array(where: str, path: Path) -> NDArray[Any]:
-    """Read (examples, tokens) whole numbers. Raise AuditError for other arrays; `where` begins its
-    message."""
+    """Read whole numbers of shape (examples, tokens). Raise AuditError for other arrays.
+
+    where: start of the error message.
+    """
     try:
         with path.open(
             "rb"
@@ -198,8 +203,9 @@ def read_extraction_array(where: str, path: Path) -> NDArray[Any]:
 
 
 def _check_array_not_truncated(where: str, path: Path, file: BinaryIO) -> None:
-    """Raise AuditError if the header promises more bytes than the file has: NumPy allocates by the
-    header."""
+    """Raise AuditError if a file is shorter than its header says: NumPy would allocate that
+    size.
+    """
     version = np.lib.format.read_magic(file)
     if version == (1, 0):
         read_header = np.lib.format.read_array_header_1_0

@@ -1,4 +1,4 @@
-"""Leave out non-members that the training data quote or copy: they are not a baseline."""
+"""Leave out non-members that training data quote or copy, because they are no valid baseline."""
 
 from __future__ import annotations
 
@@ -17,12 +17,11 @@ STANDS_IN_MEMBER = "stands in a member, word for word but for case, spaces and p
 
 
 def drop_member_copies(nonmembers: RecordSource, members: RecordSource) -> RecordSource:
-    """Return the non-members without those whose words a member's row contains, all in the same
-    order.
+    """Return the non-members, in order, without records whose words a member's row contains.
 
-    Exact copies of a member, token for token, stay: the split counts them. A quotation may be
-    indented, wrapped or in other case: only letters and digits count. Two records from one template
-    differ in a word, so both stay. Raise AuditError if no non-member stays.
+    A quotation may be indented, wrapped or in another case: only letters and digits count. Exact
+    copies of a member, token for token, stay, because the split counts them. Two records from one
+    template differ in a word, so both stay. Raise AuditError if no non-member stays.
     """
     phrases: dict[str, bool] = {}  # whether the occurrence must end at the end of a word
     pairs = {record.prefix_suffix_pair for record in members.records}
@@ -70,8 +69,9 @@ def _normalise_text_words(text: str) -> str:
 
 
 def _normalise_wording(wording: Wording) -> str:
-    """Return the words of prefix and suffix, with a space at the end unless that cuts a word in
-    two."""
+    """Return the words of prefix and suffix. A space ends them unless the suffix ends inside a
+    word.
+    """
     text = wording.prefix_and_suffix_text
     words = _normalise_text_words(text)
     return words if is_occurrence_end_inside_word(text, wording.after[:1]) else f"{words} "

@@ -1,5 +1,6 @@
-"""Find the texts with given runs of tokens, exactly: token by token after a hash. Knows token ids;
-no tokenizer, model or secret."""
+"""Find the texts that contain given token n-grams, exactly: hash matches are compared token by
+token.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ _ANCHOR = 8  # tokens of the runs whose rarest is looked up to find a complete t
 class NGramIndex(HashedNGrams):
     """Index texts: first the distinct trained texts, then held-out texts.
 
-    copies: how often each trained text was trained on, None if unknown.
+    copies: how often each trained text was trained on (None: unknown).
     """
 
     copies: tuple[int | None, ...] = ()
@@ -45,13 +46,13 @@ class NGramIndex(HashedNGrams):
         return tuple(self.tokens[self.starts[index] : self.starts[index + 1]].tolist())
 
     def ngram_place_counts(self, n: int) -> tuple[int, int]:
-        """Count the places at which an n-gram begins, in trained and in held-out text."""
+        """Return the numbers of n-gram positions in trained text and in held-out text."""
         places = np.maximum(self.text_lengths - n + 1, 0)
         known = len(self.copies)
         return int(places[:known].sum()), int(places[known:].sum())
 
     def match_ngrams(self, texts: Sequence[Tokens], n: int) -> list[NGramMatches]:
-        """Return for each text its n-grams that occur in the indexed texts."""
+        """Return for each text the n-grams that occur in the indexed texts."""
         tokens, starts = join_texts(texts)
         blocks = zip(*hash_ngrams(tokens, starts, n), strict=True)
         at, hashes = (np.concatenate(column) for column in blocks)
@@ -86,7 +87,7 @@ class NGramIndex(HashedNGrams):
         ]
 
     def find_texts_holding(self, text: Tokens) -> Ints:
-        """Return the indices of the texts that contain the whole text, each once."""
+        """Return the indices of the indexed texts that contain the whole text, each once."""
         searched = np.array(text, dtype=np.uint32)
         n = min(_ANCHOR, len(searched))
         low, high = self.find_hashes(hash_token_pieces(view_ngrams(searched, n)), n)
@@ -97,7 +98,7 @@ class NGramIndex(HashedNGrams):
         return np.unique(owners[places + len(searched) <= self.starts[owners + 1]])
 
     def _select_equal(self, places: Ints, ngram: TokenArray) -> Ints:
-        """Select the places at which these tokens begin."""
+        """Select the places at which exactly these tokens begin."""
         n = len(ngram)
         places = places[(places >= 0) & (places + n <= len(self.tokens))]
         return places[(view_ngrams(self.tokens, n)[places] == ngram).all(axis=1)]

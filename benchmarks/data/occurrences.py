@@ -1,5 +1,4 @@
-"""Count exact occurrences of texts in others, in one pass over all texts. Knows no rows, files or
-tokens."""
+"""Count exact occurrences of strings in texts, in one pass over all texts."""
 
 from __future__ import annotations
 
@@ -15,12 +14,12 @@ _END = 32  # characters at the end of a text to search for; the rest is compared
 def count_text_occurrences(
     strings: Mapping[str, bool], texts: Iterable[str], times: Sequence[int] | None = None
 ) -> dict[str, int]:
-    """Count the occurrences of each text of `strings` in the texts, overlaps included. times:
-    weight of each text; None: 1.
+    """Count the occurrences of each string in the texts; overlaps count.
 
-    strings: also whether an occurrence must not end inside a word, so that `code 12` is not found
-    in `code 123`. Raise ValueError for an empty text. Aho and Corasick 1975 on the ends of the
-    texts: an automaton of complete records takes ten times the memory.
+    strings: maps each string to whether an occurrence must not end inside a word, so that `code 12`
+    is not found in `code 123`. times: weight of each text (None: 1). Raise ValueError for an empty
+    string. Uses the automaton of Aho and Corasick 1975 on the ends of the strings: complete records
+    would take ten times the memory.
     """
     if "" in strings:
         raise ValueError("expected texts to look for, got an empty one")
@@ -48,7 +47,7 @@ def count_text_occurrences(
 
 
 def is_occurrence_end_inside_word(text: str, following: str) -> bool:
-    """Check by the next character if the last word, number or space of a text goes on."""
+    """Check by the next character whether the last word, number or space of a text continues."""
     if not following:
         return False
     return is_inside_word(text, following) or (text[-1].isspace() and not following.isspace())

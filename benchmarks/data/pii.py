@@ -1,10 +1,9 @@
-"""Find personal data in text, by kind: by checksums, numbering plans and the data's marks.
+"""Find personal data in text, by kind: by checksums, numbering plans and marks in the data.
 
-Names and addresses follow no rule, so only marks find them. Nothing is downloaded, and no model
-guesses. `phonenumbers` and `python-stdnum` decide; the patterns here only select candidates by a
-kind's own signs: in Chinese, Japanese, Korean or Thai a letter follows directly. Presidio 2.2 was
-measured on the same examples (docs/reference/personal-data.md). Knows text; no tokens, rows or
-models.
+Only marks find names and addresses, which follow no rule. Nothing is downloaded, and no model
+guesses. Patterns here select candidates by the signs of a kind, because in Chinese, Japanese,
+Korean or Thai a letter may follow directly; `phonenumbers` and `python-stdnum` decide. Presidio 2.2
+was measured on the same examples (docs/reference/personal-data.md).
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ INSTALL = "pip install 'audit-lm[pii]'"
 
 @dataclass(frozen=True)
 class Span:
-    """The characters start:end of a text are of this kind."""
+    """A span of personal data: its kind, and its characters start:end of a text."""
 
     kind: str
     start: int
@@ -52,12 +51,15 @@ def has_pii_packages() -> bool:
 
 
 class PiiRecognisers:
-    """Find personal data without marks. Raise AuditError without the extra, or for an unknown
-    region."""
+    """Find personal data without marks. Raise AuditError if the extra is missing or a region
+    unknown.
+    """
 
     def __init__(self, regions: Sequence[str] = ()) -> None:
-        """Set the regions of phone numbers without a country code, such as DE; without a region
-        none is found."""
+        """Set the regions, such as DE, of phone numbers without a country code.
+
+        Without a region, only numbers with a country code are found.
+        """
         if not has_pii_packages():
             raise AuditError(
                 f"expected {' and '.join(_EXTRA)} installed, to find personal data by: {INSTALL}"
@@ -73,7 +75,7 @@ class PiiRecognisers:
         self._regions: tuple[str | None, ...] = tuple(regions) or (None,)
 
     def recognised_spans(self, text: str) -> Iterator[Span]:
-        """Yield spans, the most certain checks first; spans may overlap."""
+        """Yield spans of personal data, the most certain checks first; spans may overlap."""
         plain = replace_ascii_signs(text)
         yield from (Span(EMAIL, *place) for place in find_email_places(plain))
         if not any(character.isdigit() for character in plain):
@@ -83,7 +85,9 @@ class PiiRecognisers:
         yield from self._phone_number_spans(plain)
 
     def _phone_number_spans(self, text: str) -> Iterator[Span]:
-        """Yield numbers of a numbering plan, as written in running text."""
+        """Yield spans of phone numbers that a numbering plan contains, in the notation of running
+        text.
+        """
         if not _PHONE.search(text):
             return
         import phonenumbers
@@ -96,11 +100,11 @@ class PiiRecognisers:
 def find_pii_spans(
     text: str, marks: Iterable[Mark] = (), recognisers: PiiRecognisers | None = None
 ) -> list[Span]:
-    """Return the spans of personal data in a text, in its order.
+    """Return the spans of personal data in a text, in order, without overlaps.
 
-    One of two overlapping spans stays: a mark, the longer of two marks, then the most certain
-    check. A mark that is nowhere a whole word of the text is a part of one, as before a particle or
-    a genitive's ending.
+    Of overlapping spans, a mark stays before a check, a longer mark before a shorter mark, and a
+    more certain check before others. A mark that is nowhere a whole word is searched inside words,
+    such as before a particle or a genitive's ending.
     """
     longest_first = sorted(marks, key=lambda mark: -len(mark[1]))
     marked = [
@@ -114,13 +118,14 @@ def find_pii_spans(
 
 
 def replace_ascii_signs(text: str) -> str:
-    """Return the text with ASCII digits, hyphens and spaces, and ASCII for full-width signs, in the
-    same length."""
+    """Return the text, in the same length, with ASCII digits, hyphens, spaces and
+    full-width signs.
+    """
     return text if text.isascii() else text.translate(_ASCII_SIGNS)
 
 
 def find_email_places(text: str) -> Iterator[tuple[int, int]]:
-    """Yield begin and end of each e-mail address, without the signs around it."""
+    """Yield start and end of each e-mail address, without surrounding signs."""
     at = text.find("@")
     while at >= 0:
         begin = max(0, at - _LONGEST_LOCAL - 1)
@@ -134,7 +139,7 @@ def find_email_places(text: str) -> Iterator[tuple[int, int]]:
 
 
 def _find_address_begin(text: str, begin: int, end: int) -> int:
-    """Return where an address begins after an escaped line end or Markdown's underscore."""
+    """Return where an address begins after an escaped line end or an underscore of Markdown."""
     is_escape = text[begin - 1 : begin] == "\\" and text[begin] in "nrt"
     is_emphasis = text[begin] == "_" == text[end : end + 1]
     return begin + (is_escape or is_emphasis)
@@ -170,8 +175,9 @@ _ALONE = _UNSPACED
 
 
 def _local_part(letters: str) -> str:
-    """Return the pattern of the text before the @, with these letters and without surrounding
-    punctuation."""
+    """Return a pattern for the text before the @, from these letters, without surrounding
+    punctuation.
+    """
     atom = rf"(?:[[{letters}]0-9_+%-]|'(?=[{letters}]))+"
     return rf"[[{letters}]0-9_](?:{atom})?(?:\.{atom})*\Z"
 

@@ -1,4 +1,4 @@
-"""A user's rows without those that a mitigation leaves out, in a file of the same form."""
+"""Write a user's rows without those that a mitigation drops, in a file of the same format."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ from auditor.training.variants import DataVariant
 
 
 def format_data_row(row: str | Conversation) -> str:
-    """Return the text that identifies a row's copies; for a conversation, the text of its
-    messages."""
+    """Return the text that identifies copies of a row; for a conversation, its messages' text."""
     if isinstance(row, str):
         return row
     texts = (
@@ -37,10 +36,10 @@ def format_data_row(row: str | Conversation) -> str:
 def write_kept_data(
     trainer: DataVariant, data: str, to: Path, text_column: str | None = None
 ) -> str:
-    """Write the rows of a file that a mitigation keeps, unchanged but for `repeats`, in the same
-    form, readable by its owner only.
+    """Write the rows that a mitigation keeps, in the same format, readable by the owner only.
 
-    Return a sentence on the rows left out. Raise AuditError if none stays.
+    The rows are unchanged except for `repeats`. Return a sentence about the dropped rows. Raise
+    AuditError if no row stays.
     """
     texts, _ = read_unit_texts(data, text_column)
     rows = repeat_rows(list_row_repeat_counts(read_record_table("--data", data, COLUMNS)))

@@ -1,7 +1,7 @@
-"""Compare released text with the records it may come from: files as word ids, and the passage
-nearest to each record.
+"""Compare released text with private records: read files as word ids, and find the passage nearest
+to each record.
 
-Words are those of `words.split_into_words`. Knows text; no tokenizer, model or torch.
+Words are those of `words.split_into_words`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class WordIds:
         )
 
     def words_of_ids(self, tokens: Sequence[int]) -> str:
-        """Return words with spaces between them, except in scripts without spaces."""
+        """Return the words of these ids, joined by spaces except in scripts without spaces."""
         # In the order of their ids: a dict keeps the order of insertion.
         names = list(self.ids)
         return join_words(names[token - 1] for token in tokens)
@@ -51,8 +51,9 @@ class WordIds:
 
 @dataclass(frozen=True)
 class ReleasedRecord:
-    """Hold a record that may be in released text. times: copies in training; marks: from its
-    file."""
+    """Hold a record that may be in released text. times: copies in training; marks:
+    personal data.
+    """
 
     row: int
     text: str
@@ -63,8 +64,10 @@ class ReleasedRecord:
 
 
 def read_row_texts(flag: str, name: str) -> tuple[RecordTable, list[str]]:
-    """Return a file's rows as texts; for a conversation, the text of each turn, line by line. Raise
-    AuditError for an invalid file."""
+    """Return a file's table and the text of each row; a conversation has one line per turn.
+
+    Raise AuditError for an invalid file.
+    """
     table = require_nonempty_record_table(read_record_table(flag, name, columns.COLUMNS))
     layout = columns.detect_column_layout(table)
     if layout in columns.PLAIN:
@@ -81,10 +84,11 @@ def read_row_texts(flag: str, name: str) -> tuple[RecordTable, list[str]]:
 def read_released_records(
     data: str, nonmembers: str, words: WordIds, without: Iterable[str] = ()
 ) -> tuple[list[ReleasedRecord], list[str]]:
-    """Return distinct members and non-members, and a sentence on each reason for leaving rows out.
+    """Return distinct members and non-members, and a sentence for each reason why rows are left
+    out.
 
-    without: texts to leave out, such as canaries. A text of the private data is not a non-member.
-    Raise AuditError if a file has no record.
+    without: texts to leave out, such as canaries. A non-member that equals a private text is left
+    out. Raise AuditError if a file has no record.
     """
     records = dict[Tokens, ReleasedRecord]()
     sentences = list[str]()
@@ -124,10 +128,10 @@ def read_released_records(
 
 @dataclass(frozen=True)
 class CopiedSpan:
-    """Hold n words of a record, or more if released text has them word for word, and the text there
-    instead.
+    """Hold n words of a record, or a longer verbatim match, and the corresponding words in released
+    text.
 
-    text: index of the released text, -1: none. length: of the longest common run.
+    text: index of the released text (-1: none). length: words of the longest common run.
     """
 
     own: Tokens
@@ -143,12 +147,11 @@ class CopiedSpan:
 def find_nearest_passages(
     records: Sequence[ReleasedRecord], texts: Sequence[Tokens], n: int
 ) -> tuple[list[CopiedSpan], list[MemorisedTokens], NGramIndex]:
-    """Return the nearest passage to each record, and the matches of each text. Records have at
-    least n words, members first.
+    """Return the nearest passage to each record, the matches of each text, and the index.
 
-    Verbatim: a run of at least n words that no other record has, of either kind, so that members
-    and non-members count alike. Near-verbatim: n words within `compute_near_verbatim_limit`, found
-    where half as many match word for word.
+    records: members first, each of at least n words. Verbatim: a run of at least n words that
+    occurs in no other member or non-member, so that both kinds count alike. Near-verbatim: n words
+    within `compute_near_verbatim_limit` edits, searched where half as many words match verbatim.
     """
     members = [entry for entry in records if entry.member]
     # Distinct members first, as in the index, so that a record and its text have the same number.
@@ -184,8 +187,9 @@ def _find_near_verbatim_passages(
     index: NGramIndex,
     records_found: set[int],
 ) -> Mapping[int, CopiedSpan]:
-    """Return for each record not found yet the passage with fewest edits, aligned at a verbatim
-    match."""
+    """Return for each record not yet found the passage with fewest edits, aligned at a verbatim
+    match.
+    """
     half = max(1, n // 2)
     seeds = Counter[int]()
     best = dict[int, CopiedSpan]()
@@ -207,8 +211,9 @@ def _find_near_verbatim_passages(
 
 
 def _find_best_alignment(record: Tokens, text: Tokens, at: int, half: int, n: int) -> CopiedSpan:
-    """Return n words of the record around the match at this place of the text, with fewest
-    edits."""
+    """Return the n record words around the match at this place of the text that need fewest
+    edits.
+    """
     seed = text[at : at + half]
     # The first occurrence in the record; later occurrences are not aligned there.
     place = next(i for i in range(len(record)) if record[i : i + half] == seed)

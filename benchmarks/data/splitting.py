@@ -1,7 +1,6 @@
 """Split the rows of every benchmark into attacked, known and non-member records.
 
-Knows token ids and row numbers. Knows nothing of files, columns or tokenizers, and its messages
-never hold a row's text.
+Messages name row numbers and never a row's text.
 """
 
 from __future__ import annotations
@@ -32,8 +31,9 @@ ALSO_MEMBER = "identical to a member or an auxiliary record"
 
 @dataclass(frozen=True)
 class SplitOptions:
-    """Set how members are divided. Raise AuditError for a fraction outside [0, 1) or a limit below
-    1."""
+    """Define how members are divided. Raise AuditError for a fraction outside [0, 1) or a limit
+    below 1.
+    """
 
     known_fraction: float
     limit: int | None
@@ -46,15 +46,18 @@ class SplitOptions:
             raise AuditError(f"expected --limit >= 1, got {self.limit}")
 
     def known_count(self, members: int) -> int:
-        """Return how many of the unique members become known pairs: at least one known and one
-        attacked if there are two."""
+        """Return how many of the distinct members become known pairs.
+
+        Two or more members leave at least one known and one attacked.
+        """
         if self.known_fraction == 0 or members < 2:
             return 0
         return min(members - 1, max(1, round(self.known_fraction * members)))
 
     def pick_indices(self, description: str, count: int, of: int) -> frozenset[int]:
-        """Pick `count` of the indices below `of`. Nested: a larger count, same seed, keeps all
-        picks of a smaller."""
+        """Pick `count` of the indices below `of`. With the same seed, a larger count keeps all
+        earlier picks.
+        """
         return frozenset(self.draw_order(description, of)[:count].tolist())
 
     def draw_order(self, description: str, of: int) -> Ints:
@@ -64,8 +67,9 @@ class SplitOptions:
 
 @dataclass(frozen=True)
 class SplitData:
-    """Hold the fields of a Benchmark: members first, then non-members; `heldout` is the
-    non-members' prefix + suffix."""
+    """Hold fields of a Benchmark. Members precede non-members; `heldout` is the non-members' prefix
+    + suffix.
+    """
 
     secrets: tuple[Secret, ...]
     known: tuple[Pair, ...]
@@ -79,7 +83,7 @@ class SplitData:
     record_counts: Mapping[str, RecordCounts] = field(default_factory=dict)
 
     def give_to(self, benchmark: Benchmark) -> None:
-        """Set each of these fields on a benchmark, which has them under the same names."""
+        """Copy all fields to the fields of the same names of a benchmark."""
         for data_field in fields(self):
             setattr(benchmark, data_field.name, getattr(self, data_field.name))
 
@@ -100,14 +104,13 @@ class SplitData:
 def split_data_records_into_secrets(
     sources: Mapping[str, RecordSource], split: SplitOptions, label: str
 ) -> SplitData:
-    """Split unique members into known and attacked records, and add non-members; ids are
-    `label-000017`, by first row.
+    """Split distinct members into known and attacked records, and add non-members.
 
-    sources: by flag, `--data` and, if given, `--known`, `--nonmembers` and `--forget`. Known pairs
-    are never attacked, and records to forget are never known. Without a file, known pairs are drawn
-    from the members with fewest copies. A non-member that is also a member, known or attacked, is
-    left out. Raise AuditError if a source has no record left, or if records to forget are not
-    members.
+    sources: by flag: `--data` and, if given, `--known`, `--nonmembers` and `--forget`. Ids are
+    `label-000017`, by first row. Known pairs are never attacked, and records to forget are never
+    known. Without `--known`, known pairs are drawn from the members with fewest copies. A
+    non-member that is also a known or attacked member is left out. Raise AuditError if a source has
+    no record left, or if records to forget are not members.
     """
     members = sources["--data"]
     known, nonmembers, forget = map(sources.get, ("--known", "--nonmembers", "--forget"))
@@ -200,8 +203,9 @@ def _list_unknown_members(
     pairs: set[Pair],
     lost: set[int],
 ) -> list[DataRecord]:
-    """Return the attacked members. Raise AuditError for a known record to forget, or if no member
-    is left."""
+    """Return the attacked members. Raise AuditError if a record to forget is known, or no member is
+    left.
+    """
     if twice := [
         record.row for record in unique if record.row in lost and record.prefix_suffix_pair in pairs
     ]:
@@ -218,8 +222,9 @@ def _list_unknown_members(
 
 
 def _list_forgotten_rows(forget: RecordSource, members: Sequence[DataRecord]) -> set[int]:
-    """Return the complete rows of the members to forget. Raise AuditError for a record that is not
-    a member."""
+    """Return the complete rows of the members to forget. Raise AuditError for a record that is no
+    member.
+    """
     row_of = {record.prefix_suffix_pair: record.row for record in members}
     forget_records = _require_usable_source_records(forget)
     if missing := sorted(
@@ -257,8 +262,7 @@ def _build_record_secret(
 
 
 def set_user_membership(secrets: Sequence[Secret], members: RecordSource) -> list[Secret]:
-    """Return the secrets with whether training included any record of their user, known records
-    too.
+    """Set for each secret whether training included any record of its user, known records too.
 
     Raise AuditError if the attacked records are of fewer than `people.LEAST` people.
     """
@@ -283,10 +287,10 @@ def set_user_membership(secrets: Sequence[Secret], members: RecordSource) -> lis
 
 
 def merge_duplicate_data_records(records: Iterable[DataRecord]) -> list[DataRecord]:
-    """Return one record for each distinct (prefix, suffix), from its first row; repeats add up if
-    all are known.
+    """Return one record for each distinct (prefix, suffix), with the number of its first row.
 
-    Equal records of different groups get the group `SEVERAL`, those of different people no user.
+    Repeats add up if all are known. Equal records of different groups get the group `SEVERAL`,
+    equal records of different people no user.
     """
     first: dict[Pair, DataRecord] = {}
     for record in records:
@@ -318,7 +322,7 @@ def _require_usable_source_records(source: RecordSource) -> tuple[DataRecord, ..
 def _select_untrained_nonmembers(
     source: RecordSource, trained: set[Pair], notes: list[str]
 ) -> tuple[list[DataRecord], dict[str, int]]:
-    """Return the distinct untrained records, and the number of other rows by reason."""
+    """Return the distinct untrained records, and counts of the other rows by reason."""
     records = _require_usable_source_records(source)
     untrained = [record for record in records if record.prefix_suffix_pair not in trained]
     if not untrained:
@@ -338,10 +342,11 @@ def _select_copied_rows(
     split: SplitOptions,
     notes: list[str],
 ) -> list[DataRecord]:
-    """Return the records within the limit in the order of querying: most copies first, equals in
-    random order.
+    """Return the records within the limit: most copied rows first, equally copied rows in random
+    order.
 
-    All parts of a selected row stay. A larger limit, same seed, keeps all rows of a smaller.
+    All parts of a selected row stay. With the same seed, a larger limit keeps all rows of a smaller
+    limit.
     """
     rows = _list_distinct_row_numbers(records)
     in_random_order = [rows[i] for i in split.draw_order(description, len(rows)).tolist()]
@@ -369,12 +374,12 @@ def _sort_file_order(records: Sequence[DataRecord]) -> list[DataRecord]:
 
 
 def count_row_copies(records: Sequence[DataRecord], notes: list[str]) -> dict[int, int | None]:
-    """Count by row how often it, or a row that differs in a few tokens, was trained on; None:
-    unknown.
+    """Count how often each row, or a row that differs in a few tokens, was trained on (None:
+    unknown).
 
-    A row with several parts counts as its most copied part. A beginning that many rows share makes
-    no copies. Near copies (`NEAR_SHARE` of the tokens edited) are searched among at most
-    `NEAR_MOST` records; a note reports more.
+    A row with several parts gets the count of its most copied part. A beginning that many rows
+    share makes no copies. Near copies (at most `NEAR_SHARE` of the tokens edited) are searched
+    among at most `NEAR_MOST` records; a note reports more records.
     """
     times = [record.repeats for record in records]
     if len(records) > NEAR_MOST:
