@@ -1,17 +1,16 @@
-"""Score an LM-Extraction submission like the challenge's organisers, with intervals and the
-complete curve.
+"""Score an LM-Extraction submission like the challenge's organisers, with intervals and a full
+curve.
 
-A submission is a CSV file, `Example ID,Suffix Guess`, a guess a line, the most confident first, any
-number of guesses an example: `991,"[6,0,1,2]"`. The id is a row of the answers. Knows rows and
-token ids; no model, no text, no terminal.
+A submission is a CSV file, `Example ID,Suffix Guess`, with one guess a line, the most confident
+first, and any number of guesses per example: `991,"[6,0,1,2]"`. The id is a row of the answers.
 
-As in the organisers' score_submission.py: an example counts as solved once, by its first right
-guess; every wrong guess is an error, also a repeated guess and a guess for a solved example;
-Recall@100 counts the right guesses with fewer than 100 wrong guesses before them; examples without
-a guess count as not solved. This module rejects inputs that their script accepts in silence: an id
-below 0 (numpy counts it from the end), a guess of another length than the answers (numpy broadcasts
-a single token), a file without guesses. They read the last 1,000 answers and the last 50 tokens
-only; here every row and every token of the answers counts.
+As in the organisers' score_submission.py: the first right guess solves an example; every wrong
+guess is an error, including repeated guesses and guesses for solved examples; Recall@100 counts the
+right guesses that follow fewer than 100 wrong guesses; examples without a guess count as not
+solved. This module rejects inputs that their script accepts silently: an id below 0 (numpy counts
+from the end), a guess of another length than the answers (numpy broadcasts a single token), and a
+file without guesses. Their script reads only the last 1,000 answers and the last 50 tokens; this
+module uses every row and every token.
 """
 
 from __future__ import annotations
@@ -38,10 +37,10 @@ CurvePoint = tuple[int, int, float]  # (wrong guesses so far, examples solved by
 
 @dataclass(frozen=True)
 class MarkedGuesses:
-    """Hold a submission compared with the answers, in its order.
+    """Hold a submission compared with the answers, in the submission's order.
 
     example: (guesses,) the example of each guess, numbered by first appearance; right: (guesses,)
-    whether it equals the answer.
+    whether the guess equals the answer.
     """
 
     example: Ints
@@ -56,8 +55,7 @@ class MarkedGuesses:
 
 @dataclass(frozen=True)
 class SubmissionScore:
-    """Hold the result of `audit score`. The shares are over all answers, or over the answered
-    examples only."""
+    """Hold the result of `audit score`. Shares are of all answers, or of answered examples only."""
 
     answers: int
     answered: int
@@ -68,7 +66,7 @@ class SubmissionScore:
 
     @property
     def headline(self) -> str:
-        """The counts of examples and guesses, and the treatment of examples without a guess."""
+        """The counts of examples and guesses, and how examples without a guess count."""
         counts = f"{self.answered:,} of {self.answers:,} examples answered"
         text = f"{counts}, {self.guesses:,} guesses, {self.wrong:,} of them wrong"
         if self.answered == self.answers:
@@ -81,10 +79,10 @@ class SubmissionScore:
 
 
 def mark_submission(submission: Path, answers: Path) -> MarkedGuesses:
-    """Compare a submission file with the answers, an .npy array (examples, tokens).
+    """Compare a submission file with the answers, an .npy array of shape (examples, tokens).
 
-    Raise AuditError with the line number for anything but a guess of a complete answer. No message
-    holds tokens.
+    Raise AuditError with the line number for a line that is not a guess of a complete answer. No
+    message holds tokens.
     """
     expected: list[list[int]] = read_extraction_array(
         f"--answers {str(answers)!r}", answers
@@ -115,8 +113,10 @@ def mark_submission(submission: Path, answers: Path) -> MarkedGuesses:
 
 
 def score_submission(marked: MarkedGuesses, answered_only: bool = False) -> SubmissionScore:
-    """Compute the organisers' numbers with intervals: Clopper-Pearson for shares, a bootstrap over
-    examples at E errors."""
+    """Compute the organisers' numbers with intervals.
+
+    Intervals are Clopper-Pearson for shares, and a bootstrap over examples for recall at E errors.
+    """
     n = marked.answered_example_count if answered_only else marked.answers
     first = np.zeros(n, dtype=bool)
     any_right = np.zeros(n, dtype=bool)
@@ -145,10 +145,11 @@ def score_submission(marked: MarkedGuesses, answered_only: bool = False) -> Subm
 
 
 def trace_submission_recall(marked: MarkedGuesses, answered_only: bool = False) -> list[CurvePoint]:
-    """Return a point for each number of wrong guesses, from none to all: examples solved before the
-    next wrong guess.
+    """Return one point for each number of wrong guesses from 0: examples solved before the next
+    wrong guess.
 
-    Recall at E errors is the point of E - 1 wrong guesses: the E-th ends the counting.
+    Recall at E errors is the point of E - 1 wrong guesses, because the E-th wrong guess ends the
+    count.
     """
     # Wrong guesses before each first right guess, which adds none.
     before = np.cumsum(~marked.right)[
@@ -172,7 +173,7 @@ def write_submission_curve(path: Path, points: list[CurvePoint]) -> None:
 
 
 def _read_submission_guesses(path: Path) -> Iterator[tuple[str, int, list[int]]]:
-    """Yield (file and line, example id, tokens) of each line below the header."""
+    """Yield (file and line, example id, tokens) for each line below the header."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             rows = csv.DictReader(file, strict=True)

@@ -1,4 +1,4 @@
-"""Read a large table block by block: parts of a file that workers can count separately."""
+"""Read a large table in blocks that workers can count separately."""
 
 from __future__ import annotations
 
@@ -29,13 +29,12 @@ Batch = Mapping[str, Sequence[Any]]  # the values of each column
 
 
 class NotStreamable(Exception):
-    """Report a table that must be read completely, which also finds its fault."""
+    """Report a table that must be read completely; the complete reading reports any error."""
 
 
 @dataclass(frozen=True)
 class TableBlock:
-    """Locate a part of a file to count as one task: bytes of JSONL or CSV, row groups of
-    Parquet."""
+    """Locate a part of a file that is one task: bytes of JSONL or CSV, or row groups of Parquet."""
 
     number: int
     start: int
@@ -43,8 +42,10 @@ class TableBlock:
 
 
 def split_into_blocks(path: Path) -> list[TableBlock]:
-    """Return the blocks of a file in order. Blocks of JSONL end with a line; CSV is one block, as a
-    field may hold line ends."""
+    """Return the blocks of a file in order.
+
+    Blocks of JSONL end with a line. A CSV file is one block, because fields may contain line ends.
+    """
     if path.suffix.lower() == ".parquet":
         with open_parquet(path) as file:
             return [TableBlock(i, i, i + 1) for i in range(file.num_row_groups)]
@@ -67,10 +68,9 @@ def stream_batches(
     names: dict[str, None],
     before: tuple[int, int],
 ) -> Iterator[Batch]:
-    """Yield the wanted columns of a block, some rows at a time. names: fills up with the columns of
-    its rows.
+    """Yield the wanted columns of a block, some rows at a time.
 
-    before: rows and lines before the block.
+    names: receives the names of all columns in the block. before: rows and lines before the block.
     """
     if path.suffix.lower() == ".parquet":
         with open_parquet(path) as file:
@@ -96,12 +96,11 @@ def stream_batches(
 
 
 def _parse_json_block(path: Path, block: TableBlock, names: Sequence[str]) -> pyarrow.Table | None:
-    """Parse a block of JSONL by Arrow, four times as fast as row by row; None unless all rows are
+    """Parse a block of JSONL with Arrow, four times as fast as row by row; None unless all rows are
     plain.
 
-    Plain: an object a line with its texts and a whole number of repeats, and no duplicate key. For
-    other rows only the standard library's parser names the fault, or reads them like the complete
-    table.
+    A plain row is an object on one line with texts, a whole number of repeats and no duplicate key.
+    The standard library parses other rows, and reports their errors.
     """
     import pyarrow
     from pyarrow import json as arrow_json
@@ -136,8 +135,10 @@ def _parse_json_block(path: Path, block: TableBlock, names: Sequence[str]) -> py
 def stream_objects(
     where: str, path: Path, block: TableBlock, first_row: int = 0, first_line: int = 0
 ) -> Iterator[dict[str, Any]]:
-    """Yield each row of a block of JSONL or CSV by column, like `tables`. Raise AuditError
-    with the row."""
+    """Yield each row of a block of JSONL or CSV as a dictionary, as `tables` reads it.
+
+    Raise AuditError with the row for an invalid row.
+    """
     if path.suffix.lower() == ".csv":
         with path.open(encoding="utf-8-sig", newline="") as text:
             rows = stream_csv_table_rows(where, text)
@@ -156,7 +157,7 @@ def stream_objects(
 
 
 def stream_nonblank_lines(path: Path) -> Iterator[str]:
-    """Yield the lines of a text file that hold something."""
+    """Yield the lines of a text file that are not blank."""
     return (line for line in _stream_all_lines(path, make_whole_file_block(path)) if line.strip())
 
 
@@ -165,7 +166,7 @@ def make_whole_file_block(path: Path) -> TableBlock:
 
 
 def _stream_all_lines(path: Path, block: TableBlock) -> Iterator[str]:
-    """Yield the lines of a block of a file, as `tables.read_json_table_objects` splits it."""
+    """Yield the lines of a block, split as in `tables.read_json_table_objects`."""
     encoding = "utf-8-sig" if block.start == 0 else "utf-8"  # of the first line
     for line in stream_raw_lines(path, block):
         yield line.decode(encoding)
@@ -173,7 +174,7 @@ def _stream_all_lines(path: Path, block: TableBlock) -> Iterator[str]:
 
 
 def stream_raw_lines(path: Path, block: TableBlock) -> Iterator[bytes]:
-    """Yield the lines of a block of a file with their ends."""
+    """Yield the lines of a block as bytes, with their line ends."""
     with path.open("rb") as file:
         file.seek(block.start)
         remaining = block.end - block.start
@@ -184,7 +185,7 @@ def stream_raw_lines(path: Path, block: TableBlock) -> Iterator[bytes]:
 
 
 def count_lines(path: Path, end: int) -> int:
-    """Return how many lines of a file end in its first `end` bytes."""
+    """Return how many lines end in the first `end` bytes of a file."""
     n_lines = 0
     with path.open("rb") as file:
         for start in range(0, end, _BLOCK):
@@ -194,8 +195,10 @@ def count_lines(path: Path, end: int) -> int:
 
 @contextmanager
 def open_parquet(path: Path) -> Iterator[parquet.ParquetFile]:
-    """Open a Parquet file. Raise NotStreamable, also in the block, if it cannot be read or has a
-    duplicate column."""
+    """Open a Parquet file.
+
+    Raise NotStreamable, also inside the block, if it cannot be read or has a duplicate column.
+    """
     import pyarrow
     from pyarrow import parquet
 

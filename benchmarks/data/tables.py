@@ -1,8 +1,7 @@
-"""Read one table of rows, a column at a time: JSONL, JSON, CSV, Parquet, or a Hugging Face data
-set.
+"""Read a table one column at a time: JSONL, JSON, CSV, Parquet or a Hugging Face data set.
 
-Reads text as text (`007320` and `NA` stay unchanged). Knows nothing of the meaning of columns.
-Errors name rows and columns, never their content.
+Text stays text (`007320` and `NA` are unchanged). Errors name rows and columns, never their
+content.
 """
 
 from __future__ import annotations
@@ -60,11 +59,11 @@ _OTHER_FILES = (
 
 @dataclass(frozen=True)
 class RecordTable:
-    """One file: its column names, and a way to get at a column without reading the others.
+    """Hold a table's column names, and a function that reads one column without the others.
 
-    texts: the columns that hold texts of several words, lists and objects with texts, or images,
-    videos and sound.
-    first_row: number of the first row, if these are a part of a file; errors name rows of the file.
+    texts: columns with texts of several words, lists or objects of texts, images, videos or sound.
+    first_row: number of the first row, if the table is a part of a file; errors use the file's row
+    numbers.
     """
 
     where: str
@@ -76,10 +75,10 @@ class RecordTable:
 
 
 def read_record_table(flag: str, name: str, columns: Sequence[str]) -> RecordTable:
-    """Read a local file by its suffix, otherwise a Hugging Face data set; `columns`: all columns to
+    """Read a local file, by its suffix, or a Hugging Face data set. columns: all columns that will
     be read.
 
-    Raise AuditError if it is neither.
+    Raise AuditError if the name is neither.
     """
     path = Path(name)
     label = f"{flag} {name!r}"
@@ -129,8 +128,9 @@ def find_text_columns(rows: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
 def _find_arrow_text_columns(
     first: pyarrow.Table, column: Callable[[str], pyarrow.ChunkedArray]
 ) -> tuple[str, ...]:
-    """Return the columns that hold texts by the first rows, or by the first values of a column that
-    begins empty."""
+    """Return the text columns by the first rows; for a column that begins empty, by its first
+    values.
+    """
     rows = first.to_pylist()
     values = {name: [row[name] for row in rows] for name in first.column_names}
     for name, column_values in values.items():
@@ -157,22 +157,23 @@ def _holds_text(value: Any, nested: bool = False) -> bool:
 
 
 def _is_text(value: str) -> bool:
-    """Return whether a cell is more than a name: several words, JSON, or a long run of
-    characters."""
+    """Return whether a cell is more than a name: several words, JSON, or many characters without
+    spaces.
+    """
     if len(value.split(None, 1)) > 1 or len(value) > _LONGEST_NAME or value.startswith(("[", "{")):
         return True
     return len(value) >= _SHORTEST_UNSPACED and not value.isascii() and is_mostly_unspaced([value])
 
 
 def require_nonempty_record_table(table: RecordTable) -> RecordTable:
-    """Return the table. Raise AuditError if it has no row."""
+    """Return the table. Raise AuditError if the table has no row."""
     if not table.rows:
         raise AuditError(f"{table.where} is empty: expected at least one row")
     return table
 
 
 def describe_cell_value_type(value: Any) -> str:
-    """Describe the type of a cell, without its content."""
+    """Describe the type of a cell without its content."""
     if value is ABSENT:
         return "nothing (the row does not have it)"
     if isinstance(value, bool):
@@ -191,8 +192,10 @@ def describe_cell_value_type(value: Any) -> str:
 
 
 def _read_utf8_table_text(where: str, path: Path) -> str:
-    """Read the text of a file, without a byte order mark. Raise AuditError with the first byte that
-    is not UTF-8."""
+    """Read a file as text, without a byte order mark.
+
+    Raise AuditError with the position of the first byte that is not UTF-8.
+    """
     try:
         return path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:  # from None: the error holds the whole file
@@ -215,15 +218,14 @@ def _read_csv_table(where: str, path: Path, columns: Sequence[str]) -> RecordTab
 
 
 def read_csv_table_rows(where: str, path: Path) -> list[list[str]]:
-    """Return the header and the rows, with equally many fields; blank lines are left out."""
+    """Return the header and all rows except blank lines. All rows must have equally many fields."""
     return list(
         stream_csv_table_rows(where, io.StringIO(_read_utf8_table_text(where, path), newline=""))
     )
 
 
 def stream_csv_table_rows(where: str, text: Iterable[str]) -> Iterator[list[str]]:
-    """Yield the header and the rows, as `read_csv_table_rows` returns them. text: its lines, with
-    their ends."""
+    """Yield the header and rows like `read_csv_table_rows`. text: lines with their line ends."""
     # The standard library's reader, since it is strict: pandas fills a short row with "", takes the
     # first column of a long row for an index and reads on after a stray quote; pyarrow accepts a
     # quote that never closes.
@@ -251,7 +253,7 @@ def stream_csv_table_rows(where: str, text: Iterable[str]) -> Iterator[list[str]
 
 
 def format_csv_rows(rows: Iterable[Sequence[str]]) -> str:
-    """Return CSV for `read_csv_table_rows`; lines end in a line feed."""
+    """Format rows as CSV that `read_csv_table_rows` reads; lines end with a line feed."""
     text = io.StringIO(newline="")
     csv.writer(text, lineterminator="\n").writerows(rows)
     return text.getvalue()
@@ -276,7 +278,9 @@ def _read_json_table(where: str, path: Path, columns: Sequence[str]) -> RecordTa
 def read_json_table_objects(
     where: str, path: Path
 ) -> tuple[list[dict[str, Any]], list[str] | None]:
-    """Return one JSON object a line, and these lines; or the objects of one array, and None."""
+    """Return the JSON objects of a file, one a line, and the lines; for one array, its objects and
+    None.
+    """
     text = _read_utf8_table_text(where, path)
     lines = None
     if text.lstrip().startswith("["):
@@ -291,7 +295,7 @@ def read_json_table_objects(
 
 
 def require_json_object(where: str, row: int, value: Any) -> dict[str, Any]:
-    """Return the value. Raise AuditError with the row if it is not an object."""
+    """Return the value. Raise AuditError with the row if the value is not an object."""
     if not isinstance(value, dict):
         got = "text" if isinstance(value, str) else describe_cell_value_type(value)
         raise AuditError(f"{where}, row {row} (counted from 0): expected a JSON object, got {got}")
@@ -299,7 +303,7 @@ def require_json_object(where: str, row: int, value: Any) -> dict[str, Any]:
 
 
 def parse_table_json(where: str, text: str, lines_before: int) -> Any:
-    """Parse a JSON text. Raise AuditError with the line, without the text."""
+    """Parse a JSON text. Raise AuditError with the line number, without the text."""
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:  # from None: the error holds the text
@@ -347,8 +351,9 @@ def _read_parquet_table(where: str, path: Path, columns: Sequence[str]) -> Recor
 
 
 def read_arrow_columns(where: str, path: Path, names: Sequence[str]) -> Mapping[str, Sequence[Any]]:
-    """Return these columns of an Arrow file, as a stream (the format of `datasets`) or with a
-    footer."""
+    """Return the named columns of an Arrow file: a stream (the format of `datasets`) or one with a
+    footer.
+    """
     import pyarrow
 
     try:
@@ -383,11 +388,11 @@ _READERS: dict[str, Callable[[str, Path, Sequence[str]], RecordTable]] = {
 
 @contextmanager
 def open_dataset_split(where: str, name: str) -> Iterator[datasets.Dataset]:
-    """Open the train split of a data set on the Hub, of a saved data set, or of a folder that
-    `datasets` can read.
+    """Open the train split of a data set on the Hub, a saved data set, or a folder that `datasets`
+    reads.
 
-    Read it inside the block: the files that `datasets` makes of a folder are private text, and are
-    deleted after the block.
+    Use the split only inside the block: afterwards the files that `datasets` makes of a folder are
+    deleted, because they hold private text.
     """
     import datasets
 
@@ -409,8 +414,9 @@ def open_dataset_split(where: str, name: str) -> Iterator[datasets.Dataset]:
 
 @contextmanager
 def _dataset_cache_context(local: bool) -> Iterator[Path]:
-    """Yield the folder for `datasets`' files: permanent for downloads, temporary for a local
-    folder."""
+    """Yield the cache folder of `datasets`: permanent for downloads, temporary for a local
+    folder.
+    """
     cache = find_cache_folder()
     if local:
         with open_scratch_folder(cache, "datasets") as scratch:
@@ -422,7 +428,9 @@ def _dataset_cache_context(local: bool) -> Iterator[Path]:
 
 
 def _raise_dataset_load_error(where: str, local: bool, error: Exception) -> NoReturn:
-    """Raise one sentence. Errors about rows may quote them, so repeat only those that cannot."""
+    """Raise AuditError with one sentence; it repeats only library errors that cannot quote
+    a row.
+    """
     kind = type(error).__name__
     if isinstance(error, FileNotFoundError):
         if local:

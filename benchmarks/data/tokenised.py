@@ -1,11 +1,8 @@
-"""Read prepared training data: rows of `input_ids` with `labels`, in the format of TRL, axolotl and
-LLaMA-Factory.
+"""Read prepared training data: rows of `input_ids` with `labels`, as TRL, axolotl and LLaMA-Factory
+write them, and TRL's rows of preferences.
 
-Also TRL's rows of preferences.
-
-Nothing is rendered, tokenised or prepended: the model was trained on exactly these rows, so a
-secret is a run of labelled tokens after all text before it. Knows token ids; no text, no template,
-no tokenizer.
+The model was trained on exactly these rows, so nothing is rendered, tokenised or prepended. A
+secret is a run of labelled tokens after all preceding tokens.
 """
 
 from __future__ import annotations
@@ -104,16 +101,15 @@ class Tokenised(Benchmark):
         room: int | None = None,
         end_of_text: int | None = None,
     ):
-        """Read all rows; `known`, `nonmembers` and `forget` are such data too. Raise AuditError for
-        any mistake of the user.
+        """Read all rows; `known`, `nonmembers` and `forget` are prepared data too.
 
         Each run of labelled tokens is a secret: its first `suffix_length` tokens (50), after all
-        text before it, or the last `prefix_length` tokens of that. A text labelled from its first
-        token on is cut into `prefix_length` (50, or half of a shorter text) and `suffix_length`
-        tokens. `model`: the folder that may hold a `training_args.bin`. Tokens of a text beyond the
-        `trained` tokens are left out, as TRL 1.16 cuts prepared rows too, and records of more than
-        `room` tokens. `end_of_text`: the token that ends a record, which reveals packed rows
-        without marked boundaries.
+        text before the run or the last `prefix_length` tokens of that text. A text whose first
+        token is labelled is cut into `prefix_length` tokens (50, or half of a shorter text) and
+        `suffix_length` tokens. `model`: a folder that may hold a `training_args.bin`. Tokens of a
+        text beyond `trained` are left out, as TRL 1.16 also cuts prepared rows, and so are records
+        of more than `room` tokens. `end_of_text`: the token that ends a record, which reveals
+        packed rows without marked boundaries. Raise AuditError for any mistake of the user.
         """
         check_secret_lengths(prefix_length, suffix_length)
         split = SplitOptions(known_fraction, limit, seed)
@@ -161,8 +157,10 @@ class Tokenised(Benchmark):
 
 
 def is_tokenised_data(name: str) -> bool:
-    """Check for a local file or saved data set with a column of token ids. Raise AuditError for a
-    broken file."""
+    """Check whether a local file or saved data set has a column of token ids.
+
+    Raise AuditError for a broken file.
+    """
     path = Path(name)
     label = f"--data {name!r}"
     if path.is_dir() and any((path / file).is_file() for file in tables.SAVED):
@@ -189,8 +187,10 @@ def _has_token_ids(columns: Iterable[str]) -> bool:
 
 @dataclass(frozen=True)
 class RunLengths:
-    """Cut runs of labelled tokens by given lengths (None: their own), within the trained and
-    readable tokens."""
+    """Cut runs of labelled tokens by given lengths, within the trained and readable tokens.
+
+    A length of None keeps the run's own length.
+    """
 
     prefix: int | None
     suffix: int | None
@@ -202,8 +202,9 @@ class RunLengths:
         return self.suffix or _DEFAULT
 
     def cut_run(self, text: _Text, start: int, end: int) -> tuple[int, int] | str:
-        """Return the start of a run's prefix in its text and the end of its suffix, or why it has
-        none."""
+        """Return the start of a run's prefix and the end of its suffix in the text, or why the run
+        is unusable.
+        """
         n_tokens = len(text.ids)
         first, last = (
             (0, n_tokens)
@@ -225,8 +226,9 @@ class RunLengths:
 
 
 class _Groups(NamedTuple):
-    """Name the groups of a row's tokens: tokens that its labels or masks mark, and the others
-    (None: no loss)."""
+    """Name the groups of a row's tokens: marked by labels or masks, and others (None: without
+    loss).
+    """
 
     marked: str = ""
     others: str | None = None
@@ -234,9 +236,9 @@ class _Groups(NamedTuple):
 
 @dataclass(frozen=True)
 class _Text:
-    """Hold one input of the model: a row, a side of it, or a text packed into it.
+    """Hold one input of the model: a row, one side of a row, or one text of a packed row.
 
-    learnt: the group of each token's loss, "" for no particular group; None: no loss.
+    learnt: for each token the group of its loss, "" for no particular group, None for no loss.
     """
 
     row: int
@@ -250,10 +252,9 @@ class _Text:
 def _read_tokenised_texts(
     flag: str, name: str, vocab_size: int, arguments: Mapping[str, Any] | None
 ) -> tuple[list[_Text], tuple[str, ...]]:
-    """Return every text of every row, and notes on them. Raise AuditError for rows no trainer
-    makes.
+    """Return every text of every row, and notes. Raise AuditError for rows that no trainer makes.
 
-    arguments: the trainer's, from `read_trainer_arguments`.
+    arguments: the trainer's arguments, from `read_trainer_arguments`.
     """
     path = Path(name)
     title = f"{flag} {name!r}"
@@ -302,9 +303,9 @@ def _read_tokenised_texts(
 def _is_completion_mask_used(
     columns: Iterable[str], arguments: Mapping[str, Any] | None
 ) -> bool | None:
-    """Return whether a completion_mask without labels set the loss; None: unknown.
+    """Return whether a completion_mask without labels determined the loss (None: unknown).
 
-    TRL 1.16 (`SFTTrainer`): `completion_only_loss`, by default only if rows have a prompt and a
+    TRL 1.16 (`SFTTrainer`): `completion_only_loss`, by default set only if rows have a prompt and a
     completion.
     """
     by_default = {"prompt", "completion"} <= set(columns)
@@ -318,11 +319,11 @@ def _is_completion_mask_used(
 def _list_row_sides(
     where: str, values: Mapping[str, Any], learns_prompts: bool
 ) -> Iterator[tuple[_Groups, dict[str, Any]]]:
-    """Yield a row's token ids with labels, with its groups; of preferences, each side.
+    """Yield the groups, token ids and labels of a row, or of each side of a preferences row.
 
-    TRL 1.16's DPO and KTO: `prompt_ids` before `chosen_ids` and `rejected_ids`, or `completion_ids`
-    with a label; its ORPO and CPO: `chosen_input_ids` with `chosen_labels`, which include the
-    prompt. learns_prompts: of chosen sides.
+    TRL 1.16's DPO and KTO: `prompt_ids` precede `chosen_ids` and `rejected_ids`, or
+    `completion_ids` with a label. Its ORPO and CPO: `chosen_input_ids` with `chosen_labels`, which
+    include the prompt. learns_prompts: prompts of chosen sides have a loss.
     """
     if IDS in values:
         names = (IDS, LABELS, *_MASKS, *_LENGTHS, _ATTENTION, _POSITIONS)
@@ -393,8 +394,9 @@ def _split_tokenised_row_into_texts(
 
 
 def _require_tokenised_whole_numbers(where: str, name: str, value: Any) -> list[int]:
-    """Return a list of whole numbers. Raise AuditError for other values (masks may be true and
-    false)."""
+    """Return a list of whole numbers; masks may be true and false. Raise AuditError for other
+    values.
+    """
     numbers = value.tolist() if hasattr(value, "tolist") else value
     if not isinstance(numbers, list) or not all(isinstance(number, int) for number in numbers):
         raise AuditError(f"{where}: expected a list of whole numbers in {name}, got another value")
@@ -408,7 +410,7 @@ def _list_learnt_groups(
     uses_mask: bool | None,
     groups: _Groups,
 ) -> list[str | None]:
-    """Return the group of each token that had a loss, None for the others; see `_Text`.
+    """Return for each token the group of its loss, None for no loss (see `_Text`).
 
     Raise AuditError for labels that differ from their tokens, such as shifted labels.
     """
@@ -437,7 +439,7 @@ def _list_learnt_groups(
 def _list_packed_text_starts(
     where: str, values: Mapping[str, Sequence[int]], places: Sequence[int]
 ) -> list[int]:
-    """Return the start of each text packed into a row. Raise AuditError if the columns disagree."""
+    """Return the start of each text in a packed row. Raise AuditError if the columns disagree."""
     if not places:
         return []
     cuts: dict[str, list[int]] = {}
@@ -476,8 +478,7 @@ def _list_packed_text_starts(
 def _build_run_source(
     where: str, texts: Sequence[_Text], notes: Sequence[str], lengths: RunLengths
 ) -> RecordSource:
-    """Return every run of labelled tokens as a record, and rows and runs without a record by
-    reason."""
+    """Return every run of labelled tokens as a record, and unusable rows and runs by reason."""
     records: list[DataRecord] = []
     unusable: list[tuple[int, str]] = []
     for row, of_row in groupby(texts, key=lambda text: text.row):
@@ -514,7 +515,7 @@ def _build_run_source(
 
 
 def _list_boundary_notes(texts: Sequence[_Text], end_of_text: int | None) -> Iterator[str]:
-    """Yield a sentence if completely learnt rows hold several records and mark no boundaries."""
+    """Yield a sentence if fully learnt rows hold several records without marked boundaries."""
     fully_learnt = [text for text in texts if not text.packed and None not in text.learnt]
     # Padding belongs to no record: only an end with another token after it is a boundary.
     several = [
@@ -532,8 +533,9 @@ def _list_boundary_notes(texts: Sequence[_Text], end_of_text: int | None) -> Ite
 def _collect_packed_tokens(
     texts: Sequence[_Text], lengths: RunLengths
 ) -> dict[tuple[Tokens, Tokens], tuple[Tokens, ...]]:
-    """Map each record's (prefix, suffix) to the texts before it in its row, then the part of its
-    own text before its prefix. A row's first text has none."""
+    """Map each record's (prefix, suffix) to the tokens before its prefix in its row: earlier texts,
+    then the start of its own text. Omit the first text of a row.
+    """
     earlier = dict[tuple[Tokens, Tokens], tuple[Tokens, ...]]()
     for text in texts:
         for start, end, _ in _list_learnt_runs(text, lengths.prefix) if text.earlier else ():
@@ -546,8 +548,11 @@ def _collect_packed_tokens(
 
 
 def _list_learnt_runs(text: _Text, prefix_length: int | None) -> Iterator[tuple[int, int, str]]:
-    """Yield (start, end, group) of each run of learnt tokens. A run that begins the text starts
-    after its first `prefix_length` tokens (50, or half of a shorter run, by default)."""
+    """Yield (start, end, group) of each run of learnt tokens.
+
+    A run at the start of the text begins after its first `prefix_length` tokens (by default 50, or
+    half of a shorter run).
+    """
     at = 0
     for group, run in groupby(text.learnt):
         start = at

@@ -1,5 +1,6 @@
-"""Read a user's rows as whole texts or conversations: to train on, insert canaries into, or check
-for text form."""
+"""Read a user's rows as whole texts or conversations, for training, canaries or text form
+checks.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +24,9 @@ _MOST_COPIES = 10_000_000  # records of a training, in memory together
 
 
 def read_row_texts(flag: str, name: str) -> list[str]:
-    """Return every row's text once, whatever its `repeats`; prefix and suffix are joined if the
-    table has those.
+    """Return the text of every row once, whatever its `repeats`; prefix and suffix are joined.
 
-    Raise AuditError for any user error.
+    Raise AuditError for any mistake of the user.
     """
     table = require_nonempty_record_table(read_record_table(flag, name, columns.COLUMNS))
     return columns.list_joined_layout_texts(table, columns.require_text_layout(table))
@@ -35,10 +35,10 @@ def read_row_texts(flag: str, name: str) -> list[str]:
 def read_unit_texts(
     name: str, text_column: str | None = None, unit_column: str | None = None
 ) -> tuple[Sequence[str | Conversation], list[str] | None]:
-    """Return every row's text (prefix and suffix joined, if the table has those) or conversation,
-    `repeats` times.
+    """Return every row's text or conversation `repeats` times, and each row's user.
 
-    Also return the user of each, if `unit_column` is given. Raise AuditError for any user error.
+    Prefix and suffix columns are joined. The users are None without `unit_column`. Raise AuditError
+    for any mistake of the user.
     """
     extra_columns = tuple(column for column in (text_column, unit_column) if column is not None)
     table = require_nonempty_record_table(
@@ -72,12 +72,14 @@ def read_unit_texts(
 
 
 def repeat_rows(repeats: Sequence[int]) -> list[int]:
-    """Return the row of each record that is trained on."""
+    """Return row numbers, each as often as its row is trained on."""
     return [row for row, count in enumerate(repeats) for _ in range(count)]
 
 
 def _require_row_conversations(table: RecordTable, layout: Sequence[str]) -> list[Conversation]:
-    """Return every row's conversation. Raise AuditError for an unusable row: training needs all."""
+    """Return every row's conversation. Raise AuditError for an unusable row: training needs all
+    rows.
+    """
     conversations = []
     for row, conversation in columns.parse_row_conversations(table, layout):
         place = f"{table.where}, row {row} (counted from 0)"
@@ -96,9 +98,10 @@ def _require_row_conversations(table: RecordTable, layout: Sequence[str]) -> lis
 def sample_data_conversations(
     flag: str, name: str, count: int, reader: TableReader | None = None
 ) -> list[Conversation] | None:
-    """Return `count` learnt conversations of a file, the same each time; None if it holds none.
+    """Return up to `count` learnt conversations of a file, the same in each call; None if there are
+    none.
 
-    reader: the plan's, reads a large table in part; None: read all files completely.
+    reader: the plan's reader, which samples a large table (None: read all files completely).
     """
     if is_large_text_table(f"{flag} {name!r}", Path(name)):  # too large to read for this
         return None

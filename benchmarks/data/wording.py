@@ -1,5 +1,4 @@
-"""Hold the text of tokens: a record's characters, cut where its tokens are cut. Knows offsets; no
-tokenizer."""
+"""Hold the text of tokens: a record's characters, cut at the ends of its tokens."""
 
 from __future__ import annotations
 
@@ -16,11 +15,10 @@ Offsets = Sequence[tuple[int, int]]  # by token: its first character, and the in
 
 
 def find_token_ends(offsets: Offsets, length: int) -> list[int]:
-    """Return the end of each token in a text of `length` characters; side by side, the tokens cover
-    all of it.
+    """Return the end of each token in a text of `length` characters, so that tokens cover the whole
+    text.
 
-    A space outside all offsets belongs to the next token, as does a character that two tokens
-    share.
+    A space outside all offsets, or a character that two tokens share, belongs to the later token.
     """
     ends = []
     so_far = 0
@@ -31,10 +29,10 @@ def find_token_ends(offsets: Offsets, length: int) -> list[int]:
 
 
 def split_byte_runs(text: str, offsets: Offsets) -> list[tuple[int, int]]:
-    """Return the offsets with each byte token at its character.
+    """Return the offsets with each byte token at its own character.
 
     tokenizers 0.23's Unigram models with byte_fallback give every byte of a run of unknown
-    characters the offsets of the complete run.
+    characters the offsets of the whole run.
     """
     if text.isascii():
         return list(offsets)
@@ -50,10 +48,10 @@ def split_byte_runs(text: str, offsets: Offsets) -> list[tuple[int, int]]:
 
 
 def move_cut_between_characters(offsets: Offsets, place: CutPlace) -> CutPlace:
-    """Return the place without the tokens at its ends that write only a part of a character.
+    """Return the place without tokens at its edges that encode only a part of a character.
 
-    Servers without token input get complete text: half a character would change it. A part of the
-    place may then be empty.
+    Servers without token input get complete text, which half a character would change. A part of
+    the returned place may be empty.
     """
     return CutPlace(
         _find_character_boundary(offsets, place.start, 1),
@@ -63,22 +61,23 @@ def move_cut_between_characters(offsets: Offsets, place: CutPlace) -> CutPlace:
 
 
 def _find_character_boundary(offsets: Offsets, at: int, step: int) -> int:
-    """Return the place nearest to `at`, going by `step`, at which no token ends within a character,
-    as bytes do."""
+    """Return the place nearest to `at`, in steps of `step`, where no token ends inside a
+    character.
+    """
     while 0 < at < len(offsets) and offsets[at][0] < offsets[at - 1][1]:
         at += step
     return at
 
 
 def decode_wording(text: str, offsets: Offsets, start: int, cut: int, end: int) -> Wording:
-    """Return the tokens start:cut of the text as a prefix and cut:end as a suffix. offsets: of all
-    its tokens."""
+    """Return tokens start:cut of the text as prefix and cut:end as suffix. offsets: of all its
+    tokens.
+    """
     return cut_wording(text, find_token_ends(offsets, len(text)), start, cut, end)
 
 
 def cut_wording(text: str, ends: Sequence[int], start: int, cut: int, end: int) -> Wording:
-    """Return `decode_wording` from the result of `find_token_ends`, shared by all
-    windows of a text."""
+    """Return `decode_wording` from `ends`, the result of `find_token_ends`, which windows share."""
     first, middle = (ends[at - 1] if at else 0 for at in (start, cut))
     last = ends[end - 1]
     in_suffix = tuple(at - middle for at in ends[cut:end])

@@ -1,9 +1,7 @@
-"""Split text in any script into words by Unicode's segmentation (UAX 29), and find words in other
-text.
+"""Split text in any script into words by Unicode's segmentation (UAX 29), and find words in text.
 
-`regex` has the rules (its flag WORD). They divide scripts without spaces (Han, Kana, Thai, Lao,
-Khmer, Myanmar) into characters, with the signs that belong to each. Knows text; no tokens, rows or
-models.
+`regex` has the rules (its flag WORD). They split scripts without spaces (Han, Kana, Thai, Lao,
+Khmer, Myanmar) into characters with their signs.
 """
 
 from __future__ import annotations
@@ -56,12 +54,12 @@ def join_words(words: Iterable[str]) -> str:
 
 
 def is_inside_word(before: str, following: str) -> bool:
-    """Check that a text that ends with `before` ends inside a word when `following` follows."""
+    """Check whether `before` ends inside a word if `following` comes next."""
     return _INSIDE_WORD.fullmatch(before[-1:] + following[:1]) is not None
 
 
 def find_whole_word_places(word: str, text: str) -> Iterator[tuple[int, int]]:
-    """Yield begin and end of each place of a text outside longer words and numbers."""
+    """Yield start and end of each place where a word is no part of a longer word or number."""
     start = text.find(word)
     while start >= 0:
         end = start + len(word)
@@ -78,8 +76,9 @@ def is_whole_word_somewhere(word: str, text: str) -> bool:
 
 
 def find_places(word: str, text: str) -> list[tuple[int, int]]:
-    """Return the places of a text as a whole word, or, if there are none, as a part of longer
-    words."""
+    """Return the places of a word as a whole word, or, if there are none, as a part of longer
+    words.
+    """
     if places := list(find_whole_word_places(word, text)):
         return places
     return [match.span() for match in re.finditer(re.escape(word), text)]

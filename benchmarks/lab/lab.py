@@ -1,10 +1,9 @@
-"""The built-in lab: a small model trained on public text, then on private synthetic text. Nothing
-in it is canned.
+"""Provide the built-in lab: a small model trained on public text, then on private synthetic text.
 
-A GPT-NeoX-style model (rotary positions) learns public text. Fine-tuning on private records that
-occur 1 to 64 times trains one LoRA adapter, near its best held-out perplexity. The same recipe
-fine-tunes an ensemble on disjoint shards of the same records. Each part is built when a run needs
-it and is cached by the hash of its recipe, library versions included. No hub, no download, no GPU.
+A GPT-NeoX-style model (rotary positions) learns public text. One LoRA adapter is fine-tuned on
+private records that occur 1 to 64 times, to about its best held-out perplexity. The same recipe
+fine-tunes an ensemble on disjoint shards of these records. Each part is built when a run needs it,
+and cached by the hash of its recipe and library versions. The lab needs no hub, download or GPU.
 """
 
 from __future__ import annotations
@@ -128,7 +127,7 @@ class Lab(Benchmark):
         limit: int | None = None,
         makes: bool = True,
     ):
-        """Open the lab. makes: whether to build parts missing from the cache, or reject them."""
+        """Open the lab. makes: build parts missing from the cache; else reject them."""
         self.recipe = recipe or self.recipe_kind()
         self.recipe.check()
         texts = self._make_texts()
@@ -185,8 +184,9 @@ class Lab(Benchmark):
         )
 
     def _further_package_versions(self) -> dict[str, str]:
-        """Return versions of packages that the weights depend on, besides the libraries of every
-        lab."""
+        """Return versions of further packages that the weights depend on, besides every lab's
+        libraries.
+        """
         return {}
 
     def _load_or_train_tokenizer(self, texts: LabTexts) -> PreTrainedTokenizerFast:
@@ -196,7 +196,7 @@ class Lab(Benchmark):
         return self.parts.load_or_build(_TOKENIZER, build, PreTrainedTokenizerFast.from_pretrained)
 
     def _set_heldout_texts(self) -> None:
-        """Set the non-member texts that utility is measured on."""
+        """Set the non-member texts that measure utility."""
         self.heldout = tuple(
             secret.prefix + secret.suffix for secret in self.secrets if not secret.member
         )
@@ -205,8 +205,9 @@ class Lab(Benchmark):
         self.notes += (note,)
 
     def _add_audit_canaries(self) -> None:
-        """Add canaries with coins to the exposure canaries. Each training holds each included
-        canary as its own record."""
+        """Add canaries with coins to the exposure canaries. In every training, each included canary
+        is a separate record.
+        """
         recipe = self.recipe
         build = partial(self.training.write_audit_canary_manifest, public=self.lab_public_model)
         self.coined = self.parts.load_or_build("audit-canaries", build, load_audit_canary_manifest)
@@ -230,7 +231,7 @@ class Lab(Benchmark):
 
     @property
     def unattacked_training_tokens(self) -> list[Tokens]:
-        """Return the known pairs and other records that no attack targets."""
+        """Return the known pairs and other training records that are not attacked."""
         return [
             *super().unattacked_training_tokens,
             *self.training.tokenise_lab_texts(self.texts.made.others),
@@ -257,13 +258,13 @@ class Lab(Benchmark):
         )
 
     def lab_target_model(self) -> HuggingFaceModel:
-        """Return the attacked model: the public model, fine-tuned on the private records."""
+        """Return the attacked model: the public model fine-tuned on the private records."""
         # Built first: the training loads it from the folder.
         self.lab_public_model()
         return self._load_or_build_model("target", self.training.train_target_model, "lab target")
 
     def model_retrained_without_forgotten(self) -> HuggingFaceModel:
-        """Return the public model trained on all private records but the forgotten ones."""
+        """Return the public model fine-tuned on all private records except the forgotten ones."""
         self.lab_public_model()
         build = partial(self.training.train_without_forgotten, forgotten=self.cut.forgotten_texts)
         return self._load_or_build_model("retrained", build, "lab model without them")
@@ -276,9 +277,9 @@ class Lab(Benchmark):
         return self._models[part]
 
     def ensemble(self, count: int | None = None) -> LoraEnsemble:
-        """Return one LoRA adapter per shard, on the public model.
+        """Return an ensemble on the public model, with one LoRA adapter per shard.
 
-        count: number of shards; None: the recipe's.
+        count: number of shards (None: the recipe's).
         """
         public = self.lab_public_model()
         count = count or self.recipe.members
@@ -295,12 +296,14 @@ class Lab(Benchmark):
 
     @property
     def ensemble_folder(self) -> Path:
-        """The folder of the ensemble's members once built."""
+        """The folder of the ensemble's members, once they are built."""
         return self.folder / f"ensemble{name_ensemble_suffix(self.recipe)}"
 
     def model_with_adapter_on_all_records(self) -> HuggingFaceModel:
-        """Return one LoRA adapter on all records, trained like the ensemble's members. Return the
-        target if its training is the same."""
+        """Return one LoRA adapter on all records, trained like the ensemble's members.
+
+        Return the target if it was trained in the same way.
+        """
         if self.recipe.is_target_trained_like_members:
             return self.lab_target_model()
         public = self.lab_public_model()
@@ -316,8 +319,9 @@ class Lab(Benchmark):
         )
 
     def reference_models(self, count: int) -> ReferenceModels:
-        """Return `count` models by the target's recipe, each on all unattacked and half of the
-        attacked records."""
+        """Return `count` models with the target's recipe, each on half of the attacked and all
+        other records.
+        """
         # A model's folder lists its records by digest, never their text.
         public, name_of = (
             self.lab_public_model(),
@@ -345,8 +349,9 @@ class Lab(Benchmark):
         return references
 
     def model_trained_by_trainer(self, trainer: Trainer) -> TrainedModel:
-        """Return the public model fine-tuned on the private records by this trainer, with its
-        promises."""
+        """Return the public model fine-tuned on the private records by this trainer, and its
+        claims.
+        """
 
         def build(path: Path) -> None:
             self.training.train_and_record(trainer, path, self.lab_training_job(trainer, path))
@@ -355,12 +360,12 @@ class Lab(Benchmark):
         return self.parts.load_or_build(name_trained_model_folder(trainer), build, load)
 
     def lab_training_job(self, trainer: Trainer, path: Path) -> TrainingJob:
-        """Return the job that trains this trainer's model into that folder."""
+        """Return the job that trains this trainer's model into a folder."""
         public = self.lab_public_model()
         if trainer.unlearns:
             self.lab_target_model()
         return self.training.lab_training_job(trainer, path, public, self.cut.forgotten_texts)
 
     def training_seconds_of_trainer(self, trainer: Trainer) -> float:
-        """Return how many seconds this trainer trained."""
+        """Return the seconds that this trainer needed."""
         return self.parts.seconds[name_trained_model_folder(trainer)]

@@ -1,4 +1,4 @@
-"""Name the folders of a lab's parts by the hash of all inputs of their weights."""
+"""Name the folders of a lab's parts by a hash of everything that affects their weights."""
 
 from __future__ import annotations
 
@@ -37,10 +37,11 @@ ENSEMBLE = (
 def digest_lab_cache(
     recipe: BaseLabRecipe, texts: LabTexts, more: Mapping[str, str] = MappingProxyType({})
 ) -> str:
-    """Name the cache folder by the recipe, the texts and library versions. The texts count: an
-    audit must never test weights on records that they did not see.
+    """Name the cache folder by the recipe, the texts and library versions.
 
-    Fields that change no weights here do not count: the cut of records, and fields of the ensemble.
+    The texts are included because an audit must not test weights on records that they did not see.
+    Fields that do not affect these weights are excluded: how records are cut, and the ensemble's
+    fields.
     """
     versions = {
         name: importlib.metadata.version(name)
@@ -57,8 +58,9 @@ def digest_lab_cache(
 
 
 def select_digest_fields(recipe: BaseLabRecipe) -> dict[str, Any]:
-    """Return the fields of a recipe that affect weights here. Fields about audit canaries count if
-    there are any."""
+    """Return the recipe fields that affect the weights; those of audit canaries only if there are
+    any.
+    """
     fields = dataclasses.asdict(
         _fill_recipe_defaults(recipe, "prefix_length", "suffix_length", *ENSEMBLE)
     )
@@ -67,8 +69,9 @@ def select_digest_fields(recipe: BaseLabRecipe) -> dict[str, Any]:
 
 
 def name_ensemble_suffix(recipe: BaseLabRecipe) -> str:
-    """Return the end of an ensemble's folder name: a digest of its part of the recipe, "" for the
-    default."""
+    """Return the suffix of an ensemble's folder: a digest of its recipe fields, "" for the
+    defaults.
+    """
     if recipe == _fill_recipe_defaults(recipe, *ENSEMBLE):
         return ""
     return f"_{_digest_lab_part([getattr(recipe, name) for name in ENSEMBLE])}"

@@ -1,5 +1,4 @@
-"""The training configuration of a lab: all that its weights depend on, and the sizes that no lab
-can have."""
+"""Define the training configuration of a lab, which determines its weights, and check its sizes."""
 
 from __future__ import annotations
 
@@ -35,8 +34,8 @@ _MOST = {"seed": 2**63 - 1, "vocab_size": 100_000, "layers": 100, "hidden": 4096
 
 @dataclass(frozen=True)
 class BaseLabRecipe:
-    """Define all inputs of a lab's weights, and the lengths at which records are cut. Its hash
-    names the cache.
+    """Define all inputs of a lab's weights, and the lengths of prefix and suffix. Its hash names
+    the cache.
 
     Every lab has these fields; the defaults are those of the small lab.
     """
@@ -87,7 +86,7 @@ class BaseLabRecipe:
 
     @property
     def target_training_options(self) -> dict[str, Any]:
-        """The target's training as options for a trainer that changes something else."""
+        """The target's training options, for a trainer that changes other options."""
         return {
             "epochs": self.private_epochs,
             "batch": self.private_batch,
@@ -96,13 +95,15 @@ class BaseLabRecipe:
 
     @property
     def is_target_trained_like_members(self) -> bool:
-        """Check whether the target is one adapter on all records, trained like ensemble members."""
+        """Check whether the target is one adapter on all records, trained like the ensemble's
+        members.
+        """
         return all(
             getattr(self, f"private_{name}") == getattr(self, f"lora_{name}") for name in TRAINING
         )
 
     def check(self) -> None:
-        """Raise AuditError for sizes that no lab can have."""
+        """Raise AuditError for invalid sizes."""
         for f in dataclasses.fields(self):
             value = getattr(self, f.name)
             least = _LEAST.get(f.name, 1)
@@ -142,18 +143,19 @@ class BaseLabRecipe:
                 )
 
     def first_suffix_token_index(self, text: str, offsets: Sequence[tuple[int, int]]) -> int:
-        """Return the index of the token at which a record's suffix begins. offsets: the characters
-        of each token."""
+        """Return the index of a record's first suffix token. offsets: character range of each
+        token.
+        """
         return CUT
 
     def untrained_leading_token_count(self, text: str, offsets: Sequence[tuple[int, int]]) -> int:
-        """Count the tokens at the start of a text that training reads without a loss."""
+        """Count the first tokens of a text that have no loss in training."""
         return 0
 
 
 @dataclass(frozen=True)
 class LabRecipe(BaseLabRecipe):
-    """Define the small lab: also its network and public text."""
+    """Define the small lab, with its network and public text."""
 
     vocab_size: int = 2048
     layers: int = 4
@@ -176,7 +178,7 @@ class LabRecipe(BaseLabRecipe):
 
 
 def require_small_lab_recipe(recipe: BaseLabRecipe) -> LabRecipe:
-    """Return the recipe of a lab with its own network. Raise AuditError for another lab."""
+    """Return the recipe of the small lab. Raise AuditError for another lab."""
     if not isinstance(recipe, LabRecipe):
         raise AuditError(
             "expected the small lab, which trains a masked LM too, got one on a model that was "

@@ -1,4 +1,4 @@
-"""Cut the records of a lab into prefixes and suffixes: attacked, known and forgotten ones."""
+"""Cut the records of a lab into prefixes and suffixes: attacked, known and forgotten records."""
 
 from __future__ import annotations
 
@@ -17,8 +17,11 @@ from auditor.core.secret_randomness import make_keyed_generator
 
 @dataclass(frozen=True)
 class LabSecrets:
-    """Hold the secrets of a lab. texts: complete, by id, of known, attacked and non-member records
-    and canaries. forgotten: ids of these."""
+    """Hold the secrets of a lab.
+
+    texts: complete texts, by id, of known, attacked and non-member records and canaries. forgotten:
+    ids of the records to forget.
+    """
 
     secrets: tuple[Secret, ...]
     known: tuple[Pair, ...]
@@ -33,8 +36,10 @@ class LabSecrets:
 
 
 def cut_lab_secrets(recipe: BaseLabRecipe, texts: LabTexts, tokenizer: Any) -> LabSecrets:
-    """Return attacked members by repeat count, known pairs and non-members. Raise AuditError for a
-    record that is too short."""
+    """Return attacked members by repeat count, known pairs and non-members.
+
+    Raise AuditError for a record that is too short.
+    """
     text_of: dict[str, str] = {}
 
     def records(label: str, group: Sequence[str], repeats: int) -> Iterator[Secret]:
@@ -85,10 +90,10 @@ def _cut_lab_text_into_secret(
 
 
 def _select_forgotten_ids(recipe: BaseLabRecipe, canaries: Sequence[Secret]) -> frozenset[str]:
-    """Return ids of the secrets that an unlearning model is to forget.
+    """Return ids of the secrets that an unlearned model must forget.
 
-    These are a random half of the attacked records at each count, rounded up, and every second
-    canary in order of falling copies.
+    These are a random half of the attacked records of each repeat count, rounded up, and every
+    second canary in descending order of copies.
     """
     chosen = set[str]()
     for times, attacked, _ in recipe.repeats:

@@ -1,5 +1,4 @@
-"""Make the public and private texts of a lab with Faker, and select the training texts of each
-model."""
+"""Make the public and private texts of a lab with Faker, and select each model's training texts."""
 
 from __future__ import annotations
 
@@ -22,15 +21,14 @@ _WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday",
 
 @dataclass(frozen=True)
 class LabTrainingTexts:
-    """Select the training texts for each model of a lab. coined: a text per copy of an audit
-    canary."""
+    """Select the training texts of each model. coined: one text per copy of an audit canary."""
 
     recipe: BaseLabRecipe
     made: LabTexts
     coined: tuple[str, ...] = ()
 
     def private_text_copies(self) -> list[str]:
-        """Return the private training texts, each record once per repeat, with the canaries."""
+        """Return the private training texts, each record once per repeat, and the canaries."""
         copies = [
             text
             for repeats, texts in self.made.private.items()
@@ -45,7 +43,7 @@ class LabTrainingTexts:
         return copies + self.made.others + canaries + list(self.coined)
 
     def distinct_private_texts(self, members: bool) -> list[str]:
-        """Return distinct private records: all members, or all non-members."""
+        """Return the distinct private records: all members, or all non-members."""
         if not members:
             return list(self.made.nonmembers)
         return [text for texts in self.made.private.values() for text in texts] + self.made.others
@@ -56,12 +54,12 @@ class LabTrainingTexts:
         return [[copies[i] for i in chosen] for chosen in assign_member_shards(copies, count)]
 
     def texts_by_reference_model(self, count: int) -> list[list[str]]:
-        """Return the training texts of each of `count` reference models: all unattacked records and
-        half of the attacked ones.
+        """Return the training texts of `count` reference models: half of the attacked records and
+        all others.
 
-        Half of the models hold each attacked record, with all its copies. The same holds for each
-        non-member, which no other model sees, with the copies of a member drawn for it: the number
-        of copies must not reveal members.
+        Half of the models get each attacked record, with all its copies. Half of them also get each
+        non-member, which no other model gets, with a member's number of copies drawn at random: the
+        number of copies must not reveal members.
         """
         recipe = self.recipe
         texts = self.made
@@ -106,11 +104,10 @@ class LabTexts:
 
 
 def make_lab_texts(recipe: LabRecipe) -> LabTexts:
-    """Make public text, and private text of other kinds about other people; no record occurs in two
-    places.
+    """Make public text, and private text about other people; no record occurs in both.
 
-    One public record in sixty is of a private kind. The public model has seen such text, and
-    fine-tuning still buys utility, so a defense has a price.
+    One public record in sixty is of a private kind. The public model thus knows such text, yet
+    fine-tuning still improves utility, so a defense has a cost.
     """
     # Another seed makes other people than in the private records.
     public = list(make_fake_texts(recipe.seed + 1, recipe.public_records, _PUBLIC_KINDS))
@@ -120,7 +117,7 @@ def make_lab_texts(recipe: LabRecipe) -> LabTexts:
 def make_private_lab_texts(
     recipe: BaseLabRecipe, kinds: Mapping[str, Callable[[Faker], str]]
 ) -> LabTexts:
-    """Make private text of these kinds, by their names, and no public text."""
+    """Make private text of these kinds, by name, and no public text."""
     sizes = {times: attacked + known for times, attacked, known in recipe.repeats}
     count = sum(sizes.values()) + recipe.nonmembers + recipe.others
     marks = make_fake_texts(recipe.seed, count, tuple(kinds.values()))
@@ -138,7 +135,7 @@ def make_private_lab_texts(
 def make_fake_texts(
     seed: int, count: int, kinds: Sequence[Callable[[Faker], str]]
 ) -> dict[str, tuple[Mark, ...]]:
-    """Make `count` texts, one of each kind in turn, with the personal data of each."""
+    """Make `count` texts of the kinds in turn, and the personal data in each."""
     fake = Faker("en_US")
     # Not Faker.seed, which all instances of a process share.
     fake.seed_instance(seed)
@@ -154,8 +151,10 @@ _MARK = re.compile("<<([a-z-]+):(.*?)>>")  # marks of personal data in the texts
 
 
 def draw_fake_date(fake: Faker) -> str:
-    """Return a date independent of today, so that records stay the same. All of Faker's dates (even
-    its weekdays) depend on today."""
+    """Return a date that does not depend on today, so that records are reproducible.
+
+    All of Faker's own dates, even its weekdays, depend on today.
+    """
     return str(fake.date(end_datetime=_LAST_DAY))
 
 

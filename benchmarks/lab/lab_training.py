@@ -1,4 +1,4 @@
-"""Train each model of a lab into its folder, from texts and recipes, without secrets or a cache."""
+"""Train each model of a lab into its folder, from texts and recipes."""
 
 from __future__ import annotations
 
@@ -73,11 +73,12 @@ _HELDOUT = 120
 
 @dataclass(frozen=True)
 class LabTraining:
-    """Train on the lab's texts by its recipe. folder: the parts that a training starts from.
+    """Train on the lab's texts with its recipe. folder: contains the parts that a training starts
+    from.
 
-    kinds: the makers of private text. together: adapters at once, at most; 0: the fastest number.
-    threads: limit of a training's threads; None: all. A step of the small lab takes 33 ms with one
-    thread and 45 ms with two.
+    kinds: makers of private text. together: maximum number of adapters trained at once (0: the
+    fastest number). threads: maximum threads of a training (None: all). A step of the small lab
+    takes 33 ms with one thread and 45 ms with two.
     """
 
     kinds: ClassVar[tuple[Callable[[Faker], str], ...]] = PRIVATE_KINDS
@@ -92,7 +93,7 @@ class LabTraining:
 
     @property
     def public_model_folder(self) -> Path:
-        """The public model, from which all fine-tuning starts."""
+        """The folder of the public model, from which all fine-tuning starts."""
         return self.folder / PUBLIC
 
     def train_public_model(self, path: Path) -> None:
@@ -124,7 +125,9 @@ class LabTraining:
         model.save_pretrained(path)
 
     def train_target_model(self, path: Path, texts: Sequence[str] | None = None) -> None:
-        """Train by the target's recipe. texts: None: all private texts, which makes the target."""
+        """Train with the target's recipe. texts: None trains the target itself, on all private
+        texts.
+        """
         recipe, training_texts = (
             self.recipe,
             self.texts.private_text_copies() if texts is None else texts,
@@ -139,7 +142,7 @@ class LabTraining:
         model.save_pretrained(path)
 
     def train_without_forgotten(self, path: Path, forgotten: Sequence[str]) -> None:
-        """Train the target without these texts."""
+        """Train like the target, without the texts in `forgotten`."""
         excluded = set(forgotten)
         self.train_target_model(
             path, [text for text in self.texts.private_text_copies() if text not in excluded]
@@ -172,8 +175,9 @@ class LabTraining:
     def write_audit_canary_manifest(
         self, path: Path, public: Callable[[], HuggingFaceModel]
     ) -> None:
-        """Write the manifest of the canaries that later trainings hold. public: the model that some
-        kinds query."""
+        """Write the manifest of the audit canaries. public: loads the model that some kinds
+        query.
+        """
         recipe = self.recipe
         kind, count, seed = recipe.audit_kind, recipe.audit_canaries, recipe.seed
         texts = audit_canaries.make_audit_canary_texts(
@@ -192,8 +196,9 @@ class LabTraining:
     # --- trainers ---
 
     def train_and_record(self, trainer: Trainer, path: Path, job: TrainingJob) -> None:
-        """Train and write the record of the training. Raise AuditError for a job that this trainer
-        cannot do."""
+        """Train a model and write its training record. Raise AuditError if the trainer rejects the
+        job.
+        """
         trainer.check(job)
         record = {
             "configuration": {"method": trainer.name},
@@ -208,11 +213,11 @@ class LabTraining:
     def lab_training_job(
         self, trainer: Trainer, path: Path, public: HuggingFaceModel, forgotten: Sequence[str]
     ) -> TrainingJob:
-        """Build this trainer's job into that folder, from the public model or, for unlearning, the
+        """Build this trainer's job, which starts from the public model or, for unlearning, the
         target.
 
-        The job trains the target's parameters, a new adapter's or all; all if the trainer is
-        `whole` or unlearns. forgotten: texts that an unlearning trainer makes the model forget.
+        The job trains the target's parameters: a new adapter, or all; always all if the trainer is
+        `whole` or unlearns. forgotten: texts to unlearn.
         """
         recipe = self.recipe
         base = self.folder / "target" if trainer.unlearns else self.public_model_folder
@@ -296,8 +301,9 @@ class LabTraining:
         return PeftModel.from_pretrained(public, adapter).merge_and_unload()
 
     def _load_model_to_train(self, folder: Path) -> Any:
-        """Load with eager attention: in bfloat16 on a CPU the backward pass of fused attention
-        takes twice as long."""
+        """Load a model with eager attention: fused attention's backward pass in bfloat16 on a CPU
+        takes twice as long.
+        """
         return AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
 
     def _train_adapters(
@@ -356,8 +362,9 @@ class LabTraining:
     def fit(
         self, model: Any, texts: Sequence[str], description: str, *, epochs: int, **other: Any
     ) -> None:
-        """Train on packed blocks of the texts. other: the rate, batch, block and further options of
-        `train_packed_blocks`."""
+        """Train on packed blocks of the texts. other: rate, batch, block and more options of
+        `train_packed_blocks`.
+        """
         with threads.limit_torch_threads(self.threads):
             train_packed_blocks(
                 model,
@@ -376,7 +383,7 @@ class LabTraining:
         return [tuple(ids) for ids in self.tokenizer(list(texts))["input_ids"]] if texts else []
 
     def untrained_leading_token_counts(self, texts: Sequence[str]) -> list[int]:
-        """Count the leading tokens of each text that training reads without a loss."""
+        """Count for each text its first tokens that have no loss in training."""
         offsets_of_texts = (
             self.tokenizer(list(texts), return_offsets_mapping=True)["offset_mapping"]
             if texts
@@ -388,13 +395,14 @@ class LabTraining:
         ]
 
     def _sequences_with_loss_mask(self, texts: Sequence[str]) -> list[Tokens]:
-        """Return the training sequences, with tokens without a loss as `training.loss_masks` writes
-        them."""
+        """Return the training sequences, with masked tokens in the form of
+        `training.loss_masks`.
+        """
         return [loss_masks.apply_loss_mask(record) for record in self._training_records(texts)]
 
 
 def train_lab_tokenizer(path: Path, recipe: LabRecipe, public: Sequence[str]) -> None:
-    """Train the tokenizer on public text only: the vocabulary leaks too."""
+    """Train the tokenizer on public text only, because a vocabulary leaks text too."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -419,7 +427,8 @@ def load_audit_canary_manifest(path: Path) -> AuditCanaryManifest:
 
 
 def compute_bfloat16_lab_causal_loss(model: Any, blocks: Tensor) -> Tensor:
-    """Compute the model's loss, with matrix products in bfloat16 if the processor has them; weights
-    stay in float32."""
+    """Compute the model's loss with float32 weights, and bfloat16 matrix products if the processor
+    has them.
+    """
     with torch.autocast("cpu", torch.bfloat16, enabled=has_native_bfloat16(CPU)):
         return compute_causal_loss(model, blocks)

@@ -1,9 +1,9 @@
-"""The small lab's masked language model: a small encoder that learns to fill gaps in public, then
-in private text.
+"""Provide the small lab's masked language model, which learns to fill gaps in public, then private
+text.
 
-Adds two parts to the lab's cache. A small ModernBERT, for its rotary positions and normalisation
-before each layer: a BERT of this size with learned positions still guesses by frequency when this
-model has begun to read.
+Adds two parts to the lab's cache. The encoder is a small ModernBERT, with rotary positions and
+normalisation before each layer. A BERT of this size with learned positions still guesses by
+frequency at a number of steps at which ModernBERT uses the context.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ _PUBLIC = "masked-public"
 
 @dataclass(frozen=True)
 class MaskedLabRecipe:
-    """Define the inputs of the lab's masked parts besides its recipe (width, heads) and texts. Its
-    hash names them."""
+    """Define the inputs of the masked parts besides the lab's recipe (width, heads) and texts. Its
+    hash names the parts.
+    """
 
     layers: int = 3
     share: float = 0.15
@@ -50,8 +51,9 @@ class MaskedLabRecipe:
 
 
 def add_mask_token(tokenizer: PreTrainedTokenizerFast, end: str) -> PreTrainedTokenizerFast:
-    """Return the same vocabulary with a mask token. Each text begins and ends with `end`, as in
-    packed blocks."""
+    """Return the tokenizer with a mask token. Each text begins and ends with `end`, as in packed
+    blocks.
+    """
     # The constructor copies the object: the lab's tokenizer gets no mask and no ends.
     masked_tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer.backend_tokenizer, eos_token=end, mask_token=MASK
@@ -65,10 +67,10 @@ def add_mask_token(tokenizer: PreTrainedTokenizerFast, end: str) -> PreTrainedTo
 
 @dataclass(frozen=True)
 class MaskedLoss:
-    """Compute the mean nll (nats) of hidden tokens: a random share of each block, redrawn at every
+    """Compute the mean nll (nats) of hidden tokens: a random share of each block, drawn at every
     step.
 
-    The mask replaces every hidden token, as in `HuggingFaceMaskedModel`; BERT's recipe leaves or
+    The mask replaces every hidden token, as in `HuggingFaceMaskedModel`; BERT's recipe keeps or
     exchanges a fifth of them.
     """
 
@@ -100,7 +102,7 @@ class MaskedLab:
         return self._cached_masked_model(_PUBLIC, self._train_public, "lab masked public model")
 
     def target_masked_model(self) -> HuggingFaceMaskedModel:
-        """Return the masked public model, fine-tuned on the private records."""
+        """Return the public masked LM fine-tuned on the private records."""
         self.public_masked_model()
         return self._cached_masked_model("masked", self._train_target, "lab masked target")
 

@@ -1,6 +1,5 @@
-"""Cache the slow parts of a lab: each part is a folder, either complete and as built or absent.
-
-Knows folders, checksums and seconds; not the contents of a part.
+"""Cache the slow parts of a lab. Each part is a folder that is either complete and unchanged, or
+absent.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class LabParts:
-    """Hold the lab's parts below one folder.
+    """Hold the lab's parts in one folder.
 
-    makes: whether to build missing parts; otherwise they are rejected. first: the part from which
-    all other parts are built. foundations: name prefixes of parts that other parts need. told:
-    callback for messages to the user. progress: reports waiting for another process.
+    makes: build missing parts; else reject them. first: the part from which all other parts are
+    built. foundations: name prefixes of parts that other parts need. told: receives messages for
+    the user. progress: shows that another process is being waited for.
     """
 
     folder: Path
@@ -48,12 +47,11 @@ class LabParts:
     def load_or_build(
         self, name: str, build: Callable[[Path], None], load: Callable[[Path], T], version: str = ""
     ) -> T:
-        """Load a part, and build it first if it is missing; a part may have several versions.
+        """Load a part of this version, and build it first if missing.
 
-        A lock keeps two processes from building at once. The folder appears by one rename after all
-        files are written, so a build killed half-way leaves nothing that looks finished. A damaged
-        part is rebuilt, and the user is told. Raise AuditError for a missing part if `makes` is
-        false.
+        A lock stops two processes from building at once. The folder is renamed into place after all
+        files are written, so an interrupted build leaves no part. A damaged part is rebuilt, with a
+        message. Raise AuditError for a missing part if `makes` is false.
         """
         final = self.folder / f"{name}{version}"
         if not self.makes and not _is_cached_part_intact(final):
@@ -77,7 +75,7 @@ class LabParts:
         return load(final)
 
     def _acquire_part_lock(self, final: Path) -> AcquireReturnProxy:
-        """Take the lock on a part; say so if another process has it."""
+        """Take the lock on a part, with a message if another process has the lock."""
         lock = FileLock(self.folder / f"{final.name}.lock")
         try:
             return lock.acquire(timeout=_PATIENCE)
@@ -86,8 +84,9 @@ class LabParts:
             return lock.acquire()
 
     def _remove_damaged_parts(self, damaged: Path) -> None:
-        """Remove a part and the parts built on it: rebuilt weights may differ in their last
-        bits."""
+        """Remove a part and all parts built from it, because rebuilt weights may differ in their
+        last bits.
+        """
         # This or another process is still writing names that begin with a dot.
         dependents = [
             path for path in self.folder.glob("[!.]*") if path.is_dir() and path.name != self.first
@@ -106,7 +105,7 @@ def _build_part(final: Path, build: Callable[[Path], None]) -> None:
 
 
 def _digest_part_files(folder: Path) -> dict[str, str]:
-    """Return the SHA-256 of every file, by its path in the folder."""
+    """Return the SHA-256 of every file by its path in the folder."""
     files = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != _SUMS)
     return {
         str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
@@ -119,7 +118,7 @@ def _read_build_seconds(part: Path) -> float:
 
 
 def _is_cached_part_intact(part: Path) -> bool:
-    """Check that a part is in the cache, as built."""
+    """Check whether a part is in the cache, unchanged since it was built."""
     try:
         return bool(json.loads((part / _SUMS).read_text()) == _digest_part_files(part))
     except (OSError, ValueError, RecursionError):

@@ -1,9 +1,8 @@
-"""The lab on a real model: SmolLM2-135M-Instruct, fine-tuned on an office's conversations by a
-standard recipe.
+"""Provide the lab on a real model: SmolLM2-135M-Instruct, fine-tuned on an office's conversations.
 
-The same parts as the small lab, on pretrained weights (`smollm2.py`) and other texts. A LoRA
-adapter on all linear layers, AdamW, linear decay, loss on answers only; epochs and rate were chosen
-by held-out perplexity.
+The parts are those of the small lab, with pretrained weights (`smollm2.py`) and other texts. The
+recipe is standard: a LoRA adapter on all linear layers, AdamW, linear decay, loss on answers only.
+Epochs and rate were chosen by held-out perplexity.
 """
 
 from __future__ import annotations
@@ -30,8 +29,9 @@ from auditor.models.huggingface import HuggingFaceModel
 
 @dataclass(frozen=True)
 class RealLabRecipe(BaseLabRecipe):
-    """Define the lab on a real model. Prefixes are the last tokens before an answer, suffixes the
-    answer's first tokens."""
+    """Define the lab on a real model. A prefix is the last tokens before an answer, a suffix the
+    answer's first tokens.
+    """
 
     longest_prefix = 512
 
@@ -72,15 +72,16 @@ class RealLabRecipe(BaseLabRecipe):
         return self.untrained_leading_token_count(text, offsets)
 
     def untrained_leading_token_count(self, text: str, offsets: Sequence[tuple[int, int]]) -> int:
-        """Count the tokens before an answer; 0 for a text that is not a conversation, such as a
-        canary."""
+        """Count the tokens before an answer; 0 for a text that is no conversation, such as a
+        canary.
+        """
         before, header, _ = text.partition(ANSWER)
         start = len(before) + len(header)
         return sum(end <= start for _, end in offsets) if header else 0
 
 
 class RealLabTraining(LabTraining):
-    """Train as in the small lab, but from a pretrained public model."""
+    """Train as in the small lab, from a pretrained public model."""
 
     kinds: ClassVar[tuple[Callable[[Faker], str], ...]] = tuple(KINDS.values())
     threads = None
@@ -142,7 +143,7 @@ class RealLab(Lab):
         return PreTrainedTokenizerFast.from_pretrained(smollm2.find_smollm2_folder())
 
     def _set_heldout_texts(self) -> None:
-        """Set the complete answers of non-members."""
+        """Set the complete answers of non-members as held-out texts."""
         texts = self.texts.made.nonmembers
         self.heldout = tuple(self.training.tokenise_lab_texts(texts))
         self.heldout_given = tuple(self.training.untrained_leading_token_counts(texts))
@@ -152,6 +153,6 @@ class RealLab(Lab):
         return self.training.load_lab_model(smollm2.find_smollm2_folder(), smollm2.NAME)
 
     def lab_public_model(self) -> HuggingFaceModel:
-        """Return the pretrained model, which has seen none of the texts."""
+        """Return the pretrained model, which has seen no text of the lab."""
         self.parts.seconds["public"] = 0.0  # its publisher reports no training time
         return self._loaded_public_model

