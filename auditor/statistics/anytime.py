@@ -1,14 +1,13 @@
-"""Bound a mean so that the bound holds at every look at once, by betting: a run that asks secrets
-in random order may stop early.
+"""Bound a mean at every look at once, by betting, so that a run may stop early.
 
-A gambler who stakes a share f of his capital on each number x in [0, 1] against a mean of at most m
-turns 1 into prod (1 - f + f x / m). If the mean is at most m, this capital does not grow on
-average, so it ever reaches 1 / level with probability at most `level` (Ville). Waudby-Smith and
-Ramdas (2024, arXiv 2010.09686) choose each stake from the numbers before it; here all stakes of a
-fixed grid are played in parallel and their capitals averaged, as in Cover's universal portfolio
-(Ryu and Bhatt, 2207.12382). So a bound does not depend on the order, and can be recomputed from the
-recorded number of each secret. The secrets count as a sample: the bound is on the mean of their
-population, as fixed-size bounds are.
+The run asks secrets in random order. A gambler stakes a share f of the capital on each number x in
+[0, 1], against a mean of at most m: 1 turns into prod (1 - f + f x / m). If the mean is at most m,
+this capital does not grow on average, so it ever reaches 1 / level with probability at most `level`
+(Ville). Waudby-Smith and Ramdas (2024, arXiv 2010.09686) choose each stake from earlier numbers;
+here all stakes of a fixed grid are played in parallel and their capitals averaged, as in Cover's
+universal portfolio (Ryu and Bhatt, 2207.12382). So a bound does not depend on the order, and can be
+recomputed from the recorded number of each secret. Like fixed-size bounds, it bounds the mean of
+the population from which the secrets are sampled.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ def log_betting_capital(values: Floats, counts: Ints, mean: float) -> Floats:
 
 @dataclass(frozen=True)
 class BettingMean:
-    """A mean of numbers in [least, 1] with one-sided bounds at any level, each valid at every
+    """A mean of numbers in [least, 1], with one-sided bounds at any level that hold at every
     look."""
 
     values: Floats
@@ -137,9 +136,8 @@ def simulate_stopping_sizes(
 
 @dataclass(frozen=True)
 class BettingExcess:
-    """The mean of a group minus the mean of another, unpaired: each end uses an end of both at half
-    the level.
-    """
+    """The mean of one group minus the mean of another, unpaired: each end combines one end of
+    either group at half the level."""
 
     own: BettingMean
     other: BettingMean

@@ -1,19 +1,17 @@
-"""One number of the same secrets held against another: each way to pair them, with bounds at any
-level.
+"""Compare one number of the same secrets in two runs, with bounds at any level.
 
-Plain arrays, `new` and `base` side by side; each index is a resampled unit, whatever it means: a
-secret, a document, a person. Knows no metric and no record. Several comparisons at
-once: `statistics.holm`.
+Works on plain arrays, `new` and `base`; each index is a resampled unit: a secret, a document or a
+person. Several comparisons at once: `statistics.holm`.
 
-A paired difference of shares has the exact bounds of `count_discordant_pairs` (bounds.py), and one
-of other numbers those of a bootstrap, wherever it is shown: gates, causes and tables tell the same
-interval. It covers at every level and every n: Holm's rule asks at level/m, where few resamples of
-a bootstrap lie. Only a sum of several shares, or of means over seeds (conclusions/contrasts.py), is
-resampled: what a secret adds to it takes more than three values, so that there is no count of wins
-and losses to invert.
+A paired difference of shares always has the exact bounds of `count_discordant_pairs` (bounds.py),
+and other numbers those of a bootstrap, so gates, causes and tables show the same interval. The
+exact bounds hold at every level and every n; Holm's rule asks at level/m, where a bootstrap has few
+resamples. Only a sum of several shares, or of means over seeds (conclusions/contrasts.py), is
+resampled: a secret's part in the sum takes more than three values, so wins and losses do not
+determine it.
 
-Against non-members two independent groups differ: Newcombe's rule of two shares (intervals.py),
-Welch's of two changes.
+Differences from non-members compare two independent groups: Newcombe's rule for two shares
+(intervals.py), Welch's for two changes.
 """
 
 from __future__ import annotations
@@ -53,12 +51,12 @@ def compare_columns(
     errors: int | None = None,
     rate: float | None = None,
 ) -> BoundedNumber:
-    """A number of `new` minus that of `base`, each of one or two columns; the arguments say which,
-    and so its interval.
+    """Subtract a number of `base` from the same number of `new`. The arguments determine the number
+    and its interval.
 
-    Of one column of finite numbers: the means, exactly where all are 0 or 1. Of (hits, scores):
-    recall before the `errors`-th wrong guess. Of (members' scores, non-members'): true-positive
-    rates at a `rate` of false ones; 0: AUCs.
+    One column of finite numbers: the mean, with exact bounds if all are 0 or 1. (hits, scores):
+    recall before the `errors`-th wrong guess. (members' scores, non-members' scores): the
+    true-positive rate at the false-positive rate `rate`, or the AUC for rate 0.
     """
     if rate is not None:
         return roc.TprDifference(new, base, rate) if rate else roc.compute_auc_difference(new, base)
@@ -77,10 +75,10 @@ def measure_mean_difference(
     base: NDArray[Any],
     floor: tuple[Floats, Floats] | None = None,
 ) -> Measurement:
-    """The mean of `new` minus that of `base`, as `compare_columns` bounds it.
+    """Return the mean of `new` minus that of `base`, with the bounds of `compare_columns`.
 
-    Of hits the note has McNemar's exact p. floor: new and base of non-members, whose change is
-    taken off: two independent means of paired differences (Welch).
+    For hits, the note has McNemar's exact p. floor: new and base of non-members; their change is
+    subtracted, as the difference of two independent means of paired differences (Welch).
     """
     if floor is not None:
         with np.errstate(invalid="ignore"):  # -inf less -inf
@@ -96,10 +94,10 @@ def measure_mean_difference(
 
 
 def paired_difference(new: ArrayLike, base: ArrayLike) -> Measurement:
-    """The mean of `new` minus that of `base`, numbers of the same secrets in one order, with its
-    95% interval.
+    """Return the mean of `new` minus that of `base` with its 95% interval.
 
-    new, base: (secrets,), finite. Raises AuditError for arrays that are not of the same secrets.
+    new, base: (secrets,), finite, of the same secrets in the same order. Raise AuditError for other
+    arrays.
     """
     new_values, base_values = (np.asarray(values, dtype=np.float64) for values in (new, base))
     if new_values.ndim != 1 or new_values.shape != base_values.shape or not len(new_values):
@@ -127,8 +125,8 @@ def _measure_welch_difference(
     members: Floats,
     nonmembers: Floats,
 ) -> Measurement:
-    """The difference of two means with Welch's interval; none if a group has a single
-    value, so that its spread is unknown."""
+    """Return the difference of two means with Welch's interval; no interval if a group has only one
+    value."""
     # not where a distribution gives a true token nothing
     finite = np.isfinite(members).all() and np.isfinite(nonmembers).all()
     value = float(members.mean() - nonmembers.mean()) if finite else math.nan
@@ -147,11 +145,11 @@ def compute_welch_interval(
     second: Floats,
     confidence: float = CONFIDENCE,
 ) -> tuple[float, float]:
-    """Welch's interval of mean(`own`) - mean(`other`); NaN of a group of one, two
-    constant ones, or a -inf.
+    """Return Welch's interval of mean(`first`) - mean(`second`); NaN for a group of one, two
+    constant groups, or infinite values.
 
-    Its lower end is above 0 just where Welch's one-sided test at (1 - confidence) / 2 shows `own`
-    to be the higher.
+    The lower end is above 0 exactly if Welch's one-sided test at (1 - confidence) / 2 shows that
+    `first` has the higher mean.
     """
     finite = np.isfinite(first).all() and np.isfinite(second).all()
     if not finite or min(len(first), len(second)) < 2 or first.std() + second.std() == 0:
@@ -168,7 +166,7 @@ def compute_welch_interval(
 
 
 def resample_paired_means(new: Floats, base: Floats) -> ResampledNumber:
-    """Mean of `new` minus mean of `base`, finite numbers of the same secrets: paired bootstrap."""
+    """Bootstrap the mean of `new` minus that of `base`, finite numbers of the same secrets."""
     delta = new - base
     n = len(delta)
     value = float(delta.mean())
@@ -182,11 +180,11 @@ def resample_paired_means(new: Floats, base: Floats) -> ResampledNumber:
 def resample_paired_recall(
     new: tuple[Bools, Floats], base: tuple[Bools, Floats], errors: int
 ) -> ResampledNumber:
-    """Recall before the `errors`-th wrong guess (ranking.measure_error_recall), new minus base:
-    (hits, scores) of each.
+    """Bootstrap recall before the `errors`-th wrong guess (ranking.measure_error_recall), new minus
+    base.
 
-    Paired bootstrap: a secret is drawn with its guesses in both runs. Never inside the bounds of
-    the same counts with the two thresholds taken as given.
+    new, base: (hits, scores). A secret is drawn with its guesses in both runs. The bounds always
+    contain those of the paired counts at the two observed thresholds.
     """
     n = len(new[0])
     right = [np.zeros(len(new[0]), dtype=bool) for _ in (new, base)]

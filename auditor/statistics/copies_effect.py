@@ -1,6 +1,5 @@
-"""Measure the effect of copies: the repeat counts that hold the leakage, and the leakage left with
-fewer copies.
-"""
+"""Measure the effect of copies: which repeat counts leak most, and how much fewer copies would
+leak."""
 
 from __future__ import annotations
 
@@ -23,14 +22,13 @@ def predict_recall(
     copies_left: Sequence[int],
     never: Bools | None = None,
 ) -> Measurement:
-    """Recall if each of these secrets had been trained on `left` times: the recall measured at that
-    repeat count.
+    """Predict recall with fewer copies, by the recall measured at the repeat counts `copies_left`.
 
-    sum_c w_c r_c over the counts c that would be left, w_c the share of secrets with so many.
-    never: whether secrets that nobody trained on are extracted, for c = 0. Interval: MOVER (Zou and
-    Donner 2008) of the counts' exact ones. A prediction from one training, in which all others kept
-    their copies: see docs/evidence/results.md. Raises ValueError for a count that was not
-    measured.
+    Returns sum_c w_c r_c over these counts c; w_c is the share of secrets with c copies left, r_c
+    their recall. never: whether each untrained secret is extracted, for c = 0. Interval: MOVER (Zou
+    and Donner 2008) of the counts' exact intervals. The prediction is from one training, in which
+    all other secrets kept their copies: see docs/evidence/results.md. Raise ValueError for a count
+    that was not measured.
     """
     times = np.asarray(repeats)
     after = np.asarray(copies_left)
@@ -49,9 +47,8 @@ def predict_recall(
 
 @dataclass(frozen=True)
 class ConcentratedLeakage:
-    """A part of the members that holds more of what was extracted than its size says. p: Fisher's
-    exact, corrected.
-    """
+    """A part of the members with a larger share of the extracted secrets than its size. p: Fisher's
+    exact, corrected."""
 
     part: str
     hits: int
@@ -64,10 +61,10 @@ class ConcentratedLeakage:
 def find_most_concentrated_part(
     parts: Mapping[str, Bools], hit: Bools, level: float
 ) -> ConcentratedLeakage | None:
-    """The part with most hits, of those parts (name -> who belongs to it) hit more than the rest
-    (Fisher, Bonferroni).
+    """Return the part with most hits among the parts that are hit more than the rest (Fisher,
+    Bonferroni); None if no part is.
 
-    None where no part is told from the others.
+    parts: maps each name to a mask of the members.
     """
     concentrated = []
     for name, inside in parts.items():

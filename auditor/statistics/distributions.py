@@ -1,6 +1,6 @@
 """Compute tails and quantiles of binomial distributions with `scipy.special`.
 
-`scipy.stats` has them too, but takes longer to import than a gate or a report takes in all.
+`scipy.stats` has these functions too, but importing it takes longer than a whole gate or report.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from auditor.core.arrays import Floats, Ints
 
 
 def compute_binomial_cdf(k: ArrayLike, n: ArrayLike, p: ArrayLike) -> Floats:
-    """Return P[B <= k] of B, binomial of n draws: 0 below k = 0, 1 from k = n."""
+    """Return P[B <= k] of B, binomial of n draws: 0 for k < 0, 1 from k = n."""
     return _compute_binomial_tail(betaincc, k, n, p, at_end=1.0)
 
 
 def compute_binomial_sf(k: ArrayLike, n: ArrayLike, p: ArrayLike) -> Floats:
-    """Return P[B > k] of B, binomial of n draws: 1 below k = 0, 0 from k = n."""
+    """Return P[B > k] of B, binomial of n draws: 1 for k < 0, 0 from k = n."""
     return _compute_binomial_tail(betainc, k, n, p, at_end=0.0)
 
 
@@ -48,7 +48,7 @@ def find_binomial_upper_quantile(share: float, n: ArrayLike, p: ArrayLike) -> In
 def _compute_binomial_tail(
     incomplete_beta: Any, k: ArrayLike, n: ArrayLike, p: ArrayLike, at_end: float
 ) -> Floats:
-    """P[B > k] is the regularised incomplete beta function I_p(k + 1, n - k)."""
+    """Return a tail by the regularised incomplete beta function: P[B > k] = I_p(k + 1, n - k)."""
     k, n, p = np.broadcast_arrays(k, n, p)
     inside = np.clip(k, 0, np.maximum(n - 1, 0))
     tail = incomplete_beta(inside + 1.0, np.maximum(n - inside, 1.0), p)
@@ -56,7 +56,7 @@ def _compute_binomial_tail(
 
 
 def _find_smallest_count(is_reached: Any, n: ArrayLike, p: ArrayLike) -> Ints:
-    """Return the smallest count from which `is_reached`, by bisection of all at once."""
+    """Return the smallest count with `is_reached`, by bisection of all entries at once."""
     high = np.broadcast_arrays(np.asarray(n, dtype=np.int64), p)[0].copy()
     low = np.full_like(high, -1)
     while np.any(high - low > 1):

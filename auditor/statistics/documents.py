@@ -1,8 +1,8 @@
-"""Records that several secrets are parts of, as windows of a text or answers of a conversation:
-what each gives away.
+"""Measure leakage by record, if several secrets are parts of one: windows of a text, answers of a
+conversation.
 
-Parts of one record are not independent, so that an interval over secrets is too narrow. Here
-records are counted.
+Parts of one record are not independent, so an interval over secrets is too narrow. This module
+counts records.
 """
 
 from __future__ import annotations
@@ -23,9 +23,8 @@ LONGEST = "longest_block"
 
 @dataclass(frozen=True)
 class DocumentPart:
-    """A secret that is a part of a document: where its suffix begins in that, its length (tokens);
-    was it extracted?
-    """
+    """A secret that is a part of a document. at: start of its suffix in the document; length: of
+    the suffix (tokens); out: whether it was extracted."""
 
     document: str
     at: int
@@ -34,9 +33,8 @@ class DocumentPart:
 
 
 def measure_longest_extracted_blocks(parts: Iterable[DocumentPart]) -> dict[str, int]:
-    """Tokens of the longest block that was extracted, by document: suffixes that overlap or touch
-    are one block.
-    """
+    """Return the tokens of the longest extracted block of each document. Suffixes that overlap or
+    touch are one block."""
     parts_by_document: dict[str, list[DocumentPart]] = {}
     for part in parts:
         parts_by_document.setdefault(part.document, []).append(part)
@@ -59,8 +57,8 @@ def _count_longest_covered_tokens(out: Sequence[DocumentPart]) -> int:
 def measure_document_recall(
     secrets: Iterable[Secret], hit: Mapping[str, bool], near: Mapping[str, bool]
 ) -> tuple[Measurement, ...]:
-    """Return the shares of documents of which a part was extracted, and the longest extracted block
-    of a member.
+    """Return the shares of documents with an extracted part, and the longest extracted block of a
+    member.
 
     Args:
         hit, near: whether each secret was extracted verbatim, or near-verbatim; only the secrets in

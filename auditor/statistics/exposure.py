@@ -1,9 +1,8 @@
 """Compute exposure in bits from ranks, uniform references and weighted draws (formulas.md B6).
-Numbers in and out.
 
-exposure = log2|R| - log2 rank, rank = #{r in R: nll(r) <= nll(canary)}, itself included: ties count
-against exposure. For a canary that was drawn uniformly and never inserted, P(exposure >= e) <=
-2^-e. nll in nats throughout.
+exposure = log2|R| - log2 rank; rank = #{r in R: nll(r) <= nll(canary)} includes the canary, so ties
+count against exposure. For a canary that was drawn uniformly and never inserted, P(exposure >= e)
+<= 2^-e. nll is in nats.
 """
 
 from __future__ import annotations
@@ -31,20 +30,20 @@ def compute_exposure(rank: float, bits: float) -> float:
 
 
 def estimate_sampled_exposure(nll: float, references: Floats) -> float:
-    """Return log2 n - log2(c + 1) <= log2 n; c of n uniform references have no higher nll (TF
-    Privacy).
-    """
+    """Return log2 n - log2(c + 1) <= log2 n; c is the number of the n uniform references with at
+    most the canary's nll (TF Privacy)."""
     return math.log2(len(references)) - math.log2(1 + int((references <= nll).sum()))
 
 
 def compute_canary_p_value(nll: float, references: Floats) -> float:
-    """Return (c + 1) / (n + 1), exact: an uninserted canary is exchangeable with its references."""
+    """Return the exact p-value (c + 1) / (n + 1): an uninserted canary is exchangeable with its
+    references."""
     return (1 + int((references <= nll).sum())) / (1 + len(references))
 
 
 def bound_null_exposure_tail(bits: float, n: int) -> float:
-    """Return an upper bound (95%), at all bits at once, on the share of n canaries with at least
-    this exposure, if none was learnt.
+    """Bound the share of n canaries with at least this exposure if none was learnt: an upper bound
+    (95%), for all `bits` at once.
 
     Dvoretzky-Kiefer-Wolfowitz, one-sided with Massart's constant (1990, Theorem 1; confidence >=
     1/2): for n independent draws P(the tail exceeds its distribution somewhere by more than t) <=
@@ -60,8 +59,8 @@ def bound_null_exposure_tail(bits: float, n: int) -> float:
 class WeightedDraws:
     """n draws that estimate ranks in a large space: the first `drawn` from q, the others uniform.
 
-    nll, log_q: (n,) nats; counts: (n,) whether a draw is a text of the space as the tokenizer
-    writes it.
+    nll, log_q: (n,) nats; counts: (n,) whether a draw is a text of the space in the tokenizer's own
+    tokenization.
     """
 
     texts: tuple[str, ...]
@@ -74,8 +73,7 @@ class WeightedDraws:
     @property
     def weights(self) -> Floats:
         """Return 1/density of each draw in the mixture of q and uniform: at most n/uniform * size
-        for any q.
-        """
+        for any q."""
         n = len(self.nll)
         with np.errstate(divide="ignore"):  # no draw from one of the two
             log_share_drawn = np.log(self.drawn / n)
@@ -106,12 +104,13 @@ class RankEstimate:
 
 
 def estimate_canary_rank(nll: float, text: str, draws: WeightedDraws) -> RankEstimate:
-    """Return an unbiased rank of a canary: 1 + E[weight 1{nll(r) <= nll, r another text}]
-    (formulas.md A8).
+    """Return an unbiased estimate of a canary's rank: 1 + E[weight 1{nll(r) <= nll, r another
+    text}] (formulas.md A8).
 
-    The interval is a bootstrap's, but its upper end allows for a hit that n draws can miss
-    (Clopper-Pearson's bound for no hit, times the largest weight). Two bounds hold for certain:
-    rank <= e^nll, since texts as likely as the canary share a mass of at most 1, and rank <= |R|.
+    The interval is a bootstrap's; its upper end also allows for a hit that n draws can miss
+    (Clopper-Pearson's bound for no hit, times the largest weight). Two bounds always hold: rank <=
+    e^nll, since texts at least as likely as the canary have a total probability of at most 1, and
+    rank <= |R|.
     """
     n = len(draws.nll)
     other = np.array([draw_text != text for draw_text in draws.texts], dtype=bool)
@@ -127,9 +126,7 @@ def estimate_canary_rank(nll: float, text: str, draws: WeightedDraws) -> RankEst
 
 
 def rank_upper_bound(nll: float, size: int) -> float:
-    """Return the worst rank of a text with this nll, whatever the others': probabilities sum to at
-    most 1.
-    """
+    """Return the largest possible rank of a text with this nll: probabilities sum to at most 1."""
     return max(1.0, min(float(size), math.exp(min(nll, 700.0))))
 
 
@@ -145,9 +142,8 @@ class SkewNormal:
     fit_p: float
 
     def extrapolate_exposure(self, nll: float, most: float) -> float:
-        """Return -log2 of the cdf, at most `most`. No interval: far out in a tail nobody knows the
-        family.
-        """
+        """Return -log2 of the cdf, at most `most`. There is no interval: nobody knows the
+        distribution's form far out in a tail."""
         _, location, scale = self.parameters
         if scale == 0:  # all references alike
             return 0.0 if nll >= location else most
@@ -155,9 +151,8 @@ class SkewNormal:
 
 
 def fit_skew_normal(references: Floats) -> SkewNormal:
-    """Fit by maximum likelihood, as TF Privacy does. Far in the tail the estimate depends on the
-    shape only.
-    """
+    """Fit by maximum likelihood, like TF Privacy. Far in the tail the estimate depends only on the
+    assumed shape."""
     references = np.minimum(references, _IMPOSSIBLE)
     if np.ptp(references) < 1e-9:
         return SkewNormal((0.0, float(references.mean()), 0.0), 0.0)
@@ -179,13 +174,13 @@ _MAYBE_SKEWEST = 0.9
 
 
 def compute_skew_normal_p_value(values: Floats, noise: np.random.Generator) -> float:
-    """Return a p-value of values (n,) being independent draws of some skew-normal distribution.
+    """Return a p-value that values (n,) are independent draws of some skew-normal distribution.
 
-    The test of Kolmogorov and Smirnov against a distribution that was fitted to the same values
-    almost never rejects (Lilliefors 1967), and sees the middle, while exposure is read off the
-    tail. Here the parameters are fitted anew, by moments, to each of `_SIMULATED` samples from the
-    fitted distribution. Two statistics share the level: the excess kurtosis beyond what the
-    skewness implies, either way, which is of the tails; and the distance of Kolmogorov and Smirnov.
+    The test of Kolmogorov and Smirnov against a distribution fitted to the same values almost never
+    rejects (Lilliefors 1967), and sees the middle, while exposure depends on the tail. So the
+    parameters are refitted, by moments, to each of `_SIMULATED` samples from the fitted
+    distribution. Two statistics share the level: the absolute difference of the excess kurtosis
+    from what the skewness implies, for the tails; and the distance of Kolmogorov and Smirnov.
     """
     delta, kurtosis, distance = _measure_skew_normal_misfit(values[None])
     normals = noise.normal(size=(2, _SIMULATED, len(values)))
@@ -205,9 +200,8 @@ def _compute_misfit_p_value(
     delta: float,
     normals: Floats,
 ) -> float:
-    """Return the p-value of both statistics if values are skew-normal of this delta. drawn: (2, m,
-    n) normal.
-    """
+    """Return the p-value of both statistics if values are skew-normal with this delta. normals: (2,
+    m, n) draws."""
     # Azzalini 1985: delta |u| + sqrt(1 - delta^2) v of independent standard normal u, v.
     samples = delta * np.abs(normals[0]) + math.sqrt(1 - delta**2) * normals[1]
     _, kurtoses, distances = _measure_skew_normal_misfit(samples)
@@ -227,9 +221,8 @@ def _compute_exceeded_share(value: float, simulated: Floats) -> float:
 def _measure_skew_normal_misfit(
     samples: Floats,
 ) -> tuple[Floats, Floats, Floats]:
-    """Return delta, excess kurtosis beyond that of delta, and Kolmogorov's distance, (m,) each, of
-    samples (m, n).
-    """
+    """Return delta, the excess kurtosis beyond that of delta, and Kolmogorov's distance of samples
+    (m, n), (m,) each."""
     z = samples - samples.mean(-1, keepdims=True)
     z /= z.std(-1, keepdims=True)
     skewness = (z**3).mean(-1)

@@ -1,4 +1,4 @@
-"""Measure one attack's row: every metric of its guesses, by repeat count, and as a curve."""
+"""Measure the row of one attack: every metric of its guesses, by repeat count, and as a curve."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _COMPARABLE = 0.75  # of a suffix's length: shorter ones are compared with only 
 
 
 def measure_extraction(outcome: Outcome) -> list[Measurement]:
-    """Every measurement of the table that these guesses give, in its order."""
+    """Return every measurement of the metrics table that these guesses determine, in its order."""
     members = outcome.select_secrets(outcome.member)
     others = outcome.select_secrets(~outcome.member)
     return [
@@ -31,7 +31,7 @@ def measure_extraction(outcome: Outcome) -> list[Measurement]:
 
 
 def compute_recall_error_curve(outcome: Outcome) -> tuple[tuple[int, float], ...]:
-    """(wrong guesses allowed, recall) along the ranking."""
+    """Return pairs (wrong guesses allowed, recall) along the ranking."""
     hit, before = rank_guesses(outcome.hit, outcome.score)
     wrong = int((~hit).sum())
     allowed = sorted({round(x) for x in np.linspace(0, wrong, 60)})
@@ -40,9 +40,8 @@ def compute_recall_error_curve(outcome: Outcome) -> tuple[tuple[int, float], ...
 
 
 def compute_any_sample_probability(log_p: Floats, n: int) -> Floats:
-    """1 - (1 - p)^n: the probability that at least one of n samples is right; keeps its digits
-    where p is tiny.
-    """
+    """Return 1 - (1 - p)^n, the probability that at least one of n samples is right, precise for
+    tiny p."""
     p = np.minimum(np.exp(log_p), 1.0)  # the logarithm of a sum may round to just above 0
     with np.errstate(divide="ignore"):  # p = 1
         result: Floats = -np.expm1(n * np.log1p(-p))
@@ -52,12 +51,13 @@ def compute_any_sample_probability(log_p: Floats, n: int) -> Floats:
 def compute_suffix_p_values(
     log_p: Floats, lengths: Ints, other_log_p: Floats, other_lengths: Ints, rate: float
 ) -> Floats:
-    """Return the conformal p-value of each suffix against non-members' suffixes of its length.
+    """Return the conformal p-value of each suffix against non-members' suffixes of similar length.
 
-    A short suffix is more likely than a long one, trained on or not (arXiv 2607.12649). So each is
-    compared with the non-members' suffixes of 3/4 of its length up to its length, or, if they are
-    too few for a threshold at this false-positive rate, with the longest that are no longer: these
-    are likelier, so the p-value only grows. 1 if no non-member's suffix is as short.
+    A short suffix is more likely than a long one, trained on or not (arXiv 2607.12649). So each
+    suffix is compared with the non-members' suffixes of 3/4 of its length up to its length. If
+    these are too few for a threshold at this false-positive rate, it is compared with the longest
+    that are no longer than itself: these are likelier, so the p-value only grows. 1 if every
+    non-member's suffix is longer.
     """
     p_values = np.ones(len(log_p))
     order = np.argsort(other_lengths, kind="stable")
@@ -77,40 +77,40 @@ def compute_suffix_p_values(
 
 
 def compute_least_window_bits(bits: Floats, length: int) -> Floats:
-    """(n,): the least bits of any window of so many tokens, of the bits of each token (n, L).
+    """Return the least bits of any window of `length` tokens, (n,). bits: of each token, (n, L).
 
-    With log2 of the ranks: no decoder that keeps the order of tokens draws a window with a
-    probability above 2^-bits, what stands before it given; a text is (length, bits)-inextractable
-    (2604.18697). A longer window is the whole text.
+    With log2 of the ranks as bits: given the preceding tokens, no decoder that keeps the order of
+    tokens draws a window with a probability above 2^-bits; a text is (length, bits)-inextractable
+    (2604.18697). A window longer than the text is the whole text.
     """
     least: Floats = _make_sliding_windows(bits, length).sum(-1).min(-1)
     return least
 
 
 def compute_greedy_window_share(bits: Floats, length: int) -> Floats:
-    """(n,): the share of windows of so many tokens that greedy decoding gives, what stands before
-    each given.
-    """
+    """Return the share of windows of `length` tokens that greedy decoding produces given the
+    preceding tokens, (n,)."""
     greedy: Floats = (_make_sliding_windows(bits, length).sum(-1) == 0).mean(-1)
     return greedy
 
 
 def _make_sliding_windows(bits: Floats, length: int) -> Floats:
-    """(n, windows, length)."""
+    """Return the windows of tokens, (n, windows, length)."""
     return np.lib.stride_tricks.sliding_window_view(bits, min(length, bits.shape[-1]), axis=-1)
 
 
 def measure_hit_shares(name: str, outcome: Outcome) -> dict[str, Measurement]:
-    """The share of hits for each repeat count, where repeat counts are known."""
+    """Return the share of hits for each known repeat count."""
     counts = sorted({r for r in outcome.repeats if r is not None})
     repeats = np.array([-1 if r is None else r for r in outcome.repeats])
     return {str(r): measure_share(name, outcome.hit[repeats == r]) for r in counts}
 
 
 def measure_group_shares(secrets: Iterable[Secret], hit: Bools) -> dict[str, Measurement]:
-    """Return the share of records extracted of each of the data's groups; {}: fewer than two.
+    """Return the share of extracted records in each group of the data; {} for fewer than two
+    groups.
 
-    A record of several parts is extracted if some part is. hit: (secrets,).
+    A record is extracted if any of its parts is. hit: (secrets,).
     """
     extracted = dict[tuple[str, str], bool]()
     for secret, is_hit in zip(secrets, hit.tolist(), strict=True):
@@ -128,13 +128,12 @@ def measure_group_shares(secrets: Iterable[Secret], hit: Bools) -> dict[str, Mea
 def group_copies_strata(
     population: Mapping[str, int], secrets: Iterable[Secret], hit: Bools
 ) -> tuple[Stratum, ...]:
-    """Return the records of each number of copies, most copies first; a record of several parts is
-    extracted if some part is.
+    """Return the records of each number of copies, most copies first. A record is extracted if any
+    of its parts is.
 
     Args:
-        population: how many records could be attacked, by copies as `RecordCounts.by_copies` has
-            them.
-        secrets: the members asked, parts of a record each; hit: (secrets,) whether each was
+        population: the number of attackable records, by copies as in `RecordCounts.by_copies`.
+        secrets: the members asked, each a part of a record; hit: (secrets,) whether each was
             extracted.
     """
     copies = dict[str, int | None]()
@@ -155,5 +154,5 @@ def group_copies_strata(
 
 
 def format_copies(copies: int | None) -> str:
-    """Return a number of copies as `RecordCounts.by_copies` names it: "8"; "": not known."""
+    """Return a number of copies as named in `RecordCounts.by_copies`: "8"; "" if unknown."""
     return "" if copies is None else str(copies)

@@ -1,9 +1,8 @@
-"""Find the models that leak least at the same usefulness: points of two costs, their convex
+"""Find the models that leak least at the same usefulness: points with two costs, their convex
 frontier, and the possible minima.
 
-A point's leakage comes with its values at resamples of the secrets that all points share, so that
-the variation of the secrets cancels in a difference; perplexities likewise, over held-out texts.
-This module knows numbers only.
+All points use the same resamples of the secrets, so that the variation of the secrets cancels in a
+difference of leakages; likewise for perplexities over held-out texts. Works on numbers only.
 """
 
 from __future__ import annotations
@@ -37,10 +36,10 @@ _COUNTS = 2**20  # of a block, as of members and of non-members at once
 
 @dataclass(frozen=True)
 class ModelLeakage:
-    """One model's leakage. parts: (secrets,) the values whose mean it is; draws: (resamples,) means
-    of the bootstrap.
+    """One model's leakage. parts: (secrets,) the values whose mean is the leakage; draws:
+    (resamples,) bootstrap means.
 
-    Where a value needs a threshold (TPR at an FPR), `parts` use that of the full sample.
+    If a value needs a threshold (TPR at an FPR), `parts` use that of the full sample.
     """
 
     draws: Values
@@ -51,7 +50,7 @@ class ModelLeakage:
         return float(self.parts.mean())
 
     def leakage_measurement(self, name: str, unit: str) -> Measurement:
-        """The leakage with its 95% interval, whose lower end is never below 0."""
+        """Return the leakage with its 95% interval; the lower end is at least 0."""
         measurement = make_measurement(
             name,
             _build_floored_bootstrap(self.value, self.draws, self.parts),
@@ -61,7 +60,7 @@ class ModelLeakage:
 
 
 def compare_paired_leakage(first: ModelLeakage, second: ModelLeakage) -> BoundedNumber:
-    """One minus the other, paired by secret."""
+    """Subtract the second leakage from the first, paired by secret."""
     return _build_floored_bootstrap(
         first.value - second.value,
         first.draws - second.draws,
@@ -75,11 +74,11 @@ def _build_floored_bootstrap(
     draws: Values,
     *parts: Floats,
 ) -> BoundedNumber:
-    """A bootstrap that is never inside what so many secrets allow, of one model or of two paired by
-    secret.
+    """Return a bootstrap that is at least as wide as this many secrets require, for one model or
+    for two paired by secret.
 
-    That is the exact interval of shares, and else the weight of a rare secret that the sample
-    missed: 1 or more.
+    For shares this minimum is the exact interval; for other numbers, a rare secret of value 1 or
+    more that the sample missed.
     """
     n = len(parts[0])
     hits = [part == 1 for part in parts]
@@ -106,9 +105,9 @@ def estimate_tpr_leakages(scores: Sequence[Sequence[Scores]], rate: float) -> li
     """Return the leakage of each point: the share of members found at this false-positive rate,
     averaged over seeds.
 
-    scores: by point and seed, of the same members and non-members in the same order. Each seed has
-    its own threshold and direction, because a defense that makes members less likely than others
-    gives them away too. Every resample chooses both again.
+    scores: by point and seed, of the same members and non-members in the same order. Each seed and
+    each resample chooses a threshold and a direction, because a defense that makes members less
+    likely than others reveals them too.
     """
     pieces = [
         [
@@ -135,9 +134,9 @@ def estimate_auc_leakages(scores: Sequence[Sequence[Scores]]) -> list[ModelLeaka
     """Return the leakage of each point: the AUC of members against non-members, averaged over
     seeds.
 
-    scores: as in `estimate_tpr_leakages`. Each seed is read in the direction in which its AUC is
-    above 1/2, the same in every resample: at chance, an AUC that chose its direction per resample
-    would never be below 1/2.
+    scores: as in `estimate_tpr_leakages`. Each seed has the direction in which its AUC is above
+    1/2, the same in every resample: if each resample chose a direction, its AUC would never be
+    below 1/2, even at chance.
     """
     # A resampled AUC is counts of members x who is ahead of whom x counts of non-members, over all
     # pairs.
@@ -160,7 +159,7 @@ def estimate_auc_leakages(scores: Sequence[Sequence[Scores]]) -> list[ModelLeaka
 
 
 def _draw_resample_sides(scores: Sequence[Sequence[Scores]]) -> Iterator[tuple[Draws, ...]]:
-    """Block by block, resamples of the members, (rows, m), and of the non-members, (rows, n)."""
+    """Yield blocks of resamples of the members, (rows, m), and of the non-members, (rows, n)."""
     sizes = [len(side) for side in scores[0][0]]
     streams = ("frontier members", "frontier non-members")
     at_once = max(1, _COUNTS // max(sizes))
@@ -172,7 +171,7 @@ def _draw_resample_sides(scores: Sequence[Sequence[Scores]]) -> Iterator[tuple[D
 
 
 def _compare_all_pairs(members: Floats, others: Floats) -> Floats:
-    """(members, non-members): 1 where the member is ahead, and half where neither is."""
+    """Return (members, non-members): 1 if the member scores higher, half for a tie, else 0."""
     ahead: Floats = (members[:, None] > others) + 0.5 * (members[:, None] == others)
     return ahead if ahead.mean() >= 0.5 else 1 - ahead
 
@@ -182,7 +181,7 @@ def _mark_members_above_fpr_threshold(
     others: Floats,
     rate: float,
 ) -> Bools:
-    """(members,): the members found, in the direction that finds more."""
+    """Mark the members found, in the direction that finds more, (members,)."""
     upwards, downwards = (
         side * member_scores > compute_conformal_threshold(side * others, rate) for side in (1, -1)
     )
@@ -206,9 +205,8 @@ def _resample_tpr(
     members: Draws,
     nonmembers: Draws,
 ) -> Values:
-    """`roc.tpr_at_fpr` at every resample: (resamples,). members, nonmembers: (resamples, m or n)
-    counts.
-    """
+    """Return `roc.tpr_at_fpr` at every resample, (resamples,). members, nonmembers: (resamples, m
+    or n) counts."""
     surest = np.argsort(-others)
     passed = np.cumsum(nonmembers[:, surest], axis=1) <= count_allowed_false_positives(
         len(others),
@@ -234,11 +232,11 @@ def _resample_tpr(
 
 
 def estimate_perplexity_ratios(nll: Floats, tokens: Floats, base: Floats) -> list[Measurement]:
-    """Return each point's perplexity over that of the base on the same texts, as the geometric mean
+    """Return each point's perplexity divided by the base's on the same texts: the geometric mean
     over seeds, paired by text.
 
-    nll: (points, seeds, texts), summed nats; base: (seeds, texts); tokens: (seeds, texts),
-    predicted. Infinite if a text has no probability.
+    nll: (points, seeds, texts), summed nats; base: (seeds, texts); tokens: (seeds, texts), the
+    number of predicted tokens. Infinite if a text has probability 0.
     """
 
     def seed_mean(rates: Floats) -> tuple[Floats, Floats]:
@@ -267,14 +265,13 @@ def estimate_perplexity_ratios(nll: Floats, tokens: Floats, base: Floats) -> lis
 def select_possibly_least_leaking(
     count: int, difference: Callable[[int, int], BoundedNumber], level: float = LEVEL
 ) -> list[bool]:
-    """For each point, whether it may be the one that leaks least: subset selection (Gupta 1965; Hsu
-    1984).
+    """Return whether each point may be the least leaking: subset selection (Gupta 1965; Hsu 1984).
 
     difference(i, j): evidence about the leakage of i minus that of j. A point is ruled out when it
     leaks significantly more than some other point. Every pair is tested, each side at level / (2
     (count - 1)) (Bonferroni), so no point is selected and tested on the same numbers. The point
-    that truly leaks least is ruled out with probability at most level / 2; where several tie for
-    least, all but one of them are ruled out with probability at most level (Markov).
+    that truly leaks least is ruled out with probability at most level / 2. If several points are
+    tied, all but one of them are ruled out with probability at most level (Markov).
     """
     if count < 2:
         return [True] * count
@@ -292,10 +289,10 @@ def select_possibly_least_leaking(
 
 
 def find_convex_frontier(points: Sequence[tuple[float, float]]) -> list[int]:
-    """The corners of the lower left of the convex hull, from left to right: less of one number
-    takes more of the other.
+    """Return the corners of the convex hull on its lower left, from left to right: less of one cost
+    means more of the other.
 
-    No point lies below the lines between them. The first of equal points is kept. Points
+    No point lies below the lines between them. Only the first of equal points is returned. Points
     must be finite.
     """
     corners: list[int] = []
@@ -316,5 +313,5 @@ def _compute_left_turn_area(
     b: tuple[float, float],
     c: tuple[float, float],
 ) -> float:
-    """Above 0 where a, b, c turn to the left."""
+    """Return a number above 0 if a, b, c turn to the left."""
     return (b[0] - a[0]) * (c[1] - a[1]) - (b[1] - a[1]) * (c[0] - a[0])
