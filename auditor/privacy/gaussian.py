@@ -1,11 +1,11 @@
-"""Privacy accounting of the Poisson-subsampled Gaussian mechanism: what DP-SGD costs, by
+"""Account for the privacy of the Poisson-subsampled Gaussian mechanism, as in DP-SGD, by
 dp-accounting.
 
 Add/remove neighbours, Poisson sampling at rate q, noise of standard deviation sigma times the
-clipping norm, T steps. Two upper bounds, of which the smaller is reported: the privacy loss
-distribution (PLD), tight and rounded up; and Renyi accounting (RDP), looser, the quick running
-number, and the only one where delta is so small that what PLD cuts off (1e-15) and what its Fourier
-transforms round count. Epsilons in nats. Knows nothing of models, nor whether sampling was Poisson.
+clipping norm, T steps. The smaller of two upper bounds is reported. The privacy loss distribution
+(PLD) is tight and rounded up. Renyi accounting (RDP) is looser and faster, for running numbers, and
+the only bound for so small a delta that PLD's truncation (1e-15) and the rounding of its Fourier
+transforms matter. Epsilons in nats. Does not check that sampling was Poisson.
 """
 
 from __future__ import annotations
@@ -44,13 +44,12 @@ _CLOSE = 1e-3
 def compute_pld_epsilon(
     sigma: float, q: float, steps: int, delta: float, earlier: Earlier = (), cell: float = _FINE
 ) -> float:
-    """Epsilon of T steps by the privacy loss distribution: an upper bound where delta is not tiny.
-    0 for no step.
+    """Return epsilon of T steps by the privacy loss distribution: an upper bound unless delta is
+    tiny. 0 for no step.
 
     earlier: other mechanisms on the same records, (sigma, q, steps) each, whose outputs are known
-    too. cell: width of the distribution's cells (nats), rounded up: ten times as wide, a tenth of
-    the time.
-    Raises AuditError for parameters that no mechanism has.
+    too. cell: width of the distribution's cells (nats), rounded up: ten times the width takes a
+    tenth of the time. Raise AuditError for parameters that no mechanism has.
     """
     from dp_accounting.pld.pld_privacy_accountant import PLDAccountant
 
@@ -63,8 +62,8 @@ def compute_pld_epsilon(
 def compute_rdp_epsilon(
     sigma: float, q: float, steps: int, delta: float, earlier: Earlier = ()
 ) -> float:
-    """Epsilon of T steps by Renyi accounting: an upper bound, a tenth to a quarter looser, in a
-    tenth of the time."""
+    """Return epsilon of T steps by Renyi accounting: an upper bound, a tenth to a quarter looser
+    than PLD's, in a tenth of the time."""
     from dp_accounting.rdp.rdp_privacy_accountant import RdpAccountant
 
     return _compose_epsilon(RdpAccountant(), sigma, q, steps, delta, earlier)
@@ -85,8 +84,8 @@ def compute_quick_rdp_epsilon(
 def compute_tightest_epsilon(
     sigma: float, q: float, steps: int, delta: float, earlier: Earlier = (), cell: float = _FINE
 ) -> tuple[float, str]:
-    """Epsilon and the accountant it is by: the smaller of PLD's and RDP's; RDP's for hardly any
-    noise, a tiny delta.
+    """Return the smaller of PLD's and RDP's epsilon, and its accountant's name. RDP's is used for
+    almost no noise or a tiny delta.
 
     cell: as in `compute_pld_epsilon`.
     """
@@ -130,7 +129,7 @@ def _compose_epsilon(
 
 
 def require_valid_gaussian_mechanism(sigma: float, q: float, steps: int, delta: float) -> None:
-    """Raises AuditError for parameters that no subsampled Gaussian mechanism has."""
+    """Raise AuditError for parameters that no subsampled Gaussian mechanism has."""
     if not 0 < sigma < math.inf:
         raise AuditError(
             f"expected a noise multiplier > 0, got {sigma}: without noise there is no epsilon"
@@ -145,11 +144,11 @@ def require_valid_gaussian_mechanism(sigma: float, q: float, steps: int, delta: 
 
 @functools.lru_cache(maxsize=32)
 def find_noise_multiplier(epsilon: float, delta: float, q: float, steps: int) -> float:
-    """The smallest noise multiplier, to within a thousandth of epsilon, whose reported epsilon is
-    at most this one.
+    """Return the smallest noise multiplier whose reported epsilon is at most this epsilon, to
+    within a thousandth of epsilon.
 
-    Where there is hardly any noise, to within a fiftieth. Raises AuditError where none up to 10,000
-    is enough, and for an epsilon or a number of steps that is no private training's.
+    With almost no noise, to within a fiftieth. Raise AuditError if no multiplier up to 10,000 is
+    enough, and for an epsilon or a number of steps outside those of private trainings.
     """
     if not 0 < epsilon <= MOST_EPSILON:
         raise AuditError(f"expected epsilon > 0 and at most {MOST_EPSILON:g}, got {epsilon:g}")
@@ -196,7 +195,8 @@ def find_noise_multiplier(epsilon: float, delta: float, q: float, steps: int) ->
 
 
 def _find_noise_multiplier(enough: Any, low: float, high: float, precision: float) -> float:
-    """The upper end of a log-bracket of this width around where `enough` becomes true."""
+    """Return the upper end of a bracket, of log-width `precision`, around the least value that is
+    enough."""
     if not enough(high):
         raise AuditError(
             f"expected an epsilon that some noise multiplier up to {high:g} gives; none is enough"
@@ -214,10 +214,10 @@ def _find_noise_multiplier(enough: Any, low: float, high: float, precision: floa
 def compute_noise_scale_divergence(
     order: float, parameters: int, first: float, second: float
 ) -> float:
-    """Renyi divergence (nats) of noise N(0, one^2 I) from N(0, other^2 I) on so many parameters;
-    inf where it has none.
+    """Return the Renyi divergence (nats) of noise N(0, first^2 I) from N(0, second^2 I) on this
+    many parameters; inf if undefined.
 
-    Formulas B4 (i): what the scale of the noise alone gives away, where it depends on the data.
+    Formulas B4 (i): what the noise scale alone reveals if it depends on the data.
     """
     mixed = order * second**2 + (1 - order) * first**2
     if mixed <= 0:
@@ -228,8 +228,8 @@ def compute_noise_scale_divergence(
 def compute_noise_scale_epsilon(
     parameters: int, first: float, second: float, delta: float
 ) -> float:
-    """The least epsilon (nats, >= 0) at which these two noises are (epsilon,
-    delta)-indistinguishable.
+    """Return the least epsilon (nats, >= 0) at which noise of the scales `first` and `second` is
+    (epsilon, delta)-indistinguishable.
 
     The squared norm is a sufficient statistic: scaled, it is chi-squared. The larger of both
     directions.

@@ -1,9 +1,8 @@
-"""What it costs to draw tokens from a mixture of members: numbers in, nats out. Knows nothing of
-models or tensors.
+"""Compute the privacy cost, in nats, of drawing tokens from a mixture of members.
 
-Two rules for PMixED (Flemings et al. 2024) stand side by side: the *published* one, whose proof has
-gaps and which can be violated, and a *sound* one of our own. All divergences, epsilons, radii and
-caps are in nats.
+There are two rules for PMixED (Flemings et al. 2024): the *published* rule, whose proof has gaps
+and which can be violated, and our own *sound* rule. All divergences, epsilons, radii and caps are
+in nats.
 """
 
 import math
@@ -31,10 +30,10 @@ _SMALLEST_RADIUS = 2.0**-60  # a budget that does not buy this much buys nothing
 
 
 def compute_published_query_rdp(alpha: int, q: float, beta: float, subset_size: int) -> float:
-    """Renyi divergence (nats) that PMixED claims for one query answered by `subset_size` members
-    (Theorems 5.1, C.4).
+    """Return the Renyi divergence (nats) that PMixED claims for one query answered by `subset_size`
+    members (Theorems 5.1, C.4).
 
-    A claim, not a bound: its triangle inequality fails at a single order. Raises AuditError on bad
+    It is not a bound: its triangle inequality fails at a single order. Raise AuditError on bad
     input.
     """
     alpha = require_renyi_order(alpha)
@@ -63,10 +62,10 @@ def compute_published_query_rdp(alpha: int, q: float, beta: float, subset_size: 
 def find_largest_published_beta(
     epsilon: float, delta: float, alpha: int, queries: int, q: float, subset_size: int
 ) -> float:
-    """Largest beta whose `compute_published_query_rdp`, `queries` times, claims (epsilon, delta) at
-    most; PMixED 5.2.
+    """Return the largest beta for which `queries` times `compute_published_query_rdp` is within
+    (epsilon, delta); PMixED 5.2.
 
-    Members are projected to the radius alpha * beta (nats). inf where nothing is spent; raises
+    Members are projected to the radius alpha * beta (nats). inf if nothing is spent. Raise
     AuditError on bad input or an (epsilon, delta, alpha) that leaves no budget.
     """
 
@@ -77,12 +76,12 @@ def find_largest_published_beta(
 
 
 def compute_member_mixing_weight(q: float, members: int) -> float:
-    """w = (1 - (1-q)^N) / N: the weight of each of N members in a token's distribution, under
+    """Return w = (1 - (1-q)^N) / N, the weight of each of N members in a token's distribution under
     Poisson(q) sampling.
 
-    The collapse lemma: that distribution is exactly public + w * sum_j (projected_j - public),
-    public being the projection's centre, if the projection does not depend on the size of the
-    subset. Raises AuditError on bad input.
+    The collapse lemma: if the projection does not depend on the size of the subset, that
+    distribution is exactly public + w * sum_j (projected_j - public), with public the projection's
+    centre. Raise AuditError on bad input.
     """
     require_unit_interval("q", q)
     members = require_count("members", members, 1)
@@ -90,7 +89,7 @@ def compute_member_mixing_weight(q: float, members: int) -> float:
 
 
 def compute_subset_sizes(q: float, members: int) -> Floats:
-    """Probability of each subset size 0..N under Poisson(q) sampling of N members; raises
+    """Return the probability of each subset size 0..N under Poisson(q) sampling of N members. Raise
     AuditError on bad input."""
     require_unit_interval("q", q)
     members = require_count("members", members, 0)
@@ -98,13 +97,12 @@ def compute_subset_sizes(q: float, members: int) -> Floats:
 
 
 def compute_mean_member_weights(weights: Floats, q: float, members: int) -> Floats:
-    """Share of each member's distribution in that of one token, (..., n); the remainder to 1
-    belongs to the public model.
+    """Return the share of each member in one token's distribution, (..., n); the rest belongs to
+    the public model.
 
     weights: (..., N or 1, n), the mixing weight of each of n <= N members by subset size 1..N, or
-    the one of all sizes. The collapse lemma (formulas B2.4): members are exchangeable given the
-    size of the subset, so the distribution is public + sum_j share_j (member_j - public). Raises
-    AuditError on bad input.
+    one weight for all sizes. The collapse lemma (formulas B2.4): members are exchangeable given the
+    size of the subset, so the distribution is public + sum_j share_j (member_j - public).
     """
     if weights.shape[-2] == 1:
         return weights[..., 0, :] * compute_member_mixing_weight(q, members)
@@ -123,14 +121,14 @@ def neighbour_distributions(
     weights: Floats,
     q: float,
 ) -> Floats:
-    """The distribution of one token of each neighbour, (..., N, V) probabilities: in the i-th,
-    member i has changed.
+    """Return the distribution of one token under each neighbour, (..., N, V) probabilities: in the
+    i-th neighbour, member i has changed.
 
-    It answers as the public model (zero_out), is absent (add_remove), or answers as the next member
-    does (replace: one neighbour of the many there are). public: (..., V); distributions: (..., N,
-    V); weights: as in `compute_mean_member_weights`, for the sizes 1..N - 1 where a member is
-    absent: those that the neighbour is served with. O(N V), by the collapse lemma; sums of
-    non-negative terms only, so that small probabilities keep their precision.
+    The changed member answers like the public model (zero_out), is absent (add_remove), or answers
+    like the next member (replace: one of many neighbours). public: (..., V); distributions: (...,
+    N, V); weights: as in `compute_mean_member_weights`, for add_remove of the sizes 1..N - 1, which
+    the neighbour uses. O(N V), by the collapse lemma; only sums of non-negative terms, so that
+    small probabilities keep their precision.
     """
     members = distributions.shape[-2]
     n_remaining = members - 1 if adjacency == "add_remove" else members
@@ -148,7 +146,7 @@ def neighbour_distributions(
 
 
 def _sum_without_each_member(parts: Floats) -> Floats:
-    """Sum over the second last axis of all but each one, without subtracting."""
+    """Sum over the second last axis without each entry in turn; does not subtract."""
     before = np.zeros_like(parts)
     after = np.zeros_like(parts)
     np.cumsum(parts[..., :-1, :], axis=-2, out=before[..., 1:, :])
@@ -159,19 +157,18 @@ def _sum_without_each_member(parts: Floats) -> Floats:
 def compute_sound_query_rdp(
     adjacency: Adjacency, alpha: int, q: float, members: int, radius: float, cap: float
 ) -> float:
-    """Upper bound (nats) on the Renyi divergence of order `alpha`, both directions, of one token of
-    the sound rule.
+    """Bound the Renyi divergence of order `alpha` (nats), in both directions, of one token of the
+    sound rule.
 
     The rule: every member is projected by the forward divergence alone, of order `alpha` or higher,
     to `radius`, and its weight never exceeds 1 - e^-cap. `radius` and `cap` are public constants,
     the same for every subset and for both neighbours. Neighbours differ in one member: its
-    distribution is the public one (zero_out), it is absent (add_remove), or it is any other
-    distribution (replace). `members` is how many there are, which is public, as zero_out and
-    replace leave it alone. It is no argument of the bound of add_remove, where it differs between
-    neighbours: that claim covers any number of members. Its direction without || with rests on an
-    inequality that was checked numerically at 60 digits and is not proved (formulas B2.5); zero_out
-    and replace do without, by moments of our own, tighter than those of B2.5. Raises AuditError on
-    bad input.
+    distribution is the public one (zero_out), it is absent (add_remove), or it has any other
+    distribution (replace). The number of `members` is public: zero_out and replace do not change
+    it. The bound of add_remove does not use it, because neighbours differ in it: this claim covers
+    any number of members. Its removal direction rests on an inequality that was checked numerically
+    at 60 digits and is not proved (formulas B2.5). zero_out and replace do not need the inequality:
+    they use moments of our own, tighter than those of B2.5. Raise AuditError on bad input.
     """
     alpha = require_renyi_order(alpha)
     require_unit_interval("q", q)
@@ -200,11 +197,11 @@ def bound_pmixed_epsilon(
     radius: float,
     cap: float,
 ) -> float:
-    """Epsilon (nats) at `delta` of `queries` tokens of the sound rule projected at order `alpha`.
+    """Return epsilon (nats) at `delta` of `queries` tokens of the sound rule projected at order
+    `alpha`.
 
-    The smallest over the integer orders 2..alpha: a projection at alpha bounds every order below,
-    none above.
-    Raises AuditError on bad input.
+    The smallest over the integer orders 2..alpha: a projection at alpha bounds all lower orders and
+    no higher order. Raise AuditError on bad input.
     """
     queries = require_count("queries", queries, 0)
 
@@ -226,11 +223,12 @@ def find_largest_sound_radius(
     members: int,
     cap: float | None = None,
 ) -> float:
-    """Largest radius (nats) at which `queries` tokens of the sound rule cost at most (epsilon,
-    delta) at order `alpha`.
+    """Return the largest radius (nats) at which `queries` tokens of the sound rule cost at most
+    (epsilon, delta) at order `alpha`.
 
-    Without a cap (nats) the cap equals the radius. inf where nothing is spent; raises AuditError on
-    bad input, on an (epsilon, delta, alpha) that leaves no budget, and where no radius fits it.
+    cap None: the cap (nats) equals the radius. inf if nothing is spent. Raise AuditError on bad
+    input, on an (epsilon, delta, alpha) that leaves no budget, and if no radius is within the
+    budget.
     """
 
     def query_rdp(radius: float) -> float:
@@ -244,7 +242,7 @@ def find_largest_sound_radius(
 def _compute_fixed_member_terms(
     adjacency: Adjacency, alpha: int, q: float, members: int, radius: float, cap: float
 ) -> list[_Terms]:
-    """The terms of E_Q (P/Q)^alpha - 1, once for each direction, for zero_out and replace.
+    """Return the terms of E_Q (P/Q)^alpha - 1 for zero_out and replace, once for each direction.
 
     P = Q + w h public with h = (change of one member) / public. Term j is C(alpha, j) w^j
     base^(1-j) E h^j, where the base distribution is at least `base` times the public one.
@@ -286,12 +284,13 @@ def _compute_fixed_member_terms(
 
 
 def _compute_moment_above(j: int, radius: float, log_reach: float) -> float:
-    """log of a bound on E h^j; where j is odd, on its part above 0."""
+    """Return the log of a bound on E h^j, or for odd j on its part with h > 0."""
     return _log_expm1((j - 1) * radius)
 
 
 def _compute_moment_below(j: int, radius: float, log_reach: float) -> float:
-    """log of a bound on E (-h)^j; where j is odd, on its part where the member is below public."""
+    """Return the log of a bound on E (-h)^j, or for odd j on its part with the member below
+    public."""
     if j % 2:
         return _log_odd_moment_below_public(j, radius, log_reach)
     return _compute_moment_above(j, radius, log_reach)
@@ -303,8 +302,8 @@ def _log_odd_moment_below_public(j: int, radius: float, log_reach: float) -> flo
 
 
 def _compute_replaced_moment(j: int, radius: float, log_reach: float) -> float:
-    """log of a bound on E (h - h')^j, h and h' being a replaced member's two; where j is odd, on
-    its part above 0."""
+    """Return the log of a bound on E (h - h')^j for a replaced member's h and h', or for odd j on
+    its part with h > h'."""
     if j == 2:
         # Minkowski: each has norm sqrt(e^radius - 1) at most
         return math.log(4) + _log_expm1(radius)
@@ -316,14 +315,14 @@ def _compute_replaced_moment(j: int, radius: float, log_reach: float) -> float:
 
 
 def _compute_add_remove_terms(alpha: int, q: float, radius: float, cap: float) -> list[_Terms]:
-    """The terms of E_Q (P/Q)^alpha - 1 when one member is absent: if it was sampled alone, and
-    beside one other.
+    """Return the terms of E_Q (P/Q)^alpha - 1 for one absent member: sampled alone, and with one
+    other member.
 
     Given the others' subset, of size K (joint convexity), the member weighs 1 / (K + 1), as if it
-    were sampled at the rate q / (K + 1). Alone, it is `radius` and `cap` away from the public
-    distribution; beside others, both together from their average. Rates fall with K, so K = 0 and K
-    = 1 are the worst of any number of members, and of any mixture that the subset's size makes
-    (formulas B2.5).
+    were sampled at the rate q / (K + 1). A member sampled alone is `radius` and `cap` away from the
+    public distribution; with others, it is both together away from their average. Rates fall with
+    K, so K = 0 and K = 1 are the worst of any number of members, and of any mixture over subset
+    sizes (formulas B2.5).
     """
     # Theorem C.4's bracket less 1: sum_k Bin(k; alpha, rate) (e^{(k-1) divergence} - 1), for k >=
     # 2.
@@ -339,8 +338,8 @@ def _compute_add_remove_terms(alpha: int, q: float, radius: float, cap: float) -
 def _find_largest_radius(
     query_rdp: Callable[[float], float], epsilon: float, delta: float, alpha: int, queries: int
 ) -> float:
-    """Largest x whose non-decreasing `query_rdp(x)`, `queries` times, costs at most (epsilon,
-    delta) at order alpha."""
+    """Return the largest x at which `queries` times the non-decreasing `query_rdp(x)` costs at most
+    (epsilon, delta) at order alpha."""
     budget = compute_rdp_budget(epsilon, delta, alpha)
     queries = require_count("queries", queries, 0)
 
@@ -372,8 +371,8 @@ def _find_largest_radius(
 
 
 def _add_log1p(log_terms: _Terms) -> float:
-    """log(1 + sum of weight * value), without overflow and with the relative accuracy of a small
-    sum."""
+    """Return log(1 + sum of weight * value), without overflow and with the relative accuracy of a
+    small sum."""
     # a weight of 0 annuls even inf
     terms = [weight + value for weight, value in log_terms if weight > -math.inf]
     top = max(terms, default=-math.inf)
@@ -393,7 +392,7 @@ def _log1m(x: float) -> float:
 
 
 def _log_binomial_probability(k: int, n: int, p: float) -> float:
-    """log of the binomial probability of k in n."""
+    """Return the log of the binomial probability of k in n."""
     if p in (0, 1):
         return 0.0 if k == n * p else -math.inf
     return math.log(math.comb(n, k)) + k * math.log(p) + (n - k) * math.log1p(-p)

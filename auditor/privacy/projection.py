@@ -1,9 +1,9 @@
-"""How much of a private distribution may be mixed into the public one: the most that stays within a
-Renyi radius.
+"""Compute the largest weight of a private distribution that keeps its mixture with the public one
+within a Renyi radius.
 
-Knows tensors, not budgets or models. Distributions are normalised log-probabilities in nats over
-the last dimension, p private and p0 public, with any leading dimensions; the mixture is lambda p +
-(1 - lambda) p0. Weights carry no gradient.
+Distributions are tensors of normalised log-probabilities in nats over the last dimension, p private
+and p0 public, with any leading dimensions; the mixture is lambda p + (1 - lambda) p0. Weights carry
+no gradient.
 """
 
 import copy
@@ -29,10 +29,11 @@ _SMALLEST_STEP = 1e-15  # relative to the weight
 
 @torch.no_grad()
 def log_ratio_moments(log_p: Tensor, log_p0: Tensor, alpha: int) -> Tensor:
-    """log E_{p0} (p / p0)^k for k = 0..alpha: (alpha + 1, ...) in float64, inf where p > 0 = p0.
+    """Return log E_{p0} (p / p0)^k for k = 0..alpha: (alpha + 1, ...) in float64, inf if p > 0 =
+    p0.
 
-    Half precision is renormalised in float32. Raises AuditError where a distribution is none: NaN,
-    or a total mass other than 1.
+    Half precision is renormalised in float32. Raise AuditError for an invalid distribution: NaN, or
+    a total mass other than 1.
     """
     log_p, log_p0 = _align_distributions(log_p, log_p0)
     moments = log_p.new_empty(
@@ -51,12 +52,11 @@ def log_ratio_moments(log_p: Tensor, log_p0: Tensor, alpha: int) -> Tensor:
 def find_largest_mixing_weight(
     moments: Tensor, radius: float | Tensor, max_weight: float = 1.0
 ) -> Tensor:
-    """Largest lambda in [0, max_weight] with D_alpha(lambda p + (1 - lambda) p0 || p0) <= radius
-    (nats); float64.
+    """Return the largest lambda in [0, max_weight] with D_alpha(lambda p + (1 - lambda) p0 || p0)
+    <= radius (nats); float64.
 
-    `moments` are `log_ratio_moments` up to alpha; `radius` broadcasts with their leading
-    dimensions, and may have more.
-    Raises AuditError on bad input.
+    moments: `log_ratio_moments` up to alpha; radius: broadcasts with their leading dimensions, and
+    may have more. Raise AuditError on bad input.
     """
     if not 0 <= max_weight <= 1:
         raise AuditError(f"expected max_weight in [0, 1], got {max_weight}")
@@ -84,11 +84,11 @@ def find_largest_mixing_weight(
 def compute_projection_weight(
     log_p: Tensor, log_p0: Tensor, alpha: int, radius: float | Tensor, max_weight: float = 1.0
 ) -> Tensor:
-    """Largest lambda in [0, max_weight] with D_alpha(lambda p + (1 - lambda) p0 || p0) <= radius
-    (nats); float64.
+    """Return the largest lambda in [0, max_weight] with D_alpha(lambda p + (1 - lambda) p0 || p0)
+    <= radius (nats); float64.
 
-    `radius` broadcasts with the leading dimensions. Single precision loses 1e-4 of it. Raises
-    AuditError on bad input.
+    radius: broadcasts with the leading dimensions. In single precision, lambda is up to 1e-4 too
+    small. Raise AuditError on bad input.
     """
     return find_largest_mixing_weight(
         log_ratio_moments(log_p, log_p0, alpha),
@@ -101,11 +101,11 @@ def compute_projection_weight(
 def compute_two_sided_weight(
     log_p: Tensor, log_p0: Tensor, alpha: int, radius: float | Tensor
 ) -> Tensor:
-    """Largest lambda in [0, 1] whose mixture is within `radius` (nats) of p0 in both directions;
-    PMixED Sec. 4.2.
+    """Return the largest lambda in [0, 1] whose mixture is within `radius` (nats) of p0 in both
+    directions; PMixED Sec. 4.2.
 
-    As `compute_projection_weight`, and then shrunk where D_alpha(p0 || mixture) is the larger one.
-    Raises AuditError on bad input.
+    Shrinks `compute_projection_weight` if D_alpha(p0 || mixture) is the larger divergence. Raise
+    AuditError on bad input.
     """
     radius = _radii_less_precision_margin(radius, log_p, log_p0)
     moments = log_ratio_moments(log_p, log_p0, alpha)
@@ -147,8 +147,8 @@ def compute_two_sided_weight(
 
 
 def _compute_moments(log_p: Tensor, log_p0: Tensor, alpha: int) -> Tensor:
-    """Through the central moments of p / p0: one exponential a token, and small divergences to full
-    precision."""
+    """Compute the moments by the central moments of p / p0: one exponential a token, precise for
+    small divergences."""
     # A p0 below the smallest normal number is rounded up to it: more divergence, less weight,
     # nothing lost.
     public = log_p0.clamp_min(math.log(torch.finfo(log_p0.dtype).tiny)).exp_()
@@ -178,8 +178,8 @@ def _compute_moments(log_p: Tensor, log_p0: Tensor, alpha: int) -> Tensor:
 
 
 def _compute_log_moments(log_p: Tensor, log_p0: Tensor, alpha: int) -> Tensor:
-    """The moments by log-sum-exp in float64, of both distributions renormalised: slow, but right
-    for any ratio."""
+    """Compute the moments by log-sum-exp in float64, with both distributions renormalised: slow,
+    but right for any ratio."""
     log_p = log_p.double()
     log_p0 = log_p0.double()
     log_mass = log_p.logsumexp(-1)
@@ -198,23 +198,23 @@ def _compute_log_moments(log_p: Tensor, log_p0: Tensor, alpha: int) -> Tensor:
 
 
 def _compute_ratio_excess(log_p: Tensor, log_p0: Tensor) -> Tensor:
-    """h = p / p0 - 1; 0 where both distributions are, inf where only p0 is 0."""
+    """Return h = p / p0 - 1; 0 if p = p0 = 0, inf if only p0 is 0."""
     return _log_ratio(log_p, log_p0).expm1_()
 
 
 def _log_ratio(log_p: Tensor, log_p0: Tensor) -> Tensor:
-    """log p / p0; 0 where both distributions are, inf where only p0 is 0."""
+    """Return log p / p0; 0 if p = p0 = 0, inf if only p0 is 0."""
     ratio = log_p - log_p0
     dead = log_p0.isneginf()
     return ratio.masked_fill_(dead & log_p.isneginf(), 0.0) if dead.any() else ratio
 
 
 def _solve_weight(moments: Tensor, budget: Tensor, max_weight: float) -> Tensor:
-    """lambda with log E x^alpha = budget > 0, for (alpha + 1, n) finite moments and (n,) budgets; x
-    = mixture / p0.
+    """Return lambda with log E x^alpha = budget > 0, x = mixture / p0. moments: (alpha + 1, n),
+    finite; budgets: (n,).
 
-    (E x^alpha)^(1/alpha) is convex in lambda (Minkowski): Newton's steps from an upper bound never
-    pass the root.
+    (E x^alpha)^(1/alpha) is convex in lambda (Minkowski), so Newton's steps from an upper bound
+    never pass the root.
     """
     alpha = len(moments) - 1
     # Upper bounds (formulas B3): one term of E x^alpha alone, and E x^alpha >= (E x^2)^(alpha/2)
@@ -244,14 +244,14 @@ def _solve_weight(moments: Tensor, budget: Tensor, max_weight: float) -> Tensor:
 
 
 def _log_mixture_moment_excess(moments: Tensor, weight: Tensor) -> Tensor:
-    """log(E x^alpha - 1) of the mixtures: a sum over k >= 2 of positive terms, hence exact for
-    small divergences."""
+    """Return log(E x^alpha - 1) of the mixtures: a sum over k >= 2 of positive terms, so precise
+    for small divergences."""
     return _log_bernstein_polynomial(_log_expm1(moments[2:]), len(moments) - 1, weight)
 
 
 def _log_bernstein_polynomial(log_coefficients: Tensor, degree: int, weight: Tensor) -> Tensor:
-    """log sum_k C(degree, k) weight^k (1 - weight)^(degree - k) e^(coefficient), for the last k up
-    to the degree."""
+    """Return log sum_k C(degree, k) weight^k (1 - weight)^(degree - k) e^(coefficient), for the
+    last k up to the degree."""
     first = degree + 1 - len(log_coefficients)
     log_weight = weight.log()  # xlog1py, unlike a product, is 0 at weight 1 and k = degree
     return torch.stack(
@@ -268,8 +268,8 @@ def _log_bernstein_polynomial(log_coefficients: Tensor, degree: int, weight: Ten
 def _bound_reverse_weights(
     log_p: Tensor, log_p0: Tensor, weight: Tensor, budget: Tensor, unsure: Tensor, alpha: int
 ) -> Tensor:
-    """Weights (sizes, n) shrunk where, among the unsure, log E x^(1 - alpha) > budget;
-    distributions (n, V)."""
+    """Shrink the weights (sizes, n) in `unsure` with log E x^(1 - alpha) > budget. log_p, log_p0:
+    (n, V)."""
     weight = weight.clone()
     reverse = _ReverseDivergence(log_p, log_p0, alpha)
     exact = None
@@ -297,8 +297,8 @@ def _bound_reverse_weights(
 class _ReverseDivergence:
     """E x^(1 - alpha) of distributions (n, V) at any weights, x = mixture / p0 = 1 + lambda h.
 
-    With E h = 0, which adds (alpha - 1) lambda h to each token's term, its excess over 1 is the
-    mean of lambda^2 h^2 sum_j (alpha - j) x^-j over j = 1..alpha - 1, and the slope of that is the
+    Because E h = 0, (alpha - 1) lambda h can be added to each token's term. The excess over 1 is
+    then the mean of lambda^2 h^2 sum_j (alpha - j) x^-j over j = 1..alpha - 1, and its slope the
     mean of (alpha - 1) lambda h^2 sum_j x^-j over j = 1..alpha: nothing cancels.
     """
 
@@ -308,13 +308,13 @@ class _ReverseDivergence:
         self.square = log_p0.exp().mul_(excess).mul_(excess)  # p0 h^2
 
     def select_distributions(self, distributions: Tensor) -> Self:
-        """This for some of the distributions, by index."""
+        """Return the same for the distributions with these indices."""
         subset = copy.copy(self)
         subset.ratio, subset.square = self.ratio[distributions], self.square[distributions]
         return subset
 
     def reverse_moment_excess(self, weight: Tensor, inverse: Tensor | None = None) -> Tensor:
-        """E x^(1 - alpha) - 1, (n,) in float64; inverse: 1 / x."""
+        """Return E x^(1 - alpha) - 1, (n,) in float64; inverse: 1 / x."""
         inverse = self._inverse_of_mixture_ratio(weight) if inverse is None else inverse
         # coefficients alpha - j, from j = alpha - 1, the highest power, down
         return weight**2 * self._mean_weighted_by_squared_excess(
@@ -331,9 +331,10 @@ class _ReverseDivergence:
         return term.mul_(self.square).sum(-1).double()
 
     def shrink_weight_to_budget(self, weight: Tensor, budget: Tensor) -> Tensor:
-        """Largest lambda <= weight with log E x^(1 - alpha) <= budget, of distributions in float64.
+        """Return the largest lambda <= weight with log E x^(1 - alpha) <= budget, for float64
+        distributions.
 
-        (E x^(1 - alpha))^(-1/(alpha - 1)) is concave and decreasing (reverse Minkowski): Newton
+        (E x^(1 - alpha))^(-1/(alpha - 1)) is concave and decreasing (reverse Minkowski), so Newton
         stays on the right.
         """
         order = self.alpha - 1
@@ -362,7 +363,8 @@ class _ReverseDivergence:
 
 
 def _evaluate_polynomial(x: Tensor, coefficients: Iterable[int]) -> Tensor:
-    """sum_j c_j x^j for j = n..1: the coefficient of the highest power first (Horner)."""
+    """Return sum_j c_j x^j for j = n..1; the coefficient of the highest power comes first
+    (Horner)."""
     first, *others = coefficients
     total = first * x
     for coefficient in others:
@@ -377,8 +379,8 @@ def _log_expm1(x: Tensor) -> Tensor:
 def _align_distributions(
     log_p: Tensor, log_p0: Tensor, lead: torch.Size | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Both distributions in one dtype and of as many dimensions, p with all of them and p0 with 1
-    where it can."""
+    """Return both distributions in one dtype and number of dimensions: p with all, p0 with 1 where
+    possible."""
     if log_p.shape[-1] != log_p0.shape[-1]:
         raise AuditError(
             f"expected one vocabulary, got {log_p.shape[-1]} and {log_p0.shape[-1]} tokens"
@@ -398,7 +400,7 @@ def _align_distributions(
 
 
 def _list_distribution_chunk_slices(shape: torch.Size) -> Iterator[tuple[slice, ...]]:
-    """Index ranges over the leading dimensions, each of at most _CHUNK elements or a single
+    """Yield slices of the leading dimensions, each of at most _CHUNK elements or a single
     distribution."""
     ranges = []
     for dim, size in enumerate(shape[:-1]):

@@ -1,7 +1,7 @@
-"""`privacy.json`: what a privately trained model promises, beside its weights; and the claim a
-report makes of it.
+"""Read and write `privacy.json`: the promise of a privately trained model, stored with its weights,
+and its claim in reports.
 
-Knows records of numbers and words; computes no epsilon.
+Computes no epsilon.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class Mechanism:
 class PrivacyRecord:
     """One private training: its mechanism, promise and unit. Epsilons in nats.
 
-    `epsilon`, of this training and the `earlier` ones together, is None where nothing is promised;
-    `status` then says why, and `nominal` holds the numbers that some paper would print all the
-    same, by what they would mean.
+    `epsilon` is of this training and the `earlier` ones together; None if nothing is promised.
+    `status` then says why, and `nominal` holds the numbers that a paper might print anyway, by
+    their meaning.
     """
 
     method: str
@@ -75,11 +75,11 @@ class PrivacyRecord:
 
     @property
     def nominal_epsilon(self) -> float | None:
-        """The one of the nominal epsilons that a paper would print."""
+        """Return the nominal epsilon that a paper would print."""
         return self.nominal.get(NOMINAL, next(iter(self.nominal.values()), None))
 
     def claim(self) -> Claim | None:
-        """The claim, spent in full by the training; None where nothing is promised."""
+        """Return the claim, spent in full by the training; None if nothing is promised."""
         if self.epsilon is None:
             return None
         return Claim(
@@ -114,7 +114,7 @@ class PrivacyRecord:
         )
 
     def notes(self) -> tuple[str, ...]:
-        """What a reader must know beside the claim: sentences."""
+        """Return sentences that a reader must know besides the claim."""
         if self.epsilon is None:
             numbers = "; ".join(
                 f"{mechanism}: ε {value:.3g}" for mechanism, value in self.nominal.items()
@@ -165,8 +165,8 @@ class PrivacyRecord:
 def list_training_differences(
     record: PrivacyRecord, control: PrivacyRecord
 ) -> Iterator[tuple[str, object, object]]:
-    """(what, of a model, of its control) for all that the two must have in common, as far as both
-    say."""
+    """Yield (setting, value of the model, value of its control) for each setting that should agree
+    but differs."""
     for name in ("sampling_rate", "steps", "unit", "sampling"):
         yield name, getattr(record, name), getattr(control, name)
     if record.optimizer and control.optimizer:
@@ -183,13 +183,13 @@ def list_training_differences(
 
 
 def write_privacy_record(folder: Path, record: PrivacyRecord) -> None:
-    """Writes it whole or not at all."""
+    """Write the record atomically."""
     disk.replace_atomically(folder / FILE, json.dumps(to_json(record), indent=1) + "\n", sync=True)
 
 
 def read_privacy_record(folder: Path) -> PrivacyRecord | None:
-    """What the folder's model promises; None where it does not say. Raises AuditError for another
-    form."""
+    """Read the promise of the folder's model; None if there is none. Raise AuditError for a file of
+    another form."""
     path = folder / FILE
     if not path.is_file():
         return None

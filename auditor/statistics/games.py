@@ -1,10 +1,9 @@
-"""Bound epsilon from below by the scores of independent games: some games choose a threshold, the
-others count.
+"""Bound epsilon from below by the scores of independent games.
 
-Each game was played with the model or with its neighbour, by a fair coin. Games that share nothing
-satisfy the assumptions of Clopper and Pearson: enough games prove any epsilon, unlike canaries of
-one run. The first quarter of the games chooses the threshold and is not
-counted, so the threshold is fixed before the counted games.
+Each game was played with the model or with its neighbour, by a fair coin. Independent games satisfy
+the assumptions of Clopper and Pearson: enough games prove any epsilon, unlike canaries of one run.
+The first quarter of the games chooses a threshold and is not counted, so the threshold is fixed
+before the counted games.
 """
 
 from __future__ import annotations
@@ -74,9 +73,8 @@ def audit_games(games: Table, delta: float, level: float) -> Audited:
 
 
 def _choose_best_threshold(scores: Floats, included: Bools, delta: float, level: float) -> float:
-    """Return the threshold that proves most on these games, counted as if there were as many as
-    will count.
-    """
+    """Return the threshold that proves most on these games, scaled to the number of counted
+    games."""
     if included.all() or not included.any():
         # one side alone teaches nothing: no game is then guessed to be with the model
         return math.inf
@@ -95,9 +93,8 @@ def _choose_best_threshold(scores: Floats, included: Bools, delta: float, level:
 
 
 def _select_candidate_thresholds(scores: Floats) -> Sequence[float]:
-    """Return at most `_THRESHOLDS` / 2 of these scores, dense at both ends, where little
-    probability says most.
-    """
+    """Return at most `_THRESHOLDS` / 2 of these scores, dense at both ends, where few scores prove
+    most."""
     ordered = np.sort(scores)
     steps = np.unique(np.geomspace(1, len(ordered), _THRESHOLDS // 4).astype(int)) - 1
     return [*ordered[steps], *ordered[::-1][steps]]

@@ -1,9 +1,8 @@
-"""Find where runs of tokens occur in texts, by sorted hashes. Knows token ids only.
+"""Find where runs of tokens occur in texts, by sorted hashes of n-grams.
 
-A key holds the upper bits of the 64-bit hash of an n-gram and, in its lower bits, where the n-gram
-begins: keys with equal hashes keep the order of the texts. Two n-grams may share a hash: what
-counts is
-compared token for token by whoever looks it up.
+A key holds the upper bits of the 64-bit hash of an n-gram and, in its lower bits, the place where
+the n-gram begins: keys with equal hashes keep the order of the texts. Two n-grams may share a hash,
+so callers compare the tokens.
 """
 
 from __future__ import annotations
@@ -27,9 +26,8 @@ _BASE = np.uint64(0x9E3779B97F4A7C15)
 
 @dataclass(frozen=True, eq=False)
 class HashedNGrams:
-    """tokens: of all texts, one text after another; starts: (texts + 1,) where each begins, and the
-    end.
-    """
+    """An index of n-grams. tokens: of all texts, end to end; starts: (texts + 1,) the start of each
+    text, and the end."""
 
     tokens: TokenArray
     starts: Ints
@@ -37,11 +35,11 @@ class HashedNGrams:
 
     @property
     def text_lengths(self) -> Ints:
-        """(texts,) tokens of each."""
+        """Return the number of tokens of each text, (texts,)."""
         return np.diff(self.starts)
 
     def find_hashes(self, hashes: Hashes, n: int) -> tuple[Ints, Ints]:
-        """(k,) and (k,): the keys low:high of n-grams have the upper bits of this hash."""
+        """Return low and high, (k,) each: keys[low:high] have the upper bits of each hash."""
         keys = self._sort_keys(n)
         return (
             np.searchsorted(keys, hashes & ~self._place_bits),
@@ -49,11 +47,11 @@ class HashedNGrams:
         )
 
     def list_places(self, n: int, selection: Ints | slice) -> Ints:
-        """Where the n-grams of these keys begin."""
+        """Return where the n-grams of the selected keys begin."""
         return (self._sort_keys(n)[selection] & self._place_bits).astype(np.int64)
 
     def find_owners(self, places: Ints) -> Ints:
-        """(k,) the text that each place lies in."""
+        """Return the index of the text that contains each place, (k,)."""
         return np.searchsorted(self.starts, places, side="right") - 1
 
     @property
@@ -76,21 +74,21 @@ class HashedNGrams:
 
 
 def join_texts(texts: Sequence[Any]) -> tuple[TokenArray, Ints]:
-    """Return all tokens, and (texts + 1,) where each text begins, and the end."""
+    """Return all tokens end to end, and the start of each text and the end, (texts + 1,)."""
     arrays = [np.asarray(text, dtype=np.uint32) for text in texts]
     starts = np.cumsum([0, *map(len, arrays)], dtype=np.int64)
     return np.concatenate([np.empty(0, np.uint32), *arrays]), starts
 
 
 def view_ngrams(tokens: TokenArray, n: int) -> TokenArray:
-    """(places, n) without a copy."""
+    """Return a view of all n-grams, (places, n)."""
     if len(tokens) < n:
         return np.empty((0, n), dtype=tokens.dtype)
     return np.lib.stride_tricks.sliding_window_view(tokens, n)
 
 
 def hash_ngrams(tokens: TokenArray, starts: Ints, n: int) -> Iterator[tuple[Ints, Hashes]]:
-    """Yield, block by block, where the n-grams of texts begin, and their hashes."""
+    """Yield blocks of the places at which n-grams of texts begin, and of their hashes."""
     is_whole = np.ones(len(tokens), dtype=bool)
     for start, end in pairwise(starts.tolist()):
         is_whole[max(start, end - n + 1) : end] = False
@@ -101,7 +99,7 @@ def hash_ngrams(tokens: TokenArray, starts: Ints, n: int) -> Iterator[tuple[Ints
 
 
 def hash_token_pieces(pieces: TokenArray) -> Hashes:
-    """(n, size) tokens -> (n,)."""
+    """Hash pieces of tokens, (n, size), to (n,)."""
     # Arrays of uint64 wrap without a warning; two pieces with one hash cost a comparison, and make
     # no pair.
     total = np.zeros(len(pieces), dtype=np.uint64)

@@ -1,8 +1,9 @@
-"""Test several hypotheses at once (Holm 1979): any false rejection has at most the level, step by
-step from the smallest p-value.
+"""Test several hypotheses at once (Holm 1979): the probability of any false rejection is at most
+the level.
 
-Of m tests the surest is decided at level/m, the next at level/(m - 1), and so on until a test does
-not reject. The rule has two forms here: for tests that can be run at a level, and for p-values.
+The test with the smallest of m p-values is decided at level/m, the next at level/(m - 1), and so on
+until a test does not reject. The rule has two forms here: for tests that can be run at a level, and
+for p-values.
 """
 
 from __future__ import annotations

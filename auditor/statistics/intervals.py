@@ -1,6 +1,4 @@
-"""Numbers with intervals: shares, means, differences, perplexities. Pure functions on arrays; no
-torch, no files.
-"""
+"""Estimate shares, means, differences and perplexities with intervals, from arrays."""
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ Z = float(ndtri((1 + CONFIDENCE) / 2))
 
 @lru_cache(maxsize=4096)
 def clopper_pearson(hits: int, n: int, confidence: float = CONFIDENCE) -> tuple[float, float]:
-    """Exact two-sided interval of a binomial share; [0, 1] for n = 0."""
+    """Return the exact two-sided interval of a binomial share; [0, 1] for n = 0."""
     tail = (1 - confidence) / 2
     low = 0.0 if hits == 0 else float(betaincinv(hits, n - hits + 1, tail))
     high = 1.0 if hits == n else float(betaincinv(hits + 1, n - hits, 1 - tail))
@@ -30,7 +28,7 @@ def clopper_pearson(hits: int, n: int, confidence: float = CONFIDENCE) -> tuple[
 
 
 def measure_share(name: str, hit: Bools, note: str = "") -> Measurement:
-    """A share with its Clopper-Pearson interval; NaN where there is nothing to take a share of."""
+    """Return a share with its Clopper-Pearson interval; NaN for an empty array."""
     n = len(hit)
     hits = int(hit.sum())
     low, high = clopper_pearson(hits, n)
@@ -42,9 +40,8 @@ def subtract_nonmember_share(
     members: Bools,
     nonmembers: Bools,
 ) -> Measurement:
-    """A share of members minus that of non-members, Newcombe's hybrid score interval (1998, method
-    10).
-    """
+    """Return a share of members minus that of non-members, with Newcombe's hybrid score interval
+    (1998, method 10)."""
     sides = [(len(hit), int(hit.sum())) for hit in (members, nonmembers)]
     return subtract_nonmember_mean(
         name,
@@ -53,7 +50,7 @@ def subtract_nonmember_share(
 
 
 def compute_wilson_interval(hits: int, n: int) -> tuple[float, float]:
-    """Wilson's score interval of a binomial share."""
+    """Return Wilson's score interval of a binomial share."""
     p = hits / n
     scale = 1 + Z * Z / n
     centre = (p + Z * Z / (2 * n)) / scale
@@ -65,10 +62,10 @@ def estimate_perplexity(
     texts: Sequence[tuple[float, int]],
     name: str = "perplexity",
 ) -> Measurement:
-    """exp of the mean nll a token, from (summed nll in nats, tokens) of each text.
+    """Return exp of the mean nll a token. texts: (summed nll in nats, tokens) of each text.
 
-    Infinite where a text has probability 0: the note then says of how many that is so, and what the
-    others have.
+    Infinite if a text has probability 0: the note then gives the number of such texts and the
+    perplexity of the others.
     """
     nll, tokens = (np.array(column, dtype=float) for column in zip(*texts, strict=True))
     n = len(nll)
@@ -92,9 +89,8 @@ def estimate_perplexity(
 
 
 def compute_mean_probability(name: str, values: Floats, note: str = "") -> Measurement:
-    """Mean of probabilities over secrets, with the interval of `compute_gaffke_interval`; NaN where
-    there are none.
-    """
+    """Return the mean probability over secrets with the interval of `compute_gaffke_interval`; NaN
+    for an empty array."""
     n = len(values)
     if not n:
         return Measurement(name, math.nan, 0.0, 1.0, 0, "probability", note)
@@ -109,14 +105,14 @@ def compute_mean_probability(name: str, values: Floats, note: str = "") -> Measu
 
 
 def compute_gaffke_interval(values: Floats, stream: str) -> tuple[float, float]:
-    """The two-sided 95% interval of the mean of numbers in [0, 1] (Gaffke 2005; Learned-Miller and
-    Thomas 2019).
+    """Return the two-sided 95% interval of the mean of numbers in [0, 1] (Gaffke 2005;
+    Learned-Miller and Thomas 2019).
 
-    The upper end is that quantile of the means of the sample and one more value, 1, with weights
-    uniform on the simplex (the lower end: and 0). So it sees the rare large value that the sample
-    missed, which a bootstrap cannot; of zeros and ones alone it is Clopper and Pearson's.
-    Coverage is proved for these cases; no counterexample is known. stream: names the random
-    weights.
+    The upper end is a quantile of weighted means of the sample and a further value 1, with weights
+    uniform on the simplex; the lower end has a further value 0. So the interval allows for a rare
+    large value that the sample missed, unlike a bootstrap. For zeros and ones it is Clopper and
+    Pearson's. Coverage is proved for these cases; no counterexample is known. stream: names the
+    random weights.
     """
     n = len(values)
     means = bootstrap.compute_resampled_statistic(
@@ -142,9 +138,8 @@ def estimate_mean(
     unit: str,
     note: str = "",
 ) -> Measurement:
-    """The mean, by the interval of its unit: exact of shares (0 or 1), Gaffke's of probabilities,
-    else a bootstrap.
-    """
+    """Return the mean with the interval for its unit: exact for shares (0 or 1), Gaffke's for
+    probabilities, else a bootstrap."""
     if unit == "share":
         return measure_share(name, values == 1, note)
     if unit == "probability":
@@ -153,8 +148,7 @@ def estimate_mean(
 
 
 def estimate_mean_share(name: str, values: Floats) -> Measurement:
-    """The mean over secrets of a share each: exact where all are 0 or 1, as only these are a
-    count."""
+    """Return the mean of a share per secret; the interval is exact if all are 0 or 1 (a count)."""
     return estimate_mean(
         name,
         values,
@@ -167,7 +161,7 @@ def subtract_nonmember_mean(
     members: Measurement,
     nonmembers: Measurement,
 ) -> Measurement:
-    """Members minus non-members, the interval by Newcombe's rule from those of the two means."""
+    """Subtract the non-members' mean; Newcombe's rule combines the two intervals."""
     ends = combine_independent_intervals([(1.0, members), (-1.0, nonmembers)])
     return Measurement(name, *ends, members.n + nonmembers.n, members.unit)
 
@@ -175,10 +169,10 @@ def subtract_nonmember_mean(
 def combine_independent_intervals(
     terms: Iterable[tuple[float, Measurement]],
 ) -> tuple[float, float, float]:
-    """(value, low, high) of a sum of coefficient x number of independent numbers, by their
-    intervals: MOVER.
+    """Return (value, low, high) of a sum of coefficient x number over independent numbers, by
+    MOVER.
 
-    Each end is as far off as the ends of the terms on that side together, in squares (Zou and
+    The squared distances of the terms' ends on one side add up to that of the sum's end (Zou and
     Donner 2008).
     """
     value = reach_down = reach_up = 0.0
@@ -197,7 +191,7 @@ def bootstrap_mean(
     unit: str,
     note: str = "",
 ) -> Measurement:
-    """A mean with its bootstrap interval."""
+    """Return a mean with its bootstrap interval."""
     # the name is the stream: numbers of one name over as many secrets are read at the same
     # resamples
     ends = bootstrap.compute_percentile_interval(bootstrap.compute_resampled_means(values, name))

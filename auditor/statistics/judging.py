@@ -19,12 +19,11 @@ from auditor.statistics.near_pairs import index_pairs_within_edit_limits
 
 @dataclass(frozen=True)
 class Outcome:
-    """The judged guesses of one cell, a row a secret: first guess right, any right, score, repeats,
-    membership.
+    """The judged guesses of one cell, a row per secret.
 
-    `distance`: token edits from the first guess to the answer, near-verbatim up to
-    `compute_near_verbatim_limit` of them. `traits`: further numbers a secret, (n,) each, by name;
-    NaN where not known. See `_compute_guess_traits`.
+    hit: first guess right; any_hit: any guess right; distance: token edits from the first guess to
+    the answer; tolerance: `compute_near_verbatim_limit`, the most edits of a near-verbatim guess;
+    traits: see `_compute_guess_traits`, (n,) each, by name; NaN if unknown.
     """
 
     ids: tuple[str, ...]
@@ -57,11 +56,10 @@ class Outcome:
 
 
 def judge_guesses(guesses: Iterable[Guesses], secrets: Mapping[str, Secret]) -> Outcome:
-    """Compares guesses with the answers: a hit is the suffix verbatim. In the order of the secret
-    ids.
+    """Compare guesses with the answers, in the order of the secret ids. A hit is the suffix
+    verbatim.
 
-    Each is looked at once, and no candidate is kept: all of them together may be larger than
-    memory.
+    Each secret's guesses are read once and not kept: all together may exceed memory.
     """
     rows = sorted(
         (_judge_one_secret(g, secrets[g.secret]) for g in guesses),
@@ -120,12 +118,12 @@ _TRAITS = ("rank", "count", "min_log_prob", "passed_over", "lead")
 
 def _compute_guess_traits(guesses: Guesses, answer: Secret) -> tuple[float, ...]:
     """Return the traits that distinguish right from wrong guesses (Ethicist, Table 4 and Figures 6
-    and 7), a number per trait.
+    and 7).
 
-    rank: place of the true suffix among the candidates, from 1, infinite if it is not among them;
-    count: number of samples equal to the first guess; min_log_prob: log-probability of its least
-    likely token, nats; passed_over: whether another candidate is more likely as a whole than the
-    first guess; lead: right tokens of the first guess before its first wrong token.
+    rank: place of the true suffix among the candidates, from 1, infinite if absent; count: number
+    of samples equal to the first guess; min_log_prob: log-probability of its least likely token,
+    nats; passed_over: whether another candidate is more likely as a whole than the first guess;
+    lead: right tokens of the first guess before its first wrong token.
     """
     first, *others = guesses.ranked
     rank = next((i for i, g in enumerate(guesses.ranked, 1) if g.suffix == answer.suffix), math.inf)
@@ -142,10 +140,10 @@ def _compute_guess_traits(guesses: Guesses, answer: Secret) -> tuple[float, ...]
 
 
 def compute_near_verbatim_limit(length: int) -> int:
-    """Token edits that leave a suffix of this length near-verbatim: a fifth, rounded down, at least
-    1.
+    """Return the most token edits of a near-verbatim suffix of this length: a fifth, rounded down,
+    at least 1.
 
-    None for a single token: with one edit any token would do.
+    0 for a single token: with one edit any token would be near-verbatim.
     """
     return min(length - 1, max(1, length // 5))
 
@@ -153,11 +151,11 @@ def compute_near_verbatim_limit(length: int) -> int:
 def find_near_duplicate_ids(
     secrets: Sequence[Secret], known: Sequence[Pair], distance: int | None = None
 ) -> tuple[str, ...]:
-    """Ids of the secrets whose suffix is within so many token edits (Levenshtein) of some known
-    pair's suffix.
+    """Return the ids of secrets with a suffix within `distance` token edits (Levenshtein) of a
+    known pair's suffix.
 
-    distance: `compute_near_verbatim_limit` of the secret's suffix where None. What an attacker
-    completes of these may come from the known pair instead of from the model (formulas.md, A7).
+    distance: `compute_near_verbatim_limit` of the secret's suffix if None. An attacker may have
+    completed these secrets from the known pair, not from the model (formulas.md, A7).
     """
     suffixes = sorted({pair.suffix for pair in known})
     limits = [

@@ -1,9 +1,8 @@
-"""Membership scores of one text from the log-probabilities of its tokens: pure formulas, higher is
-surer.
+"""Score the membership of one text from the log-probabilities of its tokens; members score higher.
 
-Nats throughout. `log_probs`: (L,) of a text's tokens under the target; `delta`: (L,) what the
-target gives each token beyond the reference, log p_target - log p_reference. Knows no models; who
-is a member comes in only where a formula asks for records that are not the one it scores.
+`log_probs`: (L,) nats, of a text's tokens under the target; `delta`: (L,) log p_target - log
+p_reference of each token, nats. Needs no model, and no labels except where a formula needs records
+known to be members or non-members.
 """
 
 from __future__ import annotations
@@ -41,19 +40,18 @@ _LEAST_LOSS = 2.0**-24  # what float32 tells a probability from 1 by
 
 
 def average_lowest(values: Floats, share: float) -> float:
-    """Mean of the lowest `share` of the values, at least one: Min-K% of log-probabilities (Shi et
-    al. 2023).
-    """
+    """Return the mean of the lowest `share` of the values, at least one value: Min-K% of
+    log-probabilities (Shi et al. 2023)."""
     count = max(1, int(len(values) * share))
     return float(np.sort(values)[:count].mean())
 
 
 def standardise_log_probs(log_probs: Floats, mean: Floats, deviation: Floats) -> Floats:
-    """(L,): each token's log-probability less its mean under the distribution, in deviations
+    """Standardise each token's log-probability by the mean and deviation of its distribution, (L,)
     (Min-K%++, Zhang et al. 2024).
 
-    mean, deviation: (L,) of log p(v) with v drawn from the distribution itself. 0 where a
-    distribution has no deviation: every token that it allows is then as likely as the mean.
+    mean, deviation: (L,) of log p(v) for v drawn from the distribution itself. 0 if the deviation
+    is 0: then every possible token is as likely as the mean.
     """
     away = log_probs - mean
     return np.divide(
@@ -65,14 +63,14 @@ def standardise_log_probs(log_probs: Floats, mean: Floats, deviation: Floats) ->
 
 
 def score_error_zone(delta: Floats, wrong: Bools) -> float:
-    """EZ-MIA: P / (P + N) over the tokens that the target's likeliest one is not (`wrong`), which
-    orders as P / N does.
+    """Return EZ-MIA's P / (P + N), over the tokens that are not the target's likeliest (`wrong`);
+    it orders texts like P / N.
 
-    P and N sum the positive delta and the size of the negative (2601.12104). Where N is 0, P / N
-    has no end and says no more: such texts are above all others, from 1 to 2 by P, as P / (N + e)
-    orders them however small e is; without that, a tenth of short non-members may share the first
-    place. A text without wrong tokens scores 2: on top. The authors' code puts it at the bottom,
-    which is where the best memorised ones then are.
+    P and N are the sums of the positive delta and of the absolute negative delta (2601.12104). If N
+    is 0, P / N is infinite: such texts score from 1 to 2, ordered by P, as P / (N + e) orders them
+    for small e; else a tenth of short non-members may be tied for first. A text without wrong
+    tokens scores 2, the highest. The authors' code scores it lowest, although the best memorised
+    texts are such.
     """
     zone = delta[wrong]
     if not len(zone):
@@ -89,10 +87,10 @@ def score_error_zone(delta: Floats, wrong: Bools) -> float:
 
 
 def score_windows(delta: Floats, windows: tuple[int, ...] = WINDOWS) -> float:
-    """WBC: mean over window lengths of the share of windows with a positive sum of delta
+    """Return WBC: the share of windows with a positive sum of delta, averaged over window lengths
     (2601.02751).
 
-    A length is clamped to the text's, and counts as often as it stands in `windows`.
+    A length above the text's is clamped to it; repeated lengths in `windows` count repeatedly.
     """
     total = np.concatenate([[0.0], np.cumsum(delta)])
     shares = [
@@ -106,9 +104,8 @@ def score_windows(delta: Floats, windows: tuple[int, ...] = WINDOWS) -> float:
 
 
 def compute_logit_confidence(mean_log_prob: Floats) -> Floats:
-    """log(p / (1 - p)) of p = exp(mean log-probability): what LiRA takes to be normal (formulas
-    A9).
-    """
+    """Return log(p / (1 - p)) of p = exp(mean log-probability), which LiRA assumes to be normal
+    (formulas A9)."""
     nll = np.maximum(-np.asarray(mean_log_prob, dtype=float), _LEAST_LOSS)
     # log p - log(1 - p); expm1 keeps the digits of 1 - p where p is near 1.
     return np.asarray(-nll - np.log(-np.expm1(-nll)), dtype=np.float64)
@@ -118,20 +115,20 @@ def has_both_model_kinds(saw: Bools) -> bool:
     """Return whether every record has reference models that saw it and models that did not. saw:
     (records, models).
 
-    The answer is for all records together: if it were per record, it would reveal which records
-    were ever put into training.
+    There is one answer for all records: an answer per record would reveal which records were ever
+    put into training.
     """
     return bool(saw.any(1).all() and (~saw).any(1).all())
 
 
 def compute_lira_ratio(target: Floats, references: Floats, saw: Bools) -> Floats:
-    """LiRA (Carlini et al. 2022): (records,) log-likelihood ratio of `compute_logit_confidence`,
-    "saw it" against "did not".
+    """Return the (records,) log-likelihood ratio of LiRA (Carlini et al. 2022), "saw the record"
+    against "did not".
 
-    target: (records,); references: (records, models), both `compute_logit_confidence`. Offline, log
-    P[out-model below the target]. Below 64 models the two deviations are those of all records
-    together, each about its own mean. NaN where no deviation can be told: no record has two models
-    of a kind.
+    target: (records,), references: (records, models), of `compute_logit_confidence`. Offline: log
+    P[out-model below the target]. Below 64 models the two deviations are shared by all records,
+    each record about its own mean. NaN if no record has two models of a kind, so that no deviation
+    can be estimated.
     """
     per_record = references.shape[1] >= SHADOWS
     out_mean, out_deviation = _estimate_moments(references, ~saw, per_record)
@@ -152,7 +149,7 @@ def _estimate_moments(
     chosen: Bools,
     per_record: bool,
 ) -> tuple[Floats, Floats]:
-    """Mean and deviation, (records,) each, of the chosen values of each record."""
+    """Return the mean and deviation of the chosen values of each record, (records,) each."""
     count = chosen.sum(1)
     mean = np.divide(
         np.where(chosen, values, 0.0).sum(1),
@@ -170,12 +167,12 @@ def _estimate_moments(
 
 
 def compute_rmia_log_ratio(target: Floats, references: Floats, saw: Bools) -> Floats:
-    """RMIA's log p(x | target) - log p(x), (records,); p = exp(mean log-probability), as
-    `mean_log_prob` gives it.
+    """Return RMIA's log p(x | target) - log p(x), (records,); p = exp(mean log-probability), as in
+    `mean_log_prob`.
 
     target: (records,), references: (records, models), mean log-probabilities. p(x) is the mean over
-    models that saw x and models that did not, as many of each; offline (1 + a) / 2 of the mean over
-    the latter + (1 - a) / 2 (Zarifzadeh et al. 2024; a: `OFFLINE`).
+    models that saw x and models that did not, equally many of each; offline, (1 + a) / 2 times the
+    mean over the latter, plus (1 - a) / 2 (Zarifzadeh et al. 2024; a: `OFFLINE`).
     """
     p = np.exp(references)
     outside = np.where(saw, 0.0, p).sum(1) / (~saw).sum(1)
@@ -191,11 +188,11 @@ def compute_rmia_share(
     population: Bools,
     group: Ints,
 ) -> Floats:
-    """RMIA: (records,) share of the population z whose ratio is below that of x: Pr_z[ratio(x) /
-    ratio(z) > 1].
+    """Return RMIA: the share of the population z with a ratio below that of x, (records,):
+    Pr_z[ratio(x) / ratio(z) > 1].
 
-    population: the records known not to be members. Records of x's group (itself, near
-    duplicates) never count against x: an attacker who asks about x does not know what x is.
+    population: the known non-members. Records of x's group (itself, near-duplicates) never count
+    against x: an attacker who asks about x does not know what x is.
     """
     z = np.sort(ratio[population])
     of = group[population]

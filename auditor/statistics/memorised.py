@@ -1,8 +1,6 @@
-"""Measure which n-grams and records of the training data generations contain, and how well a
-ranking puts them first.
+"""Measure how much of the training data generations contain, and how well a ranking finds it.
 
-Knows which n-grams of a generation occur in the training data and in held-out text; no text, index
-or model.
+Works on n-grams of generations marked as present in training data and in held-out text.
 """
 
 from __future__ import annotations
@@ -38,11 +36,10 @@ UNIT = f"per {PER:,}"
 
 @dataclass(frozen=True)
 class NGramMatches:
-    """The k n-grams of one text that stand in any of the others; arrays are (k,) each.
+    """The k n-grams of one text that occur in other texts; arrays are (k,).
 
-    at: where it begins in the text. trained, heldout: whether it stands in what was trained on, and
-    in held-out text. record: the index of the only text that contains it; -1 where it stands in
-    several.
+    at: start of the n-gram in the text. trained, heldout: whether it occurs in training data and in
+    held-out text. record: the index of the only text that contains it; -1 if several do.
     """
 
     at: Ints
@@ -53,9 +50,7 @@ class NGramMatches:
 
 @dataclass(frozen=True)
 class TokenRun:
-    """Tokens of a generation that stand in a record, one behind the other: `length` of them from
-    `start` on.
-    """
+    """A run of `length` tokens of a generation, from `start` on, that also occurs in a record."""
 
     start: int
     length: int
@@ -65,9 +60,9 @@ class TokenRun:
 class MemorisedTokens:
     """Counts of n-grams without overlap in one generation.
 
-    memorised: in the training data and not in held-out text; common: in both; heldout: in held-out
-    text only. records: the longest run of each trained record that contains some n-gram which no
-    other text has; strangers: held-out records likewise.
+    memorised: in the training data and not in held-out text; common: in both; heldout: only in
+    held-out text. records: the longest run of each training record with an n-gram that occurs in no
+    other text; strangers: held-out records with such an n-gram.
     """
 
     memorised: int
@@ -95,9 +90,8 @@ def find_longest_memorised_runs(
     mask: Bools,
     n: int,
 ) -> dict[int, TokenRun]:
-    """The longest run of each text that some of these n-grams, (k,) `which`, stand in and no other
-    text has.
-    """
+    """Return the longest run in each text that alone contains some of the n-grams in `mask`,
+    (k,)."""
     runs = {}
     for record in np.unique(matches.record[mask & (matches.record >= 0)]).tolist():
         at = matches.at[mask & (matches.record == record)]
@@ -108,7 +102,7 @@ def find_longest_memorised_runs(
 
 
 def _count_disjoint_ngrams(at: Ints, n: int) -> int:
-    """The largest number of n-grams that begin there without overlapping."""
+    """Return the largest number of n-grams with these starts that do not overlap."""
     # to take the first that fits is best: all are of one length, in rising order
     count = 0
     free = 0
@@ -121,9 +115,8 @@ def _count_disjoint_ngrams(at: Ints, n: int) -> int:
 
 @dataclass(frozen=True)
 class CorpusCounts:
-    """Sizes of the data: places at which an n-gram begins; records, trained on and held out, that
-    have one.
-    """
+    """Sizes of the data. trained, heldout: starts of n-grams; records, strangers: training and
+    held-out records with an n-gram."""
 
     trained: int
     heldout: int
@@ -138,10 +131,10 @@ def measure_generation_memorisation(
     length: int,
     firsts: Mapping[str, Sequence[int]],
 ) -> list[Measurement]:
-    """One row's measurements. every: by generation of `length` tokens; firsts: indices of each
-    ranking's `TOP` first.
+    """Return one row's measurements. length: tokens of a generation; firsts: indices of the `TOP`
+    first generations of each ranking.
 
-    The floor, n-grams of held-out text alone, is scaled to as many as the training data have.
+    The baseline, n-grams of held-out text alone, is scaled to the size of the training data.
     """
     memorised, common, heldout_only = (
         np.array([getattr(generation, name) for generation in generations], dtype=float)
@@ -222,9 +215,8 @@ def _estimate_rate_per_thousand(
     most: float,
     note: str = "",
 ) -> Measurement:
-    """Mean of values per 1,000, where a rare one may be as large as `most`: honest as the mean of
-    probabilities is.
-    """
+    """Return the mean of values per 1,000, with `compute_mean_probability`'s interval; rare values
+    may reach `most`."""
     mean = compute_mean_probability(name, values / most, note)
     scale = PER * most
     return replace(
@@ -241,11 +233,11 @@ def select_distinct_texts(
     text: Callable[[int], Tokens],
     count: int = TOP,
 ) -> list[int]:
-    """Places of the surest texts, equal scores in their order, none of them nearly the same as a
-    surer one.
+    """Return the places of the surest texts (ties in their order), without near-duplicates of surer
+    texts.
 
-    Carlini et al. 2021, Section 6.1: nearly the same are texts that have half of their trigrams, as
-    often as they occur, in common; here trigrams of tokens.
+    Two texts are near-duplicates if they share half of their trigrams, counted as often as they
+    occur (Carlini et al. 2021, Section 6.1); here trigrams of tokens.
     """
     order = sorted(range(len(scores)), key=lambda i: -scores[i])
     chosen = list[int]()

@@ -1,9 +1,8 @@
-"""The measurements by name, in one table: their names, units and formulas.
+"""Define the measurements in one table: their names, units and formulas.
 
-Whatever treats one measurement otherwise than another reads it here: what an attack's row measures,
-how runs are paired by secret, the bounds of a gate, the columns of a sweep, the words of a report.
-A name that is not in the table is a plug-in's: reports show its name, and comparisons pair its
-values by secret.
+All code that treats measurements differently reads this table: an attack's row, the pairing of runs
+by secret, the bounds of a gate, the columns of a sweep, the words of a report. A name that is not
+in the table is a plug-in's: reports show its name, and comparisons pair its values by secret.
 """
 
 from __future__ import annotations
@@ -43,11 +42,10 @@ OfSecrets = Callable[[Outcome], Floats | Bools]
 
 @dataclass(frozen=True)
 class Metric:
-    """One measurement, or a family: its names hold a number in place of `{n}`, and another in place
-    of `{p}`.
+    """One measurement, or a family whose names hold numbers in place of `{n}` and `{p}`.
 
-    The fields from `values` on say how it is worked out of an attack's guesses; a probe works out
-    its own. It is then the mean of `values` over the secrets `among`, or where `errors` is given
+    The fields from `values` on compute the measurement from an attack's guesses; a probe computes
+    its own. The measurement is the mean of `values` over the secrets `among`, or with `errors`
     recall before so many wrong guesses.
     """
 
@@ -85,12 +83,12 @@ class Metric:
 
     @property
     def per_secret_column_name(self) -> str:
-        """The column of numbers by secret whose mean the metric is."""
+        """Return the name of the column of numbers by secret whose mean the metric is."""
         return self.name.removesuffix(_OTHERS)
 
     @property
     def columns_to_recompute(self) -> tuple[str, ...]:
-        """All that has to be kept of each secret to work it out again."""
+        """Return the columns that must be kept of each secret to recompute the metric."""
         if self.scores:
             return (self.scores,)
         return (RECALL, SCORE) if self.errors else (self.per_secret_column_name,)
@@ -108,8 +106,7 @@ class Metric:
 
     def compute_wrong_guess_limit(self, n: int) -> int:
         """Return how many wrong guesses end the ranking of n secrets: only right guesses before the
-        last of these count.
-        """
+        last of them count."""
         assert self.errors is not None  # whoever asks has seen to it
         return self.errors(n, self.number)
 
@@ -163,9 +160,8 @@ class Metric:
         return estimate_mean(self.name, chosen.astype(float), self.unit, self.note)
 
     def compute_resampled_values(self, outcome: Outcome, draws: Draws) -> Values:
-        """Return (resamples,) the number at every resample of the members. Only if
-        `is_of_member_guesses`.
-        """
+        """Return the number at every resample of the members, (resamples,). Needs
+        `is_of_member_guesses`."""
         if self.errors is not None:
             return compute_resampled_recall(
                 outcome.hit, outcome.score, draws, self.compute_wrong_guess_limit(len(outcome.ids))
@@ -322,7 +318,8 @@ def _mark_extracted_against_likelihood(o: Outcome) -> Floats:
 def _list_guess_metrics(
     name: str, title: str, unit: str, values: OfSecrets, trait: str = ""
 ) -> Iterator[Metric]:
-    """Two metrics: the mean of `values` over the right first guesses, and over the wrong ones."""
+    """Yield two metrics: the mean of `values` over the right first guesses, and over the wrong
+    ones."""
     for end, among in (("right", lambda o: o.hit), ("wrong", lambda o: ~o.hit)):
         yield Metric(
             f"{name}_{end}", title.format(end), unit, trait=trait, values=values, among=among

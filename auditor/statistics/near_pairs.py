@@ -1,9 +1,8 @@
-"""Find pairs of texts that are near in token edits, without comparing every pair. This module knows
-no secrets.
+"""Find pairs of texts that are near in token edits, without comparing every pair.
 
 If a text is cut into d + 1 pieces, every text within d edits contains a piece unchanged, near its
-place (Li et al. 2011, PASS-JOIN). Only such texts are compared, exactly: exactly the near pairs
-are returned.
+place (Li et al. 2011, PASS-JOIN). Only such texts are compared, exactly, so the result is exactly
+the near pairs.
 """
 
 from __future__ import annotations
@@ -28,9 +27,8 @@ _SHARE = 32  # one in so many pairs to compare: above that all are compared at o
 def index_pairs_within_edit_limits(
     texts: Sequence[Tokens], others: Sequence[Tokens], limits: Sequence[int]
 ) -> Iterator[tuple[Ints, Ints]]:
-    """Pairs, some at a time: (k,) indices of texts, and of others within `limits` token edits
-    (Levenshtein) of them.
-    """
+    """Yield blocks of pairs, (k,) indices each: of `texts`, and of the `others` within the text's
+    limit of token edits (Levenshtein)."""
     index = HashedNGrams(*join_texts(others))
     groups = _group_positions([(len(t), d) for t, d in zip(texts, limits, strict=True)])
     # By the size of pieces: the index keeps neighbours.
@@ -64,9 +62,8 @@ def index_pairs_within_edit_limits(
 
 
 def group_texts_within_edit_limits(texts: Sequence[Tokens], limits: Sequence[int]) -> Ints:
-    """Return the (texts,) group of each text: near texts share a group, directly or through others;
-    never empty.
-    """
+    """Return the (texts,) group of each text: near texts share a group, directly or through
+    others."""
     return label_connected_texts(len(texts), index_pairs_within_edit_limits(texts, texts, limits))
 
 
@@ -83,7 +80,7 @@ def label_connected_texts(n_texts: int, pairs: Iterable[tuple[Ints, Ints]]) -> I
 
 
 def _group_positions(keys: Sequence[Any]) -> Mapping[Any, Ints]:
-    """The positions of each distinct key."""
+    """Return the positions of each distinct key."""
     positions: dict[Any, list[int]] = {}
     for i, key in enumerate(keys):
         positions.setdefault(key, []).append(i)
@@ -93,10 +90,11 @@ def _group_positions(keys: Sequence[Any]) -> Mapping[Any, Ints]:
 def _find_pairs_sharing_a_piece(
     index: HashedNGrams, texts: Sequence[Tokens], ends: Sequence[int], limit: int, most: int
 ) -> tuple[Ints, Ints] | None:
-    """Pairs, each once, of texts of one length with indexed ones within `limit` tokens of it that
-    have a piece within `limit` tokens of its place; None if more than `most` have one.
+    """Return pairs of texts and indexed texts that share a piece; None if there are more than
+    `most`.
 
-    ends: where the first piece begins, and where each one ends.
+    The places of the piece and the lengths of the two texts differ by at most `limit` tokens. All
+    `texts` have one length. ends: the start of the first piece and the end of each piece.
     """
     tokens = np.array(texts, dtype=np.uint32)
     lengths = index.text_lengths

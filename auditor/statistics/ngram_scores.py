@@ -1,9 +1,9 @@
-"""Score membership without a model: how likely texts are under the n-grams of others, and how
-similar they are.
+"""Score membership without a model: the likelihood of texts under n-grams of other texts, and their
+similarity.
 
 Texts are word ids above 0. Scores are means over the words of a text, in nats; a higher score means
-more confidence that the source of the other texts saw it. This module knows no members: a reference
-is made of other records, members or not.
+more confidence that the source of the other texts saw it. No labels are needed: a reference is made
+of other records, members or not.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _AT_ONCE = 256  # records compared with all texts at once
 
 @dataclass(frozen=True)
 class NGramCounts:
-    """Counts of n-grams by hash, of orders 1 to `order`, in so many kinds of words.
+    """Counts of n-grams by hash, of orders 1 to `order`, over `kinds` distinct words.
 
-    grams: by order, (hashes, rising; counts); contexts: by order, (hashes; counts; different words
-    behind each).
+    grams: (ascending hashes, counts) by order; contexts: (hashes, counts, numbers of distinct next
+    words) by order.
     """
 
     grams: tuple[tuple[Hashes, Floats], ...]
@@ -52,11 +52,11 @@ class NGramCounts:
         return cls(tuple(grams), tuple(contexts), kinds)
 
     def log_probs(self, texts: Sequence[Tokens]) -> Floats:
-        """(words of all texts,): log p of each behind those before it, interpolated (Witten and
-        Bell 1991).
+        """Return log p of each word given the words before it, interpolated (Witten and Bell 1991):
+        (words of all texts,).
 
-        p_k(w|h) = (c(hw) + t(h) p_(k-1)(w|h')) / (c(h) + t(h)), t(h) different words behind h, p_0
-        uniform.
+        p_k(w|h) = (c(hw) + t(h) p_(k-1)(w|h')) / (c(h) + t(h)); t(h): number of distinct words
+        after h; p_0: uniform.
         """
         p = np.full(sum(map(len, texts)), 1 / self.kinds)
         hashes = _hash_ngrams(texts, len(self.grams))
@@ -73,9 +73,8 @@ class NGramCounts:
         return np.log(p)
 
     def average_laplace_log_prob(self, texts: Sequence[Tokens]) -> Floats:
-        """(texts,): mean log p by bigrams, every one counted once more than it stands: the
-        published score (2502.14921, Algorithm 1, there of the sum).
-        """
+        """Return the mean log p by bigrams with add-one smoothing, (texts,): the published score
+        (2502.14921, Algorithm 1, which uses the sum)."""
         _, (context, gram) = _hash_ngrams(texts, 2)
         count = _look_up_hashes(gram, *self.grams[1])
         context_count = _look_up_hashes(context, *self.contexts[1][:2])
@@ -83,8 +82,8 @@ class NGramCounts:
 
 
 def _hash_ngrams(texts: Sequence[Tokens], order: int) -> Iterator[tuple[Hashes, Hashes]]:
-    """Yield, for each order k from 1, the hashes of the k - 1 words before each word, and of these
-    words with it.
+    """Yield, for each order k from 1, the hashes of the k - 1 words before each word, and of the k
+    words ending with it.
 
     Zeros precede each text.
     """
@@ -98,7 +97,7 @@ def _hash_ngrams(texts: Sequence[Tokens], order: int) -> Iterator[tuple[Hashes, 
 
 
 def _look_up_hashes(hashes: Hashes, known: Hashes, values: Floats) -> Floats:
-    """The value of each hash; 0 of an unknown one."""
+    """Return the value of each hash; 0 for an unknown hash."""
     if not len(known):
         return np.zeros(len(hashes))
     place = np.searchsorted(known, hashes).clip(max=len(known) - 1)
@@ -106,20 +105,19 @@ def _look_up_hashes(hashes: Hashes, known: Hashes, values: Floats) -> Floats:
 
 
 def average_per_text(values: Floats, texts: Sequence[Tokens]) -> Floats:
-    """Return (texts,) the mean of the word values of each text, given for all texts in sequence; 0
-    for an empty text.
-    """
+    """Return the mean of each text's word values, (texts,); 0 for an empty text. values: of all
+    texts, end to end."""
     lengths = np.array([len(text) for text in texts])
     owner = np.repeat(np.arange(len(texts)), lengths)
     return np.bincount(owner, values, len(texts)) / np.maximum(lengths, 1)
 
 
 def score_against_other_records(model: NGramCounts, records: Sequence[Tokens], seed: int) -> Floats:
-    """(records,): mean log p of the model's n-grams minus that of other records' n-grams.
+    """Return the mean log p under the model's n-grams minus that under other records' n-grams,
+    (records,).
 
-    A record's reference is made of four fifths of all, of which it is none, chosen without a look
-    at who is a member: under a model that saw nothing the scores of members and others are
-    exchangeable.
+    A record's reference is four fifths of the records, without itself, chosen without labels: if
+    the model saw nothing, scores of members and non-members are exchangeable.
     """
     fold = (
         make_keyed_generator("folds of released text", seed, len(records)).permutation(
@@ -140,9 +138,8 @@ def score_against_other_records(model: NGramCounts, records: Sequence[Tokens], s
 def measure_jaccard_similarity(
     records: Sequence[Tokens], texts: Sequence[Tokens], kinds: int, nearest: int = NEAREST
 ) -> Floats:
-    """(records,): mean Jaccard likeness, as sets of words, of the nearest texts: the published
-    score (2502.14921).
-    """
+    """Return the mean Jaccard similarity, as sets of words, to the nearest texts, (records,): the
+    published score (2502.14921)."""
     record_words = _build_word_presence_matrix(records, kinds)
     text_words = _build_word_presence_matrix(texts, kinds)
     sizes = np.asarray(text_words.sum(1)).ravel()
@@ -161,7 +158,7 @@ def measure_jaccard_similarity(
 
 
 def _build_word_presence_matrix(texts: Sequence[Tokens], kinds: int) -> sparse.csr_matrix:
-    """(texts, kinds + 1): 1 where a text has a word."""
+    """Return a (texts, kinds + 1) matrix with 1 for each word in a text."""
     different = [np.unique(np.array(text, dtype=np.int64)) for text in texts]
     ends = np.concatenate([[0], np.cumsum([len(words_of_text) for words_of_text in different])])
     words = np.concatenate(different) if different else np.empty(0, np.int64)

@@ -1,7 +1,7 @@
 """Measure leakage by person: people are counted and resampled, however many records each has.
 
-Records of one person are not independent, so an interval over records is too narrow. Knows codes,
-not names.
+Records of one person are not independent, so an interval over records is too narrow. People are
+codes, not names.
 """
 
 from __future__ import annotations

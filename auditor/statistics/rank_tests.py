@@ -1,8 +1,7 @@
-"""Exact tests by rank: of a value among others of its format, which nothing distinguishes from it
-if the model never saw it.
+"""Test by rank, exactly, whether a value stands out among others of its format.
 
-The true value and its R alternatives are then exchangeable, so that its rank is uniform in 1..R + 1
-and rank / (R + 1) is a p-value. Knows numbers only.
+If the model never saw the true value, the value and its R alternatives are exchangeable: its rank
+is uniform in 1..R + 1 and rank / (R + 1) is a p-value.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ def count_alternatives_above(
 ) -> tuple[int, int]:
     """Return how many alternatives are more likely than a value, and how many are as likely.
 
-    nll: of the value, in nats; tie_limit: the largest nll that is a tie with it.
+    nll: of the value, in nats; tie_limit: the largest nll that counts as a tie.
     """
     # Symmetric about the value: what rounding may have put before it is a tie as well.
     margin = tie_limit - nll
@@ -32,8 +31,7 @@ def count_alternatives_above(
 
 
 def compute_rank_p_values(n_above: Floats, tied: Floats, alternatives: Floats) -> Floats:
-    """Return rank / (R + 1), (values,); of equally likely values the true one has the worst
-    rank."""
+    """Return rank / (R + 1), (values,). Among equally likely values the true value ranks last."""
     p_values: Floats = (n_above + tied + 1) / (alternatives + 1)
     return p_values
 
@@ -56,9 +54,9 @@ def adjust_false_discovery(p_values: Floats) -> Floats:
 def compute_uniformity_p_value(
     n_above: Floats, tied: Floats, alternatives: Floats, noise: Floats
 ) -> float:
-    """Return the p-value of uniform ranks (Kolmogorov and Smirnov); NaN if there are too few.
+    """Return the p-value that ranks are uniform (Kolmogorov and Smirnov); NaN for too few ranks.
 
-    noise: (values,) uniforms in [0, 1), which place each value among its ties and in its step.
+    noise: (values,) uniforms in [0, 1), which place each value among its ties and within its rank.
     """
     if len(n_above) < LEAST_CONTROLS:
         return math.nan

@@ -1,6 +1,5 @@
-"""Recall of guesses ranked by their scores, while so many wrong ones are allowed: alone and at
-every resample.
-"""
+"""Measure recall of guesses ranked by score up to a number of wrong guesses, also at every
+resample."""
 
 from __future__ import annotations
 
@@ -20,18 +19,16 @@ def rank_guesses(
     hit: Bools,
     score: Floats,
 ) -> tuple[Bools, Ints]:
-    """Hits by falling score (equal scores: wrong ones first: ties never flatter), and wrong ones
-    before each.
-    """
+    """Return the hits by falling score, and the number of wrong guesses before each. Among equal
+    scores wrong guesses are first, so ties never flatter."""
     order = np.lexsort((hit, -score))
     ranked = hit[order]
     return ranked, np.cumsum(~ranked) - ~ranked
 
 
 def measure_error_recall(name: str, outcome: Outcome, errors: int) -> Measurement:
-    """Share of secrets solved by guesses that rank before the `errors`-th wrong one (Recall@100:
-    errors=100).
-    """
+    """Return the share of secrets solved before the `errors`-th wrong guess (Recall@100:
+    errors=100)."""
     hit, _ = rank_guesses(outcome.hit, outcome.score)
     return measure_ranked_recall(name, np.arange(len(hit)), hit, len(hit), errors)
 
@@ -39,20 +36,19 @@ def measure_error_recall(name: str, outcome: Outcome, errors: int) -> Measuremen
 def measure_ranked_recall(
     name: str, secret: Ints, right: Bools, n: int, errors: int
 ) -> Measurement:
-    """Share of n secrets that a right guess with fewer than `errors` wrong ones before it solves.
+    """Return the share of n secrets with a right guess that has fewer than `errors` wrong guesses
+    before it.
 
-    secret, right: (guesses,), surest first: whose guess it is, as an index below n, and whether it
-    is the answer. A secret may have none or several; it is solved once, while each wrong guess is
-    an error. Interval: bootstrap over secrets, each with all its guesses; where it has no width, or
-    fewer errors exist, Clopper-Pearson of the same count.
+    secret, right: (guesses,), surest first: index of the guessed secret, below n, and whether the
+    guess is right. A secret may have no guess or several; it is solved once, but each wrong guess
+    is an error. Interval: bootstrap over secrets with all their guesses; if it has no width, or
+    there are fewer errors, Clopper-Pearson of the same count.
     """
     # (solved secrets,) the guess that solves each
     solver = find_first_right_guesses(secret, right)
 
     def solvers(weight: Ints) -> Ints:
-        """The guesses of `solver` that still count when secret i stands weight[i] times in the
-        list.
-        """
+        """Return the guesses of `solver` that count if secret i occurs weight[i] times."""
         wrong = weight[secret] * ~right
         counted: Ints = solver[(np.cumsum(wrong) - wrong)[solver] < errors]
         return counted
@@ -82,18 +78,16 @@ def find_first_right_guesses(
     secret: Ints,
     right: Bools,
 ) -> Ints:
-    """Positions, in the order of the guesses, of the first right guess of every secret that has
-    one.
-    """
+    """Return the positions of the first right guess of each solved secret, in the order of the
+    guesses."""
     hits = np.flatnonzero(right)
     # `unique` points at the first of each, and sorts by secret: back into the order of the guesses
     return hits[np.sort(np.unique(secret[hits], return_index=True)[1])]
 
 
 def compute_resampled_recall(hit: Bools, score: Floats, draws: NDArray[Any], errors: int) -> Floats:
-    """Recall at `errors` errors of each resample. hit, score: (n,); draws: (resamples, n), how
-    often each.
-    """
+    """Return recall at `errors` errors of each resample. hit, score: (n,); draws: (resamples, n)
+    counts of each secret."""
     order = np.lexsort((hit, -score))  # equal scores: wrong ones first
     right = hit[order]
     ranked_draws = draws[:, order]

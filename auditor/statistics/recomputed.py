@@ -1,4 +1,4 @@
-"""Numbers worked out again from what a run keeps of each secret: what a gate holds a result to."""
+"""Recompute numbers from what a run keeps of each secret, so that a gate can check a result."""
 
 from __future__ import annotations
 
@@ -33,9 +33,8 @@ from auditor.statistics.strongest_score import (
 
 
 def recompute_metric(metric: Metric, members: Columns, others: Columns) -> tuple[float, int] | None:
-    """The number worked out of what is kept of each secret, and of how many; None where too little
-    is kept.
-    """
+    """Return the number recomputed from the kept columns, and its n; None if the columns cannot
+    determine it."""
     columns = members if metric.members else others
     if metric.scores:
         return _recompute_membership_metric(metric, members, others)
@@ -144,5 +143,5 @@ def _recompute_membership_metric(
 
 
 def compute_mean(values: Floats) -> float:
-    """The mean; NaN of no values."""
+    """Return the mean; NaN for no values."""
     return float(values.mean()) if len(values) else math.nan

@@ -1,14 +1,12 @@
-"""The membership score that tells members best, of all that were tried on the same records, and an
-interval for it.
+"""Choose the membership score that distinguishes members best among all scores tried, with a valid
+interval.
 
-To take the best of many AUCs and print its own interval would promise too much. Hence one factor
-widens all intervals of a family: that of the bootstrap of the maximum. Records are resampled,
-members and non-members apart, and the same resamples are read by every score and every group of
-copies, so that scores that say the same count as one. What belongs together (the records of a
-person, the parts of a document) is drawn together.
+The interval of the best of many AUCs by itself would promise too much. So one factor widens all
+intervals of a family: that of the bootstrap of the maximum. Members and non-members are resampled
+separately. All scores and groups of copies use the same resamples, so scores that agree count as
+one. Related records (of a person, or parts of a document) are drawn together.
 
-The strongest is the score whose corrected interval is farthest from chance. Pure functions on numpy
-arrays.
+The strongest score is the one whose corrected interval is farthest from chance.
 """
 
 from __future__ import annotations
@@ -37,10 +35,10 @@ _ALL = ""  # the group of all members
 
 @dataclass(frozen=True)
 class CandidateScore:
-    """One score of every record, (records,), higher is surer.
+    """One score of every record, (records,); members score higher.
 
-    title: what reports call it; widen: what the deviation of its AUC is multiplied by, because the
-    scores are less independent than they look.
+    title: its name in reports; widen: factor on the deviation of its AUC, if the scores are less
+    independent than they look.
     """
 
     values: Floats
@@ -50,11 +48,10 @@ class CandidateScore:
 
 @dataclass(frozen=True)
 class ScoredRecords:
-    """Scored records: members, (records,); members of each group of copies, (records,) each; and
-    the unit of resampling.
+    """Masks of scored records, (records,): members, and members of each group of copies.
 
-    unit: (records,) a code of the person or document that a record belongs to; None: each record by
-    itself.
+    unit: (records,) a code of each record's person or document, which are resampled as a whole;
+    None: each record by itself.
     """
 
     member: Bools
@@ -63,7 +60,7 @@ class ScoredRecords:
 
     @property
     def groups(self) -> dict[str, Bools]:
-        """All members, and each group of copies that is large enough and is not all of them."""
+        """Return all members, and each smaller group of copies that is large enough."""
         large = {
             name: members for name, members in self.copies.items() if members.sum() >= roc.LEAST
         }
@@ -76,11 +73,11 @@ def compute_simultaneous_widening(
     scores: Sequence[CandidateScore],
     records: ScoredRecords,
 ) -> float:
-    """Return what each interval is wider by, at least 1, so that all of them hold together at 95%.
+    """Return the factor, at least 1, that makes all intervals hold together at 95%.
 
-    The 95% quantile of the maximum over scores and groups of |AUC* - AUC| / deviation, over the
-    normal quantile of one interval. AUC* is linear in DeLong's placements, which a resample weights
-    (Hajek's projection). An AUC of 0 or 1 has no deviation: it counts as independent.
+    This is the 95% quantile of the maximum over scores and groups of |AUC* - AUC| / deviation,
+    divided by the normal quantile of one interval. AUC* is linear in DeLong's placements, weighted
+    by a resample (Hajek's projection). An AUC of 0 or 1 has deviation 0 and counts as independent.
     """
     entries = [
         (
@@ -136,9 +133,8 @@ def _compute_placement_parts(
     unit: Ints | None,
     n: int,
 ) -> Floats:
-    """Return (records,) what each record adds to AUC* - AUC each time that it is drawn; 0 outside
-    `at`.
-    """
+    """Return what each record adds to AUC* - AUC each time that it is drawn, (records,); 0 for
+    records not in `at`."""
     units = len(at) if unit is None else len(np.unique(unit[at]))
     # A resample of n varies by (n - 1) / n of what n records do.
     scale = math.sqrt(units / (units - 1)) if units > 1 else 1.0
@@ -153,9 +149,8 @@ def _compute_resampled_sums(
     unit: Ints | None,
     stream: str,
 ) -> Floats:
-    """Return (resamples, entries) of sums over the drawn units of one side. parts: (records,) of
-    each entry.
-    """
+    """Return sums over the drawn units of one side, (resamples, entries). parts: (records,) of each
+    entry."""
     columns = np.array(parts)[:, side]
     if unit is not None:
         units, of = np.unique(unit[side], return_inverse=True)
@@ -170,7 +165,7 @@ def _compute_resampled_sums(
 def select_strongest_auc(
     name: str, scores: Mapping[str, CandidateScore], members: Bools, others: Bools, widening: float
 ) -> tuple[str, Measurement]:
-    """Return the strongest of the scores on these members and non-members, and its AUC with its
+    """Return the name of the strongest score on these members and non-members, and its AUC with a
     corrected interval.
 
     The strongest is the one whose interval is farthest from chance in either direction.
@@ -190,10 +185,10 @@ def select_strongest_auc(
 def bound_strongest_auc(
     name: str, scores: Mapping[str, CandidateScore], members: Bools, others: Bools, widening: float
 ) -> Measurement:
-    """Return the strongest score's AUC with an interval whose far end is that of every score: what
-    holds a limit.
+    """Return the strongest score's AUC; its interval reaches as far as that of any score, so that
+    limits hold.
 
-    The score that is strongest in truth may be another one than on these records.
+    The score that is truly strongest may differ from the strongest on these records.
     """
     reach = max(
         max(m.high, 1 - m.low)
@@ -223,7 +218,7 @@ class StrongestScore:
     """The strongest score of a row: its values, (records,), its measurements, and its AUC by number
     of copies.
 
-    corrected: the AUC of every score of the row, with intervals that hold for all of them together.
+    corrected: the AUC of every score of the row, with intervals that hold for all together.
     """
 
     values: Floats
@@ -235,9 +230,8 @@ class StrongestScore:
 def choose_strongest_score(
     scores: Mapping[str, CandidateScore], records: ScoredRecords, widening: float, tried: int
 ) -> StrongestScore:
-    """Return the strongest of a row's scores. widening: of the family; tried: how many scores that
-    has, in all rows.
-    """
+    """Return the strongest of a row's scores. widening: of the family; tried: the family's number
+    of scores, in all rows."""
     member = records.member
     key, best = select_strongest_auc(name_auc(""), scores, member, ~member, widening)
     member_scores = scores[key].values[member]
@@ -266,9 +260,8 @@ def choose_strongest_score(
 
 
 def _measure_shared_rates(members: Floats, others: Floats, tried: int) -> list[Measurement]:
-    """Return the share of members found at each rate of false positives, at a level shared among
-    the scores tried.
-    """
+    """Return the share of members found at each false-positive rate, at a level shared among the
+    `tried` scores."""
     measurements = []
     for rate in FALSE_POSITIVES:
         if len(others) >= roc.count_threshold_nonmembers(rate):
@@ -291,8 +284,7 @@ def measure_membership_score(
     name: str, scores: Floats, member: Bools, widen: float = 1.0, note: str = ""
 ) -> list[Measurement]:
     """Return AUC, TPRs and partial AUC of one score, as far as non-members suffice. name: "" for
-    the main one.
-    """
+    the main score."""
     members = scores[member]
     others = scores[~member]
     rates = [

@@ -1,9 +1,9 @@
-"""Epsilon from independent trials: separate trainings or separate games, each with the record in it
-or not.
+"""Bound epsilon by independent trials: separate trainings or separate games, each with or without
+the record.
 
-tp, fn: trials with the record, classified as with / without it; fp, tn: trials without it. Fix
-the classification rule beforehand. Canaries that share one run are not independent
-trials: for them see `one_run`. Epsilons in nats. copies: as in `one_run`.
+tp, fn: trials with the record, classified as with / without it; fp, tn: trials without it. Fix the
+classification rule beforehand. Canaries that share one run are not independent trials: for them see
+`one_run`. Epsilons in nats. copies: as in `one_run`.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from auditor.statistics.one_run import (
 def epsilon_clopper_pearson(
     tp: int, fn: int, fp: int, tn: int, delta: float, level: float = 0.05, copies: int = 1
 ) -> float:
-    """A lower bound that exceeds the truth with probability at most `level`; 0 where nothing is
+    """Return a lower bound that exceeds the truth with probability at most `level`; 0 if nothing is
     refuted.
 
     max log((TPR_lo - delta) / FPR_hi), log((TNR_lo - delta) / FNR_hi), one-sided Clopper-Pearson at
-    level / 2 each: both ratios are of the same two events (formulas.md B5). Raises AuditError for
+    level / 2 each: both ratios are of the same two events (formulas.md B5). Raise AuditError for
     trials of one kind only.
     """
     tpr, fpr = _compute_rate_intervals(tp, fn, fp, tn, delta, level)
@@ -46,9 +46,8 @@ def epsilon_clopper_pearson(
 def _compute_rate_intervals(
     tp: int, fn: int, fp: int, tn: int, delta: float, level: float
 ) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Intervals of TPR and FPR, each end at half the level. Raises AuditError for impossible trials
-    and terms.
-    """
+    """Return the intervals of TPR and FPR, each end at half the level. Raise AuditError for
+    impossible counts, delta or level."""
     if min(tp, fn, fp, tn) < 0 or not (tp + fn and fp + tn):
         raise AuditError(
             f"expected trials with the record and without it, got {tp + fn} and {fp + tn}",

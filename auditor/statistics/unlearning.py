@@ -1,5 +1,5 @@
-"""Measure how much a model still knows about forgotten records: a quantity of a secret
-group, compared across related models."""
+"""Measure how much a model still knows about forgotten records: one quantity of a group of secrets
+in related models."""
 
 from __future__ import annotations
 
@@ -35,9 +35,8 @@ def measure_unlearning_group(
     group: str,
     columns: Mapping[str, Floats],
 ) -> GroupRecall:
-    """Means by model and changes between models. columns: by model, (secrets,) finite, of the same
-    secrets in order.
-    """
+    """Return means by model and changes between models. columns: by model, (secrets,) finite, of
+    the same secrets in order."""
     unit = find_metric(name).unit or "number"
     changes = {
         change: compare.measure_mean_difference(change, unit, columns[new], columns[old])
@@ -62,11 +61,11 @@ def measure_unlearning_group(
 
 
 def _estimate_relearned_share(before: Floats, after: Floats, again: Floats) -> Measurement | None:
-    """The part of all that unlearning took that relearning brought back; below 0 where relearning
-    takes more.
+    """Return the share of the forgotten quantity that relearning restored; negative if relearning
+    removed more.
 
-    None where a bootstrap could not tell how sure that is: of few secrets, where all that came back
-    is alike, and where a resample holds nothing that was taken.
+    None if a bootstrap cannot estimate its error: for few secrets, if nothing came back, or if a
+    resample holds nothing forgotten.
     """
     forgotten = before - after
     back = again - after
