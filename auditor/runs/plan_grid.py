@@ -45,7 +45,7 @@ Values = dict[str, Any]
 
 @dataclass(frozen=True)
 class GridPoint:
-    """A run of a grid: the fields of its plan, and its position."""
+    """A run of a grid: the raw fields of its plan, and its position in the grid."""
 
     variant: str
     at: Values  # swept key -> value
@@ -54,7 +54,7 @@ class GridPoint:
 
     @property
     def name_without_seed(self) -> str:
-        """Name the point without its seed: the variant and the swept values."""
+        """Name the point by its variant and swept values, without the seed."""
         return name_grid_point(self.variant, self.at)
 
     @property
@@ -63,7 +63,8 @@ class GridPoint:
 
     @property
     def run_folder_name(self) -> str:
-        """Name its folder, with a digest if the name was cut or could be ambiguous."""
+        """Name the point's folder; add a digest if the point's name was shortened or had characters
+        replaced."""
         plain = self.name.replace(", ", "_").replace(" ", "-")
         safe = re.sub(r"[^A-Za-z0-9._=-]+", "-", plain)[:80].strip("-.")
         if safe == plain:
@@ -72,7 +73,8 @@ class GridPoint:
 
 
 def name_grid_point(variant: str, at: Mapping[str, Any]) -> str:
-    """Format `w/o smooth, ethicist.samples=10`; empty for a plan without variants and sweep."""
+    """Format a name like `w/o smooth, ethicist.samples=10`; "" for a plan without variants and
+    sweep."""
     return ", ".join(filter(None, [variant, *(f"{key}={value}" for key, value in at.items())]))
 
 
@@ -81,7 +83,7 @@ def is_plan_grid(raw: Mapping[str, Any]) -> bool:
 
 
 def expand_plan_grid(raw: Mapping[str, Any]) -> list[GridPoint]:
-    """List all points of a raw plan, the seeds outermost: a seed finishes before the next starts.
+    """List all points of a raw plan, seed by seed: all points of a seed come before the next seed.
 
     Raise AuditError for an unknown field, an empty list, a duplicate name, and unused options.
     """
@@ -132,7 +134,8 @@ def _build_point_plan(base: Values, overrides: Values, at: Values, seed: int) ->
 
 
 def merge_raw_plans(base: Mapping[str, Any], over: Mapping[str, Any]) -> Values:
-    """Merge `over` on top of `base`: tables entry by entry; other values are replaced."""
+    """Return `base` with the values of `over`: tables are merged by entry; other values are
+    replaced."""
     result = copy.deepcopy(dict(base))
     for name, value in over.items():
         are_tables = isinstance(value, Mapping) and isinstance(result.get(name), Mapping)
@@ -206,7 +209,7 @@ def _check_variants(variants: Any) -> list[tuple[str, Values]]:
 
 
 def _check_options_are_used(base: Values, variants: Sequence[tuple[str, Values]]) -> None:
-    """Refuse common options that no variant uses: a misspelt attack is not dropped silently."""
+    """Raise AuditError for a common option that no variant uses, as for a misspelt attack."""
     for kind in ("attack", "defense"):
         used = {name for _, fields in variants for name in fields.get(kind) or base.get(kind) or []}
         for plugin in base.get(f"{kind}_options", {}):
@@ -219,9 +222,9 @@ def _check_options_are_used(base: Values, variants: Sequence[tuple[str, Values]]
 
 
 def parse_sweep_flags(items: Sequence[str]) -> dict[str, list[Any]]:
-    """Parse `--sweep KEY=V1,V2` items. Values are read as TOML if possible, else as text.
+    """Parse `--sweep KEY=V1,V2` items. A value that is not TOML is text.
 
-    `start:stop:step` means the numbers from start to stop, including a stop that a step reaches.
+    `start:stop:step` means the numbers from start to stop; stop is included if a step reaches it.
     """
     sweep: dict[str, list[Any]] = {}
     for item in items:
@@ -239,8 +242,7 @@ def parse_sweep_flags(items: Sequence[str]) -> dict[str, list[Any]]:
 
 
 def _parse_number_range(text: str) -> list[Any]:
-    """Parse `start:stop:step` to exact decimals: 0.3, not three times 0.1; [] for any other
-    text."""
+    """Parse `start:stop:step` to exact decimals (0.3, not 3 * 0.1); [] for any other text."""
     number = r"([-+]?(?:[0-9]{1,18}(?:\.[0-9]{0,18})?|\.[0-9]{1,18}))"
     match = re.fullmatch(f"{number}:{number}:{number}", text.strip())
     if match is None:
@@ -270,7 +272,7 @@ def _parse_toml_or_text(text: str) -> Any:
 
 
 def parse_seed_ranges(text: str) -> list[int]:
-    """Parse `0-4`, `0,2,5` or both."""
+    """Parse seeds such as `0-4`, `0,2,5` or `0-4,7`."""
     seeds: list[int] = []
     for part in text.split(","):
         match = re.fullmatch(r"([0-9]{1,18})(?:-([0-9]{1,18}))?", part.strip())

@@ -1,9 +1,9 @@
-"""Choose the token before every text of a query: the token put there by tokenizer or training.
+"""Choose the token before every queried text: the token that tokenizer or training put there.
 
-A tokenizer's `<bos>`, or packing with end-of-text, is part of the training: without it a model that
-recites its records may say little of them. A run chooses its prefix token once, on the undefended
-model, and adds it here only, so that prefixes, secrets and guesses stay those of the data. Knows
-nothing of attacks or files.
+A tokenizer's `<bos>`, or end-of-text between packed records, is part of the training: without this
+token a model that recites its records may recite few of them. A run chooses its prefix token once,
+on the undefended model. Only this module adds the token, so prefixes, secrets and guesses stay
+those of the data.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ _DRAWN = 64  # texts of each canary format in place of known pairs
 
 
 def _make_prefixed_delegate(question: str) -> Any:
-    """Make a method that asks the model this question of `LanguageModel`, with the prefix token
-    before the texts."""
+    """Make a method that calls the model's method `question` with the prefix token before the
+    texts."""
 
     def answer(self: PrefixedModel, texts: Tensor, *of: Any, **more: Any) -> Any:
         return getattr(self.model, question)(self.prepend_prefix_token(texts), *of, **more)
@@ -52,7 +52,8 @@ def _make_prefixed_delegate(question: str) -> Any:
 
 
 class PrefixedModel(WrappingModel):
-    """Wrap a model: put the prefix token before each text. A soft prompt comes before both.
+    """Wrapper of a model that puts the prefix token before each text. A soft prompt comes before
+    the token.
 
     Only this class turns a text into a context; a template around a prefix belongs here too.
     `max_positions`: the positions left for texts.
@@ -66,7 +67,8 @@ class PrefixedModel(WrappingModel):
             self.max_positions -= len(prefix_token)
 
     def prepend_prefix_token(self, texts: Tensor) -> Tensor:
-        """Turn (B, n) into (B, prefix token + n); n may be 0."""
+        """Return texts (B, n) with the prefix token before each, (B, prefix token + n); n may be
+        0."""
         # Never empty (`wrap_prefixed_model`): an empty tensor would cast the token ids to float.
         prefix_token = torch.tensor(self.prefix_token, device=self.device).expand(len(texts), -1)
         return torch.cat([prefix_token, texts.to(prefix_token)], dim=1)
@@ -133,7 +135,7 @@ class PrefixedModel(WrappingModel):
 
 
 def wrap_prefixed_model(model: LanguageModel, prefix_token: Tokens) -> LanguageModel:
-    """Return the model with the prefix token; the model itself if the token is empty."""
+    """Return the model with the prefix token; the unwrapped model if the token is empty."""
     return PrefixedModel(model, prefix_token) if prefix_token else model
 
 
@@ -151,18 +153,17 @@ def resolve_prefix_token(
     as_trained: bool = False,
     hurried: bool = False,
 ) -> PrefixToken:
-    """Return the requested prefix token; for `auto`, the token with the most likely known pairs
-    under the model.
+    """Return the requested prefix token; for `auto`, the one that makes known pairs most likely.
 
-    The tokenizer's default is tried first and stays unless another token is significantly more
-    likely: by the mean nll a token of the known suffixes, paired by pair, with Student's interval
-    corrected for the number of alternatives. Without known pairs, use new texts of the canaries'
-    formats, or an audit's canaries, included or not, without reading their coins. Raise AuditError
-    for a prefix token that the model or its tokenizer lacks.
+    The tokenizer's default stays unless another token has significantly lower mean nll per token of
+    the known suffixes. The test is Student's interval, paired by pair, corrected for the number of
+    alternatives. Without known pairs, the texts are new texts in the canaries' formats, or an
+    audit's canaries, included or not; no coin is read. Raise AuditError for a token that the model
+    or its tokenizer lacks.
 
     Args:
-        framed: a template begins the texts, so that the tokenizer's default is no token.
-        as_trained: the texts are a trainer's token ids, without any choice.
+        framed: a template begins the texts, so the tokenizer's default is no token.
+        as_trained: the texts are a trainer's token ids, so nothing is chosen.
         hurried: use fewer known pairs, as in `is_choice_clear`.
         longest: most tokens of a context besides the prefix token; `auto` skips tokens without
             room.
@@ -199,7 +200,7 @@ def resolve_prefix_token(
 
 
 def _resolve_server_prefix(spec: str, model: LanguageModel) -> PrefixToken:
-    """Return the prefix token of a model's server. Raise AuditError if the user asks for
+    """Return the prefix token that the model's server uses. Raise AuditError if the user requests
     another."""
     name = describe_prefix_token(model.prepended, model.tokenizer)
     if spec != AUTO and parse_prefix_token(spec, model) != model.prepended:
@@ -278,7 +279,7 @@ def _choose_likeliest_prefix_token(
 def _compute_prefix_nlls(
     model: LanguageModel, candidates: Sequence[Tokens], pairs: Sequence[Pair]
 ) -> dict[Tokens, Floats]:
-    """Return (pairs,) nats a token of the suffixes after each prefix token, read in one batch."""
+    """Return, for each prefix token, (pairs,) nats per suffix token, computed in one batch."""
     texts = [
         Pair(prefix_token + pair.prefix, pair.suffix)
         for prefix_token in candidates
@@ -289,8 +290,8 @@ def _compute_prefix_nlls(
 
 
 def parse_prefix_token(text: str, model: LanguageModel) -> Tokens:
-    """Parse `none`, `bos`, `eos` or a text to tokens. Raise AuditError if the model cannot read
-    them."""
+    """Parse `none`, `bos`, `eos` or a text to tokens. Raise AuditError if the model lacks these
+    tokens."""
     if text == NONE:
         return ()
     if text in _SPECIAL:
@@ -313,7 +314,7 @@ def parse_prefix_token(text: str, model: LanguageModel) -> Tokens:
 
 
 def describe_prefix_token(prefix_token: Tokens, tokenizer: Any) -> str:
-    """Describe the prefix token by its text, or by its ids without a tokenizer."""
+    """Describe the prefix token by its text; without a tokenizer, by its ids."""
     if not prefix_token:
         return "none"
     if tokenizer is None:
@@ -322,7 +323,8 @@ def describe_prefix_token(prefix_token: Tokens, tokenizer: Any) -> str:
 
 
 def _list_prefix_candidates(model: LanguageModel, framed: bool) -> list[Tokens]:
-    """List the tokenizer's default, no token, bos and eos, without duplicates or missing tokens."""
+    """List distinct prefix tokens: the tokenizer's default, no token, bos and eos, if they
+    exist."""
     special = (_find_special_token(kind, model) for kind in _SPECIAL)
     candidates = [
         () if framed else find_default_prefix(model.tokenizer),
@@ -378,11 +380,11 @@ def _tokenize_prefix_text(text: str, model: LanguageModel) -> Tokens:
 
 
 def _sample_fresh_canary_pairs(canaries: Sequence[Secret], tokenizer: Any) -> list[Pair]:
-    """Sample texts of the canaries' formats that are not canaries; the first token is the given
+    """Sample texts in the canaries' formats that are not canaries. The first token is the given
     context.
 
-    They measure the model on a format, not on the included texts: the null distribution of exposure
-    is unchanged.
+    They show how the model reads a format, not which texts were included, so exposure keeps its
+    null distribution.
     """
     known_canaries = [secret.canary for secret in canaries if secret.canary is not None]
     originals = {canary.text for canary in known_canaries}

@@ -1,8 +1,8 @@
 """Describe the Python objects given to `audit()`: models, rows and plug-ins of unregistered
 classes.
 
-A plan records their classes by role (`model`, `data`, `attack NAME`) for its readers; no folder
-stores the objects.
+A plan records the objects' classes by role (`model`, `data`, `attack NAME`) for its readers. No
+folder stores the objects.
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ def name_class(value: Any) -> str:
 
 
 def format_python_objects(classes: Mapping[str, str]) -> str:
-    """Format `given in Python as objects: model (notebook.Mine)`; classes: of a plan, by role."""
+    """Format a sentence like `given in Python as objects: model (notebook.Mine)`.
+
+    classes: a plan's classes by role.
+    """
     return (
         "given in Python as objects: "
         f"{', '.join(f'{role} ({kind})' for role, kind in classes.items())}"
@@ -39,7 +42,8 @@ def format_python_objects(classes: Mapping[str, str]) -> str:
 
 
 def check_python_objects_given(classes: Mapping[str, str], objects: Objects) -> None:
-    """Raise AuditError if objects of the plan are missing, as in a plan read from a folder."""
+    """Raise AuditError if objects of the plan are missing, as after reading the plan from a
+    folder."""
     if set(classes) - set(objects):
         raise AuditError(
             f"expected what this run was started with, {format_python_objects(classes)}: no folder "
@@ -50,11 +54,11 @@ def check_python_objects_given(classes: Mapping[str, str], objects: Objects) -> 
 def list_unregistered_plugins(
     files: Sequence[str], attacks: Sequence[Any], defenses: Sequence[Any]
 ) -> dict[str, Attack | Defense]:
-    """Return by role the plug-in objects of unregistered classes; skip names and registered
+    """Return the plug-in objects of unregistered classes, by role; skip names and registered
     classes.
 
-    Raise AuditError for an object with the name of a registered class, and for a name or options
-    that a record cannot hold.
+    Raise AuditError for an object with a registered class's name, and for a name or options that a
+    record cannot hold.
     """
     for path in files:
         registry.load_plugin_file(Path(path))
@@ -79,7 +83,8 @@ def list_unregistered_plugins(
 
 
 def _check_recordable(plugin: Any) -> None:
-    """Raise AuditError if a record cannot hold a plug-in's options, or its name suits no file."""
+    """Raise AuditError if a record cannot hold the plug-in's options, or if its name suits no
+    file."""
     registry.check_plugin_name(plugin.name)
     for option in dataclasses.fields(plugin):
         try:

@@ -1,4 +1,4 @@
-"""Plan `audit check`: all cheap methods. Knows no terminal; the time limit is in `asking.py`."""
+"""Plan `audit check`: a run of all cheap methods. The time limit is in `asking.py`."""
 
 from __future__ import annotations
 
@@ -55,8 +55,7 @@ def build_quick_plan(
 
 
 def choose_quick_fields(has_nonmembers: bool = True) -> dict[str, Any]:
-    """Return the plan fields of all cheap methods: those that attacks and probes declare as
-    `quick`."""
+    """Return plan fields that select all cheap methods: those with options declared as `quick`."""
     options = {
         name: dict(kind.quick)
         for name, kind in registry.list_methods().items()
@@ -91,7 +90,7 @@ def build_slow_plan(plan: Plan) -> Plan:
 
 
 def _has_subject(kind: type[Attack] | type[Probe], secrets: Sequence[Secret]) -> bool:
-    """Test if these records contain the subject of an attack or probe."""
+    """Test if these records contain what an attack or probe measures."""
     return not issubclass(kind, Probe) or kind(**(kind.quick or {})).has_subject_in(secrets)
 
 
@@ -100,9 +99,10 @@ def _select_nonempty_options(options: Mapping[str, dict[str, Any]]) -> dict[str,
 
 
 def prepare_check(plan: Plan, reporter: Reporter, shared: SweepCache) -> tuple[Plan, Limits]:
-    """Return the plan with the methods that suit these records, and their limits.
+    """Return the plan with the methods that suit these records, and the limits of the other
+    methods.
 
-    shared: holds the loaded models. Raise AuditError for whatever a run would refuse.
+    shared: holds the loaded models. Raise AuditError for every plan that a run would refuse.
     """
     clock = StageClock(reporter)
     site = make_site(plan, reporter, shared)
@@ -119,7 +119,7 @@ def prepare_check(plan: Plan, reporter: Reporter, shared: SweepCache) -> tuple[P
 
 
 def enable_hidden_state_caches(site: Site) -> None:
-    """Make each model read each text once; choose a text form by as few rows as a check can afford.
+    """Make each model read each text once, and choose the text form from few rows.
 
     The cache folder stores self-checks and choices, by the digest of the weights.
     """
@@ -135,7 +135,8 @@ def enable_hidden_state_caches(site: Site) -> None:
 
 
 def _select_answerable_methods(plan: Plan, site: Site) -> tuple[Plan, Limits]:
-    """Return the plan with the methods that suit these records, and the limits of the rest."""
+    """Return the plan with the methods that suit these records, and the limits of the other
+    methods."""
     members, nonmembers = (
         sum(secret.member is side for secret in site.benchmark.secrets) for side in (True, False)
     )

@@ -1,7 +1,7 @@
 """Audit released text without a model: search it for private records, and test it for membership.
 
-Leaves a usual run folder, readable by reports, gates, comparisons and attestations. Imports no
-torch.
+The result is a usual run folder for reports, gates, comparisons and attestations. This module does
+not import torch.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ CHARACTERS = 20
 
 @dataclass(frozen=True)
 class ReleasedText:
-    """Hold the inputs. records: members first; texts: the released texts, as words and as
-    written."""
+    """Inputs of the audit. records: members first; texts: the released texts as word ids; written:
+    the released texts."""
 
     plan: Plan
     words: WordIds
@@ -104,7 +104,7 @@ class ReleasedText:
 
     @property
     def secrets(self) -> tuple[Secret, ...]:
-        """Return the records as a run lists them."""
+        """Return the records as a run's secrets."""
         kind = {True: "member", False: "nonmember"}
         secrets = (
             Secret(
@@ -136,8 +136,8 @@ def build_release_plan(
 
 
 def read_released_text(plan: Plan, text: Path) -> ReleasedText:
-    """Read all files before measuring. Raise AuditError for too few records, and for exposure
-    canaries."""
+    """Read all files before measuring anything. Raise AuditError for too few records, and for
+    exposure canaries."""
     data = plan.data.data
     nonmembers = plan.data.nonmembers
     words = WordIds()
@@ -174,10 +174,10 @@ def read_released_text(plan: Plan, text: Path) -> ReleasedText:
 def audit_released_text(
     release: ReleasedText, n: int | None, folder: RunFolder, reporter: Reporter
 ) -> AuditResult:
-    """Audit the text. n: words of a passage; None: `usual_passage_length`, or the median of shorter
-    private records.
+    """Audit the released text. n: words of a passage; None: `usual_passage_length`, or the median
+    length of private records if shorter.
 
-    Raise AuditError if no record of a kind has n words.
+    Raise AuditError if all members (or all non-members) have fewer than n words.
     """
     clock = StageClock(reporter)
     secrets = release.secrets
@@ -250,7 +250,7 @@ def audit_released_text(
 
 
 class _ReleasedTextResults:
-    """Collect the run folder's data of each row."""
+    """Collector of the run folder's data, by row."""
 
     def __init__(self, folder: RunFolder) -> None:
         self.folder, self.columns = folder, list[Column]()
@@ -260,7 +260,7 @@ class _ReleasedTextResults:
     def add_observations(
         self, key: CellKey, secrets: Sequence[Secret], values: Mapping[str, Floats]
     ) -> None:
-        """Add numbers by record, from which to recompute the measurements of a row."""
+        """Add numbers by record, from which a row's measurements can be recomputed."""
         rows = (
             {name: float(column[i]) for name, column in values.items()} for i in range(len(secrets))
         )
@@ -304,7 +304,8 @@ def _build_release_finding(
 def _find_copied_passages(
     release: ReleasedText, n: int, secrets: Sequence[Secret], rows: _ReleasedTextResults
 ) -> tuple[Finding, dict[str, KindCount]]:
-    """Find the passages of records in the text, verbatim or nearly, judged like first guesses."""
+    """Find the records' passages in the text, verbatim or nearly, and judge them like first
+    guesses."""
     long = [i for i, record in enumerate(release.records) if len(record.tokens) >= n]
     few = [
         kind for kind in (True, False) if not any(release.records[i].member == kind for i in long)
@@ -388,9 +389,10 @@ def _describe_released_passages(
 def _measure_personal_data(
     release: ReleasedText, records: Sequence[ReleasedRecord]
 ) -> tuple[dict[str, list[float]], dict[str, KindCount]]:
-    """Return by kind the released share of each record's personal data; NaN for records without it.
+    """Return, by kind, the released share of each record's personal data; NaN for records without
+    such data.
 
-    Strings of both members and non-members do not count: their source is ambiguous.
+    A string of both members and non-members does not count: its source is ambiguous.
     """
     recognisers = pii.PiiRecognisers() if pii.has_pii_packages() else None
     spans_of_records = [
@@ -442,7 +444,8 @@ def _measure_personal_data(
 
 
 def _find_strings(strings: Mapping[str, bool], texts: Sequence[str]) -> set[str]:
-    """Return the strings in the texts. strings: True if a longer number is a different number."""
+    """Return the strings that the texts contain. strings: True for a number that must not be part
+    of a longer number."""
     return {text for text, count in count_text_occurrences(strings, texts).items() if count}
 
 
@@ -453,7 +456,7 @@ def _find_strings(strings: Mapping[str, bool], texts: Sequence[str]) -> set[str]
 def _build_membership_finding(
     release: ReleasedText, secrets: Sequence[Secret], rows: _ReleasedTextResults
 ) -> Finding:
-    """Score membership by n-grams of the released text against other records, and by published
+    """Score membership: by n-grams of the released text against other records, and by published
     scores."""
     # + 1: any unknown word.
     records = [record.tokens for record in release.records]
@@ -503,8 +506,8 @@ def _build_membership_finding(
 def _build_epsilon_finding(
     release: ReleasedText, manifest: AuditCanaryManifest, rows: _ReleasedTextResults
 ) -> tuple[Finding, tuple[Secret, ...]]:
-    """Bound epsilon by the canaries in the text. Coins decide --data: only --nonmembers are a
-    reference."""
+    """Bound epsilon by the canaries in the text. Coins decide which canaries --data contains, so
+    only --nonmembers are a reference."""
     words = WordIds(dict(release.words.ids))  # a copy, as reading adds words
     texts = [words(canary.text) for canary in manifest.canaries]
     prefix_lengths = [len(words(canary.prefix)) for canary in manifest.canaries]

@@ -1,4 +1,4 @@
-"""Report the progress of a run, and time its stages. Knows nothing of terminals."""
+"""Report the progress of a run, and time its stages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from auditor.core.result import Measurement
 
 
 class Reporter(Protocol):
-    """Report the progress of a run."""
+    """Interface to report a run's progress."""
 
     def stage(self, name: str) -> Any:
         """Return a context manager around a timed stage."""
@@ -19,17 +19,17 @@ class Reporter(Protocol):
     def progress(self, description: str, n_done: int, total: int) -> None: ...
 
     def note(self, text: str) -> None:
-        """Report a note for the user at once; the record has it too."""
+        """Report a note to the user at once; the run's record has the note too."""
 
     def announce(self, text: str) -> None:
-        """Report a message that the user awaits, even in quiet modes."""
+        """Report a message that the user is waiting for, even in quiet modes."""
 
     def show_greedy_recall(self, recall: Mapping[str, Measurement]) -> None:
         """Show the first result: greedy recall by repeat count."""
 
 
 class SilentReporter:
-    """Report nothing."""
+    """Reporter that reports nothing."""
 
     def stage(self, name: str) -> AbstractContextManager[None]:
         return nullcontext()
@@ -44,7 +44,7 @@ class SilentReporter:
 
 
 class StageClock:
-    """Announce the stages of a run to its reporter, and record the duration of each."""
+    """Clock that announces stages to a run's reporter and records their durations."""
 
     def __init__(self, reporter: Reporter) -> None:
         self.reporter = reporter

@@ -1,6 +1,6 @@
-"""Run a plan: every target (the undefended first) x setting x attack, in order, to a result.
+"""Run a plan: each target (the undefended target first), setting and attack in order, to a result.
 
-Knows nothing of terminals: it reports to a `Reporter`.
+Messages go to a `Reporter`.
 """
 
 from __future__ import annotations
@@ -72,14 +72,15 @@ def run_audit(
     publish: Publish = lambda result: None,
     is_check: bool = False,
 ) -> AuditResult:
-    """Run the audit. Refuse everything refusable before querying a model.
+    """Run the audit and return its result. Every refusable input is refused before a model is
+    queried.
 
-    limit: deadline of a check, which asks the worst secrets first; `publish` gets the result of the
-    first secrets, and again after each doubling. None: ask all. is_check: run all cheap methods,
-    some of which may not apply to these records.
+    limit: deadline of a check, which queries the worst secrets first; None: query all secrets.
+    `publish` gets the result of the first secrets, and again after each doubling. is_check: run all
+    cheap methods; some may not apply to these records.
 
-    site: of the plan. objects: Python objects by role, as `select_plugins` takes them.
-    policy, baseline: inputs of `--until decided`.
+    site: the plan's site. objects: Python objects by role, for `select_plugins`. policy, baseline:
+    inputs of `--until decided`.
     """
     site.attach_run_folder(folder)
     selection, clock = select_plugins(plan, site, objects), StageClock(site.reporter)
@@ -118,7 +119,7 @@ def _measure_audit(
     clock: StageClock,
     loaded: dict[str, str],
 ) -> AuditResult:
-    """Ask the missing answers and compute the result; loaded: digests of the weights."""
+    """Query all missing answers and compute the result. loaded: digests of the weights."""
     site = audit.site
     selection = audit.selection
     folder = audit.folder
@@ -199,7 +200,7 @@ def _measure_audit(
 def _list_plugin_sections(
     selection: PluginSelection, findings: Sequence[Finding]
 ) -> dict[str, OwnSection]:
-    """Collect report sections that plug-ins write on their rows."""
+    """Collect the report sections that plug-ins write on their rows."""
     sections = {
         m.name: m.report_section([f for f in findings if f.attack == m.name])
         for m in selection.methods
@@ -210,7 +211,8 @@ def _list_plugin_sections(
 def _measure_unlearning(
     result: AuditResult, audit: Audit, models: Mapping[str, str], rate: float
 ) -> Unlearning:
-    """Measure how much an unlearned model retained; models: rows of the model and baselines."""
+    """Measure how much an unlearned model retained. models: row names of the model and its
+    baselines."""
     benchmark = audit.benchmark
     steps = audit.defenses.relearn
     summary = summarise_unlearning(result, audit.folder.path, models, benchmark.forgotten)
@@ -222,7 +224,8 @@ def _measure_unlearning(
 def prepare_selection(
     plan: Plan, policy: Policy | None = None, baseline: RunOutcomes | None = None
 ) -> PluginSelection:
-    """Select the plan's plug-ins and check them before building anything. Raise AuditError."""
+    """Select the plan's plug-ins and check them before building anything. Raise AuditError for a
+    bad plan."""
     personal_data.parse_phone_regions(plan.data.phone_region)
     site = make_site(plan)
     selection = select_plugins(plan, site)
@@ -234,7 +237,7 @@ def prepare_selection(
 def _prepare_audit(
     plan: Plan, site: Site, selection: PluginSelection, folder: RunFolder, objects: Objects
 ) -> Audit:
-    """Load the models and data and tie the folder to them. Raise AuditError for inconsistent
+    """Load the models and data and bind the run folder to them. Raise AuditError for inconsistent
     inputs."""
     benchmark = site.benchmark
     if site.attacked_adapter_base_name and site.reference_model is None:
@@ -261,8 +264,8 @@ def _prepare_audit(
 def _measure_greedy_recall(
     audit: Audit, target: Target, clock: StageClock
 ) -> tuple[dict[str, Measurement], Measurement | None]:
-    """Return members' greedy recall by repeat count, and non-members' (None without recalled
-    members)."""
+    """Return members' greedy recall by repeat count, and non-members' greedy recall (None if no
+    member is recalled)."""
     secrets = audit.benchmark.secrets
     guesses = list_greedy_guesses(audit, target) if audit.population else {}
 
@@ -297,7 +300,7 @@ def _check_engine_can_serve_plan(plan: Plan, site: Site) -> None:
 
 
 def _make_checked_engine(plan: Plan, site: Site) -> Engine:
-    """Make the plan's engine. Raise AuditError if it is unavailable."""
+    """Make the plan's engine. Raise AuditError if the engine is unavailable."""
     _check_engine_can_serve_plan(plan, site)
     engine = make_engine(plan.compute)
     if engine.workers:
@@ -308,7 +311,7 @@ def _make_checked_engine(plan: Plan, site: Site) -> Engine:
 def _measure_target(
     target_run: TargetRun, clock: StageClock, findings: list[Finding]
 ) -> TargetRecord:
-    """Measure a target; append the findings of its cells to `findings`."""
+    """Measure a target, append its findings to `findings`, and return its record."""
     audit = target_run.audit
     target = target_run.target
     collector = target_run.collector

@@ -1,7 +1,7 @@
 """Measure a model besides the attacks: greedy recall, held-out perplexity, likelihood of true
 tokens.
 
-Charges no claim: these are not an attacker's queries.
+These queries are not an attacker's, so they charge no claim.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def measure_repeat_recall(
     secrets: Sequence[Secret],
     guesses: Mapping[str, Guesses] = MappingProxyType({}),
 ) -> dict[str, Measurement]:
-    """Return verbatim recall of greedy decoding by repeat count ("all" if unknown); members only.
+    """Return members' verbatim recall by greedy decoding, by repeat count ("all" if unknown).
 
     guesses: greedy guesses, if an attack has recorded them for all these secrets.
     """
@@ -66,7 +66,7 @@ def measure_nonmember_recall(
     secrets: Sequence[Secret],
     guesses: Mapping[str, Guesses] = MappingProxyType({}),
 ) -> Measurement | None:
-    """Return the baseline: greedy recall of untrained secrets; None without such secrets."""
+    """Return greedy recall of untrained secrets, the baseline; None without such secrets."""
     nonmembers = [secret for secret in secrets if not secret.member]
     if nonmembers:
         return intervals.measure_share(
@@ -83,8 +83,8 @@ def mark_greedy_hits(
 ) -> Bools:
     """Return (secrets,): True if greedy decoding after the prefix gives the suffix.
 
-    That holds if each suffix token is the most likely after those before it: with distributions,
-    this needs no decoding.
+    Equivalently, each suffix token is the most likely token after those before it. A model with
+    distributions therefore needs no decoding.
     """
     if guesses and all(secret.id in guesses for secret in secrets):
         return np.array(
@@ -110,7 +110,7 @@ def mark_greedy_hits(
 def _batch_equal_shapes(
     model: LanguageModel, secrets: Sequence[Secret], size: int | None = None
 ) -> Iterator[tuple[list[int], Tensor, Tensor]]:
-    """Yield indices, prefixes (B, n) and suffixes (B, L) of batches of equal lengths."""
+    """Yield batches of equal lengths: indices, prefixes (B, n) and suffixes (B, L)."""
     for indices in group_equal_shapes([(len(s.prefix), len(s.suffix)) for s in secrets], size):
         prefixes = torch.tensor([secrets[i].prefix for i in indices], device=model.device)
         yield (
@@ -121,7 +121,7 @@ def _batch_equal_shapes(
 
 
 def decode_greedily(model: LanguageModel, secrets: Sequence[Secret]) -> list[Tokens]:
-    """Decode greedily after each prefix, as many tokens as the suffix has."""
+    """Decode greedily after each prefix, as many tokens as the secret's suffix has."""
     decoded_suffixes: list[Tokens] = [()] * len(secrets)
     at_once = BatchSizeLimit(GREEDY_AT_ONCE)
     for batch in batch_lengths(model, [(len(s.prefix), len(s.suffix)) for s in secrets]):
@@ -140,10 +140,11 @@ def decode_greedily(model: LanguageModel, secrets: Sequence[Secret]) -> list[Tok
 
 
 def compute_heldout_losses(audit: Audit, target: Target) -> Mapping[str, Sequence[float]]:
-    """Return for each held-out text the predicted `tokens` and the summed nll of each perplexity,
-    the distribution's first.
+    """Return, for each held-out text, the number of predicted `tokens` and the summed nll by
+    perplexity name.
 
-    Empty without held-out texts, or if the model gives no likelihoods.
+    The distribution's perplexity comes first. Empty without held-out texts, or if the model gives
+    no likelihoods.
     """
     texts = audit.benchmark.heldout
     if not texts or not implies_capability(target.model.capabilities, "likelihood"):
@@ -171,8 +172,7 @@ def compute_heldout_losses(audit: Audit, target: Target) -> Mapping[str, Sequenc
 def _compute_record_losses(
     audit: Audit, target: Target, context_lengths: Sequence[int]
 ) -> Mapping[str, Sequence[float]]:
-    """Compute `compute_heldout_losses` text by text of non-members; reuse texts in the run
-    folder."""
+    """Compute `compute_heldout_losses` for each non-member text; reuse texts in the run folder."""
     texts = audit.benchmark.heldout
     ids = [secret.id for secret in audit.benchmark.secrets if not secret.member]
     first = context_lengths or [1] * len(texts)
@@ -197,8 +197,8 @@ def _compute_record_losses(
 def compute_published_nlls(
     model: LanguageModel, texts: Sequence[Tokens], context_lengths: Sequence[int], seed: int
 ) -> Mapping[str, Sequence[float]]:
-    """Return by name the summed nll of each text. Texts are grouped by their count of given
-    tokens."""
+    """Return the summed nll of each text by perplexity name. Texts with equally many given tokens
+    form a group."""
     nll_by_name: dict[str, list[float]] = {}
     for first in dict.fromkeys(context_lengths):
         rows = [i for i, count in enumerate(context_lengths) if count == first]
@@ -211,7 +211,7 @@ def compute_published_nlls(
 
 
 def measure_perplexities(nlls_by_name: Mapping[str, Sequence[float]]) -> tuple[Measurement, ...]:
-    """Measure each perplexity of `compute_heldout_losses`, in its order."""
+    """Measure each perplexity of `compute_heldout_losses`, in the same order."""
     tokens = [int(count) for count in nlls_by_name.get("tokens", ())]
     return tuple(
         intervals.estimate_perplexity(list(zip(nll, tokens, strict=True)), name)
@@ -221,10 +221,10 @@ def measure_perplexities(nlls_by_name: Mapping[str, Sequence[float]]) -> tuple[M
 
 
 def measure_true_token_likelihoods(audit: Audit, target: Target) -> RowValuesBySecret:
-    """Score each member's true suffix token by token, to locate leaks for fixing the model.
+    """Score each member's true suffix tokens by teacher forcing, to show where to fix leaks.
 
-    A teacher-forced pass a target. Return the mean log-probability of each secret's tokens. The run
-    folder stores members' scores, except of companions: they are not fixed.
+    Return each secret's mean log-probability per token. The run folder stores members' scores,
+    except those of companion targets, which nobody fixes.
     """
     folder = audit.folder
     size = audit.batch_size
@@ -263,7 +263,7 @@ def measure_true_token_likelihoods(audit: Audit, target: Target) -> RowValuesByS
 def build_likelihood_row(
     members: Mapping[str, float], others: Mapping[str, float]
 ) -> RowValuesBySecret:
-    """Combine members' and non-members' mean log-probability of a secret's tokens, nats, by id."""
+    """Combine members' and non-members' mean log-probabilities per token, in nats, by secret id."""
     ids = (*members, *others)
     values = np.array([*members.values(), *others.values()])
     return RowValuesBySecret(
@@ -281,8 +281,9 @@ def doubt_if_members_likelier(
     """Doubt zero extraction if members' true tokens are significantly more likely than
     non-members'.
 
-    One-sided Welch test at 2.5% of the mean log-probabilities, in nats a token. Not a measure of
-    extractable text. methods: names of the run's methods, not to be advised again.
+    The test is a one-sided Welch test at 2.5% of mean log-probabilities, in nats per token; it does
+    not measure extractable text. methods: names of the run's methods, which the doubt does not
+    advise again.
     """
     values = answers.values[LIKELIHOOD]
     members = values[answers.member]
@@ -330,8 +331,7 @@ def batch_suffix_log_probs(
 
 
 def list_withheld_doubts(audit: Audit, target: Target) -> Iterator[Doubt]:
-    """Doubt withheld answers: report the likelihood of their members, if known; nothing if all
-    came."""
+    """Yield a doubt if answers were withheld, with the likelihood of their members, if known."""
     members = [secret for secret in target.secrets if secret.member]
     withheld = target.model.has_withheld_answer_by_prefix([secret.prefix for secret in members])
     hidden = [secret for secret, is_withheld in zip(members, withheld, strict=True) if is_withheld]

@@ -1,8 +1,5 @@
-"""Select the plug-ins of a plan: attacks and probes, defenses with their controls, settings. Built
-once.
-
-Knows names and options; no model.
-"""
+"""Select a plan's plug-ins: attacks, probes, defenses with their controls, and settings. Each
+plug-in is built once, without a model."""
 
 from __future__ import annotations
 
@@ -35,9 +32,9 @@ from auditor.statistics.metrics import is_builtin_metric
 
 @dataclass(frozen=True)
 class PluginSelection:
-    """Hold the plug-ins. methods: attacks and probes in the plan's order; rows: defenses, each
-    before its controls.
+    """Plug-ins of a plan.
 
+    methods: attacks and probes in the plan's order. rows: defenses, each before its controls.
     settings: from the narrowest access to the widest.
     """
 
@@ -62,8 +59,7 @@ class PluginSelection:
 
     @property
     def own_methods(self) -> tuple[str, ...]:
-        """Name the user's own attacks and probes, whose metrics may be missing in the table of
-        metrics."""
+        """Name the user's own attacks and probes; the table of metrics may lack their metrics."""
         return tuple(
             method.name
             for method in self.methods
@@ -72,7 +68,7 @@ class PluginSelection:
 
     @property
     def declared_metric_titles(self) -> dict[str, str]:
-        """Map the methods' own metrics to their titles."""
+        """Map metrics that the methods declare to their titles."""
         return {name: title for method in self.methods for name, title in method.metrics.items()}
 
     @property
@@ -82,7 +78,7 @@ class PluginSelection:
 
     @property
     def reference_models_asked_by_probes(self) -> tuple[str, ...]:
-        """Name the reference models that probes need besides the shared model of all attacks."""
+        """Name the reference models that probes need besides the model shared by all attacks."""
         probes = (method for method in self.methods if isinstance(method, Probe))
         return tuple(
             dict.fromkeys(names for probe in probes if (names := probe.wanted_reference_models()))
@@ -90,11 +86,12 @@ class PluginSelection:
 
     @property
     def longest_soft_prompt_row_count(self) -> int:
-        """Count rows of the longest soft prompt that an attack tunes."""
+        """Count the rows of the longest soft prompt that an attack tunes."""
         return max((attack.soft_prompt_rows() for attack in self.attacks), default=0)
 
     def list_row_settings(self, companion: bool) -> tuple[Setting, ...]:
-        """Return the settings of a row: a control needs only the strongest attacker."""
+        """Return the settings of a row. companion: a control, which needs only the strongest
+        attacker."""
         return self.settings[-1:] if companion else self.settings
 
     def list_cell_keys(self) -> list[CellKey]:
@@ -123,10 +120,9 @@ def explain_skipped_method(method: Attack | Probe, defense: Defense | None) -> s
 
 
 def select_plugins(plan: Plan, site: Site, objects: Objects = NO_OBJECTS) -> PluginSelection:
-    """Build the plan's plug-ins and check them, before loading models.
+    """Build and check the plan's plug-ins before loading models.
 
-    objects: Python objects in place of names. Raise AuditError if the plan needs objects that are
-    missing.
+    objects: Python objects that replace names. Raise AuditError if the plan needs missing objects.
     """
     # Load files first: names and options below may come from them.
     for path in plan.plugin:
@@ -219,8 +215,8 @@ def _build_methods(
 def _default_attack_options(
     site: Site, known: Mapping[str, type[Attack | Probe]]
 ) -> dict[str, dict[str, Any]]:
-    """Return default options, which yield to the user's: the site's, and those for a model's
-    limits."""
+    """Return default options: the site's, and those for a model's limits. The user's options
+    replace them."""
     defaults = {name: dict(options) for name, options in site.default_attack_options.items()}
     if not site.names_reference_model:
         for name, kind in known.items():
@@ -234,7 +230,7 @@ def _default_attack_options(
 def _note_options_without_distributions(
     site: Site, methods: Sequence[Attack | Probe], options: Options
 ) -> None:
-    """Announce each option set because an API gives no complete distributions."""
+    """Announce each option that was set because an API gives no complete distributions."""
     if not site.is_model_asked_over_network:
         return
     for method in methods:
@@ -254,8 +250,8 @@ def _build_plugins(
     defaults: Mapping[str, Mapping[str, Any]],
     objects: Objects,
 ) -> list[Any]:
-    """Build each plug-in once: with the site's defaults, then the user's options. Objects keep
-    theirs."""
+    """Build each plug-in once, from the site's defaults and the user's options. An object keeps its
+    own options."""
     chosen: list[Any] = []
     for name in dict.fromkeys(names):
         if (instance := objects.get(f"{kind} {name}")) is not None:

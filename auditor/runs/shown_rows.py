@@ -1,8 +1,4 @@
-"""List the rows of a run: the requested defenses, and the separately named controls of their
-chains.
-
-Knows defenses; not how to build or measure a row.
-"""
+"""List the rows of a run: the requested defenses, and the controls of their chains."""
 
 from __future__ import annotations
 
@@ -15,7 +11,7 @@ from auditor.plugins.options import get_plugin_title
 
 @dataclass(frozen=True)
 class ShownRow:
-    """A row: the name and title of a defense, and if it is shown for another defense's sake."""
+    """A row: a defense's name and title, and whether it is shown only for another defense."""
 
     name: str
     title: str
@@ -28,11 +24,11 @@ def list_defense_rows(
     is_available: Callable[[Defense], bool],
     others: Sequence[Defense] = (),
 ) -> list[ShownRow]:
-    """List every defense before the controls of its chain; equal controls of several defenses share
+    """List every defense before the controls of its chain. Equal controls of several defenses share
     a row.
 
-    is_available: tests if a control is available and is not the undefended target. others: controls
-    that attacks need.
+    is_available: tests if a control is available and differs from the undefended target. others:
+    controls that attacks need.
     """
     rows = list[ShownRow]()
     displayed = list(defenses)
@@ -59,5 +55,5 @@ def list_defense_rows(
 
 
 def name_defense_row(rows: Sequence[ShownRow], defense: Defense) -> str:
-    """Return the name of the row of this defense; "" without a row."""
+    """Return the name of this defense's row; "" without a row."""
     return next((row.name for row in rows if row.defense == defense), "")
