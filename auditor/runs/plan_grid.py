@@ -1,5 +1,4 @@
-"""Grids of a plan: variants x swept fields x seeds, as single points. Knows raw plan values;
-nothing of models.
+"""Expand the grid of a plan (variants x swept fields x seeds) into points, as raw plan values.
 
 seeds = [0, 1, 2]
 [sweep]
@@ -7,7 +6,7 @@ seeds = [0, 1, 2]
 [[variant]]                            # a list of points where a product would be too much
 name = "w/o smooth"
 attack_options = { ethicist = { alpha = 0 } }
-sweep = { "ethicist.epochs" = [1, 2] }  # what this one alone sweeps
+sweep = { "ethicist.epochs" = [1, 2] }  # swept by this variant only
 """  # noqa: E501
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Hold the place of an audit: the undefended model, the models around it, and the data.
+"""Represent the place of an audit: the undefended model, the models related to it, and the data.
 
-Knows no attack. The lab (`lab_site.py`) trains the counterparts of a user's model and folders; no
-other module distinguishes kinds of sites.
+The lab (`lab_site.py`) trains the counterparts of a user's models. No other module distinguishes
+kinds of sites.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ from auditor.runs.sweep_cache import SweepCache
 
 
 class SiteModels:
-    """Load a plan's model and the models related to it, each on first use.
+    """Models of a plan: the attacked model and related models, each loaded on first use.
 
-    live: models in memory by role, as for `ModelLoader`. The folder they came from is ignored,
-    since the weights may have changed: no privacy promise is read from it, and the digest is of the
-    weights in memory, if the model reports one.
+    live: models in memory by role, as for `ModelLoader`. The folder of such a model is ignored,
+    since the weights may have changed: no privacy promise is read there, and the digest is that of
+    the weights in memory, if the model reports one.
     """
 
     def __init__(
@@ -81,17 +81,18 @@ class SiteModels:
 
     @property
     def is_model_asked_over_network(self) -> bool:
-        """Tell if the model is queried over a network: one owner has its budget and its answers."""
+        """Tell if the model is queried over a network; then a single owner has its budget and
+        answers."""
         return self.models.is_attacked_model_over_network
 
     @property
     def attacked_adapter_base_name(self) -> str:
-        """Name the base of an attacked adapter; "" for a complete model."""
+        """Name the base model of an attacked adapter; "" for a complete model."""
         return "" if self._adapter_base_and_revision is None else self._adapter_base_and_revision[0]
 
     @property
     def names_reference_model(self) -> bool:
-        """Tell if there will be a reference model, as far as known before loading."""
+        """Tell if there will be a reference model, as far as known before loading models."""
         if "reference_model" in self.__dict__:  # already loaded: an adapter's base may be unfit
             return self.reference_model is not None
         if {"reference", "public"} & self.models.live.keys():
@@ -101,19 +102,19 @@ class SiteModels:
         return self.target.public is not None or self._adapter_base_and_revision is not None
 
     def read_auto_dtype_as_float32(self) -> None:
-        """Read `--dtype auto` as float32, before loading, for methods that are correct only in
-        float32."""
+        """Make `--dtype auto` mean float32, for methods that are correct only in float32. Call this
+        before loading models."""
         self.models.loading = self.models.loading.resolve_auto_dtype()
 
     def check_plan_model_is_obtainable(self, fields: Sequence[str]) -> None:
-        """Refuse, before loading, a model that the plan's options cannot obtain. Raise AuditError.
+        """Raise AuditError, before loading, for a model that the plan's options cannot obtain.
 
-        fields: fields of the plan that say how to obtain models.
+        fields: the plan's fields on the access to models.
         """
         self.models.check_model_obtainable(fields)
 
     def digest_fileless_models(self) -> dict[str, str]:
-        """Map `role/...` to the digest of each model without files, as far as loaded."""
+        """Map `role/...` to the digest of each loaded model without files."""
         # `__dict__` holds a cached property after its first use: this must not load the model.
         if self.is_model_asked_over_network and "model" in self.__dict__:
             digests = {ANSWERS: self.model.digest()}
@@ -128,13 +129,13 @@ class SiteModels:
 
     @property
     def undefended_model_description(self) -> str:
-        """Describe the undefended model: a sentence without its full stop."""
+        """Describe the undefended model in a sentence without its full stop."""
         return self.models.attacked_model_description
 
     @property
     def undefended_trained_model(self) -> TrainedModel:
-        """Return the undefended model with the known promises and canaries of its training (its
-        messages: `notes`)."""
+        """Return the undefended model with its training's known promises, canaries and messages
+        (`notes`)."""
         if "model" in self.models.live:
             return TrainedModel(self.model, None)
         folder = Path(str(self.target.model))
@@ -146,12 +147,13 @@ class SiteModels:
 
     @cached_property
     def public_model(self) -> LanguageModel | None:
-        """Load the model without private data; None if the plan names no such model."""
+        """Load the model trained without private data; None if the plan names no such model."""
         return self._load_matching_model("public", self.target.public)
 
     @cached_property
     def reference_model(self) -> LanguageModel | None:
-        """Load the model that attacks compare likelihoods with; None if there is no reference."""
+        """Load the model whose likelihoods attacks compare with the target's; None without such a
+        model."""
         if self.target.reference not in (None, NONE):
             return self._load_matching_model("reference", self.target.reference)
         if (
@@ -170,7 +172,8 @@ class SiteModels:
 
     @cached_property
     def _adapter_base_and_revision(self) -> tuple[str, str | None] | None:
-        """Return the base of an attacked adapter and its revision; None for a complete model."""
+        """Return the base model of an attacked adapter and its revision; None for a complete
+        model."""
         if self.target.model is None:
             return None
         recorded = read_adapter_base(self.target.model)
@@ -178,7 +181,7 @@ class SiteModels:
         return recorded if recorded is None or base is None else (base, None)
 
     def notes_on_models(self) -> tuple[str, ...]:
-        """List notes for a reader on the models besides the data: sentences."""
+        """List sentences on the models for a reader."""
         models = (self.model, self.public_model, self.reference_model)
         notes = [note for model in models if model is not None for note in model.notes]
         if (
@@ -194,7 +197,8 @@ class SiteModels:
         return tuple(dict.fromkeys(notes))
 
     def model_before_or_retrained(self, kind: str) -> LanguageModel:
-        """Load `before`: before unlearning; `retrained`: without the records to forget.
+        """Load a baseline of unlearning: `before` unlearning, or `retrained` without the records to
+        forget.
 
         Raise AuditError for a model of another family or vocabulary, and for the attacked model
         itself.
@@ -229,7 +233,7 @@ class SiteModels:
         return _require_same_vocabulary("forms", target, other)
 
     def _load_matching_model(self, kind: str, name: str | None) -> LanguageModel | None:
-        """Load a model of this role. Raise AuditError if its vocabulary size differs."""
+        """Load the model of this role. Raise AuditError if its vocabulary size differs."""
         if name is None:
             return None
         target = self.model
@@ -246,14 +250,14 @@ class SiteModels:
 
 
 class Site(SiteModels):
-    """The place of one audit. Making a site costs nothing: models load, or train, on first use.
+    """Place of an audit. A new site is cheap: models are loaded or trained on first use.
 
     Args:
-        subject: all of a plan that decides which model is attacked for which secrets: runs with the
+        subject: the plan's values that decide the attacked model and the secrets: runs with the
             same subject share both.
-        trains_on_demand: train the inputs of a defense in its turn; else they exist before, and the
-            run can refuse a promise before spending hours.
-        may_train: make missing models; else refuse them on use.
+        trains_on_demand: train a defense's inputs in its turn. If False, the inputs exist before,
+            and the run can refuse a promise before spending hours.
+        may_train: make missing models; if False, refuse them on use.
     """
 
     trains_on_demand: ClassVar[bool] = False
@@ -267,23 +271,23 @@ class Site(SiteModels):
 
     @property
     def default_attack_options(self) -> Mapping[str, Mapping[str, Any]]:
-        """Return options of attacks by name, sized to this place."""
+        """Return default options of attacks by name, sized to this site."""
         return Lab.attack_defaults if self.attack_plan.sizes == "lab" else {}
 
     @property
     def default_defense_options(self) -> Mapping[str, Mapping[str, Any]]:
-        """Return options of defenses by name, sized to this place."""
+        """Return default options of defenses by name, sized to this site."""
         return Lab.defense_defaults if self.attack_plan.sizes == "lab" else {}
 
     def attach_run_folder(self, folder: RunFolder) -> None:
-        """Attach the folder of the run, before loading anything."""
+        """Attach the run folder. Call this before loading anything."""
         self._folder = folder
         self.models.run = folder.identity
 
     # --- the data ---
 
     def load_benchmark_shared_by_runs(self) -> Benchmark:
-        """Load secrets, known pairs and held-out texts, shared by runs on the same subject."""
+        """Load the secrets, known pairs and held-out texts that runs on the same subject share."""
         # Omit the limit: the chosen form stays, even if fewer records are attacked.
         form_key = json.dumps([to_json(self.target), to_json(replace(self.data_plan, limit=None))])
         form = (
@@ -312,7 +316,7 @@ class Site(SiteModels):
 
     @cached_property
     def benchmark(self) -> Benchmark:
-        """Return this run's data, each secret with its alias for sentences."""
+        """Return this run's data, with an alias of each secret for use in sentences."""
         # A shallow copy is enough: replacing tuples below does not affect other runs.
         benchmark = copy.copy(self.load_benchmark_shared_by_runs())
         key = load_alias_salt()
@@ -323,13 +327,12 @@ class Site(SiteModels):
         return benchmark
 
     def narrow_benchmark(self, benchmark: Benchmark) -> None:
-        """Replace the benchmark by a part: from now on the run is about these secrets."""
+        """Replace the benchmark by a part of it; the run is now about these secrets."""
         self.__dict__["benchmark"] = benchmark  # the cached property reads this entry
 
     @property
     def reference_fault_sentence(self) -> str:
-        """Explain why the reference model is unfit, being trained on private data; "" if it is
-        fit."""
+        """Explain that the reference model was trained on private data; "" if it was not."""
         name = self.target.reference or self.target.public or self.attacked_adapter_base_name
         if not name or self.reference_model is None:
             return ""
@@ -352,7 +355,7 @@ class Site(SiteModels):
         return ""
 
     def load_reference_models_of_site(self, spec: str) -> ReferenceModels:
-        """Load the reference models of `-A references=`. Raise AuditError if it names no
+        """Load the reference models of `-A references=`. Raise AuditError if `spec` names no
         models."""
 
         def load_one(folder: str) -> LanguageModel:
@@ -374,7 +377,8 @@ class Site(SiteModels):
 
     @cached_property
     def _attacked_ids_by_text_digest(self) -> Mapping[str, Sequence[str]]:
-        """Map the SHA-256 of each attacked record's text to its ids; equal texts share a key."""
+        """Map the SHA-256 of each attacked record's text to the record's ids; equal texts share a
+        key."""
         ids_by_digest: dict[str, list[str]] = {}
         decode = make_token_decoder(self.benchmark.tokenizer)
         for secret in self.benchmark.secrets:
@@ -389,11 +393,11 @@ class Site(SiteModels):
     # --- inputs of defenses ---
 
     def missing_input_phrase(self, defense: Defense) -> str:
-        """Name the inputs that this defense still needs; "" if it needs nothing more."""
+        """Name the inputs that this defense still needs; "" if none."""
         return format_missing_input(defense, self.target.public)
 
     def refuse_unservable_defense(self, defense: Defense) -> None:
-        """Refuse a defense that cannot work here with its options. Raise AuditError."""
+        """Raise AuditError for a defense that cannot work here with its options."""
         if not self.models.has_next_token_distributions:
             raise AuditError(
                 f"--defense {defense.name} stands before a model whose distributions are read "
@@ -431,7 +435,7 @@ class Site(SiteModels):
         )
 
     def control_adapter_of_ensemble(self, defense: Defense) -> LanguageModel:
-        """Load the adapter on all records of the ensemble, by its members' recipe."""
+        """Load the ensemble's control: an adapter trained on all records by the members' recipe."""
         return load_control_adapter(Path(defense.ensemble_folder), self._public_model_for_adapters)
 
     @property
@@ -447,8 +451,7 @@ class Site(SiteModels):
         return public
 
     def training_seconds(self, defense: Defense | None, building: float) -> float | None:
-        """Return the known training seconds of the models of a row; building: seconds spent just
-        now.
+        """Return the training seconds of a row's models, if known. building: seconds just spent.
 
         defense: None for the undefended model.
         """
@@ -456,8 +459,8 @@ class Site(SiteModels):
 
 
 def limit_known_pairs(benchmark: Benchmark, limit: int | None, seed: int) -> None:
-    """Leave the attacker `limit` known pairs; with one seed, a larger limit includes a smaller
-    limit's pairs."""
+    """Give the attacker only `limit` known pairs. With the same seed, a larger limit includes the
+    pairs of a smaller limit."""
     known = benchmark.known
     if limit is None or limit >= len(known):
         return
@@ -473,7 +476,7 @@ def limit_known_pairs(benchmark: Benchmark, limit: int | None, seed: int) -> Non
 def _require_same_vocabulary(
     kind: str, subject: LanguageModel, other: LanguageModel
 ) -> LanguageModel:
-    """Return the other model. Raise AuditError if the two vocabularies differ."""
+    """Return the other model. Raise AuditError if its vocabulary differs from the subject's."""
     target_vocab, other_vocab = (
         model.tokenizer and model.tokenizer.get_vocab() for model in (subject, other)
     )
@@ -486,7 +489,7 @@ def _require_same_vocabulary(
 
 
 def _describe_adapter_base(name: str, is_reference: bool) -> str:
-    """Describe the base of an adapter if the user named no reference."""
+    """Describe the base model of an adapter if the user named no reference."""
     if not is_reference:
         return (
             f"the adapter's base, {name}, has another vocabulary and is no reference: --reference "

@@ -1,7 +1,7 @@
-"""Implement `--until`: ask secrets in random order, and stop a configuration at a conclusive look.
+"""Implement `--until`: query secrets in random order, and stop a row at a conclusive look.
 
-Looks are at fixed counts of secrets and the order depends on the seed, so that batches, workers and
-resuming do not matter. Knows the values of each secret; neither models nor how to ask secrets.
+Looks come at fixed counts of secrets, and the order depends only on the seed, so batches, workers
+and resuming do not change the result.
 """
 
 from __future__ import annotations
@@ -43,10 +43,11 @@ Seen = Callable[[Sequence[Item]], RowValuesBySecret]
 
 @dataclass(frozen=True)
 class StoppingRule:
-    """Decide when to stop a row.
+    """Rule that decides when to stop a row.
 
-    rules: gate rules to decide: held at the gate's level, failed at `level`, which all decisions
-    share; base: the same row of the baseline. require: minimum counts, whatever the rules say.
+    rules: gate rules to decide. A rule is held at the gate's level; a rule has failed at `level`,
+    which all decisions share. base: the baseline's values of the same row. require: minimum counts
+    before any stop.
     """
 
     width: tuple[str, float] | None = None
@@ -56,7 +57,7 @@ class StoppingRule:
     require: Required = NOTHING
 
     def explain_stop(self, row: RowValuesBySecret) -> str:
-        """Explain why the row can stop; "" if it needs more secrets."""
+        """Explain why the row can stop; "" if the row needs more secrets."""
         members = int(row.member.sum())
         if members < self.require.secrets or len(row.ids) - members < self.require.nonmembers:
             return ""
@@ -102,7 +103,7 @@ class StoppingRule:
     def ask_randomly(
         self, items: Sequence[Item], seed: int, ask: Ask[Item], count_seen: Seen[Item]
     ) -> tuple[StoppedEarly, set[str]]:
-        """Ask as many items as needed, in random order; return how many and their ids."""
+        """Query as many items as needed, in random order; return how many and their ids."""
         # Each item draws its rank: the order of two items does not depend on the rest.
         order = sorted(
             items,
@@ -123,7 +124,7 @@ class StoppingRule:
 def bound_stopped_finding(
     finding: Finding, row: RowValuesBySecret, stopped: StoppedEarly
 ) -> Finding:
-    """Replace fixed-size intervals of the finding by bounds valid at every look; drop other
+    """Replace the finding's fixed-size intervals by bounds that hold at every look; drop other
     measurements."""
 
     def again(
@@ -152,7 +153,7 @@ def bound_stopped_finding(
 
 
 def digest_stopping_rules(stops: Mapping[CellKey, StoppingRule]) -> str:
-    """Hash the rules: equal rules give equal digests; "" if no row stops."""
+    """Hash the rules: equal rules have equal digests; "" if no row stops."""
     digest = hashlib.sha256()
     for row, stop in stops.items():
         # `repr` of a float is exact.
@@ -169,8 +170,8 @@ def digest_stopping_rules(stops: Mapping[CellKey, StoppingRule]) -> str:
 def build_stopping_rules(
     plan: AttackPlan, selection: PluginSelection, policy: Policy | None, base: RunOutcomes | None
 ) -> dict[CellKey, StoppingRule]:
-    """Return the rule of each row that `--until` may stop. Raise AuditError if no row could
-    satisfy --until."""
+    """Return the rule of each row that `--until` may stop. Raise AuditError if no row could satisfy
+    --until."""
     if plan.until is None:
         return {}
     if (width := plan.until_metric_and_half_width) is not None:
@@ -214,7 +215,7 @@ def build_stopping_rules(
 
 
 def _is_row_ruled(rule: Rule, row: CellKey, selection: PluginSelection) -> bool:
-    """Test if the gate applies the rule to the row: to a companion only by name."""
+    """Test if the gate applies the rule to the row. A companion row must be named by the rule."""
     defended = [
         row_of_defense.name for row_of_defense in selection.rows if not row_of_defense.companion
     ] or [UNDEFENDED]
@@ -227,7 +228,7 @@ def _is_row_ruled(rule: Rule, row: CellKey, selection: PluginSelection) -> bool:
 
 
 def _list_mean_metrics(method: Attack | Probe) -> tuple[str, ...]:
-    """Name the method's metrics that are means of a number that depends on a single secret."""
+    """Name the method's metrics that are means of one number per secret."""
     if isinstance(method, Probe):
         return method.means
     if isinstance(method, CorpusAttack):
@@ -244,12 +245,12 @@ def _is_stopping_metric(method: Attack | Probe, metric: str) -> bool:
 
 
 def _is_rule_without_stopping_row(rule: Rule) -> bool:
-    """Test if the rule stops no row: it limits an epsilon bound or a membership rate."""
+    """Test if the rule can stop no row: its metric is an epsilon bound or a membership rate."""
     return rule.of_claim or rule.metric in BOUNDS.values() or bool(find_metric(rule.metric).scores)
 
 
 def _has_deciding_row(rule: Rule, row: CellKey, selection: PluginSelection) -> bool:
-    """Test if the gate may decide the rule on this row: no if only other attacks have the
+    """Test if the gate may decide the rule on this row; False if only other attacks have the
     metric."""
     method = selection.methods_by_name[row.attack]
     methods = selection.methods

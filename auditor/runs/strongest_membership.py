@@ -1,5 +1,7 @@
-"""Replace `membership_auc` of each row by that of its strongest score, corrected for all scores
-tried on the target: those of the membership probe and of plug-ins."""
+"""Replace each row's `membership_auc` by the AUC of its strongest score.
+
+The AUC is corrected for all scores tried on the target, by the membership probe and by plug-ins.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,9 @@ def add_strongest_membership(
 ) -> list[Finding]:
     """Return a target's findings, each membership row with the AUC of its strongest score.
 
-    All rows of a setting that scored the same records share the level. The collector's column of
-    the row's main score becomes that of the strongest score, for recomputing the numbers.
+    The rows of a setting that scored the same records share the level. In the collector, the column
+    of the row's main score becomes that of the strongest score, so that the numbers can be
+    recomputed.
     """
     changed = {}
     for family in _group_row_families(findings, collector.scored):
@@ -52,7 +55,7 @@ def add_strongest_membership(
 def _group_row_families(
     findings: Sequence[Finding], scored: Mapping[CellKey, ScoredRow]
 ) -> Iterator[dict[CellKey, ScoredRow]]:
-    """Yield the rows of a setting that scored the same records."""
+    """Yield groups of rows of the same setting that scored the same records."""
     families: dict[tuple[str, frozenset[str]], dict[CellKey, ScoredRow]] = {}
     for finding in findings:
         row = scored.get(finding.cell_key)
@@ -62,7 +65,7 @@ def _group_row_families(
 
 
 def _align_scores(family: Mapping[CellKey, ScoredRow]) -> Iterator[CandidateScore]:
-    """Yield the scores of all rows, with records in the first row's order."""
+    """Yield the scores of all rows, with the records in the first row's order."""
     first = next(iter(family.values()))
     for row in family.values():
         place = {secret: i for i, secret in enumerate(row.ids)}

@@ -1,6 +1,6 @@
-"""Write a run's guesses on LM-Extraction arrays as a submission, the file that `audit score` reads.
+"""Write a run's guesses on LM-Extraction arrays as a submission, which `audit score` reads.
 
-Token ids only, but of private text: the file is for its owner.
+The file has only token ids, but of private text: only its owner may read it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from auditor.records.folder import RunFolder
 def check_plan_allows_submission(
     submission: str | None, data: DataPlan, attacks: AttackPlan
 ) -> None:
-    """Refuse a plan whose run does not fit in a submission. Raise AuditError."""
+    """Raise AuditError for a plan whose run cannot be written as a submission."""
     if submission is None:
         return
     if data.data is None or not has_extraction_arrays(Path(data.data)):
@@ -53,12 +53,12 @@ def check_plan_allows_submission(
 
 
 def write_submission(path: Path, attacks: AttackPlan, folder: RunFolder) -> tuple[CellKey, int]:
-    """Write the submission of a finished run, readable by its owner only; return the cell and its
+    """Write the submission of a finished run, readable by its owner only; return the cell and the
     number of guesses.
 
-    The cell: the undefended target with white-box access (text-only if only that was run). The
-    first guess of each attacked example, by falling score, equal scores in the order of the arrays,
-    without non-members. Raise AuditError if the attack gave no guesses or the file cannot be
+    The cell is the undefended target with white-box access (text-only if only text-only was run).
+    The file lists the first guess of each attacked member by falling score; equal scores are in the
+    order of the arrays. Raise AuditError if the attack gave no guesses or the file cannot be
     written.
     """
     cell = CellKey(

@@ -1,4 +1,4 @@
-"""Share objects between consecutive runs of a sweep. Knows nothing of their content."""
+"""Share objects between consecutive runs of a sweep."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ T = TypeVar("T")
 
 
 class SweepCache:
-    """Hold the last object of each kind, for consecutive runs, so that two big models never
-    coexist."""
+    """Cache of the last object of each kind, so that two large models never coexist."""
 
     def __init__(self) -> None:
         self._held: dict[str, tuple[Any, Any]] = {}
@@ -24,7 +23,7 @@ class SweepCache:
         ] = {}  # chosen text forms, by model and data, for any number of attacked records
 
     def get_or_make(self, kind: str, key: Any, make: Callable[[], T]) -> T:
-        """Return the last object of this kind if its key matches; else free it and make a new
+        """Return the last object of this kind if its key matches; otherwise free it and make a new
         object."""
         if kind not in self._held or self._held[kind][0] != key:
             self._held.pop(kind, None)

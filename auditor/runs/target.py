@@ -1,4 +1,4 @@
-"""Model a target under attack: its defense, the defense's claim, and the tokens drawn from it."""
+"""Represent an attacked target: its model, defense, claim, and the tokens drawn from the model."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from auditor.runs import machine
 
 @dataclass
 class TokenSpending:
-    """Count the tokens drawn of a target. spent: tokens inside the claim, by recipe and secret.
+    """Tokens drawn from a target. spent: tokens inside the claim, by recipe and secret.
 
-    seconds, drawn: time and tokens of the draws of this process.
+    seconds, drawn: time and tokens of the draws in this process.
     """
 
     meter: ClaimTokenMeter
@@ -35,7 +35,7 @@ class TokenSpending:
     drawn: int = 0
 
     def charge_claim(self, view: View, attack: Attack, answers: Sequence[Guesses]) -> None:
-        """Charge each token drawn inside the claim once: attacks on a common pass share its
+        """Charge each token drawn inside the claim once: attacks that share a pass share its
         charge."""
         for recipe in attack.sample_counts_by_recipe(view):
             for guesses in answers:
@@ -53,10 +53,10 @@ class TokenSpending:
 
 @dataclass
 class Target:
-    """A target. secrets: those attacked on it. companion: shown for a defense's sake, not requested
-    by name.
+    """A target. secrets: the secrets attacked on this target. companion: True if the target is
+    shown only for another defense.
 
-    trained: the model of a private training, with its promise and canaries; undefended, the
+    trained: the model of a private training, with its promise and canaries. Undefended, it is the
     attacked model itself.
     """
 
@@ -110,11 +110,12 @@ class Target:
 
     @property
     def privacy_record_of_target(self) -> PrivacyRecord | None:
-        """Return the promise of this model's training, if it was private."""
+        """Return the privacy promise of this model's training; None for a training without
+        privacy."""
         return self.trained.privacy if self.trained else None
 
     def judge_claim_coverage(self, setting: Setting) -> tuple[bool | None, str]:
-        """Return if the claim covers this access and decoding, None without a claim; and the
+        """Return whether the claim covers this access and decoding (None without a claim), and the
         reason."""
         claim = self.claim
         if claim is None:
@@ -141,10 +142,10 @@ class Target:
         prefix_token: PrefixToken,
         doubts: Sequence[Doubt] = (),
     ) -> TargetRecord:
-        """Record the target. perplexities: the distribution's own first; empty without held-out
-        texts.
+        """Make the target's record.
 
-        doubts: besides the model's own.
+        perplexities: the distribution's own first; empty without held-out texts. doubts: added to
+        the model's own doubts.
         """
         training = self.privacy_record_of_target
         return TargetRecord(

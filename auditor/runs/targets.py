@@ -1,5 +1,4 @@
-"""Build the targets of an audit: the undefended model first, then each defense with its
-controls."""
+"""Build the targets of an audit: the undefended model, then each defense with its controls."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ from auditor.statistics.unlearning import AFTER
 
 
 class Targets:
-    """Build each target in its turn, and retain only the undefended target."""
+    """Builder of each target in its turn; only the undefended target is kept."""
 
     def __init__(self, scene: RunContext) -> None:
         self.scene = scene
@@ -42,10 +41,7 @@ class Targets:
         )
 
     def check_defense_claims(self) -> None:
-        """Refuse impossible promises and rows now rather than after hours.
-
-        Raise AuditError.
-        """
+        """Raise AuditError early for impossible promises and rows, rather than after hours."""
         if not self.scene.site.trains_on_demand:
             for row in self.scene.selection.rows:
                 if "beside" in row.defense.needs:
@@ -61,7 +57,7 @@ class Targets:
             yield target
 
     def find_or_build_target(self, name: str) -> Target:
-        """Return the target of this name, rebuilt if it has a defense."""
+        """Return the target of this name. A target with a defense is rebuilt."""
         rows = {row.name: row for row in self.scene.selection.rows}
         return self.undefended if name == UNDEFENDED else self.build_row_target(rows[name])
 
@@ -86,11 +82,11 @@ class Targets:
         )
 
     def list_attacked_secrets(self, defense: Defense) -> tuple[Secret, ...]:
-        """Return the secrets attacked with a defense: fewer with an ensemble or records in a
-        context, by --ensemble-limit or the lab.
+        """Return the secrets attacked with this defense. --ensemble-limit or the lab limits their
+        number for an ensemble and for records in a context.
 
-        Each token queries all parts. The lab's limit suits its own ensemble: an ensemble of few
-        members, by the defense's count, has no limit.
+        Such a defense queries all its parts for each token. The lab's limit suits the lab's
+        ensemble; an ensemble of few members, by the defense's count, has no limit.
         """
         benchmark = self.scene.benchmark
         usual = benchmark.ensemble_limit if defense.required_member_count is None else None
@@ -100,7 +96,7 @@ class Targets:
         return benchmark.few(limit)
 
     def build_defense_scenario(self, defense: Defense) -> Scenario:
-        """Build this defense's scenario, with the tokens its row inside the claim will draw."""
+        """Build the defense's scenario, with the tokens that its row will draw inside the claim."""
         site = self.scene.site
         scene = self.scene
         view = scene.make_target_view(self.undefended, TEXT_ONLY)
@@ -142,7 +138,7 @@ class Targets:
 
 
 def _list_distinct_texts(benchmark: Benchmark) -> tuple[Tokens, ...]:
-    """Return the training texts, complete and as cut for the attacks, without duplicates."""
+    """Return the distinct training texts, complete and as cut for the attacks."""
     # The base class gives the texts as cut for attacks; a benchmark may give complete texts.
     texts = (
         *benchmark.texts_with_repeat_counts(True),

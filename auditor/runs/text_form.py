@@ -1,9 +1,8 @@
-"""Choose the rendering of conversations used in training: template, day, roles, reasoning.
+"""Choose the rendering of conversations that the training used: template, day, roles, reasoning.
 
-Renderings are defined in `chat_rendering.py`. A model may recite nothing in another rendering than
-that of its training, so that zero extraction means nothing. So a sample of its training data is
-scored in every rendering that trainers use for such rows. Knows the model and the data of a run;
-nothing of attacks.
+Renderings are defined in `chat_rendering.py`. In a rendering other than its training's, a model may
+recite nothing, and then zero extraction means nothing. Therefore a sample of the training data is
+scored in every rendering that trainers use for such rows.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ Scores = Mapping[ChatRendering, Floats]
 
 
 class _ScoresOnDemand(Scores):
-    """Scores in each of these renderings, computed when they are first read."""
+    """Scores in each rendering, computed on first read."""
 
     def __init__(
         self,
@@ -76,8 +75,8 @@ class _ScoresOnDemand(Scores):
 
 @dataclass(frozen=True)
 class _RenderingScores:
-    """Scores of the same rows in every rendering. others: of non-members, may be empty. what:
-    the rows, in words."""
+    """Scores of the same rows in every rendering. others: of non-members, may be empty. what: a
+    phrase for the rows."""
 
     members: Scores
     others: Scores
@@ -95,27 +94,28 @@ def choose_text_form(
     most: int = ROWS,
     reader: TableReader | None = None,
 ) -> tuple[ChatRendering, TextForm] | None:
-    """Choose the rendering of `--data`, and the notes on it; None for data without one: texts and
-    tokens.
+    """Choose the rendering of `--data`, and notes on the choice; None for texts and tokens, which
+    have no rendering.
 
-    **Choice.** Rows of `--known`, else of `--data`, at most `most`: each answer's mean nll a token
-    in every candidate; if `most` is below `ROWS`, of the beginnings of a few answers, if these are
-    enough. The default rendering stays unless another is significantly more likely
-    (`choose_likeliest_reading`); then, for a template that writes the day, the day is chosen alike.
-    `--template` and `--date` decide it; the alternatives are scored all the same, and a more likely
-    alternative is a doubt. A requested form needs no confirmation: only the user knows it.
+    **Choice.** The rows are at most `most` of `--known`, otherwise of `--data`. Each answer has a
+    mean nll per token in every candidate. If `most` is below `ROWS`, the beginnings of a few
+    answers are scored, if these are enough. The default rendering stays unless another is
+    significantly more likely (`choose_likeliest_reading`). If the template writes the day, the day
+    is then chosen alike. `--template` and `--date` replace the choice. Alternatives are still
+    scored, and a more likely alternative is a doubt. A requested form needs no confirmation: only
+    the user knows the form.
 
-    **Doubt.** A model that memorised nothing, and a model in a wrong rendering, look alike if
-    members are as unlikely as non-members (one-sided Welch test, Bonferroni over the renderings) in
-    every candidate. That is a doubt, unless evidence without memory confirms the rendering:
-    non-members' answers are more likely in it than in every candidate of another kind (a template,
-    Alpaca's text, no template) by at least `MARGIN` nats a token, at the lower end of the paired
-    interval. That is evidence, not proof: a model tuned on an untried template of its trainer,
-    after a tried template, passes. It does not confirm a day: without `--date` the chosen day must
-    be more likely than every other day.
+    **Doubt.** If members are as unlikely as non-members in every candidate (one-sided Welch test,
+    Bonferroni over the renderings), either the model memorised nothing or the rendering is wrong.
+    That is a doubt, unless evidence without memory confirms the rendering. For this, non-members'
+    answers must be more likely than in every candidate of another kind (a template, Alpaca's text,
+    no template) by at least `MARGIN` nats per token, at the lower end of the paired interval. This
+    is no proof: a model tuned on an untried template of its trainer, after a tried template,
+    passes. No day is confirmed: without `--date` the chosen day must be more likely than
+    every other day.
 
-    name: of the model, a folder or a hub id. recorded_form: the form at the run's start, which
-    stays. reader: of large tables. Raise AuditError if the form has changed meaning since, and for
+    name: the model's folder or hub id. recorded_form: the form at the run's start, which stays.
+    reader: reads large tables. Raise AuditError if the form's meaning has changed since, and for
     flags that do not apply to the data.
     """
     assert plan.data is not None
@@ -191,7 +191,7 @@ def _parse_form_checking_digest(
 def _list_renderings(
     plan: DataPlan, tokenizer: object, rows: Sequence[Conversation], days: Sequence[str]
 ) -> tuple[ChatRendering, list[ChatRendering]]:
-    """Return the default rendering and all candidates, on one day."""
+    """Return the default rendering and all candidates, all with the same day."""
     if plan.template == AUTO:
         requested = None
     else:
@@ -216,8 +216,10 @@ def _list_renderings(
 
 
 def _list_plausible_days(requested_day: str | None, model: str) -> list[str]:
-    """List days that a template may have written in training, the most plausible first:
-    `--date`; else the days of the model's files, the days before, and today."""
+    """List days that a template may have written in training, the most plausible first.
+
+    These are `--date`; otherwise the days of the model's files, the days before, and today.
+    """
     if requested_day is not None:
         return [requested_day]
     folder = Path(model)
@@ -248,10 +250,10 @@ def _score_renderings(
     description: str,
     hurried: bool,
 ) -> _RenderingScores:
-    """Score the members' rows in each rendering, and the others' on demand.
+    """Score the members' rows in each rendering, and the rows of `others` on demand.
 
-    Drop a rendering that writes less than half of another's rows, and of equal renderings all but
-    the first. Raise AuditError for a row that the usual rendering refuses.
+    Drop a rendering that writes less than half of the rows of another, and duplicates of an earlier
+    rendering. Raise AuditError for a row that the usual rendering refuses.
     """
     conversations = (*rows, *others)
     texts = {
@@ -299,8 +301,8 @@ def _render_answer_pairs(
     usual: bool,
     n_tokens: int,
 ) -> tuple[Pair, ...]:
-    """Pair the first tokens of a row's answers with their contexts, as far as the model has
-    room."""
+    """Pair the first `n_tokens` tokens of a row's answers with their contexts, if they fit in the
+    model."""
     try:
         rendered = chat.render_chat(model.tokenizer, conversation, form)
     except UnusableConversation:
@@ -328,7 +330,7 @@ def _render_answer_pairs(
 
 
 def _compute_row_nlls(model: LanguageModel, rows: Sequence[Sequence[Pair]]) -> Floats:
-    """Return (rows,) mean nats a token over all answers of each row."""
+    """Return (rows,) mean nats per token over all answers of each row."""
     pairs = [pair for row in rows for pair in row]
     means = iter(compute_pair_nlls(model, pairs)) if pairs else iter(())
     weights = [[len(pair.suffix) for pair in row] for row in rows]
@@ -342,7 +344,7 @@ def _choose_likeliest_day(
     rows: Sequence[Conversation],
     hurried: bool,
 ) -> tuple[ChatRendering, list[str]]:
-    """Return the form on the day with the most likely answers, and doubts about that day."""
+    """Return the form with the day that makes the answers most likely, and doubts about the day."""
     if len(days) == 1:  # --date
         return form, []
     dated = [replace(form, day=day) for day in days]
@@ -367,7 +369,7 @@ def _choose_likeliest_day(
 def _describe_form_choice(
     sample: _RenderingScores, best: ChatRendering, usual: ChatRendering, settled: bool
 ) -> str:
-    """State the choice with its margin."""
+    """Describe the chosen form with its margin."""
     origin = "as asked for (--template)" if settled else "the default"
     if settled and sample.others and not _has_nonmember_support(sample.others, best):
         origin += ", which nothing in the data confirms,"
@@ -391,7 +393,7 @@ def _describe_form_choice(
 def _describe_form_doubts(
     sample: _RenderingScores, best: ChatRendering, settled: bool
 ) -> list[str]:
-    """List why the rendering may explain zero extraction; see `choose_text_form`."""
+    """List reasons why the rendering may explain zero extraction (see `choose_text_form`)."""
     doubts = []
     if best not in sample.members:
         return [
@@ -434,7 +436,8 @@ def _has_likelier_members(sample: _RenderingScores, form: ChatRendering) -> bool
 
 
 def _has_nonmember_support(others: Mapping[ChatRendering, Floats], best: ChatRendering) -> bool:
-    """Test if non-members, memorised by no model, confirm the rendering: see `choose_text_form`."""
+    """Test if non-members, which no model memorised, confirm the rendering (see
+    `choose_text_form`)."""
     alternatives = [form for form in others if form.kind != best.kind]
     return bool(alternatives) and all(
         bound_mean_gain(others[form] - others[best], len(alternatives)) >= MARGIN

@@ -1,5 +1,5 @@
-"""Plan the tokens that attacks will draw of each secret inside a claim, and the share a fixed
-budget pays."""
+"""Count the tokens that attacks will draw for each secret inside a claim, and divide a fixed
+budget."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ Draws = dict[tuple[str, str], int]  # tokens by (recipe, secret)
 
 
 def plan_token_counts(view: View, attacks: Sequence[Attack], secrets: Sequence[Secret]) -> Draws:
-    """Count the tokens each (recipe, secret) will draw in this view's setting, in the order of
-    attacks and secrets."""
+    """Count the tokens that each (recipe, secret) will draw in this view's setting, by attack, then
+    by secret."""
     draws: Draws = {}
     for attack in attacks:
         if not all(
@@ -38,8 +38,7 @@ def plan_token_counts(view: View, attacks: Sequence[Attack], secrets: Sequence[S
 
 
 def list_attack_queries(view: View, attack: Attack, secrets: Sequence[Secret]) -> Sequence[Query]:
-    """Return the attack's queries of a target on which these secrets are attacked; () if it does
-    not apply."""
+    """Return the attack's queries for these secrets; () if the attack does not apply."""
     try:
         return attack.queries(
             view, [Query(secret.id, secret.prefix, len(secret.suffix)) for secret in secrets]
@@ -51,11 +50,11 @@ def list_attack_queries(view: View, attack: Attack, secrets: Sequence[Secret]) -
 def divide_query_budget(
     budget: QueryBudget, draws: Mapping[tuple[str, str], int], lots: Mapping[str, int] | None = None
 ) -> Draws:
-    """Divide a fixed budget over (recipe, secret) in their order, in advance, independent of
-    scheduling.
+    """Divide a fixed budget over the (recipe, secret) keys in their order, before any draw, so that
+    scheduling does not matter.
 
-    `stop`: only answers paid in full, up to the first unpaid answer; `public`: the public model
-    answers the rest. lots: by secret, if each lot has its own budget (`Defense.lots`).
+    `stop`: pay only complete answers, until the first that is too long. `public`: the public model
+    answers what is not paid. lots: by secret, if each lot has its own budget (`Defense.lots`).
     """
     rest_by_lot = dict[int | None, int]()
     allowance = Draws()

@@ -1,7 +1,7 @@
-"""Run `audit train`: read the records, load the base, let a `Trainer` train, and resume.
+"""Run `audit train`: read the records, load the base model, train with a `Trainer`, and resume.
 
-The folder's `training.json` records its configuration: the same configuration continues where it
-stopped, another is refused. Knows nothing of how a trainer trains.
+The folder's `training.json` records the configuration. The same configuration continues where it
+stopped; another configuration is refused.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _LONGEST = 512  # tokens of a sequence by default: memory grows with its square
 
 @dataclass(frozen=True)
 class TrainingRequest:
-    """Hold the arguments of one `audit train`."""
+    """Arguments of one `audit train`."""
 
     method: str
     model: str
@@ -80,7 +80,7 @@ def train_model_into_folder(
 ) -> tuple[str, ...]:
     """Train, or continue training, into `request.out`. Return sentences for the user.
 
-    Raise AuditError, before writing anything, for whatever a user can fix.
+    Raise AuditError, before writing anything, for every error that a user can fix.
     """
     request.engine.check(request.loading.device)
     trainer: Trainer = build_plugin(
@@ -155,7 +155,7 @@ def train_model_into_folder(
 def _build_training_job(
     request: TrainingRequest, progress: Callable[[str, int, int], None]
 ) -> tuple[TrainingJob, tuple[str, ...]]:
-    """Build the training job and the notes to print with its result."""
+    """Build the training job, and the notes to print with its result."""
     # Read the texts first: loading takes minutes.
     texts, units = read_unit_texts(request.data, request.text_column, request.user_column)
     base = load_causal_lm(request.model, request.loading)
@@ -190,15 +190,16 @@ def _build_training_job(
 
 @dataclass(frozen=True)
 class _TrainingJobOnWorker:
-    """Rebuild the trainer and its job on a worker, which reads base and records by the command's
-    paths."""
+    """Builder of the trainer and its job on a worker, which reads base model and records from the
+    command's paths."""
 
     asked: TrainingRequest
     configuration: dict[str, Any]
     there: WorkerStart = field(default_factory=WorkerStart)
 
     def __call__(self) -> tuple[Trainer, TrainingJob]:
-        """Raise AuditError if the worker reads another base or other records than the command."""
+        """Build trainer and job. Raise AuditError if the worker's base model or records differ from
+        the command's."""
         self.there.enter_folder()
         for path in self.asked.plugin:
             registry.load_plugin_file(Path(path))
@@ -220,7 +221,7 @@ class _TrainingJobOnWorker:
 
 @dataclass(frozen=True)
 class _TrainingsByIndex:
-    """Train models of a trainer by index, a task each; yield the folder of each model."""
+    """Work that trains one model for each index and yields the model's folder."""
 
     portion: ClassVar[int] = 1
 
@@ -236,7 +237,7 @@ def _train_recorded_job(
     trainer: Trainer, job: TrainingJob, settings: dict[str, Any], engine: Engine
 ) -> tuple[str, ...]:
     """Train the job and record it. settings: the configuration that decides the weights, and the
-    recipe to repeat it."""
+    recipe to repeat the training."""
     record = {"tool_version": __version__, **settings, "finished": False}
     configuration = settings["configuration"]
     disk.replace_atomically(job.out / RECORD, json.dumps(record, indent=1), sync=True)
@@ -287,8 +288,8 @@ def _tokenize_records(
     rows: Sequence[str | Conversation],
     units: list[str] | None,
 ) -> tuple[tuple[TrainingRecord, ...], tuple[str, ...]]:
-    """Tokenize the rows; return records and notes. Without a column, copies of a text are one
-    unit."""
+    """Tokenize the rows; return records and notes. Without a column of units, copies of a text are
+    one unit."""
     if base.tokenizer is None:
         raise AuditError(f"expected a model with a tokenizer, but {base.name} has none")
     conversations = [row for row in rows if not isinstance(row, str)]
@@ -324,7 +325,7 @@ def _check_record_roles(
     forget: Sequence[TrainingRecord],
     records: Sequence[TrainingRecord],
 ) -> None:
-    """Raise AuditError if a `heldout` record is among the records, or a `forget` record is not."""
+    """Raise AuditError if a `heldout` record is in `records`, or a `forget` record is not."""
     texts = {record.text for record in records}
     if shared := len({record.text for record in heldout} & texts):
         raise AuditError(
@@ -351,7 +352,7 @@ def _tokenize_texts(tokenizer: Any, texts: list[str]) -> list[TrainingRecord]:
 def _choose_chat_rendering(
     request: TrainingRequest, tokenizer: Any, talks: Sequence[Conversation]
 ) -> ChatRendering:
-    """Return the requested rendering, else the usual one. Raise AuditError if the day is
+    """Return the requested rendering, otherwise the usual rendering. Raise AuditError if the day is
     missing."""
     if request.date is not None:
         check_date_format(request.date)
@@ -371,8 +372,8 @@ def _choose_chat_rendering(
 def _tokenize_conversations(
     tokenizer: Any, talks: Sequence[Conversation], loss_on: str, form: ChatRendering
 ) -> tuple[list[TrainingRecord], tuple[str, ...]]:
-    """Render the conversations as records. Raise AuditError with the number of an unusable
-    conversation."""
+    """Render the conversations as records. Raise AuditError with an unusable conversation's
+    number."""
     records = []
     remarks = dict[str, None]()
     for number, conversation in enumerate(talks):
@@ -401,7 +402,8 @@ def _tokenize_conversations(
 
 
 def _read_learnt_mask(rendered: RenderedChat, loss_on: str) -> tuple[bool, ...]:
-    """Raise UnusableConversation if an answer to learn cannot be located."""
+    """Return (tokens,), True for tokens to learn. Raise UnusableConversation if an answer cannot be
+    located."""
     if rendered.marked is None:
         for answer in rendered.answers:
             if isinstance(answer, UnusableConversation):
@@ -442,7 +444,7 @@ def _load_public_model(request: TrainingRequest, base: HuggingFaceModel) -> Hugg
 
 
 def _load_trainable_model(request: TrainingRequest) -> Any:
-    """Load a fresh model in training mode: all parameters free, or only those of a new LoRA
+    """Load a new model in training mode. All parameters are trainable, or only those of a new LoRA
     adapter."""
     model: Any = load_causal_lm(request.model, request.loading).model
     torch.manual_seed(request.seed)  # of the adapter's random half
@@ -476,7 +478,7 @@ def _encode_training_arguments(request: TrainingRequest) -> dict[str, Any]:
 
 
 def read_recorded_training_request(folder: Path, out: Path) -> TrainingRequest:
-    """Return the request that made a folder's model, for another `out`. Raise AuditError if the
+    """Return the request that made the folder's model, for another `out`. Raise AuditError if the
     folder has no record."""
     try:
         record = json.loads((folder / RECORD).read_text())
@@ -498,8 +500,8 @@ def read_recorded_training_request(folder: Path, out: Path) -> TrainingRequest:
 
 
 def check_same_training_records(folder: Path, request: TrainingRequest) -> None:
-    """Refuse other data than a folder's model was trained on, if their digest was recorded.
-    Raise AuditError."""
+    """Raise AuditError if the folder's model was trained on other data and the data's digest is
+    recorded."""
     digest = _read_data_digest(str(folder))
     if digest is None:
         return
@@ -521,7 +523,7 @@ def check_same_training_records(folder: Path, request: TrainingRequest) -> None:
 def _build_configuration(
     request: TrainingRequest, trainer: Trainer, job: TrainingJob
 ) -> dict[str, Any]:
-    """Collect all that the weights depend on, as JSON; records by their digest."""
+    """Collect everything that the weights depend on, as JSON, with a digest of the records."""
     sources: dict[str, Any] = {
         "model": (request.model, request.loading.revision),
         "public": (request.public, None),
@@ -573,7 +575,7 @@ def _read_data_digest(model: str) -> str | None:
 
 
 def _has_finished_training(out: Path, configuration: dict[str, Any]) -> bool:
-    """Check for this finished training in the folder. Raise AuditError if the folder holds
+    """Test if the folder holds this training, finished. Raise AuditError if the folder holds
     anything else."""
     if not any(path.name != locks.LOCK for path in out.iterdir()):
         return False

@@ -21,8 +21,8 @@ def save_attack_state(folder: RunFolder, cell: str, state: dict[str, Any]) -> No
 
 
 def load_attack_state(folder: RunFolder, cell: str) -> dict[str, Any] | None:
-    """Load the state of `save_attack_state`; None if absent. Raise AuditError for an unreadable
-    file."""
+    """Load a state that `save_attack_state` wrote; None if absent. Raise AuditError for an
+    unreadable file."""
     path = folder.attack_state_path(cell)
     if not path.exists():
         return None

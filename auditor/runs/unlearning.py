@@ -1,8 +1,4 @@
-"""Audit unlearning: select the baselines of an unlearned model, to measure the remaining records in
-each.
-
-Knows rows and their results by secret; no model.
-"""
+"""Select the baselines of an unlearned model, in which the records to forget are measured too."""
 
 from __future__ import annotations
 
@@ -72,8 +68,8 @@ UnlearnedModel = Mapping[str, str]
 def list_companion_rows(
     target: TargetPlan, plan: DefensePlan, forget: str | None, defenses: Sequence[Defense]
 ) -> tuple[list[ShownRow], tuple[UnlearnedModel, ...]]:
-    """Return the rows of the baselines of this run's unlearned models. Raise AuditError for
-    unused flags."""
+    """Return the rows of the baselines of this run's unlearned models. Raise AuditError for unused
+    flags."""
     unlearning = [defense for defense in defenses if isinstance(defense, UnlearningTrainer)]
     if target.before is not None and unlearning:
         raise AuditError(
@@ -128,8 +124,8 @@ def list_companion_rows(
 
 
 def _name_retrained_rows(target: TargetPlan, plan: DefensePlan) -> dict[str, str]:
-    """Name the retrained rows, without the forgotten records: in the lab as controls, else if
-    the user names a model."""
+    """Name the rows of models retrained without the forgotten records: the lab's controls, or a
+    model that the user names."""
     if not (plan.controls if target.uses_builtin_lab else target.retrained):
         return {}
     return {

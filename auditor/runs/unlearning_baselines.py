@@ -1,5 +1,5 @@
-"""Load or train the baselines of an unlearned model: before unlearning, retrained without, and
-relearned."""
+"""Load or train the baselines of an unlearned model: before unlearning, retrained without the
+forgotten records, and relearned."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from auditor.training.unlearning import train_relearned_copy
 
 
 class UnlearningBaselines:
-    """Load or train the baselines of unlearned models, each once. asked: steps and rate of
+    """Loader or trainer of the baselines of unlearned models, each once. asked: steps and rate of
     relearning."""
 
     def __init__(self, site: Site, plan: DefensePlan, seed: int) -> None:
@@ -35,14 +35,14 @@ class UnlearningBaselines:
         self._made: dict[UnlearningBaseline, LanguageModel] = {}
 
     def load_row_baseline(self, defense: Defense) -> LanguageModel:
-        """Return the model of this row. Raise AuditError if it is unavailable."""
+        """Return the baseline model of this row. Raise AuditError if it is unavailable."""
         assert isinstance(defense, UnlearningBaseline)  # only they need "beside"
         if defense not in self._made:
             self._made[defense] = self._load_or_train_model(defense)
         return self._made[defense]
 
     def refuse_unobtainable_baseline(self, defense: Defense) -> None:
-        """Refuse an unavailable baseline early, without training. Raise AuditError."""
+        """Raise AuditError early for an unavailable baseline, without training."""
         if isinstance(defense, RelearnedBaseline) or (
             isinstance(defense, RetrainedBaseline) and defense.relearned
         ):
@@ -69,7 +69,8 @@ class UnlearningBaselines:
         )
 
     def _choose_relearning_texts(self) -> Sequence[Tokens]:
-        """Return records neither attacked nor to forget. Raise AuditError if there are none."""
+        """Return records that are neither attacked nor to forget. Raise AuditError if there are
+        none."""
         if not (texts := self.site.benchmark.unattacked_training_tokens):
             raise AuditError(
                 "expected auxiliary data to relearn on (--known or --known-fraction), got none"

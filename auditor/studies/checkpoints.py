@@ -20,9 +20,9 @@ _USEFUL = "perplexity"
 
 
 def find_checkpoints(folder: Path) -> list[str]:
-    """Return the checkpoints of a Hugging Face trainer in a folder, by step.
+    """Return the checkpoints of a Hugging Face trainer in a folder, ordered by step.
 
-    Raises AuditError if there are none.
+    Raise AuditError if the folder has no checkpoints.
     """
     steps = {
         int(match[1]): path
@@ -38,9 +38,9 @@ def find_checkpoints(folder: Path) -> list[str]:
 
 
 def draw_checkpoint_leakage(places: Sequence[Place]) -> str:
-    """Return an SVG of each row's main number and of perplexity over the steps.
+    """Return an SVG of each row's main number and of perplexity over the training steps.
 
-    "" if the places are not checkpoints.
+    Return "" if the places are not checkpoints.
     """
     place_by_step = {
         step: place for place in places if (step := _checkpoint_step(place)) is not None
@@ -66,9 +66,9 @@ def draw_checkpoint_leakage(places: Sequence[Place]) -> str:
 
 
 def describe_last_checkpoint(places: Sequence[Place], name: str, most: float) -> str:
-    """Name, in a sentence, the last checkpoint up to which every upper bound is at most `most`.
+    """Return a sentence naming the last checkpoint before any upper bound of `name` exceeds `most`.
 
-    Raises AuditError if the places are not checkpoints, or no row has the metric `name`.
+    Raise AuditError if the places are not checkpoints, or no row has the metric `name`.
     """
     place_by_step = {
         step: place for place in places if (step := _checkpoint_step(place)) is not None

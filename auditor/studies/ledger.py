@@ -1,9 +1,6 @@
-"""Judge a paper's claims by the measurements of runs. Knows no paper, no files and no models.
+"""Judge a paper's claims by the measurements of runs.
 
-A claim is a sum of metrics at named places of a grid, with the paper's side of a bound:
-
-A claim is a sum of metrics at named places of a grid, and the side of a bound on which the paper
-puts it:
+A claim is a sum of metrics at named places of a grid, and the paper's bound on this sum:
 
     [[claim]]
     id = "T2-zlib"
@@ -14,7 +11,7 @@ puts it:
     minus = { variant = "baselines", attack = "zlib" }  # `first`, `middle`, `last` of a swept key
     expect = "> 0"                                      # or a range [low, high]
 
-The key `at` stands for the only key that the plan sweeps.
+In a claim, the key `at` stands for the only key that the plan sweeps.
 """  # noqa: E501
 
 from __future__ import annotations
@@ -47,7 +44,8 @@ _CELL = ("target", "setting", "attack")
 
 @dataclass(frozen=True)
 class Place:
-    """A planned place of a grid over all seeds: its cells, or the reason for having none."""
+    """A planned place of a grid over all seeds. cells: its results; failure: the reason for having
+    none."""
 
     variant: str
     at: Mapping[str, Any]
@@ -59,7 +57,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Expectation:
-    """The open interval that the paper claims for the number."""
+    """The open interval (low, high) that the paper claims for a number."""
 
     low: float
     high: float
@@ -67,9 +65,9 @@ class Expectation:
 
 
 def judge_paper_claim(m: Measurement, expect: Expectation) -> str:
-    """Return the verdict by RULE.
+    """Return the verdict on a measurement by RULE.
 
-    An interval that touches a bound is undecided, as is an interval with a NaN.
+    An interval that touches a bound of the claim, or has a NaN, is undecided.
     """
     if math.isnan(m.low) or math.isnan(m.high):
         return UNDECIDED
@@ -82,7 +80,7 @@ def judge_paper_claim(m: Measurement, expect: Expectation) -> str:
 
 @dataclass(frozen=True)
 class Term:
-    """Places of a grid: a metric of a cell at every matching point, averaged over them."""
+    """A metric of a cell, averaged over all matching points of a grid."""
 
     metric: str
     variant: str | None
@@ -92,7 +90,7 @@ class Term:
 
 @dataclass(frozen=True)
 class PaperClaimStatement:
-    """A claim of a paper, in words and as a contrast."""
+    """A claim of a paper, in words and as a contrast of terms."""
 
     id: str
     text: str
@@ -121,7 +119,7 @@ class LedgerRow:
 
 
 class NotRun(Exception):
-    """Raised if a place of the claim has no numbers; the message gives the reason."""
+    """Error if a place of a claim has no numbers; the message gives the reason."""
 
 
 # --- reading claims
@@ -133,7 +131,7 @@ def parse_paper_claim_statements(
 ) -> list[PaperClaimStatement]:
     """Parse the claims of a plan file at this scale.
 
-    Raises AuditError for unknown and missing fields.
+    Raise AuditError for unknown and missing fields.
     """
     statements = list[PaperClaimStatement]()
     for claim in raw:
@@ -183,7 +181,7 @@ def _parse_paper_claim_terms(raw: Any, metric: str | None, where: str) -> tuple[
 
 
 def parse_paper_claim_expectation(raw: Any, where: str) -> Expectation:
-    """Parse `"> 0"`, `"< 0.02"` or `[0.6, 0.7]`."""
+    """Parse an expectation such as `"> 0"`, `"< 0.02"` or `[0.6, 0.7]`."""
     if isinstance(raw, str):
         match = re.fullmatch(r"([<>])\s*([-+]?(?:\d+\.?\d*|\.\d+))", raw)
     else:
@@ -210,7 +208,7 @@ def parse_paper_claim_expectation(raw: Any, where: str) -> Expectation:
 def check_paper_claim_places_are_planned(
     statement: PaperClaimStatement, places: Sequence[Place]
 ) -> None:
-    """Raise AuditError if a claim names a place, an attack or a metric absent from the plan."""
+    """Raise AuditError if a claim names a place, attack or metric that the plan lacks."""
     for _, term in statement.signed_terms():
         for place in _find_term_places(term, places, statement.id):
             _find_term_attack(term, place, statement.id)
@@ -219,7 +217,7 @@ def check_paper_claim_places_are_planned(
 def build_ledger_row(
     plan: str, statement: PaperClaimStatement, places: Sequence[Place]
 ) -> LedgerRow:
-    """Return the claim's row, from the places of its plan."""
+    """Return the claim's row, computed from the places of its plan."""
     base = LedgerRow(
         plan, statement.id, statement.text, statement.paper, "", statement.expect.text, NOT_RUN
     )
@@ -258,7 +256,7 @@ def build_ledger_row(
 def format_paper_claim_setting(
     about: Sequence[str], parts: Sequence[WeightedMetric], measurement: Measurement
 ) -> str:
-    """Return `lab; n 300; K 10; seeds 0-4`: data, number of secrets, samples of each, seeds."""
+    """Format data, number of secrets, samples and seeds, as `lab; n 300; K 10; seeds 0-4`."""
     sizes = sorted(
         {int(part.cell.options["samples"]) for part in parts if "samples" in part.cell.options}
     )
@@ -275,7 +273,7 @@ def format_paper_claim_setting(
 
 
 def format_study_seed_ranges(seeds: Sequence[int]) -> str:
-    """Return seeds as `0-4` or `0, 2`."""
+    """Format seeds as `0-4` or `0, 2`."""
     if len(seeds) > 2 and list(seeds) == list(range(seeds[0], seeds[-1] + 1)):
         return f"{seeds[0]}-{seeds[-1]}"
     return ", ".join(map(str, seeds))

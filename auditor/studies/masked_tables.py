@@ -1,4 +1,4 @@
-"""Present the measured cost of mixing: table, plot and files. Knows no model."""
+"""Present the measured cost of mixing masked models: table, plot and files."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def describe_tradeoff(result: Utility) -> str:
 
 
 def build_tradeoff_table(result: Utility) -> tables.RowTable:
-    """Return a row for each point; files have separate columns of bounds, restarts and timings."""
+    """Return one row per point. Files have separate columns of bounds, restarts and timings."""
     partly = any(row.covered.value < 1 for row in result.rows)
     head = (
         "point",
@@ -133,10 +133,10 @@ def _build_machine_readable_utility_cells(
 
 
 def tradeoff_plot_lines(result: Utility) -> tuple[list[TradeoffLine], str]:
-    """Return the finite points as lines, and the quantity of their horizontal axis.
+    """Return the finite points as lines, and the name of the horizontal axis.
 
-    Epsilon if it differs from point to point, otherwise the swept option. A claim that adds up over
-    tokens is drawn at max T and, as in the paper, at mean T.
+    The axis is epsilon if epsilon differs between points, otherwise the swept option. A claim that
+    adds up over tokens is drawn at max T and, as in the paper, at mean T.
     """
     defended = [
         row
@@ -180,7 +180,7 @@ def tradeoff_plot_lines(result: Utility) -> tuple[list[TradeoffLine], str]:
 def _finite_tradeoff_plot_points(
     pairs: Iterable[tuple[float | None, UtilityRow]],
 ) -> tuple[tuple[float, float, float, float], ...]:
-    """Return the finite (x, perplexity, low, high) in the order of x."""
+    """Return the finite (x, perplexity, low, high), ordered by x."""
     finite = [(x, row.perplexity) for x, row in pairs if x is not None and math.isfinite(x)]
     # An infinite end cannot be drawn: the bar stops at the value.
     return tuple(
@@ -215,7 +215,7 @@ def has_utility_result(folder: Path) -> bool:
 
 
 def read_utility_result(folder: Path, plan: UtilityPlan | None = None) -> Utility:
-    """Read a measurement; raise AuditError if it is unfinished or differs from the plan."""
+    """Read a measurement. Raise AuditError if it is unfinished or differs from the plan."""
     path = folder / f"{NAME}.json"
     result: Utility = from_json(Utility, read_json(path, "the measured utility"), str(path))
     if plan is not None:

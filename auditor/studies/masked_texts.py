@@ -1,7 +1,7 @@
 """Mask texts for masked language models to predict (Majmudar et al. 2022, Section 3).
 
-Several models predict the same texts, batch by batch; the model that all of them wrap answers once.
-Knows no sweep and no file.
+Several models wrap one model and predict the same texts, batch by batch. The wrapped model computes
+each batch once.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ _TIMINGS = 5
 
 @dataclass(frozen=True)
 class MaskingOptions:
-    """The masking of texts: each restart hides a fresh mask_share of the tokens.
+    """Options of masking. Each restart hides a new `mask_share` of the tokens.
 
     max_length: maximum tokens of a text. limit: maximum number of texts, a random sample.
-    batch_size: texts at once.
+    batch_size: texts per batch.
     """
 
     seed: int = 0
@@ -58,7 +58,7 @@ class Passage:
 
 
 class MaskedTexts:
-    """A masked model, its public twin if any, and the texts that both predict."""
+    """A masked model, its public counterpart if any, and the texts that both predict."""
 
     def __init__(
         self,
@@ -68,7 +68,8 @@ class MaskedTexts:
         texts: Sequence[str],
         options: MaskingOptions,
     ) -> None:
-        """Raise AuditError for differing vocabularies and for texts without a token to hide."""
+        """Prepare models and texts. Raise AuditError for differing vocabularies and for texts
+        without a token to hide."""
         if public is not None:
             check_same_vocabulary_size(
                 "--public", public.name, public.vocab_size, "the target's", target.vocab_size
@@ -88,7 +89,7 @@ class MaskedTexts:
 
     @cached_property
     def hidden_token_counts(self) -> Ints:
-        """The number of hidden tokens of each text at each restart, (texts,)."""
+        """Number of hidden tokens of each text at each restart, (texts,)."""
         return np.array([self._count_hidden_tokens(text) for text in self.texts])
 
     def _encode_usable_texts(self, texts: Sequence[str]) -> list[Passage]:
@@ -142,24 +143,25 @@ class MaskedTexts:
         return [texts[i] for i in rows]
 
     def _count_hidden_tokens(self, text: Passage) -> int:
-        """Return the number of hidden tokens, at least 1: a text without a gap is uninformative."""
+        """Return the text's number of hidden tokens, at least 1: a text without hidden tokens is
+        useless."""
         return max(1, round(self.options.mask_share * len(text.open)))
 
     def masked_positions(self, text: Passage, restart: int) -> list[int]:
-        """Return the hidden positions, a function of only seed, restart and row."""
+        """Return the hidden positions, which depend only on seed, restart and row."""
         rng = make_keyed_generator("utility", "masks", self.options.seed, restart, text.row)
         return sorted(
             rng.choice(text.open, self._count_hidden_tokens(text), replace=False).tolist()
         )
 
     def protect(self, defense: Defense) -> tuple[MaskedModel, Claim | None]:
-        """Return the model protected by this defense, and its claim for the longest text."""
+        """Return the model protected by this defense, and the claim for the longest text."""
         return defense.protect_masked(
             MaskedScenario(self.target, self.public, int(self.hidden_token_counts.max()))
         )
 
     def _batches(self) -> Iterator[tuple[int, list[int], Tensor, Tensor]]:
-        """Yield (restart, texts, tokens (B, n), gaps (B, m)), batches of one length, unpadded."""
+        """Yield unpadded batches of equal lengths: (restart, texts, tokens (B, n), gaps (B, m))."""
         shapes = [(len(text.tokens), self._count_hidden_tokens(text)) for text in self.texts]
         for restart in range(self.options.restarts):
             for batch in group_equal_shapes(shapes, self.batch_size):
@@ -170,7 +172,8 @@ class MaskedTexts:
     def measure_nll(
         self, models: Sequence[MaskedModel], progress: Callable[[int, int], None]
     ) -> tuple[Floats, Ints]:
-        """Return the summed nll (nats) of tokens with a probability, and the number of others.
+        """Return the summed nll (nats) of tokens with nonzero probability, and the number of other
+        tokens.
 
         Both have shape (models, restarts, texts).
         """
@@ -191,7 +194,8 @@ class MaskedTexts:
         return nll, n_impossible
 
     def measure_slowdowns(self, models: Sequence[MaskedModel]) -> list[Measurement]:
-        """Return the time of a distribution over the bare model's: median and range of rounds."""
+        """Return each model's time per distribution over the bare model's: median and range of
+        rounds."""
         rounds = []
         # Time the bare model again in every round: other load on the machine slows both.
         for _ in range(_TIMINGS):
@@ -203,7 +207,7 @@ class MaskedTexts:
         ]
 
     def _time_distribution(self, model: MaskedModel) -> float:
-        """Return the seconds for one distribution of each of four equal texts."""
+        """Return the seconds to compute one distribution for each of four equal texts."""
         for cache in (self.target, self.public):
             if cache is not None:
                 cache.forget()  # a cached answer would take no time
@@ -217,7 +221,7 @@ class MaskedTexts:
 
 
 class _LastAnswerCache(MaskedModel):
-    """A model that repeats its last answer to an equal query; likelihoods in float64.
+    """Wrapper that returns its last answer again for an equal query. Likelihoods are float64.
 
     All points of a sweep send the same query in turn.
     """

@@ -1,7 +1,7 @@
 """Measure the cost of mixing masked LMs: perplexity against epsilon (Majmudar et al. 2022, Fig. 2).
 
-All points of a sweep are scored on the same texts, batch by batch, so that a forward pass of the
-model serves them all and differences are paired by text. Knows no table and no plot.
+All points of a sweep score the same texts, batch by batch. They share each forward pass of the
+model, and their differences are paired by text.
 """
 
 from __future__ import annotations
@@ -48,11 +48,10 @@ _RESAMPLES = 2000
 
 @dataclass(frozen=True)
 class UtilitySettings:
-    """Hold the `[utility]` table of a plan. Raises AuditError for invalid values.
+    """Values of a plan's `[utility]` table. Raise AuditError for invalid values.
 
-    on: which of the lab's records to measure, heldout by default; a user's data are measured in
-    full. Each restart masks a new mask_share of the tokens. max_length: tokens after which a text
-    is cut off.
+    on: the lab records to measure, heldout by default; a user's data are measured in full. Each
+    restart masks a new mask_share of the tokens. max_length: tokens after which a text is cut off.
     """
 
     on: Literal["heldout", "members"] | None = None
@@ -71,7 +70,8 @@ class UtilitySettings:
 
 @dataclass(frozen=True)
 class DefensePoint:
-    """A defense at a point of the sweep; without a defense, the undefended model."""
+    """A defense with its options at a point of the sweep; without a defense, the undefended
+    model."""
 
     defense: Defense | None = None
     at: Mapping[str, Any] = field(default_factory=dict)  # swept option -> value
@@ -79,7 +79,7 @@ class DefensePoint:
 
 @dataclass(frozen=True)
 class UtilityPlan:
-    """A plan with a `[utility]` table: models, texts and points of the perplexities."""
+    """A plan with a `[utility]` table: the models, the texts and the points to measure."""
 
     plan: Plan
     settings: UtilitySettings
@@ -88,7 +88,7 @@ class UtilityPlan:
     def build_points(self) -> list[DefensePoint]:
         """Return the undefended model, then each defense at each of its points.
 
-        Raises AuditError for unknown options.
+        Raise AuditError for unknown options.
         """
         plan = self.plan
         defaults = dict[str, dict[str, Any]]()
@@ -149,7 +149,8 @@ class UtilityPlan:
 def _list_swept_options(
     sweep: Mapping[str, Sequence[Any]], fields: Mapping[str, Sequence[str]]
 ) -> dict[str, dict[str, Sequence[Any]]]:
-    """Return the swept options of each defense; `option` applies to every defense that has it."""
+    """Return the swept options of each defense. A swept `option` without a defense's name applies
+    to every defense that has the option."""
     swept: dict[str, dict[str, Sequence[Any]]] = {name: {} for name in fields}
     for key, values in sweep.items():
         name, dot, option = key.rpartition(".")
@@ -177,9 +178,9 @@ def _list_swept_options(
 
 
 def parse_utility_plan(raw: Mapping[str, Any]) -> UtilityPlan:
-    """Parse the raw values of a plan file: the fields of a plan, `[sweep]` and `[utility]`.
+    """Parse the raw values of a plan file: a plan's fields, `[sweep]` and `[utility]`.
 
-    Raises AuditError for invalid values.
+    Raise AuditError for invalid values.
     """
     fields = dict(raw)
     settings = from_json(UtilitySettings, fields.pop("utility", {}), "utility")
@@ -196,12 +197,13 @@ def parse_utility_plan(raw: Mapping[str, Any]) -> UtilityPlan:
 
 @dataclass(frozen=True)
 class UtilityRow:
-    """The numbers of a point. Epsilons in nats; None without a claim.
+    """Numbers of a point. Epsilons are in nats; None without a claim.
 
-    ratio: perplexity over the undefended model's, paired by text. restarts: the perplexity of each.
-    covered: share of the predicted tokens that have a probability. slowdown: time of a
-    distribution, over the undefended model's. epsilon: of the claim over its `tokens`.
-    epsilon_mean: as in the paper, at the *mean* number of predicted tokens: no guarantee.
+    ratio: perplexity over the undefended model's, paired by text. restarts: perplexity of each
+    restart. covered: share of predicted tokens with nonzero probability. slowdown: time per
+    distribution, over the undefended model's. epsilon: the claim's, over `tokens` tokens.
+    epsilon_mean: as in the paper, at the *mean* number of predicted tokens, which guarantees
+    nothing.
     """
 
     target: str
@@ -224,7 +226,7 @@ class UtilityRow:
 
 @dataclass(frozen=True)
 class Utility:
-    """The record of a measurement: numbers, no text."""
+    """Record of a measurement: numbers, no text."""
 
     model: str
     data: str
@@ -254,7 +256,7 @@ class Utility:
 def measure_utility_points(request: UtilityPlan, reporter: Reporter) -> Utility:
     """Measure every point on the same texts.
 
-    Raises AuditError for bad input before any model is queried.
+    Raise AuditError for bad input before any model is queried.
     """
     plan = request.plan
     settings = request.settings
@@ -298,7 +300,7 @@ def measure_utility_points(request: UtilityPlan, reporter: Reporter) -> Utility:
 
 
 def _load_masked_texts(plan: Plan, settings: UtilitySettings, reporter: Reporter) -> MaskedTexts:
-    """Load the masked models and the texts that they predict."""
+    """Load the masked models and the texts to predict."""
     options = MaskingOptions(
         plan.seed,
         settings.max_length,
@@ -371,11 +373,12 @@ def _add_row_claim(row: UtilityRow, claim: Claim, mean_tokens: float) -> Utility
 
 
 def measure_corpus_perplexity(nll: Floats, tokens: Ints, base: Floats | None = None) -> Measurement:
-    """Return the corpus perplexity, the mean over restarts, or its ratio to that of a base.
+    """Return the corpus perplexity, averaged over restarts, or its ratio to the perplexity of
+    `base`.
 
-    nll, base: (restarts, texts), summed nats, inf if a token has no probability; tokens: (texts,).
-    A text is resampled with its masks of every restart: the interval is over texts and masks, and
-    paired for a ratio.
+    nll, base: (restarts, texts), summed nats, inf if a token has probability 0; tokens: (texts,).
+    The bootstrap resamples a text with its masks of all restarts. The interval is thus over texts
+    and masks, and paired for a ratio.
     """
     paired = nll if base is None else np.concatenate([nll, base])
 
@@ -406,7 +409,8 @@ def measure_corpus_perplexity(nll: Floats, tokens: Ints, base: Floats | None = N
 
 
 def _measure_possible_tokens(lost: Ints, tokens: Ints) -> Measurement:
-    """Return the share of tokens with a probability; lost: (restarts, texts), the other tokens."""
+    """Return the share of tokens with nonzero probability. lost: (restarts, texts), numbers of
+    other tokens."""
 
     def share(values: Floats) -> tuple[Floats, Floats]:
         # The number and its slopes by each restart's rate.
@@ -418,6 +422,7 @@ def _measure_possible_tokens(lost: Ints, tokens: Ints) -> Measurement:
 
 
 def list_utility_row_labels(rows: Sequence[UtilityRow]) -> list[str]:
-    """Return `weight=0.3`, or `Uniform mixing, weight=0.3` if several defenses are compared."""
+    """Return labels like `weight=0.3`; `Uniform mixing, weight=0.3` if several defenses are
+    compared."""
     short = len({row.target for row in rows if row.options}) == 1
     return [name_grid_point("" if short and row.at else row.title, row.at) for row in rows]

@@ -1,11 +1,12 @@
 """Read paper plans: a folder for each paper, with `paper.toml` and a TOML file for each table.
 
-`paper.toml` has the common fields of all its plans and their order. A plan file has the fields of a
-plan, a grid (see `plan_grid`) and claims (see `ledger`). A plan with a `[utility]` table measures
-the perplexity of a masked model and sweeps options of defenses; a plan with a `[published]` table
-checks a published promise at distributions in the plan (see `published_promises`). `[scale.NAME]`
-tables in both kinds of file override the rest at that scale; `plans` in such a table of
-`paper.toml` lists the plans of the scale, by default all. This module does not run plans.
+`paper.toml` has the order of the paper's plans and their common fields. A plan file has the fields
+of a plan, a grid (see `plan_grid`) and claims (see `ledger`). A plan with a `[utility]` table
+measures the perplexity of a masked model and sweeps options of defenses. A plan with a
+`[published]` table checks a published promise at the plan's distributions (see
+`published_promises`). In both kinds of file a `[scale.NAME]` table overrides other values at that
+scale. In `paper.toml` the table's `plans` lists the scale's plans (default: all). This module does
+not run plans.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _PARTS = (*IN_FILE, *GRID, UTILITY, PUBLISHED)  # the parts of a plan at a scale
 
 @dataclass(frozen=True)
 class Paper:
-    """A paper's plans: their common fields, and the fields of each, in the paper's order."""
+    """Plans of a paper: their common fields, and each plan's own fields, in the paper's order."""
 
     name: str
     title: str
@@ -41,7 +42,8 @@ class Paper:
         return tuple(self.shared.get("scale", {}))
 
     def plans_at_scale(self, scale: str) -> list[str]:
-        """Return the plans of this scale, in the paper's order. Raises AuditError if unknown."""
+        """Return the plans of this scale, in the paper's order. Raise AuditError for an unknown
+        scale."""
         if scale not in self.scales:
             raise make_unknown_name_error(f"scale of {self.name}:", scale, self.scales)
         return list(self.shared["scale"][scale].get(_PLANS, self.plans))
@@ -49,7 +51,7 @@ class Paper:
     def raw_plan_at_scale(self, plan: str, scale: str) -> dict[str, Any]:
         """Return the raw grid of a plan at a scale, without claims and titles.
 
-        Raises AuditError for unknown names.
+        Raise AuditError for unknown names.
         """
         if plan not in self.plans:
             raise make_unknown_name_error(f"plan of {self.name}:", plan, self.plans)
@@ -79,9 +81,9 @@ def find_bundled_paper_folders() -> dict[str, Path]:
 
 
 def load_paper(name: str) -> Paper:
-    """Load a paper by name, or from a user's folder.
+    """Load a paper by its name, or from a user's folder.
 
-    Raises AuditError with the nearest name for an unknown name.
+    Raise AuditError for an unknown name, with the nearest known name.
     """
     if (Path(name) / _PAPER).is_file():
         folder: Path | None = Path(name)

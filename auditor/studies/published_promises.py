@@ -1,10 +1,11 @@
-"""Check published claims at given distributions: realised against claimed, with a control.
+"""Check published privacy claims at given distributions: realised against claimed loss, with a
+control.
 
-A plan's `[published]` table names the mechanism, describes it, its promise and the reading of it,
-and gives queries: distributions of a public and of private models over a few tokens, where the
-promise is hardest to keep. `claim-check` measures the cost of a token; the cost of T tokens follows
-exactly from both distributions. All numbers are computed here, not written in a plan. This module
-implements how each mechanism serves a query, and renders a page.
+A plan's `[published]` table describes a mechanism, its promise and how the promise is read. The
+table's queries are distributions of a public and of private models over a few tokens, at which the
+promise is hardest to keep. `claim-check` measures the loss of one token; the loss of T tokens
+follows exactly from both distributions. All numbers are computed here; a plan has none. This module
+implements how each mechanism answers a query, and renders a page.
 """
 
 from __future__ import annotations
@@ -50,10 +51,10 @@ _ALIAS = "the query"
 
 @dataclass(frozen=True)
 class PromiseCheck:
-    """A number of a promise against its realised value. claimed, realised: nats.
+    """A claimed number and its realised value. claimed, realised: nats.
 
-    order: of the divergence; None: both are epsilons at a delta, of `count` units. ours: by this
-    program's accounting, the control. beside: by another charge than the published charge, shown
+    order: of the Rényi divergence; None: both are epsilons at a delta, of `count` units. ours: the
+    control, by this program's accounting. beside: by a charge other than the published one, shown
     but not counted.
     """
 
@@ -82,7 +83,7 @@ class PromiseCheck:
 
 @dataclass(frozen=True)
 class GivenDistributions:
-    """Given distributions of the public model, the examined member and all others."""
+    """Distributions of the public model, of the examined member and of all others."""
 
     name: str
     setting: Mapping[str, Any]
@@ -95,7 +96,8 @@ class GivenDistributions:
     def from_query_table(
         cls, raw: Mapping[str, Any], setting: Mapping[str, Any]
     ) -> GivenDistributions:
-        """Parse a query. Raises AuditError unless the masses are distributions with equal width."""
+        """Parse a query. Raise AuditError unless the masses are distributions over equally many
+        tokens."""
         name = str(raw.get("name", ""))
         public, private, other = (
             tuple(map(float, raw.get(role, ()))) for role in ("public", "private", "other")
@@ -137,7 +139,7 @@ _SIGNS = {
 
 @dataclass(frozen=True)
 class PublishedPromise:
-    """A published promise from a plan. Raises AuditError for an unknown field."""
+    """A published promise from a plan. Raise AuditError for an unknown field."""
 
     title: str
     mechanism: str
@@ -181,7 +183,8 @@ class PublishedPromise:
 
 
 class NeighbouringModels(WrappingModel):
-    """Add to the served model a neighbour and claimed token divergence for each relation."""
+    """Wrapper that gives the served model a neighbour and a claimed token divergence for each
+    relation."""
 
     def __init__(
         self,
@@ -189,7 +192,7 @@ class NeighbouringModels(WrappingModel):
         others: Mapping[str, LanguageModel],
         claimed: Mapping[str, tuple[float, float]],
     ) -> None:
-        """others: the neighbours; claimed: (order, nats); both by relation."""
+        """others: neighbours by relation; claimed: (order, nats) by relation."""
         super().__init__(served)
         self.others = others
         self.claimed = claimed
@@ -254,9 +257,9 @@ def check_published_query(
     only: Sequence[str] = (),
     is_own_bound: bool = False,
 ) -> list[PromiseCheck]:
-    """Return claim-check's findings by relation. only: check these relations, default all.
+    """Return claim-check's findings by relation. only: relations to check, by default all.
 
-    Raises AuditError if claim-check reports another fault.
+    Raise AuditError if claim-check reports another fault.
     """
     # A context of one token: the given distributions ignore it.
     probe = ClaimCheck(draws=256)
@@ -307,7 +310,8 @@ def _compute_exact_epsilon(
 def check_published_dp_fusion_claim(
     query: GivenDistributions, options: Mapping[str, Any]
 ) -> Iterator[PromiseCheck]:
-    """DP-Fusion mixes an ensemble within a radius, here of one private group (formulas C5)."""
+    """Check DP-Fusion, which mixes an ensemble within a radius, here of one private group (formulas
+    C5)."""
     alpha = int(query.setting["alpha"])
     beta = float(query.setting["beta"])
     delta = float(options.get("delta", 1e-5))
@@ -387,7 +391,8 @@ def check_published_pmixed_claim(
 def check_published_adp_claim(
     query: GivenDistributions, options: Mapping[str, Any]
 ) -> Iterator[PromiseCheck]:
-    """A step with and without a record of privacy probability 1 in the batch (formulas B4 (i))."""
+    """Check a step with and without a record of privacy probability 1 in the batch (formulas B4
+    (i))."""
     scale = float(query.setting["scale"])
     batch = int(query.setting["batch"])
     sigma = float(options["sigma"])
@@ -505,7 +510,7 @@ here may be kept in most answers, and a promise is about all of them.
 def build_published_promise_table(
     claim: PublishedPromise, checks: Sequence[PromiseCheck]
 ) -> tables.RowTable:
-    """Return all checks as rows."""
+    """Return a table with a row per check."""
     head = ("query", "setting", "neighbour", "what", "realised", "claimed", "verdict")
     rows = tuple(
         (
@@ -522,7 +527,7 @@ def build_published_promise_table(
 
 
 def build_published_promise_section(claim: PublishedPromise, checks: Sequence[PromiseCheck]) -> str:
-    """Return the claim's section of the page, Markdown."""
+    """Return the claim's section of the page, as Markdown."""
     words = claim.words
     # `beside` rows are in the table, but not counted in the verdict.
     published, controls = (

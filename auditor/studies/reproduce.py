@@ -1,4 +1,4 @@
-"""Run the plans of a paper and write the claim ledger (`audit reproduce`). Knows no paper."""
+"""Run the plans of a paper and write the ledger of its claims (`audit reproduce`)."""
 
 from __future__ import annotations
 
@@ -29,9 +29,10 @@ _SECTION = "claim.md"
 def make_study(
     paper: Paper, plan: str, scale: str, flags: Mapping[str, Any]
 ) -> RunStudy | UtilityStudy | ClaimStudy:
-    """Return a plan of a paper; flags override its fields, its variants and sweeps the flags.
+    """Return a paper's plan as a study. `flags` override the plan's fields; variants and sweeps
+    override `flags`.
 
-    Raises AuditError if the scale needs data that were not given, or accepts none.
+    Raise AuditError if the scale needs data that were not given, or accepts none.
     """
     set_flags = {name: value for name, value in flags.items() if value is not None}
     raw = merge_raw_plans(paper.raw_plan_at_scale(plan, scale), set_flags)
@@ -72,15 +73,16 @@ def reproduce_paper_plans(
 ) -> tuple[list[tables.RowTable], list[LedgerRow], dict[str, str]]:
     """Run or continue these plans.
 
-    Checks every plan and claim before the first run. A point that cannot run is a row with its
-    reason.
+    Every plan and claim is checked before the first run. A point that cannot run becomes a row with
+    the reason.
 
     Args:
         other_folder: the folder of another reproduction of this paper, whose ledger becomes a
             second column.
 
     Returns:
-        Their tables, the ledger of all plans in `out`, and reasons of failures by plan and point.
+        The plans' tables, the ledger of all plans in `out`, and reasons of failures by plan and
+        point.
     """
     kinds = {plan: make_study(paper, plan, scale, flags) for plan in plans}
     other = None if other_folder is None else read_other_ledger(other_folder, paper)
@@ -132,9 +134,9 @@ class RunStudy:
     def run_study_into_folder(
         self, folder: Path, reporter: Reporter, command: str
     ) -> tuple[list[tables.RowTable], dict[str, str]]:
-        """Run the grid; return its tables, and by point the reason of failure.
+        """Run the grid; return its tables, and the reasons of failures by point.
 
-        An interrupted run still writes tables of its finished points.
+        An interrupted run still writes the tables of its finished points.
         """
         try:
             failures = sweep.run_sweep_points(self.grid, folder, reporter, command, refuse=False)
@@ -152,7 +154,8 @@ class RunStudy:
 
 
 class ClaimStudy:
-    """A published promise checked at distributions in its plan, in seconds, every time."""
+    """A published promise, checked at the plan's distributions. It takes seconds and is always
+    rerun."""
 
     def __init__(self, claim: PublishedPromise) -> None:
         self.claim = claim
@@ -191,7 +194,7 @@ class UtilityStudy:
     def run_study_into_folder(
         self, folder: Path, reporter: Reporter, command: str
     ) -> tuple[list[tables.RowTable], dict[str, str]]:
-        """Read an earlier measurement, or measure; a failure is a row with its reason."""
+        """Read an earlier measurement, or measure now; a failure becomes a row with the reason."""
         if masked_tables.has_utility_result(folder):
             return [
                 masked_tables.build_tradeoff_table(
@@ -211,7 +214,7 @@ class UtilityStudy:
 
 
 def _read_plan_places(folder: Path) -> list[Place] | None:
-    """Return the places of a plan's folder; None if it was not run."""
+    """Return the places of a plan's folder; None if the plan was not run."""
     if (folder / sweep.SWEEP).is_file():
         return sweep.read_sweep_places(folder)
     if masked_tables.has_utility_result(folder):
@@ -220,7 +223,8 @@ def _read_plan_places(folder: Path) -> list[Place] | None:
 
 
 def _list_utility_places(result: masked_utility.Utility) -> list[Place]:
-    """Return a place for each point, with the row's numbers; epsilons have no interval."""
+    """Return a place for each point, with the numbers of the point's row; epsilons have no
+    interval."""
     keys = {key for row in result.rows for key in row.at}
     seed = int(result.plan["seed"])
     about = f"{Path(result.model).name} (masked) on {result.data}"
@@ -277,7 +281,7 @@ def _ledger_perplexity_over_vocabulary(m: Measurement, size: int) -> Measurement
 def _measure_ledger_epsilon(
     value: float | None, row: masked_utility.UtilityRow
 ) -> Measurement | None:
-    """Return an epsilon as a measurement of zero width: it is computed, not estimated."""
+    """Return a computed (not estimated) epsilon as a measurement of zero width."""
     if value is None:
         return None
     return Measurement("epsilon", value, value, value, row.perplexity.n, "nats")
@@ -307,19 +311,20 @@ def _list_variant_names(raw: Mapping[str, Any]) -> set[str]:
 
 @dataclass(frozen=True)
 class OtherLedger:
-    """The claims of the same paper at another scale, by plan and id."""
+    """Claims of the same paper at another scale, by plan and claim id."""
 
     scale: str
     rows: Mapping[tuple[str, str], LedgerRow]
 
     def row_of_same_claim(self, entry: LedgerRow) -> LedgerRow:
-        """Return the row of the same claim in this other ledger."""
+        """Return the other ledger's row of the same claim."""
         return self.rows.get((entry.plan, entry.id)) or replace(
             entry, setting="", verdict=ledger.NOT_RUN, ours=None, note="not in that ledger"
         )
 
     def disagreements_paragraph(self, entries: Sequence[LedgerRow], scale: str) -> str:
-        """Return a paragraph on claims decided differently, alike, or in only one ledger."""
+        """Return a paragraph on claims that both ledgers decide differently or alike, or that only
+        one decides."""
         decided = (ledger.HOLDS, ledger.REFUTED)
         pairs = [(entry, self.row_of_same_claim(entry)) for entry in entries]
         disagreements = [
@@ -340,7 +345,7 @@ class OtherLedger:
 
 
 def read_other_ledger(folder: Path, paper: Paper) -> OtherLedger:
-    """Read another ledger. Raises AuditError if it belongs to another paper."""
+    """Read another ledger. Raise AuditError if it belongs to another paper."""
     path = folder / "ledger.json"
     raw = read_json_object(path, "the claims of a reproduction")
     if raw.get("paper") != paper.name:
@@ -356,7 +361,7 @@ def read_other_ledger(folder: Path, paper: Paper) -> OtherLedger:
 def build_ledger_table(
     paper: Paper, entries: Sequence[LedgerRow], scale: str = "", other: OtherLedger | None = None
 ) -> tables.RowTable:
-    """Return the ledger as rows; files have separate columns of bounds."""
+    """Return the ledger as a table; files have separate columns of bounds."""
     head = (
         "plan",
         "claim",
@@ -425,7 +430,7 @@ def _build_measured_cells(entry: LedgerRow, other: OtherLedger | None) -> tuple[
 def build_terminal_ledger(
     paper: Paper, entries: Sequence[LedgerRow], scale: str = "", other: OtherLedger | None = None
 ) -> tables.RowTable:
-    """Return the ledger for a terminal: settings are below the table, once for each plan."""
+    """Return the ledger for a terminal, with each plan's settings once, below the table."""
     settings: dict[str, list[str]] = {}
     for e in entries:
         if e.setting and e.setting not in settings.setdefault(e.plan, []):
@@ -451,7 +456,7 @@ def build_terminal_ledger(
 
 
 def _build_interval_cells(entry: LedgerRow) -> tuple[object, ...]:
-    """Return value, bounds, size, unit and verdict."""
+    """Return the cells: value, bounds, size, unit and verdict."""
     m = entry.ours
     return (*((None,) * 5 if m is None else (m.value, m.low, m.high, m.n, m.unit)), entry.verdict)
 
@@ -463,7 +468,8 @@ def write_ledger_files(
     entries: Sequence[LedgerRow],
     other: OtherLedger | None = None,
 ) -> None:
-    """Write ledger.md, with the disagreements of two scales first, ledger.csv, .tex and .json."""
+    """Write ledger.md, .csv, .tex and .json. ledger.md begins with the disagreements of two
+    scales."""
     grid = build_ledger_table(paper, entries, scale, other)
     first = f"{other.disagreements_paragraph(entries, scale)}\n\n" if other else ""
     disk.replace_atomically(out / "ledger.md", first + tables.render_markdown_table(grid))

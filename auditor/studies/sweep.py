@@ -1,6 +1,6 @@
-"""Run a grid: every point as a run folder inside a parent, then a table over the points.
+"""Run a grid: each point as a run folder inside a parent folder, then a table over the points.
 
-A finished point is not run again, an unfinished point is continued; points share models and labs.
+A finished point is not run again; an unfinished point is continued. Points share models and labs.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ def run_sweep_points(
     *,
     refuse: bool = True,
 ) -> dict[str, str]:
-    """Run the unfinished points; return the reasons of failed points, by name.
+    """Run the unfinished points; return the reasons of failures, by point name.
 
-    refuse: whether a point that cannot run is refused before any other starts; otherwise it counts
-    as failed. Raises AuditError if the folder has runs of other plans, if points differ in their
+    refuse: refuse a point that cannot run before any other point starts; if False, count it as
+    failed. Raise AuditError if the folder has runs of other plans, if points differ in their
     engine, and if another process uses the folder.
     """
     plans, failures = _load_sweep_points(points, command, refuse)
@@ -90,7 +90,7 @@ def run_sweep_points(
 
 @dataclass(frozen=True)
 class _PendingPoint:
-    """A point to be run. called: the name of its stage."""
+    """A point still to be run. called: the name of its stage."""
 
     called: str
     name: str
@@ -99,7 +99,7 @@ class _PendingPoint:
 
 
 class _PointRunner:
-    """Runs points, which share models and labs."""
+    """Runner of points that share models and labs."""
 
     def __init__(self, reporter: Reporter) -> None:
         self.reporter, self.shared = reporter, SweepCache()
@@ -107,7 +107,7 @@ class _PointRunner:
 
 @dataclass(frozen=True)
 class _WorkerPointRunner:
-    """Creates a `_PointRunner` on a worker, the only writer of its points."""
+    """Maker of a `_PointRunner` on a worker, the only writer of its points."""
 
     there: WorkerStart = field(default_factory=WorkerStart)
 
@@ -118,7 +118,8 @@ class _WorkerPointRunner:
 
 @dataclass(frozen=True)
 class _SweepPointsOnEngine:
-    """Runs points on an engine, and yields each name with the reason of failure, or ""."""
+    """Work that runs points on an engine, and yields each name with the reason of failure, or
+    ""."""
 
     portion: ClassVar[int] = 1  # points that a worker receives at a time
 
@@ -151,7 +152,7 @@ def _load_sweep_points(
 
 
 def _check_point_folder_holds_same_plan(path: Path, plan: Plan) -> None:
-    """Raise AuditError if the folder has a run of another plan, or on other weights."""
+    """Raise AuditError if the folder has a run of another plan, or of other weights."""
     if not (path / "plan.json").is_file():
         return
     # Both as JSON, which turns tuples of the plan into lists: otherwise fields of several values
@@ -185,7 +186,7 @@ def _run_sweep_point(plan: Plan, path: Path, reporter: Reporter, shared: SweepCa
 
 
 class _QuietReporter:
-    """A reporter without the stages inside a point, which would hide the point's line.
+    """Reporter that hides the stages inside a point, which would replace the point's line.
 
     Progress is still reported.
     """
@@ -221,7 +222,7 @@ def _write_sweep_file(
 
 @dataclass(frozen=True)
 class _RecordedPoint:
-    """A point as in `sweep.json`; failure: reason of failure, or ""."""
+    """A point of `sweep.json`. failure: the reason of failure, or ""."""
 
     variant: str
     at: dict[str, Any]
@@ -236,12 +237,12 @@ class _RecordedPoint:
 
 
 def read_sweep_points(folder: Path) -> list[GridPoint]:
-    """Return the points of a started sweep. Raises AuditError if there is none."""
+    """Return the points of a started sweep. Raise AuditError if the folder has none."""
     return [recorded.grid_point for recorded in _read_recorded_sweep_points(folder)]
 
 
 def read_command_that_started_sweep(folder: Path) -> str:
-    """Return the command that started the sweep; continued points keep it."""
+    """Return the command that started the sweep; continued points keep this command."""
     command: str = from_json(
         str, _read_sweep_file(folder).get("command"), f"{folder / SWEEP}: command"
     )
@@ -275,12 +276,13 @@ def plan_sweep_places(points: Sequence[GridPoint]) -> list[Place]:
 
 
 def read_sweep_places(folder: Path) -> list[Place]:
-    """Return the places of a sweep folder over all seeds, in the order of the plan."""
+    """Return the places of a sweep folder over all seeds, in the plan's order."""
     return [_build_sweep_place(points, folder) for points in _group_recorded_points(folder)]
 
 
 def build_sweep_frontiers(folder: Path) -> tuple[Frontier, ...]:
-    """Return frontiers of leakage over all points of the sweep; empty if their targets differ."""
+    """Return leakage frontiers over all points of the sweep; empty if the points' targets
+    differ."""
     runs = (
         (points[0], _list_finished_runs(points, folder))
         for points in _group_recorded_points(folder)
@@ -330,10 +332,10 @@ def _build_sweep_place(points: Sequence[_RecordedPoint], folder: Path) -> Place:
 
 
 def build_sweep_table(title: str, places: Sequence[Place]) -> tables.RowTable:
-    """Return a row for each place and attack: means over seeds, and differences from the first row.
+    """Return a row per place and attack: means over seeds, and differences from the first row.
 
-    Intervals are included; differences are paired. Other numbers have a column if they differ
-    between rows, or if a row has no other number.
+    Intervals are included, and differences are paired. Another number has a column if it differs
+    between rows, or if a row has no main number.
     """
     columns = _sweep_table_metric_headings(places)
     rows = list(_build_sweep_table_rows(places, columns))
@@ -360,7 +362,8 @@ def build_sweep_table(title: str, places: Sequence[Place]) -> tables.RowTable:
 
 
 def _sweep_table_metric_headings(places: Sequence[Place]) -> dict[str, str]:
-    """Return headings by metric: of attacks, of probes' main numbers, of varying numbers."""
+    """Return headings by metric: metrics of attacks, main numbers of probes, and varying
+    numbers."""
     cells = [cell for place in places for cell in place.cells if cell.measured]
     always = {metric.name: metric.short for metric in COLUMNS if not metric.varies}
     varying = {metric.name: metric.short for metric in COLUMNS if metric.varies}
