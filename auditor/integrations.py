@@ -6,8 +6,7 @@ from auditor.integrations import AuditCallback
 trainer.add_callback(AuditCallback(trainer, data="private.jsonl", nonmembers="fresh.jsonl",
 every=50))
 
-Asks a model what it knows and changes nothing of it: weights, modes, gradients and random numbers
-are as they were.
+The callback leaves the model's weights, modes and gradients and all random numbers unchanged.
 """
 
 from __future__ import annotations
@@ -72,7 +71,7 @@ _COMPARE: Mapping[str, Callable[[float, float], bool]] = {
 
 @dataclass(frozen=True)
 class StopLimit:
-    """When to stop: the first value of a measurement beyond a number."""
+    """A condition that ends the training: a measured value passes a number."""
 
     name: str
     sign: str
@@ -80,7 +79,10 @@ class StopLimit:
 
     @classmethod
     def parse_sentence(cls, text: str) -> StopLimit:
-        """`extraction_probability > 0.01`. Raises AuditError for anything else."""
+        """Parse a sentence such as `extraction_probability > 0.01`.
+
+        Raise AuditError for anything else.
+        """
         match = re.fullmatch(r"\s*(\w+)\s*(>=|<=|>|<)\s*([-+.0-9e]+)\s*", text)
         try:
             number = float(match[3]) if match else math.nan
@@ -98,24 +100,22 @@ class StopLimit:
 
 
 class AuditCallback(TrainerCallback):
-    """What a model in training by transformers' `Trainer` (or TRL's, which are ones) has learnt by
-    heart, step by step.
+    """Measure what a model has memorised during training by transformers' or TRL's `Trainer`.
 
-    trainer: the trainer that runs this callback and receives its log values: to whatever that
-    reports to. data,
-    nonmembers, canaries and further fields of a plan (prefix_length=, knows=, ...) as
-    `auditor.audit` takes them; limit: records of each that are looked at, the same at every step.
-    tokenizer: the trainer's own by default. every: steps between two looks; the first is before the
-    first step. stop_at: a sentence such as "extraction_probability > 0.01", of the value of one
-    look; the training then ends, and is saved. out: the run folder that an audit writes at the end,
-    `audit` in the output folder by default; the curve lies in it too.
+    trainer: the trainer that runs this callback and logs its values. data, nonmembers, canaries and
+    further plan fields (prefix_length=, knows=, ...): as for `auditor.audit`. limit: number of
+    records measured of each kind, the same at every step. tokenizer: by default the trainer's.
+    every: steps between measurements; the first is before the first step. stop_at: a sentence such
+    as "extraction_probability > 0.01"; if a measurement satisfies it, the training ends and is
+    saved. out: the run folder of the audit at the end, by default `audit` in the output folder; it
+    also contains the curve.
 
-    Logged, as `audit/NAME`: the mean exact probability that one sample is the record's suffix, and
-    the loss of the suffix in nats a token, of members and, as the floor, of non-members; mean
-    exposure of the canaries that went in, in bits. Under DDP process 0 asks and the others wait.
-    Raises AuditError, before the first step, for what cannot be
-    right: FSDP and DeepSpeed, whose weights no process has; members that are not in the training
-    set, non-members that are, a loss that is masked where the attack looks (`preflight`).
+    The values are logged as `audit/NAME`: for members, and as the floor for non-members, the mean
+    exact probability that one sample is the record's suffix, and the suffix loss in nats per token;
+    for inserted canaries, the mean exposure in bits. Under DDP, process 0 measures and the others
+    wait. Raise AuditError before the first step for FSDP and DeepSpeed (no process has all
+    weights), members outside the training set, non-members inside it, and a loss masked at the
+    attacked tokens (`preflight`).
     """
 
     def __init__(
@@ -267,7 +267,7 @@ class AuditCallback(TrainerCallback):
     # --- what is looked at ---
 
     def to_csv(self) -> str:
-        """`step` and what was logged, a row a look."""
+        """Return the logged values as CSV: one row per measurement, with its `step`."""
         text = io.StringIO()
         names = ["step", *(name for name in LOGGED if any(name in row for row in self.rows))]
         writer = csv.DictWriter(text, names, restval="")
@@ -285,7 +285,7 @@ class AuditCallback(TrainerCallback):
         return Curve(phrases.format_metric(name), exact) if points else None
 
     def _measure_and_log(self, step: int) -> dict[str, float]:
-        """Measures the model as it stands, and logs and keeps the values; returns them by name."""
+        """Measure the model, log and keep the values, and return them by name."""
         model = self._unwrapped_model_in_training()
         # fork_rng covers the CPU and every CUDA device: dropout and data order go on as if nobody
         # had looked
@@ -362,7 +362,7 @@ class AuditCallback(TrainerCallback):
 
 
 def _refuse_canaries_of_frozen_embeddings(model: Any, canaries: Any) -> None:
-    """Refuses canaries of new tokens whose embeddings are frozen. Raises AuditError."""
+    """Raise AuditError for canaries with new tokens whose embeddings are frozen."""
     manifest = None if canaries is None else manifests.read_canary_manifest(Path(canaries))
     # a token whose embedding stays as it was drawn is hardly learnt: the audit would miss what the
     # training leaks

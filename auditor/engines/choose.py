@@ -1,4 +1,4 @@
-"""Make the engine that the options name. Ray is imported only if it is chosen."""
+"""Create the engine that the options name. Ray is imported only if needed."""
 
 from __future__ import annotations
 

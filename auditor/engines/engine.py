@@ -1,7 +1,8 @@
-"""Do the work of a run in this process or on a cluster's workers, independent of attacks.
+"""Do the work of a run in this process or on a cluster's workers.
 
-Work describes a task over items; a workplace holds the models and data for it. Each worker opens
-its own workplace once, so only work, items and results are sent.
+Work describes a task over items. A workplace is the loaded models and data for the task. Each
+worker loads its own workplace once; only work, items and results are sent. This module does not
+depend on attacks.
 """
 
 from __future__ import annotations
@@ -17,45 +18,51 @@ from auditor.core.errors import AuditError
 
 
 class Work(Protocol):
-    """A task over items. The result of an item does not depend on the other items."""
+    """A task over items. Each item's result is independent of the other items."""
 
     @property
     def portion(self) -> int:
-        """Items that are handed out together, and done again together if a worker is lost."""
+        """Number of items sent to a worker together, and repeated together if it is lost."""
 
     def process_items(self, place: Any, items: Sequence[Any]) -> Iterator[Any]:
-        """Yield the results of these items with the models and data of `place`; the same on every
-        worker."""
+        """Yield the results of these items.
+
+        place: the loaded models and data. The results are equal on every worker.
+        """
 
 
 class Engine(Protocol):
-    """A way to do work."""
+    """The interface for running work."""
 
     @property
     def workers(self) -> int:
-        """Processes besides this one."""
+        """Number of processes besides this one."""
 
     @property
     def description(self) -> str:
-        """The name of the place of work: "this process"."""
+        """Name of the place where work runs: "this process"."""
 
     def set_work_context(self, local_place: Any, make_place: Callable[[], Any]) -> None:
-        """Set the workplace of later work: `local_place` in this process; each worker makes its own
-        with `make_place()`."""
+        """Set the workplace (models and data) of later work.
+
+        local_place: the workplace in this process; make_place: creates one on each worker.
+        """
 
     def stream_results(self, work: Work, items: Sequence[Any]) -> Iterator[Any]:
-        """Yield the result of each item once, as it arrives. The same item always goes to the same
-        worker."""
+        """Yield the result of each item once, as it arrives.
+
+        The same item always goes to the same worker.
+        """
 
     def stream_long_results(self, work: Work, items: Sequence[Any]) -> Iterator[Any]:
-        """Yield the results of few, long items: the next free worker takes the next item."""
+        """Yield the results of a few long items; the next free worker gets the next item."""
 
     def close(self) -> None:
         """Stop the workers and release their models and data."""
 
 
 class LocalEngine:
-    """This process, which works on one item after the other."""
+    """An engine that processes one item after the other in this process."""
 
     workers = 0
     description = "this process"
@@ -75,16 +82,20 @@ class LocalEngine:
 
 @dataclass(frozen=True)
 class WorkerStart:
-    """The version that a worker must have, and its folder: relative paths of the run begin
-    there."""
+    """The required version and working folder of a worker.
+
+    Relative paths of the run start at this folder.
+    """
 
     # of the process that starts the run; workers get this record pickled
     folder: str = field(default_factory=os.getcwd)
     version: str = __version__
 
     def enter_folder(self) -> None:
-        """Change to the folder. Raise AuditError if this worker has another version or no such
-        folder."""
+        """Change to the folder.
+
+        Raise AuditError if the folder does not exist or this worker has another version.
+        """
         if self.version != __version__:
             raise AuditError(
                 f"expected audit {self.version} on every worker, got {__version__} on {node()}"

@@ -1,8 +1,6 @@
-"""Do work on the workers of a Ray cluster: a new one on this machine, or a running one. Needs the
-`ray` extra.
+"""Do work on a Ray cluster: a new one on this machine, or a running one. Needs the `ray` extra.
 
-Ray schedules the work, restarts a lost worker and repeats its unfinished work; none of this is done
-here.
+Ray itself schedules work, restarts lost workers and repeats unfinished work.
 """
 
 from __future__ import annotations
@@ -54,12 +52,12 @@ _LONGEST = 103 if sys.platform == "darwin" else 107  # of a socket's path, in by
 
 
 class RayEngine:
-    """An engine with `workers` of one thread each.
+    """An engine with `workers` Ray workers of one thread each.
 
     Args:
-        workers: Number of workers. All of them must have room from the start.
-        address: Of a cluster, HOST:PORT or `auto`; "": a new cluster on this machine.
-        gpus: GPUs of each worker; fractions are allowed.
+        workers: Number of workers. All must have room from the start.
+        address: HOST:PORT of a cluster, or `auto`; "" for a new cluster on this machine.
+        gpus: GPUs per worker; fractions are allowed.
 
     Raises:
         AuditError: Ray is not installed, cannot be reached, or has no room for the workers.
@@ -222,8 +220,10 @@ class RayEngine:
             )
 
     def _wait_cluster_resources(self) -> None:
-        """Wait until the cluster reports its resources, some moments after its start; Ray itself
-        would wait for ever."""
+        """Wait until the cluster reports its resources, shortly after its start.
+
+        Ray itself would wait forever.
+        """
         deadline = time.monotonic() + PATIENCE
         while (
             missing := self._describe_missing_resources(_import_ray().cluster_resources())
@@ -234,8 +234,7 @@ class RayEngine:
             raise AuditError(missing)
 
     def _describe_missing_resources(self, resources: Mapping[str, float]) -> str:
-        """Return a sentence that names the resource that a cluster lacks for these workers; "":
-        none."""
+        """Return a sentence on the resource that the cluster lacks for the workers; "" if none."""
         needs = {"CPU": float(self.workers), "GPU": self.gpus * self.workers}
         for resource, needed in needs.items():
             free = resources.get(resource, 0.0)
@@ -248,8 +247,10 @@ class RayEngine:
 
 
 def _find_ray_socket_folder() -> Path:
-    """Return a folder so short that the paths of Ray's sockets in it fit. Raise AuditError if there
-    is none."""
+    """Return a folder with a path short enough for Ray's sockets.
+
+    Raise AuditError if there is none.
+    """
     temporary = Path(tempfile.gettempdir())
     room = _LONGEST - _SOCKET - len("/.r.audit-scratch-01234567/r")
     for place in (temporary, Path("/tmp"), Path("/dev/shm"), Path("/var/tmp")):
@@ -262,7 +263,7 @@ def _find_ray_socket_folder() -> Path:
 
 
 def _find_cluster_process_ids() -> list[int]:
-    """Return the processes whose loss ends a cluster of our own; Ray then ends this process."""
+    """Return the processes of our own cluster; Ray ends this process if one of them is lost."""
     pids = []
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
@@ -277,8 +278,7 @@ def _find_cluster_process_ids() -> list[int]:
 
 
 def _find_raylet_process_ids(node: str) -> list[int]:
-    """Return the raylets of this node of a running cluster; this process reaches the cluster
-    through them."""
+    """Return the raylets of this node, through which this process reaches a running cluster."""
     processes = psutil.process_iter(["name", "cmdline"])
     return [
         process.pid
@@ -290,10 +290,10 @@ def _find_raylet_process_ids(node: str) -> list[int]:
 
 @contextlib.contextmanager
 def _watch_ray_processes(pids: Sequence[int]) -> Iterator[None]:
-    """Within the block, end this process with a sentence and exit code 3 if one of `pids` is lost.
+    """Inside this context, end this process if one of `pids` is lost.
 
-    Ray would end it from C++ at its next call to them, without a sentence and with exit code 1,
-    which means a failed gate.
+    This prints a sentence and exits with code 3. Ray itself would end the process from C++ at the
+    next call, without a sentence and with code 1, which means a failed gate.
     """
     handles = [os.pidfd_open(pid) for pid in pids]  # each is readable once its process has ended
     stop_reader, stop_writer = os.pipe()
@@ -316,14 +316,14 @@ def _watch_ray_processes(pids: Sequence[int]) -> Iterator[None]:
 
 
 class _Worker:
-    """A process of the cluster with a workplace of its own. Ray restarts it if it is lost."""
+    """A cluster process with its own workplace. Ray restarts the process if it is lost."""
 
     def __init__(self, make_place: Callable[[], Any]) -> None:
         self.make_place = make_place
 
     @cached_property
     def models_and_data(self) -> Any:
-        """The workplace, opened with the first work, so that the caller gets its errors."""
+        """The workplace, loaded at the first work so that the caller gets its errors."""
         return self.make_place()
 
     def stream_work_results(self, work: Work, items: Sequence[Any]) -> Iterator[Any]:
@@ -334,7 +334,7 @@ class _Worker:
 
 
 def _get_ray_result(call: Callable[..., Any], *args: Any) -> Any:
-    """Return the result of a call to Ray. Raise a worker's AuditError or NotApplicable here."""
+    """Return the result of a call to Ray. Raise here a worker's AuditError or NotApplicable."""
     ray = _import_ray()
     try:
         result = call(*args)

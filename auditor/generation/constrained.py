@@ -1,8 +1,8 @@
-"""Draw texts of a space from a model: estimates ranks in spaces that are too large to search.
+"""Draw texts of a space from a model, to estimate ranks in spaces too large to search.
 
-A token may come next if it continues some text of the space; the distribution is renormalised over
-these tokens. The same text can be drawn in several tokenisations, of which only the tokenizer's own
-counts (formulas.md A8). This module knows nothing of canaries.
+Each step allows the tokens that continue some text of the space, and renormalises the distribution
+over them. A text can be drawn in several tokenisations; only the tokenizer's own counts
+(formulas.md A8). This module does not depend on canaries.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _ROWS_BYTES = 2**30
 
 @dataclass(frozen=True)
 class ConstrainedDraws:
-    """n texts with the likelihood of each.
+    """n drawn texts with their likelihoods, (n,) each.
 
-    nll: in nats under the model, after the context; log_q: log-probability of the draw, in nats;
-    canonical: whether the drawn tokens are those that the tokenizer makes of the text.
+    nll: negative log-likelihood under the model after the context, nats; log_q: log-probability of
+    the draw, nats; canonical: whether the drawn tokens equal the tokenizer's tokens of the text.
     """
 
     texts: tuple[str, ...]
@@ -42,12 +42,12 @@ class ConstrainedDraws:
 
 
 class TokenGuide:
-    """Lists the tokens that may follow a state of the space."""
+    """Find the tokens that may follow a partial text of the space."""
 
     def __init__(self, space: CanarySpace, tokenizer: Any, head: Tokens) -> None:
-        """Read the vocabulary after the head, the tokens that all texts begin with.
+        """Index the vocabulary by the text that each token adds after `head`.
 
-        Raises AuditError if the space is not ASCII.
+        head: the tokens that begin every text. Raise AuditError if the space is not ASCII.
         """
         choices = [choice for block in space.choice_blocks for choice in block]
         if not "".join([space.format, *choices]).isascii():
@@ -78,7 +78,7 @@ class TokenGuide:
         self.start = start
 
     def list_allowed_tokens(self, state: State) -> tuple[Tensor, list[State]]:
-        """Return the tokens that may follow, in ascending order, and the state after each."""
+        """Return the tokens allowed in `state`, in ascending order, and the state after each."""
         if state not in self._allowed:
             transitions: list[tuple[int, State]] = []
             frontier = [("", state)]
@@ -112,7 +112,7 @@ class TokenGuide:
             state = next_states[int((tokens == token).nonzero()[0])]
 
     def get_max_tail(self) -> int:
-        """Return the largest number of tokens that a text can have after the head."""
+        """Return the maximum number of tokens after the head in any text."""
         # A token writes at least one character.
         longest_choices = [max(map(len, block)) for block in self.space.choice_blocks]
         n_characters = len(self.space.common_beginning) + sum(longest_choices)
@@ -129,7 +129,8 @@ def draw_constrained_texts(
 ) -> ConstrainedDraws:
     """Draw one text for each row of `noise`.
 
-    noise: (draws, guide.get_max_tail()) in [0, 1); context: ends in the guide's head.
+    context: token ids that end with the guide's head; noise: (draws, guide.get_max_tail()) in [0,
+    1).
     """
 
     def pick_token(texts: Ints, position: int, allowed: Tensor, cdf: Floats) -> Ints:
@@ -161,9 +162,9 @@ def score_constrained_texts(
     texts: Sequence[str],
     tails: Sequence[Tokens],
 ) -> ConstrainedDraws:
-    """Compute nll and log_q of these texts as if they had been drawn.
+    """Compute nll and log_q of given texts as if they had been drawn.
 
-    tails: tokens of each text after the head, which the guide must allow.
+    tails: tokens of each text after the head; the guide must allow them.
     """
 
     def pick_given_token(indices: Ints, position: int, allowed: Tensor, cdf: Floats) -> Ints:
@@ -177,14 +178,14 @@ def score_constrained_texts(
 def _walk_constrained_texts(
     model: LanguageModel, guide: TokenGuide, context: Tokens, n_texts: int, pick: Pick
 ) -> tuple[list[list[int]], Floats, Floats]:
-    """Return the tokens, the nll and the log_q of each text; walk as many as fit into memory."""
+    """Generate texts in batches that fit into memory; return each text's tokens, nll and log_q."""
     tokens: list[list[int]] = [[] for _ in range(n_texts)]
     nll = np.zeros(n_texts)
     log_q = np.zeros(n_texts)
     max_tail = guide.get_max_tail()
 
     def walk_texts(piece: slice) -> None:
-        """Write the texts of one piece, position by position; equal beginnings share a row."""
+        """Generate the texts of one slice token by token; texts with equal tokens share a row."""
         live = np.arange(n_texts)[piece]
         # A walk that ran out of memory has left partial results of these texts.
         nll[live] = log_q[live] = 0.0
@@ -236,7 +237,7 @@ def _walk_constrained_texts(
 
 
 def find_common_proper_prefix(sequences: Sequence[Sequence[int]]) -> Tokens:
-    """Return the longest common prefix that leaves each sequence at least one token after it."""
+    """Return the longest common prefix that leaves at least one token of each sequence."""
     # A prefix that the first and the last in order share is shared by all between them.
     ordered = sorted(map(tuple, sequences))
     first = ordered[0]

@@ -1,4 +1,4 @@
-"""Group K samples of a prefix into distinct candidates with counts; independent of the model."""
+"""Group K samples of a prefix into distinct candidates with counts."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _RARE = 64  # rows; a shape with fewer is slower in its own batch than joined wi
 
 @dataclass(frozen=True)
 class SuffixCandidates:
-    """The distinct samples of one secret.
+    """The distinct sampled suffixes of one secret.
 
-    suffixes: (distinct, length); counts: (distinct,), which sum to the samples; token_log_probs:
-    (distinct, length) nats under the attacked distribution at temperature 1 and without truncation,
-    None if the access gives no distribution.
+    suffixes: (distinct, length); counts: (distinct,), with the number of samples as their sum;
+    token_log_probs: (distinct, length) nats under the attacked distribution at temperature 1
+    without truncation, None if the access gives no distribution.
     """
 
     suffixes: Tensor
@@ -44,9 +44,9 @@ class SuffixCandidates:
         return -self.token_log_probs.double().sum(-1)
 
     def count_forward_rows(self) -> int:
-        """Count the rows run through the model: one for each distinct partial sample.
+        """Return the number of rows that the model read: one per distinct partial sample.
 
-        The bare prefix counts as a partial sample.
+        The prefix alone counts as a partial sample.
         """
         length = self.suffixes.shape[1]
         # In sorted order each sample shares most with its predecessor. Its tokens beyond the shared
@@ -75,13 +75,14 @@ def sample_candidates(
     prompt: Tensor | None = None,
     distribution: bool = True,
 ) -> list[SuffixCandidates]:
-    """Draw K samples of each prefix with `LanguageModel.completions`.
+    """Draw K samples of each prefix and group them into candidates.
 
     Args:
         prefixes: (secrets, n_prefix).
+        length: of the suffixes.
         uniforms: (secrets, K, length, CHANNELS).
         prompt: (P, d) soft prompt or None.
-        distribution: whether the caller may see log-probabilities; if not, only tokens come back.
+        distribution: whether the caller may see log-probabilities, or only tokens.
     """
     noise = torch.from_numpy(uniforms)
     completions = model.completions(
@@ -105,10 +106,10 @@ def sample_mixed_length_batch(
     prompt: Tensor | None = None,
     distribution: bool = True,
 ) -> list[SuffixCandidates]:
-    """Draw as `sample_candidates` does, for prefixes and suffixes of different lengths.
+    """Draw candidates like `sample_candidates`, but prefixes and suffixes may differ in length.
 
-    Different lengths need a model that can join rows. uniforms: for each prefix,
-    (K, length of its suffix, CHANNELS).
+    Different lengths need a model that can join rows. uniforms: (K, suffix length, CHANNELS) for
+    each prefix.
     """
     lengths = [len(noise[0]) for noise in uniforms]
     max_length = max(lengths)
@@ -156,13 +157,13 @@ def sample_mixed_length_batch(
 def batch_lengths(
     model: LanguageModel, shapes: Sequence[tuple[int, int]], samples: int = 1
 ) -> Iterator[list[int]]:
-    """Yield batches of indices into `shapes`, one batch for each shape.
+    """Yield batches of indices into `shapes`, each with one shape.
 
-    If the model can join rows, all rare shapes come together in one last batch, by rising length.
+    If the model can join rows, a last batch contains all rare shapes, sorted by length.
 
     Args:
         shapes: (prefix, suffix) lengths.
-        samples: number of samples drawn of each prefix.
+        samples: number of samples per prefix.
     """
     rare = list[int]()
     for indices in group_equal_shapes(shapes):
@@ -179,9 +180,9 @@ def _group_samples(
     n_samples: int,
     lengths: Sequence[int],
 ) -> list[SuffixCandidates]:
-    """Group samples that share a path into candidates, in the order of their first sample.
+    """Group samples with equal paths into candidates, ordered by their first samples.
 
-    lengths: of the suffixes, one for each secret.
+    lengths: the suffix length of each secret.
     """
     candidates = []
     for secret, length in enumerate(lengths):
@@ -206,7 +207,7 @@ def _group_samples(
 
 
 def merge_candidates(parts: Sequence[SuffixCandidates]) -> SuffixCandidates:
-    """Merge the candidates of one secret from several passes, ordered by their first sample."""
+    """Merge one secret's candidates from several passes, ordered by their first samples."""
     suffixes = torch.cat([part.suffixes for part in parts])
     counts = torch.cat([part.counts for part in parts])
     _, first, inverse_array = np.unique(

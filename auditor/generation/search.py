@@ -1,8 +1,8 @@
-"""Search for candidates without sampling: the threshold tree of a decoding, and beam search.
+"""Search for candidates without sampling: by the threshold tree of a decoding, or by beam search.
 
-Both need only decoding rows, so they search a defended model like any other. They read the
-distribution, so no claim about sampled tokens covers them. This module knows neither its callers
-nor the answers.
+Both use only decoding rows, so they can search a defended model. They read the distribution, so
+claims about sampled tokens do not cover them. This module does not depend on its callers or on the
+true suffixes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MAX_ROWS = 2048
 
 @dataclass(frozen=True, kw_only=True)
 class SearchResult(SuffixCandidates):
-    """Candidates found by a search: each counts once. `rows`: forward rows spent on this secret."""
+    """Candidates found by a search, each with count 1. rows: forward rows used for this secret."""
 
     rows: int
 
@@ -38,7 +38,7 @@ class SearchResult(SuffixCandidates):
 
 @dataclass(frozen=True, kw_only=True)
 class TreeLeaves(SearchResult):
-    """Leaves of a tree, likeliest first. log_q: (leaves,) nats under the decoding, float64."""
+    """The leaves of a search tree, likeliest first. log_q: (leaves,) decoding nats, float64."""
 
     log_q: Tensor
     certificate: Certificate
@@ -49,9 +49,9 @@ class TreeLeaves(SearchResult):
 
 @dataclass
 class _TreeSearchPaths:
-    """The live nodes: tokens (nodes, depth) and scores (nodes, depth).
+    """The live nodes of a search tree: their tokens and scores, (nodes, depth) each.
 
-    scores: nats under the attacked distribution, without truncation.
+    scores: log-probabilities under the attacked distribution without truncation, nats.
     """
 
     tokens: Tensor
@@ -85,14 +85,14 @@ def find_suffixes_above_threshold(
     prompt: Tensor | None = None,
     max_rows: int = MAX_ROWS,
 ) -> list[TreeLeaves]:
-    """Find every suffix of `length` tokens whose decoding probability is >= threshold.
+    """Find every suffix of `length` tokens with a decoding probability >= threshold.
 
-    Searches breadth-first, one row for each live node. A node survives while its probability
-    reaches the threshold, so at most 1/threshold nodes are live (formulas A5) and no suffix that
-    reaches the threshold is missed. If no child of a secret reaches it, only the likeliest child
-    survives: its single leaf is the guess, and the certificate says that it did not reach the
-    threshold. A batch whose live rows exceed `max_rows` is searched again in two halves, down to a
-    single prefix, which may exceed them; `rows` counts the rows of a secret in any batching.
+    The search is breadth-first, with one row per live node. Nodes below the threshold are pruned,
+    so at most 1/threshold nodes are live (formulas A5), and no suffix at or above the threshold is
+    missed. If all children of a secret are below it, only the likeliest is kept. Its single leaf
+    becomes the guess, and the certificate says that the leaf is below the threshold. If a batch
+    needs more than `max_rows` live rows, its halves are searched again, down to single prefixes,
+    which may need more. `rows` counts a secret's rows independently of batches.
 
     Args:
         prefixes: (secrets, n_prefix).
@@ -151,12 +151,13 @@ def _expand_tree(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Expand the live nodes and prune the children below the floor.
 
-    A secret whose children are all below the floor keeps its likeliest child. Reads only the
-    support of the decoding distribution: a nucleus has a few tokens, a vocabulary 50,000.
+    A secret whose children are all below the floor keeps the likeliest. The function reads only the
+    support of the decoding distribution, because a nucleus has a few tokens and a vocabulary
+    50,000.
 
     Returns:
-        parents, tokens and log_q of the surviving children, ordered by parent and token, and the
-        largest log_q that was pruned, (secrets,).
+        Parents, tokens and log_q of the surviving children, sorted by parent and token, and the
+            largest pruned log_q of each secret, (secrets,).
     """
     groups = []
     pruned = log_q.new_full((n_secrets,), -math.inf)
@@ -191,9 +192,9 @@ def _mark_surviving_children(
     floor: float,
     n_secrets: int,
 ) -> Tensor:
-    """Mark children at or above the floor, and the likeliest child of a secret without any.
+    """Return which children survive, (children,): those at or above the floor.
 
-    Returns a mask, (children,).
+    A secret without such a child keeps its likeliest.
     """
     survives = child_log_q >= floor
     device = child_log_q.device
@@ -213,7 +214,7 @@ def _mark_surviving_children(
 def _certify_leaves(
     suffixes: Tensor, scores: Tensor, log_q: Tensor, pruned: float, rows: int, floor: float
 ) -> TreeLeaves:
-    """Sort the leaves of one secret, likeliest first, and state what the search proves."""
+    """Sort one secret's leaves, likeliest first, and certify what the search proved."""
     order = torch.argsort(log_q, descending=True, stable=True)
     log_q = log_q[order]
     best = float(log_q[0])
@@ -245,14 +246,14 @@ def beam_search(
     forbidden: tuple[int, ...] = (),
     prompt: Tensor | None = None,
 ) -> list[SearchResult]:
-    """Search with `beams` beams for exactly `length` tokens, as `generate(num_beams=...)` does.
+    """Search for suffixes of exactly `length` tokens, as `generate(num_beams=beams)` does.
 
-    Returns the candidates of highest total log-probability under the untruncated distribution at
-    temperature 1, likeliest first; beams=1 is greedy.
+    Return the candidates with the highest total log-probability under the untruncated distribution
+    at temperature 1, likeliest first; beams=1 is greedy.
 
     Args:
         prefixes: (secrets, n_prefix).
-        forbidden: tokens that are never chosen; the distribution is not renormalised.
+        forbidden: tokens never chosen; the distribution is not renormalised.
 
     Raises:
         AuditError: if beams < 1.

@@ -1,6 +1,6 @@
-"""Keep the candidates of one pass for the next attack that asks for the same ones.
+"""Keep the candidates of one pass for later attacks that need the same candidates.
 
-They are on disk, because all of them together do not fit into memory.
+They are stored on disk, because all of them may not fit into memory.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from auditor.generation.sample import SuffixCandidates
 
 
 class CandidatesOnDisk:
-    """Candidates by secret, in an unnamed file that closes when this object is collected."""
+    """Candidates by secret, in an unnamed file that is closed with this object."""
 
     def __init__(self) -> None:
         self._extents: dict[str, tuple[int, int]] = {}  # offset and length in bytes
@@ -30,7 +30,7 @@ class CandidatesOnDisk:
         return secret in self._extents
 
     def __setitem__(self, secret: str, candidates: SuffixCandidates) -> None:
-        """Raise AuditError if the disk has no room for the candidates."""
+        """Store a secret's candidates. Raise AuditError if the disk is full."""
         buffer = io.BytesIO()
         _Pickler(buffer, protocol=pickle.HIGHEST_PROTOCOL).dump(candidates)
         self._extents[secret] = self._file.add(buffer.getvalue())
@@ -42,7 +42,7 @@ class CandidatesOnDisk:
 
 
 class _Pickler(pickle.Pickler):
-    """Pickles tensors as arrays: torch's own reducer writes an archive for each tensor."""
+    """A pickler that stores tensors as arrays; torch would write an archive for each tensor."""
 
     def reducer_override(self, value: Any) -> Any:
         if not isinstance(value, Tensor):

@@ -1,10 +1,10 @@
 """Count the texts of a space that a model finds at least as likely as a canary.
 
-The exact search walks the trie of all texts' tokens from the root. It prunes a branch if its
-accumulated nll already exceeds the canary's, and reads a leaf from its parent's distribution,
-without a forward pass for the leaf (formulas.md A8). It needs only decoding rows and distributions,
-so it searches a defended model like any other. nll is in nats, without the first tokens that all
-texts share. This module knows nothing of attacks, result files or insertions.
+The exact search walks a trie (prefix tree) of all texts' tokens from the root. It prunes branches
+whose nll (negative log-likelihood) exceeds the canary's. It computes a leaf's nll from its parent's
+distribution, without another forward pass (formulas.md A8). It uses only decoding rows, so it can
+search a defended model. nll is in nats and excludes the first tokens that all texts share. This
+module does not depend on attacks, result files or insertions.
 """
 
 from __future__ import annotations
@@ -46,9 +46,10 @@ _MIN_TEXTS_CACHED = 20_000  # the trie of a smaller space is built as fast as it
 
 @dataclass(frozen=True)
 class TrieLevel:
-    """The n inner nodes of one depth. Children of node i: start[i]:start[i + 1].
+    """The n inner nodes of one depth, with their children.
 
-    Leaves and inner children are stored separately.
+    Leaves and inner children are stored separately. The children of node i are at start[i]:start[i
+    + 1].
     """
 
     leaf_start: Tensor  # (n + 1,)
@@ -66,7 +67,7 @@ class TrieLevel:
 
 @dataclass(frozen=True)
 class Trie:
-    """The tokens of all texts of a space: the shared `head`, and a tree whose leaves are texts."""
+    """The tokens of all texts of a space: a shared `head` and a tree with a leaf for each text."""
 
     head: Tokens
     levels: tuple[TrieLevel, ...]
@@ -94,10 +95,10 @@ def encode_without_special_tokens(tokenizer: Any, texts: Sequence[str]) -> list[
 
 @lru_cache(maxsize=4)
 def load_or_build_trie(space: CanarySpace, tokenizer: Any) -> Trie:
-    """Return the trie of a space's texts; keep large ones in the cache folder.
+    """Return the trie of a space's texts; store large tries in the cache folder.
 
-    Tokenising 10^6 texts takes a minute. Raises AuditError if the tokenizer cannot tell two texts
-    apart.
+    Tokenising 10^6 texts takes a minute. Raise AuditError if the tokenizer maps two texts to the
+    same tokens.
     """
     # The serialised backend describes the whole behaviour of a fast tokenizer; others have none.
     backend = getattr(tokenizer, "backend_tokenizer", None)
@@ -116,7 +117,7 @@ def load_or_build_trie(space: CanarySpace, tokenizer: Any) -> Trie:
 
 
 def build_trie(space: CanarySpace, tokenizer: Any) -> Trie:
-    """Build the trie as `load_or_build_trie` does, without the cache folder."""
+    """Build the trie of a space's texts, without the cache folder of `load_or_build_trie`."""
     tokens = _encode_space(space, tokenizer)
     # lexsort sorts by its last key first. The padding -1 is smallest: a text comes before the
     # texts that it is a prefix of.
@@ -137,7 +138,7 @@ def build_trie(space: CanarySpace, tokenizer: Any) -> Trie:
 
 
 def _encode_space(space: CanarySpace, tokenizer: Any) -> NDArray[np.int32]:
-    """Return the tokens of all texts, (texts, width), padded with -1 at the end."""
+    """Return the tokens of all texts, (texts, width), padded at the end with -1."""
     texts = space.texts()
     parts = []
     while chunk := list(islice(texts, _TEXTS_AT_ONCE)):
@@ -158,7 +159,8 @@ def _build_trie_levels(
 ) -> tuple[TrieLevel, ...]:
     """Build the levels of a trie.
 
-    tokens: (texts, width), sorted; n_shared: (texts - 1,) tokens shared with the text before.
+    tokens: (texts, width), sorted; n_shared: (texts - 1,) number of first tokens that each text
+    shares with the previous text.
     """
     levels: list[TrieLevel] = []
     shared = np.concatenate([[-1], n_shared])
@@ -192,7 +194,7 @@ def _build_trie_levels(
 
 
 def _save_trie(path: Path, trie: Trie) -> None:
-    """Write atomically: two processes may write the same trie at once."""
+    """Write the trie atomically, because two processes may write it at once."""
     arrays: dict[str, Any] = {
         "head": np.array(trie.head, dtype=np.int64),
         "largest": np.array(trie.largest),
@@ -223,7 +225,7 @@ def compute_continuation_nlls(
     context: Tokens,
     tails: Sequence[Tokens],
 ) -> Floats:
-    """Return the teacher-forced nll in nats of each tail after the context, (tails,)."""
+    """Return the teacher-forced nll of each tail after the context, (tails,) nats."""
     nlls = np.zeros(len(tails))
     for indices in group_equal_shapes([(0, len(tail)) for tail in tails], 512):
         suffixes = torch.tensor([tails[i] for i in indices], device=model.device)
@@ -234,9 +236,9 @@ def compute_continuation_nlls(
 
 
 def add_tie_margin(nll: Floats) -> Floats:
-    """Return the largest nll that counts as a tie with each nll.
+    """Return the largest nll that counts as equal to each nll.
 
-    Ties, and texts whose nll may differ by rounding only, count against exposure.
+    Equal texts, and texts that differ only by rounding, reduce exposure.
     """
     return nll + _TIE * (1 + nll / 10)  # formulas.md B6: the rank is of loss(s') <= loss(s)
 
@@ -246,10 +248,10 @@ def add_tie_margin(nll: Floats) -> Floats:
 
 @dataclass(frozen=True)
 class LeafCount:
-    """Leaves counted by a search.
+    """The leaves that a search counted.
 
-    at_most: (limits,) visited leaves whose nll is at most each limit; unseen: leaves that the node
-    budget did not reach; rows: visited nodes.
+    at_most: (limits,) number of visited leaves with an nll of at most each limit; unseen: leaves
+    that the node budget excluded; rows: visited nodes.
     """
 
     at_most: Ints
@@ -259,7 +261,7 @@ class LeafCount:
 
 @dataclass(frozen=True)
 class _TrieBranches:
-    """Live inner nodes of one depth, with the tokens that lead to them."""
+    """Live inner nodes of one depth, with the token paths to them."""
 
     depth: int
     node: Tensor  # (live,) in their level
@@ -286,17 +288,17 @@ def count_leaves_within_nll(
 ) -> LeafCount:
     """Count the leaves whose nll after the context is at most each limit.
 
-    Walks branches depth-first, likeliest first, many nodes at once.
+    The search is depth-first in batches of nodes, likeliest first.
 
     Args:
-        context: ends in the trie's head.
-        nodes: visit no more nodes than this; 0 for no limit.
-        max_rows: live nodes at once, by default as many as memory allows. The counts do not depend
-            on it.
-        progress: callback(nodes visited or cut off, all nodes).
+        context: token ids that end with the trie's head.
+        nodes: maximum number of visited nodes; 0 for no limit.
+        max_rows: maximum live nodes; by default, as many as fit into memory. The counts do not
+            depend on this value.
+        progress: callback(nodes visited or pruned, all nodes).
 
     Raises:
-        AuditError: if the trie has tokens that the model does not.
+        AuditError: if the trie has tokens outside the model's vocabulary.
     """
     check_model_has_trie_tokens(model, tree)
     if max_rows is None:
@@ -321,10 +323,10 @@ def count_leaves_within_nll(
 
 
 class _TrieLeafSearch:
-    """The counts of a walk so far.
+    """The state of a search: the counts so far.
 
-    n_visited: nodes visited; n_cut: nodes of branches cut off; n_unseen_leaves: leaves that the
-    node budget did not reach.
+    n_visited: visited nodes; n_cut: nodes in pruned branches; n_unseen_leaves: leaves that the node
+    budget excluded.
     """
 
     def __init__(
@@ -350,7 +352,7 @@ class _TrieLeafSearch:
         max_rows: int,
         report_progress: Callable[[], None],
     ) -> None:
-        """Walk the trie depth-first, `max_rows` live nodes at once."""
+        """Search the trie depth-first, with at most `max_rows` live nodes."""
         head = torch.tensor([context], device=model.device)
         root = self.leaves_by_limit.new_zeros(1)
         stack = [_TrieBranches(0, root, root.double(), root.new_empty(1, 0))]
@@ -376,7 +378,7 @@ class _TrieLeafSearch:
                     rows.advance(parents[: len(live)], live.path[:, -1])
 
     def limit_branches(self, live: _TrieBranches) -> _TrieBranches:
-        """Return the branches that the node budget still covers; count the rest as unseen."""
+        """Return the branches within the node budget; add the others' leaves to the unseen ones."""
         n_affordable = max(0, self.budget - self.n_visited)
         if self.budget == 0 or n_affordable >= len(live):
             return live
@@ -391,7 +393,7 @@ class _TrieLeafSearch:
     ) -> tuple[_TrieBranches, Tensor]:
         """Count the leaves below the live nodes and expand their inner children.
 
-        Returns the children that may lead to more leaves, likeliest first, and the index of each
+        Return the children that may lead to more leaves, likeliest first, and the index of each
         child's parent in `live`.
         """
         self.n_visited += len(live)
@@ -418,14 +420,14 @@ class _TrieLeafSearch:
 
 
 def check_model_has_trie_tokens(model: LanguageModel, tree: Trie) -> None:
-    """Raise AuditError if the trie has tokens that the model does not."""
+    """Raise AuditError if the trie has tokens outside the model's vocabulary."""
     check_tokens_within_vocabulary("the canaries", [(tree.largest,)], model.vocab_size, model.name)
 
 
 def _index_children(start: Tensor, node: Tensor) -> tuple[Tensor, Tensor]:
-    """Return, for each child of the nodes, the index of its parent in `node` and its own index.
+    """Return two indices for each child of these nodes: its parent in `node`, and itself.
 
-    The child's index counts nodes of its level.
+    The second index counts the nodes of the child's level.
     """
     first = start[node]
     sizes = start[node + 1] - first
@@ -440,9 +442,9 @@ def _split_branches(
     sizes: Tensor,
     max_nodes: int,
 ) -> list[_TrieBranches]:
-    """Split the branches into runs of at most `max_nodes` nodes, all depths together.
+    """Split the branches into groups of at most `max_nodes` nodes, counting all depths.
 
-    A larger branch is a run of its own.
+    A larger branch forms its own group.
     """
     total = 0
     cuts = [0]
