@@ -1,4 +1,4 @@
-"""Compare two answers of a server: texts, and log-probabilities of given and drawn tokens."""
+"""Compare a server's answers: their texts, and log-probabilities of given and sampled tokens."""
 
 from __future__ import annotations
 
@@ -18,12 +18,15 @@ def list_samples(samples: Sequence[WrittenAnswer]) -> list[Any]:
 
 
 def is_shared_prefix(answer: str, other: str) -> bool:
-    """Test if one text begins the other: an answer that ends at end of text is shorter."""
+    """Test whether one text is a prefix of the other; answers may stop early at an end of text."""
     return answer.startswith(other) or other.startswith(answer)
 
 
 def likeliest_match_ranks(answer: PromptLogProbs, text: Tokens, count: int) -> bool:
-    """Test if rank - 1 other tokens (at most `count`) are as likely as the text's at each place."""
+    """Test whether the listed likeliest tokens agree with the ranks at every position.
+
+    They agree if at least min(rank - 1, count) other tokens are as likely as the text's token.
+    """
     if answer.ranks is None:
         return False
     places = zip(text, answer.log_probs, answer.ranks, answer.likeliest, strict=True)
@@ -41,10 +44,11 @@ def describe_log_prob_fault(
     text: Tokens,
     sampled: Sequence[float] | None,
 ) -> str:
-    """Describe the fault in log-probabilities of a text's last tokens; "" if none.
+    """Describe a fault in the log-probabilities of a text's last tokens; "" if there is none.
 
-    The last of these tokens were drawn with `sampled`. tokens: of the text, as the server reports
-    them.
+    scored: log-probabilities of these tokens; tokens: the text's tokens as reported by the server;
+    text: the expected tokens; sampled: log-probabilities returned when the last tokens were
+    sampled.
     """
     if tokens is not None and tokens[1:] != text[1:]:
         return "they are those of other tokens"

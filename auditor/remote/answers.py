@@ -1,8 +1,8 @@
-"""Store paid answers of a server: a killed run asks nothing twice, and its cost is known.
+"""Store paid answers of a server, so that a restarted run repeats no request.
 
-An SQLite file for its owner only. The key of an answer is the entire request, the sample's own seed
-and its index, so two samples of one prefix are never mixed up. Handles keys, JSON and counts, never
-their meaning.
+The store is an SQLite file that only its owner can read; it also counts a run's cost. An answer's
+key is the whole request with the sample's seed and index, so two samples of a prefix are never
+confused. This module handles only keys, JSON and counts.
 """
 
 from __future__ import annotations
@@ -36,9 +36,10 @@ _BUSY = 60.0  # seconds to wait for another run that writes
 
 @dataclass(frozen=True)
 class ServerUsage:
-    """The usage of one run, in all its processes. again: failed requests that were sent once more.
+    """The usage of one run in all its processes. again: failed requests that were repeated.
 
-    read, written: tokens, as the server counts them; without a count, the most they may have been.
+    read, written: prompt and answer tokens, as counted by the server; without its count, the
+    maximum possible.
     """
 
     requests: int = 0
@@ -52,7 +53,10 @@ class ServerUsage:
 
 
 class ServerAnswerStore:
-    """The file, shared by all threads and processes. AuditError if it cannot be read or written."""
+    """The answer file, shared by all threads and processes.
+
+    Raise AuditError if it cannot be read or written.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path, self._lock = path, threading.Lock()
@@ -74,7 +78,7 @@ class ServerAnswerStore:
     def store_charged_answers(
         self, run: str, cost: ServerUsage, answers: Mapping[bytes, Any]
     ) -> None:
-        """Store the answers and charge the run for them, in one step."""
+        """Store the answers and add their cost to the run, in one transaction."""
         with self._lock_transaction():
             rows = [(key, json.dumps(answer)) for key, answer in answers.items()]
             self._file.executemany("insert or replace into answers values (?, ?)", rows)
@@ -94,13 +98,13 @@ class ServerAnswerStore:
     # --- what became of them ---
 
     def record_used_answers(self, run: str, answers: Sequence[tuple[bytes, bytes, str]]) -> None:
-        """Record (key, context, kind) of answers that a run used; repeated use counts once."""
+        """Record (key, context, kind) of the answers that a run used; repeated use counts once."""
         with self._lock_transaction():
             rows = [(run, *answer) for answer in answers]
             self._file.executemany("insert or replace into became values (?, ?, ?, ?)", rows)
 
     def count_used_answers(self, runs: Sequence[str]) -> dict[str, int]:
-        """Count the answers that these runs used, by kind."""
+        """Return the number of answers of each kind that these runs used."""
         marks = ",".join("?" * len(runs))
         return dict(
             self._fetch_rows(
@@ -109,7 +113,7 @@ class ServerAnswerStore:
         )
 
     def list_withheld_contexts(self, runs: Sequence[str], kinds: Sequence[str]) -> set[bytes]:
-        """Return the contexts (digests) to which these runs got an answer of one of these kinds."""
+        """Return digests of the contexts that these runs got answers of these kinds for."""
         marks, others = (",".join("?" * len(column)) for column in (runs, kinds))
         statement = (
             f"select distinct context from became where run in ({marks}) and kind in ({others})"
@@ -118,11 +122,11 @@ class ServerAnswerStore:
 
     @property
     def invalidation_count(self) -> int:
-        """The number of invalidations of all stored answers so far."""
+        """The number of times that all stored answers were invalidated."""
         return int(self._fetch_rows("select count(*) from eras")[0][0])
 
     def invalidate_stored_answers(self) -> None:
-        """Begin another era after a change of the server: never return answers stored before."""
+        """Invalidate all stored answers after a change of the server."""
         with self._lock_transaction():
             self._file.execute("insert into eras default values")
 

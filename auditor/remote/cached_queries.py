@@ -1,7 +1,7 @@
-"""Ask one model of one server for samples and log-probabilities, nothing twice.
+"""Request samples and log-probabilities from one model of a server, each only once.
 
-It must stay unchanged meanwhile. The store keeps every answer (`answers.py`), by the seed and the
-index of its sample. Handles tokens and requests; no tensors.
+The model must not change meanwhile. The store (`answers.py`) keeps every answer by the seed and
+index of its sample. This module uses tokens and requests, no tensors.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _FORM = 3  # version of the stored form: older forms lack the answer's kind
 
 
 class CachedServerQueries:
-    """The queries of one model. name: of the model, in sentences.
+    """The queries to one model of a server. name: of the model, in messages.
 
-    Raises AuditError if two answers to one question are too far apart.
+    Raise AuditError if two answers to the same request differ too much.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class CachedServerQueries:
         self._give_up_if_server_changed(self.watch.ask_initial_sentinels)
 
     def switch_paying_run(self, ledger: ServerTokenBudget) -> None:
-        """Charge the run of this ledger from now on."""
+        """Charge later requests to this ledger's run."""
         self.wire.ledger = ledger
         self._runs.append(ledger.run)
 
@@ -73,7 +73,7 @@ class CachedServerQueries:
         decoding: Decoding,
         seeds: Sequence[Sequence[int]],
     ) -> list[list[WrittenAnswer]]:
-        """Return the samples of each context; ask the server only for those not stored."""
+        """Return the samples of each context; request only the samples that are not stored."""
         answers = self.wire.ledger.answers
         keys = list[list[bytes]]()
         for context, of_context in zip(contexts, seeds, strict=True):
@@ -117,8 +117,7 @@ class CachedServerQueries:
         keys: Sequence[Sequence[bytes]],
         answers: Sequence[Sequence[WrittenAnswer]],
     ) -> None:
-        """Record the kind of each answer (filtered, cut, ...), also for runs that resume this
-        run."""
+        """Record the kind of each answer (filtered, cut, ...) for this run and its resumptions."""
         rows = [
             (key, digest_question(context), answer.kind)
             for context, context_keys, samples in zip(contexts, keys, answers, strict=True)
@@ -138,7 +137,7 @@ class CachedServerQueries:
         seeds: Sequence[int],
         cached: Mapping[bytes, Any],
     ) -> Iterator[ServerRequest]:
-        """Yield requests for the missing samples, several per request if the server allows."""
+        """Yield requests for the missing samples, several in each if the server permits."""
         missing = [index for index, key in enumerate(keys) if key not in cached]
         for start in range(0, len(missing), self.dialect.several):
             indices = missing[start : start + self.dialect.several]
@@ -180,7 +179,10 @@ class CachedServerQueries:
     def _settle_greedy_readings(
         self, contexts: Sequence[Tokens], readings: Sequence[Sequence[WrittenAnswer]]
     ) -> list[list[WrittenAnswer]]:
-        """Return the greedy answers; resolve two readings if the server continues only one."""
+        """Return the greedy answers, resolving ambiguous tokenisations if possible.
+
+        Of an answer's possible tokenisations, the one that the server continues is right.
+        """
         unclear = [
             (i, samples[0])
             for i, samples in enumerate(readings)
@@ -217,7 +219,7 @@ class CachedServerQueries:
         return settled
 
     def _build_rest_request(self, context: Tokens, reading: Tokens) -> ServerRequest:
-        """Return the request for the greedy rest of a reading, after its first token."""
+        """Return the request for the greedy continuation after a tokenisation's first token."""
         text, length = (*context, reading[0]), len(reading) - 1
         prompt = self.spelling.encode_prompt(text)
         body = self.dialect.build_sampling_body(prompt, length, GREEDY, 1, None)
@@ -233,9 +235,9 @@ class CachedServerQueries:
     def score_tokens(
         self, pairs: Sequence[tuple[Tokens, Tokens]], likeliest: int = 0
     ) -> list[tuple[list[Any], ...]]:
-        """Return (log-probabilities, ranks) of all tokens of each text, unknown for the first.
+        """Return (log-probabilities, ranks) of all tokens of each text, None for the first.
 
-        likeliest: add (id, log-probability) of this many tokens at each place.
+        likeliest: if positive, also return (id, log-probability) of this many tokens per position.
         """
         texts = [(*prefix, *suffix) for prefix, suffix in pairs]
         shortest = min((len(prefix) for prefix, _ in pairs), default=1)
@@ -258,7 +260,7 @@ class CachedServerQueries:
     def _score_forced_tokens(
         self, pairs: Sequence[tuple[Tokens, Tokens]], likeliest: int
     ) -> list[tuple[list[Any], ...]]:
-        """Return the scores of every suffix at one request per token; prefixes are not scored."""
+        """Return the scores of suffixes only, at one request per token."""
         parts = [
             [(*prefix, *suffix[: i + 1]) for i in range(len(suffix))] for prefix, suffix in pairs
         ]
@@ -334,7 +336,7 @@ class CachedServerQueries:
     # --- asking ---
 
     def _ask_watched(self, questions: Sequence[ServerRequest]) -> list[Mapping[bytes, Any]]:
-        """Ask all questions, and check in between if the server is still the same."""
+        """Send all requests; between batches, check that the server is unchanged."""
         answers_by_request = list[Mapping[bytes, Any]]()
         for start in range(0, len(questions), drift_watch.EVERY):
             batch = questions[start : start + drift_watch.EVERY]
@@ -347,7 +349,7 @@ class CachedServerQueries:
     def _check_errors_are_exceptions(
         self, requests: Sequence[ServerRequest], answers: Sequence[Mapping[bytes, Any]]
     ) -> None:
-        """Raise AuditError if the server fails at a handshake request too, or at most of them."""
+        """Raise AuditError if most requests fail, or if a request of the handshake now fails."""
         pairs = [
             pair for pair in zip(requests, answers, strict=True) if pair[0].on_error is not None
         ]
@@ -374,7 +376,7 @@ class CachedServerQueries:
             ) from None
 
     def _give_up_if_server_changed(self, looks: Callable[[], None]) -> None:
-        """Run a check; after a change, invalidate all stored answers and raise AuditError."""
+        """Run a check; if the server changed, invalidate stored answers and raise AuditError."""
         try:
             looks()
         except ServerChanged as change:
@@ -386,7 +388,7 @@ class CachedServerQueries:
             ) from None
 
     def _redraw_greedy_texts(self, answers: Sequence[GreedyAnswer]) -> list[str]:
-        """Ask for greedy texts again."""
+        """Return new greedy answers to these requests, bypassing the store."""
 
         def question(answer: GreedyAnswer) -> ServerRequest:
             body = self.dialect.build_sampling_body(
@@ -414,9 +416,9 @@ class CachedServerQueries:
         ]
 
     def _rescore_texts(self, texts: Sequence[Tokens]) -> list[Sequence[float] | None]:
-        """Ask again for log-probabilities of all tokens of each text.
+        """Return new log-probabilities of all tokens of each text, bypassing the store.
 
-        None for a text that the server reads as other tokens.
+        The result is None for a text that the server would tokenise differently.
         """
         scored = [self.spelling.can_score_exact_tokens(text) for text in texts]
         questions = [
@@ -437,11 +439,11 @@ class CachedServerQueries:
     # --- what became of the answers ---
 
     def count_own_answers(self) -> dict[str, int]:
-        """Count the answers that these runs used, by kind (`withheld_answers`)."""
+        """Return the number of answers of each kind (`withheld_answers`) that these runs used."""
         return self.wire.ledger.answers.count_used_answers(self._runs)
 
     def has_withheld_answer_by_context(self, contexts: Sequence[Tokens]) -> list[bool]:
-        """Return for each context if an answer to it may have hidden a leak."""
+        """Return for each context whether an answer to it may have hidden a leak."""
         withheld = self.wire.ledger.answers.list_withheld_contexts(
             self._runs,
             list(withheld_answers.count_hiding_answers(self.count_own_answers())),

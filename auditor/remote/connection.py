@@ -1,8 +1,8 @@
-"""Ask a completions endpoint many questions at once, with pacing, retries, a budget and a store.
+"""Send many requests to a completions endpoint, with pacing, retries, a budget and a store.
 
-The official `openai` client speaks HTTP; here requests and answers are JSON objects. Knows no
-tokens, models or attacks. The key comes from the environment and appears in no message: the
-server's words are not quoted, since they may quote the key or private text.
+The official `openai` client does the HTTP; requests and answers are JSON objects. This module does
+not depend on tokens, models or attacks. The API key comes from the environment and never appears in
+messages. Messages do not quote the server's text, which may contain the key or private data.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ _NO_MONEY = ("insufficient_quota", "billing_hard_limit_reached")  # 429 as well,
 
 
 class MalformedAnswer(Exception):
-    """The answer does not match the request: worth another try."""
+    """The answer does not match the request; a retry may succeed."""
 
 
 class RequestRefused(Exception):
-    """The server rejects this request, however often it is sent."""
+    """The server rejects this request permanently."""
 
     def __init__(self, status: int) -> None:
         super().__init__(f"it answers {status}")
@@ -49,7 +49,7 @@ class RequestRefused(Exception):
 
 @dataclass(eq=False)
 class _RetryableFailure(Exception):
-    """This attempt failed; the next may succeed."""
+    """An attempt failed, but a retry may succeed."""
 
     why: str
     _: KW_ONLY
@@ -65,11 +65,11 @@ class _RetryableFailure(Exception):
 
 @dataclass(frozen=True)
 class ServerRequest:
-    """A request and the reader of its answer. at_most: most tokens of prompt and answer.
+    """A request and the function that parses its answer.
 
-    read: turns the JSON answer into values by key, or raises MalformedAnswer. stored: store these
-    values. on_error: the values, not stored, if the server answers 500 at every try; None: that
-    ends the run.
+    at_most: maximum tokens of prompt and answer. read: turns the JSON answer into values by key, or
+    raises MalformedAnswer. stored: whether to store these values. on_error: values to return,
+    unstored, if every attempt gets status 500; None: the run ends instead.
     """
 
     body: Mapping[str, Any]
@@ -81,9 +81,10 @@ class ServerRequest:
 
 @dataclass(frozen=True)
 class RetryPolicy:
-    """Limits in seconds on one answer, the number of tries, and the first wait between tries.
+    """Time limits in seconds, the number of attempts, and the waits between them.
 
-    A server that never answered is no restarting server: it gets a few tries, in a few seconds.
+    A server that has never answered gets fewer attempts within a few seconds, because it is
+    probably not restarting.
     """
 
     answer: float = 600.0
@@ -97,9 +98,9 @@ PATIENCE = RetryPolicy()
 
 
 class ServerTokenBudget:
-    """The spending of one run. Raises AuditError before `most` tokens would be exceeded.
+    """The token budget of one run, including requests in flight.
 
-    Requests in flight count too.
+    Raise AuditError before the run would exceed `most` tokens.
     """
 
     def __init__(self, answers: ServerAnswerStore, run: str, most: int | None) -> None:
@@ -135,7 +136,10 @@ class ServerTokenBudget:
 
 @dataclass
 class ServerConnection:
-    """One server. Raises AuditError if it is unreachable, takes no key, or fails repeatedly."""
+    """A connection to one server.
+
+    Raise AuditError if the server is unreachable, rejects the key, or fails repeatedly.
+    """
 
     url: str
     ledger: ServerTokenBudget
@@ -146,10 +150,10 @@ class ServerConnection:
     _stopped: threading.Event = field(default_factory=threading.Event)
 
     def list_served_models(self) -> Mapping[str, Mapping[str, Any]]:
-        """Return the server's description of each model it serves, by name; empty without a list.
+        """Return the server's description of each model, by name; empty if there is no list.
 
-        A server without a list (`transformers serve` fails without a cache folder, mlx_lm.server
-        answers nothing) may still serve a model.
+        A server without a list may still serve a model: `transformers serve` fails without a cache
+        folder, and mlx_lm.server answers nothing.
         """
 
         def listed() -> Any:
@@ -166,9 +170,9 @@ class ServerConnection:
             return {}
 
     def ask(self, question: ServerRequest) -> Mapping[bytes, Any]:
-        """Ask a question and parse its answer.
+        """Send a request and return its parsed answer.
 
-        Raises RequestRefused, MalformedAnswer (each time) and AuditError.
+        Raise RequestRefused, MalformedAnswer (if repeated) or AuditError.
         """
         if question.on_error is None:
             return self._retry_request(lambda: self._ask_stored_once(question))
@@ -182,7 +186,10 @@ class ServerConnection:
     def ask_untested_request(
         self, question: ServerRequest, tries: int = _REFUSES
     ) -> Mapping[bytes, Any]:
-        """Ask like `ask`, with features that a server may lack: 500 at all tries means refusal."""
+        """Send a request that the server may not support.
+
+        Raise RequestRefused if `tries` attempts get status 500, and otherwise as in `ask`.
+        """
         failures = 0
 
         def once() -> Mapping[bytes, Any]:
@@ -198,7 +205,10 @@ class ServerConnection:
         return self._retry_request(once)
 
     def ask_all(self, questions: Sequence[ServerRequest]) -> list[Mapping[bytes, Any]]:
-        """Ask several questions at once. The first failure cancels pending ones, not answers."""
+        """Send several requests at once; the first failure cancels those not yet sent.
+
+        Answers that arrive are stored in any case.
+        """
         if len(questions) < 2:
             return [self.ask(question) for question in questions]
         self._stopped.clear()
@@ -237,7 +247,7 @@ class ServerConnection:
         return dict(values)
 
     def _ask_request(self, body: Mapping[str, Any] | None, parse: Callable[[Any], Any]) -> Any:
-        """Return `parse` of the JSON that answers one request. body None: the list of models."""
+        """Send one request and return `parse` of its JSON answer. body None: get the models."""
         import openai
 
         with self.pace.wait_request_slot() as of_round:
@@ -361,13 +371,13 @@ class ServerConnection:
 
 
 def _make_withheld_answer(count: int) -> Mapping[str, Any]:
-    """Return the answer that a prompt filter represents: n empty samples, free of charge."""
+    """Return an answer of `count` empty samples, free of charge, for a prompt that was filtered."""
     choices = [{"index": i, "text": "", "finish_reason": _FILTERED} for i in range(count)]
     return {"choices": choices, "usage": {"prompt_tokens": 0, "completion_tokens": 0}}
 
 
 def _read_answer_usage(answer: Any, at_most: int) -> ServerUsage:
-    """Return the server's token counts; without counts, the most that it may have been."""
+    """Return the server's token counts; if missing, the maximum possible."""
     n_read, n_written = (
         read_token_count(answer, name) for name in ("prompt_tokens", "completion_tokens")
     )

@@ -1,9 +1,9 @@
-"""Check, at intervals and at the end, that a server is still the one of the handshake.
+"""Check during a run and at its end that the server has not changed since the handshake.
 
-Sentinels are requests about public texts, known from the handshake. In addition one in a hundred of
-the run's own requests is asked again, a text of given tokens cut at another place: a server that
-corrupts some of its numbers, or changes its model, answers differently. The handshake measures how
-much one server differs from itself.
+Sentinels are handshake requests about public texts, which are repeated. One in a hundred of the
+run's own requests is repeated too; scored texts are then cut at another position. A server that
+corrupts some values or changes its model gives different answers. The handshake measures how much
+the answers of one unchanged server differ.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ T = TypeVar("T")
 
 
 class ServerChanged(Exception):
-    """A server that changed its answers: the request, the expected and the actual answer."""
+    """The server's answers changed. The message has the request, expected and new answers."""
 
 
 @dataclass(frozen=True)
 class GreedyAnswer:
-    """A greedy answer and its second answer `other`. number: of the request, 0 for a sentinel."""
+    """A greedy answer and its repetition `other`. number: of the request; 0 for a sentinel."""
 
     context: Tokens
     length: int
@@ -70,7 +70,7 @@ class GreedyAnswer:
 
 @dataclass(frozen=True)
 class ScoredText:
-    """The log-probabilities of all tokens of a text, in nats; 0 for unknown values."""
+    """The log-probabilities of all tokens of a text, in nats; 0 if unknown."""
 
     text: Tokens
     log_probs: tuple[float, ...]
@@ -79,9 +79,9 @@ class ScoredText:
 
 @dataclass
 class ServerWatch:
-    """Watch a server for changes. draw, score: ask again, bypassing the store.
+    """Watch a server for changes. draw, score: repeat requests, bypassing the store.
 
-    score returns None for a text that the server would tokenize differently.
+    score returns None for a text that the server would tokenise differently.
     """
 
     draw: Callable[[Sequence[GreedyAnswer]], Sequence[str]]
@@ -106,9 +106,9 @@ class ServerWatch:
     _bursts: int = 0
 
     def ask_initial_sentinels(self) -> None:
-        """Ask the sentinels for the first time and measure how far two answers differ.
+        """Send the sentinels for the first time and measure how much repeated answers differ.
 
-        Raises ServerChanged if they differ so much that no two models could be distinguished.
+        Raise ServerChanged if they differ so much that a change of model could not be detected.
         """
         blank = [GreedyAnswer(context, LENGTH, "") for context in self.contexts]
         # models may take turns
@@ -156,17 +156,17 @@ class ServerWatch:
         self._new_scored.append(ScoredText(text, tuple(log_probs), self._requests))
 
     def count_unwatched_requests(self, requests: int) -> None:
-        """Count requests that cannot be repeated, so that the sentinels check the run's end."""
+        """Count requests that cannot be repeated, so that the run's end checks the sentinels."""
         self._requests += requests
 
     def check_when_due(self, requests: int) -> None:
-        """Count sent requests; check once `EVERY` of them were sent. Raises ServerChanged."""
+        """Count sent requests and run a check after every `EVERY`. Raise ServerChanged."""
         self._since += requests
         if self._since >= EVERY:
             self.check_sentinel()
 
     def check_sentinel(self) -> None:
-        """Check the next sentinel and a hundredth of new requests. Raises ServerChanged."""
+        """Check the next sentinel and one in a hundred new requests. Raise ServerChanged."""
         turn = self._checks % len(TEXTS)
         greedy, scored = self._pool_new_requests()
         if self._redraw_differing([*self._drawn[turn : turn + 1], *greedy]):
@@ -175,7 +175,7 @@ class ServerWatch:
         self._check_rescored_texts([*self._scored[turn : turn + 1], *scored])
 
     def check_all_sentinels(self) -> None:
-        """Check all sentinels, some requests and the longest text. Raises ServerChanged."""
+        """Check all sentinels, some requests and the longest text. Raise ServerChanged."""
         if self._requests == self._finished:
             return
         self._finished = self._requests
@@ -198,7 +198,7 @@ class ServerWatch:
         self._check_rescored_texts([*self._scored, *scored])
 
     def _pool_new_requests(self) -> tuple[list[GreedyAnswer], list[ScoredText]]:
-        """Move the new requests to the old; return a random hundredth of the new to ask again."""
+        """Mark the new requests as old; return a random hundredth of them to repeat."""
         greedy = _choose_rechecked_answers(
             self._new, math.ceil(len(self._new) / EVERY), self._checks
         )
@@ -224,7 +224,7 @@ class ServerWatch:
     def _rescore_shortened_texts(
         self, scored_texts: Sequence[ScoredText]
     ) -> list[tuple[ScoredText, Sequence[float]]]:
-        """Score each text again without some of its end, which leaves the first scores equal."""
+        """Score each text again without its last tokens, which must not change the other scores."""
         assert self.score is not None  # otherwise nothing was scored
         noise = make_keyed_generator("cut again", self._checks, len(scored_texts))
         cuts = [
@@ -297,7 +297,7 @@ class ServerWatch:
 
     @property
     def answers_are_unstable(self) -> bool:
-        """True if greedy answers differ more than those of one model do."""
+        """True if greedy answers differ more often than those of one model."""
         return bool(_compute_upper_tail(self.differed, self.compared) <= _UNSTEADY)
 
     def _redraw_differing(self, answers: Sequence[GreedyAnswer]) -> list[tuple[GreedyAnswer, str]]:
@@ -310,7 +310,10 @@ class ServerWatch:
 def _measure_answer_differences(
     answer: Sequence[float], other: Sequence[float]
 ) -> tuple[float, float]:
-    """Return the largest and the mean difference, in nats, over the common tokens."""
+    """Return the maximum and the mean difference over common tokens, in nats.
+
+    The maximum is relative for large values: |a - b| / (1 + min(|a|, |b|) / 10).
+    """
     pairs = np.array(list(zip(answer, other, strict=False)), dtype=float).reshape(-1, 2)
     if not len(pairs):
         return 0.0, 0.0
@@ -322,7 +325,7 @@ def _measure_answer_differences(
 
 
 def _choose_rechecked_answers(answers: Sequence[T], count: int, check: int) -> list[T]:
-    """Draw `count` answers at random, in random order, since several models may take turns."""
+    """Return `count` random answers in random order, because several models may take turns."""
     chosen = make_keyed_generator("asked again", check, len(answers)).permutation(len(answers))[
         : max(0, count)
     ]
@@ -330,7 +333,7 @@ def _choose_rechecked_answers(answers: Sequence[T], count: int, check: int) -> l
 
 
 def _compute_upper_tail(differed: int, compared: int) -> float:
-    """Return the probability that so many answers or more vary by chance: an exact test."""
+    """Return the exact probability that at least this many answers differ by chance."""
     if not differed:
         return 1.0
     return float(betainc(differed, compared - differed + 1, VARIES))

@@ -1,8 +1,8 @@
-"""Try out the real behaviour of a server before trusting it.
+"""Test how a server really behaves before trusting its answers.
 
-A dozen short questions about a public sentence: servers answer 200 to fields they ignore, count one
-token too few, shift echoed values by one, or send one sample several times. Features that fail are
-not used, and the record says so.
+The handshake sends a dozen short requests about a public sentence. Some servers answer 200 to
+fields that they ignore, count one token too few, shift echoed values by one, or send one sample
+several times. Features that fail are not used, and the record names them.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ _FEWER = 5  # likeliest tokens, if a server lists no more
 
 
 def _explain_unscored(dialect: ServerDialect, error: RequestRefused | MalformedAnswer) -> str:
-    """Explain why a server gives no log-probabilities of a prompt in the dialect's form."""
+    """Explain why a server returns no log-probabilities of a prompt in this dialect."""
     if isinstance(error, RequestRefused):
         return f"{dialect.scored} is refused with {error.status}"
     if isinstance(error, IgnoredParameter):
@@ -91,7 +91,10 @@ def _explain_unscored(dialect: ServerDialect, error: RequestRefused | MalformedA
 
 
 def shake_hands(wire: ServerConnection, model: str, tokenizer: Any) -> Handshake:
-    """Try out the server. Raises AuditError if it lacks this model or cannot draw samples."""
+    """Test the server and return the result.
+
+    Raise AuditError if the server lacks this model or cannot draw samples.
+    """
     served = wire.list_served_models()
     if served and model not in served:
         raise AuditError(
@@ -109,7 +112,7 @@ def shake_hands(wire: ServerConnection, model: str, tokenizer: Any) -> Handshake
 
 @dataclass
 class _HandshakeInProgress:
-    """Run a handshake: the answers so far decide the dialect of the next question."""
+    """A running handshake; each answer determines the dialect of the next request."""
 
     wire: ServerConnection
     model: str
@@ -132,7 +135,7 @@ class _HandshakeInProgress:
     def _detect_prompt_form(
         self, plain: ServerDialect
     ) -> tuple[ServerDialect, Tokens, WrittenAnswer]:
-        """Return the dialect, the tokens that begin later questions, and their greedy answer."""
+        """Return the dialect, the first tokens of later prompts, and the greedy answer to them."""
         bare, special = (self._encode(TEXT, special=special) for special in (False, True))
         plain, by_text, counted = self._ask_first_question(plain)
         # Assume a prefix, like a BOS, and only if the server counts these tokens too.
@@ -174,7 +177,11 @@ class _HandshakeInProgress:
     def _ask_token_ids(
         self, dialect: ServerDialect, context: Tokens, by_text: WrittenAnswer
     ) -> WrittenAnswer | None:
-        """Return the answer to the same prompt as token ids; None if refused or read as others."""
+        """Return the answer to the prompt as token ids.
+
+        by_text: the answer to the prompt as text. Return None if the server refuses ids or reads
+        them as other tokens.
+        """
         if (
             dialect.logprobs is True
         ):  # mlx_lm.server 0.32.2: a prompt of ids ends its generation thread
@@ -200,8 +207,8 @@ class _HandshakeInProgress:
     ) -> tuple[ServerDialect, WrittenAnswer, int | None]:
         """Return the dialect, the greedy answer to the text, and the server's count of its tokens.
 
-        Uses only OpenAI's fields; asks again with `logprobs` as true or false if a number is
-        refused.
+        The request uses only OpenAI's fields. If the server rejects a number as `logprobs`, the
+        request is repeated with a Boolean.
         """
         dialects = (plain, replace(plain, logprobs=True))
         for dialect in dialects:
@@ -225,10 +232,10 @@ class _HandshakeInProgress:
         raise AssertionError("the last dialect returns or raises")
 
     def _detect_prepended_token(self, plain: ServerDialect, one_more: bool) -> Tokens:
-        """Return the token that only the server puts before texts; () if unknown.
+        """Return the token that the server, unlike the tokenizer, puts before texts; () if unknown.
 
-        It counts one token more for every text, and the tokenizer names a BOS token, or else an end
-        of text.
+        The server must count one token more for every text. The token is the tokenizer's BOS token,
+        or else its end of text.
         """
         candidates = (getattr(self.tokenizer, f"{kind}_token_id", None) for kind in ("bos", "eos"))
         token = next((int(token) for token in candidates if token is not None), None)
@@ -241,7 +248,7 @@ class _HandshakeInProgress:
         return (token,)
 
     def _writes_answer(self, tokens: Tokens, text: str) -> bool:
-        """Test if the tokens write the text, apart from a first space and an end of text."""
+        """Test whether the tokens decode to the text, ignoring a first space and an end of text."""
         end = getattr(self.tokenizer, "eos_token_id", None)
         trimmed = tokens[:-1] if tokens[-1:] == (end,) else tokens
         texts = (decode_keeping_special_tokens(self.tokenizer, part) for part in (tokens, trimmed))
@@ -250,11 +257,11 @@ class _HandshakeInProgress:
     def _detect_trimming(
         self, dialect: ServerDialect, context: Tokens, greedy: WrittenAnswer
     ) -> tuple[ServerDialect, WrittenAnswer]:
-        """Detect if answers may lack their first space; return dialect and greedy answer.
+        """Detect whether answers may lack their first space; return dialect and greedy answer.
 
-        The answer comes with its tokens. Some servers write an answer's tokens without the context,
-        and SentencePiece tokenizers, or the server itself, drop a leading space. Answers with
-        returned token ids need no space.
+        The returned answer has tokens. Some servers decode an answer without its context;
+        SentencePiece tokenizers, or the servers, then drop a leading space. Answers with
+        trustworthy token ids skip this test.
         """
         if greedy.tokens is not None:
             return dialect, greedy
@@ -292,7 +299,7 @@ class _HandshakeInProgress:
     def _detect_scoring(
         self, dialect: ServerDialect, context: Tokens, greedy: WrittenAnswer
     ) -> ServerDialect:
-        """Return the dialect with a trustworthy way to request log-probabilities, if any works."""
+        """Return the dialect with a trustworthy way to request log-probabilities, if any."""
         if (
             dialect.logprobs is True
         ):  # mlx_lm.server 0.32.2: a prompt of an earlier text and its answer ends it
@@ -348,7 +355,7 @@ class _HandshakeInProgress:
     def _detect_end_of_text(
         self, dialect: ServerDialect, context: Tokens, answer: Tokens
     ) -> ServerDialect:
-        """Detect if the server scores an end of text within a text instead of reading letters."""
+        """Detect whether the server scores an end of text within a text as a single token."""
         end = getattr(self.tokenizer, "eos_token_id", None)
         if end is None:
             return dialect
@@ -359,7 +366,7 @@ class _HandshakeInProgress:
         return replace(dialect, ends=scores is not None)
 
     def _detect_likeliest_tokens(self, dialect: ServerDialect, text: Tokens) -> ServerDialect:
-        """Add the number of likeliest tokens that the server lists, if they match the ranks."""
+        """Add to the dialect how many likeliest tokens the server lists, if ranks match them."""
         for count in (LIKELIEST, _FEWER):
             scores = self._catch_refusal(partial(self._ask_prompt_log_probs, dialect, text, count))
             if scores is not None:
@@ -370,11 +377,11 @@ class _HandshakeInProgress:
         return dialect
 
     def _forces_before_bias(self, dialect: ServerDialect, context: Tokens, answer: Tokens) -> bool:
-        """Test if log-probabilities precede the bias that forces a token.
+        """Test whether the server computes log-probabilities before the bias that forces a token.
 
-        The greedy answer must lead the list of all tokens, and its second must be as likely when
-        forced. After the bias, the drawn token would lead the list, and any forced token would be
-        certain.
+        The greedy answer must come first among all tokens, and the second token must have the same
+        log-probability when forced. After the bias, the drawn token would come first, and a forced
+        token would have probability 1.
         """
         if not answer:
             return False
@@ -390,7 +397,7 @@ class _HandshakeInProgress:
     def _list_scoring_dialects(
         self, dialect: ServerDialect, context: Tokens
     ) -> Iterator[ServerDialect]:
-        """Yield dialects of vLLM, OpenAI, llama-cpp-python (no prepended tokens) and llama.cpp."""
+        """Yield scoring dialects: vLLM, OpenAI, llama-cpp-python (hidden tokens) and llama.cpp."""
         yield replace(dialect, scored="prompt_logprobs")
         yield replace(dialect, scored="echo")
         if dialect.adds:
@@ -460,7 +467,7 @@ class _HandshakeInProgress:
     def _read_generation_config(
         self, dialect: ServerDialect, context: Tokens, greedy: WrittenAnswer
     ) -> tuple[ServerDialect, WrittenAnswer]:
-        """Return the dialect with `generation_config`, if obeyed, and its greedy answer."""
+        """Return the dialect, with `generation_config` if obeyed, and its greedy answer."""
 
         def ask(decoding: Decoding, seed: int | None) -> WrittenAnswer | None:
             obedient = replace(dialect, configured=True, top_p=True, top_k=True)
@@ -482,7 +489,10 @@ class _HandshakeInProgress:
     def _has_undistorted_log_probs(
         self, dialect: ServerDialect, context: Tokens, sample: WrittenAnswer
     ) -> bool:
-        """Test if a hot sample's log-probabilities are those of the unmodified distribution."""
+        """Test whether a hot sample's log-probabilities ignore the decoding's changes.
+
+        They must be those of the unmodified distribution.
+        """
         fault = "none come"
         if sample.tokens and sample.log_probs is not None:
             text = (*context, *sample.tokens)
@@ -505,9 +515,9 @@ class _HandshakeInProgress:
         count: int,
         seed: int | None,
     ) -> tuple[list[WrittenAnswer], int | None]:
-        """Return samples and the prompt's counted tokens.
+        """Return samples and the server's count of prompt tokens.
 
-        Raises RequestRefused and MalformedAnswer.
+        Raise RequestRefused or MalformedAnswer.
         """
         if not isinstance(prompt, str) and not dialect.ids:
             prompt = decode_keeping_special_tokens(self.tokenizer, prompt[len(dialect.adds) :])
@@ -525,7 +535,7 @@ class _HandshakeInProgress:
     def _ask_prompt_log_probs(
         self, dialect: ServerDialect, text: Tokens, likeliest: int = 0
     ) -> PromptLogProbs:
-        """Ask for log-probabilities of a text. Raises RequestRefused and MalformedAnswer."""
+        """Return the log-probabilities of a text. Raise RequestRefused or MalformedAnswer."""
         if dialect.scored == "forced":
             parts = [text[:end] for end in range(2, len(text) + 1)]
             values = [self._ask_last_log_prob(dialect, part).log_probs[-1] for part in parts]
@@ -554,7 +564,7 @@ class _HandshakeInProgress:
         return self._ask_twice(body, len(text) + 9, read)
 
     def _ask_twice(self, body: Mapping[str, Any], at_most: int, parse: Callable[[Any], T]) -> T:
-        """Ask twice before a server counts as misbehaving: a single failure may be an accident."""
+        """Send a request; repeat it once after a failure, which may be an accident."""
         request = ServerRequest(body, at_most, lambda answer: {b"": answer}, stored=False)
         try:
             return parse(self.wire.ask_untested_request(request)[b""])

@@ -1,4 +1,4 @@
-"""Record a handshake: the checks, their results, the remaining access, and their wording."""
+"""Record a handshake: its checks, their results and wording, and the access that remains."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ OBEYED = {"top_p": "top_p is obeyed", "top_k": "top_k is obeyed"}
 
 @dataclass(frozen=True)
 class HandshakeCheck:
-    """One check. held: None if untestable; found: the observed behaviour if it failed."""
+    """One check. held: None if untestable; found: the behaviour observed if the check failed."""
 
     name: str
     held: bool | None
@@ -45,10 +45,10 @@ class HandshakeCheck:
 
 @dataclass(frozen=True)
 class Handshake:
-    """The result of a handshake. dialect: how to address this server.
+    """The result of a handshake.
 
-    answer: digest of its greedy answer, which identifies it later. room: tokens that fit in a text,
-    None if not reported.
+    dialect: how to address this server; answer: digest of its greedy answer, which identifies the
+    server later; room: maximum tokens in a text, None if not reported.
     """
 
     dialect: ServerDialect
@@ -65,7 +65,7 @@ class Handshake:
         )
 
     def notes(self) -> tuple[str, ...]:
-        """Return the sentences that a reader must know of this access."""
+        """Return the sentences that users must know about this access."""
         n_held = sum(check.held is True for check in self.checks)
         sent = "token ids" if self.dialect.ids else "text"
         return (

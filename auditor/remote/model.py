@@ -1,8 +1,8 @@
 """Wrap a model behind an API as a `LanguageModel`.
 
-It gives completions for draws and log-probabilities of given tokens. It has no decoding rows: each
-question is a request (`cached_queries.py`). A handshake determines its capabilities. Knows nothing
-of attacks or secrets.
+The model returns sampled completions and log-probabilities of given tokens. Each query is a request
+(`cached_queries.py`), so there are no decoding rows. A handshake determines the model's
+capabilities. This module does not depend on attacks or secrets.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _NO_PROMPT = "needs a soft prompt; a model behind an API takes only tokens"
 
 
 class RemoteModel(LanguageModel):
-    """One model of one server. Raises AuditError if the handshake does."""
+    """One model of one server. Raise AuditError if the handshake does."""
 
     def __init__(self, wire: ServerConnection, model: str, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
@@ -64,7 +64,7 @@ class RemoteModel(LanguageModel):
         return self.asker.identity
 
     def switch_token_budget(self, ledger: ServerTokenBudget) -> None:
-        """Charge the run of this ledger from now on."""
+        """Charge later requests to this ledger's run."""
         self.asker.switch_paying_run(ledger)
 
     # --- draws ---
@@ -79,9 +79,9 @@ class RemoteModel(LanguageModel):
         prompt: Tensor | None = None,
         likelihood: bool = True,
     ) -> Completions:
-        """Draw K samples of each prefix, each with its own seed: the bits of its first uniform.
+        """Draw K samples of each prefix, each seeded by the bits of its first uniform.
 
-        The server draws, so samples equal a local model's only in distribution, not one by one.
+        The server draws the tokens, so samples match a local model's only in distribution.
         """
         if prompt is not None:
             raise NotApplicable(_NO_PROMPT)
@@ -115,10 +115,10 @@ class RemoteModel(LanguageModel):
         length: int,
         likelihood: bool,
     ) -> tuple[Tensor, Tensor | None]:
-        """Return (draws, length): the tokens, and their log-probabilities if requested.
+        """Return the tokens, (draws, length), and if requested their log-probabilities.
 
-        A sample that ended early is padded with the end of text, which the distribution scores as
-        any other token.
+        A sample that ended early is padded with end-of-text tokens, which are scored like other
+        tokens.
         """
         answers = [
             (context, answer)
@@ -169,9 +169,9 @@ class RemoteModel(LanguageModel):
         return torch.tensor(ranks).view(suffixes.shape)
 
     def partial_distributions_of(self, prefixes: Tensor, suffixes: Tensor) -> PartialDistribution:
-        """Return the likeliest tokens at each place.
+        """Return log-probabilities of the suffix tokens and the likeliest tokens, B x L rows.
 
-        They are requested separately, since these answers are many times as long.
+        They need separate requests, because these answers are many times longer.
         """
         if not self.dialect.likeliest:
             raise NotApplicable(f"needs the likeliest tokens; {self.name} does not give them")
@@ -199,7 +199,7 @@ class RemoteModel(LanguageModel):
         return [float(np.sum(scores)) for scores in self._list_suffix_log_probs(pairs)]
 
     def _list_suffix_log_probs(self, pairs: Sequence[tuple[Tokens, Tokens]]) -> list[list[float]]:
-        """Return log-probabilities of each suffix token, given its nonempty prefix."""
+        """Return the log-probabilities of each suffix's tokens after its nonempty prefix."""
         if not self.dialect.scored:
             raise NotApplicable(f"needs log-probabilities; {self.name} does not give them")
         scores = self.asker.score_tokens(pairs)
@@ -266,7 +266,7 @@ class RemoteModel(LanguageModel):
     def check_text_fits(
         self, n_prefix: int, length: int, prompt: Tensor | None = None, prefix_token: int = 0
     ) -> None:
-        """Check that a text fits, without a soft prompt: an attack that tunes one goes without."""
+        """Check that a text fits without a soft prompt, which attacks cannot use here."""
         super().check_text_fits(n_prefix, length, None, prefix_token)
 
     def start(

@@ -1,8 +1,7 @@
-"""Pace requests in flight: more while they are answered, half as many after an overload.
+"""Limit the number of requests in flight: raise it after answers, halve it after an overload.
 
-Additive increase, multiplicative decrease (Chiu and Jain 1989), as TCP shares a line of unknown
-width. All requests obey a server that names a time to wait. Knows no HTTP beyond the headers that
-name such times.
+This is additive increase, multiplicative decrease (Chiu and Jain 1989), as in TCP. If the server
+names a time to wait, all requests wait. Of HTTP, this module uses only the headers with such times.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ _LIMITS = (
 
 
 class RequestPacing:
-    """Admit at most `limit` callers at once, none before `pause_all_requests` is over.
+    """Admit at most `limit` callers at once, and none during `pause_all_requests`.
 
-    One decrease covers all requests in flight at that time: their failures are a single sign.
+    Failures of requests in flight at the same time halve the limit only once.
     """
 
     def __init__(self, start: int = 4, most: int = 64) -> None:
@@ -38,7 +37,7 @@ class RequestPacing:
 
     @contextmanager
     def wait_request_slot(self) -> Iterator[int]:
-        """Wait for a turn. Yields the round of the turn, for `halve_request_limit`."""
+        """Wait for a free slot. Yield the slot's round, for `halve_request_limit`."""
         with self._free:
             while (remaining := self._resumes - time.monotonic()) > 0 or self._in_flight >= int(
                 self.limit
@@ -66,13 +65,13 @@ class RequestPacing:
                 self.limit, self._round = max(1.0, self.limit / 2), self._round + 1
 
     def pause_all_requests(self, seconds: float) -> None:
-        """Start no request within the next seconds."""
+        """Start no request for this many seconds."""
         with self._free:
             self._resumes = max(self._resumes, time.monotonic() + seconds)
 
 
 def retry_after_seconds(headers: Mapping[str, str]) -> float:
-    """Return the seconds that a refusal asks to wait; 0 if it names none."""
+    """Return how many seconds a refusal asks to wait; 0 if it names none."""
     if (exact := _parse_duration_seconds(headers.get("retry-after-ms", ""), "ms")) is not None:
         return exact
     header = headers.get("retry-after", "")
@@ -85,7 +84,7 @@ def retry_after_seconds(headers: Mapping[str, str]) -> float:
 
 
 def read_reset_seconds(headers: Mapping[str, str]) -> float:
-    """Return the seconds until an exhausted limit is renewed; 0 if no limit is exhausted."""
+    """Return the seconds until exhausted rate limits are reset; 0 if none is exhausted."""
     waits = [0.0]
     for quantity in _LIMITS:
         if headers.get(f"x-ratelimit-remaining-{quantity}", "").strip() == "0":
@@ -97,7 +96,7 @@ def read_reset_seconds(headers: Mapping[str, str]) -> float:
 
 
 def _parse_duration_seconds(text: str, unit: str) -> float | None:
-    """Parse `1.5`, in the unit, or `6m0.5s`; None for another text."""
+    """Return the seconds in `1.5` (in `unit`) or `6m0.5s`; None for another text."""
     text = text.strip()
     if re.fullmatch(r"[0-9]{1,9}(\.[0-9]+)?", text):
         return float(text) * _UNITS[unit]

@@ -1,8 +1,8 @@
-"""Speak a server's dialect: build its request bodies and parse its answers.
+"""Build a server's request bodies and parse its answers, in its own dialect.
 
-Completions endpoints share a schema (OpenAI's, with vLLM's extensions) and little else: they
-silently ignore unknown fields. Knows the schema and token ids; sends nothing, and trusts the
-findings of a handshake.
+Completions endpoints share a schema (OpenAI's, with vLLM's extensions), but silently ignore unknown
+fields. This module uses the schema and token ids, sends nothing, and trusts the findings of a
+handshake.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ class IgnoredParameter(MalformedAnswer):
 
 @dataclass(frozen=True)
 class WrittenAnswer:
-    """One sample. tokens, log_probs: None if the server does not report them.
+    """One sampled answer. tokens, log_probs: None if the server does not report them.
 
-    spelled: the text of the drawn tokens, one by one; drawn: their number; None if not reported.
-    ended: the server reports that the model ended the text; kind: of `withheld_answers`, "" for a
-    complete answer; readings: the possible tokens of the text, if ambiguous.
+    spelled: the drawn tokens' text, joined; drawn: number of drawn tokens; both None if not
+    reported. ended: the server reports that the model ended the text; kind: of `withheld_answers`,
+    "" for a complete answer; readings: the possible tokenisations of the text, if ambiguous.
     """
 
     text: str
@@ -62,9 +62,9 @@ class PromptLogProbs:
     """A server's report on the tokens of a text.
 
     log_probs: None for the first token, which has no context, for tokens that the server does not
-    echo, and for the next one. ranks: from 1; tokens: the server's token ids; both None if not
-    reported; likeliest: (id, log-probability) of the likeliest tokens at each place, descending,
-    none at the first.
+    echo, and for the token after those. ranks: from 1; tokens: the server's token ids; both None if
+    not reported. likeliest: (id, log-probability) of the likeliest tokens at each position,
+    descending, empty at the first.
     """
 
     log_probs: tuple[float | None, ...]
@@ -77,16 +77,16 @@ class PromptLogProbs:
 class ServerDialect:
     """The abilities of a server, as detected by a handshake.
 
-    ids: takes token ids as a prompt; returned: returned ids are trustworthy; extended: takes
-    `EXTENSIONS`; scored: how it scores given tokens; ranked: with ranks; likeliest: the number of
-    likeliest tokens it lists with them; reported: log-probabilities of drawn tokens are those of
-    the unmodified distribution; several: samples per request; top_p, top_k: are obeyed; adds:
-    tokens that it puts before a text; hidden: the number of these that it does not echo, which
-    leaves the next token unknown; ends: scores the end of text within a text as any other token;
-    samples: draws at random; logprobs: the value of the request's field `logprobs`, True for a
-    server that takes no number (mlx_lm.server); drawable: a token to draw instead of a token that
-    writes a part of a character; configured: takes decodings as `generation_config` (`transformers
-    serve`); trims: an answer's text may lack its first space.
+    ids: accepts token ids as a prompt; returned: the ids it returns are trustworthy; extended:
+    accepts `EXTENSIONS`; scored: how it scores given tokens; ranked: scores include ranks;
+    likeliest: number of likeliest tokens listed with scores; reported: log-probabilities of drawn
+    tokens are those of the unmodified distribution; several: samples per request; top_p, top_k: are
+    obeyed; adds: tokens that it puts before a text; hidden: how many of `adds` it does not echo,
+    which leaves the next token unscored; ends: scores an end of text within a text like other
+    tokens; samples: draws at random; logprobs: value of the request's field `logprobs`, True if the
+    server rejects numbers (mlx_lm.server); drawable: a token to draw instead of one that is a part
+    of a character; configured: accepts decodings as `generation_config` (`transformers serve`);
+    trims: answers may lack their first space.
     """
 
     model: str
@@ -110,7 +110,7 @@ class ServerDialect:
     trims: bool = False
 
     def asks_for_ranks(self, likeliest: int) -> bool:
-        """Test if a request for log-probabilities of given tokens also asks for their ranks."""
+        """Test whether a request for scores of given tokens also returns their ranks."""
         return self.ranked and (self.scored != "forced" or likeliest > 0)
 
     # --- what is asked ---
@@ -118,7 +118,10 @@ class ServerDialect:
     def build_sampling_body(
         self, prompt: Any, length: int, decoding: Decoding, count: int, seed: int | None
     ) -> dict[str, Any]:
-        """Build a request for samples. Raises NotApplicable for an unsupported decoding."""
+        """Return the body of a request for samples.
+
+        Raise NotApplicable for a decoding that the server does not support.
+        """
         if decoding.forbidden:
             raise NotApplicable(f"needs end of text masked; {self.model} cannot be told so")
         if decoding.temperature > 0 and not self.samples:
@@ -154,14 +157,14 @@ class ServerDialect:
     def build_scoring_body(
         self, prompt: Any, likeliest: int = 0, split: bool = False
     ) -> dict[str, Any]:
-        """Build a request for the prompt's log-probabilities and one more token.
+        """Return the body of a request for the prompt's log-probabilities.
 
-        Some servers must draw a token. A server whose log-probabilities precede any bias
-        (llama.cpp) is forced to draw the last token instead. If the likeliest tokens are requested,
-        or if the last token writes a part of a character (`split`), it draws another token, next to
-        which it lists all tokens: llama.cpp reports nothing of a token whose text it holds back.
+        Some servers must also draw a token. A server whose log-probabilities precede any bias
+        (llama.cpp) is forced to draw the prompt's last token. llama.cpp reports nothing for a token
+        that is a part of a character (`split`). In that case, or to get the likeliest tokens,
+        another token is forced, and the server lists all tokens.
 
-        likeliest: tokens requested at each place, from servers of vLLM's dialect.
+        likeliest: number of tokens requested per position, from servers with vLLM's dialect.
         """
         body = {"model": self.model, "prompt": prompt, "max_tokens": 1, "temperature": 1.0, "n": 1}
         if self.scored == "forced":
@@ -177,7 +180,7 @@ class ServerDialect:
     # --- what is answered ---
 
     def parse_sampled_answers(self, answer: Any, count: int, length: int) -> list[WrittenAnswer]:
-        """Parse `count` samples of at most `length` tokens by index. Raises MalformedAnswer."""
+        """Return `count` samples of at most `length` tokens, by index. Raise MalformedAnswer."""
         choices = _require_answer_list(answer, "choices")
         if len(choices) != count or {
             _require_answer_field(choice, "index") for choice in choices
@@ -197,7 +200,7 @@ class ServerDialect:
     def parse_prompt_log_probs(
         self, answer: Any, prompt: Tokens, likeliest: int = 0
     ) -> PromptLogProbs:
-        """Parse the log-probabilities of the prompt's tokens. Raises MalformedAnswer."""
+        """Return the log-probabilities of the prompt's tokens. Raise MalformedAnswer."""
         choice = _require_answer_list(answer, "choices")[:1]
         if not choice:
             raise MalformedAnswer("no answer came")
@@ -217,7 +220,7 @@ class ServerDialect:
 
 
 def _parse_sample_choice(choice: Any, counted: int | None) -> WrittenAnswer:
-    """Parse one sample. counted: its number of drawn tokens, as the answer counts them."""
+    """Parse one sample. counted: its number of drawn tokens according to the server, or None."""
     kind = withheld_answers.read_withheld_kind(choice)
     logprobs = choice.get("logprobs")
     text = choice.get("text", "") or "" if kind else _require_answer_field(choice, "text")
@@ -265,7 +268,7 @@ def _parse_sample_choice(choice: Any, counted: int | None) -> WrittenAnswer:
 
 
 def _read_generation_config(length: int, decoding: Decoding) -> str:
-    """Return a decoding in `transformers` form, with explicit top_k, since its default is 50."""
+    """Return a decoding as transformers' JSON, with explicit top_k because its default is 50."""
     config: dict[str, Any] = {
         "max_new_tokens": length,
         "do_sample": decoding.temperature > 0,
@@ -277,7 +280,10 @@ def _read_generation_config(length: int, decoding: Decoding) -> str:
 
 
 def _parse_vllm_prompt_log_probs(choice: Any, prompt: Tokens, likeliest: int) -> PromptLogProbs:
-    """Parse vLLM's scores: each token and the likeliest by ids, with ranks; none at first."""
+    """Parse vLLM's scores: by token id, with ranks, for each token and the likeliest tokens.
+
+    The first token has no scores.
+    """
     entries = choice.get("prompt_logprobs")
     if not isinstance(entries, list) or not entries:
         raise IgnoredParameter("no log-probabilities of the prompt came")
@@ -310,9 +316,9 @@ def _parse_vllm_prompt_log_probs(choice: Any, prompt: Tokens, likeliest: int) ->
 
 
 def _parse_forced_token(choice: Any, prompt: Tokens, likeliest: int) -> PromptLogProbs:
-    """Parse llama.cpp's score of the prompt's last token, drawn or listed; None before it.
+    """Parse llama.cpp's score of the prompt's last token; earlier tokens get None.
 
-    Ranks come only with the likeliest tokens, which are requested with all others.
+    Ranks need the list of all tokens, so they come only if likeliest tokens are requested.
     """
     logprobs = choice.get("logprobs")
     entries = _require_answer_list(logprobs, "content") if isinstance(logprobs, Mapping) else ()
@@ -339,7 +345,7 @@ def _parse_forced_token(choice: Any, prompt: Tokens, likeliest: int) -> PromptLo
 
 
 def _parse_token_scores(entry: Any) -> dict[int, tuple[float, Any]]:
-    """Return log-probability and rank of each token listed at one place, by its id."""
+    """Return the log-probability and rank of each token listed at one position, by token id."""
     if not isinstance(entry, Mapping):
         raise MalformedAnswer("log-probabilities of the prompt came that are no tokens'")
     return {
@@ -352,7 +358,7 @@ def _parse_token_scores(entry: Any) -> dict[int, tuple[float, Any]]:
 
 
 def _read_echoed_log_probs(choice: Any, n_sampled: int, hidden: Tokens) -> PromptLogProbs:
-    """Parse OpenAI's echo, which lacks hidden tokens and ends with `n_sampled` sampled tokens."""
+    """Parse OpenAI's echo, which lacks `hidden` tokens and ends with `n_sampled` drawn tokens."""
     logprobs = choice.get("logprobs")
     if not isinstance(logprobs, Mapping) or not isinstance(logprobs.get("token_logprobs"), list):
         raise IgnoredParameter("no log-probabilities came")
@@ -365,7 +371,7 @@ def _read_echoed_log_probs(choice: Any, n_sampled: int, hidden: Tokens) -> Promp
 
 
 def _parse_token_names(words: Any) -> Tokens | None:
-    """Return token ids, if the server reports tokens as `token_id:N`; otherwise None."""
+    """Return token ids if the server writes tokens as `token_id:N`, otherwise None."""
     if not isinstance(words, list) or not all(
         isinstance(word, str) and word.startswith(_NAMED) for word in words
     ):

@@ -18,7 +18,7 @@ _READ_AS_FEWER = 2
 
 @dataclass(frozen=True)
 class TokenTextCodec:
-    """Convert between the user's tokenizer and a server that may take and give only texts."""
+    """Convert between the user's tokens and the text that a server may require."""
 
     tokenizer: Any
     dialect: ServerDialect
@@ -28,7 +28,7 @@ class TokenTextCodec:
     # --- what it is sent ---
 
     def can_score_exact_tokens(self, text: Tokens) -> bool:
-        """Test if the server reads the text as these tokens and scores some of them."""
+        """Test whether the server reads the text as these tokens and can score some of them."""
         try:
             self.refuse_changed_tokens([text])
         except NotApplicable:
@@ -36,7 +36,7 @@ class TokenTextCodec:
         return len(text) > self.dialect.hidden + 1
 
     def encode_prompt(self, context: Tokens) -> list[int] | str:
-        """Return the prompt in the server's form; a text omits tokens that the server prepends."""
+        """Return the prompt as the server accepts it; text omits tokens that the server adds."""
         if self.dialect.ids:
             return list(context)
         adds = self.dialect.adds
@@ -48,7 +48,7 @@ class TokenTextCodec:
         return self.text(context[len(adds) :])
 
     def refuse_changed_tokens(self, texts: Sequence[Tokens]) -> None:
-        """Reject texts that a text-only server would read as other tokens. Raises NotApplicable."""
+        """Raise NotApplicable for texts that a text-only server would tokenise differently."""
         if self.dialect.ids:
             return
         adds = self.dialect.adds
@@ -68,7 +68,7 @@ class TokenTextCodec:
             )
 
     def is_split_character(self, token: int) -> bool:
-        """Test if a token writes only a part of a character, as many byte tokens do."""
+        """Test whether a token is only a part of a character, like many byte tokens."""
         return "\ufffd" in self.text((token,))
 
     def tokens(self, text: str) -> Tokens:
@@ -80,10 +80,10 @@ class TokenTextCodec:
     # --- what came back ---
 
     def read_sample(self, context: Tokens, answer: WrittenAnswer) -> WrittenAnswer:
-        """Return the answer with its tokens: the server's, or those of its text after the context.
+        """Return the answer with tokens: the server's, or those of its text after the context.
 
-        If the server may have trimmed a first space, the text is read with and without it; the
-        server's token count decides, else both readings are kept.
+        If the server may have trimmed a first space, both tokenisations are tried. The server's
+        token count selects one; otherwise both are kept as `readings`.
         """
         if answer.tokens is not None:
             return answer
@@ -110,13 +110,16 @@ class TokenTextCodec:
         return line_tokens[len(line) :] if line_tokens[: len(line)] == line else self.tokens(text)
 
     def continues_reading(self, reading: Tokens, rest: str) -> bool:
-        """Test if `rest`, the answer to the reading's first token, continues it but for spaces."""
+        """Test whether `rest` continues the tokenisation `reading` after its first token.
+
+        rest: the server's answer to that first token. Outer spaces are ignored.
+        """
         expected = self.text(reading[1:]).strip()
         text = rest.strip()
         return bool(expected and text) and (expected.startswith(text) or text.startswith(expected))
 
     def find_withheld_kind(self, context: Tokens, answer: WrittenAnswer, length: int) -> str:
-        """Return how an answer was withheld (`withheld_answers`), "" for a complete answer."""
+        """Return how an answer was withheld (`withheld_answers`); "" for a complete answer."""
         if answer.kind:
             return answer.kind
         prompt = "" if self.dialect.ids else self.text(context)
@@ -142,5 +145,5 @@ class TokenTextCodec:
 
 
 def _has_counted_length(tokens: Tokens, answer: WrittenAnswer) -> bool:
-    """Test if the server counts this many tokens, or also an end of text it does not write."""
+    """Test whether the server's token count fits these tokens, with or without an end of text."""
     return answer.drawn in (None, len(tokens)) or (answer.ended and answer.drawn == len(tokens) + 1)

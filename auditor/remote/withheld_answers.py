@@ -1,7 +1,8 @@
-"""Classify incomplete answers: filtered, refused, redacted, cut. Their silence is no evidence.
+"""Classify incomplete answers as filtered, refused, redacted or cut.
 
-Knows the phrases of servers and guards; trusts a server's tokens and log-probabilities over its
-text. Text replaced without a mark cannot be detected in an answer.
+An incomplete answer is no evidence that nothing leaked. This module contains phrases of servers and
+guards, and trusts a server's tokens and log-probabilities more than its text. Text that was
+replaced without a mark cannot be detected.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ _MARK = re.compile(
 
 
 def read_withheld_kind(choice: Mapping[str, Any]) -> str:
-    """Return the server's own verdict on an answer: FILTERED, CALLED, REFUSED, or ""."""
+    """Return how the server says it withheld an answer: FILTERED, CALLED, REFUSED, or ""."""
     reason = str(choice.get("finish_reason") or "").lower()
     message = choice.get("message")
     refusal = choice.get("refusal") or (
@@ -99,17 +100,17 @@ def read_withheld_kind(choice: Mapping[str, Any]) -> str:
 
 
 def has_model_ended_text(choice: Mapping[str, Any]) -> bool:
-    """Test if the server reports that the model, and no stop string, ended the text."""
+    """Test whether the server reports that the model ended the text, not a stop string."""
     # vLLM's: a stop string, or the id of an end of text other than the first
     stopped = choice.get("stop_reason")
     return str(choice.get("finish_reason") or "").lower() in _ENDS and not isinstance(stopped, str)
 
 
 def detect_withheld_kind(text: str, before: str, sampled: str | None) -> str:
-    """Return REFUSED or REDACTED by the answer's words, or "".
+    """Return REFUSED or REDACTED according to the answer's words, or "".
 
-    before: the text that it continues, whose marks it may repeat; sampled: the text of the drawn
-    tokens, None if not reported: a drawn mark comes from the model itself.
+    before: the text before the answer, whose marks it may repeat; sampled: text of the drawn
+    tokens, None if not reported. A mark in drawn tokens comes from the model itself.
     """
     if _STOCK.search(text[:_BEGINS].replace("\u2019", "'")):
         return REFUSED
@@ -119,7 +120,7 @@ def detect_withheld_kind(text: str, before: str, sampled: str | None) -> str:
 
 
 def format_withheld_answers(counts: Mapping[str, int]) -> str:
-    """Return `12 withheld by a content filter, 3 redacted`, the largest first."""
+    """Return a phrase such as `12 withheld by a content filter, 3 redacted`, largest first."""
     return ", ".join(
         f"{n:,} {_WORDS[kind]}"
         for kind, n in sorted(counts.items(), key=lambda item: -item[1])
@@ -128,7 +129,7 @@ def format_withheld_answers(counts: Mapping[str, int]) -> str:
 
 
 def count_hiding_answers(counts: Mapping[str, int]) -> dict[str, int]:
-    """Count answers by kinds that may have hidden a leak. counts: "" for complete answers."""
+    """Return the counts of kinds that may have hidden a leak. Complete answers are under ""."""
     total = sum(counts.values())
     many = {
         kind: counts[kind] for kind, share in MANY.items() if counts.get(kind, 0) > share * total
