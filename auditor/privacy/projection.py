@@ -87,8 +87,8 @@ def compute_projection_weight(
     """Return the largest lambda in [0, max_weight] with D_alpha(lambda p + (1 - lambda) p0 || p0)
     <= radius (nats); float64.
 
-    radius: broadcasts with the leading dimensions. In single precision, lambda is up to 1e-4 too
-    small. Raise AuditError on bad input.
+    radius: broadcasts with the leading dimensions; reduced by 1e-4 of itself for single precision.
+    Raise AuditError on bad input.
     """
     return find_largest_mixing_weight(
         log_ratio_moments(log_p, log_p0, alpha),

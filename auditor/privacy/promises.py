@@ -165,8 +165,8 @@ class PrivacyRecord:
 def list_training_differences(
     record: PrivacyRecord, control: PrivacyRecord
 ) -> Iterator[tuple[str, object, object]]:
-    """Yield (setting, value of the model, value of its control) for each setting that should agree
-    but differs."""
+    """Yield (setting, model's value, control's value) for each setting that must agree and that
+    both state."""
     for name in ("sampling_rate", "steps", "unit", "sampling"):
         yield name, getattr(record, name), getattr(control, name)
     if record.optimizer and control.optimizer:

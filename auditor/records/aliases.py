@@ -1,9 +1,8 @@
-"""Name secrets in reports by a short keyed digest of their content. Knows no text, file format or
-report.
+"""Name secrets in reports by a short keyed digest of their content.
 
-Inside a run secrets keep the ids of their benchmark, on which randomness and pairing depend: no
-number depends on the salt. Under one salt a record has the same alias in every run; without the
-salt an alias confirms no guess of the record.
+Inside a run, secrets keep the ids of their benchmark, on which randomness and pairing depend: no
+number depends on the salt. Under one salt a record has the same alias in every run. Without the
+salt, an alias confirms no guess of the record.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ def load_alias_salt() -> bytes:
     """Return $AUDIT_SALT, else the user's salt: created once, in the cache folder, readable only by
     its owner.
 
-    Raise AuditError for a salt that is too short, and if none can be stored.
+    Raise AuditError if the salt is too short or cannot be stored.
     """
     env_salt = os.environ.get(SALT)
     if env_salt is not None:
@@ -53,7 +52,7 @@ def load_alias_salt() -> bytes:
 
 
 def _check_salt_length(salt: bytes, where: str) -> bytes:
-    """Raise AuditError for a salt that can be guessed, which would reveal every alias."""
+    """Raise AuditError for a salt short enough to guess: whoever guesses it can test aliases."""
     # Strip only for the length: a line end in a salt file is a part of the key.
     if len(salt.strip()) < _SHORTEST:
         raise AuditError(
@@ -63,7 +62,7 @@ def _check_salt_length(salt: bytes, where: str) -> bytes:
 
 
 def salt_fingerprint(salt: bytes) -> str:
-    """Return the id of a salt: aliases of two runs can be compared if it is equal."""
+    """Return the id of a salt: aliases of two runs are comparable if their ids are equal."""
     return _digest_alias(salt, "fingerprint")[:8]
 
 
@@ -108,10 +107,9 @@ def _digest_alias(salt: bytes, text: str) -> str:
 
 
 def refuse_secret_ids(finding: Finding, secrets: Sequence[Secret]) -> None:
-    """Raise AuditError if a sentence of the finding, perhaps of a plug-in, names a secret by its
-    id.
+    """Raise AuditError if a sentence of the finding, perhaps by a plug-in, contains a secret's id.
 
-    An id shows the row of the user's data: reports name secrets by their aliases.
+    An id shows the row of the user's data, so reports use aliases.
     """
     notes = [measurement.note for measurement in finding.measurements]
     sentences = " ".join((finding.not_applicable, *finding.notes, *finding.violations, *notes))

@@ -1,7 +1,7 @@
-"""Read who was attacked from the files next to `secrets.parquet`: journals of answers, secrets,
-plan.
+"""Read which secrets were attacked, from the files next to `secrets.parquet`: journals of answers,
+secrets, plan.
 
-It reads only the ids of the answers. Knows files; no rules.
+Of the answers, only the ids are read.
 """
 
 from __future__ import annotations
@@ -24,10 +24,8 @@ Answers = Mapping[CellKey, frozenset[str]]
 
 @dataclass(frozen=True)
 class SecretFacts:
-    """The publishable facts of a secret. alias: its name in reports.
-
-    canary: the run did not attack it, but a probe measures its exposure.
-    """
+    """The publishable facts of a secret. alias: its name in reports; canary: not attacked, but a
+    probe measures its exposure."""
 
     id: str
     alias: str
@@ -45,8 +43,8 @@ class SecretFacts:
 
 @dataclass(frozen=True)
 class AnsweredSecretIds:
-    """guesses, observations: ids with an answer, by row. None: the folder lacks that file, like a
-    baseline in CI."""
+    """Ids of secrets with an answer. guesses, observations: ids by row. None: the folder lacks this
+    file, like a baseline in CI."""
 
     plan: Mapping[str, Any] | None = None
     secrets: Mapping[str, SecretFacts] | None = None
@@ -54,7 +52,7 @@ class AnsweredSecretIds:
     observations: Answers | None = None
 
     def with_missing_parts_empty(self) -> AnsweredSecretIds:
-        """Return the same with empty instead of None, for a folder that should lack nothing."""
+        """Return a copy with empty mappings instead of None, for a folder that must be complete."""
         return AnsweredSecretIds(
             self.plan or {}, self.secrets or {}, self.guesses or {}, self.observations or {}
         )

@@ -1,7 +1,7 @@
 """Identify the weights of a run: a SHA-256 of every file of its models, adapters and tokenizers.
 
-A path does not guarantee its content: a resumed run, or a repeated sweep, is rejected with the
-file's name if other weights were put in the same place. Knows files; loads no model.
+Files can change under the same path: a resumed run, or a repeated sweep, is rejected with the name
+of any file that has changed. Models are not loaded.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _SETTLED = 2.0
 def digest_model_files(
     models_by_role: Mapping[str, tuple[str, str | None]],
 ) -> dict[str, str]:
-    """Return `role/file` -> SHA-256. models_by_role: folder or hub id of a model, and its hub
-    revision, by role."""
+    """Return `role/file` -> SHA-256. models_by_role: each role's model (folder or hub id) and its
+    hub revision."""
     cache = _DigestCache()
     digests = {
         name: cache.cached_sha256_hex(path) for name, path in _list_role_files(models_by_role)
@@ -50,10 +50,10 @@ def compute_model_digests(
     models_by_role: Mapping[str, tuple[str, str | None]],
     progress: Callable[[str, int, int], None] = lambda *step: None,
 ) -> dict[str, str]:
-    """Return the digests of `digest_model_files` from every byte: a decision must not trust
+    """Return the digests of `digest_model_files` from every byte, because a decision must not trust
     dates or cached digests.
 
-    progress: progress callback(description, done, total).
+    progress: callback(description, done, total).
     """
     paths = dict(_list_role_files(models_by_role))
     digests = {}
@@ -93,7 +93,7 @@ def check_model_files_unchanged(
     `description` was made with `recorded`.
 
     recorded: None if `description` records nothing. A model without any file on one side is not
-    compared: missing files cannot be mistaken for others, and loading them fails.
+    compared: loading it fails anyway.
     """
     if recorded is None:
         if now:
@@ -134,8 +134,8 @@ def list_model_roles(names: Iterable[str]) -> set[str]:
 
 
 def _list_loaded_files(place: str, revision: str | None) -> Iterator[tuple[str, Path]]:
-    """Yield (name, path) of the files of a model, an adapter or an ensemble's members; of a file,
-    itself."""
+    """Yield (name, path) of the files of a model, an adapter or an ensemble's members; or of the
+    single file at `place`."""
     if Path(place).is_file():
         yield Path(place).name, Path(place)
         return
@@ -173,8 +173,8 @@ def _find_adapter_base(config: Path) -> str | None:
 
 
 def _find_hub_snapshot(name: str, revision: str | None) -> Path | None:
-    """Return the folder of a model's files in the hub's cache, by commit; None if the cache has
-    none."""
+    """Return the folder of the model's files in the hub's cache, by commit; None if it is not
+    cached."""
     from huggingface_hub import try_to_load_from_cache  # takes a while to import
 
     for file in ("config.json", "adapter_config.json"):
@@ -189,9 +189,9 @@ def _find_hub_snapshot(name: str, revision: str | None) -> Path | None:
 class _DigestCache:
     """Digests by path, size, times and inode, in the cache folder: gigabytes are read once.
 
-    ctime is included: it moves with every change, even if mtime is restored. Files changed within
-    the last moments are not cached: they could change again without a trace. If nothing can be
-    stored, every file is read again.
+    ctime is included: it changes with every write, even if mtime is restored. Files changed within
+    the last moments are not cached: they could change again without a trace. If the cache cannot be
+    written, every file is read again.
     """
 
     def __init__(self) -> None:

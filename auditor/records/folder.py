@@ -1,7 +1,7 @@
-"""Manage the run folder: guesses and observations appended as secrets finish, the plan for
-resuming, files for reports.
+"""Manage the run folder: answers appended as secrets finish, the plan for resuming, files for
+reports.
 
-Files are 0600. Knows files; knows no models or terminals.
+Files have mode 0600.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class RunFolder:
 
     @classmethod
     def create(cls, out: Path | None, name: str, plan: dict[str, Any]) -> RunFolder:
-        """Create a folder with the plan. Raise AuditError if it cannot be written or already holds
-        a run."""
+        """Create a folder with the plan. Raise AuditError if the folder cannot be written or
+        already holds a run."""
         path = out or find_unused_path(name)
         folder = cls(path)
         try:
@@ -103,7 +103,7 @@ class RunFolder:
             self._lock.release()
 
     def discard_if_empty(self) -> None:
-        """Remove a new folder without results of attacks: a rejected run leaves no partial
+        """Remove a new folder without attack results, so that a rejected run leaves no partial
         files."""
         has_answers = any((self.path / name).exists() for name in (GUESSES, OBSERVATIONS))
         if not self._new or has_answers or any((self.path / "state").iterdir()):
@@ -134,7 +134,8 @@ class RunFolder:
 
     @property
     def identity(self) -> str:
-        """Return the path and start time: unique to this run, and equal in all its processes."""
+        """Return the path and start time, which are unique to this run and the same in all its
+        processes."""
         # written once, by `create`
         return f"{self.path.resolve()} {(self.path / PLAN).stat().st_mtime_ns}"
 
@@ -142,16 +143,16 @@ class RunFolder:
         return read_json_object(self.path / PLAN, "the plan of a run")
 
     def pin_secrets(self, fingerprint: str) -> None:
-        """Tie the folder to the secrets of its start. Raise AuditError if it holds answers about
-        others."""
+        """Record the fingerprint of the secrets. Raise AuditError if the folder holds answers about
+        other secrets."""
         complaint = (
             f"expected the secrets that {str(self.path)!r} was started on, but the data has changed"
         )
         self._pin_digest(_SECRETS, fingerprint, complaint)
 
     def pin_stopping_rules(self, digest: str) -> None:
-        """Tie the folder to the stopping rules of its rows; "": no row stops. Raise AuditError if
-        the rules differ."""
+        """Record the digest of the rows' stopping rules; "": no row stops. Raise AuditError if the
+        rules differ from those recorded."""
         complaint = (
             f"expected the rules and baseline by which {str(self.path)!r} was to stop (--until), "
             "got others"
@@ -176,20 +177,19 @@ class RunFolder:
             file_digests.check_model_files_unchanged(digests, now, str(self.path))
 
     def pin_weights(self, now: Mapping[str, str]) -> None:
-        """Tie the folder to the weights of its start. Raise AuditError like
-        `refuse_changed_weights`."""
+        """Record the digests of the weights. Raise AuditError like `refuse_changed_weights`."""
         self.refuse_changed_weights(now)
         disk.replace_atomically(self.path / _WEIGHTS, json.dumps(now, indent=1))
 
     def save_prefix_token(self, prefix_token: PrefixToken) -> None:
-        """Tie the folder to the token before every text: a resumed run does not choose again."""
+        """Save the token before every text, so that a resumed run does not choose again."""
         disk.replace_atomically(self.path / _PREFIX_TOKEN, json.dumps(to_json(prefix_token)))
 
     def prefix_token(self) -> PrefixToken | None:
         """Return the prefix token; None in a new folder.
 
-        Raise AuditError if it is lost: results with one prefix token must not be mixed with results
-        under another token.
+        Raise AuditError if the token is lost: results under different prefix tokens must not be
+        mixed.
         """
         prefix = self._read_optional_json(_PREFIX_TOKEN, PrefixToken, "the prefix token of a run")
         if prefix is None and (self.path / _SECRETS).is_file():
@@ -200,8 +200,8 @@ class RunFolder:
         return prefix
 
     def save_text_form(self, form: TextForm) -> None:
-        """Tie the folder to the rendering of conversations: a resumed run, even on another day,
-        does not choose again."""
+        """Save how conversations are rendered, so that a resumed run, even on another day, does not
+        choose again."""
         disk.replace_atomically(self.path / _TEXT_FORM, json.dumps(to_json(form)))
 
     def text_form(self) -> TextForm | None:
@@ -216,8 +216,8 @@ class RunFolder:
         return item
 
     def save_secret_facts(self, facts: dict[str, Any]) -> None:
-        """Save the publishable facts of each secret (`secret_details.build_fact_columns`): a
-        column per key, no text."""
+        """Save the publishable facts of each secret (`secret_details.build_fact_columns`): a column
+        per key, no text."""
         disk.replace_atomically(self.path / SECRETS, json.dumps(facts))
 
     def read_probe_facts(self, cell: CellKey) -> dict[str, float]:
@@ -225,7 +225,7 @@ class RunFolder:
         return self._read_all_probe_facts().get(str(cell), {})
 
     def save_probe_facts(self, cell: CellKey, facts: Mapping[str, float]) -> None:
-        """Save a probe's results on a cell as a whole, not on single secrets."""
+        """Save a probe's results on a whole cell, as opposed to single secrets."""
         if facts:
             known = {**self._read_all_probe_facts(), str(cell): dict(facts)}
             disk.replace_atomically(self.path / _FACTS, json.dumps(to_json(known)))
@@ -244,15 +244,15 @@ class RunFolder:
 
 
 def remove_latest_link() -> None:
-    """Remove runs/latest before a new run: if that run is rejected, no older run is mistaken for
-    it."""
+    """Remove runs/latest before a new run: if the new run is rejected, runs/latest does not show an
+    older one."""
     latest = _RUNS / _LATEST
     if latest.is_symlink():
         latest.unlink()
 
 
 def find_unused_path(name: str) -> Path:
-    """Return runs/<UTC time>-<name>, or the first free variant: two runs may start in the same
+    """Return runs/<UTC time>-<name>, or a free variant of it: two runs may start in the same
     second."""
     path = free = _RUNS / f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{name}"
     count = 1

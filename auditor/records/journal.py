@@ -23,10 +23,9 @@ Record = TypeVar("Record", Guesses, Observation, TokenLogProbs)
 
 @dataclass
 class CellJournal(Generic[Key, Record]):
-    """Finished secrets by cell (or target), a JSON line each: on disk before they count, read on
-    demand.
+    """Finished secrets by cell (or target), one JSON line each: written at once, read on demand.
 
-    Memory holds only the start of each line: the guesses of all secrets together are larger than
+    Memory holds only the start of each line, because the guesses of all secrets may be larger than
     any model. A second record of a secret replaces the first.
     """
 
@@ -96,9 +95,9 @@ class CellJournal(Generic[Key, Record]):
 
 @dataclass(eq=False)
 class _FinishedSecrets(Mapping[str, Record]):
-    """The finished secrets of a cell, in the order in which they finished; each is read on demand.
+    """The finished secrets of a cell, in the order in which they finished, each read on demand.
 
-    begins: start of each secret's line, the argument of `read`.
+    begins: the start of each secret's line, passed to `read`.
     """
 
     begins: dict[str, int]

@@ -1,8 +1,8 @@
-"""Write and check `manifest.json`: the SHA-256 of every record of a run, to show later changes of
+"""Write and check `manifest.json`: the SHA-256 of every record of a run, to detect later changes of
 the folder.
 
-It detects files that were damaged, lost, or edited on their own. An editor can also rewrite the
-manifest: against that, sign the run (`audit attest`). Knows files, not their content.
+It reveals files that were damaged, lost, or edited alone. An editor can also rewrite the manifest:
+against that, sign the run (`audit attest`).
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _LATER = (MANIFEST, ATTESTATION, "frontier.json")  # added to a finished run, or
 
 @dataclass(frozen=True)
 class FolderEdits:
-    """The changes of a folder since its run ended: names of files; added files count as changed."""
+    """The files of a folder that changed since its run ended; added files count as changed."""
 
     changed: tuple[str, ...] = ()
     gone: tuple[str, ...] = ()
 
     def describe_edits(self, is_whole: bool = True) -> list[str]:
-        """Return a sentence for each change. is_whole: no file of the run may be missing; a
-        baseline in CI keeps two of them."""
+        """Return a sentence for each change. is_whole: no file may be missing, unlike in a baseline
+        in CI, which keeps only two."""
         gone = [f"{name} is gone" for name in self.gone] if is_whole else []
         return [*(f"{name} has changed" for name in self.changed), *gone]
 

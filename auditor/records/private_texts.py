@@ -1,8 +1,7 @@
-"""Store the private half of a run folder: the texts of secrets, for `--reveal`. Readable only by
-its owner.
+"""Store the private half of a run folder: the texts of secrets, for `--reveal`. Only the owner can
+read it.
 
-A secret's text is stored as its owner wrote it; guesses are tokens, for which the writer passes a
-`decode`.
+A secret's text is stored as its owner wrote it. Guesses are tokens, which `decode` turns into text.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ class SecretText:
     each row.
 
     Rows are named `target/setting/attack`; verbatim: rows whose first guess is the suffix. decoded:
-    the data hold only token ids, so this is the text of a tokenizer.
+    the data hold only token ids, which a tokenizer decoded.
     """
 
     alias: str
@@ -125,14 +124,14 @@ def _list_secret_texts(
 
 
 def decode_added_text(decode: Decode, context: Sequence[int], tokens: Sequence[int]) -> str:
-    """Return the text that the tokens add after the context: some tokenizers drop a leading
-    space."""
+    """Return the text that the tokens add after the context, which some tokenizers need to keep a
+    leading space."""
     return decode([*context, *tokens])[len(decode(context)) :]
 
 
 def decode_token_texts(decode: Decode, context: Sequence[int], tokens: Sequence[int]) -> list[str]:
-    """Return the text added by each token, as far as decoding shows; the last token of a character
-    adds it."""
+    """Return the text added by each token; a character of several tokens is added by the last of
+    them."""
     pieces = []
     n_characters = len(decode(context))
     for count in range(1, len(tokens) + 1):

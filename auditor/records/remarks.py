@@ -15,8 +15,8 @@ REMARKS = "remarks.json"
 
 @dataclass(frozen=True)
 class CommandRemarks:
-    """limits: sentences; deeper: the next command after no findings; your_own: the next command of
-    a demonstration, whatever its findings."""
+    """The command's own lines. limits: sentences; deeper: the next command after no findings;
+    your_own: the next command after a demonstration."""
 
     limits: tuple[str, ...] = ()
     deeper: str = ""

@@ -1,10 +1,10 @@
 """Read and write `secrets.parquet`: the numbers of each secret, a row per configuration, secret and
 quantity.
 
-Ids and numbers only, no text. `kind` is the subject of a row: MEASURED, results of a configuration
-(the numbers whose means are the measurements); OBSERVED, observations of a probe; TOKENS, the
-log-probability of each true token under a target, in nats; HELDOUT, the losses of held-out texts;
-RECORDS, training records extracted without a prompt.
+The file holds ids and numbers, no text. `kind` is the subject of a row: MEASURED, results of a
+configuration (the numbers whose means are the measurements); OBSERVED, observations of a probe;
+TOKENS, the log-probability of each true token under a target, in nats; HELDOUT, the losses of
+held-out texts; RECORDS, training records extracted without a prompt.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ _NAMES = ("kind", "target", "setting", "attack", "quantity")
 
 @dataclass(frozen=True)
 class Column:
-    """A quantity of a configuration, (n,) each. An id may repeat: a row per token, in token order.
+    """A quantity of a configuration, (n,). An id repeats if it has a row per token, in token order.
 
-    cell: without setting and attack for a quantity of a target. member, repeats: empty, or None, if
-    they do not apply.
+    cell: without setting and attack for a quantity of a target. member, repeats: empty, or None for
+    an entry, if not applicable.
     """
 
     kind: str
@@ -61,8 +61,8 @@ class Column:
 
 
 def write_secrets_table(folder: Path, columns: Iterable[Column]) -> None:
-    """Write all columns; each kind and target is a separate row group, so that a reader can skip
-    the rest."""
+    """Write all columns; each kind and target is a separate row group, so that readers can skip row
+    groups."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -123,7 +123,7 @@ def _build_column_table(column: Column, schema: pa.Schema) -> pa.Table:
 def _build_string_array(data: bytes, lengths: NDArray[np.int64]) -> pa.Array:
     """Build an array of texts from their UTF-8, end to end, and their lengths in bytes.
 
-    Not by `pa.array`, which imports pandas: that takes longer than all that a short audit writes.
+    `pa.array` would import pandas, which takes longer than all writing of a short audit.
     """
     import pyarrow as pa
 
@@ -134,7 +134,7 @@ def _build_string_array(data: bytes, lengths: NDArray[np.int64]) -> pa.Array:
 
 
 def _build_array(of: pa.DataType, values: Sequence[Any] | NDArray[Any]) -> pa.Array:
-    """Build an array of numbers or truth values; None is null."""
+    """Build an array of numbers or truth values, with null for None."""
     import pyarrow as pa
 
     objects = np.array(values, dtype=object)
@@ -195,8 +195,8 @@ def _holds_kind(metadata: Any, group: int, kind: str) -> bool:
 
 
 def _read_columns(table: pa.Table) -> Iterator[Column]:
-    """Yield columns from adjacent rows. Raise ValueError for a quantity of a configuration in two
-    places."""
+    """Yield columns from adjacent rows. Raise ValueError if the rows of a quantity are not
+    adjacent."""
     if not table.num_rows:
         return
     names = {name: table[name].combine_chunks() for name in (*_NAMES, "secret")}
@@ -230,7 +230,7 @@ def _read_columns(table: pa.Table) -> Iterator[Column]:
 
 @contextmanager
 def attribute_table_errors(path: Path) -> Iterator[None]:
-    """Turn errors in the block into AuditError: the file is unreadable or damaged."""
+    """Turn errors in the block into an AuditError that calls the file unreadable or damaged."""
     try:
         yield
     except OSError as error:

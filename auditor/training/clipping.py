@@ -102,7 +102,7 @@ def _split_columns(sample: Tensor) -> Sequence[Tensor]:
 def make_dense_gradient(parameter: Tensor, clip: float) -> Tensor:
     """Make a gradient, (1, ...), whose float32 norm comes out too small.
 
-    It has a large entry for each lane; the small entries vanish next to it.
+    One entry in each lane of the sum is large, so the small entries are rounded away.
     """
     large = 2.0 ** math.ceil(math.log2(256 * clip))
     # The square of a small entry is just below half a unit in the last place (2^-24) of a large
@@ -119,7 +119,7 @@ def make_dense_gradient(parameter: Tensor, clip: float) -> Tensor:
 
 
 def check_gradient_clipping(parameters: Sequence[Tensor], clip: float, units: float) -> None:
-    """Clip a dense gradient far longer than C on this device and measure it by other means.
+    """Clip a dense gradient far longer than C on this device and check its norm independently.
 
     Args:
         parameters: give the shapes and the device.

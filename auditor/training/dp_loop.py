@@ -1,8 +1,8 @@
 """Fine-tune privately with Opacus: clipped and noised gradients, Poisson batches, checkpoints.
 
-Handles token sequences, one mechanism and its steps. It does no accounting: epsilon follows from
-the noise multiplier, the sampling rate and the number of steps that `fit_privately` returns. Needs
-the `dp` extra.
+Runs one mechanism on token sequences, without accounting: epsilon follows from the noise
+multiplier, the sampling rate and the number of steps that `fit_privately` returns. Needs the `dp`
+extra.
 
 The noise is sigma times the sensitivity C (1 + ROUNDING); the rounding, a millionth of C, is proven
 in `auditor/training/clipping.py`. No epsilon covers two things: the training loss shown as
@@ -88,10 +88,8 @@ class PrivateRecipe:
 
 @dataclass
 class PrivateModel:
-    """The outcome: steps taken, whether any parameter moved, the noise scale of each step.
-
-    watch: the scores of the gradient canaries.
-    """
+    """The outcome of a training. moved: whether any parameter changed; noise_scales: of each step;
+    watch: holds the gradient canaries' scores."""
 
     steps: int
     moved: bool
@@ -102,8 +100,8 @@ class PrivateModel:
 class ScaledOptimizer(DPOptimizer):
     """Opacus's optimizer with a clipping share for each example and a noise scale for each batch.
 
-    Both are 1 in DP-SGD. The noise scale is ADP's (Wu et al. 2022, Eq. 6: z = gamma_B N(0, C^2
-    sigma^2 I)) and voids the accounting if it depends on the data; clipping shares leave the
+    Both are 1 in DP-SGD. ADP scales the noise (Wu et al. 2022, Eq. 6: z = gamma_B N(0, C^2 sigma^2
+    I)), which voids the accounting if the scale depends on the data. Clipping shares leave the
     sensitivity at C (formulas B4, variant B).
     """
 
@@ -146,10 +144,8 @@ class ScaledOptimizer(DPOptimizer):
         self.zero_grad(set_to_none=True)  # Opacus's: clears the clipped sums too
 
     def add_noise(self) -> None:
-        """Add noise from our own stream, scaled for this batch: Opacus's noise can be guessed.
-
-        `auditor/training/noise.py` says why.
-        """
+        """Add noise from our own stream, scaled for this batch, because Opacus's noise can be
+        guessed (`auditor/training/noise.py`)."""
         deviation = 0.0
         if self.noise_multiplier:
             nominal = self.noise_scale * self.noise_multiplier * self.max_grad_norm
@@ -378,7 +374,8 @@ def _restore_training(
     optimizer: ScaledOptimizer,
     trained: PrivateModel,
 ) -> None:
-    """Restore steps, weights and moments from one file, so that the step count fits the weights."""
+    """Restore steps, weights and moments from one file, so that the step count matches the
+    weights."""
     if state["key"] != sampler.key:
         raise AuditError(
             "expected the checkpoint of this training, got one whose noise has another key",

@@ -1,6 +1,6 @@
 """Fine-tune causal LMs without privacy: packed blocks, AdamW, warm-up, linear decay, checkpoints.
 
-Handles token sequences and one loss, and no privacy: the models made here are meant to leak.
+Works on token sequences with one loss. The models made here are meant to leak.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def make_untrained_gpt_neox(
 ) -> GPTNeoXForCausalLM:
     """Make a small GPT-NeoX with tied embeddings and random weights.
 
-    Rotary positions leave no position untrained after a soft prompt.
+    Rotary positions need no training, so later positions still work after a soft prompt.
     """
     # This seeds torch's process-wide generator, so later draws follow from the seed too.
     torch.manual_seed(seed)
@@ -63,9 +63,9 @@ def compute_causal_loss(model: Any, blocks: Tensor) -> Tensor:
 
 
 def make_autocast_loss(half: torch.dtype | None) -> Loss:
-    """Make `compute_causal_loss` with matrix products in this precision.
+    """Make `compute_causal_loss` with matrix products in the precision `half`.
 
-    The weights do not change; None uses their precision.
+    The weights keep their precision; half: None uses it for products too.
     """
     if half is None:
         return compute_causal_loss
@@ -80,7 +80,7 @@ def make_autocast_loss(half: torch.dtype | None) -> Loss:
 def cast_frozen_linear_weights(model: Any, half: torch.dtype | None) -> None:
     """Cast frozen weights of linear layers once, as autocast would do at every forward pass.
 
-    The products are the same and come faster. half: None changes nothing. A head that shares the
+    The products are the same but faster. half: None changes nothing. A head that shares the
     embedding's weight is not cast, because autocast does not round the embedding.
     """
     if half is None:
@@ -100,9 +100,9 @@ def pack_blocks(
     end: int,
     order: np.random.Generator,
 ) -> Tensor:
-    """Pack the sequences end to end in a new order, (blocks, block); `end` ends each sequence.
+    """Pack the sequences end to end in a new order, (blocks, block), with `end` after each.
 
-    The last block wraps around to the beginning.
+    The last block continues with the first tokens again.
     """
     tokens = list[int]()
     for i in order.permutation(len(sequences)):
@@ -113,7 +113,7 @@ def pack_blocks(
 
 
 def refuse_trained_model(name: str, model: str) -> None:
-    """Raise AuditError for the option of a trainer that only `audit run` reads."""
+    """Raise AuditError if a trainer gets the option `model`, which only `audit run` reads."""
     if model:
         raise AuditError(
             f"-D model= names a trained {name} model for audit run: audit train makes it"
@@ -121,7 +121,7 @@ def refuse_trained_model(name: str, model: str) -> None:
 
 
 def check_training_rates(epochs: int, learning_rate: float) -> None:
-    """Raise AuditError for values that train nothing or would never finish."""
+    """Raise AuditError for values that would train nothing or never finish."""
     if not 1 <= epochs <= _MOST_EPOCHS:
         raise AuditError(f"expected epochs >= 1 and at most {_MOST_EPOCHS:,}, got {epochs:,}")
     if not 0 < learning_rate <= LARGEST:
@@ -134,7 +134,8 @@ def check_weights_finite(
     parameters: Iterable[torch.nn.Parameter],
     checkpoint: TrainerCheckpoint | None,
 ) -> None:
-    """Raise AuditError if a weight is not finite, and clear the checkpoint, which leads there."""
+    """Raise AuditError if a weight is not finite, after clearing the checkpoint, which would lead
+    there again."""
     # A single non-finite value makes the sum non-finite, and costs one device sync a parameter.
     if math.isfinite(sum(float(p.detach().sum()) for p in parameters)):
         return
@@ -180,7 +181,7 @@ class FineTuningRecipe:
 class StepwiseFineTuning:
     """A fine-tuning in progress, one step at a time: AdamW, warm-up, decay, clipping.
 
-    Draws batches in random order. Without sequences it is finished at once.
+    Draws batches in random order. Without sequences, the fine-tuning is finished at once.
     """
 
     def __init__(
@@ -215,7 +216,8 @@ class StepwiseFineTuning:
         )
 
         def scale_rate(step: int) -> float:
-            """Warm up over a twentieth of the steps, then decay linearly to 0: the lower line."""
+            """Return the factor on the rate: warm-up over a twentieth of the steps, then linear
+            decay to 0."""
             return min((step + 1) / max(1, n_steps // 20), max(0.0, 1 - step / n_steps))
 
         self._schedule = torch.optim.lr_scheduler.LambdaLR(self._optimizer, scale_rate)

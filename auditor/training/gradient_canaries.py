@@ -43,7 +43,7 @@ _STATE_ARRAYS = ("scores", "sums", "drawn")
 
 @dataclass(frozen=True)
 class PlantedCanaries:
-    """Canaries to plant. `included`: which are in the data, by coins that follow from the seed."""
+    """Canaries to plant. `included`: which are in the data, by coins drawn from the seed."""
 
     count: int
     seed: int = 0
@@ -219,7 +219,7 @@ class CanaryWatch:
     def _compute_noise_scales(self, units: Ints, scale: NoiseScale) -> tuple[Floats, Floats]:
         """Return the noise scale with each canary in the batch and without it, (count,) each.
 
-        The other units are as drawn.
+        The other units of the batch stay as drawn.
         """
         scales_with = []
         scales_without = []
@@ -235,10 +235,11 @@ class CanaryWatch:
         noise_with: Floats,
         noise_without: Floats,
     ) -> Floats:
-        """Return the log-likelihood ratio of two deviations for all noise of this step, (count,).
+        """Return the log-likelihood ratio, in nats, of this step's noise under `noise_with` against
+        `noise_without`, (count,).
 
-        In nats, of `noise_with` against `noise_without`: the evidence that the noise's size gives
-        about the units in the batch; 0 if the deviations are equal (formulas B4, (i)).
+        This is what the noise's size reveals about the units in the batch; 0 if both deviations are
+        equal (formulas B4, (i)).
         """
         energy = 0.0
         n_values = 0
@@ -256,11 +257,11 @@ class CanaryWatch:
 
     @property
     def draw_unevenness_z(self) -> float:
-        """Return the z of the summed squared deviations of the canaries' draw counts.
+        """Return z of the summed squared deviations of the canaries' draw counts from their mean.
 
-        Negative values mean too even. Each count is Binomial(steps, q). z is the sum less its mean,
-        over the root of the sum of its terms' second moments. It is below -z with a chance of at
-        most exp(-z^2 / 2), for any number of nonnegative terms (Maurer 2003, Theorem 2.1).
+        Negative values mean that draws are too even. Each count is Binomial(steps, q). z is the sum
+        minus its mean, over the root of the summed second moments of its terms. P[z below -t] is at
+        most exp(-t^2 / 2), for any number of nonnegative terms (Maurer 2003, Theorem 2.1).
         """
         n = self.releases
         q = self.assumed.rate
@@ -274,10 +275,10 @@ class CanaryWatch:
         return excess / math.sqrt(self.canary_count * fourth)
 
     def measure_noise(self) -> tuple[int, float, float]:
-        """Measure the noise values, over the noise deviation that the training reports.
+        """Measure the noise values relative to the noise deviation that the training reports.
 
-        Returns their number, their root mean square and the largest correlation of two steps;
-        (0, 1, 0) if no noise is reported.
+        Returns their number, their root mean square and the largest correlation of two steps; (0,
+        1, 0) if no noise is reported.
         """
         if not self._noise or not len(self._witnesses):
             return 0, 1.0, 0.0

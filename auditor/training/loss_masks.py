@@ -1,7 +1,8 @@
-"""Sequences with tokens that the model reads but does not learn, e.g. a conversation's user turns.
+"""Mask the loss of tokens that the model reads but does not learn, e.g. a conversation's user
+turns.
 
-These tokens are written as ~token, a negative number. So a single row of numbers passes through
-packing, cutting and batching, and none of them needs to know about masks. Callers of a model use
+Such a token is written as ~token, a negative number. So a single row of numbers passes through
+packing, cutting and batching, which need no code for masks. Callers of a model use
 `remove_row_loss_masks` for its inputs and `make_row_labels` for its labels.
 """
 
@@ -21,7 +22,7 @@ IGNORED = -100  # a label that losses ignore
 
 
 def apply_loss_mask(record: TrainingRecord) -> Tokens:
-    """Return the record's tokens; tokens without a loss become ~token."""
+    """Return the record's tokens, with ~token for tokens without a loss."""
     if record.learnt is None:
         return record.tokens
     pairs = zip(record.tokens, record.learnt, strict=True)
@@ -74,9 +75,9 @@ def compute_mean_learnt_nlls(model: Any, labels: Tensor, **inputs: Any) -> Tenso
 
 @contextmanager
 def _restrict_head(model: Any, has_loss: Tensor) -> Iterator[None]:
-    """Make the head read only these positions.
+    """Make the head compute only positions with a loss.
 
-    A trained head reads all positions, because per-sample gradients need its rows.
+    A head with trained parameters computes all positions, because per-sample gradients need them.
     """
     inner = getattr(model, "_module", model)  # unwraps a model that Opacus has wrapped
     head = None

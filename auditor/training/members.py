@@ -1,8 +1,4 @@
-"""Train the private members of an ensemble: a LoRA adapter on each disjoint shard of records.
-
-Knows which members exist and which files each leaves. It does not know how one forward pass serves
-several members, or how their distributions are used later.
-"""
+"""Train the private members of an ensemble: a LoRA adapter on each disjoint shard of records."""
 
 from __future__ import annotations
 
@@ -41,8 +37,8 @@ _TOKENS_A_STEP = 4096
 def assign_member_shards(units: Sequence[str], members: int) -> list[list[int]]:
     """Return the indices of each member's records. units: the unit of each record.
 
-    A record's shard follows from the hash of its unit. So all records of a unit are in one shard,
-    and adding or removing a unit changes this shard only.
+    The hash of its unit determines a record's shard. So all records of a unit are in one shard, and
+    adding or removing a unit changes only this shard.
     """
     shards: list[list[int]] = [[] for _ in range(members)]
     for index, unit in enumerate(units):
@@ -77,10 +73,7 @@ def merge_units_sharing_records(units: Sequence[str], records: Sequence[str]) ->
 
 
 def name_inseparable_units(records: Sequence[TrainingRecord]) -> list[str]:
-    """Name the unit that must stay together with each record.
-
-    It contains its user's records and all copies of them.
-    """
+    """Return the unit of each record: all records of its user, with all copies of these records."""
     units = [record.unit for record in records]
     return merge_units_sharing_records(units, [record.text for record in records])
 
@@ -105,7 +98,7 @@ class LoraAdapterRecipe:
 class MemberToTrain:
     """One adapter to train: its folder and records.
 
-    seed: of the random half of its weights; stream: the key of its random order.
+    seed: for the random half of the adapter's weights; stream: the key of its random order.
     """
 
     folder: Path
@@ -157,10 +150,10 @@ def train_private_members(
 ) -> int:
     """Train the members without a folder, several in each forward pass.
 
-    Folders appear atomically: a folder that exists is complete. Except for rounding, no member
-    depends on `together` or on other members: its adapter is PEFT's after `torch.manual_seed` of
-    its seed; its batches, steps, clipping and AdamW are its own; and the base runs as in use,
-    without dropout, whose masks would depend on the batch. A member without records learns nothing
+    Folders appear atomically: a folder that exists is complete. Except for rounding, a member does
+    not depend on `together` or on other members: its adapter is PEFT's after `torch.manual_seed` of
+    its seed; batches, steps, clipping and AdamW are its own; and the base runs without dropout, as
+    in use, because dropout masks would depend on the batch. A member without records learns nothing
     and equals the public model.
 
     Args:
@@ -229,10 +222,8 @@ def train_private_members(
 def _choose_losses(
     base: Any, adapter: LoraAdapterRecipe, max_count: int, *, required: bool
 ) -> tuple[Callable[..., torch.Tensor], int]:
-    """Return a function of the losses of several members, and how many it may compute at once.
-
-    That number is 1 if the base does not permit more.
-    """
+    """Return a function for the losses of several members, and its largest number of members per
+    call (1 if the base requires it)."""
     if max_count > 1:
         joint_base = make_joint_training_base(
             base,
@@ -249,9 +240,9 @@ def _choose_losses(
 
 
 def add_lora_adapter(model: Any, adapter: LoraAdapterRecipe) -> Any:
-    """Add an untrained adapter and freeze the other weights; torch draws its random half.
+    """Add an untrained adapter, with a random half drawn by torch, and freeze the other weights.
 
-    Raises AuditError for an architecture whose attention PEFT does not know.
+    Raise AuditError for an architecture whose attention PEFT does not know.
     """
     width = int(getattr(model.config, "hidden_size", adapter.rank))
     if adapter.rank > width:

@@ -34,7 +34,7 @@ _GRID = 2.0**-16
 
 
 class NoiseStream:
-    """The standard Gaussian values of one step, in order: a function of (key, step) only."""
+    """The standard Gaussian values of one step, in order, determined by (key, step)."""
 
     def __init__(self, key: str, step: int) -> None:
         secret = hashlib.sha256(f"noise\x1f{key}".encode()).digest()
@@ -44,7 +44,7 @@ class NoiseStream:
     def draw_standard_normals(self, count: int, device: torch.device) -> Tensor:
         """Draw (count,) float64 values by Box-Muller: two values from two 64-bit words.
 
-        Only the lowest 63 bits of a word count. No value is larger than 9.4; an ideal value is
+        Only the lowest 63 bits of a word are used. Values are at most 9.4; a true Gaussian value is
         larger with probability 5e-21.
         """
         # Encrypting zeros gives the cipher's stream; each call continues after the previous one.

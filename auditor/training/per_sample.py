@@ -1,7 +1,8 @@
-"""Per-sample gradients: the model with Opacus's hooks, gradient rules for its layers, and checks.
+"""Compute per-sample gradients: the model with Opacus's hooks, gradient rules for its layers, and
+checks.
 
-Per-sample gradients are compared with backward passes of single records before any is used. Needs
-the `dp` extra.
+Before use, per-sample gradients are compared with backward passes of single records. Needs the `dp`
+extra.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def pad_examples(
 ) -> tuple[Tensor, Tensor]:
     """Return token ids and labels, (b, n) each.
 
-    Padding comes after all that causal attention reads, so it needs no mask.
+    Padding comes last, so causal attention needs no mask.
     """
     width = max(map(len, batch))
     padded = [[*ids, *[pad] * (width - len(ids))] for ids in batch]
@@ -44,9 +45,9 @@ def pad_examples(
 
 
 def compute_padded_record_nlls(model: Any, tokens: Tensor, labels: Tensor) -> Tensor:
-    """Return the mean nll in nats of each sequence's tokens that have a loss, (b,); 0 if none has.
+    """Return each sequence's mean nll in nats over tokens with a loss, (b,); 0 without such tokens.
 
-    The first token of a sequence is given.
+    The first token of a sequence has no loss.
     """
     # Position ids of full batch size: GPT-2's own are (1, n), and their embedding would have no
     # per-sample gradient.
@@ -69,8 +70,7 @@ def wrap_checked_model(
 ) -> Iterator[Any]:
     """Wrap the model with Opacus's hooks for the context, after checking per-sample gradients.
 
-    Switches dropout off: the noise regularises enough, and a gradient is then a function of its
-    record.
+    Dropout is off: the noise regularises enough, and a gradient then depends only on its record.
     """
     _disable_dropout(model)
     pairs = pick_gradient_check_pairs(examples)
@@ -218,8 +218,7 @@ def pick_gradient_check_pairs(examples: Sequence[Tokens]) -> list[list[Tokens]]:
 def check_buffers_unchanged(model: nn.Module, pairs: Sequence[Sequence[Tokens]], pad: int) -> None:
     """Reject a model that remembers its inputs: its buffers would reveal records without any noise.
 
-    Constants, which no forward pass changes, are buffers too. Raises AuditError with the name of
-    the layer.
+    Buffers that no forward pass changes are allowed. Raise AuditError with the name of the layer.
     """
     device = next(model.parameters()).device
     before: dict[str, Tensor] = {}

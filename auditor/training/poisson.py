@@ -1,4 +1,4 @@
-"""Fine-tuning in Poisson batches, one example a unit: the base of private trainings and controls.
+"""Fine-tune in Poisson batches, one example a unit: the base of private trainings and controls.
 
 Defines their options, checks and `privacy.json`, as trainers and as defenses. The loop is
 `auditor/training/dp_loop.py`. Subclasses define noise, clipping and promises.
@@ -39,9 +39,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class UnitTreatment:
-    """Treatment of each unit.
+    """How each unit is treated.
 
-    shares: of the clipping norm; noise_scale: of a batch, by its units; None: 1 for all.
+    shares: fractions of the clipping norm, by unit; noise_scale: maps the units of a batch to its
+    noise scale; None: 1 for all.
     """
 
     shares: Sequence[float] | None = None
@@ -129,7 +130,8 @@ class PoissonTraining(Defense, Trainer):
         raise NotImplementedError
 
     def derive_randomness_key(self, job: TrainingJob) -> str:
-        """Return the key of batches and noise; it is secret if the training promises anything."""
+        """Return the key of batches and noise, which is secret if the training promises
+        anything."""
         raise NotImplementedError
 
     def make_private_training_progress(
@@ -331,7 +333,7 @@ def _collect_unit_sequences(job: TrainingJob, unit: str) -> tuple[list[Tokens], 
 
 
 def _write_privacy_notes(record: PrivacyRecord, n_cut: int, n_sequences: int) -> tuple[str, ...]:
-    """Return the sentences that a user must know."""
+    """Return the sentences that a user must know about this training."""
     notes = list(record.notes())
     if record.epsilon is not None:
         notes += [

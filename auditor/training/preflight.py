@@ -1,7 +1,7 @@
 """Check before a training whether its training set contains the secrets that will be audited.
 
-A dose-response curve of records that are not in the training set, or that have no loss, means
-nothing. Works on token ids and labels of a training set, not on files or models.
+A dose-response curve means nothing if its records are not in the training set or have no loss. The
+checks work on token ids and labels.
 """
 
 from __future__ import annotations
@@ -82,10 +82,10 @@ def read_training_set(
 def _extract_row_sequences(
     row: Mapping[str, Any], window: slice, masks: Sequence[str], sides_with_prompts: Sequence[str]
 ) -> list[tuple[NDArray[np.int32], Bools]]:
-    """Return each sequence that the model reads of a row, and its mask of tokens with a loss.
+    """Return each sequence of a row that the model reads, and its mask of tokens with a loss.
 
-    Returns [] if the row has no ids. sides_with_prompts: "chosen" if the loss covers its prompt,
-    whatever its labels mask.
+    Returns [] if the row has no ids. sides_with_prompts: ("chosen",) if the loss covers this side's
+    prompt, whatever its labels mask.
     """
     if row.get("input_ids") is not None:
         tokens = np.asarray(row["input_ids"], dtype=np.int32).ravel()
@@ -186,7 +186,7 @@ def describe_secret_coverage(training: TrainingSet, secrets: Sequence[Secret]) -
 
 
 def _find_token_positions(text: bytes, tokens: Tokens) -> list[int]:
-    """Return the positions of the tokens, none of them across two rows."""
+    """Return the positions at which the tokens occur within one row."""
     pattern = np.array(tokens, np.int32).tobytes()
     token_size = np.dtype(np.int32).itemsize
     positions = list[int]()

@@ -1,7 +1,6 @@
 """Estimate how private a record is from a public model's perplexity (Wu et al. 2022, Eq. 3 and 4).
 
-Works on log-likelihoods only, not on training. A record counts as private if it is rare under the
-public model, so harmless rare text counts too.
+A record counts as private if it is rare under the public model, so harmless rare text counts too.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ def compute_log_perplexities(
 ) -> Floats:
     """Return log P(s), the mean nll in nats a token under the public model (Eq. 3), (n,).
 
-    The first token of each example is given.
+    The first token of each example has no nll.
     """
     sequences = [loss_masks.remove_loss_mask(example) for example in examples]
     # (n, 2): summed nll, and the number of tokens in the sum
@@ -37,9 +36,8 @@ def compute_log_perplexities(
 
 
 def scale_perplexities_within_data(log_perplexity: Floats, normalisation: Normalisation) -> Floats:
-    """Return rho in [0, 1] (Eq. 4), rising with perplexity, (n,).
-
-    Each value depends on all records.
+    """Return rho in [0, 1] (Eq. 4), increasing with perplexity, (n,). Each value depends on all
+    records.
 
     min-max: (P - min P) / (max P - min P), so that one odd record makes all others look public.
     rank: share of the records with a smaller perplexity; ties get the middle. If all perplexities

@@ -1,7 +1,4 @@
-"""Train several LoRA adapters of one base in one forward pass, each on its own rows.
-
-Knows PEFT's layers and one loss, not whose records the rows are or how the gradients are used.
-"""
+"""Train several LoRA adapters of one base in one forward pass, each on its own rows."""
 
 from __future__ import annotations
 
@@ -36,7 +33,7 @@ def compute_losses_separately(adapters: Sequence[Any], rows: Sequence[Tensor]) -
 class JointAdapterTraining:
     """A base that computes rows of several adapters in one forward pass.
 
-    like: a PEFT model that has adapters on the same layers.
+    like: a PEFT model with adapters on the same layers.
     """
 
     def __init__(self, base: Any, like: Any) -> None:
@@ -53,7 +50,7 @@ class JointAdapterTraining:
     def compute_losses_jointly(self, adapters: Sequence[Any], rows: Sequence[Tensor]) -> Tensor:
         """Return the losses of `compute_losses_separately` with one forward pass.
 
-        The gradient of their sum is for each adapter the gradient of its own loss.
+        The gradient of their sum contains, for each adapter, the gradient of its own loss.
         """
         counts = [len(part) for part in rows]
         self.route_adapter_rows(adapters, counts)
@@ -85,10 +82,8 @@ class JointAdapterTraining:
         self._routing.part = torch.repeat_interleave(torch.tensor(counts, device=device))
 
     def _get_lora_layers(self, adapter: Any) -> dict[str, LoraLinear]:
-        """Look up the layers once for each adapter.
-
-        A walk over all modules at every step takes as long as an optimizer step.
-        """
+        """Return the adapter's layers, cached, because a walk over all modules takes as long as an
+        optimizer step."""
         if adapter not in self._layers_by_adapter:
             self._layers_by_adapter[adapter] = list_lora_layers(adapter)
         return self._layers_by_adapter[adapter]
@@ -103,7 +98,7 @@ def list_lora_layers(adapter: Any) -> dict[str, LoraLinear]:
 def compute_row_nlls(model: Any, rows: Tensor) -> Tensor:
     """Return the mean nll of each row (b, n) in nats a token that has a loss, (b,).
 
-    The first token of a row is given.
+    The first token of a row has no loss.
     """
     labels = loss_masks.make_row_labels(rows)
     input_ids = loss_masks.remove_row_loss_masks(rows)
@@ -111,11 +106,12 @@ def compute_row_nlls(model: Any, rows: Tensor) -> Tensor:
 
 
 def make_joint_training_base(base: Any, adapter: Callable[[], Any]) -> JointAdapterTraining | None:
-    """Make the base for training such adapters together.
+    """Make the base for joint training of such adapters; None if its layers do not treat each row
+    independently.
 
-    Returns None if the base's layers do not treat each row of a batch independently. A trial with
-    two adapters with random updates shows that in the distributions: layers that see the tokens of
-    all rows at once (experts), or that are not called as layers (kernels that read their weights).
+    A trial with two random adapters compares the distributions. It detects layers that see the
+    tokens of all rows at once (experts), and kernels that read the weights without calling the
+    layers.
 
     adapter: makes an adapter on a base of its own.
     """

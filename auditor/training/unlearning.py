@@ -1,8 +1,8 @@
 """Train a model to forget records that it has learnt, and relearn to see which records return.
 
-Handles whole records and their log-probabilities; a subclass defines the loss that pushes them
-down. Nothing is promised: an audit must measure what the model still reveals of a record that it
-was to forget.
+Works on whole records and their log-probabilities; a subclass defines the loss that lowers them.
+Unlearning promises nothing: an audit must measure what the model still reveals of a record that it
+should have forgotten.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ class _UnlearningSteps(StepwiseFineTuning):
 
 
 def _list_retained_sequences(job: TrainingJob) -> list[Tokens]:
-    """Return all records except those to forget, with all their copies."""
+    """Return all records except the records to forget and all copies of these."""
     forgotten = {record.text for record in job.forget}
     retained = [record for record in job.records if record.text not in forgotten]
     return [loss_masks.apply_loss_mask(record) for record in retained]
@@ -181,8 +181,8 @@ def pad_unlearning_records(sequences: Sequence[Tokens], block: int, end: int) ->
 def compute_record_log_probs(model: Any, rows: Tensor, half: torch.dtype | None = None) -> Tensor:
     """Return the summed log-probability of each record's tokens with a loss, (records,) nats.
 
-    The padding comes after these tokens, so no token reads it. half: precision of matrix products;
-    None: that of the weights.
+    Padding comes last, so no token depends on it. half: precision of matrix products; None: that of
+    the weights.
     """
     with torch.autocast(rows.device.type, dtype=half, enabled=half is not None):
         output = model(input_ids=loss_masks.remove_row_loss_masks(rows))
@@ -222,10 +222,10 @@ def train_relearned_copy(
     seed: int,
     progress: Callable[[int], None] = lambda n_steps: None,
 ) -> HuggingFaceModel:
-    """Train a copy of the model on the texts, to see which records not among them return.
+    """Train a copy of the model on the texts, to see which other records return.
 
     Trains all weights for this many steps of AdamW at a constant rate. Each step takes four packed
-    blocks of 128 tokens; the texts come again and again, each time in a new order.
+    blocks of 128 tokens; the texts repeat, each time in a new order.
 
     Raises:
         AuditError: if a weight is not finite, or if the tokenizer has no end-of-text token.

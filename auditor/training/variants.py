@@ -1,7 +1,7 @@
-"""Fine-tuning without privacy, and its variants: the same data and recipe with one change.
+"""Fine-tune without privacy, and in variants: the same data and recipe with one change.
 
-Handles packed blocks and AdamW; each variant says what it changes. None promises anything: an audit
-must measure what a model so trained reveals of a record.
+Uses packed blocks and AdamW; each variant says what it changes. None promises anything: an audit
+must measure what such a model reveals of a record.
 """
 
 from __future__ import annotations
@@ -112,14 +112,14 @@ class Variant(Defense, FineTuning):
 
 @dataclass(frozen=True)
 class DataVariant(Variant):
-    """Base of the variants that drop records, and train as before on the remaining records."""
+    """Base of the variants that drop records and train on the remaining records."""
 
     def choose_records(self, texts: Sequence[str]) -> tuple[list[int], str]:
         """Return the indices of the records to keep, in order, and a sentence on those dropped."""
         raise NotImplementedError
 
     def count_remaining_copies(self, copies: int) -> int | None:
-        """Return how many of a record's copies remain; None if `copies` does not decide it."""
+        """Return how many of a record's copies remain; None if `copies` does not determine it."""
         return None
 
     def select_sequences(self, job: TrainingJob) -> tuple[Sequence[Tokens], tuple[str, ...]]:
