@@ -57,7 +57,7 @@ def list_subset_remarks(attacked: Sequence[Secret], benchmark: Benchmark) -> tup
 def _list_dependence_remarks(
     description: str, groups: Sequence[object], name: str
 ) -> tuple[str, ...]:
-    """Return a remark that the secrets are not independent if several share a document or a person.
+    """Return a remark if secrets that share a document or a person are not independent.
 
     groups: the document or the person of each secret that has one.
     """
@@ -90,7 +90,7 @@ def list_single_sample_remarks(view: View, attack: Attack) -> tuple[str, ...]:
 def list_budget_remarks(
     view: View, attack: Attack, guesses: Sequence[Guesses], description: str = "secrets"
 ) -> tuple[str, ...]:
-    """Return a remark with the number of answers paid in full by a fixed budget. The public model
+    """Return a remark with the number of answers paid in full by a fixed budget; the public model
     answered the rest."""
     if view.allowance is None:
         return ()

@@ -61,8 +61,8 @@ def refuse_methods_that_cannot_run(
 ) -> None:
     """Raise AuditError if a requested method would measure nothing in this run.
 
-    A method is not refused if only the undefended model lacks a capability: a defended model may
-    have it. only_if_none_can: raise only if no method can run (for a run of all cheap methods).
+    A method passes if a defended model may have a capability that the undefended model lacks.
+    only_if_none_can: raise only if no method can run (for a run of all cheap methods).
     """
     refusals = []
     for method in scene.selection.methods:

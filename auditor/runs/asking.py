@@ -71,8 +71,7 @@ class Pace:
 
     def count_fitting(self, most: int, n_read: int, seconds_left: float) -> int:
         """Return how many of `most` records can be read, and completed with the `n_read` records
-        already read, in `seconds_left` seconds. The first records are read even if no time is
-        left."""
+        already read, in `seconds_left` seconds. First records need no time left."""
         if not self.n_completed:
             return most if seconds_left > 0 or not n_read else 0
         seconds_per_record = self.completing / (self.n_completed + _FLAT)
@@ -130,8 +129,8 @@ def ask_worst_first(
 
 
 def order_units(benchmark: Benchmark) -> list[Unit]:
-    """Return the units, worst record first: a record with all its parts, and a non-member. The last
-    units lack a side that ran out."""
+    """Return the units, worst record first. A unit is a record with all its parts, and a non-member
+    while there are any."""
     by_id = {secret.id: secret for secret in benchmark.secrets}
     in_order = [by_id[id] for id in benchmark.asking_order] or list(benchmark.secrets)
     sides = [
@@ -277,8 +276,8 @@ def _start_target_run(audit: Audit, engine: Engine) -> TargetRun:
 
 
 def _score_units(target_run: TargetRun, is_first: bool) -> list[LanguageModel]:
-    """Make each queried model read the texts, store the target's log-probabilities of the true
-    tokens, and return these models. is_first: announce the first number."""
+    """Read the texts with each queried model, store the target's log-probabilities of true tokens,
+    and return the models. is_first: announce the first number."""
     audit = target_run.audit
     target = target_run.target
     _read_ahead(target.model, target.secrets, whole_texts=True)
@@ -346,8 +345,7 @@ def _read_ahead(model: LanguageModel, secrets: Sequence[Secret], whole_texts: bo
 
 
 def list_greedy_guesses(audit: Audit, target: Target) -> Mapping[str, Guesses]:
-    """Return the guesses, by secret, of an attack of this run that decodes greedily; empty without
-    such an attack."""
+    """Return the guesses by secret of this run's greedy attack; empty without such an attack."""
     view = audit.make_target_view(target, WHITE_BOX)
     for attack in audit.selection.attacks:
         sampling = attack.sampling()

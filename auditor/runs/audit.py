@@ -113,9 +113,9 @@ class RunContext:
         )
 
     def check_models_self_consistent(self, models: Iterable[LanguageModel | None]) -> None:
-        """Check that each model gives the same distribution by every kind of query.
+        """Check that each model returns the same distribution for every kind of query.
 
-        Texts are as long as the longest text of this run with soft prompt. Remarks go to the
+        Texts have the length of this run's longest text with soft prompt. Remarks go to the
         benchmark's notes.
         """
         texts = [len(query.prefix) + query.length for query in self.challenge.queries]

@@ -55,8 +55,8 @@ class Workplace:
         self._views = {}
 
     def get_shared_view(self, target: str, setting: str) -> View:
-        """Return the view that all queries to a target in a setting share. Attacks with the same
-        recipe share a pass."""
+        """Return the view shared by all queries to a target in a setting. Attacks with the same
+        recipe run one pass."""
         if self._target is None or self._target.name != target:
             self.set_current_target(self.targets.find_or_build_target(target))
         assert self._target is not None  # just taken
@@ -69,9 +69,9 @@ class Workplace:
 class CellWork(Generic[Asked, Answer]):
     """Queries of a cell.
 
-    allowance: tokens that each (recipe, secret) may still draw, divided by the run's owner. meter:
-    tokens drawn inside the target's claim until now, and their charge to the claim. state: the
-    tuned state of an attack; empty for a probe.
+    allowance: tokens that each (recipe, secret) may still draw, divided by the main process. meter:
+    tokens drawn inside the target's claim until now, and their charge to the claim. state: an
+    attack's tuned state; empty for a probe.
     """
 
     key: CellKey

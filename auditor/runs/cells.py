@@ -251,8 +251,8 @@ class AttackCell(Cell):
             yield chain_steps.measure_row_difference(RECALL, "share", row, base_row)
 
     def _judge_guesses(self, ids: Sequence[str]) -> tuple[judging.Outcome, list[Guesses], Kinds]:
-        """Return the judged answers, the guesses without candidates (costs only), and the shares of
-        personal data. Read answers successively: together they may exceed memory."""
+        """Return the judged answers, their costs (guesses without candidates), and shares of
+        personal data. Read answers one by one: together they may exceed memory."""
         finished, costs = self.audit.folder.guesses.finished_secrets(self.key), list[Guesses]()
 
         def read() -> Iterator[Guesses]:  # fills `costs` while `judge_guesses` iterates over it
@@ -272,7 +272,7 @@ class AttackCell(Cell):
         )
 
     def _build_judged_row(self, queries: Sequence[Query]) -> RowValuesBySecret:
-        """Return the judged row of those of these queries that have an answer."""
+        """Return the judged row of the answered queries."""
         finished = self.audit.folder.guesses.finished_secrets(self.key)
         outcome, _, kinds = self._judge_guesses(
             [query.id for query in queries if query.id in finished]
@@ -280,8 +280,7 @@ class AttackCell(Cell):
         return build_outcome_row(outcome, kinds)
 
     def _guess_remaining_secrets(self, state: State) -> tuple[list[str], list[str]]:
-        """Attack the secrets that have no answer yet; return the ids of all queries and of all
-        answers."""
+        """Attack the unanswered secrets; return the ids of all queries and of all answers."""
         # A view of the journal: it grows when `ask` appends, and reads the file at each access.
         finished, target = self.audit.folder.guesses.finished_secrets(self.key), self.target
         attacked = {secret.id for secret in target.secrets}
@@ -427,8 +426,8 @@ class ProbeCell(Cell):
     def _observe_missing_secrets(
         self, secrets: Sequence[Secret], seen_before: Mapping[str, Observation]
     ) -> tuple[Sequence[Secret], Mapping[str, Observation]]:
-        """Observe the secrets that are missing in the run folder; return all queried secrets and
-        the folder's observations."""
+        """Observe the secrets that the run folder lacks; return all queried secrets and the
+        folder's observations."""
         folder, finished = (
             self.audit.folder,
             self.audit.folder.observations.finished_secrets(self.key),

@@ -80,10 +80,10 @@ def measure_row_difference(
     base: RowValuesBySecret,
     rows: Iterable[RowValuesBySecret] = (),
 ) -> Measurement:
-    """Measure the mean of `new` minus `base`, with its paired 95% interval.
+    """Measure the mean of `new` minus `base`, with its paired 95% interval, over members.
 
-    Members: those with the number in `new`, `base` and all `rows`. The change of such non-members
-    is subtracted.
+    The members have the number in `new`, `base` and all `rows`. The change of non-members with the
+    number in all these rows is subtracted.
     """
     aligned = [new, base, *rows]
     _, (after, before, *_) = align_rows(aligned, name, True)

@@ -170,7 +170,8 @@ class _RunPartTimer:
     # --- the parts, in the order of a run ---
 
     def time_choosing_prefix_token(self) -> None:
-        """Choose the prefix token. Time the choice if the plan leaves it to the auxiliary data."""
+        """Choose the prefix token, and time the choice if the plan leaves it to the auxiliary
+        data."""
         scene, whole_benchmark = self.scene, self.scene.benchmark
         longest = count_longest_context(
             whole_benchmark, scene.selection.longest_soft_prompt_row_count
@@ -375,8 +376,7 @@ class _RunPartTimer:
     def time_part_within_its_share(
         self, steps: TimedParts, least: int = 1, weight: int = 1
     ) -> None:
-        """Time the steps on `least` texts, then on more texts while the part's share of time
-        lasts."""
+        """Time the steps on `least` texts, then on more texts within the part's share of time."""
         start = time.perf_counter()
         # The right side is evaluated first: the share uses the old weight. `max`: more parts may
         # come than were counted, and each of them may take all remaining time.
@@ -475,7 +475,7 @@ def _compute_attempt_cost(step: TimedPart, n: int, device: torch.device) -> RunP
 
 
 def _count_fitting_texts(model: LanguageModel, length: int) -> int:
-    """Return how many texts of `length` tokens fit in memory together with their distributions."""
+    """Return how many texts of `length` tokens fit in memory with their distributions."""
     # Logits have shape (texts, length, vocabulary), for each part of an ensemble.
     return max(
         1,

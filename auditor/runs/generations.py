@@ -116,8 +116,8 @@ class JudgedGenerations:
 def choose_ngram_length(
     attack: CorpusAttack, benchmark: Benchmark, index: NGramIndex
 ) -> TrainingCorpus:
-    """Return the corpus with n from the attack's options; otherwise n is the smaller of `_N` and
-    the median suffix length.
+    """Return the corpus with the attack's n; without that option, the smaller of `_N` and the
+    median suffix length.
 
     Raise AuditError if n exceeds the length of generations or of the longest record.
     """

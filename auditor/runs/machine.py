@@ -100,7 +100,7 @@ def _run_git_without_hooks(
 
 
 def reset_peak_memory() -> None:
-    """Start a new high-water mark, if the system can reset it."""
+    """Reset the peak memory measurement, if the system can."""
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
     try:

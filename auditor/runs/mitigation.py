@@ -263,8 +263,8 @@ def _split_training_command(command: str, trainer: Trainer) -> tuple[str, ...]:
 def audit_mitigated_model(
     mitigation: Mitigation, run: RunOutcomes, reporter: Reporter, command: str
 ) -> TrainingOutcome:
-    """Train and audit the mitigated model; skip finished steps. On AuditError no partial output
-    remains."""
+    """Train and audit the mitigated model; skip finished steps. An AuditError leaves no partial
+    output."""
     # Share a cache: the audit attacks the model that the lab trains now.
     shared = SweepCache()
     out = mitigation.asked.out

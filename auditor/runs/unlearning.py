@@ -19,8 +19,8 @@ from auditor.training.unlearning import UnlearningTrainer
 
 @dataclass(frozen=True)
 class UnlearningBaseline(Defense):
-    """Base class of models compared with an unlearned model. No defenses: they share the rows
-    of those."""
+    """Base class of models compared with an unlearned model. They are no defenses, but share a
+    run's rows with defenses."""
 
     needs = ("beside",)
 
@@ -31,7 +31,7 @@ class UnlearningBaseline(Defense):
 
 @dataclass(frozen=True)
 class BeforeUnlearning(UnlearningBaseline):
-    """The model before it was to forget."""
+    """The model before unlearning."""
 
     name = "before"
     title = "Before unlearning"
@@ -39,9 +39,9 @@ class BeforeUnlearning(UnlearningBaseline):
 
 @dataclass(frozen=True)
 class RetrainedBaseline(UnlearningBaseline):
-    """A model that never saw what was to be forgotten, trained on the rest.
+    """A model trained without the records to forget.
 
-    relearned: and some steps more, as what unlearning left.
+    relearned: trained some steps more, like the relearned model.
     """
 
     name = "retrained"
@@ -51,9 +51,9 @@ class RetrainedBaseline(UnlearningBaseline):
 
 @dataclass(frozen=True)
 class RelearnedBaseline(UnlearningBaseline):
-    """What unlearning left, trained some steps more, on records that were not to be forgotten.
+    """The unlearned model, trained some steps more on records that were not to be forgotten.
 
-    of: the unlearning; None: the attacked model is its result.
+    of: the unlearning defense; None: the attacked model is the unlearned model.
     """
 
     name = "relearned"
