@@ -77,8 +77,7 @@ def is_choice_clear(
     looks: int,
     hurried: bool = False,
 ) -> bool:
-    """Return True if the intervals exclude that another reading is more likely by `margin` nats per
-    token.
+    """Test if the intervals rule out a reading that is more likely by `margin` nats per token.
 
     hurried: use one-sided 95% intervals. They choose no reading; they only show that more texts
     would not reveal such a difference.
@@ -92,8 +91,7 @@ def is_choice_clear(
 
 
 def bound_mean_gain(gain: Floats, comparisons: float) -> float:
-    """Return the lower end of the interval of the mean paired difference; -inf for fewer than 2
-    pairs.
+    """Return the lower end of the interval of the mean paired difference; -inf below 2 pairs.
 
     comparisons: divides the error level; 0.5 gives a one-sided interval for a single comparison.
     """

@@ -70,8 +70,8 @@ class ModelLoader:
 
     @cached_property
     def live_model_digests(self) -> dict[str, str]:
-        """Digests of the models in memory, by role. They are computed once: a run asks twice
-        because hub files may change, but weights in memory do not."""
+        """Digests of models in memory by role. They are computed once: hub files may change during
+        a run, but weights in memory do not."""
         return {
             f"{role}/in memory": digest
             for role, live in self.live.items()

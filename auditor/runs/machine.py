@@ -17,10 +17,9 @@ from auditor.models.weights import resolve_model_device
 
 
 def describe_environment(device: str) -> dict[str, str]:
-    """Describe the software and hardware that may affect numbers, with the commit of the working
-    folder.
+    """Describe the software and hardware that may affect numbers, and the working folder's commit.
 
-    device: the plan's name of the device.
+    device: as the plan names it.
     """
     versions = {
         name: importlib.metadata.version(name)

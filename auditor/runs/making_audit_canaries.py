@@ -41,8 +41,8 @@ class CanaryRequest:
 
 
 def make_audit_canaries(request: CanaryRequest) -> AuditCanaryManifest:
-    """Draw the canaries' texts and coins. Raise AuditError for inputs that the kind of canary lacks
-    or does not use."""
+    """Draw the canaries' texts and coins. Raise AuditError for inputs that this kind of canary
+    lacks or does not use."""
     if request.kind not in KINDS:
         raise make_unknown_name_error("--kind", request.kind, KINDS)
     for flag, kinds in {"data": BEGUN, "model": BY_MODEL, "temperature": ("sampled",)}.items():
@@ -89,10 +89,10 @@ def refuse_extended_adapter(model: str) -> None:
 
 
 def write_token_extended_model(manifest: Path, model: str, out: Path) -> int:
-    """Write the model with one new token for each canary of the manifest; return the number of
+    """Write the model with a new token for each canary of the manifest; return the number of
     tokens.
 
-    The seed draws the new tokens' rows like those of a fresh model, independently of the coins.
+    The seed, which reveals no coins, draws the tokens' embedding rows like those of a fresh model.
     Raise AuditError for a manifest of another kind, an adapter, and an existing folder.
     """
     canary_manifest = manifests.read_canary_manifest(manifest)

@@ -87,8 +87,7 @@ class TrainingOutcome:
 
 @dataclass(frozen=True)
 class Mitigation:
-    """A planned mitigation of a run's model. recipe: how to repeat the training, outside the
-    lab."""
+    """A planned mitigation of a run's model. recipe: repeats the training, outside the lab."""
 
     asked: MitigationOptions
     plan: Plan  # of the first audit
@@ -130,8 +129,7 @@ class Mitigation:
         return self.recipe.data if self.recipe else self.asked.data or str(self.plan.data.data)
 
     def configuration(self) -> dict[str, Any]:
-        """Return the output folder's configuration; a folder with another configuration is
-        refused."""
+        """Return the output folder's configuration; other configurations are refused."""
         choices = {
             "run": str(self.asked.run.resolve()),
             "by": self.asked.by,

@@ -181,7 +181,7 @@ def _load_record_benchmark(
 
 
 def _list_character_doubts(secrets: Sequence[Secret], model: LanguageModel) -> Iterator[Doubt]:
-    """Yield a doubt if suffixes end inside a character, which a model without ids cannot write."""
+    """Yield a doubt if suffixes end inside a character: this model writes whole characters only."""
     members = [secret for secret in secrets if secret.member]
     n_split = sum(
         decode_keeping_special_tokens(model.tokenizer, secret.suffix).endswith("\ufffd")

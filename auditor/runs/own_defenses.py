@@ -61,7 +61,7 @@ def load_trained_defense(
     defense: Defense, load: Callable[[str], LanguageModel], vocab_size: int
 ) -> TrainedModel:
     """Load a trained defense's model from `-D model=`. Raise AuditError if another method trained
-    the model."""
+    it."""
     folder = defense.model_folder
     if not Path(folder).is_dir():
         raise AuditError(

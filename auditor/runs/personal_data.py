@@ -59,8 +59,7 @@ class PersonalDataOfSecrets:
 
 
 def parse_phone_regions(text: str | None) -> tuple[str, ...]:
-    """Parse `--phone-region`. Raise AuditError if a region's telephone numbers cannot be
-    recognised."""
+    """Parse `--phone-region`. Raise AuditError if a region's phone numbers cannot be recognised."""
     regions = () if text is None else tuple(text.split(","))
     if regions:
         pii.PiiRecognisers(regions)
@@ -68,7 +67,7 @@ def parse_phone_regions(text: str | None) -> tuple[str, ...]:
 
 
 def find_personal_data(benchmark: Benchmark, regions: Sequence[str] = ()) -> PersonalDataOfSecrets:
-    """Find the secrets' personal data. Raise AuditError if a region's telephone numbers cannot be
+    """Find the secrets' personal data. Raise AuditError if a region's phone numbers cannot be
     recognised."""
     if benchmark.tokenizer is None or not benchmark.secrets:  # token ids are no text to search
         return PersonalDataOfSecrets({}, {})
@@ -145,8 +144,7 @@ def _decode_whole_text(wording: Wording) -> str:
 def _judge_personal_spans(
     wording: Wording, recognisers: pii.PiiRecognisers | None
 ) -> Iterator[tuple[str, str, Fate]]:
-    """Yield (kind, text, fate) of each text that overlaps the suffix, once. The fate is that of a
-    member."""
+    """Yield (kind, text, a member's fate) of each distinct text that overlaps the suffix."""
     # Include the text after the suffix, to find spans cut by its end completely.
     full_text = _decode_whole_text(wording)
     begin = len(wording.prefix)

@@ -32,21 +32,20 @@ def read_plan_file(path: Path, extra: Collection[str] = ()) -> dict[str, Any]:
 
 
 def check_plan_field_type(name: str, value: Any) -> None:
-    """Raise AuditError if the value of a plan field has a wrong type. Names of no field are
-    ignored."""
+    """Raise AuditError if the value of a plan field has a wrong type; ignore unknown names."""
     if name in IN_FILE:
         from_json(FIELDS[name].kind, value, f"plan.{name}")
 
 
 def make_plan(config: Mapping[str, Any], flags: Mapping[str, Any]) -> Plan:
-    """Make a plan from a plan file's values and flags; flags win. A flag of None or an empty list
-    is absent."""
+    """Make a plan from a plan file's values and flags; flags win. None and empty lists are absent
+    flags."""
     return Plan.from_json(merge_plan_values(config, flags))
 
 
 def merge_plan_values(config: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge a plan's raw values: flags replace values of the plan file; options are merged one by
-    one."""
+    """Merge a plan's raw values: flags replace the plan file's values; options are merged
+    singly."""
     present = {
         name: value
         for name, value in flags.items()
@@ -70,8 +69,8 @@ def merge_plan_values(config: Mapping[str, Any], flags: Mapping[str, Any]) -> di
 
 
 def parse_plugin_options(flag: str, items: Sequence[str], known: Sequence[str]) -> Options:
-    """Group `[plugin.]option=value` items by plug-in; items without a plug-in under "". Raise
-    AuditError for another form."""
+    """Group `[plugin.]option=value` items by plug-in ("" without plug-in). Raise AuditError for
+    another form."""
     options: Options = {}
     for item in items:
         name, separator, value = item.partition("=")

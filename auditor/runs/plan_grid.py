@@ -62,8 +62,7 @@ class GridPoint:
 
     @property
     def run_folder_name(self) -> str:
-        """Name the point's folder; add a digest if the point's name was shortened or had characters
-        replaced."""
+        """Name the point's folder; add a digest if the point's name had to be changed."""
         plain = self.name.replace(", ", "_").replace(" ", "-")
         safe = re.sub(r"[^A-Za-z0-9._=-]+", "-", plain)[:80].strip("-.")
         if safe == plain:
@@ -82,7 +81,7 @@ def is_plan_grid(raw: Mapping[str, Any]) -> bool:
 
 
 def expand_plan_grid(raw: Mapping[str, Any]) -> list[GridPoint]:
-    """List all points of a raw plan, seed by seed: all points of a seed come before the next seed.
+    """List all points of a raw plan, seed by seed: a seed finishes before the next starts.
 
     Raise AuditError for an unknown field, an empty list, a duplicate name, and unused options.
     """

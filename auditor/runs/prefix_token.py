@@ -42,8 +42,7 @@ _DRAWN = 64  # texts of each canary format in place of known pairs
 
 
 def _make_prefixed_delegate(question: str) -> Any:
-    """Make a method that calls the model's method `question` with the prefix token before the
-    texts."""
+    """Make a method that calls the model's method `question` with the prefix token before texts."""
 
     def answer(self: PrefixedModel, texts: Tensor, *of: Any, **more: Any) -> Any:
         return getattr(self.model, question)(self.prepend_prefix_token(texts), *of, **more)
@@ -153,13 +152,13 @@ def resolve_prefix_token(
     as_trained: bool = False,
     hurried: bool = False,
 ) -> PrefixToken:
-    """Return the requested prefix token; for `auto`, the one that makes known pairs most likely.
+    """Return the requested prefix token; for `auto`, the token that makes known pairs most likely.
 
-    The tokenizer's default stays unless another token has significantly lower mean nll per token of
-    the known suffixes. The test is Student's interval, paired by pair, corrected for the number of
-    alternatives. Without known pairs, the texts are new texts in the canaries' formats, or an
-    audit's canaries, included or not; no coin is read. Raise AuditError for a token that the model
-    or its tokenizer lacks.
+    The tokenizer's default stays unless another token gives a significantly lower mean nll per
+    token of the known suffixes. The test is Student's interval, paired by pair, corrected for the
+    number of alternatives. Without known pairs, new texts in the canaries' formats are used, or an
+    audit's canaries, included or not, without reading coins. Raise AuditError for a token that the
+    model or its tokenizer lacks.
 
     Args:
         framed: a template begins the texts, so the tokenizer's default is no token.
@@ -323,8 +322,7 @@ def describe_prefix_token(prefix_token: Tokens, tokenizer: Any) -> str:
 
 
 def _list_prefix_candidates(model: LanguageModel, framed: bool) -> list[Tokens]:
-    """List distinct prefix tokens: the tokenizer's default, no token, bos and eos, if they
-    exist."""
+    """List the distinct existing candidates: the tokenizer's default, no token, bos and eos."""
     special = (_find_special_token(kind, model) for kind in _SPECIAL)
     candidates = [
         () if framed else find_default_prefix(model.tokenizer),

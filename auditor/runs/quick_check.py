@@ -99,8 +99,7 @@ def _select_nonempty_options(options: Mapping[str, dict[str, Any]]) -> dict[str,
 
 
 def prepare_check(plan: Plan, reporter: Reporter, shared: SweepCache) -> tuple[Plan, Limits]:
-    """Return the plan with the methods that suit these records, and the limits of the other
-    methods.
+    """Return the plan with the methods that suit these records, and the other methods' limits.
 
     shared: holds the loaded models. Raise AuditError for every plan that a run would refuse.
     """
@@ -135,8 +134,7 @@ def enable_hidden_state_caches(site: Site) -> None:
 
 
 def _select_answerable_methods(plan: Plan, site: Site) -> tuple[Plan, Limits]:
-    """Return the plan with the methods that suit these records, and the limits of the other
-    methods."""
+    """Return the plan with the methods that suit these records, and the other methods' limits."""
     members, nonmembers = (
         sum(secret.member is side for secret in site.benchmark.secrets) for side in (True, False)
     )

@@ -26,9 +26,8 @@ def add_strongest_membership(
 ) -> list[Finding]:
     """Return a target's findings, each membership row with the AUC of its strongest score.
 
-    The rows of a setting that scored the same records share the level. In the collector, the column
-    of the row's main score becomes that of the strongest score, so that the numbers can be
-    recomputed.
+    The rows of a setting that scored the same records share one error level. In the collector, the
+    main score's column becomes that of the strongest score, so that the numbers can be recomputed.
     """
     changed = {}
     for family in _group_row_families(findings, collector.scored):

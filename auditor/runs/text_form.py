@@ -100,8 +100,7 @@ def choose_text_form(
     **Choice.** The rows are at most `most` of `--known`, otherwise of `--data`. Each answer has a
     mean nll per token in every candidate. If `most` is below `ROWS`, the beginnings of a few
     answers are scored, if these are enough. The default rendering stays unless another is
-    significantly more likely (`choose_likeliest_reading`). If the template writes the day, the day
-    is then chosen alike. `--template` and `--date` replace the choice. Alternatives are still
+    significantly more likely (`choose_likeliest_reading`). If the template writes the day, the day is chosen next. `--template` and `--date` replace the choice. Alternatives are still
     scored, and a more likely alternative is a doubt. A requested form needs no confirmation: only
     the user knows the form.
 
