@@ -140,7 +140,7 @@ def decode_greedily(model: LanguageModel, secrets: Sequence[Secret]) -> list[Tok
 
 
 def compute_heldout_losses(audit: Audit, target: Target) -> Mapping[str, Sequence[float]]:
-    """Return, for each held-out text, the number of predicted `tokens` and the summed nll by
+    """Return the number of predicted `tokens` of each held-out text, and its summed nll by
     perplexity name.
 
     The distribution's perplexity comes first. Empty without held-out texts, or if the model gives
@@ -331,7 +331,7 @@ def batch_suffix_log_probs(
 
 
 def list_withheld_doubts(audit: Audit, target: Target) -> Iterator[Doubt]:
-    """Yield a doubt if answers were withheld, with the likelihood of their members, if known."""
+    """Yield a doubt if answers were withheld, with their members' likelihood, if known."""
     members = [secret for secret in target.secrets if secret.member]
     withheld = target.model.has_withheld_answer_by_prefix([secret.prefix for secret in members])
     hidden = [secret for secret, is_withheld in zip(members, withheld, strict=True) if is_withheld]

@@ -56,8 +56,8 @@ class Target:
     """A target. secrets: the secrets attacked on this target. companion: True if the target is
     shown only for another defense.
 
-    trained: the model of a private training, with its promise and canaries. Undefended, it is the
-    attacked model itself.
+    trained: the model of a private training, with its promise and canaries; for the undefended
+    target, the attacked model.
     """
 
     name: str

@@ -83,7 +83,7 @@ class Targets:
 
     def list_attacked_secrets(self, defense: Defense) -> tuple[Secret, ...]:
         """Return the secrets attacked with this defense. --ensemble-limit or the lab limits their
-        number for an ensemble and for records in a context.
+        number for an ensemble or records in a context.
 
         Such a defense queries all its parts for each token. The lab's limit suits the lab's
         ensemble; an ensemble of few members, by the defense's count, has no limit.

@@ -99,10 +99,11 @@ def choose_text_form(
 
     **Choice.** The rows are at most `most` of `--known`, otherwise of `--data`. Each answer has a
     mean nll per token in every candidate. If `most` is below `ROWS`, the beginnings of a few
-    answers are scored, if these are enough. The default rendering stays unless another is
-    significantly more likely (`choose_likeliest_reading`). If the template writes the day, the day is chosen next. `--template` and `--date` replace the choice. Alternatives are still
-    scored, and a more likely alternative is a doubt. A requested form needs no confirmation: only
-    the user knows the form.
+    answers decide if they make the choice clear. The default rendering stays unless another is
+    significantly more likely (`choose_likeliest_reading`). If the template writes the day, the day
+    is then chosen by the same rule. `--template` and `--date` replace the choice. The alternatives
+    are still scored, and a more likely alternative is a doubt. A requested form needs no
+    confirmation: only the user knows the form.
 
     **Doubt.** If members are as unlikely as non-members in every candidate (one-sided Welch test,
     Bonferroni over the renderings), either the model memorised nothing or the rendering is wrong.
@@ -110,8 +111,8 @@ def choose_text_form(
     answers must be more likely than in every candidate of another kind (a template, Alpaca's text,
     no template) by at least `MARGIN` nats per token, at the lower end of the paired interval. This
     is no proof: a model tuned on an untried template of its trainer, after a tried template,
-    passes. No day is confirmed: without `--date` the chosen day must be more likely than
-    every other day.
+    passes. Non-members do not confirm a day: without `--date` the chosen day must be more likely
+    than every other day.
 
     name: the model's folder or hub id. recorded_form: the form at the run's start, which stays.
     reader: reads large tables. Raise AuditError if the form's meaning has changed since, and for

@@ -500,8 +500,8 @@ def read_recorded_training_request(folder: Path, out: Path) -> TrainingRequest:
 
 
 def check_same_training_records(folder: Path, request: TrainingRequest) -> None:
-    """Raise AuditError if the folder's model was trained on other data and the data's digest is
-    recorded."""
+    """Raise AuditError if the folder's model was trained on other data, as shown by a recorded
+    digest."""
     digest = _read_data_digest(str(folder))
     if digest is None:
         return
