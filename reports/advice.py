@@ -1,6 +1,6 @@
-"""Advise the model's owner from the results of this run; each advice names its row.
+"""Advise the model's owner from the results of this run.
 
-No generic advice: it covers only results of the run.
+Each advice names the row that it is based on. Generic advice is not given.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ RUN = "RUN"
 
 @dataclass(frozen=True)
 class Advice:
-    """A sentence, and the row of the run it rests on. kind: its subject; command: to run next."""
+    """A sentence and the row of the run that it is based on. kind: subject; command: next one."""
 
     kind: str
     said: str
@@ -61,10 +61,10 @@ class Advice:
 def list_advice(
     result: AuditResult, details: SecretDetails = NO_DETAILS, run: str = RUN
 ) -> tuple[Advice, ...]:
-    """Return the doubts, the leaks with a gate, the concentration of leaks and helpful defenses.
+    """Return advice on doubts, leaks with a gate, concentration of leaks, and helpful defenses.
 
-    The last two concern the undefended model's attack with the highest recall, if its outcomes are
-    stored. run: the run's name in commands.
+    The last two are about the undefended model's attack with the highest recall, if its outcomes
+    are stored. run: the run's name in commands.
     """
     assessment = assess_signals(result)
     if not any(assessment.list_tested_signals(target) for target in assessment.targets):
@@ -86,7 +86,7 @@ def list_advice(
 def _list_severity_advice(
     result: AuditResult, assessment: LeakAssessment, run: str
 ) -> Iterator[Advice]:
-    """Yield the reason for the severity of each judged target, and a gate for the next model."""
+    """Yield each judged target's reason for its severity, and a gate for the next model."""
     for target in assessment.targets:
         kinds = signals.group_signals(assessment.list_shown_signals(target))
         if not kinds and not assessment.shows_no_leakage(target):
@@ -106,7 +106,7 @@ def _list_severity_advice(
 def _list_verbatim_leakage_advice(
     result: AuditResult, details: SecretDetails
 ) -> tuple[Advice, ...]:
-    """Return the parts with most verbatim leakage, and the effect of fewer copies and defenses."""
+    """Return advice on where verbatim leakage concentrates, on fewer copies, and on defenses."""
     known = _find_strongest_attack_row(result, details)
     if known is None:
         return ()
@@ -134,7 +134,10 @@ def _list_verbatim_leakage_advice(
 def _find_strongest_attack_row(
     result: AuditResult, details: SecretDetails
 ) -> tuple[Finding, Outcome] | None:
-    """Return the undefended row of highest recall and its members; None without extractions."""
+    """Return the undefended row with the highest recall, and its members' outcomes.
+
+    Return None if nothing was extracted.
+    """
     worst = find_strongest_attack_row(result, UNDEFENDED)
     values = None if worst is None else details.rows.get(worst.cell_key)
     if worst is None or values is None or values.outcome is None:
@@ -144,7 +147,7 @@ def _find_strongest_attack_row(
 
 
 def _has_document_parts(details: SecretDetails, members: Outcome) -> bool:
-    """Return whether a member is a part of a document: such secrets are not independent."""
+    """Return whether any member is part of a document, because such secrets are dependent."""
     member_ids = set(members.ids)
     return any(secret.document is not None for secret in details.secrets if secret.id in member_ids)
 
@@ -155,7 +158,7 @@ def _has_document_parts(details: SecretDetails, members: Outcome) -> bool:
 def _describe_leak_concentration(
     members: Outcome, facts: Mapping[str, SecretFacts]
 ) -> Iterator[str]:
-    """Yield the parts, by repeats, group and length, with more extractions than by chance."""
+    """Yield repeats, groups and lengths that have more extractions than by chance."""
     for parts in (
         _mask_members_per_copies(members),
         _mask_members_per_group(members, facts),
@@ -207,7 +210,7 @@ def _mask_members_per_length(
 def _predict_recall_under_copy_limits(
     members: Outcome,
 ) -> Iterator[tuple[int, Measurement]]:
-    """Yield each count but the highest as a limit on copies, with its predicted recall."""
+    """Yield each copy count but the highest as a limit, with the predicted recall."""
     if None in members.repeats:
         return
     times = [count for count in members.repeats if count is not None]
@@ -232,9 +235,9 @@ def _copy_limits_sentence(limits: Sequence[tuple[int, Measurement]], members: Ou
 
 
 def describe_mildest_copy_limit(result: AuditResult, details: SecretDetails) -> str:
-    """Return the mildest copy limit with predicted recall within `VERBATIM.limits`, or the lowest.
+    """Return the highest copy limit with predicted recall within `VERBATIM.limits`, or the lowest.
 
-    "" if copies are unknown, the attack used parts of documents, or nothing is extracted.
+    Return "" if copies are unknown, if the attack used document parts, or if nothing was extracted.
     """
     known = _find_strongest_attack_row(result, details)
     if known is None or _has_document_parts(details, known[1]):
@@ -255,10 +258,10 @@ def describe_mildest_copy_limit(result: AuditResult, details: SecretDetails) -> 
 def predict_undefended_recall(
     result: AuditResult, details: SecretDetails, count_remaining: Callable[[int], int | None]
 ) -> tuple[Finding, Measurement] | None:
-    """Return the undefended row of highest recall, and its recall predicted after removing copies.
+    """Return the undefended row with the highest recall, and its recall after removing copies.
 
-    count_remaining: maps a count of copies to the count that remains. None if nothing is extracted,
-    the attack used parts of documents, or a remaining count was not measured.
+    count_remaining: maps a copy count to the remaining count. Return None if nothing was extracted,
+    if the attack used document parts, or if a remaining count was not measured.
     """
     known = _find_strongest_attack_row(result, details)
     if known is None or _has_document_parts(details, known[1]) or None in known[1].repeats:
@@ -286,9 +289,9 @@ def predict_undefended_recall(
 def _list_defense_advice(
     result: AuditResult, details: SecretDetails, worst: Finding, members: Outcome
 ) -> Iterator[Advice]:
-    """Compare each defense with the worst row: paired verbatim and near-verbatim recall, and cost.
+    """Yield advice on each defense: paired verbatim and near-verbatim recall, and cost.
 
-    Skip controls: they promise nothing.
+    Compare with the worst row. Skip controls, because they promise nothing.
     """
     findings_by_key = {
         finding.cell_key: finding for finding in result.findings if not finding.not_applicable
@@ -318,7 +321,7 @@ def _list_defense_advice(
 def _compare_defended_recall(
     members: Outcome, defended: Outcome
 ) -> tuple[Measurement, Measurement] | None:
-    """Return verbatim and near-verbatim recall minus the undefended model's, on common members."""
+    """Return the change of verbatim and near-verbatim recall by a defense, on common members."""
     place = {id: i for i, id in enumerate(members.ids)}
     places = [i for i, id in enumerate(defended.ids) if id in place]
     if not places:
@@ -352,9 +355,9 @@ def _describe_perplexity_cost(result: AuditResult, name: str) -> str:
 
 
 def _build_decision_blocks(result: AuditResult, details: SecretDetails) -> Sequence[Block]:
-    """Return the run's advice on a fix, and the next command to run.
+    """Return the advice on a fix, and the next command.
 
-    Leaks and untested signals are in the verdict and the picture, and are not repeated.
+    Omit leaks and untested signals, which the verdict and the picture show.
     """
     run = f"runs/{shlex.quote(result.name)}"
     advices = list_advice(result, details, run)

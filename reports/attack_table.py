@@ -1,4 +1,4 @@
-"""Compare all attacks and probes of a run on one target, each with the first attack.
+"""Compare all attacks and probes on one target with the first attack.
 
 Differences are paired by record: recall by `paired_difference`, AUC by DeLong's variance.
 """
@@ -34,9 +34,10 @@ _NOTE = (
 
 @dataclass(frozen=True)
 class AttackRow:
-    """One attack on one target, with its difference to the first attack.
+    """An attack on a target, and its difference from the first attack.
 
-    main: None if it did not run; base: the first attack; is_own: whether a plug-in defines it.
+    main: the number, or None if the attack did not run; base: the first attack; is_own: whether a
+    plug-in defines the attack.
     """
 
     finding: Finding
@@ -83,7 +84,7 @@ class AttackRow:
 def compare_attacks(
     result: AuditResult, details: SecretDetails, target: str, setting: str
 ) -> list[AttackRow]:
-    """Return a row for each attack on the target at the setting, in plan order."""
+    """Return a row for each attack on the target at this access, in plan order."""
     records = {secret.id: secret.document or secret.id for secret in details.secrets}
     plan_order = list(dict.fromkeys(result.plan.get("attack", ())))
     findings = [f for f in result.findings if (f.target, f.setting) == (target, setting)]
@@ -120,9 +121,9 @@ def _find_paired_difference(
     base: RowValuesBySecret | None,
     records: Mapping[str, str],
 ) -> Measurement | None:
-    """Return the metric of `new` minus that of `base` on common records; None if it is missing.
+    """Return the metric of `new` minus that of `base` on common records, or None if missing.
 
-    records: the record of each secret that is a part of a record.
+    records: maps the id of a secret that is part of a record to that record.
     """
     if new is None or base is None:
         return None
@@ -187,7 +188,7 @@ def _build_span(m: Measurement | None) -> ForestSpan | None:
 
 
 def format_attack_lines(result: AuditResult, details: SecretDetails, most: int) -> list[str]:
-    """Return a heading and attack lines for the target and setting with the most attacks.
+    """Return a heading and lines for the target and access with the most attacks.
 
     Return nothing if only one attack ran, or if there is no room for two.
     """

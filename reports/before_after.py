@@ -1,7 +1,6 @@
 """Render a mitigated model next to the original: terminal, Markdown and HTML.
 
-Shows the paired measurements before and after, the prediction, the promise and the cost; computes
-no comparison.
+The report shows paired measurements before and after, the prediction, the promise and the cost.
 """
 
 from __future__ import annotations
@@ -35,10 +34,10 @@ _NOT_PREDICTED = (
 
 @dataclass(frozen=True)
 class BeforeAfter:
-    """Hold both runs. compared: their comparison. predicted: a row and its recall, or None.
+    """The runs before and after a mitigation.
 
-    perplexity: after minus before, over the same held-out texts; None: not measured. told: remarks
-    of the training.
+    compared: their comparison. predicted: a row and its predicted recall, or None. perplexity:
+    after minus before, over the same held-out texts, or None. told: remarks of the training.
     """
 
     by: str
@@ -52,13 +51,13 @@ class BeforeAfter:
 
     @property
     def undefended_comparison(self) -> Comparison:
-        """Return the undefended rows only: the run after has no others."""
+        """The comparison of undefended rows, since the later run has no others."""
         lines = tuple(line for line in self.compared.lines if line.row.target == UNDEFENDED)
         return Comparison(("before", "after"), self.compared.secrets, lines)
 
 
 def format_mitigation_lines(change: BeforeAfter) -> Iterator[str]:
-    """Yield at most 25 lines."""
+    """Yield at most 25 lines that summarise the mitigation."""
     yield (
         f"BEFORE AND AFTER {make_printable_line(change.by)}, trained in "
         f"{phrases.format_duration(change.seconds)}"
@@ -126,7 +125,7 @@ def _build_comparison_facts(change: BeforeAfter) -> Facts:
 
 
 def _describe_predicted_recall(change: BeforeAfter) -> str:
-    """Return the predicted recall, and whether the measured recall is less, more or equal."""
+    """Return the predicted recall, and whether the measured recall is lower, higher or equal."""
     if change.predicted is None:
         return _NOT_PREDICTED
     row, expected = change.predicted

@@ -1,6 +1,6 @@
-"""Define the blocks of a report as plain records, independent of their content and drawing.
+"""Define the blocks of a report as plain records.
 
-The strings are plain text: renderers escape them.
+Strings are plain text, which renderers escape.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Table:
 
 @dataclass(frozen=True)
 class ForestSpan:
-    """A number with its interval on the scale of a `Forest`, and an optional baseline."""
+    """A number with its interval on the scale of a `Forest`, and perhaps a baseline."""
 
     low: float
     value: float
@@ -75,7 +75,7 @@ class ForestSpan:
 
 @dataclass(frozen=True)
 class Forest:
-    """A table with each row's interval drawn next to it. spans: one per row over all groups."""
+    """A table that draws each row's interval. spans: one per row over all groups."""
 
     kind: ClassVar[str] = "forest"
     table: Table
@@ -85,7 +85,7 @@ class Forest:
 
     @classmethod
     def of_differences(cls, table: Table, spans: Sequence[ForestSpan | None]) -> Forest:
-        """Return a forest on a scale centred on 0, with a width even if all differences are 0."""
+        """Return a forest on a scale centred on 0; the scale has a width even if all are 0."""
         reach = (
             max((abs(end) for span in spans if span for end in (span.low, span.high)), default=0.0)
             or 1.0
@@ -105,7 +105,7 @@ class PlotPoint:
 
 @dataclass(frozen=True)
 class Series:
-    """One line of a plot. kind: drawn by the line style; marker and colour show the label."""
+    """A line of a plot. Line style shows the kind; marker and colour show the label."""
 
     label: str
     points: tuple[PlotPoint, ...]
@@ -114,7 +114,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Figure:
-    """A plot of findings or series, and its numbers (head, groups) for blind readers."""
+    """A plot of findings or series; blind readers get its numbers as a table (head, groups)."""
 
     id: str
     plot: str  # a key of reports.plots.PLOTS
@@ -171,7 +171,7 @@ class Cards:
 
 @dataclass(frozen=True)
 class Secrets:
-    """Every secret of the run, for a searchable page. data: input of the page's script."""
+    """All secrets of the run, for a searchable page. data: input of the page's script."""
 
     kind: ClassVar[str] = "secrets"
     data: Mapping[str, Any]
@@ -191,7 +191,7 @@ class Section:
 
 @dataclass(frozen=True)
 class TargetSummary:
-    """The severity of one target: a word, the reason, and the consequence for a release."""
+    """The severity of a target: a word, the reason, and the consequence for a release."""
 
     name: str
     word: str

@@ -1,4 +1,4 @@
-"""Tabulate the changes since a baseline from a `Comparison` of two runs. Compare nothing here."""
+"""Tabulate the changes since a baseline from a `Comparison` of two runs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def write_headline(comparison: Comparison) -> str:
 
 
 def format_change_counts(comparison: Comparison) -> str:
-    """Return `1 more, 0 less, 3 no change shown`: the counts of rows, for narrow places."""
+    """Return the counts of rows as `1 more, 0 less, 3 no change shown`, for narrow places."""
     counts = Counter(_format_change_direction(line.cells[-1]) for line in comparison.lines)
     counts_by_label = {
         "more": counts[_MORE],
@@ -42,14 +42,17 @@ def format_change_counts(comparison: Comparison) -> str:
 
 
 def build_paired_change_table(comparison: Comparison) -> Table:
-    """Return a row each (target, setting, attack): before, now, paired difference, direction."""
+    """Return a table with a row per (target, setting, attack).
+
+    Columns: before, now, paired difference, direction.
+    """
     head = ("Row", "Metric", "Before", "Now", "Difference", "")
     rows = tuple(map(_build_baseline_change_row, sort_rows_leaking_more_first(comparison)))
     return Table("changes", "What changed", head, (Group("", rows),), frozenset({2, 3, 4}))
 
 
 def sort_rows_leaking_more_first(comparison: Comparison) -> list[ComparisonRow]:
-    """Return the lines in table order: those that leak more first."""
+    """Return the rows in table order, with increased leakage first."""
     return sorted(
         comparison.lines, key=lambda line: _ORDER.index(_format_change_direction(line.cells[-1]))
     )

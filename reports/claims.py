@@ -1,6 +1,6 @@
-"""Describe the claim of each model, and the audits for or against it: the sentence, and the table.
+"""Describe the claim of each model and its audits, as a sentence and as a table.
 
-Takes each verdict from `conclusions.claims` and words it. No text here calls a model private.
+Verdicts come from `conclusions.claims`. No text calls a model private.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def summarise_claim(stands: ClaimEvidence) -> str:
 
 
 def format_claim_verdict(stands: ClaimEvidence) -> str:
-    """Return the verdict; after "consistent", the smallest violation that such an audit detects."""
+    """Return the verdict; after "consistent", add the smallest violation that the audit detects."""
     if stands.verdict is None:
         return "not audited"
     strongest = stands.most_sensitive_bound if stands.verdict == CONSISTENT else None
@@ -99,7 +99,7 @@ def _describe_claimed_epsilon(stands: ClaimEvidence) -> str:
 
 
 def _describe_audited_bound(stands: ClaimEvidence, bound: BoundAgainstClaim) -> str:
-    """Return an audit with its level, and the ε promised for its game if that differs."""
+    """Describe an audit with its level, and the ε promised for its game if it differs."""
     audit = bound.audit
     number = phrases.format_number
     differs = stands.claimed is not None and bound.promised != stands.claimed
@@ -122,7 +122,7 @@ def _describe_audited_bound(stands: ClaimEvidence, bound: BoundAgainstClaim) -> 
 
 
 def _describe_missing_audit(stands: ClaimEvidence) -> str:
-    """Say that nothing was audited or can be judged; give the command for an audit."""
+    """Explain that no audit can be judged, and give the command for an audit."""
     if stands.bounds:  # audited, but with neither a claim nor a nominal ε
         return "there is nothing to hold it to"
     reasons = f" ({'; '.join(stands.unmeasured)})" if stands.unmeasured else ""
@@ -138,7 +138,10 @@ def _describe_missing_audit(stands: ClaimEvidence) -> str:
 
 
 def build_claim_audit_table(result: AuditResult) -> Table | None:
-    """Return a line for each audit of each target, related or not; also one if it has no audit."""
+    """Return a table with a row per audit of a target, comparable with the claim or not.
+
+    A target without an audit also has a row.
+    """
     groups = tuple(
         Group(stands.target.title, _build_claim_audit_rows(stands))
         for stands in select_reported_claims(result)

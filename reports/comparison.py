@@ -1,6 +1,6 @@
-"""Render runs side by side: terminal, Markdown, HTML, CSV of a `Comparison`. Compare nothing here.
+"""Render a `Comparison` of runs side by side: terminal, Markdown, HTML and CSV.
 
-Names are free of control characters; each renderer escapes them.
+Names have no control characters, and each renderer escapes them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NOTE = (
 
 
 def build_terminal_blocks(comparison: Comparison) -> Iterator[RichTable | Text]:
-    """Yield a block of lines for each row, so that any number of runs fits a narrow terminal."""
+    """Yield lines for each row, so that any number of runs fits a narrow terminal."""
     names = list(map(make_printable_line, comparison.runs))
     blocks = [
         [(name, *_format_run_table_cells(line, i)) for i, name in enumerate(names)]
@@ -51,7 +51,7 @@ def build_terminal_blocks(comparison: Comparison) -> Iterator[RichTable | Text]:
 
 
 def render_comparison_csv(comparison: Comparison) -> str:
-    """Return CSV with a line for each row, metric and run; raw numbers, shares as fractions."""
+    """Return CSV with a line per row, metric and run; shares are fractions."""
     head: tuple[str, ...] = (
         "target",
         "setting",
@@ -116,7 +116,7 @@ def build_comparison_document(comparison: Comparison) -> Document:
 def _format_run_table_cells(
     line: ComparisonRow, i: int, description: str = ""
 ) -> tuple[str, str, str]:
-    """Return the number, its difference to the first run or a reason, and whether it is best."""
+    """Return a run's number, its difference from the first run or a reason, and a mark if best."""
     cell = line.cells[i]
     if cell.delta:
         delta = f"{description}{phrases.format_measurement_value(cell.delta)}"

@@ -1,4 +1,4 @@
-"""Describe the audited records and extraction by copies as "n of N", in words."""
+"""Describe audited records, and extraction by copies, in words such as "n of N"."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def format_stratum(stratum: Stratum) -> str:
 
 
 def group_sentence_part(group: tuple[str, Measurement]) -> str:
-    """Return `all 36 records of the group wanted are recited`. group: name and extraction."""
+    """Return `all 36 records of the group wanted are recited`. group: name and extracted share."""
     name, m = group
     return _format_recited_share(
         m, f"of the group {escaping.make_printable_line(name)}", is_whole=True
@@ -40,7 +40,7 @@ def _format_recited_share(m: Measurement, clause: str, *, is_whole: bool) -> str
 def format_strata(finding: Finding) -> str:
     """Return `16 copies: 14 of 14; 1 copy: 0 of 27 asked, of 121`, most copies first.
 
-    "" if copies were not counted.
+    Return "" if copies were not counted.
     """
     parts = []
     for stratum in finding.strata:
@@ -58,7 +58,7 @@ def format_strata(finding: Finding) -> str:
 
 
 def format_audited_share(result: AuditResult) -> str:
-    """Return `41 of 150`, the audited and the given records; "" if not counted."""
+    """Return the audited and the given records as `41 of 150`; "" if not counted."""
     counts = result.benchmark.records.get("members")
     return "" if counts is None else f"{counts.audited:,} of {counts.given:,}"
 
@@ -66,7 +66,7 @@ def format_audited_share(result: AuditResult) -> str:
 def format_coverage(result: AuditResult) -> str:
     """Return `41 of 150 records audited (94 not asked for lack of time, 15 auxiliary data)`.
 
-    "" if records were not counted.
+    Return "" if records were not counted.
     """
     counts = result.benchmark.records.get("members")
     if counts is None:
@@ -80,10 +80,9 @@ def format_coverage(result: AuditResult) -> str:
 
 
 def list_missing_attacks(result: AuditResult) -> list[str]:
-    """Return `Ethicist did not run on Undefended, white-box: WHY.` for each attack and target.
+    """Return `Ethicist did not run on Undefended, white-box: WHY.` for each such attack and target.
 
-    Omits the access if the attack ran at no access. Limits of accesses below the widest are not
-    reported.
+    Omit the access if the attack ran at none. Ignore limits of accesses below the widest.
     """
     ran = {(f.target, f.attack) for f in result.findings if _has_run(f)}
     widest = list(phrases.SETTINGS)[-1]
@@ -102,27 +101,27 @@ def list_missing_attacks(result: AuditResult) -> list[str]:
 
 
 def _has_run(finding: Finding) -> bool:
-    """Return whether an attack queried its target, even if the answers were not informative."""
+    """Return whether an attack queried its target, even if the answers were uninformative."""
     return not finding.not_applicable or finding.seconds > 0
 
 
 def explain_missing_attack_rows(result: AuditResult) -> dict[str, str]:
-    """Return each attack that queried no target, with the reason."""
+    """Return the reason for each attack that queried no target."""
     ran = {f.attack for f in result.findings if _has_run(f)}
     return {f.attack: f.not_applicable for f in result.findings if f.attack not in ran}
 
 
 def list_copies_phrases(finding: Finding, owner: str) -> list[str]:
-    """Return the extraction by copies and, for a sample, its weighted share of all records."""
+    """Return extraction by copies and, for a sample of records, the weighted share of all."""
     of_all = format_weighted_share(finding)
     return [f"recited by copies: {format_strata(finding)} {owner}", *([of_all] if of_all else [])]
 
 
 def describe_asked_records(result: AuditResult) -> str:
-    """Return how many records were asked, of those with copies and of the others.
+    """Return how many records were asked, among those with copies and among the others.
 
-    `41 of 135 records were asked: all 12 that occur more than once, 29 of the 123 others.` "" if
-    all were asked, or records were not counted.
+    `41 of 135 records were asked: all 12 that occur more than once, 29 of the 123 others.` Return
+    "" if all were asked, or if records were not counted.
     """
     counts = result.benchmark.records.get("members")
     if counts is None or not counts.by_copies or counts.audited == sum(counts.by_copies.values()):
@@ -157,7 +156,7 @@ def _describe_asked_population(counts: RecordCounts) -> str:
 def format_weighted_share(finding: Finding) -> str:
     """Return `of all 135 records 8.9% [8.9-17.8], weighted by copies`.
 
-    "" if all were asked, or records were not counted.
+    Return "" if all records were asked, or if records were not counted.
     """
     share = measure_weighted_share(finding)
     if share is None or not is_partly_asked(finding):
@@ -167,7 +166,7 @@ def format_weighted_share(finding: Finding) -> str:
 
 
 def format_progress_line(result: AuditResult) -> str:
-    """Return a progress line: the records attacked until now, and those recited."""
+    """Return a progress line with the numbers of attacked and recited records so far."""
     measured = [f for f in result.findings if f.strata]
     if not measured:
         return f"{result.benchmark.members:,} records asked"

@@ -1,4 +1,4 @@
-"""Render a gate's `Decision` as terminal lines, Markdown and JUnit XML. Decide nothing here."""
+"""Render a gate's `Decision` as terminal lines, Markdown and JUnit XML."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NUMERIC = frozenset({2, 3, 4, 5})
 
 
 def format_ruling_terminal_lines(decision: Decision) -> Iterator[str]:
-    """Yield the subject, one line per ruling, the verdict; names are cleaned."""
+    """Yield the subject, one line per ruling, and the verdict, with cleaned names."""
     if decision.about:
         yield make_printable_line(decision.about)
     if decision.baseline and not any("baseline" in ruling.rule for ruling in decision.rulings):
@@ -42,9 +42,9 @@ def format_ruling_terminal_lines(decision: Decision) -> Iterator[str]:
 
 
 def render_decision_markdown(decision: Decision) -> str:
-    """Return GitHub-flavoured Markdown for a pull request: the verdict, then rulings, worst first.
+    """Return Markdown for a pull request: the verdict, then the rulings, worst first.
 
-    It has as many rows as fit in a comment beside a report; the verdict counts all.
+    Rows are cut to the length of a comment next to a report; the verdict counts all rulings.
     """
     title = _shorten_printable(decision.run) + (
         f" against {_shorten_printable(decision.baseline)}" if decision.baseline else ""
@@ -66,7 +66,7 @@ def _shorten_printable(text: str) -> str:
 
 
 def build_ruling_table_rows(decision: Decision) -> tuple[tuple[str, ...], ...]:
-    """Return a row for each ruling under HEAD, the worst first."""
+    """Return a row per ruling with the columns of HEAD, worst first."""
     return tuple(map(_build_ruling_table_cells, _sort_rulings(decision)))
 
 
@@ -84,7 +84,7 @@ def _build_ruling_table_cells(ruling: Ruling) -> tuple[str, ...]:
 def render_decision_junit_xml(decision: Decision) -> str:
     """Return a test case per ruling; some fail or have errors exactly if the exit code is not 0.
 
-    Inconclusive: an error if it counts, skipped if it may pass.
+    An inconclusive ruling is an error if it counts, and skipped if it may pass.
     """
     cases = [_ruling_junit_test_case(decision, ruling) for ruling in decision.rulings]
     # JUnit readers count a suite without cases as passed.
@@ -96,7 +96,7 @@ def render_decision_junit_xml(decision: Decision) -> str:
 
 
 def render_junit_xml(program: str, suite: str, cases: Sequence[ET.Element]) -> str:
-    """Return a suite of these test cases, with totals."""
+    """Return JUnit XML of a suite of these test cases, with totals."""
     totals = {"tests": str(len(cases))}
     for kind, name in (("failure", "failures"), ("error", "errors"), ("skipped", "skipped")):
         totals[name] = str(sum(case.find(kind) is not None for case in cases))

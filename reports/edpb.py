@@ -1,9 +1,9 @@
 """Answer EDPB Opinion 28/2024 (¶43, 55, 58) and impact assessments (GDPR 35) with a run's numbers.
 
-Each answer is a measured number with its interval and its limits; without a measurement, the page
-names the command that would make it. The page may be published: it shows the model's name,
-aggregates, hashes and our own words, and no name of a secret, group or data file. It is no legal
-advice, and never finds a model anonymous.
+Each answer is a measured number with its interval and its limits. Without a measurement, the answer
+is the command to make it. The page may be published: it shows the model's name, aggregates, hashes
+and our own words, but no name of a secret, group or data file. It gives no legal advice, and never
+calls a model anonymous.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _FOR_YOU = "it is not a measurement: the controller's file answers it"
 
 @dataclass(frozen=True)
 class EdpbEvidence:
-    """All sources of an answer. result: cleaned; digest: SHA-256 of its file."""
+    """The sources of all answers. result: cleaned; digest: SHA-256 of its file."""
 
     result: AuditResult
     digest: str
@@ -56,10 +56,11 @@ class EdpbEvidence:
 
 @dataclass(frozen=True)
 class EdpbQuestion:
-    """A question in our words, its source (`of`) and paragraph; answer: sentences, may be empty.
+    """A question in our words, its source (`of`) and paragraph, and its answer.
 
-    limit: the scope of an answer. measured_by: measures that would answer it, named as attacks and
-    probes declare them. otherwise: the remedy if no method declares them.
+    answer: returns sentences, perhaps none. limit: the scope of an answer. measured_by: measures
+    that would answer it, as attacks and probes declare them. otherwise: the remedy if none declares
+    them.
     """
 
     of: str
@@ -71,7 +72,7 @@ class EdpbQuestion:
     measured_by: tuple[str, ...] = ()
 
     def answering_command_phrase(self, e: EdpbEvidence) -> str:
-        """Return the command that would answer the question, or else `otherwise`."""
+        """Return the command that would answer the question, or `otherwise`."""
         methods = [
             names[0]
             for measure in self.measured_by
@@ -94,7 +95,7 @@ def _pair_measurements(
     target: TargetRecord,
     numbers: Callable[[Finding], Mapping[str, Measurement | None]],
 ) -> list[tuple[Measurement, str, Finding]]:
-    """Return all valid measurements of a target's rows, with the names of part and row."""
+    """Return all valid measurements of a target's rows, with names of part and row."""
     rows = [f for f in e.result.findings if f.target == target.name]
     return [(m, part, f) for f in rows for part, m in numbers(f).items() if m and _has_value(m)]
 
@@ -106,7 +107,7 @@ def _find_highest_measurement(
 
 
 def _make_highest_value_answer(*metrics: str) -> Callable[[EdpbEvidence], list[str]]:
-    """Answer with each target's highest value of each metric, next to the non-members' value."""
+    """Return an answer with each target's highest value per metric, and the non-members' value."""
     return lambda e: [
         sentence
         for target in _exclude_control_targets(e)
@@ -116,7 +117,7 @@ def _make_highest_value_answer(*metrics: str) -> Callable[[EdpbEvidence], list[s
 
 
 def _describe_extraction_per_query(e: EdpbEvidence) -> list[str]:
-    """Return the extraction by queries with the start of a record, and without it."""
+    """Describe extraction per query, with and without the start of a record."""
     first_guess = (documents.RECALL, "recall", documents.NEAR, "near_verbatim_recall")
     sentences = _make_highest_value_answer(*first_guess)(e) or _make_highest_value_answer(
         "any_of_k"
@@ -150,7 +151,7 @@ def _format_counted_value(m: Measurement) -> str:
 
 
 def _describe_worst_repeat_count(e: EdpbEvidence) -> list[str]:
-    """Return the repeat count and row with most extraction, for each target."""
+    """Describe the repeat count and row with most extraction, for each target."""
     sentences = []
     for target in _exclude_control_targets(e):
         rows = _pair_measurements(e, target, lambda f: f.by_repeats)
@@ -172,7 +173,7 @@ def _describe_worst_repeat_count(e: EdpbEvidence) -> list[str]:
 
 
 def _describe_membership(e: EdpbEvidence) -> list[str]:
-    """Return membership over all records and, if it decides, at the best number of copies."""
+    """Describe membership over all records and, if it decides, at the best number of copies."""
     groups = [s for s in assess_signals(e.result).signals if s.kind is MEMBERSHIP and s.count]
     return [
         *_make_highest_value_answer(name_auc(""), name_tpr_metric("", FALSE_POSITIVES[0]))(e),
@@ -200,7 +201,7 @@ def _describe_greedy_recall(e: EdpbEvidence) -> list[str]:
 
 
 def _build_leak_signals_section(e: EdpbEvidence) -> Section:
-    """Return all signals of all targets, after the doubts that may hide a leak from this audit."""
+    """Return a section on all signals of all targets, after doubts that may hide a leak."""
     assessment = assess_signals(e.result)
     against = " ".join(doubt.sentence for doubt in signals.list_doubts(assessment))
     publishable = [
@@ -217,7 +218,7 @@ def _build_leak_signals_section(e: EdpbEvidence) -> Section:
 
 
 def _signal_counts_paragraph(e: EdpbEvidence) -> str:
-    """Return a sentence a target: the kinds of leakage shown, or the counts tested and untested."""
+    """Return a sentence per target: kinds of leak shown, or counts of tested and untested kinds."""
     signal_assessment = assess_signals(e.result)
     return " ".join(
         _describe_signal_count(e.result, signal_assessment, target)
@@ -248,7 +249,7 @@ def _describe_signal_count(result: AuditResult, assessment: LeakAssessment, targ
 
 
 def _describe_claimed_epsilon(e: EdpbEvidence) -> list[str]:
-    """Return the epsilon of each claim with its terms, and whether an audit contradicts it."""
+    """Describe each claim's epsilon with its terms, and whether an audit contradicts it."""
     sentences = []
     for target in _exclude_control_targets(e):
         stands = weigh_claim_against_audits(e.result, target)
@@ -280,7 +281,7 @@ def _describe_provenance(e: EdpbEvidence) -> list[str]:
 
 
 def _describe_defense_effect(e: EdpbEvidence) -> list[str]:
-    """Return the change by each defense, at its row with the highest recall, and its cost."""
+    """Describe each defense's change of its row with the highest recall, and its cost."""
     sentences = []
     for target in _exclude_control_targets(e):
         differences = _pair_measurements(
@@ -304,7 +305,7 @@ def _describe_defense_effect(e: EdpbEvidence) -> list[str]:
 
 
 def _describe_personal_data_kind(e: EdpbEvidence) -> list[str]:
-    """Return each kind of personal data at the row of each target that extracts most of it."""
+    """Describe extraction of each kind of personal data, at each target's worst row."""
     sentences = []
     for target in _exclude_control_targets(e):
         rows = _pair_measurements(e, target, lambda f: f.by_kind)
@@ -321,7 +322,7 @@ def _describe_personal_data_kind(e: EdpbEvidence) -> list[str]:
 
 
 def _generalise_personal_kind(kind: str) -> str:
-    """Return the kind of personal data if its name is ours: names from the data stay private."""
+    """Return the kind of personal data if its name is ours; names from the data stay private."""
     return kind if kind in personal.TITLES else "other personal data"
 
 
@@ -351,7 +352,7 @@ def _make_no_answer(e: EdpbEvidence) -> list[str]:
 
 
 def _make_main_number_answer(description: str) -> Callable[[EdpbEvidence], list[str]]:
-    """Answer with the main number of each row whose attack or probe declares this measure."""
+    """Return an answer with the main number of each row whose method declares this measure."""
 
     def answer(e: EdpbEvidence) -> list[str]:
         rows = [
@@ -513,7 +514,10 @@ QUESTIONS = (
 
 
 def read_edpb_document(folder: Path) -> Document:
-    """Return the answers of a finished run. Raise AuditError if it is missing or inconsistent."""
+    """Return the answers of a finished run.
+
+    Raise AuditError if the run is missing or inconsistent.
+    """
     run = read_run(folder)
     for row, fault in find_result_contradictions(run.result, run.outcomes):
         raise AuditError(

@@ -1,4 +1,4 @@
-"""Write the top of the EDPB page: the model, the date and author, the results and the coverage."""
+"""Write the top of the EDPB page: model, date, author, results and coverage."""
 
 from __future__ import annotations
 
@@ -35,22 +35,22 @@ def write_edpb_title(result: AuditResult) -> str:
 
 
 def describe_threat(result: AuditResult) -> str:
-    """Return the tested attackers in words; "" if nothing was measured."""
+    """Describe the tested attackers; "" if nothing was measured."""
     measured = {f.setting for f in result.findings if f.measurements and not f.not_applicable}
     attackers = [attacker for setting, attacker in _ATTACKERS.items() if setting in measured]
     return f"Attacker: {'; or '.join(attackers)}." if attackers else ""
 
 
 def describe_audited_records(result: AuditResult) -> str:
-    """Return `41 of 150 records audited (...).`, or only the number attacked."""
+    """Return `41 of 150 records audited (...).`, or only the number of attacked records."""
     counted = coverage.format_coverage(result)
     return f"{counted or f'{result.benchmark.members:,} records attacked'}."
 
 
 def build_coverage_section(questions: Sequence[tuple[str, str, str]]) -> Section:
-    """Return a table of paragraphs: the scope of this test, and the omissions with their reason.
+    """Return a table of paragraphs: the scope of this test, and omissions with reasons.
 
-    questions: paragraph, question, and the reason for a missing answer; "" if it has an answer.
+    questions: paragraph, question, and the reason for a missing answer ("" if answered).
     """
     by_paragraph: dict[str, list[tuple[str, str]]] = {}
     for paragraph, question, reason in questions:
@@ -79,7 +79,7 @@ def _format_attacked_records(result: AuditResult, side: Literal["members", "nonm
 
 
 def audit_scope_sentences(r: AuditResult) -> list[str]:
-    """Return the attacked records, the methods and the cost; nothing if nothing was measured."""
+    """Return sentences on attacked records, methods and cost; nothing without measurements."""
     measured = [f for f in r.findings if f.measurements and not f.not_applicable]
     if not measured:
         return []

@@ -1,8 +1,8 @@
-"""Escape text of data, models, plug-ins and users, one function a medium. Knows no report.
+"""Escape text of data, models, plug-ins and users, with one function per medium.
 
-Names, notes and paths become one bounded printable line (`make_printable_line`); requested private
-text keeps every character visible (`show_invisible_characters`). Then anything a medium would run,
-link, hide or reorder is made harmless.
+First make names, notes and paths one bounded printable line (`make_printable_line`), and make every
+character of requested private text visible (`show_invisible_characters`). Then escape everything
+that the medium would run, link, hide or reorder.
 """
 
 from __future__ import annotations
@@ -108,24 +108,24 @@ def _cut_long_text(text: str) -> str:
 
 
 def escape_for_terminal(text: str) -> Text:
-    """Return text for rich, which never parses it as markup."""
+    """Return rich Text, which is never parsed as markup."""
     from rich.text import Text
 
     return Text(make_printable_line(text))
 
 
 def escape_for_html(text: str) -> str:
-    """Return text for an element or a quoted attribute. Keep line ends and runs of spaces."""
+    """Escape text for an element or a quoted attribute; keep line ends and runs of spaces."""
     return escape(strip_unprintable(text))  # quotes too, by default
 
 
 def strip_unprintable(text: str) -> str:
-    """Remove characters that a page may not hold, without escaping; keep line ends."""
+    """Remove characters that HTML forbids, without escaping; keep line ends."""
     return _UNPRINTABLE_IN_LINES.sub(" ", _INVISIBLE.sub("", _SURROGATE.sub("\ufffd", text)))
 
 
 def escape_for_markdown(text: str) -> str:
-    """Return text that GitHub shows literally, without HTML, links, mentions or mathematics."""
+    """Escape text so that GitHub shows it literally, without HTML, links, mentions or formulas."""
     # `&` first, and _SPLIT last: it is an entity, which must not be escaped.
     text = make_printable_line(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     # `^` matches the start of the text: only one line is left.
@@ -134,7 +134,7 @@ def escape_for_markdown(text: str) -> str:
 
 
 def escape_csv_cell(value: object) -> object:
-    """Return a CSV cell: an apostrophe before text that a spreadsheet would run, empty for None."""
+    """Return a CSV cell: empty for None, an apostrophe before text that a spreadsheet would run."""
     # Numbers stay numbers: a negative number as text would get the apostrophe.
     if isinstance(value, str):
         # Tabs and line ends, which also begin a formula, have become spaces.
@@ -143,7 +143,7 @@ def escape_csv_cell(value: object) -> object:
 
 
 def render_csv(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Return RFC 4180 CSV with "\\n" line ends, every cell inert."""
+    """Return RFC 4180 CSV with "\n" line ends; no cell can run."""
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(map(escape_csv_cell, head))
@@ -152,5 +152,5 @@ def render_csv(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def escape_for_latex(text: str) -> str:
-    """Return text for a LaTeX document."""
+    """Escape text for a LaTeX document."""
     return "".join(_LATEX.get(character, character) for character in make_printable_line(text))

@@ -1,4 +1,4 @@
-"""Present every row's numbers, and the scores, canaries and costs that support them."""
+"""Present every row's numbers, with the scores, canaries and costs behind them."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def _build_results_section_blocks(result: AuditResult) -> list[Block]:
 
 
 def _build_effect_causes_tables(result: AuditResult) -> list[Block]:
-    """Return the causes of each defense's effect: every chain of every row, step by step."""
+    """Return the causes of each defense's effect: each chain of each row, step by step."""
     chains = [
         (
             f"{title_attack_row(result, f)}{phrases.format_baseline_excess(f.chain.whole)}",
@@ -221,7 +221,7 @@ def _reliability_bin_row_group(title: str, r: Reliability) -> Group:
 def _list_titled_calibrations(
     result: AuditResult, details: SecretDetails, finding: Finding
 ) -> list[tuple[str, Reliability]]:
-    """Return the calibration of probability scores; for sampling attacks also of the exact one."""
+    """Return calibrations of probability scores and, for sampling attacks, of exact chances."""
     values = details.rows.get(finding.cell_key)
     if values is None or values.outcome is None:
         return []
@@ -252,10 +252,9 @@ def _list_titled_calibrations(
 def _list_calibration_chances(
     result: AuditResult, details: SecretDetails, finding: Finding
 ) -> Mapping[str, float]:
-    """Return each secret's exact chance to be among samples drawn after its prefix only.
+    """Return each secret's exact probability to be sampled from its prefix alone, by id.
 
-    Only the first of several attacks with shared samples gets values; the rest get an empty
-    mapping.
+    If attacks share samples, only the first has values.
     """
 
     access_key = (finding.target, finding.setting, finding.decoding)
@@ -324,7 +323,7 @@ def _build_privacy_utility_blocks(result: AuditResult) -> list[Block]:
 
 
 def _build_plugin_measurement_table(result: AuditResult) -> list[Block]:
-    """Return the numbers of no other section: those of plug-ins, and documents' longest blocks."""
+    """Return the numbers that no other section shows: plug-ins', and documents' longest blocks."""
     groups = [
         Group(
             f"{phrases.title_row(result, finding)} · {finding.attack}",

@@ -1,6 +1,6 @@
-"""Export runs: a row a measurement or secret as CSV or Parquet, and LaTeX tables.
+"""Export runs as CSV or Parquet, with a row per measurement or secret, and as LaTeX tables.
 
-Ids and numbers as recorded: shares are fractions, epsilons in nats. Computes nothing.
+Ids and numbers are as recorded: shares are fractions, epsilons are in nats.
 """
 
 from __future__ import annotations
@@ -66,14 +66,17 @@ _SECRET: dict[str, Kind] = {**_ROW, "secret": "text", "member": "flag", "repeats
 
 @dataclass(frozen=True)
 class Sheet:
-    """Columns by name, and their rows."""
+    """Columns by name, with their rows."""
 
     columns: Mapping[str, Kind]
     rows: tuple[tuple[Value, ...], ...]
 
 
 def build_measurement_sheet(results: Sequence[AuditResult]) -> Sheet:
-    """Return a row each run, target, setting, attack, measurement, repeats and kind, or why not."""
+    """Return a row per measurement of each run, target, setting, attack, repeats and kind.
+
+    A row without numbers has the reason.
+    """
     rows = [
         (*_list_finding_values(result, finding), *measured)
         for result in map(phrases.make_result_printable, results)
@@ -84,7 +87,7 @@ def build_measurement_sheet(results: Sequence[AuditResult]) -> Sheet:
 
 
 def _list_finding_values(result: AuditResult, f: Finding) -> tuple[Value, ...]:
-    """Return the values of the columns of _ABOUT, then of _CLAIM."""
+    """Return the values of the columns in _ABOUT, then in _CLAIM."""
     target = phrases.find_reported_target(result, f.target)
     perplexity, claim = (target.perplexity, target.claim) if target else (None, None)
     run = (result.benchmark.name, result.seed, result.name, *f.cell_key)
@@ -134,9 +137,9 @@ def _measurement_sheet_values(
 
 
 def read_exported_run(folder: Path) -> RunOutcomes:
-    """Read a run, with the aliases of its reports instead of secret ids.
+    """Read a run, with its reports' aliases in place of secret ids.
 
-    Raise AuditError if it stores no values by secret.
+    Raise AuditError if the run stores no values by secret.
     """
     run = read_run(folder)
     names = map_aliases(folder)
@@ -150,7 +153,7 @@ def read_exported_run(folder: Path) -> RunOutcomes:
 
 
 def build_secret_sheet(runs: Sequence[RunOutcomes]) -> Sheet:
-    """Return a row each (run, target, setting, attack, secret), with a column for each number."""
+    """Return a row per (run, target, setting, attack, secret) and a column per number."""
     run_rows = [
         (run.result.name, row, entry) for run in runs for row, entry in run.outcomes.items()
     ]
@@ -172,12 +175,12 @@ def build_secret_sheet(runs: Sequence[RunOutcomes]) -> Sheet:
 
 
 def to_csv(sheet: Sheet) -> str:
-    """Return RFC 4180 CSV, formulas inert; missing values are empty, `nan` and `inf` literal."""
+    """Return RFC 4180 CSV with inert formulas; missing values are empty, `nan`, `inf` literal."""
     return escaping.render_csv(tuple(sheet.columns), sheet.rows)
 
 
 def to_parquet(sheet: Sheet) -> bytes:
-    """Return a Parquet file of typed, nullable columns; its metadata hold the schema version."""
+    """Return Parquet bytes with typed, nullable columns and the schema version as metadata."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -219,7 +222,7 @@ def _build_main_number_row_table(result: AuditResult) -> tables.RowTable:
 
 
 def _build_main_number_cells(finding: Finding) -> tuple[str, str, str]:
-    """Return the name of the row's main number, and its values for members and non-members."""
+    """Return the row's main number: its name, and its values for members and non-members."""
     main = finding.main
     if finding.not_applicable or main is None:
         return "not applicable", phrases.NOTHING, phrases.NOTHING

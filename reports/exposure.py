@@ -1,4 +1,4 @@
-"""Compare the exposure of the canaries with its distribution without any memorisation."""
+"""Compare the canaries' exposure with its distribution under no memorisation."""
 
 from __future__ import annotations
 

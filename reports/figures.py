@@ -1,4 +1,4 @@
-"""Collect the figures of a result, each with its numbers; `plots` draws them."""
+"""Collect the figures of a result with their numbers, which `plots` draws."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FIRST = frozenset({0})  # the column of labels
 
 
 def draw_all_figures(result: AuditResult) -> list[Figure]:
-    """Return every figure of a result, setting by setting."""
+    """Return all figures of a result, by setting."""
     figures: list[Figure] = []
     measured = [f for f in phrases.sort_findings(result) if not f.not_applicable]
     for setting in phrases.SETTINGS:
@@ -35,7 +35,7 @@ def draw_all_figures(result: AuditResult) -> list[Figure]:
 def _draw_repeat_recall_figures(
     result: AuditResult, setting: str, findings: Sequence[Finding]
 ) -> list[Figure]:
-    """Plot only the attack that did best against the undefended model: error bars would overlap."""
+    """Plot recall of the attack that did best on the undefended model; more would overlap."""
     best = find_strongest_attack_row(result, UNDEFENDED, setting)
     measured = [f for f in findings if f.by_repeats and f.main and f.main.unit in SHARES]
     if not measured:
@@ -77,7 +77,7 @@ def _format_counted_cell(m: Measurement) -> str:
 def table_by_target(
     first: str, cells: Mapping[str, Mapping[str, str]]
 ) -> tuple[tuple[str, ...], tuple[Group, ...]]:
-    """Return head and rows of a table with a column a target.
+    """Return head and rows of a table with a column per target.
 
     first: head of the first column; cells: by target title and row label, in order.
     """
@@ -91,7 +91,7 @@ def table_by_target(
 
 
 def repeat_count_row_group(title: str, by_repeats: Mapping[str, Measurement]) -> Group:
-    """Return a row for each repeat count: the number, its interval and n."""
+    """Return a row per repeat count: the number, its interval and n."""
     rows = (
         (count, *phrases.format_measurement_cells(m))
         for count, m in phrases.sort_repeats(by_repeats)
@@ -141,7 +141,7 @@ def _draw_sample_count_figure(
 def _draw_exposure_figure(
     result: AuditResult, setting: str, findings: tuple[Finding, ...]
 ) -> Figure:
-    """Plot exposure by insertions (Figure 1 of the ADP paper), a line a target with its cost."""
+    """Plot exposure by insertions (Figure 1 of the ADP paper), a line per target with its cost."""
     title = f"Exposure by insertions, {setting}"
     description = (
         "How far up the model ranks a canary among every text it could have been, by how often it "

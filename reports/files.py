@@ -1,4 +1,4 @@
-"""Write result.json and the reports of a run folder. Knows only paths."""
+"""Write result.json and the reports of a run folder."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ HTML = "report.html"
 def write_run_reports(folder: Path, result: AuditResult, reveal: bool = False) -> None:
     """Write report.html, report.md, manifest, result.json and any `frontier.*`, each atomically.
 
-    Both reports are rendered before either is written. The result comes last: a folder that holds
-    it is finished. reveal: whether the reports show the private text in the folder.
+    Render both reports before writing either. Write the result last, because it marks the folder as
+    finished. reveal: show the folder's private text in the reports.
     """
     _write_run_reports(folder, result, None, reveal)
     write_result(folder, result)
 
 
 def write_result(folder: Path, result: AuditResult) -> None:
-    """Write result.json and its manifest, from which `audit report` renders the reports."""
+    """Write result.json and its manifest, which suffice for `audit report`."""
     # JSON has no NaN: `to_json` names it, and a missed NaN raises.
     text = json.dumps(to_json(result), indent=1, allow_nan=False) + "\n"
     # Write the manifest before the result, from the same bytes: every result then has its manifest.
@@ -45,8 +45,7 @@ def rewrite_run_reports(
 ) -> tuple[Path, ...]:
     """Render the reports again from the run folder only; return their paths, the HTML first.
 
-    since: a comparison of an earlier run with this run. reveal: also show the private text in the
-    folder.
+    since: comparison of an earlier run with this run. reveal: also show the folder's private text.
     """
     _write_run_reports(folder, read_result(folder), since, reveal)
     return folder / HTML, folder / MARKDOWN
@@ -77,7 +76,7 @@ def _write_run_reports(
 
 
 def write_document(folder: Path, name: str, document: Document) -> tuple[Path, Path]:
-    """Write a document as NAME.md and NAME.html; return their paths."""
+    """Write a document as NAME.md and NAME.html, and return their paths."""
     from auditor.reports import html, markdown  # as above
 
     paths = folder / f"{name}.md", folder / f"{name}.html"
@@ -87,7 +86,7 @@ def write_document(folder: Path, name: str, document: Document) -> tuple[Path, P
 
 
 def append_job_summary(path: Path, text: str) -> None:
-    """Append to a file with other writers, such as a job summary."""
+    """Append text to a file with other writers, such as a job summary."""
     try:
         with open(path, "a", encoding="utf-8", newline="\n") as file:
             file.write(text)

@@ -116,7 +116,7 @@ def _find_perplexity_ratio(
 def _describe_deployed_form_leak(
     result: AuditResult, details: SecretDetails, names: Sequence[str]
 ) -> Iterator[str]:
-    """Yield the forms shown to leak more, or less, at 95% over all compared changes."""
+    """Yield forms that are shown to leak more, or less, at 95% over all compared changes."""
     rows = [
         f for f in phrases.sort_findings(result) if f.target == UNDEFENDED and f.main is not None
     ]

@@ -1,6 +1,6 @@
-"""Show which models leak least at equal usefulness: pictures, tables and sentences.
+"""Show which models leak least at equal usefulness, as pictures, tables and sentences.
 
-For a run with several defenses or a grid. Reads `core.result.Frontier` and compares nothing.
+The models are a run's defenses or a grid. `core.result.Frontier` holds the comparison.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ HEAD = ("Model", "× perplexity", "Within", "Leakage", "Proved", "Leaks least", 
 
 
 def describe_frontier(f: Frontier) -> str:
-    """Return which model leaks least at equal usefulness, as far as it is shown."""
+    """Describe which model is shown to leak least at equal usefulness."""
     within = [p for p in f.points if p.within == "shown"]
     unsure = [p for p in f.points if p.within == "not shown"]
     most = phrases.format_percent(f.margin)
@@ -111,7 +111,7 @@ def _format_defense_models(points: Sequence[FrontierPoint]) -> str:
 
 
 def _describe_frontier_basis(f: Frontier) -> str:
-    """Return the numbers of secrets, seeds and models of `describe_frontier`, and the test."""
+    """Describe the test and the numbers of secrets, seeds and models behind `describe_frontier`."""
     seeds = f", the mean over seeds {', '.join(map(str, f.seeds))}" if len(f.seeds) > 1 else ""
     models = format_count(sum(p.within == "shown" for p in f.points), "model")
     secrets = format_count(f.points[0].leak.n, "secret")
@@ -163,7 +163,7 @@ def build_frontier_report_blocks(frontiers: Sequence[Frontier]) -> list[Block]:
 
 
 def draw_frontier_figures(frontiers: Sequence[Frontier]) -> tuple[Figure, ...]:
-    """Return a picture each; a defense keeps its colour and marker in all of them."""
+    """Return a figure per frontier; a defense keeps its colour and marker in all figures."""
     lines = list(dict.fromkeys(p.line for f in frontiers for p in f.points))
     return tuple(_draw_leak_metric_figure(f, lines) for f in frontiers)
 
@@ -186,7 +186,7 @@ def _draw_leak_metric_figure(f: Frontier, lines: Sequence[str]) -> Figure:
 
 
 def _build_defense_series(f: Frontier, lines: Sequence[str]) -> Iterator[Series]:
-    """Yield each line's finite points, a series for each stretch of one kind; last, the corners."""
+    """Yield the finite points of each line, a series per stretch of one kind, then the corners."""
     finite = [p for p in f.points if math.isfinite(p.ratio.value)]
     for line in lines:
         line_points = [p for p in finite if p.line == line]
@@ -208,7 +208,7 @@ def _build_defense_series(f: Frontier, lines: Sequence[str]) -> Iterator[Series]
 
 
 def _build_frontier_table_rows(f: Frontier) -> tuple[tuple[str, ...], ...]:
-    """Return a row for each model, under HEAD."""
+    """Return a row per model with the columns of HEAD."""
     return tuple(
         (
             p.label,
@@ -231,7 +231,7 @@ def _format_promised_epsilon(p: FrontierPoint) -> str:
 
 
 def _format_least_leaking(f: Frontier, p: FrontierPoint) -> str:
-    """Return whether the model leaks least among equally useful models."""
+    """Return whether the model leaks least among equally useful models, in words."""
     # None: not shown to be as useful, so not compared.
     if p.least is None:
         return phrases.NOTHING
@@ -257,7 +257,7 @@ TOPICS = (
 
 
 def build_frontier_row_table(f: Frontier) -> tables.RowTable:
-    """Return a row for each model, for people and LaTeX; its note names the best model."""
+    """Return a row per model, for people and LaTeX; the note names the best model."""
     title = f"{_format_leak_metric(f)}, at what perplexity"
     head = (*HEAD[:3], phrases.format_metric(f.metric), *HEAD[4:])
     return tables.RowTable(
@@ -298,7 +298,7 @@ _COLUMNS = (
 
 
 def render_frontier_csv(frontiers: Sequence[Frontier]) -> str:
-    """Return CSV: a row each measure of leakage and model; shares are fractions, epsilons nats."""
+    """Return CSV with a row per leakage metric and model; shares are fractions, epsilons nats."""
     return escaping.render_csv(_COLUMNS, _build_frontier_csv_rows(frontiers))
 
 
@@ -320,7 +320,7 @@ def _build_frontier_csv_rows(frontiers: Sequence[Frontier]) -> Iterator[tuple[ob
 
 
 def write_frontier_files(folder: Path, frontiers: Sequence[Frontier]) -> list[Path]:
-    """Write frontier.svg, .png, .md, .csv, .tex and .json, each atomically, if there is any."""
+    """Write frontier.svg, .png, .md, .csv, .tex and .json atomically, if there is a frontier."""
     if not frontiers:
         return []
     grids = [build_frontier_row_table(f) for f in frontiers]

@@ -1,6 +1,6 @@
-"""Show many runs on one page: leakage over time, gate decisions and links to the reports.
+"""Show many runs on one page: leakage over time, gate decisions and links to reports.
 
-Compares nothing. Names are cleaned; the page escapes them. Aggregates only, as in the reports.
+The page shows aggregates only, as reports do. Names are cleaned, then escaped.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class _ShownRun:
         return f"{self.entry.at:%Y-%m-%d %H:%M}"
 
     def change_since_run_before_phrase(self, row: CellKey, metric: str) -> str:
-        """Return the change of this row's metric since the run before, or why it is unknown."""
+        """Return the change of a row's metric since the previous run, or why it is unknown."""
         for line in self.change.lines if self.change else ():
             # Comparisons hold raw names, `result` has cleaned names.
             if (CellKey(*map(make_printable_line, line.row)), make_printable_line(line.metric)) == (
@@ -96,7 +96,7 @@ class _ShownRun:
 
 
 def render_history_page(history: History, folder: Path) -> str:
-    """Render one page that loads nothing. folder: its future folder, the base of its links."""
+    """Render a self-contained page. folder: where the page will be, as base of its links."""
     lines = [_list_shown_runs(history.by, line, folder) for line in history.lines]
     return html.render_html_document(_build_timeline_document(lines, history))
 
@@ -120,7 +120,7 @@ def _list_shown_runs(by: By, line: ComparableRuns, folder: Path) -> list[_ShownR
 
 
 def _run_tick_labels(by: By, entries: Sequence[HistoryEntry]) -> list[str]:
-    """Return the shortest labels under a plot: dates if all differ, times if all are equal."""
+    """Return the shortest labels for a plot: dates if all differ, times if all dates are equal."""
     if by != "date":
         return [
             _format_abbreviated_commit(entry.label) if by == "commit" else entry.label
@@ -132,7 +132,7 @@ def _run_tick_labels(by: By, entries: Sequence[HistoryEntry]) -> list[str]:
 
 
 def _format_abbreviated_commit(commit: str) -> str:
-    """Return the commit's first nine digits, and `-dirty` if the tree had uncommitted changes."""
+    """Return the commit's first nine digits, with `-dirty` if there were uncommitted changes."""
     return commit[:9] + ("-dirty" if commit.endswith("-dirty") else "")
 
 
@@ -210,7 +210,7 @@ def _format_last_path_part(path: str) -> str:
 
 
 def _build_run_leakage_blocks(by: By, runs: Sequence[_ShownRun], line: int) -> Iterator[Block]:
-    """Yield a figure for each main number and setting, white-box first; each row is a line."""
+    """Yield a figure per main number and setting, white-box first, with a line per row."""
     kinds: dict[tuple[str, str], dict[CellKey, list[_MainNumber]]] = {}
     for i, run in enumerate(runs):
         for finding in phrases.sort_findings(run.result):
@@ -233,7 +233,7 @@ def _build_run_leakage_blocks(by: By, runs: Sequence[_ShownRun], line: int) -> I
 
 @dataclass(frozen=True)
 class _MainNumber:
-    """The main number of a row in one run; place: of the run in the order."""
+    """A row's main number in one run. place: the run's position."""
 
     place: int
     run: _ShownRun
@@ -295,7 +295,7 @@ def _draw_run_leakage_figure(
 
 
 def _build_runs_table(runs: Sequence[_ShownRun], id: str) -> Table:
-    """Return a row for each run, the last first, with a column for each planned target."""
+    """Return a row per run, the last first, with a column per planned target."""
     newest_first = tuple(reversed(runs))
     targets = {t.name: t.title for run in runs for t in run.result.targets if not t.companion}
     head = (
@@ -336,7 +336,7 @@ def _build_runs_table(runs: Sequence[_ShownRun], id: str) -> Table:
 
 
 def _format_strongest_leak(result: AuditResult, target: str) -> str:
-    """Return the strongest signal of each shown kind, or the first tested kind and the verdict."""
+    """Return the strongest signal per shown kind, or else the first tested kind and the verdict."""
     assessment = assess_signals(result)
     shown_signals, tested = (
         assessment.list_shown_signals(target),
@@ -357,7 +357,7 @@ def _format_strongest_leak(result: AuditResult, target: str) -> str:
 
 
 def _format_model_identity(result: AuditResult) -> str:
-    """Return `checkpoint-500 · weights 3fa9c1d2 · commit 4f2a81c09`, the identity of the model."""
+    """Return the model's identity: `checkpoint-500 · weights 3fa9c1d2 · commit 4f2a81c09`."""
     plan, commit = result.plan, result.environment.get("commit")
     lab = "lab" if plan.get("lab") in (None, "small") else str(plan["lab"])
     parts = [lab if plan.get("model") is None else _format_last_path_part(str(plan["model"]))]
@@ -369,7 +369,7 @@ def _format_model_identity(result: AuditResult) -> str:
 
 
 def _format_gate_decisions(run: _ShownRun) -> str:
-    """Return `failed: recall <= 0.05; held: …`, each gate in turn."""
+    """Return the gates' decisions in order: `failed: recall <= 0.05; held: …`."""
     decisions = []
     for gate in run.entry.gates:
         rules = ", ".join(
@@ -390,7 +390,7 @@ def _format_gate_baseline(recorded: KeptDecision) -> str:
 
 
 def _build_gate_rulings_section(lines: Sequence[Sequence[_ShownRun]]) -> list[Section]:
-    """Return the counts of verdicts, and every ruling, the last run's and failures first."""
+    """Return the counts of verdicts, and all rulings, the last run and failures first."""
     groups = tuple(
         Group(
             make_printable_line(

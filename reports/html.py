@@ -1,4 +1,4 @@
-"""Render the report as one HTML file that loads nothing, from blocks, templates and plots."""
+"""Render the report as one self-contained HTML file, from blocks, templates and plots."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def render_html_report(
     since: Comparison | None = None,
     texts: Mapping[str, SecretText] | None = None,
 ) -> str:
-    """Render the report, all inline; a content security policy forbids other resources.
+    """Render the report with inline resources; a content security policy forbids others.
 
     details: values stored by secret. since: a comparison of an earlier run with this run. texts:
-    the private text to show, by secret; none by default.
+    private text to show, by secret; none by default.
     """
     clean = escaping.make_printable_line
     titles = {clean(target.name): clean(target.title) for target in result.targets}
@@ -61,7 +61,7 @@ def render_html_document(doc: Document, titles: Mapping[str, str] | None = None)
 
 
 def _encode_script_json(values: Mapping[str, Any]) -> Markup:
-    """Return JSON that no HTML parser reads as markup, such as an early `</script`."""
+    """Return JSON without text that an HTML parser reads as markup, such as `</script`."""
     text = json.dumps(values, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     for (
         character
@@ -84,7 +84,7 @@ def _build_template_environment() -> Environment:
 
 
 def _finalize_template_value(value: object) -> object:
-    """Strip every template expression of unprintable characters, before it is escaped."""
+    """Remove unprintable characters from a template expression before escaping."""
     if isinstance(value, str) and not isinstance(value, Markup):
         return escaping.strip_unprintable(value)
     return value

@@ -1,4 +1,4 @@
-"""Show the places where the model leaks, and the leaked secrets, for its owner."""
+"""Show the model's owner where the model leaks, and which secrets."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _REVEALED_AT_MOST = 1_000_000  # characters: browsers still handle such a page w
 def _pair_strongest_rows(
     result: AuditResult, details: SecretDetails
 ) -> list[tuple[Finding, RowValuesBySecret]]:
-    """Return the strongest row against each target, if its outcomes are stored."""
+    """Return the strongest row of each target with its outcomes, if they are stored."""
     best = (find_strongest_attack_row(result, target.name) for target in result.targets)
     return [
         (finding, details.rows[finding.cell_key])
@@ -72,7 +72,7 @@ def _build_leak_location_blocks(result: AuditResult, details: SecretDetails) -> 
 
 
 def _build_personal_data_blocks(result: AuditResult) -> list[Block]:
-    """Return the personal data extracted by the attacks with the highest recall."""
+    """Return the personal data that the attacks with the highest recall extracted."""
     best = [
         f
         for target in result.targets
@@ -104,7 +104,7 @@ def _build_group_recall_blocks(result: AuditResult, rows: Sequence[Finding]) -> 
 def _build_worst_document_blocks(
     result: AuditResult, details: SecretDetails, rows: Sequence[tuple[Finding, RowValuesBySecret]]
 ) -> list[Block]:
-    """Return documents with several secrets by their longest extracted block, for each row."""
+    """Return documents with several secrets, by longest extracted block, for each row."""
     groups = []
     for finding, values in rows:
         if counts := detailed.count_document_extractions(details, values):
@@ -146,7 +146,7 @@ def _draw_length_recall_figures(
 
 
 def _draw_position_probability_figures(result: AuditResult, details: SecretDetails) -> list[Figure]:
-    """Plot the mean probability of the true token at each place in the suffix, over the members."""
+    """Plot the members' mean probability of the true token at each position of the suffix."""
     series = []
     cells = {}
     for t in result.targets:
@@ -165,7 +165,7 @@ def _draw_position_probability_figures(result: AuditResult, details: SecretDetai
 
 
 def _build_suffix_length_blocks(result: AuditResult, details: SecretDetails) -> list[Block]:
-    """Return a table of the probability of full suffixes by length, if their lengths differ."""
+    """Return a table of the full suffix's probability by length, if lengths differ."""
     groups: list[Group] = []
     for target in result.targets:
         suffixes = list(details.tokens.get(target.name, {}).values())
@@ -200,7 +200,7 @@ def _build_suffix_length_blocks(result: AuditResult, details: SecretDetails) -> 
 
 
 def _compute_position_means(suffixes: Iterable[Sequence[float]]) -> list[float]:
-    """Return the mean probability by position, over the suffixes that reach it."""
+    """Return the mean probability per position, over suffixes that have this position."""
     # `Details.tokens` holds log-probabilities, in nats.
     rows = [np.exp(np.array(suffix[:_POSITIONS])) for suffix in suffixes]
     longest = max(map(len, rows), default=0)
@@ -215,7 +215,7 @@ def _build_per_secret_blocks(
 
 
 def _build_extraction_count_blocks(result: AuditResult, details: SecretDetails) -> list[Block]:
-    """Count the members that each row extracted: the totals of the list below."""
+    """Count each row's extracted members: the totals of the list below."""
     rows = []
     for finding in phrases.sort_findings(result):
         values = details.rows.get(finding.cell_key)
@@ -244,7 +244,7 @@ def _build_extraction_count_blocks(result: AuditResult, details: SecretDetails) 
 def _build_revealed_secret_blocks(
     result: AuditResult, texts: Mapping[str, SecretText]
 ) -> list[Block]:
-    """Return up to _REVEALED_AT_MOST characters of private text, most extracted secrets first."""
+    """Return at most _REVEALED_AT_MOST characters of private text, most extracted secrets first."""
     titles = {
         str(f.cell_key): f"{phrases.title_row(result, f)}: {f.attack}" for f in result.findings
     }

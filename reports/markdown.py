@@ -1,7 +1,7 @@
-"""Render the report as Markdown, short enough for a pull request comment.
+"""Render the report as Markdown that fits a pull request comment.
 
-The headline, advice, signals, results, claims and changes are visible; the rest is folded, as far
-as it fits.
+The headline, advice, signals, results, claims and changes are visible. Other sections are folded,
+and cut if they do not fit.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def render_markdown_report(
 ) -> str:
     """Render the report as GitHub-flavoured Markdown of at most MOST characters.
 
-    since: a comparison of a baseline with this run. texts: the private text to show, by id; none by
+    since: a comparison of a baseline with this run. texts: private text to show, by id; none by
     default. details: values stored by secret.
     """
     result = phrases.make_result_printable(result)
@@ -117,7 +117,7 @@ def _format_target_severity(standing: TargetSummary) -> str:
 
 
 def _render_unfolded_sections(section: Section) -> list[str]:
-    """Return a section's tables, cut, and the first points of its lists."""
+    """Return a section's tables, cut to size, and the first points of its lists."""
     parts = list[str]()
     for block in section.blocks:
         match block:
@@ -144,7 +144,7 @@ def _render_unfolded_sections(section: Section) -> list[str]:
 
 
 def _fit_comment(parts: list[str], folded: Iterable[Section]) -> str:
-    """Return the parts, the folded sections as far as they fit, and the titles of cut sections."""
+    """Return the parts, as many folded sections as fit, and the titles of omitted sections."""
     parts = list(filter(None, parts))
     cut_titles = []
     for section in folded:
@@ -170,7 +170,7 @@ def _fit_comment(parts: list[str], folded: Iterable[Section]) -> str:
 
 
 def _format_claim_violations(result: AuditResult) -> list[str]:
-    """Return the claim violations found by a probe, which must stay unfolded."""
+    """Return claim violations that a probe found, which must stay visible."""
     return [
         f"{phrases.title_row(result, finding)}, {finding.attack}: {violation}"
         for finding in phrases.sort_findings(result)
@@ -179,7 +179,7 @@ def _format_claim_violations(result: AuditResult) -> list[str]:
 
 
 def render_truncated_table(table: Table) -> str:
-    """Return the table with long cells shortened, and as many of its rows as fit."""
+    """Return the table with shortened cells and as many rows as fit."""
     groups = list[Group]()
     room = _MOST_TABLE
     n_left = 0

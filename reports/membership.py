@@ -1,4 +1,4 @@
-"""Report how well scores and model-free baselines separate members from non-members."""
+"""Report how well scores, and baselines without a model, separate members from non-members."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def _build_membership_tables(result: AuditResult) -> list[Block]:
 
 
 def _build_reversed_score_blocks(result: AuditResult, findings: list[Finding]) -> list[Block]:
-    """Report rows whose members score lower, as if a defense forbids training text."""
+    """Report rows with lower scores for members, as if a defense forbids training text."""
     reversed_rows = [
         (title_attack_row(result, f), m)
         for f in findings
@@ -205,7 +205,7 @@ def _build_roc_curve_blocks(result: AuditResult, details: SecretDetails) -> list
 def _list_roc_curves(
     details: SecretDetails, finding: Finding
 ) -> Iterator[tuple[str, list[tuple[float, float]]]]:
-    """Yield the strongest and blind scores' curves; for the undefended model also the stacked."""
+    """Yield curves of the strongest and blind scores and, if undefended, of stacked scores."""
     row = details.rows.get(finding.cell_key)
     names = ("", "blind", *(("stacked",) if finding.target == UNDEFENDED else ()))
     if row is None:
@@ -230,7 +230,7 @@ def _title_membership_score(finding: Finding, name: str) -> str:
 
 
 def _build_roc_step_table_rows(points: list[tuple[float, float]]) -> Iterator[tuple[str, ...]]:
-    """Yield every one of the first steps, as few false positives matter most; then fewer."""
+    """Yield all of the first steps, because few false positives matter most, then fewer steps."""
     at = sorted({round(x) for x in np.geomspace(1, len(points), _SHOWN)}) if points else []
     for i in at:
         x, y = points[i - 1]

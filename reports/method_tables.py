@@ -36,7 +36,7 @@ _TRANSCRIPT = (
 
 
 def _build_claim_blocks(result: AuditResult) -> list[Block]:
-    """Return a line each neighbouring relation: the promise, this audit's spending, the rest."""
+    """Return a row per neighbouring relation: promised, spent by this audit, and left."""
     audited = (
         stands for stands in claims.select_reported_claims(result) if stands.verdict is not None
     )
@@ -70,8 +70,7 @@ def _build_claim_blocks(result: AuditResult) -> list[Block]:
 
 
 def _build_claimed_tokens_table_cells(claim: Claim) -> tuple[str, str, str]:
-    """Return the covered, drawn and remaining tokens. A privately trained model has no query
-    limit."""
+    """Return the covered, drawn and remaining tokens; private training has no query limit."""
     if claim.queries is None:
         return "any number", phrases.NOTHING, "any number"
     n_left = claim.queries - claim.spent_queries
@@ -99,7 +98,7 @@ def _build_claim_table_rows(claim: Claim) -> tuple[tuple[str, ...], ...]:
 
 
 def _build_adversary_access_blocks(result: AuditResult) -> list[Block]:
-    """Return the matrix access x decoding x budget, with rows of equal rights merged."""
+    """Return a table of access x decoding x budget, which merges rows of equal rights."""
     settings = {finding.setting for finding in result.findings}
     explained = tuple(text for setting, text in phrases.SETTINGS.items() if setting in settings)
     if not explained:
@@ -162,7 +161,7 @@ def _build_attacked_records_blocks(result: AuditResult) -> list[Block]:
 
 
 def _format_extracted_copies(result: AuditResult) -> str:
-    """Return the extraction by copies for each attack on the undefended model, or ""."""
+    """Return extraction by copies for each attack on the undefended model, or ""."""
     rows = [f for f in result.findings if f.target == UNDEFENDED and len(f.strata) > 1]
     return "; ".join(f"{f.attack} ({f.setting}): {coverage.format_strata(f)}" for f in rows)
 
@@ -209,7 +208,7 @@ def _build_target_card_blocks(result: AuditResult) -> list[Block]:
 
 
 def _select_shared_notes(notes_by_run: Sequence[Sequence[str]]) -> tuple[str, ...]:
-    """Return the notes common to all of several lists, in the order of the first."""
+    """Return notes that all lists share, in the order of the first list."""
     # A single list has nothing to share.
     first, *rest = notes_by_run or [()]
     return tuple(note for note in first if rest and all(note in other for other in rest))
@@ -263,7 +262,7 @@ def _build_claim_facts(claim: Claim | None) -> Facts:
 
 
 def _build_row_method_blocks(result: AuditResult) -> list[Block]:
-    """Return each option and note of the configurations, once, with the rows that it is about."""
+    """Return each option and note of the configurations once, with the rows that it concerns."""
     rows = phrases.sort_findings(result)
     noted: dict[str, list[str]] = {}
     for f in rows:

@@ -11,7 +11,7 @@ from auditor.reports import escaping, signals
 
 
 def suggest_next_command(assessment: LeakAssessment, folder: Path) -> str:
-    """Return advice after a leak or doubt; else a gate that keeps the result."""
+    """Return `audit advise` after a leak or doubt, else a gate that keeps the result."""
     # Clean before quoting: text copied into a shell has no control characters.
     quoted_folder = shlex.quote(escaping.make_printable_line(str(folder)))
     gated = assessment.find_gate_signal()

@@ -12,7 +12,7 @@ from auditor.reports.verdict import count_fewest_attacked_members
 
 
 def _build_changes_since_blocks(since: Comparison) -> list[Block]:
-    """Return every row's paired change and interval on one scale; the last run is this run."""
+    """Return every row's paired change with its interval on one scale; the last run is this run."""
     deltas = [line.cells[-1].delta for line in changes.sort_rows_leaking_more_first(since)]
     spans = [build_forest_span(delta) if delta else None for delta in deltas]
     note = Paragraph(

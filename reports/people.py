@@ -1,4 +1,4 @@
-"""Report leakage by person and those affected worst, if records name their person."""
+"""Report leakage by person, and the people affected worst, if records name people."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _build_person_inference_blocks(result: AuditResult) -> list[Block]:
 def _build_people_spread_blocks(
     result: AuditResult, details: SecretDetails, rows: Sequence[Finding]
 ) -> list[Block]:
-    """Return people by the extracted share of their records, and those affected worst."""
+    """Return people by the extracted share of their records, and the people affected worst."""
     by_row = [
         (f, count_person_extractions(details, details.rows[f.cell_key]))
         for f in rows

@@ -1,4 +1,4 @@
-"""Report the extracted share of personal data by kind, and never its text."""
+"""Report the extracted share of personal data by kind, never the text."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def title_personal_kind(kind: str) -> str:
 
 
 def format_personal_kind(kind: str) -> str:
-    """Return the title within a sentence: `card numbers`, `IBANs`."""
+    """Return a kind's title inside a sentence: `card numbers`, `IBANs`."""
     if kind == "iban":
         return title_personal_kind(kind)
     return phrases.lower_first(title_personal_kind(kind))
 
 
 def build_personal_kind_blocks(result: AuditResult, findings: Sequence[Finding]) -> list[Block]:
-    """Return a table of these rows' extraction by kind of personal data; no block without any."""
+    """Return a table of these rows' extraction by kind of personal data, if there is any."""
     rows_with_kinds = [finding for finding in findings if finding.by_kind]
     if not rows_with_kinds:  # there is personal data, but no attack could have extracted it
         if result.benchmark.kinds and result.findings:
@@ -77,14 +77,14 @@ def _sort_personal_kinds(finding: Finding) -> list[tuple[str, Measurement]]:
 
 
 def format_personal_data_share(m: Measurement) -> str:
-    """Return `12/80 (15% [8.1–25])`; for several texts in a secret `15% [8.1–25] of 80`."""
+    """Return `12/80 (15% [8.1–25])`, or `15% [8.1–25] of 80` if secrets hold several texts."""
     if m.unit == "share":
         return phrases.format_share(m)
     return f"{phrases.format_measurement_value(m)} of {m.n:,}"
 
 
 def _describe_personal_kind_counts(result: AuditResult) -> str:
-    """Count the values by kind, then those left out, by the reason."""
+    """Describe the count of values by kind, and the omitted values by reason."""
     kinds = [(format_personal_kind(k), count) for k, count in result.benchmark.kinds.items()]
     counted = ", ".join(f"{title} {count.members:,}" for title, count in kinds)
     reasons: dict[str, list[str]] = {}
@@ -110,7 +110,7 @@ def _describe_personal_kind_counts(result: AuditResult) -> str:
 
 
 def describe_unmarked_personal_kinds(result: AuditResult) -> str:
-    """Name the kinds that no pattern recognises and the data did not mark; "" if all are marked."""
+    """Name the kinds that no pattern recognises and the data did not mark; "" if there are none."""
     titles = [
         format_personal_kind(kind) for kind in _MARKED_ALONE if kind not in result.benchmark.kinds
     ]
@@ -130,7 +130,7 @@ def format_personal_kinds(finding: Finding) -> str:
 
 
 def format_personal_data_counts(finding: Finding) -> str:
-    """Return `card numbers 15/80, names 22/94`; for several texts in a secret `15% of 80`."""
+    """Return `card numbers 15/80, names 22/94`, or `15% of 80` if secrets hold several texts."""
     return ", ".join(
         f"{format_personal_kind(kind)} {phrases.format_hit_count(m)}"
         for kind, m in _sort_personal_kinds(finding)

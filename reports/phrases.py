@@ -1,7 +1,7 @@
-"""Format numbers and phrases of every report, without markup, files, terminals or torch.
+"""Format numbers and phrases for every report, without markup, files, terminals or torch.
 
-Shares are fractions in [0, 1] in the records and percent here; intervals are two-sided 95% unless a
-note differs.
+Shares are fractions in [0, 1] in records and percent here. Intervals are two-sided 95% unless a
+note says otherwise.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _RELATIONS = {"add_remove": "add/remove", "zero_out": "zero-out", "replace": "re
 
 
 def make_result_printable(result: AuditResult) -> AuditResult:
-    """Return the result with every string cleaned, so that no renderer can forget one."""
+    """Return the result with all strings cleaned, so that no renderer can forget to clean one."""
     # Use JSON, which reaches each string in any record.
     cleaned_result: AuditResult = from_json(AuditResult, _make_strings_printable(to_json(result)))
     return cleaned_result
@@ -57,7 +57,7 @@ def _make_strings_printable(value: Any) -> Any:
 
 
 def lower_first(text: str) -> str:
-    """Return the text in mid-sentence form."""
+    """Return the text with its first letter as inside a sentence."""
     return text[:1].lower() + text[1:]
 
 
@@ -70,7 +70,7 @@ def shorten(text: str, width: int) -> str:
 
 
 def format_percent(value: float, like: float | None = None) -> str:
-    """Return percent without its sign: `52`, `0.3`, `−47`. like: decides the decimals."""
+    """Return percent without the sign: `52`, `0.3`, `−47`. like: value that sets the decimals."""
     if math.isnan(value):
         return NOTHING
     size = abs(value if like is None else like)
@@ -80,12 +80,12 @@ def format_percent(value: float, like: float | None = None) -> str:
 
 
 def _typeset_minus(number: str) -> str:
-    """Return a number with a typographic minus, and without a minus if it rounds to zero."""
+    """Return a number with a typographic minus; a number that rounds to zero has no minus."""
     return number.lstrip("-") if not number.strip("-0.%") else number.replace("-", "−")
 
 
 def format_interval(m: Measurement) -> str:
-    """Return the interval: `[46–57]`, `[−52 to −41]`, `[10.9–11.5]`."""
+    """Return the interval of a measurement: `[46–57]`, `[−52 to −41]`, `[10.9–11.5]`."""
     if math.isnan(m.low) or math.isnan(m.high) or m.unit == "count":
         return NOTHING
     low, high = (
@@ -97,7 +97,7 @@ def format_interval(m: Measurement) -> str:
 
 
 def format_value(m: Measurement | None) -> str:
-    """Return `52%` or `11.2`."""
+    """Return a value without interval: `52%` or `11.2`."""
     if m is None or math.isnan(m.value):
         return NOTHING
     if m.unit == "count":
@@ -110,21 +110,21 @@ def format_value(m: Measurement | None) -> str:
 
 
 def format_measurement_value(m: Measurement | None) -> str:
-    """Return `52% [46–57]` or `11.2 [10.9–11.5]`."""
+    """Return a value with interval: `52% [46–57]` or `11.2 [10.9–11.5]`."""
     if m is None or format_interval(m) == NOTHING:
         return format_value(m)
     return f"{format_value(m)} {format_interval(m)}"
 
 
 def format_share(m: Measurement | None) -> str:
-    """Return `166/320 (52% [46–57])`: a share with its count."""
+    """Return a share with its count: `166/320 (52% [46–57])`."""
     if m is None or math.isnan(m.value) or m.n == 0:
         return NOTHING
     return f"{count_hits(m):,}/{m.n:,} ({format_measurement_value(m)})"
 
 
 def format_hit_count(m: Measurement) -> str:
-    """Return `15/80`; without a count `15% of 80`."""
+    """Return a count of hits: `15/80`, or `15% of 80` if the count is unknown."""
     return f"{count_hits(m):,}/{m.n:,}" if m.unit == "share" else f"{format_value(m)} of {m.n:,}"
 
 
@@ -134,7 +134,7 @@ def count_hits(m: Measurement) -> int:
 
 
 def format_share_without_interval(m: Measurement) -> str:
-    """Return `166/320 = 52%`, for tables with columns for the interval and n."""
+    """Return `166/320 = 52%`, for tables with own columns for interval and n."""
     if m.unit != "share" or metrics.find_metric(m.name).signed or math.isnan(m.value):
         return format_value(m)
     counted = abs(m.value * m.n - count_hits(m)) <= 1e-6 * m.n  # else a mean of shares
@@ -142,12 +142,12 @@ def format_share_without_interval(m: Measurement) -> str:
 
 
 def format_measurement_cells(m: Measurement) -> tuple[str, str, str]:
-    """Return a measurement in three columns: `166/320 = 52%`, `[46–57]`, `320`."""
+    """Return the cells of three columns: `166/320 = 52%`, `[46–57]`, `320`."""
     return format_share_without_interval(m), format_interval(m), f"{m.n:,}"
 
 
 def format_number(value: float, zeros: Literal["", "#"] = "") -> str:
-    """Return three significant digits: `11.2`, `0.0123`, `1,234`, `1e-5`, `∞`; "#" keeps zeros."""
+    """Return three significant digits: `11.2`, `0.0123`, `1,234`, `1e-5`, `∞`. "#" keeps zeros."""
     if math.isnan(value):
         return NOTHING
     if math.isinf(value):
@@ -187,7 +187,7 @@ def bound_recall_without_hits(n: int) -> float:
 
 
 def format_metric(name: str) -> str:
-    """Return the name of a measurement in a report."""
+    """Return the name of a measurement as reports show it."""
     return metrics.find_metric(name).title
 
 
@@ -211,17 +211,17 @@ def title_row(result: AuditResult, finding: Finding) -> str:
 
 
 def sort_findings(result: AuditResult) -> tuple[Finding, ...]:
-    """Return the findings in report order: undefended first, then in the order of the result."""
+    """Return the findings in report order: undefended first, then as in the result."""
     return tuple(sorted(result.findings, key=lambda finding: finding.target != UNDEFENDED))
 
 
 def format_decoding(finding: Finding) -> str:
-    """Return `top-p 0.7, temperature 0.8`, and `outside the claim` if the claim does not apply."""
+    """Return `top-p 0.7, temperature 0.8`; add `outside the claim` if the claim does not apply."""
     return f"{finding.decoding}, {OUTSIDE}" if finding.claim_applies is False else finding.decoding
 
 
 def format_baseline_excess_cells(finding: Finding) -> tuple[str, str, str]:
-    """Return the row's main number, that of the non-members, and the excess, or `–`."""
+    """Return the row's main number, the non-members' number, and the excess, or `–`."""
     main = finding.main
     if main is None:
         return NOTHING, NOTHING, NOTHING
@@ -238,7 +238,7 @@ def format_baseline_excess_cells(finding: Finding) -> tuple[str, str, str]:
 
 
 def format_bracketed_value(finding: Finding, m: Measurement | None) -> str:
-    """Return `52% [46–57]`; with only a bracket known both limits, `52% [46–57] to 55% [48–60]`."""
+    """Return `52% [46–57]`, or both limits of a bracket: `52% [46–57] to 55% [48–60]`."""
     upper = finding.measurement(metrics.name_upper_bound_metric(m.name)) if m else None
     if upper is None:
         return format_measurement_value(m)
@@ -248,7 +248,7 @@ def format_bracketed_value(finding: Finding, m: Measurement | None) -> str:
 def select_any_sample_recall(
     finding: Finding, suffix: Literal["", "_nonmembers"] = ""
 ) -> dict[int, Measurement]:
-    """Return the expected recall of any of n samples by rising n; empty if the row has none."""
+    """Return expected recall of any of n samples, by rising n; empty if not measured."""
     # removesuffix("") changes nothing: for members, non-members' names then match no number.
     numbers = metrics.EXPECTED_ANY_OF.parse_numbers
     candidates = ((numbers(m.name.removesuffix(suffix)), m) for m in finding.measurements)
@@ -256,7 +256,7 @@ def select_any_sample_recall(
 
 
 def format_suffix_lengths(m: Measurement) -> str:
-    """Return `, suffixes of 8 to 50 tokens` for a probability over several lengths; else ""."""
+    """Return `, suffixes of 8 to 50 tokens` if a probability covers several lengths; else ""."""
     lengths = _SUFFIX_LENGTHS.search(m.note)
     return f", {lengths[0]}" if lengths else ""
 
@@ -270,7 +270,7 @@ def format_claim_scope(finding: Finding) -> str:
 
 
 def attack_budget_phrase(finding: Finding, secrets: int) -> str:
-    """Return a row's cost a secret or generation: `10 samples, 240 tokens`."""
+    """Return a row's cost per secret or generation: `10 samples, 240 tokens`."""
     secrets = finding.options.get("generations", secrets)
     if finding.not_applicable or not (finding.drawn or finding.rows) or not secrets:
         return NOTHING
@@ -283,17 +283,17 @@ def attack_budget_phrase(finding: Finding, secrets: int) -> str:
 
 
 def sort_repeats(measured: Mapping[str, Measurement]) -> list[tuple[str, Measurement]]:
-    """Return repeat counts in rising order; non-numeric names follow in their order."""
+    """Return measurements by rising repeat count, then those with other names, in their order."""
     return sorted(measured.items(), key=lambda item: key_repeats(item[0]))
 
 
 def select_insertion_exposure(finding: Finding) -> list[tuple[str, Measurement]]:
-    """Return exposure by insertions, in rising order; empty if the row has none."""
+    """Return exposure by rising number of insertions; empty if not measured."""
     return [item for item in sort_repeats(finding.by_repeats) if item[1].unit == "bits"]
 
 
 def list_chain_steps(chain: Chain, target: str, beyond: bool = False) -> tuple[ChainStep, ...]:
-    """Return the steps of a target's chain up to its own row; beyond: the steps after it."""
+    """Return the steps of a chain up to the target's own row. beyond: the steps after this row."""
     steps = chain.steps
     # A chain without the target belongs to it entirely.
     n_steps = next((i for i, step in enumerate(steps, 1) if step.after == target), len(steps))
@@ -301,7 +301,7 @@ def list_chain_steps(chain: Chain, target: str, beyond: bool = False) -> tuple[C
 
 
 def select_chain_steps(steps: Iterable[ChainStep]) -> list[ChainStep]:
-    """Return the steps that lead to another target: a step within a target changes nothing."""
+    """Return the steps that change the target; other steps have no effect."""
     return [step for step in steps if step.before != step.after]
 
 
@@ -322,13 +322,13 @@ def format_brief_chain_step_effect(step: ChainStep) -> str:
 
 
 def format_chain_step_causes(step: ChainStep) -> str:
-    """Return `training configuration, clipping and noise`."""
+    """Return the causes of a step: `training configuration, clipping and noise`."""
     *first_causes, last = step.causes
     return f"{', '.join(first_causes)} and {last}" if first_causes else last
 
 
 def is_chain_step_significant(step: ChainStep) -> bool:
-    """Return whether the interval of its difference excludes zero."""
+    """Return whether the interval of the step's difference excludes zero."""
     m = step.difference
     return m is not None and (m.low > 0 or m.high < 0)
 
@@ -337,12 +337,12 @@ MORE_LIKELY = "how much more likely members' true tokens are than non-members'"
 
 
 def format_difference(m: Measurement) -> str:
-    """Return `−12 points [−16 to −8]` or `−3.10 bits [−4.00 to −2.20]`."""
+    """Return a difference: `−12 points [−16 to −8]` or `−3.10 bits [−4.00 to −2.20]`."""
     return f"{format_point_difference(m)} {format_interval(m)}"
 
 
 def format_baseline_excess(m: Measurement) -> str:
-    """Return `, above non-members` for a difference minus the non-members' change; else ""."""
+    """Return `, above non-members` if a difference subtracts the non-members' change; else ""."""
     return f", {m.note}" if m.note == compare.ABOVE else ""
 
 
@@ -362,7 +362,7 @@ def format_target_perplexity(result: AuditResult, target: str) -> str:
 
 
 def title_target_costs(result: AuditResult, target: str) -> str:
-    """Return `PMixED · PPL 90.6 · ε 8 (shard)`: a target's cost and promise, for comparisons."""
+    """Return a target's cost and promise for comparisons: `PMixED · PPL 90.6 · ε 8 (shard)`."""
     record = find_reported_target(result, target)
     if record is None:
         return target
@@ -384,12 +384,12 @@ def format_relation(name: str) -> str:
 
 
 def select_claimed_epsilon(claim: Claim) -> float:
-    """Return the epsilon of the defense's configured relation; NaN if the claim lacks it."""
+    """Return the epsilon of the configured relation; NaN if the claim has none."""
     return claim.epsilon.get(claim.relation, math.nan)
 
 
 def format_promised_epsilon(claim: Claim) -> str:
-    """Return `8 (shard)`: next to numbers about records, an epsilon needs its unit."""
+    """Return an epsilon with its unit, which numbers about records need: `8 (shard)`."""
     return f"{format_number(select_claimed_epsilon(claim))} ({claim.unit})"
 
 
@@ -415,7 +415,7 @@ def format_epsilon_line(claim: Claim) -> str:
 
 
 def format_covered_tokens(claim: Claim) -> str:
-    """Return `1,024 drawn tokens`, with `, all spent` if this audit drew them; or no limit."""
+    """Return `1,024 drawn tokens`, with `, all spent` if this audit drew all, or `no limit`."""
     if claim.queries is None:
         return "any number of drawn tokens"
     gone = ", all spent" if claim.spent_queries and claim.spent_queries >= claim.queries else ""
@@ -423,16 +423,15 @@ def format_covered_tokens(claim: Claim) -> str:
 
 
 def format_protection_unit(claim: Claim) -> str:
-    """Return the unit of protection; for a shard of records or users also a single one's ε."""
+    """Return the unit of protection; for a shard of records or users, add the epsilon of one."""
     return "; ".join(filter(None, (claim.unit, format_single_record_epsilon(claim))))
 
 
 def format_single_record_epsilon(claim: Claim) -> str:
     """Return `for a single record in it, ε 18.9 (replace)`; "" without shards of records or users.
 
-    Adding or removing a record or user replaces its shard (formulas B2.2, F5), which holds all its
-    data; no other shard changes. Users who share a record share a shard, so a user who joins two
-    others may move them.
+    Adding or removing a record or user replaces the one shard that holds all its data (formulas
+    B2.2, F5). Users who share a record share a shard, so a user who joins two others may move them.
     """
     replaced = claim.epsilon.get("replace")
     if not claim.whole or replaced is None:
@@ -442,17 +441,17 @@ def format_single_record_epsilon(claim: Claim) -> str:
 
 
 def list_violation_warnings(finding: Finding) -> tuple[str, ...]:
-    """Return prominent warnings: `VIOLATED: 3 records are in more than one shard`."""
+    """Return warnings to print prominently: `VIOLATED: 3 records are in more than one shard`."""
     return tuple(f"VIOLATED: {violation}" for violation in finding.violations)
 
 
 def list_claim_remarks(finding: Finding) -> tuple[str, ...]:
-    """Return all notes that a reader needs about a row, violations first."""
+    """Return all notes about a row that a reader needs, violations first."""
     return (*list_violation_warnings(finding), *finding.notes)
 
 
 def format_spent_budget(claim: Claim) -> str:
-    """Return `ε 7.9, 92,400 tokens, 10,000 left`, or at its end `more than the 90,000 covered`."""
+    """Return `ε 7.9, 92,400 tokens, 10,000 left`, or `more than the 90,000 covered` if exceeded."""
     epsilon = claim.spent_epsilon.get(claim.relation)
     if claim.queries is None:
         return "in training: asking the model costs nothing more"

@@ -1,4 +1,4 @@
-"""Save plots as .svg or .png files in the page's light colours, with reproducible bytes."""
+"""Save plots as .svg or .png in the light colours of the page, with reproducible bytes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,10 @@ _TRADEOFF = ("#1f5fa8", "#b4472e", "#3c7a4d")  # line colours of a standalone fi
 
 
 def save_wrong_guesses_curve(path: Path, points: Sequence[tuple[int, float]]) -> None:
-    """Save a symlog plot of (wrong guesses, recall) as .svg or .png; else raise AuditError."""
+    """Save a symlog plot of (wrong guesses, recall) as .svg or .png.
+
+    Raise AuditError for another suffix.
+    """
     with _open_plot_axes(path) as (_, axes):
         axes.step(*zip(*points, strict=True), where="post", color=LIGHT[COLOURS[0]])
         draw_wrong_guess_line(axes, LIGHT[GRID])
@@ -50,7 +53,7 @@ def save_wrong_guesses_curve(path: Path, points: Sequence[tuple[int, float]]) ->
 
 @dataclass(frozen=True)
 class TradeoffLine:
-    """Points (x, y, low, high) under one name; `faint`: drawn as secondary."""
+    """A named line of points (x, y, low, high). faint: draw the line as secondary."""
 
     name: str
     points: tuple[tuple[float, float, float, float], ...]
@@ -60,7 +63,10 @@ class TradeoffLine:
 def save_perplexity_tradeoff_plot(
     path: Path, lines: Sequence[TradeoffLine], axis: str, undefended: float, title: str
 ) -> None:
-    """Plot log perplexity over epsilon (nats) or an option, .svg or .png; undefended: dotted."""
+    """Save a plot of log perplexity over epsilon (nats) or an option, as .svg or .png.
+
+    undefended: the undefended perplexity, drawn as a dotted line.
+    """
     with _open_plot_axes(path) as (figure, axes):
         for i, line in enumerate(line for line in lines if line.points):
             x, y, low, high = zip(*line.points, strict=True)
@@ -94,7 +100,7 @@ def save_perplexity_tradeoff_plot(
 
 
 def save_frontier_plot(path: Path, blocks: Sequence[Block], alt: str) -> None:
-    """Save the plots under one legend as .svg or .png. alt: text instead of the picture."""
+    """Save the plots under one legend as .svg or .png. alt: text in place of the picture."""
 
     def paint(colour: str) -> str:
         return LIGHT.get(colour, colour)
@@ -124,7 +130,10 @@ def save_frontier_plot(path: Path, blocks: Sequence[Block], alt: str) -> None:
 
 @contextmanager
 def _open_plot_axes(path: Path) -> Iterator[tuple[Figure, Axes]]:
-    """Yield light axes, saved on exit. Raise AuditError unless the suffix is .svg or .png."""
+    """Yield axes in light colours and save them on exit.
+
+    Raise AuditError unless the suffix is .svg or .png.
+    """
     if path.suffix.lower() not in METADATA:
         raise AuditError(f"expected --plot to end in {' or '.join(METADATA)}, got {path.name!r}")
     if not path.parent.is_dir():

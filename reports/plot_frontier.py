@@ -1,4 +1,4 @@
-"""Plot leakage over perplexity: a line per defense, the convex frontier, equally useful models."""
+"""Plot leakage over perplexity: defenses as lines, the convex frontier, equally useful models."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ _RATIOS = (
 
 
 def draw_frontier(axes: Axes, block: Block, paint: Callable[[str], str] = str) -> None:
-    """Draw a line per defense, with intervals; ring and join the frontier; shade equal utility."""
+    """Draw a line per defense with intervals; ring and join the frontier; shade equal utility."""
     names = list_distinct(s.label for s in block.series if s.kind != CORNERS)
     for i, name in enumerate(names):
         group = [s for s in block.series if s.label == name and s.kind != CORNERS]
@@ -115,7 +115,7 @@ def draw_frontier(axes: Axes, block: Block, paint: Callable[[str], str] = str) -
 def _build_frontier_line(
     corners: Sequence[tuple[float, float]],
 ) -> list[tuple[float, float]]:
-    """Return points between corners, linear in log x: random mixtures of two models."""
+    """Return points between corners, linear in log x: random choices between two models."""
     points = [corners[0]]
     # A random choice averages the leaks of the two and, over held-out texts, their
     # log-perplexities. In 24 steps: straight over log x is a bend on this axis.
@@ -125,7 +125,7 @@ def _build_frontier_line(
 
 
 def _scale_ratio(ratio: Any) -> Any:
-    """Return the signed root of a ratio's logarithm, which spreads out models close to 1."""
+    """Return the signed root of a ratio's logarithm, which separates models close to 1."""
     import numpy as np
 
     logs = np.log(np.maximum(ratio, 1e-9))  # matplotlib transforms 0 too, in intermediate steps
@@ -171,7 +171,7 @@ def _set_ratio_axis(axes: Axes, block: Block) -> None:
 def build_legend_entries(
     blocks: Sequence[Block], paint: Callable[[str], str] = str
 ) -> tuple[list[Any], list[str]]:
-    """Return defenses by colour and marker, then the meaning of filled, hollow and ringed."""
+    """Return entries for defenses (colour, marker), then for filled, hollow and ringed points."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 

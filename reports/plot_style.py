@@ -1,8 +1,8 @@
-"""Share the style of all plots: colours, markers, lines, axes of shares.
+"""Define the style of all plots: colours, markers, lines, and axes of shares.
 
-Colours are placeholders that become CSS variables of the page (`--series-1` …, `currentColor`), so
-a plot follows the theme around it; a standalone file has the page's light colours. Marker and line
-style repeat the meaning of colour.
+Colours are placeholders for CSS variables of the page (`--series-1` …, `currentColor`), so a plot
+follows the page's theme. A standalone file has the page's light colours. Marker and line style
+repeat the meaning of colour.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ LIGHT_STYLE: Any = {name: LIGHT.get(value, value) for name, value in STYLE.items
 
 @contextmanager
 def styled_figure_context(style: Any) -> Iterator[tuple[Figure, Axes]]:
-    """Yield a pair of axes in our style, independent of pyplot and the user's matplotlibrc."""
+    """Yield a figure and axes in our style, independent of pyplot and the user's matplotlibrc."""
     import matplotlib
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
@@ -99,21 +99,21 @@ def set_percent_axis(axes: Axes) -> None:
 
 
 def format_axes(axes: Axes, x: str | None = None, y: str | None = None) -> None:
-    """Add lines behind the plot at each mark of the y axis; x, y: axis labels."""
+    """Draw grid lines behind the plot at each mark of the y axis. x, y: axis labels."""
     axes.grid(axis="y")
     axes.set_axisbelow(True)
     axes.set(**{name: label for name, label in (("xlabel", x), ("ylabel", y)) if label is not None})
 
 
 def compute_error_bars(points: Sequence[PlotPoint]) -> list[list[float]]:
-    """Return the distances from each y down and up to its interval limits: (2, points)."""
+    """Return the distance from each y to its lower and upper limit: (2, points)."""
     # matplotlib rejects negative lengths. 0 comes first: max(0.0, nan) is 0, and max(nan, 0.0) is
     # nan.
     return [[max(0.0, p.y - p.low) for p in points], [max(0.0, p.high - p.y) for p in points]]
 
 
 def choose_finding_styles(findings: Sequence[Finding]) -> list[dict[str, Any]]:
-    """Return styles: colour and marker show the target, the line shows the attack."""
+    """Return a style per finding: colour and marker show the target, line style the attack."""
     targets = list_distinct(f.target for f in findings)
     attacks = list_distinct(f.attack for f in findings)
     return [
@@ -134,7 +134,7 @@ def choose_line_style(i: int) -> Any:
 
 
 def choose_series_styles(series: Sequence[Series]) -> list[dict[str, Any]]:
-    """Return styles: colour and marker show the label, line and hollow markers the kind."""
+    """Return a style per series: colour and marker show the label, line and hollowness the kind."""
     labels = list_distinct(s.label for s in series)
     kinds = list_distinct(s.kind for s in series)
     return [

@@ -1,7 +1,7 @@
 """Draw findings and series as inline SVG: recall, exposure, costs, calibration and more.
 
-The output is deterministic, and its ids contain the plot's name, so several plots can share a page.
-Imports matplotlib only when a plot is drawn.
+Output is deterministic. Ids contain the plot's name, so several plots can share a page. matplotlib
+is imported only to draw a plot.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _TICKS = 5  # dates that fit side by side under a plot
 
 
 def render_plot_svg(block: Block, titles: Mapping[str, str]) -> str:
-    """Render the block as one `<svg>` element. titles: target titles, by name."""
+    """Render the block as one `<svg>` element. titles: target titles by name."""
     with styled_figure_context(STYLE) as (figure, axes):
         PLOTS[block.plot](axes, block)
         if PLOTS[block.plot] is plot_frontier.draw_frontier:
@@ -88,7 +88,7 @@ def render_plot_svg(block: Block, titles: Mapping[str, str]) -> str:
 
 
 def _draw_wrong_guess_recall(axes: Axes, block: Block) -> None:
-    """Draw a line a finding: recall by wrong guesses allowed, most confident guesses first."""
+    """Draw recall over allowed wrong guesses, most confident guesses first, a line per finding."""
     findings = block.findings
     budget = max(12, min(200, POINTS // len(findings)))
     for finding, style in zip(findings, choose_finding_styles(findings), strict=True):
@@ -102,7 +102,7 @@ def _draw_wrong_guess_recall(axes: Axes, block: Block) -> None:
 
 
 def _draw_copies_recall(axes: Axes, block: Block) -> None:
-    """Draw a line a finding with intervals, shifted so that error bars do not overlap."""
+    """Draw recall by copies with intervals, a line per finding, shifted to separate error bars."""
     _plot_copies_numbers(axes, block.findings)
     shares = all(m.unit == "share" for f in block.findings for m in f.by_repeats.values())
     axes.set(xlabel="Repetitions in the training data", ylabel="Recall" if shares else "Mean")
@@ -110,7 +110,7 @@ def _draw_copies_recall(axes: Axes, block: Block) -> None:
 
 
 def _draw_insertion_exposure(axes: Axes, block: Block) -> None:
-    """Draw one line a target over the number of insertions, from zero bits to the maximum."""
+    """Draw exposure over insertions, from zero bits to the maximum, a line per target."""
     findings = block.findings
     _plot_copies_numbers(axes, findings)
     # Without insertions the rank is uniform: exposure is -log2 U, of mean 1 / ln 2 = 1.44 bits.
@@ -136,7 +136,7 @@ def _plot_copies_numbers(axes: Axes, findings: Sequence[Finding]) -> None:
 
 
 def _draw_sample_recall(axes: Axes, block: Block) -> None:
-    """Draw two lines a finding, members and non-members, over a logarithmic number of samples."""
+    """Draw recall over the log number of samples: two lines (members, non-members) per finding."""
     for finding, style in zip(block.findings, choose_finding_styles(block.findings), strict=True):
         members = phrases.select_any_sample_recall(finding)
         nonmembers = phrases.select_any_sample_recall(finding, "_nonmembers")
@@ -151,7 +151,7 @@ def _draw_sample_recall(axes: Axes, block: Block) -> None:
 
 
 def _draw_share_series(axes: Axes, block: Block) -> None:
-    """Draw one line of shares a series, with any intervals, over a number of tokens."""
+    """Draw shares over a number of tokens, with any intervals, a line per series."""
     from matplotlib.ticker import MaxNLocator
 
     _draw_series(axes, block)
@@ -160,7 +160,7 @@ def _draw_share_series(axes: Axes, block: Block) -> None:
 
 
 def _draw_calibration(axes: Axes, block: Block) -> None:
-    """Draw shares right over the scores that predicted them; the diagonal is calibrated."""
+    """Draw the share of right guesses over predicted scores; the diagonal is calibrated."""
     from matplotlib.ticker import PercentFormatter
 
     axes.plot([0, 1], [0, 1], color=INK, **FLOOR)
@@ -171,7 +171,7 @@ def _draw_calibration(axes: Axes, block: Block) -> None:
 
 
 def _draw_exposure_tail(axes: Axes, block: Block) -> None:
-    """Draw the log share of canaries with at least x bits, with its null and the band of chance."""
+    """Draw the log share of canaries with at least x bits, its null, and the band of chance."""
     if block.null is not None:
         bits, chance, band = zip(*((p.x, p.y, p.high) for p in block.null.points), strict=True)
         axes.plot(bits, chance, color=INK, **FLOOR)
@@ -190,7 +190,7 @@ def _draw_exposure_tail(axes: Axes, block: Block) -> None:
 
 
 def _draw_leak_against_perplexity(axes: Axes, block: Block) -> None:
-    """Draw a point a row: extraction over the model's perplexity; hollow if no claim covers it."""
+    """Draw extraction over the model's perplexity, a point per row, hollow without a claim."""
     _draw_series(axes, block, linestyle="")
     costs = [point.x for series in block.series for point in series.points]
     if max(costs) > 10 * min(costs) > 0:
@@ -203,7 +203,7 @@ def _draw_leak_against_perplexity(axes: Axes, block: Block) -> None:
 
 
 def _draw_lines_over_runs(axes: Axes, block: Block) -> None:
-    """Draw a line a series over runs in order, shifted so that error bars do not overlap."""
+    """Draw numbers over runs in order, a line per series, shifted to separate error bars."""
     spacing = min(0.12, 0.6 / len(block.series))
     for i, (series, style) in enumerate(
         zip(block.series, choose_series_styles(block.series), strict=True)
@@ -218,7 +218,7 @@ def _draw_lines_over_runs(axes: Axes, block: Block) -> None:
 
 
 def _draw_shares_over_runs(axes: Axes, block: Block) -> None:
-    """Draw `_draw_lines_over_runs` up to the intervals' end, so that a leak of 1% is visible."""
+    """Draw `_draw_lines_over_runs` up to the highest interval, so that a leak of 1% is visible."""
     from matplotlib.ticker import PercentFormatter
 
     _draw_lines_over_runs(axes, block)
@@ -230,7 +230,7 @@ def _draw_shares_over_runs(axes: Axes, block: Block) -> None:
 
 
 def _draw_roc(axes: Axes, block: Block) -> None:
-    """Draw staircases on log axes; a rate of 0 is drawn at half of the smallest other rate."""
+    """Draw staircases on log axes; draw a rate of 0 at half of the smallest other rate."""
     least = min((p.x for s in block.series for p in s.points if p.x > 0), default=0.01) / 2
     lowest = min((p.y for s in block.series for p in s.points if p.y > 0), default=0.01) / 2
     axes.plot([least, 1], [least, 1], color=GRID)
@@ -279,7 +279,7 @@ def _draw_error_bars(axes: Axes, points: Sequence[PlotPoint], style: dict[str, A
 
 
 def _thin_plot_curve(curve: Sequence[_Point], most: int) -> Sequence[_Point]:
-    """Return at most `most` points of the curve, evenly spaced, with the first and the last."""
+    """Return at most `most` evenly spaced points of the curve, with the first and the last."""
     if len(curve) <= most:
         return curve
     return [curve[round(i * (len(curve) - 1) / (most - 1))] for i in range(most)]
@@ -303,7 +303,7 @@ PLOTS: dict[str, Callable[[Axes, Block], None]] = {
 
 
 def _build_legend_entries(block: Block, titles: Mapping[str, str]) -> tuple[list[Any], list[str]]:
-    """Return labels (or targets) by colour and marker; several kinds (or attacks) by line."""
+    """Return entries for labels or targets (colour, marker), and for kinds or attacks (line)."""
     from matplotlib.lines import Line2D
 
     lines = [(s.label, s.kind) for s in block.series] or [
@@ -332,7 +332,7 @@ def _build_legend_entries(block: Block, titles: Mapping[str, str]) -> tuple[list
 
 
 def _format_inline_svg(file: str, block: Block) -> str:
-    """Return matplotlib's file as a named, themed element with unique ids, in two decimals."""
+    """Return matplotlib's SVG as a named, themed element, with unique ids and two decimals."""
     opening, body = file[file.index("<svg") :].split(">", 1)
     view_box = re.search(r'viewBox="([^"]+)"', opening)
     assert view_box is not None  # matplotlib always writes one
@@ -351,7 +351,7 @@ def _format_inline_svg(file: str, block: Block) -> str:
 
 
 def _theme_svg_tag(tag: str, id: str) -> str:
-    """Restyle one tag; the text between tags is the user's and stays."""
+    """Return one tag in the theme's style; text between tags is the user's and stays as it is."""
     # The opening tag that declared `xlink` is gone; in SVG 2 `href` needs no namespace.
     tag = re.sub(r"\s*\n\s*", " ", tag).replace("xlink:href", "href")
     # Ids are page-wide: prefix this plot's ids and their references with its name.

@@ -1,4 +1,4 @@
-"""Bound exact extraction probabilities: a floor of nearby samples, a ceiling of all decodings."""
+"""Report bounds of extraction probabilities: nearby samples below, all decodings above."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Generate the JSON Schema of `result.json` from the records, as `schema.json` next to this file.
+"""Generate `schema.json`, the JSON Schema of `result.json`, next to this file.
 
     python -m auditor.reports.schema        (rewrites that file)
 
-A field added with a default keeps SCHEMA_VERSION: an older result still fits. Any other change of
-the accepted files needs a new version, and results of another version are rejected.
+A new field with a default keeps SCHEMA_VERSION, because older results still fit. Any other change
+of the accepted files needs a new version, and results of another version are rejected.
 """
 
 from __future__ import annotations

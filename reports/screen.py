@@ -1,7 +1,7 @@
 """Build the first screen after a run: leaks, confidence, cost and next step, in at most 25 lines.
 
-Reads the same signals as every other report (`conclusions.signals`), shortens their text, and omits
-leaks last if space is short. The screen of `--verbose` and the report have the rest.
+The screen shortens the signals of all reports (`conclusions.signals`), and omits leaks last if
+space is short. `--verbose` and the report show the rest.
 """
 
 from __future__ import annotations
@@ -61,8 +61,11 @@ _SHORT_REMARKS = {RECALL: "", documents.RECALL: "records, in part"}  # by metric
 
 
 def build_first_screen(result: AuditResult, folder: Path, width: int = WIDTH) -> Text:
-    """Return at most LINES lines of `width` columns. folder: of the run, with its outcomes (for
-    predictions with fewer copies) and the remarks of its command."""
+    """Return at most LINES lines of `width` columns.
+
+    folder: the run folder, with outcomes (to predict the effect of fewer copies) and the remarks of
+    its command.
+    """
     remarks = read_command_remarks(folder)
     result, width = (
         phrases.make_result_printable(result),
@@ -121,9 +124,9 @@ def _short_target_title(result: AuditResult, target: str) -> str:
 def _build_result_screen_entry(
     result: AuditResult, assessment: LeakAssessment, width: int
 ) -> ScreenEntry:
-    """Return a sentence for all targets with the same verdict, the most severe first.
+    """Return a sentence per verdict for all targets that share the verdict, most severe first.
 
-    If sentences are too many, return a sentence a word of severity, without the bounds.
+    If sentences are too many, return one per word of severity, without bounds.
     """
     judged: dict[str, severity.Severity] = {}
     titles: dict[str, str] = {}
@@ -165,16 +168,16 @@ def _build_result_screen_entry(
 
 
 def _format_first_titles(titles: Sequence[str], names: int) -> str:
-    """Return `A, B and 7 more`."""
+    """Return the first titles: `A, B and 7 more`. names: how many to show."""
     short, n_left = [cut_line(title, _LONGEST) for title in titles[:names]], len(titles) - names
     *first_titles, last = [*short, f"{n_left:,} more"] if n_left > 0 else short
     return f"{', '.join(first_titles)} and {last}" if first_titles else last
 
 
 def _format_perplexity_cost(result: AuditResult, targets: Sequence[str]) -> str:
-    """Return `; 3.84x the perplexity (Public model: 4.87x)` for one defended target.
+    """Return `; 3.84x the perplexity (Public model: 4.87x)` for a single defended target.
 
-    Brackets hold the last of its controls, trained without private data.
+    Brackets show its last control, which was trained without private data.
     """
     costs = {record.name: record.perplexity for record in result.targets}
     cost, base = costs.get(targets[0]), costs.get(UNDEFENDED)
@@ -204,9 +207,9 @@ def _format_perplexity_cost(result: AuditResult, targets: Sequence[str]) -> str:
 def _list_verbatim_extraction_lines(
     result: AuditResult, assessment: LeakAssessment, width: int, room: int
 ) -> list[Text]:
-    """Return verbatim extraction, a row a target and access, and the non-member baseline below.
+    """Return verbatim extraction, a row per target and access, then the non-member baseline.
 
-    If there is no room for all rows, keep those that show something.
+    If there is no room for all rows, keep those with extraction.
     """
     tested = [s for s in assessment.signals if s.kind is VERBATIM and s.measured is not None]
     if not tested:
@@ -272,7 +275,7 @@ def _build_verbatim_extraction_screen_cells(
 
 
 def _format_aligned_row(row: Sequence[str], widths: Sequence[int]) -> str:
-    """Align names left and numbers right."""
+    """Return a row with names aligned left and numbers right."""
     padded = (
         text + " " * (w - cell_len(text))
         if i in (0, 1, 4, 5)
@@ -333,7 +336,7 @@ def _attack_table_lines(
 def _build_other_signals_screen_entry(
     result: AuditResult, assessment: LeakAssessment
 ) -> ScreenEntry:
-    """Return all other signals, shown signals first, without personal data covered by WHAT."""
+    """Return all other signals, shown ones first, except personal data that WHAT covers."""
     best = _find_highest_recall_row(result, assessment)
     entries = list[tuple[tuple[bool, bool], str, str]]()
     for target in assessment.targets:
@@ -365,7 +368,7 @@ def _build_other_signals_screen_entry(
 
 
 def _find_highest_recall_row(result: AuditResult, assessment: LeakAssessment) -> Finding | None:
-    """Return the row of highest recall: of the undefended model, or else of the first target."""
+    """Return the row with the highest recall, undefended if possible, else of the first target."""
     return next(
         (
             best
@@ -384,7 +387,7 @@ def _format_tested_target(result: AuditResult, finding: Finding) -> str:
 
 
 def _build_copies_screen_entry(result: AuditResult, assessment: LeakAssessment) -> ScreenEntry:
-    """Return extraction by groups and copies, and exposure by insertions of canaries."""
+    """Return extraction by groups and copies, and exposure by canary insertions."""
     best, items = _find_highest_recall_row(result, assessment), list[str]()
     if best is not None and 1 < len(best.by_group) <= _GROUPS:
         counts = ", ".join(
@@ -440,7 +443,7 @@ def _build_personal_data_screen_entry(
 
 
 def _build_defense_causes_screen_entry(result: AuditResult) -> ScreenEntry:
-    """Return the separate effect of each step between control rows, for each defense."""
+    """Return the effect of each step between control rows, for each defense."""
     items = []
     for target in result.targets:
         row = find_strongest_chained_row(result, target.name)
@@ -463,7 +466,7 @@ def _build_defense_causes_screen_entry(result: AuditResult) -> ScreenEntry:
 def _build_limitations_screen_entry(
     result: AuditResult, assessment: LeakAssessment, remarks: CommandRemarks, most: int
 ) -> ScreenEntry:
-    """Return the bounds of zeros, the untested signals, and the limits of any run."""
+    """Return upper bounds for zeros, untested signals, and limits of any run."""
     zero_signals = [s for s in assessment.signals if s.measured and s.measured.value == 0]
     zeros = [[s for s in zero_signals if s.kind is kind] for kind in (VERBATIM, PERSONAL)]
     most_open = [
@@ -514,7 +517,7 @@ def _build_next_step_screen_entry(
     remarks: CommandRemarks,
     width: int,
 ) -> ScreenEntry:
-    """Return the next step and its command, unbroken on a line for copying."""
+    """Return the next step, with its command on one unbroken line for copying."""
     if remarks.your_own:
         return ScreenEntry("NEXT", (f"your own model -> {remarks.your_own}",), 2)
     command = next_step.suggest_next_command(assessment, folder)

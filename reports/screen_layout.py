@@ -1,4 +1,4 @@
-"""Lay out labelled entries as lines of a given width: wrap, cut, and count omissions."""
+"""Lay out labelled entries as lines of a given width: wrap, cut, and count omitted items."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ GUTTER = 8  # columns of the labels
 
 @dataclass(frozen=True)
 class ScreenEntry:
-    """A labelled entry of the screen. items: in order of priority; most: its maximum of lines."""
+    """A labelled entry of the screen. items: by priority; most: maximum number of lines."""
 
     label: str
     items: tuple[str, ...]
@@ -24,7 +24,7 @@ class ScreenEntry:
 
 
 def lay_out_entries(entries: Sequence[ScreenEntry], width: int) -> list[Text]:
-    """Return the lines of `width` columns with the entries, each after its label."""
+    """Return lines of `width` columns, each entry after its label."""
     lines = []
     for entry in entries:
         style = "bold" if entry.label == RESULT else ""
@@ -36,7 +36,7 @@ def lay_out_entries(entries: Sequence[ScreenEntry], width: int) -> list[Text]:
 
 
 def _fit_screen_lines(entry: ScreenEntry, width: int) -> list[str]:
-    """Return the items that fit into `entry.most` lines, and how many do not; cut a single one."""
+    """Return items that fit `entry.most` lines, and the number omitted; cut a single item."""
     # From all items down: only wrapping reveals their line count.
     for n_items in range(len(entry.items), 0, -1):
         n_left = len(entry.items) - n_items
@@ -49,10 +49,10 @@ def _fit_screen_lines(entry: ScreenEntry, width: int) -> list[str]:
 
 
 def wrap_line(text: str, width: int) -> list[str]:
-    """Return a text's lines of at most `width` terminal cells; a wide character takes two."""
+    """Return lines of at most `width` terminal cells; a wide character takes two cells."""
     return [line.plain.rstrip() for line in Text(text).wrap(Console(width=width), width)]
 
 
 def cut_line(text: str, width: int) -> str:
-    """Return the text, cut to `width` terminal cells with an ellipsis if it is wider."""
+    """Return the text; if wider than `width` terminal cells, cut it with an ellipsis."""
     return text if cell_len(text) <= width else set_cell_size(text, width - 1).rstrip() + "…"

@@ -1,8 +1,8 @@
 """Encode the secrets of a run as compact JSON for the page's script: ids and numbers only.
 
-At most `BUDGET` bytes for any number of secrets: omissions are counted in notes. A token
-probability is one character (`CODES`), as precise as a bar of a few pixels. Token text is included
-only if the caller passes it.
+JSON has at most `BUDGET` bytes, and notes count omitted secrets. A token probability is one
+character (`CODES`), precise enough for a bar of a few pixels. Token text is included only if the
+caller passes it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,10 @@ OUTCOMES = {
 
 
 def encode_page_log_probs(log_probs: Sequence[float]) -> str:
-    """Return a character a token, in steps below 0.07, finer towards 0; the last is below 1e-11."""
+    """Return one character per token, with steps below 0.07 that are finer towards 0.
+
+    The last character is below 1e-11.
+    """
     # 1 - p^(1/6): the first code is p = 1, the last p = 0. log 0 is -inf, whose `exp` is 0: the
     # last code, and no error.
     steps = np.rint((1 - np.exp(np.asarray(log_probs, dtype=float) / _POWER)) * (len(CODES) - 1))
@@ -48,9 +51,9 @@ def encode_page_log_probs(log_probs: Sequence[float]) -> str:
 def build_secret_list(
     result: AuditResult, details: SecretDetails, texts: Mapping[str, SecretText] | None = None
 ) -> Secrets | None:
-    """Return the secrets with the results of each row; None if the run stored none.
+    """Return the secrets with each row's results; None if the run stored none.
 
-    texts: the private text to show, by secret.
+    texts: private text to show, by secret.
     """
     secret_ids = {secret.id for secret in details.secrets}  # rows of generations concern no secret
     stored = [f for f in phrases.sort_findings(result) if f.cell_key in details.rows]
@@ -143,7 +146,7 @@ def _build_page_row(
 
 
 def _round_page_number(value: float) -> float | int | None:
-    """Round to three significant digits; None for values that JSON cannot express."""
+    """Return a number with three significant digits; None if JSON cannot express it."""
     if not math.isfinite(value):
         return None
     short = float(f"{value:.3g}")
@@ -153,10 +156,10 @@ def _round_page_number(value: float) -> float | int | None:
 def _build_page_token_views(
     result: AuditResult, details: SecretDetails, texts: Mapping[str, SecretText], budget: int
 ) -> tuple[dict[str, Any], int, int]:
-    """Return by target the codes and bits of each suffix; then the numbers shown and known.
+    """Return the codes and bits of each suffix by target, and how many are shown and known.
 
-    If not all secrets fit, keep those with the most likely suffix under the first target, the
-    undefended model.
+    If not all fit, keep secrets with the most likely suffix under the first target, the undefended
+    model.
     """
     targets = [t for t in result.targets if t.name in details.tokens]
     if not targets:
@@ -196,6 +199,6 @@ def _build_page_token_views(
 
 
 def _list_visible_suffix_tokens(texts: Mapping[str, SecretText], id: str) -> list[str]:
-    """Return the text of each suffix token, with every character visible."""
+    """Return the text of each token of a suffix, with every character visible."""
     pieces = texts[id].pieces if id in texts else ()
     return [phrases.shorten(escaping.show_invisible_characters(piece), _ID) for piece in pieces]

@@ -1,10 +1,9 @@
-"""Grade the severity of a target's signals: a word, its reason, and the rule of the word.
+"""Grade the severity of a target's signals: a word, its reason, and the word's rule.
 
-A function of the signals only (`conclusions.signals`). It states the possible extraction; a number
-with an interval next to it states the amount. No share is small enough to call low: an AI model is
-anonymous only if the likelihood of extracting personal data is insignificant for every person in
-its training data (EDPB Opinion 28/2024), and text itself reveals more than inferences about it. The
-order of the words is ours.
+Severity depends on the signals only (`conclusions.signals`). The word says what can be extracted; a
+number with an interval says how much. No share is called low: an AI model is anonymous only if the
+likelihood of extracting personal data is insignificant for every person in its training data (EDPB
+Opinion 28/2024), and text reveals more than inferences about it. The order of the words is ours.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ _DECISIONS: dict[Word, str] = {
 
 @dataclass(frozen=True)
 class Severity:
-    """A severity word. why: a clause; proof: the strongest number, and further signals, or ""."""
+    """A severity word. why: a clause; proof: the strongest number and other signals, or ""."""
 
     word: Word
     why: str
@@ -60,7 +59,7 @@ class Severity:
 
 
 def rate_severity(assessment: LeakAssessment, target: str) -> Severity:
-    """Return the first word that applies: text is shown, a signal is shown, a signal is open."""
+    """Return the first matching word: text is shown, a signal is shown, or a signal is open."""
     shown_signals = assessment.list_shown_signals(target)
     suspected = [s for s in assessment.list_target_signals(target) if s.suspected]
     text_signals = [s for s in shown_signals if s.kind.text]
@@ -91,7 +90,7 @@ def rate_severity(assessment: LeakAssessment, target: str) -> Severity:
 
 
 def _explain_inconclusive(assessment: LeakAssessment, target: str) -> Iterator[str]:
-    """Yield the reasons against the word "none seen"."""
+    """Yield the reasons why the word "none seen" does not apply."""
     kinds = {s.kind for s in assessment.list_target_signals(target)}
     # One tested access is enough: no signal of such a kind says "not tested".
     untested = {s.kind for s in assessment.list_target_signals(target) if s.status == NOT_TESTED}

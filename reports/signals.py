@@ -1,6 +1,6 @@
-"""Word the signals of a run (`conclusions.signals`): in a sentence, for a target, as a table.
+"""Put a run's signals (`conclusions.signals`) in words: a sentence, a target's text, a table.
 
-States the signals that are shown, not shown up to a bound, or not tested; decides nothing.
+The texts say which signals are shown, not shown up to a bound, or not tested.
 """
 
 from __future__ import annotations
@@ -94,22 +94,23 @@ def describe_signal_number(signal: LeakSignal) -> str:
 
 
 def is_excess_decisive(signal: LeakSignal) -> bool:
-    """Test whether a signal is not shown because of its excess over the non-members.
+    """Return whether a signal is not shown because of its excess over the non-members.
 
-    A shown signal needs only its own interval, whose lower limit is above the non-members' number.
+    For a shown signal, only its own interval matters: the lower limit is above the non-members'
+    number.
     """
     return signal.status == signals.NOT_SHOWN and signal.excess is not None
 
 
 def format_suspicion(signal: LeakSignal) -> str:
-    """Return why a measured leak is not shown: `not significant`, or only a hint."""
+    """Return why a measured leak is not shown: `not significant`, or that it is only a hint."""
     if signal.alone:
         return "not significant"
     return "only a hint: such a number cannot show a leak by itself"
 
 
 def format_corrected_interval(signal: LeakSignal) -> str:
-    """Return `interval corrected for 5 numbers that share the level`, or ""."""
+    """Return `interval corrected for 5 numbers that share the level`; "" if not corrected."""
     if signal.looks > 1:
         return f"interval corrected for {signal.looks} numbers that share the level"
     return ""
@@ -134,7 +135,7 @@ def _bracket_text(text: str) -> str:
 
 
 def describe_signal_kind(of_a_kind: Sequence[LeakSignal]) -> str:
-    """Return a phrase on a target's signals of one kind, both access levels together.
+    """Describe a target's signals of one kind, both access levels together.
 
     `none of 60 extracted verbatim, text-only or white-box (up to 6% not ruled out)`
     """
@@ -170,7 +171,7 @@ def describe_signal_kind(of_a_kind: Sequence[LeakSignal]) -> str:
 
 
 def format_upper_bound(signal: LeakSignal) -> str:
-    """Return `verbatim up to 6.0% (0/60)` for a signal that counts secrets and found none."""
+    """Return `verbatim up to 6.0% (0/60)` for a signal that counted no secret."""
     m = signal.measured
     assert m is not None  # it was tested
     if signal.kind is PERSONAL:
@@ -181,8 +182,10 @@ def format_upper_bound(signal: LeakSignal) -> str:
 
 
 def format_still_possible(assessment: LeakAssessment, target: str) -> str:
-    """Return `still possible: verbatim up to 6.0% (0/60)`, the widest bound of the first kind that
-    counts secrets and found none; "" without such a kind."""
+    """Return `still possible: verbatim up to 6.0% (0/60)`; "" if no kind applies.
+
+    The bound is the widest of the first kind that counts secrets and found none.
+    """
     zero_signals = [s for s in assessment.list_tested_signals(target) if _has_empty_count(s)]
     first = [s for s in zero_signals if s.kind is zero_signals[0].kind]
     widest = max(first, key=lambda s: s.measured.high if s.measured else 0.0, default=None)
@@ -197,7 +200,10 @@ def _has_empty_count(signal: LeakSignal) -> bool:
 def suggest_gate_command(
     assessment: LeakAssessment, target_signals: Sequence[LeakSignal], run: str
 ) -> str:
-    """Return a gate on these signals of one target; without --target it judges defenses first."""
+    """Return a gate command on these signals of one target.
+
+    Without --target, a gate judges defenses first.
+    """
     targets = {s.target for s in assessment.signals}
     judged = targets - {UNDEFENDED} or targets
     target = target_signals[0].target
@@ -208,7 +214,7 @@ def suggest_gate_command(
 
 
 def pick_strongest_signal(signals: Sequence[LeakSignal]) -> LeakSignal:
-    """Return the strongest of signals of one kind, at any access."""
+    """Return the strongest of these signals of one kind, at any access."""
 
     def strength(signal: LeakSignal) -> float:
         m = signal.measured
@@ -224,7 +230,7 @@ def pick_strongest_signal(signals: Sequence[LeakSignal]) -> LeakSignal:
 
 
 def format_no_leakage(assessment: LeakAssessment, *targets: str) -> str:
-    """Return the reassuring words, used only after `LeakAssessment.shows_no_leakage`."""
+    """Return the reassuring words, for use only if `LeakAssessment.shows_no_leakage`."""
     all_tested = all(
         len(assessment.list_tested_signals(target)) == len(assessment.list_target_signals(target))
         for target in targets
@@ -238,7 +244,7 @@ def group_signals(signals: Sequence[LeakSignal]) -> list[list[LeakSignal]]:
 
 
 def format_proof(signals: Sequence[LeakSignal], suspected: Sequence[LeakSignal]) -> str:
-    """Return `14% verbatim, white-box; also near-verbatim`: a number, and the other signals."""
+    """Return a number and the other signals: `14% verbatim, white-box; also near-verbatim`."""
     kinds = dict.fromkeys(s.kind for s in signals)
     first = next(iter(kinds))
     best = pick_strongest_signal([s for s in signals if s.kind is first])
@@ -253,7 +259,7 @@ def format_proof(signals: Sequence[LeakSignal], suspected: Sequence[LeakSignal])
 
 
 def _format_brief_number(signal: LeakSignal) -> str:
-    """Return `14% verbatim`, `names 21%`, `membership AUC 0.642`."""
+    """Return a number in few words: `14% verbatim`, `names 21%`, `membership AUC 0.642`."""
     m = signal.measured
     assert m is not None  # a signal that was tested
     if signal.kind is PERSONAL:
@@ -266,7 +272,7 @@ def _format_brief_number(signal: LeakSignal) -> str:
 
 
 def format_least_detectable(signal: LeakSignal) -> str:
-    """Return the smallest number that would have been shown: `3.1%`, `0.56`, `all 4`."""
+    """Return the smallest number that would show a leak: `3.1%`, `0.56`, `all 4`."""
     m = signal.measured
     if m is None or signal.status != signals.NOT_SHOWN:
         return phrases.NOTHING
@@ -284,7 +290,7 @@ def format_least_detectable(signal: LeakSignal) -> str:
 def group_untested_kinds(
     assessment: LeakAssessment,
 ) -> dict[tuple[str, ...], list[LeakKind]]:
-    """Return the untested kinds by targets; first, under (), kinds tested on no target."""
+    """Return untested kinds by targets; the first, under (), are untested on every target."""
     measured = [target for target in assessment.targets if assessment.list_tested_signals(target)]
     # Insert () first to keep it first.
     kinds_by_targets: dict[tuple[str, ...], list[LeakKind]] = {(): []}
@@ -301,7 +307,7 @@ def group_untested_kinds(
 
 
 def list_doubts(assessment: LeakAssessment) -> tuple[Doubt, ...]:
-    """Return the doubts about all targets, each once, contradictions first."""
+    """Return all targets' doubts without repetition, contradictions first."""
     contradictions = [
         d for name in assessment.targets for d in assessment.contradictions.get(name, ())
     ]
@@ -316,7 +322,7 @@ def list_doubts(assessment: LeakAssessment) -> tuple[Doubt, ...]:
 
 
 def title_signal_target(result: AuditResult, target: str) -> str:
-    """Return the target's title; "Undefended" also if the result lacks that model."""
+    """Return the target's title; "Undefended" even if the result lacks the undefended model."""
     record = phrases.find_reported_target(result, target)
     return record.title if record else "Undefended" if target == UNDEFENDED else target
 
@@ -326,7 +332,7 @@ def title_signal_target(result: AuditResult, target: str) -> str:
 
 
 def _draw_signals_forest(result: AuditResult, assessment: LeakAssessment) -> Forest:
-    """Return a row a signal, target by target."""
+    """Return a forest with a row per signal, by target."""
     groups = list[Group]()
     spans = list[ForestSpan | None]()
     for target in assessment.targets:
@@ -351,7 +357,7 @@ def _draw_signals_forest(result: AuditResult, assessment: LeakAssessment) -> For
 def list_untested_signals(
     result: AuditResult, assessment: LeakAssessment
 ) -> Iterator[tuple[str, str]]:
-    """Yield ` on PMixED` ("": no target) and the untested signals, with their test or reason."""
+    """Yield ` on PMixED` ("" for no target), and the untested signals with their test or reason."""
     for targets, untested in group_untested_kinds(assessment).items():
         labels = []
         for kind in untested:
@@ -373,7 +379,7 @@ def list_untested_signals(
 
 
 def _build_signal_table_row(s: LeakSignal) -> tuple[str, ...]:
-    """Return the name, the number, its baseline, and whether it is shown."""
+    """Return a signal's name, number, baseline, and whether a leak is shown."""
     is_personal = s.kind is PERSONAL
     title = personal.title_personal_kind(s.part) if is_personal else s.kind.short
     status = format_suspicion(s) if s.suspected else s.status
@@ -390,7 +396,7 @@ def _build_signal_table_row(s: LeakSignal) -> tuple[str, ...]:
 
 
 def _format_measured_signal(s: LeakSignal) -> str:
-    """Return the number, without the name of its metric if the kind states it."""
+    """Return the number, without its metric's name if the kind implies the name."""
     m = s.measured
     assert m is not None  # it was tested
     if is_excess_decisive(s) and m.value:
@@ -408,7 +414,7 @@ def _format_measured_signal(s: LeakSignal) -> str:
 
 
 def _format_difference(signal: LeakSignal) -> str:
-    """Return `, difference 3.3 points [−1.9 to 11.2]` if the excess decides; else ""."""
+    """Return `, difference 3.3 points [−1.9 to 11.2]` if the excess decides, else ""."""
     if not is_excess_decisive(signal) or _has_empty_count(signal):
         return ""
     assert signal.excess is not None  # it decides
@@ -435,14 +441,14 @@ def _signal_forest_span(s: LeakSignal) -> ForestSpan | None:
 
 
 def build_signals_section_blocks(result: AuditResult) -> list[Block]:
-    """Return the picture of all signals; nothing if nothing was measured."""
+    """Return the picture of all signals, if anything was measured."""
     assessment = assess_signals(result)
     tested = any(assessment.list_tested_signals(target) for target in assessment.targets)
     return build_signal_blocks(result, assessment) if tested else []
 
 
 def build_signal_blocks(result: AuditResult, assessment: LeakAssessment) -> list[Block]:
-    """Return the picture and the untested signals."""
+    """Return the picture, and the untested signals."""
     untested = list_untested_signals(result, assessment)
     items = tuple(f"Not tested{on}: {text}." for on, text in untested)
     return [_draw_signals_forest(result, assessment), *([Bullets(items)] if items else [])]

@@ -1,4 +1,4 @@
-"""Describe the audited model in one line, the first of a report, from a cleaned result."""
+"""Describe the audited model in the first line of a report, from a cleaned result."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def audit_subject_line(result: AuditResult) -> str:
 
 
 def format_date(result: AuditResult) -> str:
-    """Return `1 June 2026`, in UTC."""
+    """Return the date of the run in UTC: `1 June 2026`."""
     try:
         date = datetime.fromisoformat(result.created)
         # The month is English unless code calls `setlocale`: Python itself sets only the character
@@ -67,6 +67,6 @@ def _format_data(result: AuditResult) -> str:
 
 
 def _shorten_model_name(name: str) -> str:
-    """Return a full hub id, or the last two parts of a path, which distinguish it."""
+    """Return a hub id in full, or the last two parts of a path, which identify the model."""
     parts = [part for part in name.replace("\\", "/").split("/") if part not in ("", ".")]
     return phrases.shorten("/".join(parts[-2:]) or name, _MOST)

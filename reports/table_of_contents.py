@@ -1,7 +1,7 @@
-"""Order the sections of the Markdown report and of the page for three readers.
+"""Order the sections of the Markdown report and of the HTML page.
 
-The page is for deciders, model owners and method reviewers; Markdown is for a pull request.
-Independent of drawing.
+The page is for three readers: people who decide, model owners, and reviewers of methods. Markdown
+is for a pull request.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ PARTS = (DECIDE, MEND, CHECK)
 
 @cache
 def list_topics() -> tuple[Topic, ...]:
-    """Import all modules of this package and return their topics, in the order of the page."""
+    """Import all modules of this package, and return their topics in page order."""
     names = (
         f"{reports.__name__}.{module.name}" for module in pkgutil.iter_modules(reports.__path__)
     )
@@ -54,10 +54,9 @@ def build_markdown_document(
     details: SecretDetails | None = None,
     texts: Mapping[str, SecretText] | None = None,
 ) -> Document:
-    """Return the Markdown report: the sections with a turn in it.
+    """Return the Markdown report, with sections that have a turn in it.
 
-    Every string is free of control characters and not escaped. texts: the private text to show, by
-    id.
+    Strings are free of control characters and unescaped. texts: private text to show, by id.
     """
     material = ReportMaterial(
         phrases.make_result_printable(result), details or SecretDetails(), texts=texts
@@ -82,9 +81,9 @@ def build_page_document(
     since: Comparison | None = None,
     texts: Mapping[str, SecretText] | None = None,
 ) -> Document:
-    """Return the full page: every section with content, part by part.
+    """Return the full page, with every nonempty section, by part.
 
-    since: a comparison of an earlier run with this run. texts: the private text to show, by id.
+    since: a comparison of an earlier run with this run. texts: private text to show, by id.
     """
     material = ReportMaterial(
         phrases.make_result_printable(result), details or SecretDetails(), since, texts
@@ -118,7 +117,7 @@ def _build_report_document(material: ReportMaterial, sections: tuple[Section, ..
 
 
 def _list_plugin_topics(result: AuditResult) -> list[Topic]:
-    """Return the sections of plug-ins, after all others."""
+    """Return the sections of plug-ins, which come last."""
     topics = []
     for i, (name, section) in enumerate(result.sections.items()):
         # partial binds the current values; a lambda would see the last of the loop.

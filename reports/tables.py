@@ -1,4 +1,4 @@
-"""Render a table as text for a terminal, Markdown, CSV or LaTeX: sweeps and ledgers."""
+"""Render a table of a sweep or ledger for a terminal, Markdown, CSV or LaTeX."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LATEX_WIDE = {"m": 8.4, "w": 7.3, "M": 9.2, "W": 10.3, "%": 8.4}
 
 @dataclass(frozen=True)
 class RowTable:
-    """Rows under one head. `machine`: the same rows for programs; else CSV holds readable rows."""
+    """Rows under one head. machine: the same rows for programs; else CSV has the readable rows."""
 
     title: str
     head: tuple[str, ...]
@@ -33,7 +33,7 @@ class RowTable:
 
 
 def render_rich_table(grid: RowTable, styles: Sequence[str] = ()) -> RichTable:
-    """Return a rich table; `styles`: one a row."""
+    """Return a rich table. styles: one per row."""
     clean = escaping.escape_for_terminal
     # Line by line: cleaning the full text would turn line ends into spaces.
     note = Text("\n").join(map(clean, grid.note.split("\n"))) if grid.note else None
@@ -63,7 +63,7 @@ def render_markdown_table(grid: RowTable) -> str:
 
 
 def render_markdown_lines(grid: RowTable) -> list[str]:
-    """Return the rows under their head, as lines of Markdown."""
+    """Return head and rows as lines of Markdown."""
     head, *rows = (
         list(map(escaping.escape_for_markdown, cells)) for cells in (grid.head, *grid.rows)
     )
@@ -71,7 +71,7 @@ def render_markdown_lines(grid: RowTable) -> list[str]:
 
 
 def render_csv_table(grid: RowTable) -> str:
-    """Return the rows for programs if there are any, else the readable rows."""
+    """Return CSV with the rows for programs if there are any, else the readable rows."""
     return escaping.render_csv(grid.machine_head or grid.head, grid.machine_rows or grid.rows)
 
 
@@ -110,7 +110,7 @@ def render_latex_table(grid: RowTable) -> str:
 
 
 def _measure_latex_points(text: str) -> float:
-    """Estimate an upper bound of the width of a text in Computer Modern of 10 points."""
+    """Return an upper bound of a text's width in 10-point Computer Modern, in points."""
     return sum(
         _LATEX_WIDE.get(sign, _LATEX_CAPITAL if sign.isupper() else _LATEX_CHARACTER)
         for sign in text
@@ -118,10 +118,10 @@ def _measure_latex_points(text: str) -> float:
 
 
 def _format_latex_columns(natural: Sequence[float], words: Sequence[float]) -> str:
-    """Return columns that fit a line. natural, words: widths of widest cells and words, in points.
+    """Return column types that fit a line. natural, words: widest cells and words, in points.
 
-    A column no wider than an equal share of the room keeps its width; the others are paragraphs and
-    share the rest.
+    A column keeps its width if this is at most an equal share of the room. Other columns are
+    paragraphs that share the remaining room.
     """
     room = _LATEX_LINE - _LATEX_GAP * (len(natural) - 1)
     wide = set(range(len(natural)))

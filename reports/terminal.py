@@ -1,4 +1,4 @@
-"""Build the screen of `--verbose`: every configuration, the leak's shape, claims, next step.
+"""Build the screen of `--verbose`: all configurations, leaks by copies, claims and next step.
 
 All text is `rich.text.Text`, which is never parsed as markup.
 """
@@ -32,13 +32,13 @@ _BARS = "▁▂▃▄▅▆▇█"
 
 
 def summarise_run(result: AuditResult, folder: Path | None = None) -> TerminalRunSummary:
-    """Return the screen of `--verbose`. folder: the run folder to name, or None."""
+    """Return the screen of `--verbose`. folder: the run folder to print, or None."""
     return TerminalRunSummary(phrases.make_result_printable(result), folder)
 
 
 @dataclass(frozen=True)
 class TerminalRunSummary:
-    """A rich renderable of 80 columns: a line above a target's rows holds their common facts."""
+    """A rich renderable of 80 columns. A line above a target's rows states their common facts."""
 
     result: AuditResult
     folder: Path | None
@@ -59,7 +59,7 @@ class TerminalRunSummary:
 
 
 def share_measurement_table(measurements: Iterable[Measurement]) -> Table:
-    """Return a table of shares outside a run, to the three decimals of a challenge's ranking."""
+    """Return a table of shares outside a run, to three decimals as in a challenge's ranking."""
     table = Table("", "share", "95% interval", "hits", "n", "note")
     for m in measurements:
         cells = (
@@ -78,7 +78,7 @@ def share_measurement_table(measurements: Iterable[Measurement]) -> Table:
 
 
 def _attack_row_lines(result: AuditResult, width: int) -> Iterator[RenderableType]:
-    """Yield attack rows in columns aligned over all groups, each group under its target."""
+    """Yield attack rows under their target; columns align over all groups."""
     cells = [_attack_row_cells(finding) for finding in result.findings]
     heads = ("attack", "verbatim recall", "non-members", "excess")
     widths = [max(map(len, column)) for column in zip(heads, *cells, strict=True)]
@@ -106,7 +106,7 @@ def _attack_row_lines(result: AuditResult, width: int) -> Iterator[RenderableTyp
 
 
 def _format_screen_head(result: AuditResult, finding: Finding) -> tuple[str, str, str]:
-    """Return a group's title, decoding and perplexity, and whether the claim applies."""
+    """Return a group's title, its decoding and perplexity, and whether the claim applies."""
     facts = f"  {finding.decoding} · PPL {phrases.format_target_perplexity(result, finding.target)}"
     applies = phrases.format_claim_scope(finding)
     claim = applies if finding.claim_applies is None else f"claim applies: {applies}"
@@ -192,7 +192,7 @@ def _list_row_remarks(result: AuditResult) -> Iterator[RenderableType]:
 
 
 def _draw_copies_sparkline(finding: Finding) -> Text:
-    """Return `copies 1 2 4  ▁ ▃ █  0.0%, 31%, 98% (undefended, ethicist)`: bars from 0 to 1."""
+    """Return `copies 1 2 4 ▁ ▃ █ 0.0%, 31%, 98% (undefended, ethicist)`, with bars from 0 to 1."""
     measured = phrases.sort_repeats(finding.by_repeats)
     bars = " ".join(_BARS[min(7, max(0, round(7 * m.value)))] if m.n else "·" for _, m in measured)
     shares = ", ".join(phrases.format_value(m) for _, m in measured)

@@ -1,6 +1,6 @@
-"""Define the report's sections: a `Topic` each, with its maker and its place.
+"""Define a section of the report as a `Topic`, with its builder and its place.
 
-Also holds helpers shared by modules with topics. Independent of the sections and of drawing.
+Modules with topics share the helpers here.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ Maker = Callable[[ReportMaterial], Sequence[Block]]  # no block: no section
 
 @dataclass(frozen=True)
 class Topic:
-    """A section before its creation, registered in `TOPICS` of a module of this package.
+    """A section to be built, registered in `TOPICS` of a module of this package.
 
-    part: of the page, by its reader; place: within the part. turn: its place in the Markdown
-    report, whose last sections may not fit; 0: absent. brief: its maker there, if it differs.
+    part: of the page, by reader; place: within the part. turn: place in the Markdown report, which
+    may omit its last sections; 0: absent. brief: the builder for Markdown, if different.
     """
 
     id: str
@@ -53,7 +53,7 @@ class Topic:
 
 
 def build_figures_blocks(plotted: Iterable[Figure]) -> list[Block]:
-    """Return one block of these figures; no block without figures."""
+    """Return one block of these figures, or nothing without figures."""
     figures = tuple(plotted)
     return [Figures(figures)] if figures else []
 
@@ -61,7 +61,7 @@ def build_figures_blocks(plotted: Iterable[Figure]) -> list[Block]:
 def group_table_rows(
     result: AuditResult, row: Callable[[Finding], tuple[str, ...]]
 ) -> tuple[Group, ...]:
-    """Return one untitled group a target, in report order."""
+    """Return an untitled group of rows per target, in report order."""
     grouped: dict[str, list[tuple[str, ...]]] = {}
     for finding in phrases.sort_findings(result):
         grouped.setdefault(finding.target, []).append(row(finding))

@@ -1,4 +1,4 @@
-"""Plot the measurements of a training by step, panel by panel."""
+"""Plot a training's measurements by step, in panels."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _POINTS_AND_LINES = ("o-", "s--", "^-.", "v:")
 
 @dataclass(frozen=True)
 class Curve:
-    """One measurement over steps, with any intervals."""
+    """A measurement over steps, perhaps with intervals."""
 
     label: str
     points: Sequence[tuple[int, Measurement]]
@@ -34,14 +34,14 @@ class Curve:
 
 @dataclass(frozen=True)
 class Panel:
-    """Lines of one unit."""
+    """Lines that share a unit."""
 
     title: str
     lines: tuple[Curve, ...]
 
 
 def draw_training_curve(panels: Sequence[Panel], stopped_at: int | None = None) -> str:
-    """Return SVG. stopped_at: a step to mark."""
+    """Return SVG of the panels. stopped_at: a step to mark."""
     text = io.StringIO()
     with styled_figure_context(LIGHT_STYLE) as (figure, first):
         first.remove()  # the default axes of every styled figure

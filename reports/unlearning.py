@@ -1,4 +1,4 @@
-"""Report the remainder of records to forget: before, after and after relearning."""
+"""Report what remains of records to forget: before, after, and after relearning."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _NOTE = (
 
 
 def describe_forgetting(result: AuditResult, unlearning: Unlearning) -> str:
-    """Return the remainder, the relearned part and the cost, in measured order."""
+    """Describe what remains, what relearning restores, and the cost, as far as measured."""
     title = phrases.title_target(result, unlearning.target)
     labels = [
         _format_unlearning_change(row) for row in unlearning.numbers if row.group == FORGOTTEN
@@ -78,7 +78,7 @@ def _format_recall_measure(row: GroupRecall) -> str:
 
 
 def _describe_forgotten_records(unlearning: Unlearning) -> Iterator[str]:
-    """Yield whether records are forgotten, against a model without them or else non-members."""
+    """Yield whether records are forgotten, compared with a model without them, or non-members."""
     rows = [row for row in unlearning.numbers if row.group == FORGOTTEN]
     # "left": recall minus that of the model trained without the records.
     compared = [row for row in rows if "left" in row.changes]
@@ -133,7 +133,7 @@ def _describe_relearning(unlearning: Unlearning) -> Iterator[str]:
 
 
 def _is_relearning_shown(row: GroupRecall) -> bool:
-    """Return whether more came back than a model without the records learns, if there is one."""
+    """Return whether relearning restores more than a model without the records learns."""
     return row.changes.get("came_back", row.changes["relearned"]).low > 0
 
 

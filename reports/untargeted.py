@@ -134,7 +134,7 @@ def _build_ranking_precision_tables(
 def _pair_untargeted_rows(
     details: SecretDetails, findings: list[Finding]
 ) -> list[tuple[Finding, Mapping[str, Column]]]:
-    """Return the rows that extracted a training record, with their columns of records."""
+    """Return rows that extracted training records, with their columns of records."""
     return [
         (f, record_columns)
         for f in findings

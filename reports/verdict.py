@@ -1,7 +1,7 @@
-"""Derive the headline of a run, and the strongest row of each target, from the records only.
+"""Derive the headline of a run and the strongest row of each target, from records only.
 
-Each defense is judged by the attack that did best against *it*, not by the best against the
-undefended model.
+A defense is judged by the attack that did best against that defense, not against the undefended
+model.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ NOTHING_MEASURED = "Nothing was measured on the undefended model."
 
 
 def write_headline(result: AuditResult) -> str:
-    """Return the doubts that forbid a conclusion, then the severity of each target, and why."""
+    """Return the doubts that forbid a conclusion, then each target's severity and its reason."""
     signal_assessment = assess_signals(result)
     sentences = [
         severity.rate_severity(signal_assessment, target).describe(
@@ -41,7 +41,7 @@ def list_judged_targets(assessment: LeakAssessment) -> list[str]:
 
 
 def count_fewest_attacked_members(result: AuditResult) -> int:
-    """Return the fewest members attacked in any row: zero hits there leave the widest bound."""
+    """Return the fewest members that a row attacked; zero hits there give the widest bound."""
     counts = (
         recall.n
         for f in result.findings
@@ -53,7 +53,7 @@ def count_fewest_attacked_members(result: AuditResult) -> int:
 def find_strongest_attack_row(
     result: AuditResult, target: str, setting: str | None = None
 ) -> Finding | None:
-    """Return the measured row with the highest recall, the first on a tie."""
+    """Return the measured row with the highest recall; the first if several are equal."""
     # The best of several, picked afterwards: its interval does not cover the selection.
     measured = [
         (recall.value, finding)
@@ -77,13 +77,13 @@ def _find_verdict_recall(finding: Finding) -> Measurement | None:
 
 
 def list_strongest_rows(result: AuditResult, target: str) -> list[Finding]:
-    """Return the strongest row of each setting that has one, text-only first."""
+    """Return each setting's strongest row if it has one, text-only first."""
     best = (find_strongest_attack_row(result, target, setting) for setting in phrases.SETTINGS)
     return [finding for finding in best if finding is not None]
 
 
 def find_strongest_chained_row(result: AuditResult, target: str) -> Finding | None:
-    """Return the reported row with a chain: highest recall, then largest fall; else a probe's."""
+    """Return the row with a chain to report: highest recall, then largest fall, else a probe's."""
 
     def rank(finding: Finding) -> tuple[float, float]:
         assert finding.chain is not None
