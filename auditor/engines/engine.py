@@ -1,8 +1,8 @@
 """Do the work of a run in this process or on a cluster's workers.
 
-Work describes a task over items. A workplace is the loaded models and data for the task. Each
-worker loads its own workplace once; only work, items and results are sent. This module does not
-depend on attacks.
+Work describes a task over items. A workplace is the models and data loaded for it. Each worker
+loads its workplace once; only work, items and results are sent. This module does not depend on
+attacks.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Search for candidates without sampling: by the threshold tree of a decoding, or by beam search.
 
 Both use only decoding rows, so they can search a defended model. They read the distribution, so
-claims about sampled tokens do not cover them. This module does not depend on its callers or on the
-true suffixes.
+claims about sampled tokens do not cover them.
 """
 
 from __future__ import annotations
@@ -88,11 +87,11 @@ def find_suffixes_above_threshold(
     """Find every suffix of `length` tokens with a decoding probability >= threshold.
 
     The search is breadth-first, with one row per live node. Nodes below the threshold are pruned,
-    so at most 1/threshold nodes are live (formulas A5), and no suffix at or above the threshold is
-    missed. If all children of a secret are below it, only the likeliest is kept. Its single leaf
-    becomes the guess, and the certificate says that the leaf is below the threshold. If a batch
-    needs more than `max_rows` live rows, its halves are searched again, down to single prefixes,
-    which may need more. `rows` counts a secret's rows independently of batches.
+    so at most 1/threshold nodes are live (formulas A5), and no suffix is missed. If all children of
+    a secret are below the threshold, only the likeliest is kept. Its leaf becomes the guess, and
+    the certificate says so. If a batch needs more than `max_rows` live rows, its halves are
+    searched again; a single prefix may need more. `rows` counts a secret's rows independently of
+    batches.
 
     Args:
         prefixes: (secrets, n_prefix).
@@ -152,12 +151,11 @@ def _expand_tree(
     """Expand the live nodes and prune the children below the floor.
 
     A secret whose children are all below the floor keeps the likeliest. The function reads only the
-    support of the decoding distribution, because a nucleus has a few tokens and a vocabulary
-    50,000.
+    decoding's support: a nucleus has a few tokens, a vocabulary 50,000.
 
     Returns:
-        Parents, tokens and log_q of the surviving children, sorted by parent and token, and the
-            largest pruned log_q of each secret, (secrets,).
+        Parents, tokens and log_q of the surviving children, sorted by parent and token.
+        The largest pruned log_q of each secret, (secrets,).
     """
     groups = []
     pruned = log_q.new_full((n_secrets,), -math.inf)

@@ -1,10 +1,9 @@
 """Count the texts of a space that a model finds at least as likely as a canary.
 
 The exact search walks a trie (prefix tree) of all texts' tokens from the root. It prunes branches
-whose nll (negative log-likelihood) exceeds the canary's. It computes a leaf's nll from its parent's
-distribution, without another forward pass (formulas.md A8). It uses only decoding rows, so it can
-search a defended model. nll is in nats and excludes the first tokens that all texts share. This
-module does not depend on attacks, result files or insertions.
+whose nll (negative log-likelihood) exceeds the canary's, and computes a leaf's nll from its
+parent's distribution, without a forward pass (formulas.md A8). Only decoding rows are needed, so it
+can search a defended model. nll is in nats and excludes the first tokens that all texts share.
 """
 
 from __future__ import annotations
@@ -293,8 +292,7 @@ def count_leaves_within_nll(
     Args:
         context: token ids that end with the trie's head.
         nodes: maximum number of visited nodes; 0 for no limit.
-        max_rows: maximum live nodes; by default, as many as fit into memory. The counts do not
-            depend on this value.
+        max_rows: maximum live nodes, by default as many as fit; does not change the counts.
         progress: callback(nodes visited or pruned, all nodes).
 
     Raises:

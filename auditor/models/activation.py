@@ -1,8 +1,8 @@
 """Find the tokens of a text that an activated LoRA changes.
 
-PEFT searches for the invocation only in the token ids of the current call. With a cache, that call
-has one token; with input embeddings, it has no ids. PEFT would then leave the adapter off. This
-module finds the tokens from the whole text and passes them to PEFT. It uses token ids only.
+PEFT searches for the invocation only in the current call's token ids. With a cache, that call has
+one token; with input embeddings, it has no ids. PEFT would leave the adapter off. This module finds
+the tokens from the whole text and passes them to PEFT.
 """
 
 from __future__ import annotations
@@ -56,14 +56,13 @@ class Activation:
     def read(self, texts: Tensor, last: int, read_texts: Callable[[], Tensor]) -> Tensor:
         """Return the next-token distributions at the last positions, (B, last, V).
 
-        Each position uses the last invocation before it. One forward pass applies only the last
-        invocation of the whole text. This method therefore reads the texts again for positions
-        before that invocation.
+        Each position uses the last invocation before it. One forward pass applies only the text's
+        last invocation, so texts are read again for earlier positions.
 
         Args:
             texts: (B, n) token ids.
             last: number of last positions.
-            read_texts: runs the forward pass on the texts.
+            read_texts: runs the forward pass.
         """
         if not self.invocation:
             return read_texts()

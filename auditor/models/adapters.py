@@ -107,8 +107,8 @@ def resize_embeddings(base: Any, adapter: Path) -> None:
 
     PEFT saves a matrix under its own name or inside a wrapper: `modules_to_save`, or the
     `base_layer` of trainable tokens and of LoRA. An adapter of trainable tokens may contain only
-    the rows of these tokens. Raise AuditError if the adapter contains new rows for only one of the
-    two matrices: the other's new rows do not exist anywhere.
+    these tokens' rows. Raise AuditError if the adapter contains new rows of only one matrix: the
+    other's do not exist anywhere.
     """
     input_weight = base.get_input_embeddings().weight
     n_rows = input_weight.shape[0]

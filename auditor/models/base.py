@@ -175,11 +175,10 @@ class LanguageModel(ABC):
     ) -> None:
         """Announce texts that will be scored soon; text i at its last `last[i]` positions.
 
-        A model with a text cache reads texts of several lengths in one batch; other models do
-        nothing.
+        A model with a text cache reads texts of several lengths in one batch; others do nothing.
 
-        begun: number of first tokens of each text that will be completed. None: all tokens before
-        the first scored position, and the token there.
+        begun: number of first tokens of each text to be completed. None: through the first scored
+        position.
         """
 
     def forget_batch(self) -> None:  # noqa: B027 - most models cache nothing
@@ -372,13 +371,12 @@ class LanguageModel(ABC):
     ) -> Sequence[DivergenceCheck]:
         """Return the claimed and the realised divergence of single next-token distributions.
 
-        The model reads contexts (B, n) teacher-forced. Realised divergences depend on the private
-        data: only the auditor may see them.
+        Realised divergences depend on the private data: only the auditor may see them.
 
         Args:
-            contexts: (B, n) token ids.
+            contexts: (B, n) token ids, read teacher-forced.
             last: number of last positions.
-            at: checked positions, counted within the last `last`.
+            at: checked positions within the last `last`.
             order: of the divergence; 0 for the claimed order.
 
         Raises:
@@ -396,8 +394,8 @@ class LanguageModel(ABC):
         """Return the distributions of all neighbours in the model's claim, one entry per relation.
 
         The model reads contexts (B, n) teacher-forced, at positions `at` within the last `last`.
-        The result is empty if the model has no neighbours. It reveals private data: only the
-        auditor may see it.
+        The result is empty without neighbours. Only the auditor may see it: it reveals private
+        data.
         """
         return ()
 

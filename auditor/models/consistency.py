@@ -39,9 +39,9 @@ def check_distribution_consistency(model: LanguageModel) -> None:
 def find_inconsistencies(model: LanguageModel) -> Iterator[str]:
     """Yield a clause for each inconsistency of `model`, computing comparisons lazily.
 
-    `log_probs` of whole texts is compared with `log_probs` of each single text and of texts without
-    later tokens, with rows that advance and split, with probabilities of given tokens, and with
-    samples, drawn twice.
+    `log_probs` of whole texts is compared with `log_probs` of single texts and of texts without
+    later tokens, with advanced and split rows, probabilities of given tokens, and samples drawn
+    twice.
     """
     unknown = set(model.capabilities) - CAPABILITIES
     if unknown:

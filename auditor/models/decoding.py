@@ -143,8 +143,8 @@ class Decoding:
             uniforms: (draws,) float64 in [0, 1).
 
         Returns:
-            The tokens, (draws,), and whether each uniform was within NEAR_BOUNDARY of a CDF
-                boundary, (draws,).
+            The tokens, (draws,).
+            Whether each uniform was within NEAR_BOUNDARY of a CDF boundary, (draws,).
         """
         draw_tokens = torch.empty_like(row_of_draw)
         near = torch.zeros_like(row_of_draw, dtype=torch.bool)
@@ -171,8 +171,8 @@ class Decoding:
             log_total: (rows,) log of the sum of exp over each row of logits; None: 0.
 
         Yields:
-            rows, tokens (len(rows), k) or None for the whole vocabulary, and unnormalised weights
-                (len(rows), k). Removed tokens may pad a group, with weight 0.
+            rows; tokens (len(rows), k), None for the whole vocabulary;
+            unnormalised weights (len(rows), k), 0 for removed tokens that pad a group.
         """
         pending = torch.arange(len(log_probs), device=log_probs.device)
         vocab_size = log_probs.shape[-1]
@@ -263,8 +263,8 @@ class Decoding:
             scaled_total: (rows,) log-normalisers after temperature.
 
         Returns:
-            Whether `width` tokens were enough for each row, (rows,), and tokens and weights in the
-                form of `group_kept_tokens`.
+            Whether `width` tokens were enough for each row, (rows,).
+            Tokens and weights in the form of `group_kept_tokens`.
         """
         vocab_size = distribution.shape[-1]
         if width < vocab_size:
@@ -350,8 +350,8 @@ GREEDY = Decoding(temperature=0)
 def select_top_k(distribution: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Return the `count` largest values of each row, descending, and their columns.
 
-    The result equals `topk`. The function searches only the `count` blocks with the largest maxima,
-    which must contain these values. It computes the maxima in one pass without temporary memory.
+    The result equals `topk`. Only the `count` blocks with the largest maxima are searched, as they
+    contain these values. The maxima take one pass without temporary memory.
     """
     width = distribution.shape[-1]
     # This block size balances the number of maxima and of tokens searched after them.

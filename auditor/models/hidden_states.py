@@ -1,8 +1,8 @@
 """Cache the last hidden states of texts, and keys and values of texts read ahead.
 
 A later query of a cached text computes only the model's head. Completing the beginning of a text
-that was read ahead needs no forward pass of that beginning. Weights must not change; this module
-does not detect changes.
+read ahead needs no forward pass of that beginning. Weights must not change; changes are not
+detected.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ Logits = Callable[[Tensor, int, int, list[SlotLayer] | None], Tensor]
 class HiddenStateCache:
     """Compute logits of cached texts from their hidden states.
 
-    The first result of the head is compared with the model's. If body and head are not the whole
-    model (Gemma 2 caps its logits), nothing is cached and every query calls the model.
+    The head's first result is compared with the model's. If body and head are not the whole model
+    (Gemma 2 caps its logits), nothing is cached and every query calls the model.
 
     Args:
         body: returns hidden states (B, m, d) of the last m positions as its first output.
         head: computes logits from hidden states.
-        logits: the model, called as logits(texts, last, kept, layers). Reads at least the last
-            `last` positions of token ids (B, n), returns logits of the last `kept`, (B, kept, V)
-            float32, and appends the layers with the texts' keys and values to `layers`.
+        logits: the model, called as logits(texts, last, kept, layers). Reads at least the `last`
+            last positions of token ids (B, n), returns logits (B, kept, V) float32, and appends the
+            layers with the texts' keys and values to `layers`.
     """
 
     def __init__(self, body: Any, head: Any, logits: Logits) -> None:
@@ -141,9 +141,9 @@ class HiddenStateCache:
 
         Args:
             last: number of last positions to be queried in each text.
-            keys: whether to cache keys and values too, for completions of the texts' beginnings.
-            begun: number of first tokens of each text that will be completed. None: all tokens
-                before the first of the last positions, and the token there.
+            keys: whether to cache keys and values too, for completions.
+            begun: number of first tokens of each text to be completed. None: through the first of
+                the last positions.
         """
         beginnings = begun or [
             len(text) - n_last + 1 for text, n_last in zip(texts, last, strict=True)

@@ -1,8 +1,8 @@
 """Treat private records in the context of one model as members of an ensemble.
 
-The records are divided into batches. The beginning of a text selects a batch. Member j is the model
-with the j-th record of that batch before the text; the public part reads the text alone. This
-module does not depend on privacy.
+The records form batches. The beginning of a text selects a batch. Member j is the model with the
+batch's j-th record before the text; the public part reads the text alone. This module does not
+depend on privacy.
 """
 
 from __future__ import annotations

@@ -107,8 +107,8 @@ class _CachedMemberRows(EnsembleMemberRows):
     """Rows that cache keys and values of each queried (row, part) pair.
 
     A query reads only the positions that the pair's slot lacks. Pairs (children of a row, rows of
-    one prefix) may share a slot as far as their tokens agree. A queried pair moves to a slot of its
-    own before writing; without memory for a slot, the pair is not cached.
+    one prefix) may share a slot as far as their tokens agree. A queried pair first gets its own
+    slot; without memory for it, the pair is not cached.
     """
 
     def __init__(

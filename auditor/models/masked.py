@@ -1,8 +1,8 @@
 """Query masked language models for the distributions of masked tokens.
 
-The interface is separate and has no decoding rows, because a masked LM does not continue texts.
-Only papers' plans and defenses that declare support (`Defense.protect_masked`) accept such a model.
-This module does not depend on texts, masking shares or files.
+There are no decoding rows, because a masked LM does not continue texts. Only papers' plans and
+defenses that declare support (`Defense.protect_masked`) accept such a model. This module handles no
+texts, masking shares or files.
 """
 
 from __future__ import annotations
@@ -103,8 +103,8 @@ def check_masked_distribution(model: HuggingFaceMaskedModel) -> None:
     """Raise AuditError if the model's distributions on random tokens are inconsistent.
 
     A distribution must not depend on the batch or change when repeated, and must depend on tokens
-    after the masked position. The check uses the longest possible text, and a text just longer than
-    each length at which a model may read texts differently.
+    after the masked position. Tested are the longest text, and texts just longer than each length
+    at which reading may change.
     """
     noise = torch.Generator().manual_seed(SEED)
     special = torch.tensor(model.tokenizer.all_special_ids)

@@ -77,8 +77,7 @@ def dtype_effect_sentence(
 ) -> str:
     """Return a sentence that compares the model's precision with float32; "" in float32.
 
-    model: a `HuggingFaceModel`; texts: (prefix, suffix) pairs. The first pairs are scored in both
-    precisions.
+    model: a `HuggingFaceModel`; texts: (prefix, suffix) pairs, the first of which are compared.
     """
     plain = model.model
     quantised = getattr(plain.config, "quantization_config", None) is not None

@@ -1,9 +1,9 @@
 """Check that all ways of querying a loaded model give one distribution.
 
-The texts are random tokens and a few records. The reference is transformers' own output for token
-ids. Compared with it are distributions from input embeddings, from advanced and split rows, and of
-tokens followed by others; logits must be finite. A wrong way of querying is disabled with a note if
-another way is right. If none is right, AuditError is raised.
+The reference is transformers' own output for token ids, on random tokens and a few records. It is
+compared with distributions from input embeddings, from advanced and split rows, and of tokens
+followed by others; logits must be finite. A wrong way of querying is disabled with a note if
+another is right; otherwise AuditError is raised.
 """
 
 from __future__ import annotations
@@ -77,8 +77,7 @@ def configure_serving(
     Earlier successful checks are not repeated.
 
     Args:
-        reach: length of the run's longest text with soft prompt, prefix and suffix; None if
-            unknown.
+        reach: tokens of the run's longest text, with soft prompt; None if unknown.
         records: records of the run; a few are compared with transformers.
         cache: a folder that stores the findings by the digest of the weights.
 

@@ -31,9 +31,9 @@ def compute_rounding_tolerance(model: PreTrainedModel, logits: Tensor) -> float:
     """Return the largest distance (RMS, nats) that rounding may cause for logits (..., V).
 
     Each of the 2 x layers additions to the residual stream rounds by a share of eps. In a random
-    walk, they shift logits by a few eps of the logits' spread; 16 eps is several times the observed
-    value. Float32 sums depend on shapes: 256 float32 eps. The logits themselves are rounded last,
-    in proportion to their size. Unrelated distributions are 1.4 spreads apart.
+    walk, they shift logits by a few eps of the logits' spread; 16 is several times the observed
+    value. Float32 sums depend on shapes: 256 float32 eps. Finally, the logits themselves are
+    rounded. Unrelated distributions are 1.4 spreads apart.
     """
     eps = torch.finfo(model.dtype).eps
     if getattr(model.config, "quantization_config", None) is not None:
@@ -112,8 +112,8 @@ def _list_settings(inner: PreTrainedModel, model: HuggingFaceModel) -> tuple[obj
 def choose_compared_records(model: HuggingFaceModel, records: Records, room: int) -> Records:
     """Return a few records of at most `room` tokens, to complement random tokens.
 
-    They are the longest record and short records with special tokens not yet covered. For an
-    activated LoRA, they are spread evenly over all records, because more properties matter.
+    They are the longest record and short records with special tokens not yet covered; for an
+    activated LoRA, which depends on more, records spread over all.
     """
     fitting = [
         (prefix, suffix) for prefix, suffix in records if prefix and len(prefix + suffix) <= room

@@ -23,10 +23,9 @@ Read = Callable[[Tensor, int, Cache], Tensor]
 class SharedPrefixCache:
     """A cache of the common beginning of texts.
 
-    Texts are token ids (B, n), or embeddings (B, n, d) after a soft prompt.
-
-    read_texts: runs the model on texts; layers: number of layers; version: returns an id of the
-    weights, and entries with another id are ignored; least: minimum length of a beginning.
+    Texts are token ids (B, n), or embeddings (B, n, d) after a soft prompt. read_texts: runs the
+    model; layers: number of layers; version: returns an id of the weights, entries with another id
+    are ignored; least: minimum length of a beginning.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """Send many requests to a completions endpoint, with pacing, retries, a budget and a store.
 
-The official `openai` client does the HTTP; requests and answers are JSON objects. This module does
-not depend on tokens, models or attacks. The API key comes from the environment and never appears in
-messages. Messages do not quote the server's text, which may contain the key or private data.
+The official `openai` client does the HTTP; requests and answers are JSON objects. The API key comes
+from the environment and never appears in messages. Messages do not quote the server's text, which
+may contain the key or private data. This module handles no tokens, models or attacks.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Check during a run and at its end that the server has not changed since the handshake.
 
-Sentinels are handshake requests about public texts, which are repeated. One in a hundred of the
-run's own requests is repeated too; scored texts are then cut at another position. A server that
-corrupts some values or changes its model gives different answers. The handshake measures how much
-the answers of one unchanged server differ.
+Sentinels are repeated handshake requests about public texts. One in a hundred of the run's own
+requests is repeated too; scored texts are cut at another position. A server that corrupts some
+values or changes its model answers differently. The handshake measures how much the answers of one
+unchanged server differ.
 """
 
 from __future__ import annotations

@@ -159,12 +159,12 @@ class ServerDialect:
     ) -> dict[str, Any]:
         """Return the body of a request for the prompt's log-probabilities.
 
-        Some servers must also draw a token. A server whose log-probabilities precede any bias
-        (llama.cpp) is forced to draw the prompt's last token. llama.cpp reports nothing for a token
-        that is a part of a character (`split`). In that case, or to get the likeliest tokens,
-        another token is forced, and the server lists all tokens.
+        Some servers must also draw a token. llama.cpp, whose log-probabilities precede any bias, is
+        forced to draw the prompt's last token. It reports nothing for a token that is a part of a
+        character (`split`). Then, or to get the likeliest tokens, another token is forced, and all
+        tokens are listed.
 
-        likeliest: number of tokens requested per position, from servers with vLLM's dialect.
+        likeliest: number of tokens per position, from servers with vLLM's dialect.
         """
         body = {"model": self.model, "prompt": prompt, "max_tokens": 1, "temperature": 1.0, "n": 1}
         if self.scored == "forced":
