@@ -1,7 +1,7 @@
 """Search for candidates without sampling: by the threshold tree of a decoding, or by beam search.
 
 Both use only decoding rows, so they can search a defended model. They read the distribution, so
-claims about sampled tokens do not cover them.
+claims about sampled tokens do not cover them. They do not see the true suffixes.
 """
 
 from __future__ import annotations

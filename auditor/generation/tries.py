@@ -3,7 +3,8 @@
 The exact search walks a trie (prefix tree) of all texts' tokens from the root. It prunes branches
 whose nll (negative log-likelihood) exceeds the canary's, and computes a leaf's nll from its
 parent's distribution, without a forward pass (formulas.md A8). Only decoding rows are needed, so it
-can search a defended model. nll is in nats and excludes the first tokens that all texts share.
+can search a defended model. nll is in nats and excludes the first tokens that all texts share. This
+module handles no attacks, result files or insertions.
 """
 
 from __future__ import annotations
@@ -45,10 +46,9 @@ _MIN_TEXTS_CACHED = 20_000  # the trie of a smaller space is built as fast as it
 
 @dataclass(frozen=True)
 class TrieLevel:
-    """The n inner nodes of one depth, with their children.
+    """The n inner nodes of one depth. The children of node i are start[i]:start[i + 1].
 
-    Leaves and inner children are stored separately. The children of node i are at start[i]:start[i
-    + 1].
+    Leaves and inner children are stored separately.
     """
 
     leaf_start: Tensor  # (n + 1,)

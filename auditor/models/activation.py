@@ -84,7 +84,7 @@ class Activation:
 class ActivatedTexts:
     """The texts of decoding rows of a model with an activated LoRA.
 
-    tokens: (rows, n) token ids; length: maximum number of tokens still to come.
+    tokens: (rows, n) ids; length: maximum number of further tokens.
     """
 
     def __init__(self, activation: Activation, tokens: Tensor, length: int) -> None:

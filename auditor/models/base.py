@@ -1,12 +1,12 @@
 """Define the interface of language models: next-token distributions and decoding rows.
 
-A decoding row is a sequence that grows token by token. A model has optional capabilities: `draw`
-(sampled tokens), `likelihood` (log-probabilities of given tokens, in nats), `ranks` (their ranks in
-the distribution), `likeliest` (the likeliest tokens at each position), `distribution`
-(log-probabilities of every next token, which imply the previous three) and `embeddings` (gradients
-for soft prompts). Sampling, scoring and tuning use decoding rows and distributions; a remote model
-returns whole completions instead. A defended model is a `LanguageModel` that wraps others. This
-module does not depend on attacks, secrets or result files.
+A decoding row is a sequence that grows token by token. Capabilities are optional: `draw` (sampled
+tokens), `likelihood` (log-probabilities of given tokens, in nats), `ranks` (their ranks),
+`likeliest` (the likeliest tokens at each position), `distribution` (log-probabilities of every next
+token, which imply the previous three) and `embeddings` (gradients for soft prompts). Sampling,
+scoring and tuning use decoding rows and distributions; a remote model returns whole completions. A
+defended model is a `LanguageModel` that wraps others. This module does not depend on attacks,
+secrets or result files.
 """
 
 from __future__ import annotations
@@ -191,9 +191,9 @@ class LanguageModel(ABC):
         prompt: Tensor,
         noise: torch.Generator,
     ) -> Tensor:
-        """Return `log_probs` for tuning a prompt. noise: random source for estimates.
+        """Return `log_probs` for tuning a prompt. noise: random source.
 
-        A model with many parts may estimate the result from a few of them.
+        A model with many parts may estimate the result from a few.
         """
         return self.log_probs(contexts, last, prompt=prompt)
 
@@ -226,12 +226,12 @@ class LanguageModel(ABC):
     ) -> Completions:
         """Draw K samples of each prefix, with one forward pass per distinct partial sequence.
 
-        Each sample uses its own uniform at each position. The result therefore equals that of K
-        separate rows, draw by draw.
+        Each sample uses its own uniform at each position, so the result equals that of K separate
+        rows, draw by draw.
 
         Args:
             prefixes: (B, n).
-            length: number of tokens to draw.
+            length: tokens to draw.
             uniforms: (B, K, length, CHANNELS).
             prompt: (P, d) soft prompt or None.
             likelihood: whether to return log-probabilities.
@@ -418,7 +418,7 @@ class LanguageModel(ABC):
         prompt: Tensor | None = None,
         prefix_token: int = 0,
     ) -> None:
-        """Raise AuditError if prefix, suffix and prompt exceed the model's maximum positions.
+        """Raise AuditError for a text with more tokens than the model's maximum positions.
 
         length: suffix tokens; prefix_token: number of tokens before the prefix.
         """

@@ -38,8 +38,7 @@ class NativeCache:
     def select(self, rows: Tensor, dimensions: Dimensions) -> None:
         """Keep these rows, possibly repeated, in place.
 
-        dimensions: the row dimension of each tensor. Newer tensors, not in `dimensions`, have their
-        rows in dimension 0.
+        dimensions: the row dimension of each tensor; 0 for newer tensors.
         """
 
         def select_rows(path: Path, tensor: Tensor) -> Tensor:
@@ -73,8 +72,7 @@ def _map_tensors(
 ) -> Any:
     """Apply `change` to each tensor in `value`, in place if possible; shared tensors only once.
 
-    results: maps the id of a value to the value and its result. Keeping the value prevents Python
-    from reusing its id.
+    results: values and their results by the value's id; keeping a value prevents reuse of its id.
     """
     if id(value) in results:
         return results[id(value)][1]

@@ -27,9 +27,9 @@ SEED = 20_240_229  # of the random tokens: any number
 
 
 def check_distribution_consistency(model: LanguageModel) -> None:
-    """Raise AuditError if methods of the model give different distributions.
+    """Raise AuditError if the model's methods give different distributions.
 
-    This function does not call a model without distributions.
+    A model without distributions is not called.
     """
     for sentence in find_inconsistencies(model):
         raise AuditError(f"expected {model.name} to give consistent distributions, but {sentence}")
@@ -109,9 +109,7 @@ def _find_sampling_faults(model: LanguageModel, texts: Tensor, tolerance: float)
 def collect_row_log_probs(
     rows: Rows, texts: Tensor, begin: int, steps: Sequence[Sequence[int]]
 ) -> tuple[Tensor, Tensor]:
-    """Advance decoding rows by these steps and return the distributions along the way.
-
-    The rows start after the first `begin` tokens of each text.
+    """Advance rows, which start after `begin` tokens of each text, by these steps.
 
     Returns:
         Distributions along the path of each final row, (rows, steps + 1, V).

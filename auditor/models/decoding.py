@@ -89,10 +89,9 @@ class Decoding:
         return distribution
 
     def score_decoded_tokens(self, log_probs: Tensor, tokens: Tensor) -> Tensor:
-        """Return the log-probability of one token per row under this decoding, (rows,) nats.
+        """Return `log_distribution` of one token per row, (rows,) float64 nats.
 
-        The result is float64 and equals the tokens' `log_distribution`, without computing all of
-        it.
+        This does not compute the whole distribution.
         """
         if not self._truncates(log_probs.shape[-1]):
             scaled, log_total = self._scale_by_temperature(log_probs)

@@ -28,9 +28,9 @@ class Ensemble(ABC):
     shards: Sequence[Collection[str] | None] | None = None
 
     def count_shard_overlaps(self) -> dict[str, int]:
-        """Count records in several shards and shards with unknown records.
+        """Return the number of `shared_records` (in several shards) and of `unlisted_shards`.
 
-        The keys are `shared_records` and `unlisted_shards`.
+        An unlisted shard has unknown records.
         """
         shards = self.shards or [None] * self.size
         n_shards_by_record = Counter[str]()
@@ -53,9 +53,9 @@ class Ensemble(ABC):
         *,
         prompt: Tensor | None = None,
     ) -> Tensor:
-        """Return log-probabilities of each context b by part part[b] only, (B, last, V).
+        """Return log-probabilities of each context b by part part[b], (B, last, V).
 
-        The result is differentiable in `prompt`. Part 0 is the public model.
+        The result is differentiable in `prompt`.
         """
 
     def distributions(

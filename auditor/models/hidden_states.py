@@ -106,10 +106,10 @@ class HiddenStateCache:
     def logits_and_layers_behind_prefixes(
         self, prefixes: Tensor, length: int
     ) -> tuple[Tensor, list[SlotLayer]] | None:
-        """Return logits (B, V) after prefixes (B, n), and cache layers that contain the prefixes.
+        """Return logits (B, V) after prefixes (B, n), and layers that contain the prefixes.
 
-        The layers have room for `length` positions. Return None unless each prefix was read ahead,
-        with `keys`, as the beginning of a text.
+        length: the layers' capacity. Return None unless each prefix was read ahead, with `keys`, as
+        a text's beginning.
         """
         names = [_digest_text_key(prefix) for prefix in prefixes.cpu()]
         if not names or not all(name in self._begun for name in names):

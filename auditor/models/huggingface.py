@@ -157,9 +157,9 @@ class HuggingFaceRows(Rows):
 
 
 class SlotRows(HuggingFaceRows):
-    """Decoding rows with keys and values in `SlotLayer`s.
+    """Decoding rows on `SlotLayer`s.
 
-    The logits stay in slot order, because sorting them by row would copy all of them.
+    The logits stay in slot order: sorting them by row would copy all of them.
     """
 
     def _start(self, prefixes: Tensor, length: int, prompt: Tensor | None) -> None:
@@ -468,10 +468,10 @@ class HuggingFaceModel(LanguageModel):
         )
 
     def embedding_rows(self, count: int) -> Tensor:
-        """Return the first rows of the embedding as the model reads them, (count, d).
+        """Return the first embedding rows as the model reads them, (count, d).
 
-        In some families (Gemma, XGLM, BioGPT) the look-up scales the rows. Raise AuditError if
-        `count` exceeds the number of rows.
+        In some families (Gemma, XGLM, BioGPT) the look-up scales them. Raise AuditError if `count`
+        exceeds the matrix.
         """
         weight: Tensor = self.embedding.weight  # type: ignore[assignment]
         if count > len(weight):
@@ -522,12 +522,12 @@ class HuggingFaceModel(LanguageModel):
         n_logits: int | None = None,
         layers: list[SlotLayer] | None = None,
     ) -> Tensor:
-        """Return `logits_of_input` of whole texts; do not add the texts to a cache.
+        """Return `logits_of_input` of whole texts without caching the texts.
 
         Args:
             last: number of last positions to read.
             n_logits: number of last positions to return; None: `last`.
-            layers: a list that receives the layers with the texts' keys and values.
+            layers: receives the layers with the texts' keys and values.
         """
         begun, prefix_layers = self.layers_with_shared_prefix(input_ids, last, input_ids.shape[1])
         if layers is not None:

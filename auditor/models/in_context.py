@@ -1,7 +1,7 @@
 """Treat private records in the context of one model as members of an ensemble.
 
 The records form batches. The beginning of a text selects a batch. Member j is the model with the
-batch's j-th record before the text; the public part reads the text alone. This module does not
+batch's j-th record before the text; the public part reads only the text. This module does not
 depend on privacy.
 """
 

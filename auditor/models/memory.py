@@ -90,10 +90,9 @@ class BatchSizeLimit:
     least: int = 1
 
     def run_within_memory(self, work: Callable[[int], T], most: int | None = None) -> tuple[int, T]:
-        """Run `work(size)` at the largest permitted size that fits; return the size and the result.
+        """Run `work(size)`, halving the size until it fits; return the size and the result.
 
-        The size is at most `most`. Raise the errors of `work`, including out of memory at size
-        `least`.
+        most: maximum size. Raise the errors of `work`, including out of memory at size `least`.
         """
         size = self.size if most is None else min(self.size, most)
         run_work = work

@@ -1,7 +1,7 @@
 """Bound decoding probabilities if only the likeliest tokens are known, as from a server.
 
-The bounds cover all distributions that agree with the reported values (formulas.md C3). They limit
-the partition function after temperature and the mass that truncation keeps. All functions are pure
+The bounds cover all distributions that agree with the report (formulas.md C3). They limit the
+partition function after temperature and the mass kept by truncation. All functions are pure
 functions of tensors.
 """
 
@@ -147,9 +147,9 @@ def _bound_greedy_log_probs(distribution: PartialDistribution) -> tuple[Tensor, 
 class _UntoldTokens:
     """The numbers of unreported tokens, (n,), and the ranges of their shares.
 
-    `middle` tokens have shares in [own, cap]; `rest` tokens have shares of at most `low`. A share
-    or mass is relative to the likeliest token's probability. A weight is a share to the power of 1
-    / temperature.
+    `middle` tokens have shares in [own, cap], `rest` tokens of at most `low`. Shares and masses are
+    relative to the likeliest token's probability. A weight is a share to the power of 1 /
+    temperature.
     """
 
     power: float

@@ -21,10 +21,9 @@ class ReferenceModels:
     saw: tuple[frozenset[str], ...]
 
     def check_records_seen_by_references(self, attacked: Collection[str], where: str) -> None:
-        """Raise AuditError if the reference models cannot distinguish the attacked records.
+        """Raise AuditError if the references cannot distinguish the attacked records.
 
-        There must be at least 2 models. No model may have seen all records, and no record may have
-        been seen by all models.
+        That is: fewer than 2 models, a model that saw all records, or records that all models saw.
         """
         if len(self.models) < 2:
             raise AuditError(

@@ -52,10 +52,10 @@ class Rows(ABC):
         return self.log_probs()[row_of_token, tokens]
 
     def joined(self, others: Sequence[Rows]) -> Rows:
-        """Return these rows followed by the others, as one set of rows that advance together.
+        """Return these rows followed by the others, to advance together.
 
         No row may have advanced yet. Prefixes may differ in length. Only models with
-        `can_join_rows` support this method.
+        `can_join_rows` support this.
         """
         raise NotImplementedError
 

@@ -418,10 +418,7 @@ class _SelfCheckTrial:
         return [mark for mark in self._marks() if mark >= self.reached]
 
     def _rows_agree_behind(self, begin: int, soft: bool = False) -> bool:
-        """Return whether rows that start after `begin` tokens have exact distributions.
-
-        soft: whether to test with a soft prompt.
-        """
+        """Return whether rows after `begin` tokens (and a soft prompt if `soft`) are exact."""
         prompt = None
         if soft:
             if "embeddings" not in self.model.capabilities or self.room < begin + 4:

@@ -18,9 +18,9 @@ WHOLE = "whole"  # sub-folder of an ensemble: one adapter on all records, by the
 
 
 def find_control_adapter(folder: Path) -> Path | None:
-    """Return the control adapter in the members' folder; None if there is none.
+    """Return the control adapter next to the members; None if there is none.
 
-    The control was trained like a member, but on the records of all members.
+    It was trained like a member, but on all members' records.
     """
     control = folder / WHOLE
     return control if (control / "adapter_config.json").is_file() else None

@@ -75,9 +75,9 @@ class SlotLayer(CacheLayerMixin):
                 buffer[destination, :, : self.filled] = buffer[source, :, : self.filled]
 
     def copy_first_positions_of_slots(self, slots: Tensor, filled: int, length: int) -> SlotLayer:
-        """Return a new layer with the first `filled` positions (0 or more) of these slots.
+        """Return a new layer with the first `filled` positions of these slots.
 
-        length: maximum number of positions of the new layer.
+        length: the new layer's capacity in positions.
         """
         new = SlotLayer(length, filled)
         for name in ("keys", "values") if filled else ():
@@ -109,7 +109,7 @@ class SlotLayer(CacheLayerMixin):
     def join_layers(cls, layers: Sequence[SlotLayer], more: int) -> SlotLayer:
         """Return one layer with all slots of these layers, aligned at their last positions.
 
-        more: number of further positions to allocate.
+        more: further positions to allocate.
         """
         filled = max(layer.filled for layer in layers)
         new = cls(filled + more, filled)
@@ -133,7 +133,7 @@ class SlotLayer(CacheLayerMixin):
     ) -> SlotLayer:
         """Return a layer that contains one slot of each given layer.
 
-        filled: positions copied from each slot; length: maximum positions of the new layer.
+        filled: positions copied per slot; length: capacity in positions.
         """
         new = cls(length, filled)
         for name in ("keys", "values"):
@@ -184,7 +184,7 @@ def assign_slots(parents: Tensor, slots: Tensor) -> tuple[Tensor, Tensor, Tensor
         slots: (rows,) slot of each row.
 
     Returns:
-        Slot of each child, source slots of the copies, destination slots of the copies.
+        Slot of each child, source slots and destination slots of the copies.
     """
     count = len(parents)
     old = slots[parents]

@@ -25,7 +25,7 @@ def is_shared_prefix(answer: str, other: str) -> bool:
 def likeliest_match_ranks(answer: PromptLogProbs, text: Tokens, count: int) -> bool:
     """Test whether the listed likeliest tokens agree with the ranks at every position.
 
-    They agree if at least min(rank - 1, count) other tokens are as likely as the text's token.
+    At least min(rank - 1, count) other tokens must be as likely as the text's.
     """
     if answer.ranks is None:
         return False
@@ -44,11 +44,10 @@ def describe_log_prob_fault(
     text: Tokens,
     sampled: Sequence[float] | None,
 ) -> str:
-    """Describe a fault in the log-probabilities of a text's last tokens; "" if there is none.
+    """Describe a fault in the log-probabilities of a text's last tokens; "" if none.
 
-    scored: log-probabilities of these tokens; tokens: the text's tokens as reported by the server;
-    text: the expected tokens; sampled: log-probabilities returned when the last tokens were
-    sampled.
+    scored: the tested log-probabilities; tokens: the text's tokens as the server reports them;
+    text: the expected tokens; sampled: log-probabilities from drawing the last tokens.
     """
     if tokens is not None and tokens[1:] != text[1:]:
         return "they are those of other tokens"

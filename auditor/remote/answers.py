@@ -1,8 +1,8 @@
 """Store paid answers of a server, so that a restarted run repeats no request.
 
 The store is an SQLite file that only its owner can read; it also counts a run's cost. An answer's
-key is the whole request with the sample's seed and index, so two samples of a prefix are never
-confused. This module handles only keys, JSON and counts.
+key is the whole request with the sample's seed and index, so two samples are never confused. Only
+keys, JSON and counts are handled.
 """
 
 from __future__ import annotations

@@ -179,10 +179,7 @@ class CachedServerQueries:
     def _settle_greedy_readings(
         self, contexts: Sequence[Tokens], readings: Sequence[Sequence[WrittenAnswer]]
     ) -> list[list[WrittenAnswer]]:
-        """Return the greedy answers, resolving ambiguous tokenisations if possible.
-
-        Of an answer's possible tokenisations, the one that the server continues is right.
-        """
+        """Return the greedy answers; of two tokenisations, keep the one the server continues."""
         unclear = [
             (i, samples[0])
             for i, samples in enumerate(readings)

@@ -205,10 +205,7 @@ class ServerConnection:
         return self._retry_request(once)
 
     def ask_all(self, questions: Sequence[ServerRequest]) -> list[Mapping[bytes, Any]]:
-        """Send several requests at once; the first failure cancels those not yet sent.
-
-        Answers that arrive are stored in any case.
-        """
+        """Send several requests at once; the first failure cancels only those not yet sent."""
         if len(questions) < 2:
             return [self.ask(question) for question in questions]
         self._stopped.clear()

@@ -312,7 +312,7 @@ def _measure_answer_differences(
 ) -> tuple[float, float]:
     """Return the maximum and the mean difference over common tokens, in nats.
 
-    The maximum is relative for large values: |a - b| / (1 + min(|a|, |b|) / 10).
+    The maximum is scaled: |a - b| / (1 + min(|a|, |b|) / 10).
     """
     pairs = np.array(list(zip(answer, other, strict=False)), dtype=float).reshape(-1, 2)
     if not len(pairs):

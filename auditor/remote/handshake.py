@@ -1,8 +1,8 @@
 """Test how a server really behaves before trusting its answers.
 
-The handshake sends a dozen short requests about a public sentence. Some servers answer 200 to
-fields that they ignore, count one token too few, shift echoed values by one, or send one sample
-several times. Features that fail are not used, and the record names them.
+A dozen short requests use a public sentence. Some servers answer 200 to fields that they ignore,
+count one token too few, shift echoed values by one, or send one sample several times. Features that
+fail are not used, and the record names them.
 """
 
 from __future__ import annotations
@@ -91,10 +91,7 @@ def _explain_unscored(dialect: ServerDialect, error: RequestRefused | MalformedA
 
 
 def shake_hands(wire: ServerConnection, model: str, tokenizer: Any) -> Handshake:
-    """Test the server and return the result.
-
-    Raise AuditError if the server lacks this model or cannot draw samples.
-    """
+    """Test the server. Raise AuditError if it lacks this model or cannot draw samples."""
     served = wire.list_served_models()
     if served and model not in served:
         raise AuditError(
@@ -177,10 +174,9 @@ class _HandshakeInProgress:
     def _ask_token_ids(
         self, dialect: ServerDialect, context: Tokens, by_text: WrittenAnswer
     ) -> WrittenAnswer | None:
-        """Return the answer to the prompt as token ids.
+        """Return the answer to the prompt as token ids; None if refused or read as other tokens.
 
-        by_text: the answer to the prompt as text. Return None if the server refuses ids or reads
-        them as other tokens.
+        by_text: the answer to the prompt as text.
         """
         if (
             dialect.logprobs is True
@@ -234,8 +230,8 @@ class _HandshakeInProgress:
     def _detect_prepended_token(self, plain: ServerDialect, one_more: bool) -> Tokens:
         """Return the token that the server, unlike the tokenizer, puts before texts; () if unknown.
 
-        The server must count one token more for every text. The token is the tokenizer's BOS token,
-        or else its end of text.
+        The server counts one token more for every text; the token is the tokenizer's BOS, or else
+        its end of text.
         """
         candidates = (getattr(self.tokenizer, f"{kind}_token_id", None) for kind in ("bos", "eos"))
         token = next((int(token) for token in candidates if token is not None), None)
@@ -489,10 +485,7 @@ class _HandshakeInProgress:
     def _has_undistorted_log_probs(
         self, dialect: ServerDialect, context: Tokens, sample: WrittenAnswer
     ) -> bool:
-        """Test whether a hot sample's log-probabilities ignore the decoding's changes.
-
-        They must be those of the unmodified distribution.
-        """
+        """Test whether a hot sample's log-probabilities are the unmodified distribution's."""
         fault = "none come"
         if sample.tokens and sample.log_probs is not None:
             text = (*context, *sample.tokens)

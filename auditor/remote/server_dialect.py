@@ -118,10 +118,7 @@ class ServerDialect:
     def build_sampling_body(
         self, prompt: Any, length: int, decoding: Decoding, count: int, seed: int | None
     ) -> dict[str, Any]:
-        """Return the body of a request for samples.
-
-        Raise NotApplicable for a decoding that the server does not support.
-        """
+        """Return the body of a request for samples. Raise NotApplicable if unsupported."""
         if decoding.forbidden:
             raise NotApplicable(f"needs end of text masked; {self.model} cannot be told so")
         if decoding.temperature > 0 and not self.samples:

@@ -110,9 +110,9 @@ class TokenTextCodec:
         return line_tokens[len(line) :] if line_tokens[: len(line)] == line else self.tokens(text)
 
     def continues_reading(self, reading: Tokens, rest: str) -> bool:
-        """Test whether `rest` continues the tokenisation `reading` after its first token.
+        """Test whether `rest` continues `reading` after its first token, ignoring outer spaces.
 
-        rest: the server's answer to that first token. Outer spaces are ignored.
+        rest: the server's answer to that token.
         """
         expected = self.text(reading[1:]).strip()
         text = rest.strip()

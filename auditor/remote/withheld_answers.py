@@ -1,8 +1,8 @@
 """Classify incomplete answers as filtered, refused, redacted or cut.
 
-An incomplete answer is no evidence that nothing leaked. This module contains phrases of servers and
-guards, and trusts a server's tokens and log-probabilities more than its text. Text that was
-replaced without a mark cannot be detected.
+Such an answer is no evidence that nothing leaked. This module contains phrases of servers and
+guards, and trusts a server's tokens and log-probabilities over its text. Text replaced without a
+mark cannot be detected.
 """
 
 from __future__ import annotations
