@@ -43,8 +43,10 @@ class SecretFacts:
 
 @dataclass(frozen=True)
 class AnsweredSecretIds:
-    """Ids of secrets with an answer. guesses, observations: ids by row. None: the folder lacks this
-    file, like a baseline in CI."""
+    """Who was attacked: the plan, the facts of secrets, and by row the ids with an answer.
+
+    None: the folder lacks that file, like a baseline in CI.
+    """
 
     plan: Mapping[str, Any] | None = None
     secrets: Mapping[str, SecretFacts] | None = None

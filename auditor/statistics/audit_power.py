@@ -144,8 +144,8 @@ def estimate_median_epsilon(
 ) -> float:
     """Return the median bound of simulated audits of DP-SGD by m canaries, with the best scores.
 
-    Scores are the likelihood ratios of all steps, or of their sum, which the finished model
-    reveals. copies: number of insertions of each canary, as in `one_run`.
+    sees_steps: scores are the likelihood ratios of all steps, else of their sum, which the finished
+    model reveals. copies: number of insertions of each canary, as in `one_run`.
     """
     distribution = compute_final_model_distribution(noise_multiplier, sampling, copies)
     if sees_steps:

@@ -1,7 +1,7 @@
 """Compute the epsilon at a delta, in both directions, of repeated independent draws from two known
 distributions.
 
-Guessing games are compared with this exact answer. Tokens are columns; no model or claim is needed.
+This exact answer is compared with guessing games. A column is a token.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def bound_game_epsilon(log_p: Floats, log_q: Floats, draws: int, delta: float) -
 
 
 def compute_renyi_conversion_penalty(order: float, delta: float) -> float:
-    """Return the nats to add to a Renyi divergence of this order for the epsilon at delta (same
+    """Return the nats to add to a Renyi divergence of this order for epsilon at delta (same
     Proposition)."""
     return math.log1p(-1 / order) - (math.log(delta) + math.log(order)) / (order - 1)
 
@@ -50,10 +50,10 @@ def compute_exact_game_epsilon(log_p: Floats, log_q: Floats, draws: int, delta: 
     """Return the least epsilon (nats, >= 0) at which this many draws of two distributions (V,) are
     (epsilon, delta)-indistinguishable.
 
-    The larger of both directions; inf if, more often than delta allows, one distribution gives what
-    the other cannot. Closed form for delta 0 and for one draw; else the privacy loss is summed by
-    FFT on a grid that keeps its mean, accurate to about a millionth of the sum's range. Raises
-    AuditError on bad input.
+    The larger of both directions. inf if, with probability above delta, one distribution produces
+    outcomes that the other cannot. Closed form for delta 0 and for one draw; else FFT sums the
+    privacy loss on a grid that keeps its mean, accurate to about a millionth of the sum's range.
+    Raise AuditError on bad input.
     """
     if draws < 1 or not 0 <= delta < 1:
         raise AuditError(f"expected draws >= 1 and delta in [0, 1), got {draws} and {delta}")
@@ -64,8 +64,8 @@ def compute_exact_game_epsilon(log_p: Floats, log_q: Floats, draws: int, delta: 
 
 
 def compute_best_game_advantage(log_p: Floats, log_q: Floats, draws: int) -> float:
-    """Return the total variation between this many draws of each: the greatest advantage of any
-    guesser."""
+    """Return the total variation between this many draws of each distribution: the largest
+    advantage of any guesser."""
     total = PrivacyLossDistribution.from_log_probs(log_p, log_q)
     # Delta at epsilon 0 is the total variation.
     return _compute_summed_loss_delta(
@@ -77,8 +77,8 @@ def compute_best_game_advantage(log_p: Floats, log_q: Floats, draws: int) -> flo
 
 @dataclass(frozen=True)
 class PrivacyLossDistribution:
-    """Hold the privacy loss of one draw of P against Q: log P/Q (nats), and its probability under
-    P.
+    """The privacy loss of one draw of P against Q: log P/Q (nats), and the probability of each
+    value under P.
 
     certain: probability under P of outcomes impossible under Q.
     """
@@ -155,7 +155,8 @@ def _compute_summed_loss_distribution(
     loss: PrivacyLossDistribution,
     draws: int,
 ) -> tuple[Floats, Floats]:
-    """Return the sum of this many losses: ascending values (cells,) and the probability of each."""
+    """Return the sum of `draws` independent losses: ascending values (cells,) and the probability
+    of each."""
     if draws == 1:
         order = np.argsort(loss.values)
         return loss.values[order], loss.p[order]

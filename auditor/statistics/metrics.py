@@ -95,8 +95,7 @@ class Metric:
 
     @property
     def is_of_member_guesses(self) -> bool:
-        """Return whether the metric needs only an attack's guesses for the members, each by
-        itself."""
+        """Return whether an attack's guesses for single members determine the metric."""
         return (
             self.members
             and not self.signed
@@ -518,7 +517,7 @@ _DECLARED: dict[str, str] = {}  # titles of plug-ins' numbers
 
 
 def register_plugin_titles(titles: Mapping[str, str]) -> None:
-    """Register titles of plug-ins' numbers by name, for a run that begins or a record that is
+    """Register titles of plug-ins' numbers by name, at the start of a run or when a record is
     read."""
     _DECLARED.update(titles)
     # it may have been asked before, and kept a name in place of the title
@@ -561,9 +560,8 @@ def find_metric(name: str) -> Metric:
 
 
 def is_builtin_metric(name: str) -> bool:
-    """Return whether the name is built in, as NAME_nonmembers of a built-in metric is; else it may
-    be a plug-in's.
-    """
+    """Return whether the name is built in, as for NAME_nonmembers of a built-in metric; else it may
+    be a plug-in's."""
     return find_metric(name).unit != ""  # which no entry is without
 
 
@@ -573,14 +571,12 @@ def name_nonmember_metric(name: str) -> str:
 
 
 def name_upper_bound_metric(name: str) -> str:
-    """Return the name of a bracket's upper end from that of its lower end; "" if the name is not of
-    a bracket.
-    """
+    """Return the name of a bracket's upper end from that of its lower end; "" for other names."""
     return name.replace(AT_LEAST, AT_MOST) if AT_LEAST in name else ""
 
 
 def name_excess_metric(name: str) -> str:
-    """Return the name of the members' number minus that of the non-members."""
+    """Return the name of a number's difference, members minus non-members."""
     return f"{EXCESS}{name}"
 
 

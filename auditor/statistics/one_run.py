@@ -264,7 +264,7 @@ def _compute_truncated_binomial_pmf(n: int, log_chances: tuple[float, float]) ->
 
 @lru_cache(maxsize=2**16)
 def epsilon_fdp(m: int, right: Counts, delta: float, level: float = 0.05, copies: int = 1) -> float:
-    """Return epsilon at delta of the largest refuted mu; mu-GDP: each canary's trade-off is at
+    """Return epsilon at delta of the largest refuted mu. Under mu-GDP each canary's trade-off is at
     least the Gaussian's.
 
     Tests all guesses, half, an eighth and a 32nd, each at its share of the level. Raise AuditError

@@ -24,7 +24,7 @@ INFERENCE_CONTROL = f"{INFERENCE}_reference_alone"
 def encode_people(secrets: Sequence[Secret]) -> Floats:
     """Return a code per person for each secret, (secrets,); NaN if unknown.
 
-    Also NaN for untrained records of a person with trained records: no baseline.
+    Also NaN for untrained records of a person with trained records, which are no baseline.
     """
     names = sorted({s.user for s in secrets if s.user is not None})
     at = {name: float(i) for i, name in enumerate(names)}
@@ -40,7 +40,7 @@ def average_per_person(
     values: Floats | Bools,
     user: Floats,
 ) -> Floats:
-    """Return the mean of each person's records, (people,); empty for fewer than `LEAST`."""
+    """Return the mean of each person's records, (people,); empty for fewer than `LEAST` people."""
     known = ~np.isnan(user)
     people, of = np.unique(user[known], return_inverse=True)
     if len(people) < LEAST:
@@ -51,11 +51,12 @@ def average_per_person(
 def measure_user_inference(
     secrets: Sequence[Secret], scores: Mapping[str, Floats], note: str
 ) -> tuple[Measurement, ...]:
-    """Measure by AUC if untrained records reveal whose data was trained on (Kandpal et al. 2024).
+    """Measure by AUC whether untrained records reveal whose data was trained on (Kandpal et al.
+    2024).
 
-    A person's score is the mean over these records. The AUC compares people with and without other
-    records that were trained on. scores: by metric, (secrets,) each. Returns () if either side has
-    fewer than `LEAST` people.
+    A person's score is the mean over the untrained records. The AUC compares people with and
+    without trained records. scores: by metric, (secrets,) each. Returns () if either side has fewer
+    than `LEAST` people.
     """
     records_by_person: dict[bool, dict[str, list[int]]] = {True: {}, False: {}}
     for i, secret in enumerate(secrets):

@@ -63,8 +63,8 @@ def repeat_measurement(
     members: Columns,
     others: Columns,
 ) -> Measurement | None:
-    """The number with its interval, recomputed from the columns that a probe keeps; None
-    if they cannot determine it."""
+    """Recompute the number with its interval from the columns that a probe keeps; None if they
+    cannot determine it."""
     if metric.signed and metric.name.startswith(EXCESS):
         base = metric.name.removeprefix(EXCESS)
         member_mean, floor = (
@@ -109,9 +109,8 @@ def _repeat_strongest_auc(members: Columns, others: Columns) -> Measurement:
 
 
 def list_strongest_score_columns(columns: Columns) -> list[str]:
-    """Return the columns that `membership_auc` is the strongest of: every named score, or the only
-    one there is.
-    """
+    """Return the columns of the scores among which `membership_auc` is the strongest: all named
+    scores, or the only score."""
     main = name_score_column("")
     controls = {name_score_column(control) for control in CONTROLS}
     named_columns = [

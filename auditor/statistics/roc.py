@@ -1,9 +1,8 @@
 """Measure how well scores distinguish members from non-members: AUC and true-positive rates, with
 intervals.
 
-Higher scores are more confident. `members`: (members,) scores, `others`: (non-members,) scores.
-Ties never flatter: a tie is half a win in an AUC, and a rate counts only members above the
-threshold.
+Members should score higher. `members`: (members,) scores, `others`: (non-members,) scores. Ties
+never flatter: a tie is half a win in an AUC, and a rate counts only members above the threshold.
 """
 
 from __future__ import annotations
@@ -69,7 +68,8 @@ def auc(members: Floats, others: Floats) -> float:
 
 
 def orient_scores(members: Floats, others: Floats) -> tuple[Floats, Floats]:
-    """Return the scores, negated if members score lower: an AUC below 1/2 separates as well."""
+    """Return the scores, negated if members score lower: an AUC below 1/2 also separates the
+    groups."""
     return (-members, -others) if auc(members, others) < 0.5 else (members, others)
 
 
@@ -83,7 +83,7 @@ def estimate_auc(
     """Return the AUC with, at each end, the wider of DeLong's and Newcombe's intervals.
 
     DeLong's depends on the scores; Newcombe's has a width even at AUC 1. widen: factor on the
-    deviation if scores are less independent than they look.
+    deviation, for scores that are less independent than they look.
     """
     value = auc(members, others)
     deviation = widen * compute_delong_deviation(*compute_delong_placements(members, others))
@@ -107,8 +107,8 @@ def compute_delong_deviation(member_placements: Floats, nonmember_placements: Fl
 
 
 def _compute_delong_variance(*placed: Floats) -> float:
-    """Return the variance of an AUC from its `compute_delong_placements`, or of a difference of
-    AUCs from their differences (DeLong et al. 1988, Eq. 5)."""
+    """Return the variance of an AUC from its placements, or of a difference of AUCs from the
+    placements' differences (DeLong et al. 1988, Eq. 5)."""
     return sum(float(np.var(side, ddof=1)) / len(side) for side in placed)
 
 
@@ -118,7 +118,7 @@ def compute_newcombe_interval(
     n: int,
     widen: float = 1.0,
 ) -> tuple[float, float]:
-    """Return the interval of AUCs not refuted by the value and the two sizes alone (Newcombe 2006,
+    """Return the interval of AUCs not refuted by the value and both group sizes (Newcombe 2006,
     method 5)."""
 
     def reach(x: float) -> float:
@@ -141,8 +141,8 @@ def compute_newcombe_interval(
 
 @dataclass(frozen=True)
 class AucDifference:
-    """Hold the difference of two AUCs of the same records: normal, with DeLong's variance for
-    correlated AUCs."""
+    """The difference of two AUCs of the same records: normal, with DeLong's variance for correlated
+    AUCs."""
 
     value: float
     n: int
@@ -158,7 +158,7 @@ class AucDifference:
 def compute_auc_difference(
     new: tuple[Floats, Floats], base: tuple[Floats, Floats]
 ) -> AucDifference:
-    """Subtract two AUCs. new, base: scores of the same members and non-members."""
+    """Subtract the AUC of `base` from that of `new`: scores of the same members and non-members."""
     differences = [
         new_side - base_side
         for new_side, base_side in zip(
@@ -179,8 +179,7 @@ def compute_auc_difference(
 
 @dataclass(frozen=True)
 class TprAtThreshold:
-    """Count the members above a threshold that at most `rate` of all non-members exceed in
-    expectation.
+    """The members above a threshold that, in expectation, at most `rate` of all non-members exceed.
 
     The threshold is a non-member's score; only scores above it count. tied: the numbers of members
     and non-members with exactly that score, not counted.
@@ -203,9 +202,9 @@ def count_allowed_false_positives(nonmembers: int, rate: float) -> int:
     """Return how many of these non-members may be above the threshold; -1 if none of their scores
     is a valid threshold.
 
-    The k-th highest of n exchangeable scores is exceeded by another score with probability at most
-    k / (n + 1). So k = floor((n + 1) rate), and k - 1 scores are above it (conformal prediction:
-    Vovk et al. 2005). With the next lower score, k of n are above it and the rate for other records
+    A new score exceeds the k-th highest of n exchangeable scores with probability at most k / (n +
+    1). So k = floor((n + 1) rate), and k - 1 scores are above it (conformal prediction: Vovk et al.
+    2005). With the next lower score as threshold, k of n are above and the rate for other records
     is (k + 1) / (n + 1): with 100 non-members twice the nominal 1%.
     """
     # a product that should be whole may come out just below
@@ -219,10 +218,10 @@ def count_threshold_nonmembers(rate: float) -> int:
 
 def compute_conformal_threshold(others: Floats, rate: float) -> float:
     """Return the lowest score that at most `count_allowed_false_positives` non-members exceed; +inf
-    if they are too few.
+    for too few non-members.
 
-    A record exchangeable with them scores above it with probability at most `rate` (formulas.md
-    A7).
+    A record exchangeable with the non-members exceeds it with probability at most `rate`
+    (formulas.md A7).
     """
     may = count_allowed_false_positives(len(others), rate)
     return float(np.sort(others)[::-1][may]) if may >= 0 else math.inf
@@ -236,8 +235,7 @@ def compute_conformal_p_values(scores: Floats, others: Floats) -> Floats:
 
 
 def tpr_at_fpr(members: Floats, others: Floats, rate: float) -> TprAtThreshold:
-    """Count the members above the threshold set by these non-members: none if too few exist to set
-    one."""
+    """Count the members above the threshold of these non-members; zero for too few non-members."""
     threshold = compute_conformal_threshold(others, rate)
     n_found = int((members > threshold).sum())
     false = int((others > threshold).sum())
@@ -246,8 +244,7 @@ def tpr_at_fpr(members: Floats, others: Floats, rate: float) -> TprAtThreshold:
 
 
 def estimate_tpr(name: str, members: Floats, others: Floats, rate: float) -> Measurement | None:
-    """Return `tpr_at_fpr` with the interval of `BoundedTprAtFpr`; None if too few non-members exist
-    for a threshold."""
+    """Return `tpr_at_fpr` with the interval of `BoundedTprAtFpr`; None for too few non-members."""
     if len(others) < count_threshold_nonmembers(rate):
         return None
     note = describe_tpr_counts(tpr_at_fpr(members, others, rate))
@@ -255,8 +252,8 @@ def estimate_tpr(name: str, members: Floats, others: Floats, rate: float) -> Mea
 
 
 def describe_tpr_counts(tpr: TprAtThreshold) -> str:
-    """Return the counts of a rate in words: members and non-members above the threshold, and an
-    upper bound on the rate of others."""
+    """Say how many members and non-members are above the threshold, and up to which rate other
+    records may be."""
     worst = clopper_pearson(tpr.false, tpr.nonmembers)[1]
     at = f"{tpr.found}/{tpr.members} above {tpr.threshold:.4g}"
     realised = f"of non-members {tpr.false}/{tpr.nonmembers}, which may be {worst:.1%} of others"
@@ -272,15 +269,15 @@ def describe_tpr_counts(tpr: TprAtThreshold) -> str:
 
 @dataclass(frozen=True)
 class BoundedTprAtFpr:
-    """Bound the share of all members above the threshold that exactly `rate` of all non-members
-    exceed: a point of the ROC.
+    """The share of all members above the threshold that exactly `rate` of all non-members exceed (a
+    point of the ROC), with bounds.
 
-    With ties, that is the lowest threshold that at most `rate` exceed. Bounds cover the sampling of
+    With ties, the threshold is the lowest that at most `rate` exceed. Bounds cover the sampling of
     both groups and hold for any two distributions. The number of n non-members above the true
-    threshold is binomial, which puts it between two of their scores (Clopper and Pearson 1934),
-    using most of the level; given these, the number of members above is binomial, using the rest.
-    Fewer than `count_bound_nonmembers` non-members may all be below it: the lower bound is then 0,
-    whoever is found.
+    threshold is binomial, which bounds the threshold by two of their scores (Clopper and Pearson
+    1934), using most of the level. Given these scores, the number of members above is binomial,
+    using the rest. Fewer than `count_bound_nonmembers` non-members may all be below the threshold:
+    the lower bound is then 0, however many members are found.
     """
 
     own: Floats
@@ -317,8 +314,8 @@ class BoundedTprAtFpr:
 
 @dataclass(frozen=True)
 class PartialAuc:
-    """Average the share of members found over all false-positive rates up to `below`; by chance
-    half of that rate.
+    """The share of members found, averaged over all false-positive rates up to `below`; half of
+    `below` by chance.
 
     This is the partial AUC over its range. Each end averages those of `BoundedTprAtFpr` on a grid
     of rates, which share the level: a ROC never falls, so the mean lies between the steps below and
@@ -361,8 +358,7 @@ def estimate_partial_auc(
     max_fpr: float,
 ) -> Measurement | None:
     """Return the partial AUC with its interval; None if there are too few non-members for a
-    threshold of that rate.
-    """
+    threshold at `max_fpr`."""
     if len(others) < count_threshold_nonmembers(max_fpr):
         return None
     return make_measurement(
@@ -373,8 +369,8 @@ def estimate_partial_auc(
 
 
 def count_bound_nonmembers(rate: float, level: float) -> int:
-    """Return the fewest non-members that bound a rate from below at this level: 390 for 1% in a
-    two-sided 95% interval."""
+    """Return the fewest non-members for a positive lower bound at this rate and level: 390 for 1%
+    in a two-sided 95% interval."""
     # (1 - rate)^n is the chance that none of n is above the true threshold.
     return math.ceil(math.log(level * _OF_THRESHOLD) / math.log1p(-rate))
 
@@ -416,11 +412,12 @@ def _mark_members_possibly_above(
 
 @dataclass(frozen=True)
 class TprDifference:
-    """Subtract two `BoundedTprAtFpr` of the same records. new, base: paired (members, others).
+    """The difference of two `BoundedTprAtFpr` of the same records. new, base: paired (members,
+    others).
 
     The same non-members bound each threshold at two fifths of the level; the shares of members
-    above the two thresholds are then a paired difference. Non-members too few to bound a rate from
-    below show no difference either.
+    above the two thresholds are then a paired difference. With too few non-members for a lower
+    bound, no difference is shown either.
     """
 
     new: tuple[Floats, Floats]
@@ -455,8 +452,8 @@ class TprDifference:
 
 
 def compute_roc_curve(members: Floats, others: Floats) -> list[tuple[float, float]]:
-    """Return (false-positive rate, the largest true-positive rate at it) of these records, rising
-    to (1, 1)."""
+    """Return pairs (false-positive rate, largest true-positive rate at this rate) of these records,
+    rising to (1, 1)."""
     limits = np.unique(others)[::-1]  # a threshold between two of these only loses members
     false, tpr = (
         1 - np.searchsorted(np.sort(side), limits, side="right") / len(side)

@@ -1,8 +1,8 @@
-"""Estimate a share of a finite population asked in part, stratum by stratum: copies first, then a
-random rest.
+"""Estimate a share of a finite population that is asked only in part, by strata: many copies first,
+then a random sample.
 
 The population is all attackable records. A fully asked stratum is known; an unasked stratum can
-have any value. Pure functions on counts.
+have any value.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from auditor.statistics.bootstrap import CONFIDENCE
 
 @dataclass(frozen=True)
 class StratumCount:
-    """Hits among the asked records of a stratum, which are a random sample of its `population`."""
+    """The hits among the asked records of a stratum, a random sample of its `population`."""
 
     population: int
     asked: int
@@ -37,9 +37,9 @@ def compute_finite_population_interval(
 ) -> tuple[int, int]:
     """Return the two-sided interval of the number of hits in a whole stratum.
 
-    It lies in [hits found, population - misses found]. Exact: the numbers K that hypergeometric
-    tail tests at `tail` on either side do not reject (Buonaccorsi 1987, The American Statistician
-    41:215; Wright 1991). Fully asked: the hits themselves.
+    Exact: the numbers in [hits found, population - misses found] that hypergeometric tests at
+    `tail` on either side do not reject (Buonaccorsi 1987, The American Statistician 41:215; Wright
+    1991). A fully asked stratum has just its hits.
     """
     size = stratum.population
     n = stratum.asked
@@ -59,9 +59,8 @@ def compute_finite_population_interval(
 
 
 def _find_first_true(first: int, end: int, holds: Callable[[int], bool]) -> int:
-    """Return the least integer of [first, end) at which a condition, monotone in it, holds, or
-    end.
-    """
+    """Return the least integer of [first, end) for which the monotone condition `holds`; `end` if
+    none."""
     while first < end:
         middle = (first + end) // 2
         if holds(middle):
@@ -78,11 +77,11 @@ def estimate_population_share(
     """Return (value, low, high) of the share of hits in all strata together, weighted by their
     populations.
 
-    value: sum over strata of population x share of the asked, over all populations; NaN if a
-    stratum was not asked. The interval adds up those of the strata. With copies first, at most one
-    stratum is asked in part: then it is exact; with more, each has an equal part of the tail
-    (Bonferroni), wider than the exact interval of Wendell and Schmee (1996, JASA 91:825), and valid
-    for any sizes.
+    value: sum over strata of population x share of hits among the asked, over the total population;
+    NaN if a stratum was not asked. The interval adds up those of the strata. With copies first, at
+    most one stratum is asked in part: then the interval is exact. With more, each has an equal part
+    of the tail (Bonferroni): wider than the exact interval of Wendell and Schmee (1996, JASA
+    91:825), and valid for any sizes.
     """
     population = sum(stratum.population for stratum in strata)
     in_part = sum(0 < stratum.asked < stratum.population for stratum in strata)
