@@ -23,7 +23,7 @@ class TrainedLength:
     """The tokens of a row that the model was trained on: the first ones, or the last.
 
     before, after: number of special tokens that the trainer adds around a text without a chat
-    template.
+    template; `tokens` includes them.
     """
 
     tokens: int
