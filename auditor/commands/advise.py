@@ -1,4 +1,4 @@
-"""`audit advise`: what a finished run, or a line of checkpoints, says about fixing the model."""
+"""`audit advise`: advice on fixing the model, from a finished run or a line of checkpoints."""
 
 from __future__ import annotations
 

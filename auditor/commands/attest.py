@@ -1,5 +1,4 @@
-"""`audit attest`: what a finished run found of which model, as a statement that can be signed and
-verified."""
+"""`audit attest`: a signed, verifiable statement on a finished run and its model."""
 
 from __future__ import annotations
 

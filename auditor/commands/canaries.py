@@ -1,5 +1,4 @@
-"""`audit canaries make | insert | score | ...`: random texts into training data, and what a model
-made of them."""
+"""`audit canaries make | insert | score | ...`: random texts in training data and their leakage."""
 
 from __future__ import annotations
 
@@ -34,7 +33,7 @@ _MANIFEST = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class ExposureFlags:
-    """Canaries for exposure: texts with slots."""
+    """The flags of canaries for exposure, which are texts with slots."""
 
     panel: ClassVar[str] = "exposure"
 
@@ -68,7 +67,7 @@ class ExposureFlags:
 
 @dataclass(frozen=True, kw_only=True)
 class AuditFlags:
-    """Canaries that are included at random."""
+    """The flags of canaries that are included at random."""
 
     panel: ClassVar[str] = "epsilon audit"
 
@@ -308,7 +307,7 @@ def insert(
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreFlags:
-    """How the canaries are scored on a model: nothing of it concerns a finished run."""
+    """The flags for scoring canaries on a model, which a finished run does not need."""
 
     probe_options: Annotated[
         Many,

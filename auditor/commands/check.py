@@ -1,5 +1,4 @@
-"""`audit check`: a first answer on a model of one's own within minutes, or on a model that is
-trained on the spot."""
+"""`audit check`: a first answer within minutes, on your own model or on a demonstration model."""
 
 from __future__ import annotations
 
@@ -179,7 +178,7 @@ def check(
 
 
 def _resume_check(path: Path, begun: float, minutes: float) -> None:
-    """Continue the check in a folder for this many minutes. Raises AuditError without a plan."""
+    """Continue the check in a folder for this many minutes. Raise AuditError without a plan."""
     console.silence_libraries()
     from auditor.records.folder import RunFolder
     from auditor.runs.asking import TimeLimit
@@ -195,7 +194,7 @@ def _resume_check(path: Path, begun: float, minutes: float) -> None:
 def _check_options_together(
     model: str | None, data: str | None, options: Mapping[str, object], minutes: float
 ) -> None:
-    """Raise AuditError for options not given together, before any heavy import."""
+    """Raise AuditError for incompatible or incomplete options, before any heavy import."""
     if (model is None) != (data is None):
         raise AuditError(
             f"expected MODEL and --data together, got {'--data' if model is None else 'MODEL'} "
@@ -223,9 +222,9 @@ def _print_quick_audit(
     until: tuple[float, float] | None = None,
     **after: str,
 ) -> None:
-    """Audit a plan into a new folder and print the result.
+    """Audit a plan into a new folder, and print the result.
 
-    until: the start of the check (`time.perf_counter`) and its minutes; None: no limit.
+    until: start of the check (`time.perf_counter`) and its minutes; None: no limit.
     """
     from auditor.records.folder import RunFolder, remove_latest_link
     from auditor.records.remarks import CommandRemarks

@@ -1,4 +1,4 @@
-"""`audit compare`: finished runs side by side."""
+"""`audit compare`: compare finished runs side by side."""
 
 from __future__ import annotations
 

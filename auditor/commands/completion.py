@@ -1,4 +1,4 @@
-"""Complete names of plug-ins and their options in a shell; bundled plug-ins are cached."""
+"""Complete names of plug-ins and their options in a shell. Bundled plug-ins come from a cache."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _make_plugin_name_completer(*kinds: str) -> Callable[[str], list[tuple[str, 
 
 
 def _make_plugin_option_completer(*kinds: str) -> Callable[[str], list[str]]:
-    """Return a function that completes `ethicist.samples=`."""
+    """Return a function that completes options such as `ethicist.samples=`."""
 
     def complete(incomplete: str) -> list[str]:
         candidates = (

@@ -1,6 +1,6 @@
-"""Write to the terminal for every command: messages, tables, progress on stderr, quiet libraries.
+"""Print for every command: messages, tables, progress on stderr; and silence libraries.
 
-Knows no commands, and imports nothing heavy before it is needed.
+Heavy imports wait until they are needed.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ def stderr_console() -> Console:
 
 
 def print_stderr_line(text: str, code: int) -> int:
-    """Print a line on stderr, escaped because parts may come from files and arguments.
+    """Print a line on stderr, escaped because files and arguments may supply parts.
 
-    Returns `code`, which alone informs the caller if nobody reads stderr.
+    Return `code`, which alone informs the caller if nobody reads stderr.
     """
     try:
         stderr_console().print(escaping.escape_for_terminal(text), soft_wrap=True)
@@ -55,7 +55,7 @@ def print_stderr_line(text: str, code: int) -> int:
 
 
 def is_output_pipe_closed(error: BaseException) -> bool:
-    """Return whether an error means that the reader of stdout or stderr is gone, e.g. `head`."""
+    """Return whether an error means that the reader of stdout or stderr (e.g. `head`) is gone."""
     if isinstance(error, SystemExit):
         return isinstance(error.__context__, BrokenPipeError)  # rich's form of it
     return isinstance(error, BrokenPipeError) and any(
@@ -73,9 +73,9 @@ def _has_output_stream_lost_its_reader(stream: Any) -> bool:
 
 
 def redirect_output_to_devnull() -> None:
-    """Redirect stdout, and a hung-up stderr, to nowhere.
+    """Redirect stdout, and stderr if its reader is gone, to /dev/null.
 
-    Otherwise Python would fail again at its last flush (exit 120).
+    Otherwise Python fails again at its last flush (exit 120).
     """
     for stream in (sys.stdout, sys.stderr):
         if stream is sys.stdout or _has_output_stream_lost_its_reader(stream):
@@ -84,9 +84,9 @@ def redirect_output_to_devnull() -> None:
 
 
 def print_error_traceback(error: BaseException) -> None:
-    """Print the origin of an unexpected error.
+    """Print where an unexpected error occurred.
 
-    Its message may quote private text, so it is shown only on request.
+    Print its message only on request, because it may quote private text.
     """
     if debugging:
         # Never local variables: they may include all data.
@@ -123,7 +123,7 @@ def seconds_since_start() -> float:
 
 
 def silence_libraries() -> None:
-    """Silence libraries: their progress bars and advice would bury the report."""
+    """Silence libraries, because their progress bars and advice would hide the report."""
     # Before the first import of transformers; settings of the user stay. Otherwise tokenizers
     # prints a warning at every later fork, e.g. of a data loader's workers.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -152,9 +152,9 @@ def _format_led_text(lead: str, text: str) -> Text:
 
 
 class Terminal:
-    """Progress on stderr: a line with the step and the time left, or a line a minute in a log.
+    """Progress on stderr: the step and the time left on one line, or a line per minute in a log.
 
-    verbose: also a line for each stage, notes and the first numbers.
+    verbose: also print each stage, notes and the first numbers.
     """
 
     def __init__(self, progress: Progress, verbose: bool) -> None:
@@ -185,7 +185,7 @@ class Terminal:
 
     @contextmanager
     def transient_progress_bar(self, name: str = "") -> Iterator[None]:
-        """Show progress that leaves no line."""
+        """Show a progress bar that disappears at the end."""
         self._task = task = self._progress.add_task(escaping.make_printable_line(name), total=None)
         # No step yet: the first reported step starts its clock here.
         self._what, self._last = "", time.monotonic()
@@ -248,7 +248,7 @@ def resume_grid_hint(folder: Path) -> str:
 def open_progress_terminal(verbose: bool = True, interrupted: str = "") -> Iterator[Terminal]:
     """Open a terminal with progress.
 
-    interrupted: the message after Ctrl-C: what is stored, and how to continue.
+    interrupted: the message after Ctrl-C, on what is stored and how to continue.
     """
     from rich.progress import (
         BarColumn,

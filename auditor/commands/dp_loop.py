@@ -1,4 +1,4 @@
-"""`audit dp-loop`: a private training of one's own, held against the epsilon that it claims."""
+"""`audit dp-loop`: test your private training loop against the epsilon that it claims."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def dp_loop(
 
 @contextlib.contextmanager
 def _kill_process_if_block_exceeds(seconds: float) -> Iterator[None]:
-    """Kill this process and its new children if the block exceeds the time: training may hang."""
+    """Kill this process and its new children after this time, because training may hang."""
     import psutil  # needs a module of Unix: --help works without it
 
     from auditor.crash.watch import LONG, list_training_processes
@@ -140,11 +140,10 @@ _USUAL = ("train", "trainer", "main")  # names searched in a file without --func
 
 
 def _load_dp_loop_training_function(script: Path, function: str | None) -> Callable[..., Any]:
-    """Return the training in a user's file as a function: theirs of (model, records), or a
-    Trainer's.
+    """Return the training in a user's file as a function of (model, records).
 
-    If no name is given, take the first of the usual names, else run the file as a script. Raises
-    AuditError if there is no training.
+    The file defines such a function, or a Trainer. Without a name, use the first of the usual
+    names, else run the file as a script. Raise AuditError if there is no training.
     """
     if not script.is_file():
         raise AuditError(
@@ -192,7 +191,7 @@ def _wrap_training_entry(trainer: Any, script: Path, claim: Any) -> Callable[...
 
 
 def _load_training_script(script: Path, name: str) -> tuple[Any, Any]:
-    """Return the file's module under this name, and the Trainer about to train in it, or None."""
+    """Return the file's module under this name, and its Trainer that is about to train, or None."""
     spec = importlib.util.spec_from_file_location(name, script)
     if spec is None or spec.loader is None:
         raise AuditError(f"expected a Python file with a training function, got {str(script)!r}")
@@ -214,7 +213,7 @@ def _load_training_script(script: Path, name: str) -> tuple[Any, Any]:
 
 @contextlib.contextmanager
 def _attribute_script_errors(description: str, of_device: str = "") -> Iterator[None]:
-    """Turn an error of a user's file into AuditError; add `of_device` for accelerator errors."""
+    """Convert errors of a user's file into AuditError; add `of_device` to accelerator errors."""
     try:
         yield
     except AuditError:
@@ -225,7 +224,7 @@ def _attribute_script_errors(description: str, of_device: str = "") -> Iterator[
 
 
 def _wrap_training_errors(train: Callable[..., Any], script: Path) -> Callable[..., Any]:
-    """Return the training as a function whose errors become AuditError."""
+    """Return the training as a function that converts errors into AuditError."""
 
     def run(model: Any, records: Any) -> Any:
         advice = "; the crash test trains on the processor: leave the model on its own device"

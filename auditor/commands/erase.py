@@ -1,4 +1,4 @@
-"""`audit erase`: does a deletion from a store remove the text and the vectors?"""
+"""`audit erase`: check whether a deletion from a store removed text and vectors."""
 
 from __future__ import annotations
 

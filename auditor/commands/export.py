@@ -1,4 +1,4 @@
-"""`audit export`: finished runs as data for other programs."""
+"""`audit export`: export finished runs as data for other programs."""
 
 from __future__ import annotations
 

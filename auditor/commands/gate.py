@@ -1,4 +1,4 @@
-"""`audit gate`: a finished run held to limits and a baseline."""
+"""`audit gate`: judge a finished run by limits and a baseline."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class GateLimitFlags:
-    """The limits of a run."""
+    """The flags that set a run's limits."""
 
     panel: ClassVar[str] = "limits"
 
@@ -71,7 +71,7 @@ class GateLimitFlags:
     ] = False
 
     def build_policy(self) -> Policy:
-        """Return the rules of the file and the flags; with a baseline there is a default rule."""
+        """Return the rules of the file and the flags, and a default rule if there is a baseline."""
         from auditor.gate import policy as policies
 
         policy = policies.read_policy(self.policy) if self.policy is not None else policies.Policy()
@@ -91,7 +91,7 @@ class GateLimitFlags:
 
 @dataclass(frozen=True, kw_only=True)
 class GateScopeFlags:
-    """The judged rows of a run, and the place of its model."""
+    """The flags that select judged rows and locate the model."""
 
     panel: ClassVar[str] = "configurations"
 
@@ -113,7 +113,7 @@ class GateScopeFlags:
 
 @dataclass(frozen=True, kw_only=True)
 class AttestationFlags:
-    """The signature of an unchanged run."""
+    """The flags that verify the signature of an unchanged run."""
 
     panel: ClassVar[str] = "signature"
 
@@ -131,9 +131,9 @@ class AttestationFlags:
     ] = None
 
     def judge_given_attestation(self, folder: Path) -> Ruling | None:
-        """Judge whether the attestation fits the run; None without an attestation.
+        """Return a ruling on whether the attestation fits the run; None without an attestation.
 
-        Raises AuditError if only one of the flags is given.
+        Raise AuditError if only one of the flags is given.
         """
         if self.attestation is None and self.key is None:
             return None
@@ -148,7 +148,7 @@ class AttestationFlags:
 
 @dataclass(frozen=True, kw_only=True)
 class GateOutputFlags:
-    """The files of the decision."""
+    """The flags that name the decision's output files."""
 
     panel: ClassVar[str] = "output"
 
@@ -165,7 +165,7 @@ class GateOutputFlags:
 
 @dataclass(frozen=True, kw_only=True)
 class PlanningFlags:
-    """The number of secrets that a gate needs, computed without a run."""
+    """The flags that compute how many secrets a gate needs, without a run."""
 
     panel: ClassVar[str] = "planning"
 
@@ -250,7 +250,7 @@ def print_run_judgement(
     scope: GateScopeFlags | None = None,
     attested: Ruling | None = None,
 ) -> int:
-    """Judge a finished run, print, write and store the decision; return its exit code."""
+    """Judge a finished run; print, write and store the decision; return the exit code."""
     from auditor.gate.decision_log import save_decision
     from auditor.runs import gate_inputs
 

@@ -1,4 +1,4 @@
-"""`audit history`: many finished runs of one model line on one page."""
+"""`audit history`: show many finished runs of one model line on one page."""
 
 from __future__ import annotations
 

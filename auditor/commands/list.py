@@ -1,4 +1,4 @@
-"""`audit list`: every plug-in in a line; of one, its options, needs, claim, source and page."""
+"""`audit list`: list all plug-ins, or one plug-in's options, needs, claim, source and page."""
 
 from __future__ import annotations
 

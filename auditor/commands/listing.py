@@ -1,4 +1,4 @@
-"""Build the output of `audit list`: a line for every plug-in, or the details of one."""
+"""Build the output of `audit list`: a line per plug-in, or the details of one plug-in."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ _NAME = 23
 
 
 def list_overview_lines(found_plugins: Found, width: int | None) -> Iterator[Text]:
-    """Yield a line for each plug-in; single lines for forms and models, controls, and data.
+    """Yield a line per plug-in; forms and models, controls, and data share a line each.
 
-    width: of a terminal; a longer description is cut at the end of a clause.
+    width: columns of the terminal; longer descriptions are cut at the end of a clause.
     """
     trained = found_plugins["Trainer"]
     classes = {**found_plugins["Defense"], **trained}
@@ -87,7 +87,7 @@ def list_overview_lines(found_plugins: Found, width: int | None) -> Iterator[Tex
 
 
 def _is_same_listed_plugin_class(cls: Any, other: Any) -> bool:
-    """Compare by names, because the catalogue may have rebuilt a class from its cache."""
+    """Compare classes by name, because the catalogue may have rebuilt a class from its cache."""
     return (cls.__module__, cls.__name__) == (other.__module__, other.__name__)
 
 
@@ -106,7 +106,7 @@ def _format_plugin_listing_line(title: str, name: str, summary: str, width: int 
 
 
 def _shorten_listing(text: str, room: int | None) -> str:
-    """Return the longest beginning that fits and ends with a clause; all of it if none does."""
+    """Return the longest beginning that fits and ends with a clause, or all text if none fits."""
     if room is None or len(text) <= room:
         return text
     ends = [text[: end.start()] for end in re.finditer(r" \(|[;:.] ", text) if end.start() <= room]
@@ -119,7 +119,7 @@ def _shorten_listing(text: str, room: int | None) -> str:
 
 
 def list_detail_lines(found_plugins: Found, name: str) -> Iterator[Text]:
-    """Yield the details of every kind with the name. Raises AuditError if there is none."""
+    """Yield the details of all plug-ins with this name. Raise AuditError if there is none."""
     matches = [(kind, plugins[name]) for kind, plugins in found_plugins.items() if name in plugins]
     if not matches:
         raise make_unknown_name_error(

@@ -1,5 +1,4 @@
-"""`audit mitigate`: from a finished audit to a mitigated model, audited again on the same
-secrets."""
+"""`audit mitigate`: mitigate an audited model, and audit it again on the same secrets."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Define the flags shared by commands, and the flags of plan fields.
+"""Define the flags that commands share, and the flags of plan fields.
 
-A command takes a flag as `reveal: options.Reveal = False`, a group, a dataclass of flags, as
-`single: SingleFlags`, and fields of a plan as `plan: Annotated[options.Values,
-options.PlanFlags()]`: the given fields, by name.
+A command declares a single flag as `reveal: options.Reveal = False`, and a group of flags, which is
+a dataclass, as `single: SingleFlags`. It declares plan fields as `plan: Annotated[options.Values,
+options.PlanFlags()]`, and receives the given fields by name.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ _RISKS = tuple(name for name, plan_field in FIELDS.items() if plan_field.said.ri
 
 @dataclass(frozen=True)
 class PlanFlags:
-    """The flags of these fields of a plan.
+    """The flags for these fields of a plan.
 
-    told: help instead of the plan's, for a command with a narrower meaning. forms: whether --model
-    may be repeated: all but the first are forms of it.
+    told: help texts for a command that gives a field a narrower meaning. forms: whether --model may
+    be repeated; later models are deployed forms of the first.
     """
 
     names: str = " ".join(_GIVEN)
@@ -59,7 +59,7 @@ class PlanFlags:
     forms: bool = False
 
     def signature_parameters(self) -> Iterator[inspect.Parameter]:
-        """Yield parameters of a signature, all None by default: the plan has the defaults."""
+        """Yield parameters of a signature, all None by default, since the plan has the defaults."""
         for name in self.names.split():
             plan_field = FIELDS[name]
             option = typer.Option(
@@ -84,7 +84,7 @@ class PlanFlags:
 
 
 def _build_flag_type(name: str, kind: Any) -> Any:
-    """Return the type that typer parses: bool, int, float, text, or a list of texts."""
+    """Return the type for typer's parser: bool, int, float, text, or a list of texts."""
     if typing.get_origin(kind) in (tuple, dict):
         return list[str]
     plain = next(
@@ -133,9 +133,9 @@ _SAFE = Annotated[
 def expand_flag_groups(
     command: Callable[..., None], safe: bool | None = None
 ) -> Callable[..., None]:
-    """Return the command with its groups replaced by their flags, which typer's parser needs.
+    """Return the command with groups replaced by single flags, as typer's parser needs.
 
-    safe: the default of its flag --safe; None: no such flag.
+    safe: default of the flag --safe; None: no such flag.
     """
     kinds = _annotated_type_hints(command)
     parameters = inspect.signature(command).parameters.values()
@@ -173,7 +173,7 @@ def add_command(
     panel: str = "",
     safe: bool | None = None,
 ) -> None:
-    """Register a command of the app. panel: in the app's --help.
+    """Register a command of the app. panel: its heading in the app's --help.
 
     safe: see `expand_flag_groups`.
     """
@@ -191,9 +191,9 @@ def _get_plan_flags(kind: Any) -> PlanFlags | None:
 def _flag_parameters(
     name: str, kind: Any, default: Any, panel: str = ""
 ) -> Iterator[inspect.Parameter]:
-    """Yield the flags of a group, which may contain groups, or the flag itself.
+    """Yield a single flag, or all flags of a group, which may contain groups.
 
-    panel: of --help, by default.
+    panel: default heading in --help.
     """
     if (plan_flags := _get_plan_flags(kind)) is not None:
         yield from plan_flags.signature_parameters()
@@ -216,7 +216,7 @@ def _flag_parameters(
 
 
 def _annotate_flag(name: str, panel: str, kind: Any) -> Any:
-    """Return the annotation of a flag with this panel of --help and a metavar by type."""
+    """Return a flag's annotation with this --help panel and a metavar for its type."""
     option = next(
         (item for item in getattr(kind, "__metadata__", ()) if hasattr(item, "rich_help_panel")),
         None,
@@ -230,7 +230,7 @@ def _annotate_flag(name: str, panel: str, kind: Any) -> Any:
 
 
 def choose_metavar(name: str, kind: Any) -> str | None:
-    """Return the metavar of a flag of this type; None for a switch."""
+    """Return the metavar for a flag of this type; None for a switch."""
     kinds = (kind, *typing.get_args(kind))
     if bool in kinds:
         return None
@@ -241,7 +241,7 @@ def choose_metavar(name: str, kind: Any) -> str | None:
 
 
 def _combine_flag_values(name: str, kind: Any, flags: Mapping[str, Any]) -> Any:
-    """Return the flag's value, the group built from its flags, or the given fields of a plan."""
+    """Return a flag's value, a group built from its flags, or the given fields of a plan."""
     if (plan_flags := _get_plan_flags(kind)) is not None:
         # Only None is not given: False is given, as by --no-controls.
         values = {
@@ -264,7 +264,7 @@ def _combine_flag_values(name: str, kind: Any, flags: Mapping[str, Any]) -> Any:
 
 
 def _split_deployed_forms(values: Values) -> Values:
-    """Split lists of forms at commas; the first of several models is attacked, others are forms."""
+    """Split lists of forms at commas. Attack the first of several models; others become forms."""
     # A list: with forms, --model is repeatable.
     model, *further = values.pop("model", None) or [None]
     forms = [
@@ -287,7 +287,7 @@ def _split_deployed_forms(values: Values) -> Values:
 
 
 def list_given_flags(group: Any) -> dict[str, Any]:
-    """Return the given flags of a group and its groups."""
+    """Return the given flags of a group and of its nested groups."""
     values: dict[str, Any] = {}
     for name, value in vars(group).items():
         values |= list_given_flags(value) if dataclasses.is_dataclass(value) else {name: value}
@@ -298,9 +298,9 @@ def list_given_flags(group: Any) -> dict[str, Any]:
 
 
 def collect_plan_values(values: Values, base: Mapping[str, Any] = MappingProxyType({})) -> Values:
-    """Return the given flags as values of a plan, after loading the plug-in files among them.
+    """Return the given flags as plan values, after loading the plug-in files that they name.
 
-    base: the values of the plan file, whose risks the flags must name. Raises AuditError.
+    base: values of the plan file. Raise AuditError if the flags do not name all risks of the file.
     """
     from auditor.plugins import registry
     from auditor.runs.plan import parse_plugin_options
@@ -327,16 +327,16 @@ def collect_plan_values(values: Values, base: Mapping[str, Any] = MappingProxyTy
 
 @dataclass(frozen=True)
 class RisksNamedOnCommandLine:
-    """Risky fields named on the command line: a plan file or run folder of others sets no more.
+    """Risky fields named on the command line, the only ones that others' plans or folders may set.
 
-    named: field and value, for a list each of its values.
+    named: pairs of field and value, one per value of a list.
     """
 
     named: tuple[tuple[str, Any], ...]
 
     @classmethod
     def from_plan_values(cls, values: Mapping[str, Any]) -> RisksNamedOnCommandLine:
-        """Return the risky fields and values of a plan. Raises AuditError for code with --safe."""
+        """Return a plan's risky fields and values. Raise AuditError for code with --safe."""
         risks = cls(_list_risky_values(values))
         for name, value in risks.named:
             if name in ("plugin", "trust_remote_code"):
@@ -344,13 +344,13 @@ class RisksNamedOnCommandLine:
         return risks
 
     def format_risk_flags(self) -> list[str]:
-        """Return each flag with its value, quoted for a shell."""
+        """Return each risky flag with its value, quoted for a shell."""
         return [_format_flag(*risk) for risk in self.named]
 
     def check_plan_names_the_same_risks(self, plan: Plan, where: str) -> None:
-        """Raise AuditError for a plan with an unnamed risk, or without a named risk.
+        """Raise AuditError if plan and command line name different risks.
 
-        In the latter case the flag has no effect.
+        A flag for a risk that the plan lacks would have no effect.
         """
         plan_risks = RisksNamedOnCommandLine.from_plan_values(plan.map_field_values())
         self.refuse_unnamed_risks(plan.map_field_values(), where)
@@ -360,7 +360,7 @@ class RisksNamedOnCommandLine:
             )
 
     def refuse_unnamed_risks(self, plan: Mapping[str, Any], where: str) -> None:
-        """Raise AuditError for a plan with an unnamed risk. where: the plan's name in the error."""
+        """Raise AuditError if the plan has an unnamed risk. where: the plan's name in the error."""
         for name, value in _exclude_flagged_risks(_list_risky_values(plan), self.named):
             to = "" if value is True else f" to {value!r}"
             raise AuditError(
@@ -370,7 +370,7 @@ class RisksNamedOnCommandLine:
 
 
 def _list_risky_values(values: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
-    """Return (field, value) for each risky value, and for each value of a list."""
+    """Return (field, value) for each risky value, one per value of a list."""
     risks = list[tuple[str, Any]]()
     for name in _RISKS:
         value = values.get(name)
@@ -383,7 +383,7 @@ def _list_risky_values(values: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]
 def _exclude_flagged_risks(
     risks: Iterable[tuple[str, Any]], flagged: Iterable[tuple[str, Any]]
 ) -> list[tuple[str, Any]]:
-    """Return the (field, value) pairs in `risks` but not in `flagged`, comparing absolute paths."""
+    """Return the (field, value) pairs in `risks` but not in `flagged`, with absolute paths."""
     # Values that are not paths, e.g. addresses, change alike on both sides.
     known = {(name, os.path.abspath(str(value))) for name, value in flagged}
     return [

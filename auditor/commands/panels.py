@@ -1,7 +1,7 @@
-"""Lay out `--help`: examples first, then flags by panel, the most used first; plain text, no rich.
+"""Lay out `--help` as plain text: examples first, then flags by panel, most used first.
 
-Each part of the plan is a panel, with its fields. Examples are last in the docstring of a command,
-under "Examples:", one a line. Knows no command.
+Each part of the plan is a panel with its fields. Examples come last in a command's docstring, under
+"Examples:", one per line.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Rows = list[tuple[str, str]]  # the notation of a flag, its help
 
 @dataclass(frozen=True)
 class ParsedCommandDocstring:
-    """The parsed docstring of a command. more: the paragraphs after its first."""
+    """The parts of a command's docstring. more: the paragraphs after the first."""
 
     first: str
     more: tuple[str, ...]
@@ -44,7 +44,7 @@ class ParsedCommandDocstring:
 
 
 def group_flags(command: Any, context: Any) -> dict[str, Rows]:
-    """Return the flags by panel, in the order of the page.
+    """Return the flags by panel, in page order.
 
     A command's own panels are between --data and compute.
     """
@@ -78,7 +78,7 @@ def _title_help_panel(parameter: Any, few: bool) -> str:
 
 
 def _write_help_sections(formatter: Any, listed: dict[str, Rows]) -> None:
-    """Write all sections with aligned second columns."""
+    """Write all sections, with their second columns aligned."""
     # At most 28, and click's width is at least 50: textwrap refuses a width of 0.
     column = 4 + max(
         (len(name) for rows in listed.values() for name, _ in rows if len(name) <= _WIDEST),
@@ -96,7 +96,7 @@ def _write_help_sections(formatter: Any, listed: dict[str, Rows]) -> None:
 
 
 def _wrap_help_text(text: str, width: int) -> list[str]:
-    """Return lines that break only at spaces: a flag stays whole."""
+    """Return lines that break only at spaces, so that a flag stays whole."""
     return textwrap.wrap(text, width, break_on_hyphens=False, break_long_words=False)
 
 
@@ -117,7 +117,7 @@ def _write_help_paragraph(formatter: Any, text: str) -> None:
 
 
 class PanelCommand(TyperCommand):
-    """A command with its flags in panels."""
+    """A command whose help shows flags in panels."""
 
     def format_help_text(self, ctx: Any, formatter: Any) -> None:
         _write_help_text(formatter, self.help or "")
@@ -127,12 +127,11 @@ class PanelCommand(TyperCommand):
 
 
 class PanelGroup(TyperGroup):
-    """A group with its commands in panels, each with its first sentence, before the group's flags.
+    """A group whose help shows commands in panels, each with its first sentence, before its flags.
 
-    If a command comes first, none of the group's flags is given, and none is read: typer would
-    import pydantic for the default of a number, which takes longer than all of the help. Each flag
-    is then set to not given, because typer's callback otherwise keeps the values of an earlier
-    call.
+    If a command comes first, no group flag is given and none is parsed: typer would import pydantic
+    for a number's default, which takes longer than the entire help. All flags are then set to not
+    given, because typer's callback otherwise keeps the values of an earlier call.
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""`audit report`: the reports of a finished run, without the model."""
+"""`audit report`: render the reports of a finished run, without the model."""
 
 from __future__ import annotations
 

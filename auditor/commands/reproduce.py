@@ -1,4 +1,4 @@
-"""`audit reproduce`: the plans of a paper, and its claims beside what was measured."""
+"""`audit reproduce`: run a paper's plans, and compare its claims with the measurements."""
 
 from __future__ import annotations
 
@@ -99,9 +99,9 @@ def reproduce(
 
 
 def _choose_scale(scale: str, lab: str | None) -> str:
-    """Return the scale; a lab other than the small lab is a scale by its name.
+    """Return the scale: the lab's name for any lab but the small one.
 
-    Raises AuditError if both are given.
+    Raise AuditError if scale and lab are both given.
     """
     if lab is None or lab == SMALL:
         return scale

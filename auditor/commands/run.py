@@ -1,4 +1,4 @@
-"""`audit run`: one audit, or a grid of them."""
+"""`audit run`: run one audit, or a grid of audits."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class GridFlags:
-    """A plan file, and the flags that make a grid of it."""
+    """The flags for a plan file, and for a grid of plans."""
 
     panel: ClassVar[str] = "advanced"
 
@@ -59,7 +59,7 @@ class GridFlags:
 
 @dataclass(frozen=True, kw_only=True)
 class SingleFlags:
-    """The options of a single run: policy, baseline, private text and estimate."""
+    """The flags for a single run: policy, baseline, private text and estimate."""
 
     panel: ClassVar[str] = "output"
 
@@ -174,7 +174,7 @@ def run(
 
 
 def _check_each_attack_ran(folder: Path) -> None:
-    """Raise AuditError, after the results are shown, for named attacks that ran on no target."""
+    """Raise AuditError for named attacks that ran on no target, after results are shown."""
     from auditor.records.result_file import read_result
     from auditor.reports import coverage
 
@@ -188,7 +188,7 @@ def _check_each_attack_ran(folder: Path) -> None:
 def _refuse_flags_beside_estimate_flag(
     single: SingleFlags, resume: Path | None, out: Path | None, submission: str | None
 ) -> None:
-    """Raise AuditError for flags that an estimate, which runs and writes nothing, would ignore."""
+    """Raise AuditError for flags that an estimate would ignore: it runs and writes nothing."""
     ignored = {"--resume": resume, "--out": out, "--submission": submission}
     ignored |= {
         f"--{name}": value
@@ -219,7 +219,7 @@ def _read_gate_policy(path: Path, baseline: RunOutcomes | None) -> Policy:
 
 
 def _build_requested_plans(flags: options.Values, grid_flags: GridFlags) -> Plan | list[GridPoint]:
-    """Return the plan of the flags and the plan file, or the points of the grid."""
+    """Return the plan from flags and plan file, or the points of the grid."""
     from auditor.runs import plan, plan_grid
 
     base = plan.read_plan_file(grid_flags.config, plan_grid.GRID) if grid_flags.config else {}
@@ -248,9 +248,9 @@ def _build_requested_plans(flags: options.Values, grid_flags: GridFlags) -> Plan
 def _reopen_requested_run(
     folder: Path, allowed: options.RisksNamedOnCommandLine
 ) -> RunFolder | list[GridPoint]:
-    """Return the run folder, or the points of the grid, to resume.
+    """Return the run folder to resume, or the points of the grid.
 
-    Raises AuditError for code that is not allowed.
+    Raise AuditError for code that is not allowed.
     """
     from auditor.records.folder import RunFolder
     from auditor.studies import sweep
@@ -306,7 +306,7 @@ def _print_grid_run(
 def _run_restricted_plan(
     source: Plan | RunFolder, out: Path | None, held_to: HeldTo, single: SingleFlags, verbose: bool
 ) -> Path:
-    """Run a plan, or continue its folder; return the run folder with its reports."""
+    """Run a plan or continue its folder, write the reports, and return the run folder."""
     from auditor.gate.decide import check_rule_metrics, check_ruled_rows_exist
     from auditor.records.folder import RunFolder
     from auditor.reports import files
@@ -347,12 +347,12 @@ def print_plan_audit(
     limit: TimeLimit | None = None,
     resume: str = "audit run --resume",
 ) -> None:
-    """Run the plan into its folder, with reports, and print the result.
+    """Run the plan into its folder, write reports, and print the result.
 
     Args:
         shared: models loaded before.
         remarks: additions of `audit check` to the first screen, stored in the folder.
-        held_to: the policy and the baseline of the gate that follows.
+        held_to: policy and baseline of the gate that follows.
         limit: deadline for querying records, the worst first, with intermediate lines and numbers.
         resume: the command that continues a folder.
     """

@@ -1,4 +1,4 @@
-"""`audit score`: an LM-Extraction submission, as the challenge's organisers score it."""
+"""`audit score`: score an LM-Extraction submission as the challenge's organisers do."""
 
 from __future__ import annotations
 

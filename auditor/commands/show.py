@@ -1,4 +1,4 @@
-"""`audit show`: the first screen of a finished run again, without the model."""
+"""`audit show`: show the first screen of a finished run again, without the model."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""`audit synthetic`: released text held against the records it may have come from. No model is
-needed."""
+"""`audit synthetic`: compare released text with private records, without a model."""
 
 from __future__ import annotations
 

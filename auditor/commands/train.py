@@ -1,4 +1,4 @@
-"""`audit train`: fine-tune a model, with or without a promise of privacy."""
+"""`audit train`: fine-tune a model, with or without a privacy guarantee."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from auditor.commands import completion, console, options
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingFlags:
-    """The flags of single fields of a training."""
+    """The flags for single fields of a training."""
 
     panel: ClassVar[str] = "training"
 

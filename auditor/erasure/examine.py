@@ -1,4 +1,4 @@
-"""Examine a copy of each store for leftovers of a deletion, layer by layer."""
+"""Examine copies of stores for leftovers of a deletion, layer by layer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from auditor.erasure.windows import VECTORS
 
 @dataclass(frozen=True)
 class Erasure:
-    """The results of all stores. facts: per store, the versions that the verdicts hold for."""
+    """The results of all stores. facts: by store, the versions for which the verdicts hold."""
 
     n_deleted: int
     n_control: int
@@ -31,7 +31,7 @@ class Erasure:
 
     @property
     def verdict(self) -> str:
-        """Return the worst verdict: still there, then cannot tell, then gone."""
+        """Return the worst verdict, in the order still there, cannot tell, gone."""
         verdicts = {verdict.verdict for verdict in self.verdicts}
         return next(word for word in (STILL_THERE, CANNOT_TELL, GONE) if word in verdicts)
 
@@ -43,7 +43,10 @@ class Erasure:
 def examine_stores(
     arguments: Sequence[str], records: ErasureRecords, tell: Callable[[str], None]
 ) -> Erasure:
-    """Judge each layer of each store, `PATH` or `KIND:PATH`. Raises AuditError."""
+    """Judge each layer of each store. arguments: `PATH` or `KIND:PATH`.
+
+    tell: called with messages on progress. Raise AuditError for an invalid store.
+    """
     kinds = [find_store_kind(argument) for argument in arguments]
     verdicts = list[LayerVerdict]()
     facts = dict[str, tuple[str, ...]]()
@@ -99,7 +102,7 @@ def _list_layers(store: Store, records: ErasureRecords) -> Iterator[Layer]:
 
 
 def _report_unseen(label: str, kind: str, files: Sequence[str]) -> LayerVerdict:
-    """Return one verdict for all files without any sighting."""
+    """Return one verdict for all files that show no record."""
     names = ", ".join(files[:3]) + (f" and {len(files) - 3:,} more" if len(files) > 3 else "")
     reason = "no kept record is seen there: none of them is there, or compressed or encrypted"
     return LayerVerdict(label, f"{BYTES}{names}", kind, CANNOT_TELL, 0, {}, 0, 0, reason)

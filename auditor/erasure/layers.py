@@ -1,6 +1,7 @@
 """Judge the layers of a store: gone, still there, or cannot tell.
 
-The control decides: if kept records are not found in a layer, absence there proves nothing.
+Kept records are the control: if a layer does not show them, the absence of deleted records proves
+nothing.
 """
 
 from __future__ import annotations
@@ -39,10 +40,10 @@ class Piece:
 
 @dataclass(frozen=True)
 class Layer:
-    """One way to read a store. kinds: the kinds of content it may show.
+    """A way to read a store. kinds: the kinds of content that it may show.
 
-    locate: names the table at a byte offset of a file; other_texts: whether the layer may hold
-    texts derived from a record.
+    locate: returns the table at a byte offset of a file; other_texts: whether it may hold texts
+    derived from a record.
     """
 
     name: str
@@ -54,9 +55,11 @@ class Layer:
 
 @dataclass(frozen=True)
 class LayerVerdict:
-    """The verdict of a layer for one kind of content. leftovers: the form and place of each record,
-    by its name; n_deleted, n_control: records with unique windows or vectors, which a search can
-    find."""
+    """The verdict of a layer for one kind of content.
+
+    leftovers: form and place by record name. n_deleted, n_control: records that a search can find,
+    because they have unique windows or vectors.
+    """
 
     store: str
     layer: str
@@ -71,7 +74,7 @@ class LayerVerdict:
 
     @property
     def least_sight(self) -> float:
-        """Return the exact 95% lower bound of the share of control-like records that are found."""
+        """Return the exact 95% lower bound of the share of findable records that are found."""
         return clopper_pearson(self.n_control_seen, self.n_control)[0]
 
     @property
@@ -81,7 +84,7 @@ class LayerVerdict:
 
 @dataclass
 class _Sightings:
-    """The place of each record, by kind, and the texts that are not kept records."""
+    """The place of each record by kind, and the texts that are not kept records."""
 
     places: dict[str, dict[int, str]] = field(default_factory=dict)
     other_texts: dict[str, None] = field(default_factory=dict)
@@ -91,7 +94,7 @@ class _Sightings:
 
 
 def judge_layer(store: str, layer: Layer, records: ErasureRecords) -> list[LayerVerdict]:
-    """Return a verdict for each kind that the records have."""
+    """Return a verdict for each kind of content that the records have."""
     sightings = _Sightings()
     for piece in layer.read():
         _look_into_piece(layer, piece, records, sightings)
@@ -138,7 +141,7 @@ def _gather_other_texts(
 
 
 def _find_vectors(piece: Piece, records: ErasureRecords, sightings: _Sightings) -> None:
-    """Compare directions: libraries rescale or round the vectors that they return."""
+    """Find records' vectors by direction, because libraries rescale or round vectors."""
     vectors = np.asarray(piece.content, dtype=np.float64)
     if vectors.ndim != 2 or vectors.shape[1] != records.directions.shape[1]:
         return
@@ -157,7 +160,7 @@ def _judge(
     possible: frozenset[int],
     records: ErasureRecords,
 ) -> LayerVerdict:
-    """Decide by the deleted records found, and by the share of the control found."""
+    """Return the verdict, from the deleted records found and the share of the control found."""
     deleted = possible & records.deleted
     control = possible - records.deleted
     leftovers = {records.targets[i].name: places[i] for i in sorted(deleted & set(places))}
@@ -183,10 +186,10 @@ def _judge(
 def _judge_other_texts(
     store: str, layer: Layer, sightings: _Sightings, records: ErasureRecords
 ) -> list[LayerVerdict]:
-    """Look for passages of records in other texts, for example summaries.
+    """Judge whether other texts, such as summaries, hold passages of records.
 
-    Texts of the control are searched too, because the control must be found. Deleted records whose
-    text is in the layer are left out.
+    Search for the control too, because it must be found. Skip deleted records whose own text is in
+    the layer.
     """
     texts = list(sightings.other_texts)
     verbatim = records.deleted & set(sightings.places.get(TEXT, {}))

@@ -1,4 +1,4 @@
-"""Render an erasure as terminal lines, a page and JSON, without the text of any record."""
+"""Render an erasure as terminal lines, HTML page and JSON, without the text of any record."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _RULE = (
 
 
 def state_result(erasure: Erasure) -> str:
-    """Return the verdict over all layers in a sentence."""
+    """Return a sentence with the verdict over all layers."""
     deleted = format_count(erasure.n_deleted, "deleted record")
     if erasure.verdict == STILL_THERE:
         return f"still there: {erasure.n_left:,} of {deleted} in some layer"
@@ -38,7 +38,7 @@ def state_result(erasure: Erasure) -> str:
 
 
 def list_terminal_lines(erasure: Erasure) -> Iterator[str]:
-    """Yield the verdict, the layers with the worst first, and the limits."""
+    """Yield the verdict, the layers (worst first), and the limits."""
     yield f"RESULT  {state_result(erasure)}"
     for verdict in sort_verdicts(erasure):
         place = f"{verdict.store}, {verdict.layer}, {verdict.kind}"
@@ -60,7 +60,7 @@ def sort_verdicts(erasure: Erasure) -> list[LayerVerdict]:
 
 
 def describe_verdict(verdict: LayerVerdict) -> str:
-    """Return the counts of deleted and kept records found, or why the layer cannot tell."""
+    """Return the numbers of deleted and kept records found, or why the layer cannot tell."""
     control = f"{verdict.n_control_seen:,} of {verdict.n_control:,} kept ones seen"
     if verdict.verdict == CANNOT_TELL:
         return f"cannot tell: {verdict.why}"
@@ -84,7 +84,7 @@ def _shorten_list(names: Sequence[str], most: int, separator: str = ", ") -> str
 
 
 def make_document(erasure: Erasure, command: str) -> Document:
-    """Return the page: one verdict, every layer, and the versions they hold for."""
+    """Return the page: the verdict, all layers, and the versions for which they hold."""
     head = ("Layer", "Of", "Verdict", "Where, and which", "Removed by")
     by_store: dict[str, list[tuple[str, ...]]] = {}
     for verdict in sort_verdicts(erasure):

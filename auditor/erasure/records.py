@@ -1,6 +1,6 @@
-"""Read the records of an erasure: all deleted records, and a sample of kept records as control.
+"""Read all deleted records, and a sample of kept records as the control.
 
-Each file is JSONL with `text` and optionally `embedding` or `vector`, and `id`.
+Each file is JSONL with `text`, and optionally `id` and `embedding` or `vector`.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class StoredRecord:
 
 @dataclass(frozen=True)
 class ErasureRecords:
-    """Deleted records first, then kept records.
+    """The deleted records, then the kept records.
 
-    likest: (records,), the highest cosine of each vector with another record's vector; directions:
+    likest: (records,), the highest cosine of a vector with another record's vector; directions:
     (records, dimensions), of length 1, NaN without a vector; kept_texts: hashes of all kept texts.
     """
 
@@ -62,7 +62,7 @@ class ErasureRecords:
 
     @cached_property
     def with_vectors(self) -> frozenset[int]:
-        """Return the records whose vector no other record has."""
+        """Return the records whose vector differs from all other records' vectors."""
         usable = ~np.isnan(self.directions[:, 0]) & (self.likest < 1 - 1e-6)
         return frozenset(np.flatnonzero(usable).tolist())
 
@@ -109,10 +109,10 @@ def read_erasure_records(deleted: Path, remaining: Path) -> ErasureRecords:
 
 
 def find_likest(directions: Floats, vectors: Floats, owner_indices: Sequence[int]) -> Floats:
-    """Return the highest cosine of each direction with any of the vectors, (directions,).
+    """Return the highest cosine of each direction with any of the vectors: (directions,).
 
-    owner_indices: (vectors,), the direction that belongs to this vector and is left out; -1 if
-    there is none.
+    owner_indices: (vectors,), the index of the direction to skip because it belongs to this vector;
+    -1 for none.
     """
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     cosines = (vectors / np.where(lengths == 0, np.nan, lengths)) @ directions.T
@@ -138,7 +138,7 @@ def _require_equal_dimensions(targets: Sequence[StoredRecord]) -> None:
 
 
 def _read_deleted(path: Path) -> list[tuple[int, StoredRecord]]:
-    """Read the deleted records with their rows, each text once."""
+    """Read the deleted records with their row numbers; skip repeated texts."""
     records = dict[str, tuple[int, StoredRecord]]()
     for row, value in enumerate(_stream_rows("--deleted", path)):
         record = _parse_record("--deleted", path, row, value, deleted=True)
@@ -149,7 +149,7 @@ def _read_deleted(path: Path) -> list[tuple[int, StoredRecord]]:
 
 
 def _read_control(path: Path) -> list[tuple[int, StoredRecord]]:
-    """Read an even sample of the kept records with their rows; parse no other row."""
+    """Read an even sample of the kept records with their row numbers; parse no other row."""
     _check_file("--kept", path)
     source = f"--kept {str(path)!r}"
     try:
@@ -211,7 +211,7 @@ def _parse_vector(where: str, value: dict[str, Any]) -> Floats | None:
 
 
 def _stream_kept(path: Path, n_dimensions: int) -> Iterator[tuple[list[int], list[str], Floats]]:
-    """Yield rows, texts and vectors (rows, dimensions), some rows at a time."""
+    """Yield batches of kept rows: row numbers, texts, and vectors (rows, dimensions)."""
     numbered = enumerate(_stream_rows("--kept", path))
     while batch := list(islice(numbered, _AT_ONCE)):
         records = [

@@ -1,6 +1,6 @@
-"""Define the base of all stores: the copy of its files, their byte layers, and store detection.
+"""Define the base of all stores: the copied files, their byte layers, and store detection.
 
-A store is one file in `auditor/erasure/stores/`: a subclass of `Store` with a name.
+Each file in `auditor/erasure/stores/` defines a named subclass of `Store`.
 """
 
 from __future__ import annotations
@@ -52,19 +52,19 @@ class Store:
 
     @classmethod
     def recognises(cls, path: Path) -> bool:
-        """Return whether the path is such a store, by names and first bytes."""
+        """Return whether the path is such a store, by file names and first bytes."""
         raise NotImplementedError
 
     def check(self) -> None:
-        """Raise AuditError for a damaged copy, or a version with unknown layers."""
+        """Raise AuditError if the copy is damaged or its version has unknown layers."""
 
     def describe(self) -> list[str]:
-        """Return the versions and settings of the writing library for which the verdicts hold."""
+        """Return the writing library's versions and settings for which the verdicts hold."""
         version = self.package_version
         return [f"{self.package} {version}"] if version else []
 
     def list_layers(self) -> Iterator[Layer]:
-        """Yield the layers in reading order: bytes first."""
+        """Yield all layers, bytes first."""
         yield from self.list_file_layers()
         if self.package and not self.package_version:
             return
@@ -72,11 +72,11 @@ class Store:
             yield from self.list_library_layers()
 
     def list_library_layers(self) -> Iterator[Layer]:
-        """Yield the contents that the store's library returns."""
+        """Yield layers with the contents that the store's library returns."""
         return iter(())
 
     def search_nearest(self, vectors: Floats) -> Iterator[Piece]:
-        """Yield the stored vectors that the library finds nearest to each vector, (n, d)."""
+        """Yield stored vectors that the library finds nearest to each of these vectors, (n, d)."""
         return iter(())
 
     @property
@@ -87,7 +87,7 @@ class Store:
             return None
 
     def check_package(self) -> None:
-        """Raise AuditError if the installed version was not tested."""
+        """Raise AuditError if the installed version of the library was not tested."""
         version = self.package_version
         if version and not version.startswith(self.tested):
             raise AuditError(
@@ -96,7 +96,7 @@ class Store:
             )
 
     def find_remedy(self, layer: str, places: Iterable[str]) -> str:
-        """Return the calls that remove the leftovers at these places; "" if no call is known."""
+        """Return the calls that remove the leftovers at these places; "" if none is known."""
         remedies_by_text = dict[str, None]()
         for place in places:
             for pattern, remedy in self.remedies:
@@ -117,7 +117,7 @@ class Store:
         return [path for path in paths if path.stat().st_size]
 
     def list_file_layers(self) -> Iterator[Layer]:
-        """Yield a layer for each file; files with generated names share a layer."""
+        """Yield a layer per file; files with generated names share a layer."""
         groups: dict[str, list[Path]] = {}
         for path in self.list_files():
             group = _MADE_UP.sub("*", str(path.relative_to(self.folder)))
@@ -128,16 +128,19 @@ class Store:
             yield Layer(f"{BYTES}{group}", partial(read_files, names_by_path), locate=locate)
 
     def name_file(self, path: Path) -> str:
-        """Return the name of a file in a report."""
+        """Return the file's name for reports."""
         return str(path.relative_to(self.folder))
 
     def find_locator(self, path: Path) -> Callable[[int], str] | None:
-        """Return a function that names the table at an offset of this file; None without tables."""
+        """Return a function from byte offset in this file to table name; None without tables."""
         return None
 
 
 def read_files(files: Iterable[tuple[Path, str]]) -> Iterator[Piece]:
-    """Yield the bytes of named files in blocks, each beginning with the end of the last."""
+    """Yield the bytes of named files in overlapping blocks.
+
+    Each block begins with the end of the previous block.
+    """
     for path, place in files:
         with path.open("rb") as file:
             start = 0
@@ -149,7 +152,7 @@ def read_files(files: Iterable[tuple[Path, str]]) -> Iterator[Piece]:
 
 
 def list_store_kinds() -> dict[str, type[Store]]:
-    """Return the stores by name, in the order of their names; plain files last."""
+    """Return the stores by name, sorted, with plain files last."""
     package = importlib.import_module("auditor.erasure.stores")
     kinds = dict[str, type[Store]]()
     for module in pkgutil.iter_modules(package.__path__):
@@ -160,7 +163,10 @@ def list_store_kinds() -> dict[str, type[Store]]:
 
 
 def find_store_kind(argument: str) -> tuple[type[Store], Path]:
-    """Return the kind and the path of `PATH` or `KIND:PATH`. Raise AuditError for other paths."""
+    """Return the store class and the path of `PATH` or `KIND:PATH`.
+
+    Raise AuditError for other paths.
+    """
     kinds = list_store_kinds()
     prefix, colon, rest = argument.partition(":")
     if colon and not Path(argument).exists():
@@ -180,9 +186,10 @@ def find_store_kind(argument: str) -> tuple[type[Store], Path]:
 
 
 def copy_store(path: Path, scratch: Path) -> Path:
-    """Copy a store, for a file also those with its name as prefix; return the path of the copy.
+    """Copy a store, and return the path of the copy.
 
-    Raise AuditError for an empty store, a store locked by a process, or a store written meanwhile.
+    For a file, also copy files whose names begin with its name. Raise AuditError for an empty
+    store, a locked store, or a store that changes meanwhile.
     """
     if path.is_dir():
         files = sorted(entry for entry in path.rglob("*") if entry.is_file())

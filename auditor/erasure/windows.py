@@ -1,6 +1,6 @@
-"""Find records in bytes by unique windows: 32 bytes of a text or of a vector.
+"""Find records in bytes by unique windows: 32 bytes of a text or a vector.
 
-A store cuts records at the ends of its pages and blocks, so a search for full records would fail.
+A store splits records at its pages and blocks, so a search for entire records would fail.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _WORD = re.compile(r"\w{9,}")
 
 @dataclass(frozen=True)
 class Origin:
-    """The source of a window. record: its number; form: the encoding of the record there."""
+    """The source of a window. record: its index; form: the encoding of the record."""
 
     record: int
     kind: str
@@ -42,7 +42,7 @@ class Origin:
 
 
 def write_text_forms(text: str) -> Mapping[str, bytes]:
-    """Return a text in the encodings of stores: UTF-8, and JSON and lower case if they differ."""
+    """Return a text in each encoding of stores: UTF-8 and, if they differ, JSON and lower case."""
     forms = {"UTF-8": text.encode(), "JSON": json.dumps(text)[1:-1].encode()}
     forms["lower case"] = " ".join(text.casefold().split()).encode()
     return {name: content for name, content in forms.items() if content not in _before(forms, name)}
@@ -54,7 +54,7 @@ def _before(forms: Mapping[str, bytes], name: str) -> list[bytes]:
 
 
 def write_vector_forms(values: Floats) -> Mapping[str, bytes]:
-    """Return a vector (dimensions,) in the encodings of stores, unscaled and with length 1."""
+    """Return a vector (dimensions,) in each encoding of stores, unscaled and with length 1."""
     single = values.astype("<f4")
     length = np.sqrt((single * single).sum(dtype=np.float32))
     # Libraries normalise in two ways: they divide, or multiply by the reciprocal.
@@ -83,7 +83,7 @@ def write_vector_forms(values: Floats) -> Mapping[str, bytes]:
 
 
 def _cut_windows(content: bytes) -> Iterator[bytes]:
-    """Yield at most 8 windows, evenly over the content; nothing below 16 bytes."""
+    """Yield at most 8 evenly spaced windows; none if the content is shorter than 16 bytes."""
     size = SIZE if len(content) >= SIZE else 16
     if len(content) < size:
         return
@@ -97,13 +97,13 @@ def _cut_windows(content: bytes) -> Iterator[bytes]:
 
 
 def _cut_words(text: str) -> Iterator[bytes]:
-    """Yield the last 8 bytes of long words: an index may omit their beginnings."""
+    """Yield the last 8 bytes of each long word, because an index may omit the beginning."""
     for word in _WORD.findall(text.casefold()):
         yield word.encode()[-_WORD_SIZE:]
 
 
 def _hash_windows(words: NDArray[np.uint64], n_words: int) -> Ints:
-    """Return a hash below 2**22 of each window of n_words words of 8 bytes."""
+    """Return a hash below 2**22 for each window of n_words 8-byte words."""
     n_windows = max(0, len(words) - n_words + 1)
     total = words[:n_windows] * _FACTORS[0]
     for i in range(1, n_words):
@@ -113,10 +113,10 @@ def _hash_windows(words: NDArray[np.uint64], n_words: int) -> Ints:
 
 @dataclass
 class WindowIndex:
-    """Windows by their bytes; after `finish`, each window belongs to one record only.
+    """An index of windows by their bytes; after `finish`, each window belongs to a single record.
 
-    All windows of a buffer are hashed at once, at 40 MB a second; the Aho-Corasick automaton of
-    `occurrences` reads 2 MB a second.
+    The index hashes all windows of a buffer at once, at 40 MB a second; the Aho-Corasick automaton
+    of `occurrences` reads 2 MB a second.
     """
 
     origins: dict[bytes, Origin] = field(default_factory=dict)
@@ -139,27 +139,30 @@ class WindowIndex:
                 self._shared.add(window)
 
     def discard_shared(self, texts: Sequence[str], record: int | None = None) -> None:
-        """Discard other records' windows that occur in the texts of this record."""
+        """Discard windows of other records that occur in these texts of `record`."""
         forms = [form for text in texts for form in write_text_forms(text).values()]
         for _, window, origin in self.find(b"\0".join(forms)):
             if origin.record != record:
                 self._shared.add(window)
 
     def finish(self) -> None:
-        """Discard windows that several records share; call it after the last text."""
+        """Discard windows that several records share. Call this after the last text."""
         for window in self._shared:
             self.origins.pop(window, None)
         self._shared.clear()
         self._tables.clear()
 
     def list_records(self, kind: str) -> frozenset[int]:
-        """Return the records with at least one unique window."""
+        """Return the records with at least one unique window of this kind."""
         return frozenset(origin.record for origin in self.origins.values() if origin.kind == kind)
 
     def find(
         self, content: bytes, kinds: Sequence[str] = (TEXT, WORDS, VECTORS)
     ) -> Iterator[tuple[int, bytes, Origin]]:
-        """Yield the place, window and origin of windows of these kinds, and sometimes others."""
+        """Yield the place, bytes and origin of each window found.
+
+        kinds: windows to find; others may be yielded too.
+        """
         if not self._tables:
             self._fill_tables()
         for size, table in self._tables.items():

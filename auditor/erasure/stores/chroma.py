@@ -1,4 +1,4 @@
-"""Read Chroma on disk: its collections, its queue of writes, and index folders."""
+"""Read Chroma on disk: collections, the queue of writes, and index folders."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Read DuckDB: tables, and the blocks of its file."""
+"""Read DuckDB: tables, and the blocks of the database file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Read a faiss index file: its vectors and its bytes."""
+"""Read a faiss index file: vectors and bytes."""
 
 from __future__ import annotations
 

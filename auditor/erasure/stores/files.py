@@ -1,4 +1,4 @@
-"""Read the bytes of any folder or file."""
+"""Read the bytes of any file or folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Read LanceDB on disk: tables, their older versions, data and index files."""
+"""Read LanceDB on disk: tables, older versions of tables, data files and index files."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _count_dimensions(kind: pyarrow.DataType) -> int:
 
 
 def read_arrow(place: str, table: pyarrow.Table) -> Iterator[Piece]:
-    """Yield the texts and the vectors of an Arrow table."""
+    """Yield the texts and vectors of an Arrow table."""
     for field in table.schema:
         column = table.column(field.name).combine_chunks()
         if pyarrow.types.is_string(field.type) or pyarrow.types.is_large_string(field.type):

@@ -1,4 +1,4 @@
-"""Read LangGraph's SQLite checkpointer: the current state of threads, and older checkpoints."""
+"""Read LangGraph's SQLite checkpointer: current states of threads, and older checkpoints."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class LangGraphStore(SQLiteStore):
 
 
 def _list_texts(value: Any) -> Iterator[str]:
-    """Yield every text in a state: the content of messages, and the items of containers."""
+    """Yield every text in a state, from messages and from items of containers."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):

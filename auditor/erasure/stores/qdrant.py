@@ -1,4 +1,4 @@
-"""Read Qdrant's local mode: points in one SQLite file for each collection."""
+"""Read Qdrant's local mode: points, in one SQLite file per collection."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def read_start(path: Path, n_bytes: int) -> bytes:
 
 
 def read_page_counts(path: Path) -> tuple[int, int]:
-    """Return the bytes of a page, and the pages in the header; 0 pages if the count is invalid."""
+    """Return the page size in bytes and the header's page count, which is 0 if invalid."""
     header = read_start(path, 100)
     page_size = int.from_bytes(header[16:18], "big")
     is_valid = header[24:28] == header[92:96]
@@ -117,7 +117,7 @@ def is_word_index(sql: str) -> bool:
 
 
 def list_tables(path: Path) -> dict[str, str]:
-    """Return the CREATE statements by table. Raise AuditError if the file is damaged."""
+    """Return the CREATE statement of each table. Raise AuditError if the file is damaged."""
     try:
         with closing(sqlite3.connect(path)) as database:
             rows = database.execute("SELECT name, sql FROM sqlite_master WHERE type = 'table'")
@@ -127,7 +127,7 @@ def list_tables(path: Path) -> dict[str, str]:
 
 
 def read_tables(path: Path, tables: Iterable[str]) -> Iterator[Piece]:
-    """Yield the texts and the bytes of all rows. Raise AuditError if the file is damaged."""
+    """Yield texts and bytes of all rows. Raise AuditError if the file is damaged."""
     try:
         with closing(sqlite3.connect(path)) as database:
             database.text_factory = lambda content: content.decode(errors="replace")
@@ -144,7 +144,7 @@ def read_tables(path: Path, tables: Iterable[str]) -> Iterator[Piece]:
 
 
 class TableLocator:
-    """Name the table at an offset of a database file, by `dbstat`; the rest is free space."""
+    """Find the table at an offset of a database file, by `dbstat`; other offsets are free space."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -160,7 +160,7 @@ class TableLocator:
         return f"{self._path.name}, {f'table {table}' if table else FREE}"
 
     def _list_pages(self) -> dict[int, str]:
-        """Return the table of each used page; nothing if this SQLite has no `dbstat`."""
+        """Return the table of each used page; empty if this SQLite lacks `dbstat`."""
         try:
             with closing(
                 sqlite3.connect(f"{self._path.as_uri()}?immutable=1", uri=True)

@@ -1,4 +1,4 @@
-"""Read a usearch index file: its keys and its bytes."""
+"""Read a usearch index file: keys and bytes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class USearchStore(Store):
 
     @classmethod
     def recognises(cls, path: Path) -> bool:
-        """Return whether it is a usearch file: row count, bytes a row, the rows, then the name."""
+        """Return whether the path is a usearch file: row count, row size, rows, then the name."""
         if not path.is_file():
             return False
         with path.open("rb") as file:
