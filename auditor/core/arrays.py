@@ -1,4 +1,4 @@
-"""Name the types of arrays that the annotations use."""
+"""Name the array types of annotations."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Represent the space of a canary: all texts of a format such as `My ID is {digits:6}`.
 
-No text of a space begins another, so that texts can be parsed, and so that any tokenisation can be
-searched as a tree with the texts at its leaves. Knows no tokens and no models.
+No text of a space is the beginning of another text. Therefore texts can be parsed, and any
+tokenisation can be searched as a tree whose leaves are the texts.
 """
 
 from __future__ import annotations
@@ -31,11 +31,12 @@ State = tuple[int, str]  # (index of the part of the text, its characters so far
 
 @dataclass(frozen=True)
 class CanarySpace:
-    """All texts of a format: `{digits:6}`, six characters; `{name:3}`, three listed words.
+    """All texts of a format. `{digits:6}` stands for six digits, `{name:3}` for three words of a
+    list.
 
-    Spaces separate the words. lists: the words, by name. `{{` and `}}` are braces. Raises
-    AuditError for an invalid format, a space of fewer than two texts, and a space where a text
-    begins another.
+    Spaces separate the words. lists: the words of each list, by name. `{{` and `}}` are braces.
+    Raise AuditError for an invalid format, fewer than two texts, or a text that is another text's
+    beginning.
     """
 
     format: str
@@ -61,7 +62,7 @@ class CanarySpace:
 
     @cached_property
     def _head_and_choice_blocks(self) -> tuple[str, tuple[tuple[str, ...], ...]]:
-        """Return the text before the first slot, and each slot's choices.
+        """Return the text before the first slot, and the choices of each slot.
 
         The last choices of a slot include the text up to the next slot.
         """
@@ -77,9 +78,8 @@ class CanarySpace:
         return pieces[0][0], tuple(map(tuple, pieces[1:]))
 
     def _slot_choices(self, slot: str) -> list[list[str]]:
-        """Return the choices of each character or word of a slot.
-
-        A list without words leaves an empty space.
+        """Return the choices of each character or word of a slot; a list without words makes an
+        empty space.
         """
         name, _, count = slot.partition(":")
         words = dict(self.lists).get(name)
@@ -102,12 +102,12 @@ class CanarySpace:
 
     @property
     def common_beginning(self) -> str:
-        """The text before the first slot, the beginning of all texts."""
+        """The beginning of all texts: the text before the first slot."""
         return self._head_and_choice_blocks[0]
 
     @property
     def choice_blocks(self) -> tuple[tuple[str, ...], ...]:
-        """The choices in order; no choice of a block begins another in it."""
+        """The blocks of choices in order; no choice is the beginning of another in its block."""
         return self._head_and_choice_blocks[1]
 
     @property
@@ -116,7 +116,7 @@ class CanarySpace:
 
     @property
     def bits(self) -> float:
-        """log2 of the size: the exposure of the likeliest text."""
+        """log2 of the number of texts: the exposure of the likeliest text."""
         return math.log2(self.size)
 
     def __contains__(self, text: str) -> bool:
@@ -128,7 +128,7 @@ class CanarySpace:
             yield self.common_beginning + "".join(choices)
 
     def draw(self, noise: np.random.Generator) -> str:
-        """Draw a text, uniformly."""
+        """Draw a text uniformly."""
         # Uniform over texts: because no choice of a block begins another, a text has only one
         # composition.
         return self.common_beginning + "".join(
@@ -138,7 +138,7 @@ class CanarySpace:
     # --- character by character ---
 
     def state_after_text(self, text: str) -> State | None:
-        """Return the state after this text; None if it begins no text of the space."""
+        """Return the state after this text; None if no text of the space begins with it."""
         state: State | None = (0, "")
         for character in text:
             state = None if state is None else dict(self.list_transitions(state)).get(character)
@@ -148,7 +148,7 @@ class CanarySpace:
         return state[0] == len(self._next_characters_by_beginning)
 
     def list_transitions(self, state: State) -> Iterator[tuple[str, State]]:
-        """Yield the possible next characters and the state after each."""
+        """Yield each possible next character with the state after it."""
         if not self.is_complete_text_state(state):
             block, beginning = state
             for character in self._next_characters_by_beginning[block][beginning]:
@@ -158,8 +158,8 @@ class CanarySpace:
 
     @cached_property
     def _next_characters_by_beginning(self) -> list[dict[str, str]]:
-        """Return the possible next characters of the head and each block, by beginning of a
-        choice.
+        """Return for the head and each block a map from a choice's beginning to the possible next
+        characters.
         """
         tables: list[dict[str, str]] = []
         # No character leads out of the block of an empty head.
@@ -177,7 +177,7 @@ class CanarySpace:
 
 
 def parse_canary_format(format: str) -> list[tuple[str, str]]:
-    """Return (text, slot after it or "") in order. Raises AuditError for an invalid format."""
+    """Return (text, slot after the text or "") in order. Raise AuditError for an invalid format."""
     try:
         parsed = list(string.Formatter().parse(format))
     except ValueError as error:

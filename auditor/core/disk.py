@@ -1,7 +1,7 @@
-"""Write files and folders atomically and only for their owner: a run's records reveal leaks.
+"""Write files and folders atomically and only for their owner, because a run's records reveal
+leaks.
 
-All of this program's files are written here, and temporary space is removed. Handles paths and
-bytes without their meaning.
+The program writes all its files here, and removes its temporary files.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _BEHIND = ".tmp"
 
 
 def replace_atomically(path: Path, content: str | bytes, *, sync: bool = False) -> None:
-    """Write the content to `path` in one step, 0600; create its folder if missing.
+    """Write the content to `path` in one step, with mode 0600; create its folder if missing.
 
-    sync: survives a power cut once this returns, for files that a promise depends on. Raises
-    AuditError if it cannot be written; the previous content then remains.
+    sync: make the content survive a power cut once the function returns, for files that a claim
+    depends on. Raise AuditError if `path` cannot be written; the previous content then remains.
     """
     with open_atomic_replacement(path, sync=sync) as scratch:
         scratch.write_bytes(content.encode() if isinstance(content, str) else content)
@@ -42,9 +42,9 @@ def replace_atomically(path: Path, content: str | bytes, *, sync: bool = False) 
 
 @contextmanager
 def open_atomic_replacement(path: Path, *, sync: bool = False) -> Iterator[Path]:
-    """Yield an empty file next to `path`, 0600; it replaces `path` after the block.
+    """Yield an empty file next to `path`, with mode 0600, that replaces `path` after the block.
 
-    An exception removes it.
+    An exception removes the file.
     """
     scratch = None
     try:
@@ -70,10 +70,10 @@ def open_atomic_replacement(path: Path, *, sync: bool = False) -> Iterator[Path]
 
 @contextmanager
 def create_atomically(path: Path) -> Iterator[Path]:
-    """Yield a free path for a file or folder, moved to `path` after the block, removed on failure.
+    """Yield a free path for a file or folder that moves to `path` after the block.
 
-    For files written by libraries: only their owner can read them. The caller must hold a lock on
-    `path`.
+    A failure removes it. Use this for files that libraries write; only their owner can read them.
+    The caller must hold a lock on `path`.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with open_scratch_folder(path.parent, path.name) as scratch:
@@ -82,16 +82,16 @@ def create_atomically(path: Path) -> Iterator[Path]:
 
 
 def replace_symlink(link: Path, target: str) -> None:
-    """Create a symbolic link to the target, replacing an existing link in one step."""
+    """Create a symbolic link to the target, or replace an existing link in one step."""
     scratch = link.with_name(f".{link.name}-{os.getpid()}")
     scratch.symlink_to(target)  # symlink_to replaces nothing; a rename does
     os.replace(scratch, link)
 
 
 def append_durably(path: Path, text: str) -> int:
-    """Append to a file, 0600 if new, and sync it. Returns the offset of the text.
+    """Append to a file, with mode 0600 if new, and sync the file. Return the offset of the text.
 
-    Raises AuditError if it cannot be written, and then removes the written part.
+    Raise AuditError if writing fails, after removing the written part.
     """
     begin = None
     try:
@@ -113,7 +113,7 @@ def append_durably(path: Path, text: str) -> int:
 
 
 def truncate(path: Path, size: int) -> None:
-    """Cut a file to this many bytes. Raises AuditError if it cannot be written."""
+    """Cut a file to `size` bytes. Raise AuditError if the file cannot be written."""
     try:
         if path.stat().st_size > size:
             os.truncate(path, size)
@@ -123,7 +123,7 @@ def truncate(path: Path, size: int) -> None:
 
 
 def fsync(path: Path) -> None:
-    """Wait until the file, or the names in the folder, are on disk."""
+    """Wait until a file's content, or a folder's names, are on disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -132,7 +132,7 @@ def fsync(path: Path) -> None:
 
 
 def fsync_tree(folder: Path) -> None:
-    """Sync everything in the folder, e.g. files of libraries. Raises AuditError on failure."""
+    """Sync everything in the folder, such as files of libraries. Raise AuditError on failure."""
     try:
         for path in (*folder.rglob("*"), folder):
             fsync(path)
@@ -145,14 +145,14 @@ def make_unwritable_error(path: Path, error: OSError) -> AuditError:
 
 
 def is_scratch_file(path: Path) -> bool:
-    """Return whether a file is an unfinished file of a killed process."""
+    """Check whether a file is an unfinished file of a killed process."""
     return path.name.startswith(_BEFORE) and path.name.endswith(_BEHIND)
 
 
 def remove_scratch_files(folder: Path) -> None:
     """Remove unfinished files of killed processes.
 
-    The caller must hold the folder's lock: other processes may be writing.
+    The caller must hold the folder's lock, because other processes may be writing.
     """
     for path in folder.iterdir():
         if is_scratch_file(path):
@@ -162,7 +162,7 @@ def remove_scratch_files(folder: Path) -> None:
 def find_cache_folder() -> Path:
     """Return AUDIT_CACHE or the platform's cache folder (XDG_CACHE_HOME, ~/.cache).
 
-    Only its owner can read it: it contains training text.
+    Only its owner can read the folder, because it contains training text.
     """
     folder = Path(os.environ.get("AUDIT_CACHE") or user_cache_path("audit", appauthor=False))
     try:
@@ -179,11 +179,11 @@ def find_cache_folder() -> Path:
 
 @contextmanager
 def open_scratch_folder(parent: Path, name: str) -> Iterator[Path]:
-    """Yield a folder for its owner only, removed after the block.
+    """Yield a folder that only its owner can read, and remove it after the block.
 
-    Also removes folders that killed processes left under this name. The folder is locked during the
-    block; the system frees the lock when the process ends. Everything created meanwhile, including
-    by libraries, is for its owner only: folders 0700, files 0600.
+    Folders of this name that killed processes left are removed too. The folder is locked during the
+    block; the system frees the lock when the process ends. All files made in the block, by
+    libraries too, are only for their owner: folders 0700, files 0600.
     """
     prefix = f".{name}.audit-scratch-"
     for leftover in parent.glob(f"{glob.escape(prefix)}*") if fcntl else ():
@@ -202,7 +202,7 @@ def open_scratch_folder(parent: Path, name: str) -> Iterator[Path]:
 
 
 class UnnamedFile:
-    """A file without a name, created in TMPDIR at the first use, gone when closed.
+    """A file without a name, created in TMPDIR at the first use and deleted when closed.
 
     `add` raises AuditError if there is no room.
     """
@@ -238,9 +238,9 @@ class UnnamedFile:
 
 @contextmanager
 def _folder_flock_context(folder: Path) -> Iterator[None]:
-    """Hold a folder's lock. Raises BlockingIOError if another process holds it.
+    """Hold a folder's lock; do nothing on systems without locks.
 
-    Without system locks it does nothing.
+    Raise BlockingIOError if another process holds the lock.
     """
     if fcntl is None:
         yield

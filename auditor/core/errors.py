@@ -1,4 +1,4 @@
-"""Define the errors that a user can resolve; any other exception is a bug (exit code 3)."""
+"""Define the errors that a user can resolve. Any other exception is a bug (exit code 3)."""
 
 from __future__ import annotations
 
@@ -11,19 +11,25 @@ from contextlib import contextmanager
 
 
 class AuditError(Exception):
-    """Wrong usage or bad input: a sentence with the expected and the actual value (exit code 2)."""
+    """Report wrong usage or bad input: a sentence with the expected and the actual value (exit code
+    2).
+    """
 
 
 class NotApplicable(Exception):
-    """The attack cannot run at this access: a row "not applicable: why", never a zero."""
+    """Report that an attack cannot run at this access: its row says "not applicable: why", never
+    zero.
+    """
 
 
 class TargetLacks(NotApplicable):
-    """The target lacks an ability that the attack needs; another target may have it."""
+    """Report that the target lacks an ability that the attack needs; another target may have it."""
 
 
 def make_unknown_name_error(kind: str, name: str, known: Iterable[str]) -> AuditError:
-    """Return the error for an unknown name, with the nearest known name or else all of them."""
+    """Return the error for an unknown name: it shows the nearest known name, or else all known
+    names.
+    """
     names = sorted(known)
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names) or 'none'}"
@@ -68,8 +74,8 @@ _IN_RUST = re.compile(r"\(os error (\d+)\)")
 def make_file_access_error(error: BaseException, program_folder: str) -> AuditError | None:
     """Return an AuditError for a system error on a path; None for any other error.
 
-    The system error may be the cause of a library's error. program_folder: the folder of this
-    program's files, which must exist: a missing file there is a bug.
+    The system error may be the cause of a library's error. program_folder: folder of this program's
+    files; a missing file in it is a bug.
     """
     for cause in list_causes(error):
         if isinstance(cause, OSError):
@@ -94,19 +100,21 @@ _MEMORY = re.compile(
 
 
 def is_memory_error(error: BaseException) -> bool:
-    """Return whether an error reports exhausted memory, of the machine or an accelerator."""
+    """Check whether an error reports exhausted memory of the machine or an accelerator."""
     if isinstance(error, MemoryError) or is_onednn_memory_error(error):
         return True
     return isinstance(error, RuntimeError) and bool(_MEMORY.search(str(error)))
 
 
 def is_onednn_memory_error(error: BaseException) -> bool:
-    """Return whether oneDNN, torch's CPU library, had no memory for a kernel."""
+    """Check whether oneDNN, torch's CPU library, had no memory for a kernel."""
     return isinstance(error, RuntimeError) and str(error).endswith("could not create a primitive")
 
 
 def make_memory_error(error: BaseException) -> AuditError | None:
-    """Return the error if memory does not fit even a single text; None for any other error."""
+    """Return an AuditError if memory does not suffice for a single text; None for any other
+    error.
+    """
     if not any(map(is_memory_error, list_causes(error))):
         return None
     return AuditError(
@@ -127,7 +135,9 @@ def list_causes(error: BaseException) -> list[BaseException]:
 
 @contextmanager
 def wrap_library_errors(failed: str) -> Iterator[None]:
-    """Turn any library error in the block into an AuditError: a sentence starting with `failed`."""
+    """Turn any library error in the block into an AuditError whose sentence starts with
+    `failed`.
+    """
     try:
         yield
     except (AuditError, NotApplicable):
@@ -137,7 +147,9 @@ def wrap_library_errors(failed: str) -> Iterator[None]:
 
 
 def _get_first_sentence(error: Exception) -> str:
-    """Return the first sentence of a library's message, with the class unless it is evident."""
+    """Return the first sentence of a library's message, with the error's class unless it is
+    evident.
+    """
     lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
     # A first line that ends in a colon only announces the second.
     sentence = " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1])

@@ -1,8 +1,8 @@
-"""Convert records to JSON values and back by their annotations, and read JSON files.
+"""Convert records to JSON values and back, by their annotations, and read JSON files.
 
-pydantic validates and describes them, with two additions: a float without a JSON notation is
-written by name, and a value that does not fit is refused in one sentence. pydantic is imported when
-a record is read: `audit --help` reads none.
+pydantic validates records and describes their schema. This module adds names for floats without a
+JSON notation, and errors of one sentence. pydantic is imported when the first record is read,
+because `audit --help` reads none.
 """
 
 from __future__ import annotations
@@ -38,9 +38,10 @@ def to_json(value: Any) -> Any:
 
 
 def from_json(kind: Any, value: Any, where: str = "result", *, private: bool = False) -> Any:
-    """Invert `to_json` for an annotated type. Raises AuditError with the path of a wrong value.
+    """Convert JSON values to an annotated type, the inverse of `to_json`.
 
-    private: whether values may be private text; the error then names only their kind.
+    private: values may be private text, so errors name only their type. Raise AuditError with the
+    path of a wrong value.
     """
     from pydantic_core import ValidationError
 
@@ -136,7 +137,9 @@ _EXPECTED = {
 def _describe_validation_error(
     error: ErrorDetails, where: str, fields: Collection[str], private: bool
 ) -> str:
-    """Return a sentence with the path, the expected and the actual value. fields: all fields."""
+    """Return a sentence with the path, the expected and the actual value. fields: all field
+    names.
+    """
     *path, last = error["loc"] or ("",)
     parent = _format_json_path(where, path, fields, private)
     value = error["input"]
@@ -170,7 +173,7 @@ def _format_json_path(
 
 
 def _record_field_names(schema: Any) -> Iterator[str]:
-    """Yield the field names of a record and the records in it."""
+    """Yield the field names of a record and its nested records."""
     if isinstance(schema, list):
         for item in schema:
             yield from _record_field_names(item)
@@ -185,9 +188,9 @@ def _record_field_names(schema: Any) -> Iterator[str]:
 
 
 def read_json(path: Path, description: str) -> Any:
-    """Return the value in a file, called `description` in errors.
+    """Return the JSON value in a file. description: name of the file in errors.
 
-    Raises AuditError, which quotes nothing: the file may be private.
+    Raise AuditError without a quotation, because the file may be private.
     """
     try:
         return json.loads(path.read_text(encoding="utf-8"))
@@ -201,7 +204,7 @@ def read_json(path: Path, description: str) -> Any:
 
 
 def read_json_object(path: Path, description: str) -> dict[str, Any]:
-    """Return the object in a file. Raises AuditError as `read_json` does, and for other values."""
+    """Return the JSON object in a file. Raise AuditError like `read_json`, and for other values."""
     value = read_json(path, description)
     if not isinstance(value, dict):
         raise AuditError(

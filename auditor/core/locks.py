@@ -1,7 +1,6 @@
-"""Lock folders for one process; a second writer is refused with the pid of the first.
+"""Lock folders for one process. A second process gets an error with the first process's pid.
 
-The lock is the system's (flock), so it ends with its process in any case. Handles folders, not
-their contents.
+The system's lock (flock) ends with its process in any case.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ LOCK = ".lock"  # contains the pid of its current or last holder
 def acquire_folder_lock(folder: Path, patience: float = 0.0) -> FileLock:
     """Acquire the folder's lock and remove unfinished files of killed processes.
 
-    The lock lasts until `release`, or until its last reference is gone; the same process may hold
-    it several times. patience: seconds to wait for another process. Raises AuditError if another
-    process keeps it, or if the folder is not writable.
+    The lock lasts until `release`, or until its last reference is deleted. The same process may
+    acquire it several times. patience: seconds to wait for another process. Raise AuditError if
+    another process keeps the lock, or if the folder is not writable.
     """
     path = folder / LOCK
     try:
@@ -50,8 +49,8 @@ def acquire_folder_lock(folder: Path, patience: float = 0.0) -> FileLock:
 def lock_folder(folder: Path, mark: str) -> Iterator[None]:
     """Hold the lock of a folder, created with mode 0700 if missing.
 
-    mark: the file that identifies a valid folder; without it at the end, the lock and a new folder
-    are removed. Raises AuditError as `acquire_folder_lock` does.
+    mark: file that identifies a valid folder. If it is missing at the end, the lock file and a new
+    folder are removed. Raise AuditError like `acquire_folder_lock`.
     """
     is_new = not folder.exists()
     try:

@@ -1,4 +1,4 @@
-"""Measure the memory of the machine that this process may still use, accelerators excluded."""
+"""Measure the machine memory that this process may still use, without accelerators."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ _NO_LIMIT = 2**60  # bytes; more than any control group reports
 
 
 def measure_free_memory() -> int:
-    """Return the bytes this process may still use within its limits and its container's."""
+    """Return the bytes that this process may still use within its own and its container's
+    limits.
+    """
     return max(
         0,
         min(
@@ -23,7 +25,7 @@ def measure_free_memory() -> int:
 
 
 def _measure_control_group_memory() -> int:
-    """Return the free bytes of the control group (version 2) of a container or cluster job.
+    """Return the free bytes of a container's or cluster job's control group (version 2).
 
     Inactive cached file pages count as free.
     """
@@ -40,7 +42,7 @@ def _measure_control_group_memory() -> int:
 
 
 def _process_limit_free_bytes() -> int:
-    """Return the free bytes below `ulimit -v`."""
+    """Return the bytes that `ulimit -v` still allows."""
     try:
         import resource
     except ImportError:  # Windows has no such limit

@@ -1,4 +1,6 @@
-"""Define the nouns of an audit as frozen records: secrets, attack input and output, claims."""
+"""Define the nouns of an audit as frozen records: secrets, inputs and outputs of attacks,
+claims.
+"""
 
 from __future__ import annotations
 
@@ -17,28 +19,30 @@ UNDEFENDED = "undefended"  # the target without a defense
 
 
 class CellKey(NamedTuple):
-    """The names of a cell of a run, the key of its results."""
+    """The names that identify a cell of a run and its results."""
 
     target: str
     setting: str
     attack: str  # or probe
 
     def __str__(self) -> str:
-        """Return the name in files: `pmixed/text-only/ethicist`."""
+        """Return the name for files, such as `pmixed/text-only/ethicist`."""
         return "/".join(self)
 
     @property
     def title(self) -> str:
-        """The name for readers: `pmixed, text-only, attack ethicist`, without empty parts.
+        """The name for readers, such as `pmixed, text-only, attack ethicist`; empty parts are left
+        out.
 
-        The word "attack" is needed because attacks and metrics share names: perplexity is both.
+        The word "attack" is needed because an attack and a metric may share a name, such as
+        perplexity.
         """
         attack = self.attack and f"attack {self.attack}"
         return ", ".join(filter(None, (self.target, self.setting, attack)))
 
     @classmethod
     def parse_cell_key(cls, text: str) -> CellKey:
-        """Invert `str`. Raises ValueError for an invalid name."""
+        """Parse the result of `str`. Raise ValueError for an invalid name."""
         target, setting, attack = text.split("/")
         return cls(target, setting, attack)
 
@@ -61,10 +65,10 @@ Mark = tuple[str, str]  # a kind of personal data, and a text of it
 
 @dataclass(frozen=True)
 class Wording:
-    """The text of a secret as written by its owner: the characters of its tokens, never decoded.
+    """The text of a secret in its owner's writing: the characters of its tokens, never decoded.
 
     ends: end of each token in the suffix. after: the next characters of the record, not attacked.
-    marks: personal data in the record according to the data, at any position.
+    marks: personal data that the data mark, anywhere in the record.
     """
 
     prefix: str
@@ -79,7 +83,9 @@ class Wording:
 
     @property
     def suffix_text_by_token(self) -> tuple[str, ...]:
-        """The characters of each suffix token; the last of a character's tokens gets it."""
+        """The characters of each suffix token; the last of several tokens of a character gets the
+        character.
+        """
         return tuple(self.suffix[start:end] for start, end in pairwise((0, *self.ends)))
 
 
@@ -87,13 +93,13 @@ class Wording:
 class Secret:
     """A training record that an attacker should not be able to complete.
 
-    Only the benchmark and the metrics hold it.
+    Only the benchmark and the metrics hold secrets.
 
-    `id`: its key for randomness and the files of a run; `alias`: its name in sentences and reports
-    (`records.aliases`). `canary`: if it was inserted into the data; `repeats` is then how often.
-    `wording`: None if the data are only token ids; two secrets with equal tokens are equal,
-    whatever their wording. `document`: id of the record that several secrets are part of; `at`:
-    start of the suffix in it.
+    `id`: key for randomness and for files of a run; `alias`: name in reports (`records.aliases`).
+    `canary`: set if the secret was inserted into the data, `repeats` times. `wording`: None if the
+    data are only token ids; secrets with equal tokens are equal, whatever their wording.
+    `document`: id of the record that contains several secrets; `at`: start of the suffix in that
+    record.
     """
 
     id: str
@@ -117,7 +123,7 @@ class Secret:
 
 @dataclass(frozen=True)
 class Pair:
-    """A prefix and its suffix that the attacker knows and may tune on."""
+    """A prefix and suffix that the attacker knows and may tune on."""
 
     prefix: Tokens
     suffix: Tokens
@@ -125,7 +131,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Query:
-    """A prefix to complete with `length` tokens, without the answer."""
+    """A prefix that an attack completes with `length` tokens, without the answer."""
 
     id: str
     prefix: Tokens
@@ -162,7 +168,7 @@ class TextForm:
 
 @dataclass(frozen=True)
 class Challenge:
-    """All inputs of an attack, never the answers."""
+    """All inputs of an attack, without the answers."""
 
     known: tuple[Pair, ...]
     queries: tuple[Query, ...]
@@ -170,10 +176,10 @@ class Challenge:
 
 @dataclass(frozen=True)
 class Guess:
-    """A completion.
+    """A completion of a prefix.
 
-    `score`: higher is more confident, in every attack; `count`: number of samples equal to it;
-    `log_prob` (sum) and `min_log_prob` (least likely token): nats under the attacked distribution;
+    `score`: higher means more confident, in every attack; `count`: number of equal samples;
+    `log_prob` (sum) and `min_log_prob` (least likely token): nats under the attacked distribution,
     None without access.
     """
 
@@ -186,7 +192,9 @@ class Guess:
 
 @dataclass(frozen=True)
 class Certificate:
-    """Bounds of a tree search on suffixes that it did not find (decoding probabilities)."""
+    """Bounds, by a tree search, on the decoding probabilities of suffixes that the search did not
+    find.
+    """
 
     # Whether a suffix reached the threshold; otherwise the guess did not.
     reached: bool
@@ -199,10 +207,10 @@ class Certificate:
 
 @dataclass(frozen=True)
 class Guesses:
-    """An attack's answer for a secret, most confident first, with its cost.
+    """An attack's guesses for one secret, most confident first, with their cost.
 
-    A search draws nothing, so it uses no budget of a claim: it reads the distribution, which no
-    claim covers, and its cost is `rows`. `samples` is then the number of candidates.
+    A search draws no tokens, so it uses no budget of a claim: no claim covers the distribution that
+    it reads. Its cost is `rows`, and `samples` is its number of candidates.
     """
 
     secret: str
@@ -218,14 +226,16 @@ class Guesses:
 
 
 def select_evenly_spaced(secrets: Sequence[Secret], limit: int) -> list[Secret]:
-    """Return at most `limit` secrets, evenly spaced."""
+    """Return at most `limit` evenly spaced secrets."""
     count = min(limit, len(secrets))
     return [secrets[i * len(secrets) // count] for i in range(count)]
 
 
 @dataclass(frozen=True)
 class Observation:
-    """A probe's numbers for a secret, by name; `log_` names are in nats, `_bits` names in bits."""
+    """The numbers of a probe for one secret, by name: `log_` names in nats, `_bits` names
+    in bits.
+    """
 
     secret: str
     values: dict[str, float]
@@ -233,7 +243,7 @@ class Observation:
 
 @dataclass(frozen=True)
 class TokenLogProbs:
-    """The log-probability in nats of each token of a secret's true suffix after its prefix."""
+    """The log-probability, in nats, of each token of a secret's true suffix after its prefix."""
 
     secret: str
     log_probs: tuple[float, ...]

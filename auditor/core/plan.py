@@ -1,10 +1,10 @@
 """Define the configuration of a run, in parts by subject.
 
-Each field is defined with its description. Its flag and help (`commands/options.py`), the input of
-plan files and `audit()` (`runs/plan.py`) and the page of all fields (`docs/reference/plan.md`)
-follow from it. A field has one name everywhere: `--known-limit 5`, `known_limit = 5` in a plan
-file, `known_limit=5` in Python. Each part of the program receives only its part of the plan. Knows
-no files, models or terminals.
+The definition of a field includes its description. These follow from it: flag and help
+(`commands/options.py`), the input of plan files and `audit()` (`runs/plan.py`), and the page of all
+fields (`docs/reference/plan.md`). A field has one name everywhere: `--known-limit 5`, `known_limit
+= 5` in a plan file, `known_limit=5` in Python. Each part of the program receives only its part of
+the plan.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Plan:
             raise AuditError(f"expected --seed from 0 to 2^63 - 1, got {self.seed}")
 
     def _check_fields_apply(self) -> None:
-        """Raise AuditError for fields without meaning for this kind of model or data."""
+        """Raise AuditError for fields that have no effect for this kind of model or data."""
         target = self.target
         if target.uses_builtin_lab != (self.data.data is None) and not self.is_canary_only:
             present, missing = (
@@ -100,7 +100,7 @@ class Plan:
     def _check_unlearning(self) -> None:
         """Raise AuditError for unlearning fields without their model, and impossible relearning.
 
-        Defenses check their compatibility when they are chosen.
+        Whether defenses are compatible is checked when they are chosen.
         """
         for name in ("before", "retrained"):
             if getattr(self.target, name) is not None and self.data.forget is None:
@@ -131,7 +131,7 @@ class Plan:
             )
 
     def _check_until_conflicts(self) -> None:
-        """Raise AuditError for fields that need all secrets if --until may stop early."""
+        """Raise AuditError for --until together with fields that need all secrets."""
         if self.attacks.until is not None:
             for name in ("submission", "forget", "relearn"):
                 if self.map_field_values()[name] is not None:
@@ -150,7 +150,7 @@ class Plan:
 
     @property
     def is_canary_only(self) -> bool:
-        """True if a model is audited for canaries only: there are no records to attack."""
+        """True if a model is audited only for canaries, so that there are no records to attack."""
         return (
             not self.target.uses_builtin_lab
             and self.data.data is None
@@ -159,9 +159,8 @@ class Plan:
 
     @property
     def model_and_secrets_fields(self) -> dict[str, Any]:
-        """The fields that determine the attacked model and the secrets.
-
-        Plans with equal values share both.
+        """The fields that determine the attacked model and the secrets, equal in plans that share
+        both.
         """
         values = self.to_json()
         return {name: values[name] for name in list_ruled_fields(SUBJECT)}
@@ -170,11 +169,11 @@ class Plan:
 
     @classmethod
     def from_fields(cls, **values: Any) -> Plan:
-        """Return the plan with these fields, and defaults for all others."""
+        """Return a plan with these fields, and defaults for all others."""
         return cls().with_fields(**values)
 
     def with_fields(self, **values: Any) -> Plan:
-        """Return a copy with these fields changed, in any part."""
+        """Return a copy with these fields of any part changed."""
         parts: dict[str, dict[str, Any]] = {}
         for name, value in values.items():
             parts.setdefault(FIELDS[name].part, {})[name] = value
@@ -193,7 +192,7 @@ class Plan:
         }
 
     def list_changed_fields(self, rules: FieldRule) -> list[str]:
-        """Return the fields under these rules whose value is not their default."""
+        """Return the fields with these rules that differ from their defaults."""
         values = self.map_field_values()
         return [name for name in list_ruled_fields(rules) if values[name] != FIELDS[name].default]
 
@@ -204,9 +203,10 @@ class Plan:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any], where: str = "plan") -> Plan:
-        """Invert `to_json`; missing fields get their defaults.
+        """Convert JSON values to a plan, the inverse of `to_json`; missing fields get their
+        defaults.
 
-        Raises AuditError for unknown fields and wrong values.
+        Raise AuditError for unknown fields and wrong values.
         """
         if unknown := [name for name in values if name not in FIELDS]:
             raise AuditError(f"{where}: unknown field {unknown[0]!r}")
@@ -221,7 +221,8 @@ class Plan:
 class DescribedField:
     """A field as defined in the plan.
 
-    part: "" for a field of the plan itself; panel: of --help; help: with its default.
+    part: "" for a field of the plan itself; panel: its group in --help; help: text with its
+    default.
     """
 
     part: str
@@ -271,7 +272,7 @@ IN_FILE = tuple(name for name in FIELDS if name not in ("command", "objects"))
 
 
 def list_ruled_fields(rules: FieldRule) -> tuple[str, ...]:
-    """Return the fields under any of these rules, in order."""
+    """Return the fields with any of these rules, in order."""
     return tuple(
         name
         for name, described in FIELDS.items()
@@ -280,6 +281,6 @@ def list_ruled_fields(rules: FieldRule) -> tuple[str, ...]:
 
 
 def format_field_flag(name: str) -> str:
-    """Return the flag of a field on the command line."""
+    """Return the command-line flag of a field."""
     flags = FIELDS[name].said.flags
     return flags[0].partition("/")[0] if flags else f"--{name.replace('_', '-')}"

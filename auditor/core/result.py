@@ -163,7 +163,7 @@ class Finding:
 
     @property
     def decodes_greedily(self) -> bool:
-        """True if the attack's only sample is the likeliest token at every step."""
+        """True if the attack's only sample takes the likeliest token at every step."""
         return self.decoding == "greedy"
 
     @property
@@ -172,7 +172,7 @@ class Finding:
 
     @property
     def main(self) -> Measurement | None:
-        """The main number of the row: recall of an attack, a probe's first measurement."""
+        """The main number of the row: the recall of an attack, or a probe's first measurement."""
         return self.measurements[0] if self.measurements else None
 
     def measurement(self, name: str) -> Measurement | None:
@@ -329,7 +329,7 @@ class BenchmarkRecord:
 
     @property
     def is_of_builtin_lab(self) -> bool:
-        """True if the records are those of a built-in lab."""
+        """True if the records are from a built-in lab."""
         return self.name == "lab" or self.name.startswith("lab-")
 
 
@@ -439,5 +439,5 @@ class AuditResult:
         return next(target for target in self.targets if target.name == name)
 
     def list_measuring_methods(self, *description: str) -> tuple[str, ...]:
-        """Return the attacks and probes that measure any of these."""
+        """Return the attacks and probes with any of these values of `Method.measures`."""
         return tuple(name for name, measured in self.methods.items() if measured in description)

@@ -1,6 +1,6 @@
 """Block programs, network, plug-ins and remote code for commands that only read a record.
 
-Python itself refuses them (an audit hook, PEP 578), including those of libraries.
+A Python audit hook (PEP 578) blocks them, even if libraries start them.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _hooked = False
 
 
 class RefusedBySafeMode(AuditError, PermissionError):
-    """Raised in safe mode.
+    """Report an action that safe mode blocks.
 
-    A PermissionError too: a library with an alternative catches it and continues.
+    It is a PermissionError too, so that a library with an alternative continues.
     """
 
     def __str__(self) -> str:
@@ -39,7 +39,7 @@ def is_safe_mode() -> bool:
 
 
 def refuse_unsafe(description: str) -> None:
-    """Raise AuditError inside the block of `safe_mode`."""
+    """Raise AuditError if called inside a `safe_mode` block."""
     if is_safe_mode():
         raise RefusedBySafeMode(errno.EPERM, f"--safe: {description}, which --no-safe allows")
 

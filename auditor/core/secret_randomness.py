@@ -1,6 +1,6 @@
-"""Derive random numbers from the secret: pure functions of (seed, target, recipe, secret).
+"""Derive the random numbers of a secret by pure functions of (seed, target, recipe, secret).
 
-Results therefore do not depend on batch size, number of workers or the place of an interruption.
+Results thus do not depend on batch size, number of workers or the place of an interruption.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ CHANNELS = 3
 
 
 def make_keyed_generator(*key: str | int) -> np.random.Generator:
-    """Return a counter-based generator for this key; equal keys give equal streams everywhere."""
+    """Return a counter-based generator for a key; equal keys give equal streams on every
+    machine.
+    """
     # With the type, because 1 and "1" are two keys; the unit separator separates ("a", "bc") from
     # ("ab", "c").
     text = "\x1f".join(f"{type(part).__name__}:{part}" for part in key)
@@ -25,8 +27,8 @@ def make_keyed_generator(*key: str | int) -> np.random.Generator:
 
 
 def draw_secret_uniforms(samples: int, length: int, *key: str | int) -> Floats:
-    """Return (samples, length, CHANNELS) uniforms in [0, 1) of a secret.
+    """Return (samples, length, CHANNELS) uniforms in [0, 1) for a secret.
 
-    The first k samples equal those of a run with k samples.
+    The first k samples do not depend on the number of samples.
     """
     return make_keyed_generator(*key).random((samples, length, CHANNELS))

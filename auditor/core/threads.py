@@ -1,11 +1,11 @@
-"""Choose the number of threads of a run and how they wait for each other.
+"""Choose how many threads a run uses and how the threads wait for each other.
 
-Imports nothing heavy: it must precede torch, because OpenMP reads its environment once, when torch
-loads it. By default a waiting thread spins: next to other work it uses up the time that the thread
-it waits for needs. A sleeping thread costs nothing; but sleeping and waking at each of a small
-model's many short waits costs more than a second thread gains. So threads spin for microseconds,
-then sleep. Threads that wait for each other lose more than their share to other work, because one
-of them is always waiting: if other processes keep the processors busy when a run begins, it takes
+Import this module before torch, because OpenMP reads its environment once, when torch loads it. By
+default a waiting thread spins, which takes processor time from the thread that it waits for if
+other work is running. A sleeping thread takes none, but sleep and wake-up at each of a small
+model's many short waits cost more than a second thread gains. So threads spin for microseconds,
+then sleep. Other work slows threads that wait for each other by more than its share, because one of
+them always waits. If other processes keep processors busy at the start, a run therefore uses only
 as many threads as there are free processors.
 """
 
@@ -34,11 +34,11 @@ _SPINS = "10000"
 
 
 def set_thread_count(count: int | None = None) -> None:
-    """Set number and waiting of threads for this process and its children.
+    """Set the number of threads, and how they wait, for this process and its children.
 
-    count: takes precedence over OMP_NUM_THREADS. Without both, the number of processors that this
-    process may use and no other process keeps busy, at least 1. The number determines how sums are
-    split, and so the last bits of results: a run reports it. Raises AuditError for a count below 1.
+    count: overrides OMP_NUM_THREADS. Without both, the number is that of the processors that this
+    process may use and no other process keeps busy, at least 1. It determines how sums are split,
+    and thus the last bits of results, so a run reports it. Raise AuditError for a count below 1.
     """
     if count is not None and count < 1:
         raise AuditError(f"expected --threads >= 1, got {count}")
@@ -62,9 +62,9 @@ def set_thread_count(count: int | None = None) -> None:
 
 @contextmanager
 def limit_torch_threads(count: int | None) -> Iterator[None]:
-    """Limit torch to this many threads in the block (None: no limit), for small work.
+    """Limit torch to this many threads in the block, for small work (None: no limit).
 
-    A fixed number splits sums alike on every machine, which gives equal results.
+    A fixed number splits sums in the same way on every machine, which gives equal results.
     """
     import torch
 
@@ -77,20 +77,20 @@ def limit_torch_threads(count: int | None) -> Iterator[None]:
 
 
 def count_usable_processors() -> int:
-    """Return the number of processors this process may run on."""
+    """Return the number of processors that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def describe_threads(count: int) -> str:
-    """Return `2 of 2 processors`."""
+    """Return a phrase such as `2 of 2 processors`."""
     return f"{count} of {count_usable_processors()} processors"
 
 
 @functools.cache
 def measure_machine_gflops() -> float:
-    """Return the GFLOP/s of a float32 product of 1,024 x 1,024 matrices, the best of 3.
+    """Return the best GFLOP/s of 3 float32 products of 1,024 x 1,024 matrices.
 
-    It makes timings of machines comparable.
+    The number makes timings of different machines comparable.
     """
     import torch
 
@@ -110,7 +110,9 @@ def _get_loaded_torch() -> Any:
 
 
 def _count_idle_processors() -> float:
-    """Return the processors without work of other processes; inf if unknown (no /proc)."""
+    """Return the number of processors that other processes do not use; inf if unknown (no
+    /proc).
+    """
     try:
         running = []
         for _ in range(_LOOKS):
@@ -124,9 +126,9 @@ def _count_idle_processors() -> float:
 
 
 def _read_cgroup_quota() -> float:
-    """Return the control group's processor quota, version 2 or 1; inf without a limit.
+    """Return the control group's processor quota (version 2 or 1); inf without a limit.
 
-    OpenMP respects the affinity, not this quota.
+    OpenMP respects the affinity, but not this quota.
     """
     for names in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
         try:

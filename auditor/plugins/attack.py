@@ -1,7 +1,7 @@
-"""Define the base of attacks, and of attacks that rank candidates for every prefix.
+"""Define the base classes of attacks: `Attack`, `CorpusAttack` and `SamplingAttack`.
 
-A subclass of the latter scores each candidate; sampling, search, sharing of passes and ordering are
-implemented here.
+A `SamplingAttack` ranks candidates for every prefix. Subclasses only score each candidate;
+sampling, search, shared passes and ordering are implemented here.
 """
 
 from __future__ import annotations
@@ -39,59 +39,65 @@ class Attack(Method):
     control: ClassVar[str] = ""
 
     def soft_prompt_rows(self) -> int:
-        """Return the rows of the longest soft prompt before a prefix."""
+        """Return the number of rows of the longest soft prompt before a prefix."""
         return 0
 
     def check_inputs(self, view: View, known: Sequence[Pair]) -> None:
-        """Raise NotApplicable for inputs that this run lacks, before any query.
+        """Raise NotApplicable, before any query, if this run lacks an input.
 
-        Capabilities are checked elsewhere. known: the auxiliary data.
+        known: the auxiliary data. Capabilities are checked elsewhere.
         """
 
     def fit(self, view: View, known: Sequence[Pair]) -> dict[str, Any]:
         """Tune on the known pairs; return a state (tensors and JSON values) for the run folder.
 
-        Most attacks need none.
+        Most attacks need no tuning.
         """
         return {}
 
     def fit_options(self) -> dict[str, Any]:
-        """Return the options that `fit` depends on, by default all.
+        """Return the options that affect `fit`, by default all options.
 
         Runs of a sweep with equal values share a state.
         """
         return dataclasses.asdict(self)
 
     def timing_stand_in(self) -> tuple[Attack, float]:
-        """Return the attack whose `fit` is timed for an estimate, and this attack's relative time.
+        """Return the attack whose `fit` is timed for an estimate, and the time ratio of this attack
+        to it.
 
-        By default this attack itself, and 1.
+        The default is this attack, with ratio 1.
         """
         return self, 1.0
 
     def queries(self, view: View, secrets: Sequence[Query]) -> Sequence[Query]:
-        """Return the queries to this target: the secrets' prefixes, or the attack's own texts."""
+        """Return the queries to this target: the prefixes of secrets, or texts of the attack."""
         return secrets
 
     def guess(
         self, view: View, state: dict[str, Any], queries: Sequence[Query]
     ) -> Iterator[Guesses]:
-        """Answer the queries in order. Results depend on the secret, not on its neighbours."""
+        """Answer the queries in order. The guesses for a secret must not depend on other
+        secrets.
+        """
         raise NotImplementedError
 
     def sample_counts_by_recipe(self, view: View) -> dict[str, int]:
-        """Return the number of samples of each prefix by sampling recipe, which set a query budget.
+        """Return the number of samples of each prefix, by sampling recipe, which determines query
+        budgets.
 
         Attacks with the same recipe share a pass.
         """
         return {}
 
     def fitted_state_name(self, view: View) -> str:
-        """Return the name of the state of `fit`: views with the same name share it."""
+        """Return the name of the `fit` state; views with the same name share one state."""
         return view.target_name
 
     def score_is_probability(self, view: View) -> bool:
-        """Return whether a score is a probability that its guess is right; reports check it."""
+        """Return whether a guess's score is the probability that the guess is right; reports check
+        it.
+        """
         return False
 
     def notes(self, view: View, state: dict[str, Any]) -> tuple[str, ...]:
@@ -125,17 +131,19 @@ class CorpusAttack(Attack):
             )
 
     def generation_beginnings(self, view: View) -> list[Tokens]:
-        """Return the beginnings of generations, in turn."""
+        """Return the texts that generations begin with, in turn."""
         raise NotImplementedError
 
     def user_chosen_beginnings(self, view: View) -> list[Tokens]:
-        """Return the user's `begins`: text after a trained prompt is not untargeted extraction."""
+        """Return the user's `begins`; a text after a trained prompt is not untargeted
+        extraction.
+        """
         return []
 
     def queries(self, view: View, secrets: Sequence[Query]) -> list[Query]:
-        """Return a query for each generation; its id identifies its beginning.
+        """Return a query for each generation, with an id that identifies its beginning.
 
-        Other beginnings give other draws. Under a deterministic decoding, each beginning is queried
+        Different beginnings give different draws. A deterministic decoding queries each beginning
         once.
         """
         begins = self.generation_beginnings(view)
@@ -197,21 +205,23 @@ class SamplingAttack(Attack):
 
     @property
     def has_one_candidate(self) -> bool:
-        """True if sampling or greedy decoding gives a prefix only one candidate."""
+        """True if sampling or greedy decoding gives only one candidate per prefix."""
         is_point = self.sampling().decoding.is_point
         return self.search != "beam" and (
             is_point or (self.search == "sample" and self.samples == 1)
         )
 
     def soft_prompt_name(self, view: View) -> str:
-        """Return the name of the soft prompt in the sampling recipe; empty without a prompt."""
+        """Return the name of the soft prompt in the sampling recipe; "" without a prompt."""
         return ""
 
     def soft_prompt(self, state: dict[str, Any]) -> Tensor | None:
         return None
 
     def candidate_scores(self, view: View, batch: Batch) -> list[Tensor]:
-        """Return a score for each candidate of each query, (distinct,); higher: more confident."""
+        """Return a score for each candidate of each query, (distinct,); higher means more
+        confident.
+        """
         raise NotImplementedError
 
     def sample_counts_by_recipe(self, view: View) -> dict[str, int]:
@@ -237,17 +247,17 @@ class SamplingAttack(Attack):
 
 
 def add_required_capability(needs: tuple[str, ...], capability: str) -> tuple[str, ...]:
-    """Return `needs` extended by this capability, without repeats."""
+    """Return `needs` with this capability added, without duplicates."""
     return needs if capability in needs else (*needs, capability)
 
 
 def rank_candidates(
     query: Query, candidates: SuffixCandidates, score: Tensor, samples: int
 ) -> Guesses:
-    """Return candidates by falling score.
+    """Return candidates by descending score.
 
-    Equal scores are ranked by falling likelihood if known, which counts only estimate, then by
-    falling count, then by the first draw.
+    Equal scores are ordered by descending likelihood if known, which counts only estimate, then by
+    descending count, then by first draw.
     """
     nll = [0.0] * len(score) if candidates.token_log_probs is None else candidates.nll.tolist()
     keys = sorted(
@@ -275,7 +285,9 @@ def rank_candidates(
 
 
 def compute_mean_nlls(candidates: SuffixCandidates) -> Tensor:
-    """Return the mean nll in nats a token from the sampler's log-probabilities, (distinct,)."""
+    """Return the mean nll, in nats a token, of each candidate from its log-probabilities,
+    (distinct,).
+    """
     return candidates.nll / candidates.suffixes.shape[1]
 
 

@@ -1,4 +1,6 @@
-"""The base of all benchmarks. A benchmark owns the secrets; an attack gets only a `Challenge`."""
+"""Define the base class of benchmarks. A benchmark owns the secrets; an attack gets only a
+`Challenge`.
+"""
 
 from __future__ import annotations
 
@@ -61,21 +63,22 @@ class Benchmark:
 
     @property
     def unattacked_training_tokens(self) -> Sequence[Tokens]:
-        """The training records that are neither attacked nor to be forgotten: a model can relearn
-        from them."""
+        """The training records, neither attacked nor to be forgotten, from which a model can
+        relearn.
+        """
         return [pair.prefix + pair.suffix for pair in self.known]
 
     def challenge(self) -> Challenge:
-        """Return the public half of the benchmark."""
+        """Return the public part of the benchmark."""
         queries = tuple(
             Query(secret.id, secret.prefix, len(secret.suffix)) for secret in self.secrets
         )
         return Challenge(known=self.known, queries=queries)
 
     def texts_with_repeat_counts(self, members: bool) -> Iterator[tuple[Tokens, int | None]]:
-        """Yield each training text, or each held-out text, with its repeat count; None: unknown.
+        """Yield each training text, or each held-out text, with its repeat count (None: unknown).
 
-        By default only attacked and known texts; a benchmark of whole records overrides this.
+        The default yields only attacked and known texts; a benchmark of whole records overrides it.
         """
         yield from (
             (s.prefix + s.suffix, s.repeats)
@@ -86,8 +89,10 @@ class Benchmark:
             yield from ((pair.prefix + pair.suffix, None) for pair in self.known)
 
     def few(self, limit: int) -> tuple[Secret, ...]:
-        """Return at most `limit` members and the same share of the non-members, evenly spaced, so
-        that every repeat count stays."""
+        """Return at most `limit` members and the same share of non-members.
+
+        They are evenly spaced, so that every repeat count stays.
+        """
         members = [secret for secret in self.secrets if secret.member]
         nonmembers = [secret for secret in self.secrets if not secret.member]
         n_members = min(limit, len(members))

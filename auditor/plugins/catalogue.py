@@ -1,8 +1,7 @@
-"""Cache the descriptions of our own plug-ins between commands: `audit list` imports torch once, not
-every time.
+"""Cache descriptions of the built-in plug-ins, so that only the first `audit list` imports torch.
 
-The cache holds the name, options, docstring and the like of each plug-in; a class made of them has
-no methods.
+The cache holds each plug-in's name, options and docstring. Classes made from the cache have no
+methods.
 """
 
 from __future__ import annotations
@@ -31,10 +30,10 @@ PluginClasses = dict[str, dict[str, Any]]  # kind (Attack, ...) -> name -> class
 
 
 def load_plugin_classes(before: Callable[[], None]) -> PluginClasses:
-    """Return all plug-ins but those of `--plugin`, as `registry.list_plugin_classes` does; from the
-    cache if no file of ours has changed.
+    """Return all plug-ins except those of `--plugin`, like `registry.list_plugin_classes`.
 
-    before: called first if plug-ins have to be imported.
+    They are read from the cache if no built-in file has changed. before: called before plug-ins are
+    imported.
     """
     if importlib.metadata.entry_points(group=ENTRY_POINTS):
         return _import_all_plugins(before)
@@ -68,7 +67,7 @@ def _import_all_plugins(before: Callable[[], None]) -> PluginClasses:
 
 
 def _plugin_source_files_fingerprint() -> str:
-    """Return a digest that changes if any file of ours does."""
+    """Return a digest that changes whenever a built-in file changes."""
     folders = {
         Path(place) for package in _PACKAGES for place in importlib.import_module(package).__path__
     }

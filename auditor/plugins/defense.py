@@ -1,4 +1,4 @@
-"""Define the base of defenses, their inputs, and the causes credited with their effect."""
+"""Define the base class of defenses, their inputs, and the causes of their effect."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ class Scenario:
 
 @dataclass(frozen=True)
 class Prompt:
-    """The text before the answer to a secret, and the private record that begins with it.
+    """The text before the answer to a secret, and the private record that begins with this text.
 
-    Both are tokenised as a model reads a text. secret: its id. record: () for a text that is not a
-    private record.
+    Both are tokenised like model input. secret: id of the secret. record: () if the text belongs to
+    no private record.
     """
 
     secret: str
@@ -49,10 +49,9 @@ class Prompt:
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """A model trained to leak less, and its promise (`privacy.json`), if any.
+    """A model trained to leak less, and its claim (`privacy.json`), if any.
 
-    canaries: records of its training for an audit, if it was trained for an audit. told: notes of
-    its trainer.
+    canaries: canary records of a training for an audit. told: notes of the trainer.
     """
 
     model: LanguageModel
@@ -61,7 +60,7 @@ class TrainedModel:
     told: tuple[str, ...] = ()
 
     def notes(self) -> tuple[str, ...]:
-        """Return sentences that a reader must know about the training."""
+        """Return sentences about the training that a reader must know."""
         return self.told if self.privacy is None else self.privacy.notes()
 
 
@@ -93,18 +92,18 @@ class Defense:
 
     @property
     def ensemble_folder(self) -> str:
-        """The folder of adapters in its option `ensemble`; "" in the lab, which trains them."""
+        """The adapter folder in the option `ensemble`; "" in the lab, which trains adapters."""
         folder: str = getattr(self, "ensemble", "")
         return folder
 
     @property
     def required_member_count(self) -> int | None:
-        """The required number of ensemble members; None: any number."""
+        """The required number of ensemble members (None: any number)."""
         return None
 
     @property
     def model_folder(self) -> str:
-        """The folder of the trained model in its option `model`; "" if none: the lab trains it."""
+        """The folder of a trained model in the option `model`; "" if the lab trains the model."""
         folder: str = getattr(self, "model", "")
         return folder
 
@@ -112,50 +111,53 @@ class Defense:
         raise NotImplementedError
 
     def claim(self, scenario: Scenario, n_tokens: int) -> Claim | None:
-        """Return the promise, after `n_tokens` drawn tokens; None without a promise."""
+        """Return the claim for `n_tokens` drawn tokens; None if nothing is claimed."""
         return None
 
     def protect_masked(self, scenario: MaskedScenario) -> tuple[MaskedModel, Claim | None]:
-        """Return `protect` and `claim` for a masked LM.
+        """Return the results of `protect` and `claim` for a masked LM.
 
-        Raises AuditError if the defense does not support masked LMs.
+        Raise AuditError if the defense does not support masked LMs.
         """
         raise AuditError(
             f"expected a causal LM behind {self.name}, which draws token by token, got a masked one"
         )
 
     def fixed_token_budget(self, scenario: Scenario) -> QueryBudget | None:
-        """Return the fixed number of tokens that this defense answers; None: all of the row."""
+        """Return the fixed number of tokens that this defense answers (None: all tokens of the
+        row).
+        """
         return None
 
     def budget_lots(self, scenario: Scenario) -> Mapping[str, int]:
-        """Return the number of the budget that pays for each secret id; empty: a single budget.
+        """Return for each secret id the number of the budget that pays for it; empty for a single
+        budget.
 
-        Lots have disjoint private data, so each is accounted separately: a claim covers T tokens of
+        Each lot has its own private data and is accounted separately: a claim covers T tokens of
         any lot.
         """
         return {}
 
     def remarks(self, scenario: Scenario) -> tuple[str, ...]:
-        """Return sentences on the set-up of the defense that a reader of every row must know."""
+        """Return sentences about the defense's set-up that a reader of every row must know."""
         return ()
 
     def cause_chain(self) -> tuple[Cause, ...]:
-        """Return the chain of rows from the undefended model, each with one more change.
+        """Return a chain of rows from the undefended model; each row adds one change.
 
-        A run shows these rows next to this defense's row and credits each change with its part of
-        the reduction. Rows after the defense's row are not part of its effect: they show the
-        leakage with still less private data.
+        A run shows these rows next to this defense's row and attributes a part of the reduction to
+        each change. Rows after the defense's row are not part of its effect: they show the leakage
+        with even less private data.
         """
         return ()
 
 
 @dataclass(frozen=True)
 class Cause:
-    """A step of a defense's chain: the only change of its row compared with the row before.
+    """A step of a defense's chain: the only change between its row and the row before.
 
-    row: the control shown for it; None: the defense itself. needs: the user input that a missing
-    row requires.
+    row: the control that the step shows (None: the defense itself). needs: user input that a
+    missing row requires.
     """
 
     name: str  # "splitting"
@@ -168,16 +170,16 @@ class Cause:
 
 @dataclass(frozen=True)
 class QueryBudget:
-    """A fixed allowance of drawn tokens; after it, the row stops or the public model answers."""
+    """A fixed number of drawn tokens. After them, the row stops or the public model answers."""
 
     tokens: int
     on_exhaustion: Literal["stop", "public"]
 
 
 def count_largest_lot(n_drawn: Mapping[tuple[str, str], int], lots: Mapping[str, int]) -> int:
-    """Return the tokens of the largest lot, or of all together without lots.
+    """Return the tokens drawn from the largest lot, or from all secrets if there are no lots.
 
-    n_drawn: by (recipe, secret).
+    n_drawn: tokens by (recipe, secret).
     """
     tokens_by_lot: Counter[int | None] = Counter()
     for (_, secret), tokens in n_drawn.items():

@@ -1,4 +1,4 @@
-"""Define the base of user-written membership scores: numbers, higher for members."""
+"""Define the base class of user-written membership scores, which are higher for members."""
 
 from __future__ import annotations
 
@@ -48,18 +48,20 @@ class MembershipScore(Probe):
     ) -> Sequence[float]:
         """Return the score of each record, (B,); higher for a member.
 
-        prefixes: (B, n) and suffixes: (B, L) token ids of the records;
-        view.target.token_log_probs(prefixes, suffixes) gives (B, L) nats.
+        prefixes: (B, n) and suffixes: (B, L) token ids of the records.
+        view.target.token_log_probs(prefixes, suffixes) returns (B, L) nats.
         """
         raise NotImplementedError
 
     @property
     def score_name(self) -> str:
-        """The name inside metric names: `membership_auc_tail_loss` of `tail-loss`."""
+        """The name in metric names, such as `tail_loss` in `membership_auc_tail_loss` for
+        `tail-loss`.
+        """
         return self.name.replace("-", "_")
 
     def sampling(self) -> Sampling:
-        """Return the recipe of the observed distribution, unmodified."""
+        """Return the recipe of the unmodified distribution."""
         return Sampling(1, ANCESTRAL)
 
     def check_secrets(self, secrets: Sequence[Secret]) -> None:
@@ -88,7 +90,7 @@ class MembershipScore(Probe):
     def add_joint_values(
         self, secrets: Sequence[Secret], observations: Sequence[Observation]
     ) -> list[Observation]:
-        """Add the score of a classifier without a model, which measures a shift between the
+        """Add the score of a classifier without a model, which measures a shift between the two
         sets.
         """
         member = mask_members(secrets)

@@ -1,4 +1,4 @@
-"""The base of attacks and probes: name, needs, measurements, sections of reports."""
+"""Define the base class of attacks and probes: name, needs, measurements, report sections."""
 
 from __future__ import annotations
 
@@ -42,22 +42,26 @@ class Method:
 
     @property
     def required_capabilities(self) -> tuple[str, ...]:
-        """The capabilities that its current options require; known before anything is drawn."""
+        """The capabilities that the current options require, known before any draw."""
         return self.needs
 
     @property
     def draws_samples(self) -> bool:
-        """Whether it takes a number of samples (`--samples`): a search draws none."""
+        """True if the method uses `--samples`; a search draws no samples."""
         return False
 
     def sampling(self) -> Sampling | None:
-        """Return the recipe of its candidates, or of the distribution it reads, for the report;
-        None if it has neither."""
+        """Return the recipe of the candidates or of the distribution that is read, for the report.
+
+        Return None if the method has neither.
+        """
         return None
 
     def report_section(self, findings: Sequence[Finding]) -> OwnSection | None:
-        """Return a section for the reports from all of its rows of the run; None: no section.
+        """Return a section for the reports, from all rows of this method in the run (None: no
+        section).
 
-        `result.json` keeps it and reports show it unchanged, so it must not hold private text.
+        `result.json` keeps the section and reports show it unchanged, so it must not hold private
+        text.
         """
         return None

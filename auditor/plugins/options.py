@@ -1,6 +1,6 @@
-"""Describe plug-in classes, and parse their options from a command line or TOML.
-
-Imports no plug-in."""
+"""Describe plug-in classes, and parse their options from a command line or TOML, without importing
+plug-ins.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ ENTRY_POINTS = "audit.plugins"  # other distributions name their plug-ins here
 def build_plugin(
     kind: str, known: Mapping[str, type[Plugin]], name: str, options: Mapping[str, Any]
 ) -> Plugin:
-    """Build a plug-in by name with its options. For an unknown name raise AuditError with the
-    nearest one."""
+    """Build a plug-in by name, with its options.
+
+    Raise AuditError for an unknown name, with the nearest known name.
+    """
     if name not in known:
         raise make_unknown_name_error(kind, name, known)
     cls = known[name]
@@ -37,7 +39,9 @@ def build_plugin(
 
 
 def parse_plugin_option_value(where: str, kind: Any, value: Any) -> Any:
-    """Convert a command-line or TOML value to the annotated type. `samples=ten` is refused."""
+    """Convert a command-line or TOML value to the annotated type. Raise AuditError for
+    `samples=ten`.
+    """
     if typing.get_origin(kind) is Literal:
         if value not in typing.get_args(kind):
             raise AuditError(f"expected {where} in {typing.get_args(kind)}, got {value!r}")
@@ -74,7 +78,7 @@ def require_options_at_least(plugin: Any, least: int, *options: str) -> None:
 
 
 def require_listed_options(plugin: Any) -> None:
-    """Raise AuditError if a `Literal` option of a plug-in has a value that is not listed."""
+    """Raise AuditError if a `Literal` option of a plug-in has an unlisted value."""
     for option, kind in typing.get_type_hints(type(plugin)).items():
         if typing.get_origin(kind) is not Literal:
             continue
@@ -84,13 +88,13 @@ def require_listed_options(plugin: Any) -> None:
 
 
 def get_option_defaults(cls: type) -> dict[str, Any]:
-    """Return the option names and defaults of a plug-in, in the order of declaration."""
+    """Return the option names and defaults of a plug-in, in order of declaration."""
     # `dataclasses.MISSING` for an option without a default.
     return {field.name: field.default for field in dataclasses.fields(cls)}
 
 
 def list_allowed_values(cls: type) -> dict[str, tuple[Any, ...]]:
-    """Return the allowed values of the options that take one of a few values."""
+    """Return the allowed values of each option that has a fixed set of values."""
     values_by_type = {bool: ("true", "false")}
     hints = typing.get_type_hints(cls)
     allowed = {}
@@ -102,11 +106,11 @@ def list_allowed_values(cls: type) -> dict[str, tuple[Any, ...]]:
 
 
 def describe_plugin(cls: type) -> str:
-    """Return the first paragraph of the docstring."""
+    """Return the first paragraph of the class's docstring."""
     return " ".join((inspect.getdoc(cls) or "").split("\n\n", 1)[0].split())
 
 
 def get_plugin_title(cls: Any) -> str:
-    """Return the name for tables: the class's `title`, or else its name."""
+    """Return the class's name for tables: its `title`, or else its name."""
     title: str = cls.title or cls.name
     return title

@@ -1,6 +1,6 @@
-"""Define the base of probes, and of probes of the decoding distribution with a floor.
+"""Define the base classes of probes: `Probe`, and `DistributionProbe` with a floor by non-members.
 
-A probe sees the answers and draws nothing. A subclass observes each secret.
+A probe sees the answers and draws no samples. Subclasses observe each secret.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ DELTA = 1e-5  # of a bound on epsilon, if neither the user nor a claim gives it
 class Observed(list[Observation]):
     """The observations of a probe, in the order of the secrets.
 
-    facts: numbers of all secrets together: the terms of a game, and its outcome.
+    facts: numbers about all secrets together, such as the terms and the outcome of a game.
     """
 
     def __init__(
@@ -54,47 +54,48 @@ class Probe(Method):
     means: ClassVar[tuple[str, ...]] = ()
 
     def textless_subjects(self, view: View) -> tuple[Secret, ...]:
-        """Return subjects that have no text, e.g. gradients: ids and their membership.
+        """Return subjects without text, such as gradients: ids and their membership.
 
-        Raises NotApplicable if there are none.
+        Raise NotApplicable if there are none.
         """
         raise NotImplementedError
 
     def wanted_reference_models(self) -> str:
-        """Return further reference models, as in `-A references=`; "": none."""
+        """Return the option `references`, which names further reference models; "" for none."""
         return ""
 
     def check_secrets(self, secrets: Sequence[Secret]) -> None:
-        """Raise AuditError for secrets that the probe cannot observe, before any query."""
+        """Raise AuditError, before any query, for secrets that the probe cannot observe."""
 
     def has_subject_in(self, secrets: Sequence[Secret]) -> bool:
         """Return whether any of these records has a subject of the probe."""
         return True
 
     def check_inputs(self, view: View, secrets: Sequence[Secret]) -> None:
-        """Raise NotApplicable for inputs that this run lacks, before any query.
+        """Raise NotApplicable, before any query, if this run lacks an input.
 
         Capabilities are checked elsewhere.
         """
 
     def observe_secrets(self, view: View, secrets: Sequence[Secret]) -> Iterator[Observation]:
-        """Observe the secrets in turn; an observation depends on its secret, not on neighbours."""
+        """Observe the secrets in turn. An observation must not depend on other secrets."""
         raise NotImplementedError
 
     def facts(
         self, view: View, secrets: Sequence[Secret], observations: Sequence[Observation]
     ) -> dict[str, float]:
-        """Return numbers of all secrets together: terms of the claim, later answers of the model.
+        """Return numbers about all secrets together, such as terms of the claim or answers of later
+        queries.
 
-        Called once for each row, and stored in `observations.facts` for the methods below. secrets
-        and observations are in the same order, here and below.
+        Called once for each row, and stored in `observations.facts` for the methods below. Here and
+        below, secrets and observations have the same order.
         """
         return {}
 
     def add_joint_values(
         self, secrets: Sequence[Secret], observations: Sequence[Observation]
     ) -> list[Observation]:
-        """Return the observations with values that depend on all secrets, e.g. a p-value."""
+        """Return the observations with values that depend on all secrets, such as a p-value."""
         return list(observations)
 
     def measurements(self, secrets: Sequence[Secret], observations: Observed) -> list[Measurement]:
@@ -104,22 +105,24 @@ class Probe(Method):
     def main_number_by_repeats(
         self, secrets: Sequence[Secret], observations: Observed
     ) -> dict[str, Measurement]:
-        """Return the main number by repeat count, of members; empty without repeat counts."""
+        """Return the members' main number by repeat count; empty without repeat counts."""
         return {}
 
     def per_secret_values(
         self, secrets: Sequence[Secret], observations: Observed
     ) -> dict[str, list[float]]:
-        """Return, by measurement, a number for each secret whose mean over members it is.
+        """Return for each measurement one number per secret; their mean over members is the
+        measurement.
 
-        Runs are paired by these. A measurement left out cannot be compared with a baseline.
+        Runs are paired by these numbers. A measurement without them cannot be compared with a
+        baseline.
         """
         return {}
 
     def membership_candidates(
         self, secrets: Sequence[Secret], observations: Observed
     ) -> dict[str, CandidateScore]:
-        """Return the scores of membership by name; the run takes the strongest of all rows."""
+        """Return the membership scores by name; the run uses the strongest score of all rows."""
         return {}
 
     def epsilon_lower_bounds(
@@ -127,19 +130,22 @@ class Probe(Method):
     ) -> tuple[Audited, ...]:
         """Return the proven lower bounds of epsilon, the (epsilon, delta) bound first.
 
-        Claims are compared with them.
+        The run compares claims with these bounds.
         """
         return ()
 
     def plan_audit(self, view: View, secrets: Sequence[Secret]) -> Audited | None:
-        """Return the bound of epsilon before any guess; None: the probe bounds no epsilon, or
-        plays games."""
+        """Return the epsilon bound before any guess; None if the probe bounds no epsilon, or plays
+        games.
+        """
         return None
 
     def claim_violations(
         self, secrets: Sequence[Secret], observations: Observed
     ) -> tuple[str, ...]:
-        """Return sentences on observed violations of the target's claim; empty without any."""
+        """Return sentences about observed violations of the target's claim; empty without
+        violations.
+        """
         return ()
 
     def notes(self, secrets: Sequence[Secret], observations: Observed) -> tuple[str, ...]:
@@ -163,7 +169,7 @@ class DistributionProbe(Probe):
         self.sampling()  # refuses a bad temperature, top_k or top_p
 
     def sampling(self) -> Sampling:
-        """Return the recipe of the single sample whose distribution is observed."""
+        """Return the recipe of one sample, whose distribution is observed."""
         return Sampling(1, Decoding(self.temperature, self.top_k, self.top_p), self.eos)
 
 
@@ -176,7 +182,9 @@ OfRows = Callable[[Tensor, Tensor], tuple[Tensor, ...]]
 def observe_in_batches(
     view: View, secrets: Sequence[Secret], size: int, look: Look
 ) -> Iterator[Observation]:
-    """Yield observations of secrets, grouped by shape, `size` at once or as memory allows."""
+    """Yield observations of secrets grouped by shape, `size` at once or as many as memory
+    allows.
+    """
     # One limit for all shapes: a size that was too large for a shape is not tried on the next.
     at_once = BatchSizeLimit(view.batch_size or size)
     for indices in group_equal_shapes([(len(s.prefix), len(s.suffix)) for s in secrets]):
@@ -212,7 +220,7 @@ def read_token_statistics(
 
 
 def observe_all_secrets(probe: Probe, view: View, secrets: Sequence[Secret]) -> Observed:
-    """Return all observations of a probe on these secrets."""
+    """Return all observations of a probe for these secrets."""
     by_secret = {
         observation.secret: observation for observation in probe.observe_secrets(view, secrets)
     }
@@ -228,7 +236,7 @@ def value_column(observations: Sequence[Observation], name: str) -> Floats:
 
 
 def strip_observed_prefix(prefix: str, names: Iterable[str]) -> list[str]:
-    """Return the rest of each name that begins with the prefix."""
+    """Return the names that begin with the prefix, without the prefix."""
     return [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
 
 
@@ -237,7 +245,7 @@ def mask_members(secrets: Sequence[Secret]) -> Bools:
 
 
 def score_records(secrets: Sequence[Secret]) -> ScoredRecords:
-    """Return membership, copies, and the units to resample: persons or documents."""
+    """Return membership, copies, and the units (persons or documents) to resample."""
     copies = {str(r): mask for r, mask in mask_repeat_counts(secrets).items()}
     # A record without person and document is a unit.
     units = [s.user or s.document or s.id for s in secrets]
@@ -252,7 +260,9 @@ def measure_baselined_probability(
     note: str = "",
     excess: bool = True,
 ) -> list[Measurement]:
-    """Return the mean probability of members, non-members if any, and with `excess` the excess."""
+    """Return the mean probability of members, of non-members if any, and with `excess` the
+    difference.
+    """
     member_mean = compute_mean_probability(name, p[member], note)
     if member.all():
         return [member_mean]
@@ -269,7 +279,7 @@ def measure_baselined_probability(
 def measure_repeat_probability(
     name: str, secrets: Sequence[Secret], p: Floats
 ) -> dict[str, Measurement]:
-    """Return the mean probability of the members by repeat count, if known."""
+    """Return the members' mean probability by repeat count, if known."""
     return {
         str(r): compute_mean_probability(name, p[mask])
         for r, mask in mask_repeat_counts(secrets).items()
@@ -277,7 +287,7 @@ def measure_repeat_probability(
 
 
 def mask_repeat_counts(secrets: Sequence[Secret]) -> dict[int, Bools]:
-    """Return masks of the members by repeat count, ascending, if known."""
+    """Return masks of the members by ascending repeat count, if known."""
     # -1, which is not a count: a non-member, or a member of unknown count.
     repeats = np.array([-1 if s.repeats is None or not s.member else s.repeats for s in secrets])
     return {r: repeats == r for r in sorted(set(repeats.tolist()) - {-1})}

@@ -1,7 +1,7 @@
-"""Providers: where models come from. `--model NAME:REST` asks the provider NAME for REST.
+"""Define providers, which load models: `--model NAME:REST` asks the provider NAME for REST.
 
-A provider is a frozen dataclass in one file: its fields are its options (`--model-arg
-OPTION=VALUE`), the first line of its docstring is its description.
+A provider is a frozen dataclass in its own file. Its fields are its options (`--model-arg
+OPTION=VALUE`); the first line of its docstring is its description.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from auditor.models.base import LanguageModel
 class RequestedModel:
     """A request to a provider for a model; equal requests mean the same model.
 
-    name: the part of --model after the prefix. run, most: the run that pays for the model's
-    tokens, and how many at most.
+    name: part of --model after the prefix. run, most: the run that pays for the model's tokens, and
+    its maximum number of tokens.
     """
 
     name: str
@@ -44,27 +44,27 @@ class Provider:
     distribution: ClassVar[bool] = True
 
     def check(self, request: RequestedModel) -> None:
-        """Raise AuditError if the model cannot be loaded, before anything is loaded."""
+        """Raise AuditError, before loading, if the model cannot be loaded."""
 
     def load(self, request: RequestedModel) -> LanguageModel:
-        """Return the model. Raise AuditError, one sentence, if no model exists."""
+        """Return the model. Raise AuditError with one sentence if there is no such model."""
         raise NotImplementedError
 
     def prepare_for_next_run(self, model: LanguageModel, request: RequestedModel) -> None:
-        """Prepare a model that this provider has loaded already for the next run."""
+        """Prepare an already loaded model for the next run."""
 
     def list_model_sources(self, request: RequestedModel) -> Mapping[str, tuple[str, str | None]]:
-        """Return by role the file, folder or hub id that the model is read from, and its revision
-        on the hub.
+        """Return by role the file, folder or hub id of the model, and its revision on the hub.
 
-        A gate identifies the judged model by the digests of these; empty for a model without files.
+        A gate identifies the model by digests of these sources. The map is empty for a model
+        without files.
         """
         return {}
 
     def estimate_least_bytes(self, request: RequestedModel) -> int | None:
-        """Return a lower bound of the model's bytes in memory; None if unknown before loading."""
+        """Return a lower bound of the model's bytes in memory (None: unknown before loading)."""
         return None
 
     def describe_model(self, request: RequestedModel) -> str:
-        """Describe the model: a sentence without its full stop."""
+        """Describe the model in a sentence without a full stop."""
         return f"{request.name}, as it is"

@@ -1,4 +1,4 @@
-"""Find plug-ins of all kinds by name: our own files, installed entry points, `--plugin` files."""
+"""Find plug-ins of all kinds by name: built-in files, installed entry points, `--plugin` files."""
 
 from __future__ import annotations
 
@@ -30,8 +30,7 @@ _extra: dict[Path, types.ModuleType] = {}
 
 
 def load_plugin_file(path: Path) -> None:
-    """Make the plug-ins of a Python file available (`--plugin mine.py`); a second call changes
-    nothing."""
+    """Load the plug-ins of a Python file (`--plugin mine.py`); a second call changes nothing."""
     safe_mode.refuse_unsafe(f"the plug-in {str(path)!r} would run")
     if path.resolve() in _extra:
         return
@@ -70,8 +69,9 @@ def list_probes() -> dict[str, type[Probe]]:
 
 
 def list_methods() -> dict[str, type[Attack] | type[Probe]]:
-    """Return all that `--attack` may name. Raise AuditError if an attack and a probe share a
-    name."""
+    """Return all names that `--attack` accepts. Raise AuditError if an attack and a probe share a
+    name.
+    """
     attacks = list_attacks()
     probes = list_probes()
     for name in sorted(set(attacks) & set(probes)):
@@ -95,8 +95,9 @@ def list_trainers() -> dict[str, type[Trainer]]:
 
 
 def list_mitigations() -> dict[str, type[Trainer]]:
-    """Return the trainings whose result is one model, not an ensemble: `audit mitigate --by` may
-    name them."""
+    """Return the trainers for `audit mitigate --by`: those that train one model, not an
+    ensemble.
+    """
     return {
         name: kind
         for name, kind in list_trainers().items()
@@ -113,10 +114,10 @@ def list_providers() -> dict[str, type[Provider]]:
 
 
 def resolve_model_provider(model: str, options: Mapping[str, Any]) -> tuple[Provider, str]:
-    """Return the provider of a model, with its options, and the model's name there.
+    """Return the provider of a model, with its options, and the model's name for the provider.
 
-    A provider without options gets them in `RequestedModel.loading`. Raises AuditError for an
-    unknown provider or a bad option.
+    If the provider has no options, the options are in `RequestedModel.loading`. Raise AuditError
+    for an unknown provider or an invalid option.
     """
     known = list_providers()
     prefix, name = split_model_name(model)
@@ -126,7 +127,7 @@ def resolve_model_provider(model: str, options: Mapping[str, Any]) -> tuple[Prov
 
 
 def list_plugin_classes() -> dict[str, dict[str, Any]]:
-    """Return all plug-ins by kind (Attack, ...) and name."""
+    """Return all plug-ins by kind (such as Attack) and name."""
     return {
         "Attack": list_attacks(),
         "Probe": list_probes(),

@@ -1,4 +1,4 @@
-"""Define the base of trainers, their job, and the checkpoint of an interrupted training."""
+"""Define the base class of trainers, their job, and checkpoints of an interrupted training."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RECORD = "training.json"  # next to a trained model: its configuration
 
 @dataclass(frozen=True)
 class TrainingRecord:
-    """A private record to fine-tune on; copies are separate records."""
+    """A private record to fine-tune on; each copy is a separate record."""
 
     text: str
     tokens: Tokens  # of the whole text, without special tokens
@@ -32,7 +32,7 @@ class TrainingRecord:
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """The input of a `Trainer`: data as tokens, a loader of the base, and the output folder."""
+    """The input of a `Trainer`: token data, a loader of the base model, and the output folder."""
 
     base: str  # hub id or folder
     # Loads a fresh transformers model with free parameters (LoRA: the adapter's).
@@ -85,7 +85,9 @@ class Trainer:
     later: ClassVar[frozenset[str]] = frozenset()
 
     def options(self) -> dict[str, Any]:
-        """Return its options, without `later` options at their defaults, for a model's record."""
+        """Return the options for a model's record, without `later` options that have their
+        defaults.
+        """
         values = {
             field.name: (getattr(self, field.name), field.default)
             for field in dataclasses.fields(self)
@@ -97,31 +99,33 @@ class Trainer:
         }
 
     def check(self, job: TrainingJob) -> None:
-        """Raise AuditError for a job that this trainer cannot do, before anything is written."""
+        """Raise AuditError, before writing, for a job that this trainer cannot do."""
 
     def separate_model_count(self, job: TrainingJob) -> int:
-        """Return the number of models that separate processes could train; 0: not divisible."""
+        """Return the number of models that separate processes could train (0: not divisible)."""
         return 0
 
     def train_one(self, job: TrainingJob, index: int) -> Path:
-        """Train only model `index`, with the weights of `train`; return its folder."""
+        """Train only model `index`, to the same weights as `train`; return its folder."""
         raise NotImplementedError
 
     def train(self, job: TrainingJob) -> tuple[str, ...]:
-        """Train; return sentences that the user must know."""
+        """Train, and return sentences that the user must know."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class TrainingSummary:
-    """The trainer of the finished model next to `training.json`, and its notes."""
+    """The trainer of a finished model, from `training.json` next to it, and its notes."""
 
     method: str
     told: tuple[str, ...] = ()
 
 
 def read_training_summary(folder: Path) -> TrainingSummary | None:
-    """Return the summary in a model's folder; None if it is missing or training is unfinished."""
+    """Return the summary in a model's folder; None if it is missing or the training is
+    unfinished.
+    """
     try:
         record = json.loads((folder / RECORD).read_text())
         summary = TrainingSummary(
@@ -133,17 +137,17 @@ def read_training_summary(folder: Path) -> TrainingSummary | None:
 
 
 class TrainerCheckpoint:
-    """The state of an interrupted training: a file replaced atomically, only for its owner.
+    """Hold the state of an interrupted training in a file, replaced atomically, only for its owner.
 
-    Once `save` returns, the state is on disk: if the key of the noise were lost, records would be
-    used again with another key.
+    When `save` returns, the state is on disk. If the noise key were lost, records would be used
+    again with another key.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def save(self, state: dict[str, Any]) -> None:
-        """Save tensors, numbers, text and containers of them. Raises AuditError on failure."""
+        """Save tensors, numbers, text and containers of them. Raise AuditError on failure."""
         with (
             disk.open_atomic_replacement(self.path, sync=True) as scratch,
             open(scratch, "wb") as file,
@@ -156,9 +160,8 @@ class TrainerCheckpoint:
                 raise
 
     def load(self) -> dict[str, Any] | None:
-        """Return the last saved state, None if there is none.
-
-        Raises AuditError for a file that cannot be read.
+        """Return the last saved state; None if there is none. Raise AuditError for an unreadable
+        file.
         """
         if not self.path.is_file():
             return None
@@ -172,5 +175,5 @@ class TrainerCheckpoint:
         return state
 
     def clear(self) -> None:
-        """Remove it after the training: it contains private data."""
+        """Remove the checkpoint after the training, because it contains private data."""
         self.path.unlink(missing_ok=True)

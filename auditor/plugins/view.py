@@ -1,6 +1,7 @@
 """Give an attacker access to a target in a setting, with the randomness of its queries.
 
-An attack sees the target only through a view: no attack checks for a defense. Knows no answers.
+An attack sees the target only through a view, so no attack checks for a defense. Views hold no
+answers.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ Search = Literal["sample", "tree", "beam"]
 
 @dataclass(frozen=True)
 class Setting:
-    """An access and a decoding: a privacy claim covers one of each."""
+    """An access and a decoding. A privacy claim covers one access and one decoding."""
 
     name: SettingName
     stream: str  # in the keys of random streams, unchanged since the first results
@@ -66,8 +67,8 @@ SETTINGS: Mapping[str, Setting] = {setting.name: setting for setting in (TEXT_ON
 class Sampling:
     """A recipe for candidates: number of samples of a prefix, decoding, and end of text.
 
-    Or a search instead: the `tree` of all suffixes whose probability under the decoding reaches
-    `threshold`, or a `beam` of width `beams`, without temperature and truncation.
+    Instead of sampling, `tree` searches all suffixes whose probability under the decoding reaches
+    `threshold`, and `beam` searches with width `beams`, without temperature and truncation.
     """
 
     samples: int
@@ -80,10 +81,11 @@ class Sampling:
 
 @dataclass
 class ClaimTokenMeter:
-    """Tokens of a target inside the claim: drawn by this run, and charged by the claim.
+    """Count the tokens of a target inside the claim: those drawn by this run and those charged.
 
-    drawn: by (recipe, secret): tokens drawn again after losing a worker count once. A resumed run
-    draws less than it is charged; a run that draws more was not charged for the difference.
+    drawn: by (recipe, secret); tokens drawn again after the loss of a worker count once. A resumed
+    run draws fewer tokens than are charged; a run that draws more was not charged for the
+    difference.
     """
 
     drawn: dict[tuple[str, str], int] = field(default_factory=dict)
@@ -104,7 +106,9 @@ Batch = list[tuple[Query, SuffixCandidates]]
 
 @dataclass
 class View:
-    """An attacker's access; `require_capability` enforces the setting for all other methods."""
+    """An attacker's access to a target; `require_capability` enforces the setting for all other
+    methods.
+    """
 
     target_name: str
     target: LanguageModel
@@ -128,7 +132,7 @@ class View:
     _shared: dict[str, CandidatesOnDisk] = field(default_factory=dict)
 
     def require_capability(self, *capabilities: str) -> None:
-        """Raise NotApplicable if the setting, or the target, lacks a capability."""
+        """Raise NotApplicable if the setting or the target lacks a capability."""
         # The setting first: it restricts every target.
         for capability in capabilities:
             if not implies_capability(self.setting.capabilities, capability):
@@ -148,7 +152,7 @@ class View:
 
     @property
     def visible_capabilities(self) -> tuple[str, ...]:
-        """The capabilities of this setting and target, from the least."""
+        """The capabilities that this setting and target have, weakest first."""
         implied = (
             ("likelihood", "ranks", "likeliest") if self.has_capability("distribution") else ()
         )
@@ -156,29 +160,29 @@ class View:
 
     @property
     def _available_capabilities(self) -> frozenset[str]:
-        """The capabilities of the target, and of its training record."""
+        """The capabilities of the target and its training record."""
         return self.target.capabilities | (set() if self.training is None else {"training"})
 
     def recorded_gradient_canaries(self) -> GradientCanaries:
-        """Return the gradient canaries of the training. Raises NotApplicable without any."""
+        """Return the gradient canaries of the training. Raise NotApplicable if there are none."""
         self.require_capability("training")
         assert self.training is not None  # ensured by `require_capability`
         return self.training
 
     def decoding_in_this_setting(self, sampling: Sampling) -> Decoding:
-        """Return the actual decoding: the attack's, or ancestral if the setting requires it."""
+        """Return the effective decoding: the attack's, or ancestral if the setting requires it."""
         if self.setting.ancestral:
             return ANCESTRAL
         forbidden = self.target.eos if sampling.eos == "masked" else ()
         return replace(sampling.decoding, forbidden=forbidden)
 
     def sample_count(self, sampling: Sampling) -> int:
-        """Return the number of samples to draw of a prefix: 1 if all of them are equal."""
+        """Return the number of samples to draw for a prefix: 1 if all samples are equal."""
         is_point = sampling.search == "sample" and self.decoding_in_this_setting(sampling).is_point
         return 1 if is_point else sampling.samples
 
     def decoding_description(self, sampling: Sampling) -> str:
-        """Describe the source of candidates in a report, without the number of samples."""
+        """Describe the source of candidates for a report, without the number of samples."""
         decoding = self.decoding_in_this_setting(sampling)
         if sampling.search == "tree":
             return f"tree to {sampling.threshold:g}, {decoding}"
@@ -187,9 +191,9 @@ class View:
         return str(decoding)
 
     def sampling_recipe_name(self, sampling: Sampling, prompt: str) -> str:
-        """Return the name of a pass, shared by attacks with the same recipe.
+        """Return the name of a pass, which attacks with the same recipe share.
 
-        prompt: the name of the soft prompt.
+        prompt: name of the soft prompt.
         """
         samples = f"{self.sample_count(sampling)} x " if sampling.search == "sample" else ""
         return f"{samples}{self.decoding_description(sampling)}, prompt {prompt or 'none'}"
@@ -197,8 +201,10 @@ class View:
     def queries_within_allowance(
         self, sampling: Sampling, prompt: str, queries: Sequence[Query]
     ) -> list[Query]:
-        """Return the queries that the budget pays for or the public model answers; all without a
-        budget."""
+        """Return the queries that the budget pays for or the public model answers.
+
+        Without a budget, return all queries.
+        """
         if self.allowance is None:
             return list(queries)
         name = self.sampling_recipe_name(sampling, prompt)
@@ -211,7 +217,7 @@ class View:
         soft_prompt: Tensor | None = None,
         prompt: str = "",
     ) -> Iterator[Batch]:
-        """Yield candidates for each query, in batches of one shape, reusing earlier passes."""
+        """Yield candidates for each query, in batches of one shape; earlier passes are reused."""
         self.require_capability("draw" if sampling.search == "sample" else "distribution")
         sampling = replace(sampling, samples=self.sample_count(sampling))
         name = self.sampling_recipe_name(sampling, prompt)
@@ -251,7 +257,7 @@ class View:
     def prefix_batch_size(
         self, sampling: Sampling, queries: Sequence[Query], prompt_rows: int = 0
     ) -> int:
-        """Return the number of prefixes per pass: many, because memorised text takes few rows."""
+        """Return the number of prefixes per pass: many, because memorised text needs few rows."""
         # A tree splits a batch that outgrows its rows by itself.
         width = {"sample": sampling.samples, "beam": sampling.beams, "tree": 1}[sampling.search]
         return self.batch_size or max(
@@ -277,7 +283,9 @@ class View:
         prompt: Tensor | None,
         rows: BatchSizeLimit,
     ) -> Sequence[SuffixCandidates]:
-        """Return drawn or searched candidates of each query. rows: decoding rows at once."""
+        """Return drawn or searched candidates for each query. rows: limit of rows decoded
+        at once.
+        """
         model, decoding = self.target, self.decoding_in_this_setting(sampling)
         if sampling.search != "sample":
             prefixes = torch.tensor([query.prefix for query in batch], device=model.device)
@@ -345,9 +353,10 @@ class View:
         return noise
 
     def mean_nll(self, model: LanguageModel, pairs: Sequence[tuple[Tokens, Tokens]]) -> list[float]:
-        """Return the mean nll in nats a token of (prefix, suffix) pairs under target or reference.
+        """Return the mean nll, in nats a token, of (prefix, suffix) pairs under the target or
+        reference.
 
-        Suffixes of a prefix are scored together: their common beginning is read once.
+        Suffixes of one prefix are scored together, so that their common beginning is read once.
         """
         if model is self.target:
             self.require_capability("likelihood")
@@ -364,7 +373,7 @@ class View:
 def _compute_lone_nlls(
     model: LanguageModel, suffixes_by_prefix: Mapping[Tokens, Sequence[Tokens]]
 ) -> dict[tuple[Tokens, Tokens], float]:
-    """Return the summed nll of each suffix that is the only one of its prefix."""
+    """Return the summed nll of each suffix that does not share its prefix."""
     pairs = [
         (prefix, suffixes[0])
         for prefix, suffixes in suffixes_by_prefix.items()
@@ -392,7 +401,7 @@ def _compute_lone_nlls(
 def _compute_shared_nlls(
     model: LanguageModel, suffixes_by_prefix: Mapping[Tokens, Sequence[Tokens]]
 ) -> dict[tuple[Tokens, Tokens], float]:
-    """Return the summed nll of suffixes with a shared prefix, as many at once as memory allows."""
+    """Return the summed nll of suffixes that share a prefix, as many at once as memory allows."""
     prefixes = [prefix for prefix, suffixes in suffixes_by_prefix.items() if len(suffixes) > 1]
     nlls: dict[tuple[Tokens, Tokens], float] = {}
     # Only by the prefix: `suffix_log_probs` takes suffixes of several lengths.
@@ -416,7 +425,7 @@ def _compute_shared_nlls(
 def _list_summed_suffix_log_probs(
     model: LanguageModel, pairs: Sequence[tuple[Tokens, Tokens]]
 ) -> list[float]:
-    """Return the summed log-probability of each suffix; prefixes have one length."""
+    """Return the summed log-probability of each suffix. All prefixes must have one length."""
     prefixes = list(dict.fromkeys(prefix for prefix, _ in pairs))
     owner = [prefixes.index(prefix) for prefix, _ in pairs]
     tokens = torch.tensor(prefixes, device=model.device)
