@@ -1,7 +1,7 @@
-"""Check a defense's claim for one query against the realised divergence on given prefixes.
+"""Check a defense's claim for one query against the realised divergence after given prefixes.
 
-Asks the target for its claim and its realised values; knows no defense, relation or bound. A claim
-that holds here is not proven: other contexts and neighbours remain. A claim that fails is refuted.
+The target provides its claim and its realised values. A claim that holds here is not proven,
+because other contexts and neighbours remain. A claim that fails here is refuted.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class ClaimCheck(Probe):
         require_options_at_least(self, 0, "positions", "order", "draws")
 
     def sampling(self) -> Sampling:
-        """Return ancestral draws in any setting: no claim is about another decoding."""
+        """Return ancestral draws in any setting, because no claim covers another decoding."""
         return Sampling(1, ANCESTRAL)
 
     def check_inputs(self, view: View, secrets: Sequence[Secret]) -> None:
@@ -111,9 +111,10 @@ class ClaimCheck(Probe):
     def _drawn_token_probability_excess(
         self, view: View, secrets: Sequence[Secret], prefixes: Tensor
     ) -> dict[str, Tensor]:
-        """Return (B,) sum of p(y) - E p(Y) over each secret's drawn tokens y, and its variance.
+        """Return the sum of p(y) - E p(Y) over each secret's drawn tokens y, (B,), and its
+        variance.
 
-        Y ~ p; the variance is the one under y ~ p.
+        Y ~ p; the variance assumes y ~ p.
         """
         model = view.target
         key = (view.seed, view.target_name, self.name)
@@ -221,8 +222,9 @@ class ClaimCheck(Probe):
 
 
 def space_suffix_positions(positions: int, length: int) -> list[int]:
-    """Return this many evenly spaced positions of `length`, from the first; all if 0 or too
-    many."""
+    """Return `positions` evenly spaced positions below `length`, from 0; all if `positions` is 0 or
+    too large.
+    """
     count = min(positions or length, length)
     return [i * length // count for i in range(count)]
 
@@ -230,9 +232,10 @@ def space_suffix_positions(positions: int, length: int) -> list[int]:
 def summarise_text_checks(
     checks: Sequence[DivergenceCheck], row: int, at: Sequence[int]
 ) -> dict[str, float]:
-    """Summarise one text: by relation the values nearest to breaking the claim, and the violations.
+    """Summarise one text: by relation, the values nearest to a violation of the claim, and the
+    violations.
 
-    For a relation without a claim, the total cost of all positions.
+    A relation without a claim has the total cost of all positions.
     """
     is_violated = torch.zeros(len(at), dtype=torch.bool, device="cpu")
     worst: dict[str, tuple[float, dict[str, float]]] = {}
@@ -281,7 +284,9 @@ def list_unclaimed_relations(observations: Sequence[Observation]) -> list[str]:
 
 
 def compose_query_epsilons(observations: Sequence[Observation], relation: str) -> float:
-    """Return epsilon (nats) at `DELTA` of all checked queries, by their own distributions."""
+    """Return epsilon (nats) at `DELTA` of all checked queries together, from their own
+    distributions.
+    """
     loss = float(value_column(observations, f"loss_{relation}").sum())
     order = observations[0].values[f"order_{relation}"]
     # Identical distributions cost 0, without the constant that the conversion to epsilon adds
@@ -290,7 +295,7 @@ def compose_query_epsilons(observations: Sequence[Observation], relation: str) -
 
 
 def list_claim_faults(observations: Observed) -> list[str]:
-    """Return sentences on faults of the claim other than divergences."""
+    """Return sentences about faults of the claim other than divergences."""
     faults = []
     excess, variance = (
         float(value_column(observations, name).sum()) for name in ("draw_excess", "draw_variance")
@@ -338,9 +343,9 @@ def _find_tightest_observation(observations: Sequence[Observation], relation: st
 
 
 def _compute_realised_ratio(realised: float, claimed: float) -> float:
-    """Return realised over claimed divergence.
+    """Return the realised over the claimed divergence.
 
-    0 for an infinite claim, inf if the realised value is NaN or the claim is 0.
+    The ratio is 0 for an infinite claim, and inf if the realised value is NaN or the claim is 0.
     """
     if math.isnan(realised):
         return math.inf
@@ -350,5 +355,5 @@ def _compute_realised_ratio(realised: float, claimed: float) -> float:
 
 
 def _measure_checked_queries(name: str, value: float, n: int, unit: str, note: str) -> Measurement:
-    """Return a number about the checked queries only, so its interval is a point."""
+    """Return a number about the checked queries only; its interval is thus a point."""
     return Measurement(name, value, value, value, n, unit, note)

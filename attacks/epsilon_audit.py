@@ -1,9 +1,9 @@
-"""Audit epsilon as a black box: guess the inserted canaries from the trained model.
+"""Audit epsilon as a black box: guess which canaries the training data of a model included.
 
-The guesses bound epsilon from below. Each canary was inserted by a fair coin. The bound holds for
-any guesses, since only the data know the coins: a poor score proves less, never too much. So no
-floor is subtracted; a model that saw none of the canaries is the control and must prove nothing.
-Knows scores and coins; the bounds are in `audited.py`.
+The guesses bound epsilon from below. A fair coin decided whether to insert each canary. The bound
+holds for any guesses, because only the data depend on the coins: a poor score gives a lower bound,
+never an invalid one. So no floor is subtracted. The control is a model trained without canaries,
+which must give no bound above 0. The bounds are computed in `audited.py`.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class EpsilonAudit(Probe):
     def _observe_canary_agreement(
         self, view: View, secrets: Sequence[Secret]
     ) -> Iterator[Observation]:
-        """Yield the number of leading tokens that samples share with the secret, on average."""
+        """Yield the mean number of leading tokens that samples share with the secret."""
         if view.setting is TEXT_ONLY and view.claim is not None and view.claim.queries is not None:
             raise NotApplicable(
                 f"the claim is for {view.claim.queries:,} drawn tokens, and these draws would not "
@@ -133,7 +133,7 @@ class EpsilonAudit(Probe):
     def facts(
         self, view: View, secrets: Sequence[Secret], observations: Sequence[Observation]
     ) -> dict[str, float]:
-        """Return delta of the bound, and the claim for the same unit and relation, if any."""
+        """Return the bound's delta, and the claim for the same unit and relation, if any."""
         claim = view.claim
         delta = self.delta or (claim.delta if claim is not None and claim.delta > 0 else DELTA)
         # A claim for a user holds for each record of that user.
@@ -148,7 +148,7 @@ class EpsilonAudit(Probe):
     def add_joint_values(
         self, secrets: Sequence[Secret], observations: Sequence[Observation]
     ) -> list[Observation]:
-        """Add the score: higher means more confident that the canary was inserted."""
+        """Add the score, which is higher for a canary that was more probably inserted."""
         scores = self._canary_inclusion_scores(observations).tolist()
         return [
             replace(o, values={**o.values, "score": x})
@@ -164,7 +164,9 @@ class EpsilonAudit(Probe):
         return value_column(observations, "reference_nll") - nll
 
     def _has_reference(self, observations: Sequence[Observation]) -> bool:
-        """Test if losses are compared with a reference; `auto` compares no model with itself."""
+        """Check whether losses are compared with a reference; `auto` compares no model with
+        itself.
+        """
         if self.draws_samples or "reference_nll" not in observations[0].values:
             return False
         differences = np.abs(
@@ -194,13 +196,13 @@ class EpsilonAudit(Probe):
     def _count_unit_copies(self, secrets: Sequence[Secret]) -> int:
         """Return how many copies of an inserted canary are separate units.
 
-        A user's copies are one unit: the bound is not divided by their number, unlike a group's.
+        A user's copies are one unit, so the bound is not divided by their number, unlike a group's.
         """
         return 1 if self.unit == "user" else self._canary_insertion_count(secrets)
 
     @staticmethod
     def _canary_insertion_count(secrets: Sequence[Secret]) -> int:
-        """Return the number of copies of an inserted canary."""
+        """Return the number of copies of each inserted canary."""
         return max(1, *(secret.repeats or 0 for secret in secrets))
 
     def measurements(self, secrets: Sequence[Secret], observations: Observed) -> list[Measurement]:
@@ -241,9 +243,9 @@ class EpsilonAudit(Probe):
 def _bound_canary_epsilon(
     scores: tuple[float, ...], coins: tuple[bool, ...], delta: float, level: float, copies: int
 ) -> tuple[Audited, ...]:
-    """Cache the bounds, since a row asks three times.
+    """Return the bounds, cached because a row needs them three times.
 
-    NotApplicable for uninformative scores, so the run continues.
+    Raise NotApplicable for uninformative scores, so that the run continues.
     """
     try:
         return audit_epsilon_bounds(np.array(scores), np.array(coins), delta, level, copies)

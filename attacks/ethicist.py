@@ -85,7 +85,7 @@ class Ethicist(SamplingAttack):
         return self.prompt_length
 
     def choose_tuning_model_label(self, view: View) -> str:
-        """Return the model to tune the prompt on; NotApplicable for an impossible choice."""
+        """Return the model to tune the prompt on. Raise NotApplicable for an impossible choice."""
         if self.tune_on == "target":
             view.require_capability("embeddings")
         if self.tune_on == "public" and view.public is None:
@@ -132,7 +132,7 @@ class Ethicist(SamplingAttack):
         return (prompt, self._choose_ranking(view)[0])
 
     def fit_options(self) -> dict[str, Any]:
-        """Return the options that affect tuning: none of the sampler's, nor the ranking."""
+        """Return the options that affect tuning; sampling and ranking do not."""
         sampling = {f.name for f in dataclasses.fields(SamplingAttack)}
         return {
             name: v
@@ -141,7 +141,7 @@ class Ethicist(SamplingAttack):
         }
 
     def timing_stand_in(self) -> tuple[Attack, float]:
-        """Return a tuning of one epoch, and the most epochs of a full tuning."""
+        """Return an attack that tunes for one epoch, and the maximum epochs of a full tuning."""
         return dataclasses.replace(self, epochs=1), float(self.epochs)
 
     def soft_prompt(self, state: dict[str, Any]) -> Tensor | None:
@@ -154,9 +154,9 @@ class Ethicist(SamplingAttack):
             split_tuning_pairs(known, self.validation, view.seed)
 
     def fit(self, view: View, known: Sequence[Pair]) -> dict[str, Any]:
-        """Tune a prompt (P, d); return the best epoch's, with the losses that chose it.
+        """Tune a prompt (P, d); return the best epoch's prompt and the losses that determined it.
 
-        No prompt without a model to tune.
+        Return no prompt if there is no model to tune on.
         """
         on = self.choose_tuning_model_label(view)
         if on == "none":
@@ -245,10 +245,9 @@ class Ethicist(SamplingAttack):
         size: int,
         learn: Callable[[Tensor], None],
     ) -> float:
-        """Return the mean loss over the pairs, `size` per pass; `learn` gets each pass's part.
+        """Return the mean loss over the pairs, `size` per pass. `learn` receives each pass's part.
 
-        The passes of one group of pairs ask the same ensemble members, like one pass over all of
-        them.
+        All passes of a group of pairs query the same ensemble members, like a single pass.
         """
         total = 0.0
         for share, group in _list_tuning_groups(pairs, len(prompt)):
@@ -266,9 +265,10 @@ class Ethicist(SamplingAttack):
     def _prompt_tuning_loss(
         self, model: LanguageModel, pairs: Sequence[Pair], prompt: Tensor, noise: torch.Generator
     ) -> Tensor:
-        """Return the mean of L_MLE + alpha L_smooth (Eq. 3) over pairs with suffixes of one length.
+        """Return the mean of L_MLE + alpha L_smooth (Eq. 3) over pairs whose suffixes have one
+        length.
 
-        Shorter pairs are padded at their end, which no earlier distribution depends on.
+        Shorter pairs are padded at the end, on which no earlier distribution depends.
         """
         suffixes = torch.tensor([pair.suffix for pair in pairs], device=model.device)
         most = max(len(pair.prefix) for pair in pairs)
@@ -309,7 +309,7 @@ class Ethicist(SamplingAttack):
         )
 
     def _choose_ranking(self, view: View) -> tuple[str, Callable[[Any], Tensor]]:
-        """Return the ranking in words, and the function that scores one prefix's candidates."""
+        """Return the ranking in words, and the function that scores a prefix's candidates."""
         if self.confidence != "calibrated":
             if self.confidence == "reference":
                 words = "perplexity against the reference model's"
@@ -342,8 +342,8 @@ class Ethicist(SamplingAttack):
 def compute_prompt_tuning_loss(nll: Tensor, smooth_tokens: int, alpha: float) -> Tensor:
     """Return L_MLE + alpha L_smooth of each pair (Ethicist, Eq. 1-3).
 
-    nll: (pairs, length) nats -> (pairs,). L_smooth is the mean of the `smooth_tokens` largest token
-    losses, chosen again at every step; fewer if the suffix is shorter.
+    nll: (pairs, length) nats; result: (pairs,). L_smooth is the mean of the `smooth_tokens` largest
+    token losses (fewer for a shorter suffix), selected again at every step.
     """
     worst = nll.topk(min(smooth_tokens, nll.shape[-1]), dim=-1).values
     return nll.mean(-1) + alpha * worst.mean(-1)
@@ -352,8 +352,8 @@ def compute_prompt_tuning_loss(nll: Tensor, smooth_tokens: int, alpha: float) ->
 def calibrate_confidence(candidates: SuffixCandidates) -> Tensor:
     """Return C_i = r_i exp(-nll_i) / sum_j r_j exp(-nll_j) over distinct samples (Ethicist, Eq. 4).
 
-    Shape (distinct,). The authors' exp(-50 * mean loss) is this sum for 50 tokens; in log space it
-    cannot become 0/0.
+    Shape (distinct,). nll_i is a sum; the authors' exp(-50 * mean loss) is equal for 50 tokens.
+    Computed in log space to avoid 0/0.
     """
     return torch.softmax(candidates.counts.double().log() - candidates.nll, dim=-1)
 
@@ -361,7 +361,7 @@ def calibrate_confidence(candidates: SuffixCandidates) -> Tensor:
 def split_tuning_pairs(
     known: Sequence[Pair], validation: float, seed: int
 ) -> tuple[list[Pair], list[Pair]]:
-    """Split known pairs at random into train and validation, at least one each."""
+    """Split known pairs at random into training and validation pairs, at least one each."""
     if len(known) < 2:
         raise NotApplicable(
             "needs at least 2 auxiliary records to tune a prompt (train and validation), got "
@@ -374,7 +374,7 @@ def split_tuning_pairs(
 
 
 def count_warmup_steps(steps: int) -> int:
-    """Return the paper's share of these steps for warm-up: 500 of 8,440.
+    """Return the number of warm-up steps: the paper's share, 500 of 8,440.
 
     The paper has 15,000 pairs, a tenth held out, and 20 epochs of batches of 32.
     """
@@ -382,10 +382,11 @@ def count_warmup_steps(steps: int) -> int:
 
 
 def _list_tuning_groups(pairs: Sequence[Pair], rows: int) -> Iterator[tuple[float, list[Pair]]]:
-    """Yield groups for one pass with their share of the pairs; weighted means add up to the mean.
+    """Yield the share of the pairs and the pairs of each group, one pass each; weighted means add
+    up to the mean.
 
-    A group's suffixes have one length and its prefixes a similar length: with `rows` of a prompt
-    before them, its longest text is at most an eighth longer than its shortest.
+    Suffixes of a group have one length, prefixes a similar length: with the `rows` of a prompt, its
+    longest text is at most an eighth longer than its shortest.
     """
     group: list[Pair] = []
     for pair in sorted(pairs, key=lambda pair: (len(pair.suffix), len(pair.prefix))):
@@ -404,7 +405,8 @@ def _list_tuning_groups(pairs: Sequence[Pair], rows: int) -> Iterator[tuple[floa
 
 
 def _compute_prompt_learning_rate_factor(warmup: int, steps: int, step: int) -> float:
-    """Return the learning-rate factor of a step: linear warm-up over `warmup`, then linear decay.
+    """Return the learning-rate factor of a step: linear warm-up over `warmup` steps, then linear
+    decay.
 
     The decay reaches zero at `steps`.
     """

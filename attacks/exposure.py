@@ -1,4 +1,6 @@
-"""Measure exposure of canaries: the model's rank of the inserted text among all possible texts."""
+"""Measure the exposure of canaries: the model's rank of the inserted text among all
+possible texts.
+"""
 
 from __future__ import annotations
 
@@ -188,7 +190,7 @@ class Exposure(Probe):
 
 
 def _group_space_secrets(secrets: Sequence[Secret]) -> dict[CanarySpace, list[Secret]]:
-    """Return the canaries by the space of texts that each could have been.
+    """Return the canaries by their space of possible texts.
 
     Raise NotApplicable if a canary's space is unknown.
     """
@@ -239,7 +241,7 @@ class _CanarySpaceRanking:
     def _require_token_before_canaries(self, head: Tokens) -> Tokens:
         """Return `head`, the common beginning of all texts.
 
-        NotApplicable if no token precedes their first token.
+        Raise NotApplicable if no token precedes the first token of the texts.
         """
         if not (self.view.target.prefix_token or head):
             raise NotApplicable(
@@ -378,7 +380,9 @@ def _scale_exposure_bits(m: Measurement, most: float) -> Measurement:
 
 
 def _widen_exposure_interval(m: Measurement, observations: Sequence[Observation]) -> Measurement:
-    """Widen to the mean bounds of the exposures, for incomplete searches and estimated ranks."""
+    """Widen the interval to the mean bounds of the exposures, for incomplete searches and estimated
+    ranks.
+    """
     if not observations or math.isnan(m.value):
         return m
     low, high = (

@@ -1,4 +1,4 @@
-"""Compute the exact probability that one sample, or any of n, is the secret, without sampling."""
+"""Compute, without sampling, the exact probability that one sample, or any of n, is the secret."""
 
 from __future__ import annotations
 
@@ -112,8 +112,8 @@ class ExtractionProbability(DistributionProbe):
     def required_capabilities(self) -> tuple[str, ...]:
         """The capabilities that the decoding needs.
 
-        Ancestral decoding needs only the secrets' own tokens, other decodings also the likeliest
-        tokens.
+        Ancestral decoding needs only the log-probabilities of a secret's own tokens; other
+        decodings also need the likeliest tokens.
         """
         sampling = self.sampling()
         # Masking end-of-text renormalises over all other tokens, which needs the full distribution.
@@ -162,7 +162,9 @@ class ExtractionProbability(DistributionProbe):
     def add_joint_values(
         self, secrets: Sequence[Secret], observations: Sequence[Observation]
     ) -> list[Observation]:
-        """Add each member's conformal p-value: the share of non-members at least as likely (A7)."""
+        """Add each member's conformal p-value: the share of non-members that are at least as likely
+        (A7).
+        """
         member = mask_members(secrets)
         if member.all() or not _has_exact_probability(observations):
             return list(observations)
@@ -181,7 +183,9 @@ class ExtractionProbability(DistributionProbe):
     def _member_p_values(
         self, secrets: Sequence[Secret], observations: Sequence[Observation]
     ) -> Floats:
-        """Return the conformal p-value of each member, by the length of its suffix."""
+        """Return the conformal p-value of each member, compared with non-members of its suffix
+        length.
+        """
         member = mask_members(secrets)
         log_p = value_column(observations, "log_p")
         lengths = np.array([len(secret.suffix) for secret in secrets])
@@ -239,7 +243,7 @@ class ExtractionProbability(DistributionProbe):
     def _measure_shares(
         self, member: Bools, observations: Sequence[Observation]
     ) -> Iterator[Measurement]:
-        """Yield bounds on both sides, and the shares of secrets that reach 1 in `one_in`."""
+        """Yield the lower and upper bounds, and the shares of secrets that reach 1 in `one_in`."""
         width = f"within {self.near_distance} token edits, {self.near_beams} beams"
         near = f"at least: {width}; one sample of this decoding"
         window = f"the likeliest of each secret, behind the text before it; {_CEILING}"
@@ -258,7 +262,9 @@ class ExtractionProbability(DistributionProbe):
                 yield measure_share(name_nonmember_metric(name), reached[~member], "the baseline")
 
     def _bound_brackets(self, observations: Sequence[Observation]) -> dict[str, Floats]:
-        """Return (secrets,) by measurement: the bounds on both sides, and greedy shares."""
+        """Return the lower bounds, upper bounds and greedy shares by measurement,
+        (secrets,) each.
+        """
         bounds = {
             _NEAR: compute_any_sample_probability(value_column(observations, "log_p_near"), 1)
         }
@@ -273,7 +279,7 @@ class ExtractionProbability(DistributionProbe):
         return bounds
 
     def _mask_one_in_n(self, observations: Sequence[Observation]) -> dict[str, Bools]:
-        """Return (secrets,) by measurement: masks of numbers of at least 1 in `one_in`."""
+        """Return for each measurement a mask (secrets,) of values of at least 1 in `one_in`."""
         columns = {
             "extraction": compute_any_sample_probability(value_column(observations, "log_p"), 1),
             **self._bound_brackets(observations),
@@ -289,7 +295,9 @@ class ExtractionProbability(DistributionProbe):
     def _conformal_extracted_share(
         self, secrets: Sequence[Secret], observations: Sequence[Observation]
     ) -> Measurement:
-        """Return the share of members more likely than non-members' suffixes of their length."""
+        """Return the share of members that are likelier than non-members' suffixes of the same
+        length.
+        """
         p_values = self._member_p_values(secrets, observations)
         controls = value_column(observations, "log_p")[~mask_members(secrets)]
         threshold = compute_conformal_threshold(controls, self.alpha)
@@ -390,7 +398,7 @@ _NEAR = "near_verbatim_probability"
 
 
 def suffix_lengths_note(lengths: Sequence[int]) -> str:
-    """Return `suffixes of 8 to 50 tokens`; "" if all are of one length."""
+    """Return a phrase such as `suffixes of 8 to 50 tokens`; "" if all suffixes have one length."""
     shortest = min(lengths, default=0)
     longest = max(lengths, default=0)
     return f"suffixes of {shortest} to {longest} tokens" if shortest < longest else ""
@@ -403,7 +411,7 @@ def _has_exact_probability(observations: Sequence[Observation]) -> bool:
 def _list_log_prob_columns(
     observations: Sequence[Observation],
 ) -> list[tuple[str, Floats]]:
-    """Return (ending of a measurement's name, log p in nats): the exact value or its bounds."""
+    """Return (end of a measurement's name, log p in nats): the exact value, or its two bounds."""
     if _has_exact_probability(observations):
         ends = {"": "log_p"}
     else:
@@ -412,7 +420,7 @@ def _list_log_prob_columns(
 
 
 def _mask_discoverable_secrets(log_p: Floats, n: int, p: float) -> Bools:
-    """Test if one of n samples is right with probability p, with tolerance for rounding."""
+    """Return which secrets one of n samples equals with probability at least p, up to rounding."""
     reached: Bools = compute_any_sample_probability(log_p, n) >= p - _ROUNDING
     return reached
 
@@ -429,16 +437,16 @@ def compute_suffix_log_probs(
     suffixes: Tensor,
     windows: Sequence[int] = (),
 ) -> dict[str, Tensor]:
-    """Return (B,) float64 log_p and log_p_ancestral in nats, and rank_bits.
+    """Return log_p and log_p_ancestral in nats, and rank_bits, each (B,) float64.
 
-    prefixes (B, n), suffixes (B, L). windows: lengths of windows for which to add window_bits_N and
-    greedy_windows_N, from a model with distributions. For a model with only the likeliest tokens,
-    log_p_least and log_p_most replace log_p.
+    prefixes: (B, n); suffixes: (B, L). windows: lengths of windows that add window_bits_N and
+    greedy_windows_N, for a model with distributions. For a model that returns only its likeliest
+    tokens, log_p_least and log_p_most replace log_p.
 
     rank_bits = sum_t log2 rank_t: under any monotone decoding q_t(z_t) <= 1/rank_t, so -log2 p is
-    at least rank_bits. Among equally likely tokens each counts as the first, since a product may
-    order them so; a server's ranks use its own order. For ancestral decoding, a model without
-    distributions gives the tokens' own log-probabilities.
+    at least rank_bits. Each of several equally likely tokens counts as the first, because a product
+    may order them in this way; a server's ranks use the server's order. For ancestral decoding, a
+    model without distributions needs only the tokens' own log-probabilities.
     """
     if not implies_capability(model.capabilities, "distribution"):
         if not decoding.is_ancestral:
@@ -479,7 +487,7 @@ def compute_suffix_log_probs(
 def _bound_suffix_log_probs(
     decoding: Decoding, distribution: PartialDistribution, suffixes: Tensor
 ) -> dict[str, Tensor]:
-    """Bound the log probabilities of suffixes (B, L) from the likeliest tokens at each place.
+    """Bound the log-probabilities of suffixes (B, L) from the likeliest tokens at each position.
 
     The names are those of `compute_suffix_log_probs`.
     """
@@ -496,7 +504,7 @@ def _bound_suffix_log_probs(
 
 
 def _parse_extraction_option_numbers(name: str, text: str, kind: Callable[[str], Any]) -> list[Any]:
-    """Parse `1,10,100` as rising distinct numbers. Raises AuditError for another form."""
+    """Parse `1,10,100` as distinct ascending numbers. Raise AuditError for another form."""
     try:
         return sorted({kind(part) for part in text.split(",")})
     except ValueError as error:

@@ -1,8 +1,7 @@
-"""Bound epsilon from below by the released gradients of a private training's canaries.
+"""Bound epsilon from below by the released gradients of canaries in a private training.
 
-White box: it sees every noisy sum, and each record's contribution. An attacker with only the model
-sees less, and a claim under any access covers this too. Does not know how canaries are planted or
-scored.
+White box: the attacker sees every noisy sum and each record's contribution. An attacker with only
+the model sees less, and a claim for any access covers this attacker too.
 """
 
 from __future__ import annotations

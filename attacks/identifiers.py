@@ -1,4 +1,4 @@
-"""Rank personal data among fresh values of their format: exact evidence without non-members."""
+"""Rank personal data among random values of the same format: exact evidence without non-members."""
 
 from __future__ import annotations
 
@@ -101,11 +101,11 @@ class Identifiers(Probe):
         return int(np.ceil(1 / self.fdr - 1e-9)) - 1
 
     def _is_too_few(self, alternatives: int) -> bool:
-        """Test if even the best rank among these alternatives is no discovery."""
+        """Check whether even the best rank among these alternatives would be no discovery."""
         return alternatives < self._least_alternatives
 
     def sampling(self) -> Sampling:
-        """Return the inspected distribution, unmodified."""
+        """Return the unmodified distribution, which is inspected."""
         return Sampling(1, ANCESTRAL)
 
     def check_inputs(self, view: View, secrets: Sequence[Secret]) -> None:
@@ -122,9 +122,9 @@ class Identifiers(Probe):
     def has_subject_in(
         self, secrets: Sequence[Secret], unknown: Counter[str] | None = None
     ) -> bool:
-        """Return whether a record holds a value that can be ranked.
+        """Return whether a record contains a value that can be ranked.
 
-        unknown: counter of values without a known format, by kind.
+        unknown: counts values without a known format, by kind.
         """
         finder, counts = _ValueFinder(self), Counter[str]() if unknown is None else unknown
         return any(any(finder.find_record_values(secret, counts)) for secret in secrets)
@@ -164,7 +164,9 @@ class Identifiers(Probe):
     def _rank_value(
         self, view: View, base: LanguageModel | None, secret: Secret, value: FoundValue
     ) -> dict[str, float] | None:
-        """Return the value's rank under the target and the base; None for an unrankable value."""
+        """Return the value's rank under the target and the base model; None if it cannot be
+        ranked.
+        """
         noise = make_keyed_generator("identifiers", view.seed, secret.id, value.text)
         alternatives = value.format.list_alternatives(
             value.text, self.alternatives, self.enumerate, noise
@@ -268,7 +270,7 @@ class Identifiers(Probe):
 
 @dataclass(frozen=True)
 class FoundValue:
-    """A value in a record. before: the text before it; tail: the text read after it."""
+    """A value in a record. before: text before the value; tail: text read after the value."""
 
     text: str
     before: str
@@ -278,7 +280,7 @@ class FoundValue:
 
 
 class _ValueFinder:
-    """Find the values of records that have a format."""
+    """Find the values in records whose format is known."""
 
     def __init__(self, probe: Identifiers) -> None:
         self.after = probe.after
@@ -288,9 +290,10 @@ class _ValueFinder:
         self.recognisers = pii.PiiRecognisers(self.regions) if installed else None
 
     def find_record_values(self, secret: Secret, unknown: Counter[str]) -> Iterator[FoundValue]:
-        """Yield the values that are entirely in the suffix and not in the text before them.
+        """Yield the values that are completely in the suffix and do not occur in the text before
+        it.
 
-        unknown: counter of values without a known format, by kind.
+        unknown: counts values without a known format, by kind.
         """
         wording = secret.wording
         if wording is None:
@@ -315,7 +318,9 @@ class _ValueFinder:
 def _count_above(
     view: View, model: LanguageModel, context: Tokens, tails: Sequence[Tokens]
 ) -> tuple[float, float]:
-    """Count the alternatives that are more likely than the first tail, and those as likely."""
+    """Count the alternatives that are likelier than the first tail, and those that are equally
+    likely.
+    """
     order = sorted(range(len(tails)), key=lambda i: tails[i])
     means = view.mean_nll(model, [(context, tails[i]) for i in order])
     nlls = np.empty(len(tails))
@@ -327,7 +332,7 @@ def _count_above(
 
 @dataclass(frozen=True)
 class RanksOfValues:
-    """Ranks of values and their owners, columns of shape (values,). copies: -1 if not known."""
+    """Hold the ranks of values and their owners in columns (values,). copies: -1 if unknown."""
 
     kind: Ints
     above: Floats
@@ -373,21 +378,21 @@ class RanksOfValues:
 
     @cached_property
     def listed(self) -> Bools:
-        """Mask of the members' values that are discoveries, (values,)."""
+        """The mask of members' values that are discoveries, (values,)."""
         discoveries = np.zeros(len(self.kind), dtype=bool)
         adjusted = rank_tests.adjust_false_discovery(self.p_values[self.member])
         discoveries[self.member] = adjusted <= self.fdr
         return discoveries
 
     def mask_kinds(self) -> dict[str, Bools]:
-        """Return masks (values,) by kind, for the kinds that members have."""
+        """Return a mask (values,) for each kind that members have."""
         kinds = sorted(set(self.kind[self.member].tolist()))
         return {_KINDS[kind]: self.kind == kind for kind in kinds}
 
     def uniformity_p_value(self, chosen: Bools) -> float:
-        """Test uniform ranks of these values by the base model, else by the non-members among them.
+        """Test whether the ranks of these values by the base model are uniform; return the p-value.
 
-        NaN for too few values.
+        Without a base model, use the non-members among the values. Return NaN for too few values.
         """
         if self.has_base:
             ranks = self.base_above, self.base_tied, self.alternatives, self.place
@@ -415,7 +420,7 @@ class RanksOfValues:
         return "the base model, which never saw them" if self.has_base else "the non-members"
 
     def fault(self) -> str:
-        """Explain why the ranks show nothing; "" if they may."""
+        """Explain why the ranks are no evidence; "" if they may be."""
         p_value = self.uniformity_p_value(np.ones(len(self.kind), dtype=bool))
         if p_value >= CONTROL_LEVEL or (np.isnan(p_value) and self.member.any()):
             return ""

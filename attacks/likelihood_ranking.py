@@ -1,4 +1,4 @@
-"""Rank candidates by likelihood, also relative to size, lower case or a reference model."""
+"""Rank candidates by likelihood, alone or relative to size, lower case or a reference model."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class ZlibRanking(SamplingAttack):
 
 
 def count_compressed_bytes(text: str) -> int:
-    """Return the size of the text under zlib at its default level."""
+    """Return the bytes of the text compressed by zlib at its default level."""
     try:
         import zlib  # only this score needs zlib, and some Pythons lack it
     except ImportError as error:
@@ -166,16 +166,14 @@ def _score_capitals(scores: Tensor, candidates: Any) -> Tensor:
 def score_lower_case(
     view: View, pairs: Sequence[tuple[Tokens, Tokens]], nll: Sequence[float]
 ) -> list[float]:
-    """Return -(nll of the text / nll of its lower case) of each suffix, both tokenised again.
+    """Return -(nll of the text / nll of its lower case) for each suffix, both tokenised again.
 
-    -1 without capitals. A drawn suffix may be written in other tokens than the tokenizer would
-    choose, which are less likely: if only the lower case were tokenised again, digits in odd pieces
-    would lead.
+    A suffix without capitals scores -1. A drawn suffix may consist of other, less likely tokens
+    than the tokenizer chooses. If only the lower case were tokenised again, digits in unusual
+    tokens would score highest.
 
-    Args:
-        view: of a target with log-probabilities, with a tokenizer.
-        pairs: prefix and suffix of each text.
-        nll: mean nll of each suffix in its own tokens, nats a token.
+    view: target with log-probabilities and a tokenizer. pairs: prefix and suffix of each text. nll:
+    mean nll of each suffix in its own tokens, nats a token.
     """
     assert view.tokenizer is not None
     texts_by_index: dict[int, tuple[tuple[Tokens, Tokens], tuple[Tokens, Tokens]]] = {}
@@ -225,16 +223,16 @@ class ReferenceModelRanking(SamplingAttack):
 
 
 def require_reference_model(view: View) -> LanguageModel:
-    """Return the reference model. Raises NotApplicable without a reference model."""
+    """Return the reference model. Raise NotApplicable if there is none."""
     if view.reference is None:
         raise NotApplicable("needs a reference model: give --reference MODEL")
     return view.reference
 
 
 def score_reference_model(view: View, batch: Batch, form: str = "ratio") -> list[Tensor]:
-    """Return the scores of each query's candidates, (distinct,); higher is more confident.
+    """Return the scores of each query's candidates, (distinct,); higher means more confident.
 
-    NotApplicable without a reference model.
+    Raise NotApplicable without a reference model.
     """
     reference_model = require_reference_model(view)
     pairs = [
@@ -253,7 +251,9 @@ def score_reference_model(view: View, batch: Batch, form: str = "ratio") -> list
 
 
 def score_against_reference_nll(nll: Tensor, reference: Tensor, form: str) -> Tensor:
-    """Score two mean nll (nats a token) of one text; higher is more confident."""
+    """Return a score from a text's mean nll (nats a token) under both models; higher means more
+    confident.
+    """
     if form == "difference":
         return -(nll - reference)
     if form == "perplexity-ratio":

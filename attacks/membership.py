@@ -1,4 +1,4 @@
-"""Measure how well scores distinguish training records from others, next to a blind baseline."""
+"""Measure how well scores separate training records from others, next to a blind baseline."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class Membership(Probe):
             )
 
     def sampling(self) -> Sampling:
-        """Return the inspected distribution, unmodified."""
+        """Return the unmodified distribution, which is inspected."""
         return Sampling(1, ANCESTRAL)
 
     def wanted_reference_models(self) -> str:
@@ -155,16 +155,18 @@ class Membership(Probe):
         )
 
     def _cut_scored_secret(self, secret: Secret) -> Secret:
-        """Return the scored secret: its suffix after its prefix, or all after its first token."""
+        """Return the part that is scored: the suffix after its prefix, or all after the first
+        token.
+        """
         if self.text == "suffix" or not secret.prefix:
             return secret
         first, *rest = secret.prefix  # no context predicts the first token
         return replace(secret, prefix=(first,), suffix=(*rest, *secret.suffix))
 
     def _usable_reference_model(self, view: View) -> LanguageModel | None:
-        """Return the reference model; None if it is unfit or missing.
+        """Return the reference model; None if it is missing or unfit.
 
-        NotApplicable if the main score needs it.
+        Raise NotApplicable if the main score needs it.
         """
         usable = None if view.reference_fault else view.reference
         if usable is None and self.score in _OF_REFERENCE:
@@ -213,7 +215,7 @@ class Membership(Probe):
     def _score_text_forms(
         self, view: View, secret: Secret, mean: float, lowered: float | None
     ) -> dict[str, float]:
-        """Return scores and sizes of the text itself, not its tokens; empty without a tokenizer."""
+        """Return the scores that need the text instead of its tokens; empty without a tokenizer."""
         if view.tokenizer is None:
             return {}
         suffix, text = (
@@ -242,7 +244,9 @@ class Membership(Probe):
         prefixes: Tensor,
         suffixes: Tensor,
     ) -> list[dict[str, float]]:
-        """Return each text's mean log-probability under each reference model, and if it saw it."""
+        """Return each text's mean log-probability under each reference model, and whether that
+        model saw it.
+        """
         values_by_text: list[dict[str, float]] = [{} for _ in batch]
         pairs = zip(references.models, references.saw, strict=True) if references else ()
         for i, (model, saw) in enumerate(pairs):
@@ -346,7 +350,9 @@ class Membership(Probe):
     def _user_inference_aucs(
         self, secrets: Sequence[Secret], observations: Observed
     ) -> tuple[Measurement, ...]:
-        """Return AUCs of detecting a person's data from untrained records, and the reference's."""
+        """Return AUCs of detecting a person's data from untrained records, by the target and the
+        reference.
+        """
         if all(secret.user is None for secret in secrets):
             return ()
         if "reference" in self._select_usable_scores(observations):
@@ -363,7 +369,9 @@ class Membership(Probe):
     def _target_free_baseline_scores(
         self, observations: Sequence[Observation]
     ) -> dict[str, Floats]:
-        """Return baselines without target queries: the blind classifier, the reference model."""
+        """Return the baselines without target queries: the blind classifier and the reference
+        model.
+        """
         baselines = {
             name: _align_record_scores(name, observations) for name in ("blind", "reference_alone")
         }
@@ -385,7 +393,7 @@ class Membership(Probe):
     def _unusable_reason(
         self, name: str, scores: Floats, observations: Sequence[Observation]
     ) -> str:
-        """Explain why a score ranks nothing; "" if it ranks."""
+        """Explain why a score cannot rank the records; "" if it can."""
         # All differences are 0. (NaN is true: `_explain_unrankable_scores` reports a missing
         # score.)
         if name in _OF_REFERENCE and not _align_record_scores("reference", observations).any():
@@ -395,7 +403,7 @@ class Membership(Probe):
     def main_number_by_repeats(
         self, secrets: Sequence[Secret], observations: Observed
     ) -> dict[str, Measurement]:
-        """Return the main AUC of the members of each repeat count against all non-members."""
+        """Return, for each repeat count, the main AUC of its members against all non-members."""
         main = _align_record_scores(self.score, observations)
         member = mask_members(secrets)
         widen = _map_auc_widening(observations, member)[self.score]
@@ -408,7 +416,7 @@ class Membership(Probe):
     def per_secret_values(
         self, secrets: Sequence[Secret], observations: Observed
     ) -> dict[str, list[float]]:
-        """Return the scores, from which every number of the row can be recomputed."""
+        """Return the scores, from which every number of the row can be computed."""
         main = _align_record_scores(self.score, observations)
         sound = self._select_usable_scores(observations)
         columns = {"": main, **self._target_free_baseline_scores(observations), **sound}
@@ -417,7 +425,9 @@ class Membership(Probe):
     def membership_candidates(
         self, secrets: Sequence[Secret], observations: Observed
     ) -> dict[str, CandidateScore]:
-        """Return every score that ranks the records, without baselines that skip the target."""
+        """Return every score that ranks the records, without baselines that do not query the
+        target.
+        """
         widen = _map_auc_widening(observations, mask_members(secrets))
         usable = self._select_usable_scores(observations)
         return {
@@ -461,7 +471,7 @@ class Membership(Probe):
         )
 
     def _missing_score_reasons(self, observations: Sequence[Observation]) -> dict[str, str]:
-        """Return by name why a score is not shown."""
+        """Return by score name the reason why the score is not shown."""
         reasons = {}
         for name in SCORES:
             if name in observations[0].values:
@@ -523,7 +533,9 @@ def _list_rmia_lira_notes(observations: Sequence[Observation]) -> Iterator[str]:
 
 
 def _map_auc_widening(observations: Sequence[Observation], member: Bools) -> Mapping[str, float]:
-    """Return by score a factor of its AUC's deviation: cross-fitted scores are less independent."""
+    """Return by score a factor for its AUC's deviation: cross-fitted scores are less
+    independent.
+    """
     cross_fit = blind_classifier.compute_cross_fit_deviation_factor(
         member, value_column(observations, "group").astype(int)
     )
@@ -531,21 +543,21 @@ def _map_auc_widening(observations: Sequence[Observation], member: Bools) -> Map
 
 
 def _align_record_scores(name: str, observations: Sequence[Observation]) -> Floats:
-    """Return (records,) of one score; NaN if unavailable."""
+    """Return one score of all records, (records,); NaN if unavailable."""
     return np.array(
         [observation.values.get(name, np.nan) for observation in observations], dtype=float
     )
 
 
 def _explain_unrankable_scores(scores: Floats) -> str:
-    """Explain why a score ranks nothing: NaN for a record, or equal for all; "" if it ranks."""
+    """Explain why a score cannot rank: NaN for a record, or all scores equal; "" if it can."""
     if missing := int(np.isnan(scores).sum()):
         return f"is no number for {missing} of {len(scores)} records"
     return f"is the same for all {len(scores)} records" if (scores == scores[0]).all() else ""
 
 
 def _explain_too_few_records(member: Bools) -> str:
-    """Explain which records are missing to distinguish members; "" if none are."""
+    """Explain which records are missing for a comparison; "" if none are."""
     n_members = int(member.sum())
     n_nonmembers = int((~member).sum())
     if min(n_members, n_nonmembers) >= roc.LEAST:
@@ -566,11 +578,10 @@ def _count_rmia_lira_references(observations: Sequence[Observation]) -> int:
 
 @dataclass(frozen=True)
 class TokenReadings:
-    """Suffixes read by one model: (B, L) or, for a single suffix, (L,). Nats.
+    """Hold one model's reading of suffixes, (B, L), or of one suffix, (L,), in nats.
 
-    mean, deviation: of log p(v) with v drawn from the distribution, None for a model without
-    distributions; wrong: the likeliest token differs from the text's, None for a model without
-    ranks too.
+    mean, deviation: of log p(v) with v drawn from the distribution (None without distributions);
+    wrong: the likeliest token is not the text's token (None if ranks are missing too).
     """
 
     log_probs: NDArray[Any]
@@ -595,7 +606,7 @@ class TokenReadings:
 def measure_token_readings(
     model: LanguageModel, prefixes: Tensor, suffixes: Tensor
 ) -> TokenReadings:
-    """Read the suffixes in one teacher-forced pass. prefixes (B, n), suffixes (B, L)."""
+    """Read the suffixes in one teacher-forced pass. prefixes: (B, n); suffixes: (B, L)."""
     if not implies_capability(model.capabilities, "distribution"):
         log_probs = model.token_log_probs(prefixes, suffixes).double().cpu().numpy()
         ranked = implies_capability(model.capabilities, "ranks")
@@ -612,9 +623,8 @@ def measure_token_readings(
 def _compute_token_statistics(
     distribution: Tensor, tokens: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return (rows,) each: log p of the token, mean and deviation of log p, and if another leads.
-
-    Mean and deviation are under the distribution.
+    """Return four (rows,) tensors: the token's log p, mean and deviation of log p under the
+    distribution, and whether another token is likelier.
     """
     log_prob = distribution.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
     leads = distribution.argmax(-1) == tokens

@@ -1,4 +1,4 @@
-"""Bound from below the probability of a sample within a few token edits of the secret."""
+"""Bound from below the probability that a sample is within a few token edits of the secret."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class NearVerbatim(DistributionProbe):
 
 
 def check_near_verbatim_beam_options(distance: int, beams: int) -> None:
-    """Check the options of the beams. Raises AuditError."""
+    """Raise AuditError for invalid options of the beams."""
     if distance < 0:
         raise AuditError(f"expected distance >= 0, got {distance}")
     if beams < 1:
@@ -120,7 +120,7 @@ def check_near_verbatim_beam_options(distance: int, beams: int) -> None:
 
 
 def choose_batch_size(model: LanguageModel, beams: int) -> int:
-    """Return the number of secrets whose beams advance together."""
+    """Return the number of secrets whose beams are computed together."""
     rows = min(_ROWS_AT_ONCE, _DISTRIBUTION_AT_ONCE // model.vocab_size) // model.parts
     return max(1, rows // (beams + 1))
 
@@ -134,10 +134,10 @@ def bound_near_verbatim_probability(
     distance: int,
     beams: int,
 ) -> tuple[Tensor, Tensor]:
-    """Return a log lower bound on P[edits(sample, suffix) <= distance], and log P[sample = suffix].
+    """Return a lower bound on log P[edits(sample, suffix) <= distance], and log P[sample = suffix].
 
-    (B,) float64 nats each. prefixes: (B, n); suffixes: (B, L). A row is a distinct partial sample;
-    each secret has its own beam.
+    Each is (B,) float64, in nats. prefixes: (B, n); suffixes: (B, L). A row is a distinct partial
+    sample; each secret has its own beam.
     """
     count, length = suffixes.shape
     rows = model.start(prefixes, length)
@@ -187,11 +187,11 @@ def bound_near_verbatim_probability(
 
 
 def _extend_edit_distances(edits: Tensor, aims: Tensor) -> tuple[Tensor, Tensor]:
-    """Return Levenshtein rows of children: (rows, L, L+1) for suffix tokens, (rows, L+1) for
-    others.
+    """Return Levenshtein rows of children: (rows, L, L+1) for suffix tokens, (rows, L+1) for other
+    tokens.
 
-    edits: (rows, L+1), edits[j] = distance of the row's tokens to the first j of the suffix; aims:
-    (rows, L).
+    edits: (rows, L+1), where edits[j] is the distance from the row's tokens to the first j suffix
+    tokens; aims: (rows, L).
     """
     length = aims.shape[1]
     equal = aims.unsqueeze(1) == aims.unsqueeze(2)  # (rows, L tokens, L places)
@@ -211,9 +211,9 @@ def _extend_edit_distances(edits: Tensor, aims: Tensor) -> tuple[Tensor, Tensor]
 
 
 def _bound_fewest_edits(edits: Tensor, position: int) -> Tensor:
-    """Return the fewest final edits of a row.
+    """Return a row's smallest possible number of final edits.
 
-    After edits[j], L - position tokens must still become L - j.
+    After edits[j], the remaining L - position tokens must become the remaining L - j.
     """
     places = torch.arange(edits.shape[-1], device=edits.device)
     return (edits + (places - position).abs()).amin(-1)
@@ -222,8 +222,9 @@ def _bound_fewest_edits(edits: Tensor, position: int) -> Tensor:
 def _prune_beams_keep_verbatim(
     children: Tensor, owner: Tensor, beams: int, exact: Tensor, truth: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return (parents, tokens) of each secret's `beams` likeliest children and the verbatim
-    child."""
+    """Return (parents, tokens) of each secret's `beams` likeliest children and its verbatim
+    child.
+    """
     width = min(beams, children.shape[-1])
     values, tokens = children.topk(width, dim=-1)  # a row has at most this many of the likeliest
     parents = torch.arange(len(owner), device=owner.device).unsqueeze(-1).expand_as(tokens)
@@ -246,7 +247,7 @@ def _prune_beams_keep_verbatim(
 
 
 def _sum_near_verbatim(owner: Tensor, log_q: Tensor, count: int) -> Tensor:
-    """Return (count,) the log-sum-exp of log_q over each secret's rows; -inf without rows."""
+    """Return the log-sum-exp of log_q over each secret's rows, (count,); -inf without rows."""
     total = torch.zeros(count, dtype=torch.float64, device=owner.device)
     peak = torch.full_like(total, -torch.inf).scatter_reduce(0, owner, log_q, "amax")
     safe = torch.where(peak.isfinite(), peak, 0.0)

@@ -1,21 +1,20 @@
-"""Audit private prediction by games: guess from one budget's tokens if a member is in the ensemble.
+"""Audit private prediction by games: guess from one budget's tokens which of two models drew them.
 
-Private prediction promises that the tokens of one budget do not distinguish two neighbouring
-models. In each game a fair coin selects the model or its neighbour, an adversary requests as many
-tokens as the promise covers, and guesses the coin from the drawn tokens. Every game has a new
-budget and a new coin, so games are independent, and Clopper-Pearson's bound on their guesses bounds
-epsilon (formulas.md B5). The bound holds for any source of tokens: it audits the draws, not the
-distribution that the model reports for them.
+Private prediction claims that the tokens of one budget do not distinguish two neighbouring models.
+In each game a fair coin selects the model or its neighbour. An adversary requests as many tokens as
+the claim covers, and guesses the coin from them. Every game has a new budget and a new coin, so
+games are independent, and Clopper-Pearson's bound on the guesses bounds epsilon (formulas.md B5).
+The bound holds for any source of tokens: it audits the draws, not the distribution that the model
+reports for them.
 
-The adversary is the strongest at low cost. It repeats a single context, teacher-forced on a record:
-the context at which model and a neighbour are furthest apart after this many tokens, over all
-neighbours. It knows both distributions and adds up the log-ratios of drawn tokens; games that are
-not counted determine the threshold of the sum. Another adversary may do better, so a bound far
-below the claim does not prove the claim.
+The adversary is the strongest at low cost. It repeats one context, teacher-forced on a record: the
+context after which the model and any neighbour differ most over this many tokens. It knows both
+distributions and adds up the log-ratios of drawn tokens. Separate games, which are not counted, set
+the threshold of the sum. Another adversary may do better, so a bound far below the claim does not
+prove the claim.
 
-Tokens belong to the auditor: no game releases them or charges the claim. Knows no defense
-and no relation: the target names its neighbour models, and without neighbours the public model
-replaces them.
+The tokens belong to the auditor: no game releases them or charges the claim. The target names its
+neighbour models; the public model replaces them if there are none.
 """
 
 from __future__ import annotations
@@ -101,7 +100,7 @@ class PredictionAudit(Probe):
         check_audit_parameters(self.delta, self.level)
 
     def sampling(self) -> Sampling:
-        """Return ancestral draws in any setting: no claim is about another decoding."""
+        """Return ancestral draws in any setting, because no claim covers another decoding."""
         return Sampling(1, ANCESTRAL)
 
     # --- where to ask: what each secret's contexts would give away ---
@@ -165,7 +164,7 @@ class PredictionAudit(Probe):
         yield from observe_in_batches(view, secrets, size, look)
 
     def _game_terms(self, claim: Claim | None) -> dict[str, float]:
-        """Return the number of tokens and games, delta, and the claimed epsilon by its relation."""
+        """Return the numbers of tokens and games, delta, and the claimed epsilon, by name."""
         if claim is not None and claim.any_access:
             raise TargetLacks(
                 "its claim is about how it was trained, not about drawn tokens: see epsilon-audit"
@@ -192,7 +191,7 @@ class PredictionAudit(Probe):
     ) -> tuple[Sequence[Neighbours], bool]:
         """Return the neighbours' distributions, and True if only the public model is available.
 
-        Raises NotApplicable without neighbours, or without any of the requested relation.
+        Raise NotApplicable without neighbours, or without neighbours of the requested relation.
         """
         offered = view.target.neighbour_distributions(contexts, last, at)
         stand_in = not offered
@@ -325,7 +324,7 @@ class PredictionAudit(Probe):
 
 @dataclass(frozen=True)
 class PredictionDistinguishingGame:
-    """The game: which of two models drew these tokens after one context, (1, n)?"""
+    """Define the game: which of two models drew these tokens after one context, (1, n)?"""
 
     inside: LanguageModel
     outside: LanguageModel
@@ -334,7 +333,7 @@ class PredictionDistinguishingGame:
 
     @cached_property
     def log_distributions_of_both_models(self) -> tuple[Floats, Floats]:
-        """The reported distribution of the next token by each model, (V,) nats each."""
+        """The next-token distribution that each model reports, (V,) nats each."""
         first, second = (
             _normalise_log_probs(m.log_probs(self.context, 1)[0, 0])
             for m in (self.inside, self.outside)
@@ -343,7 +342,9 @@ class PredictionDistinguishingGame:
 
     @torch.no_grad()
     def draw_game_scores(self, games: int, *key: str | int) -> tuple[Floats, Bools]:
-        """Return (games,) sums of log-ratios, higher: more confident in `inside`; and the coins."""
+        """Return the sums of log-ratios, (games,), higher for a likelier `inside`, and the
+        coins.
+        """
         # Tokens are independent, so their sum is a game's log-likelihood ratio: no test is stronger
         # (Neyman-Pearson).
         ratio = torch.from_numpy(_compute_token_log_ratios(*self.log_distributions_of_both_models))
@@ -365,7 +366,7 @@ class PredictionDistinguishingGame:
     def _draw_game_token_batches(
         self, model: LanguageModel, games: int, noise: np.random.Generator
     ) -> Iterator[Tensor]:
-        """Yield (some games, tokens) per batch, drawn as the model itself serves them."""
+        """Yield tokens (some games, tokens) in batches, drawn as the model itself serves them."""
         # Never advance: all tokens of all games follow the single context.
         rows = model.start(self.context, 1, distribution=False)
         at_once = max(1, _AT_ONCE // self.tokens)
@@ -384,15 +385,15 @@ def _normalise_log_probs(log_probs: Tensor) -> Floats:
 
 
 def _compute_token_log_ratios(log_p: Floats, log_q: Floats) -> Floats:
-    """Return (V,) log-ratios in nats.
+    """Return log-ratios in nats, (V,).
 
-    A token that only one model can draw is decisive, a token that neither can draw is neutral.
+    A token that only one model can draw is decisive; a token that neither can draw is neutral.
     """
     with np.errstate(invalid="ignore"):
         return np.nan_to_num(log_p - log_q, nan=0.0, posinf=_SURE, neginf=-_SURE)
 
 
 def _choose_relation(observations: Observed) -> str:
-    """Return the relation of the neighbours that the games were played against."""
+    """Return the relation of the neighbours in the games."""
     (relation,) = strip_observed_prefix("exact_", observations.facts)
     return relation

@@ -1,4 +1,4 @@
-"""Extract training data without a prefix: draw texts and compare them with all training data."""
+"""Extract training data without prefixes: draw texts and compare them with all training data."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Untargeted(CorpusAttack):
         return {view.sampling_recipe_name(self.sampling(), ""): 1}
 
     def generation_beginnings(self, view: View) -> list[Tokens]:
-        """Return the beginnings of generations. Raises AuditError for unreadable prompts."""
+        """Return the beginnings of generations. Raise AuditError for unreadable prompts."""
         if self.prompts:
             return read_untargeted_prompts(Path(self.prompts), view.tokenizer)
         if view.target.prefix_token:
@@ -96,9 +96,9 @@ class Untargeted(CorpusAttack):
                 yield replace(rank_candidates(query, candidates, score, 1), rankings=scores_of_text)
 
     def candidate_scores_by_ranking(self, view: View, batch: Batch) -> Mapping[str, list[Tensor]]:
-        """Return the candidates' scores by name, as far as the view allows.
+        """Return the candidates' scores by ranking name, as far as the view allows.
 
-        They need access to likelihood, a tokenizer and a reference.
+        Rankings need access to likelihoods, a tokenizer or a reference.
         """
         if not view.has_capability("likelihood"):
             return {}
@@ -126,9 +126,9 @@ class Untargeted(CorpusAttack):
 
 
 def read_untargeted_prompts(path: Path, tokenizer: Any) -> list[Tokens]:
-    """Read each line of a text file as tokens, in order, without repeats or blank lines.
+    """Read each line of a text file as tokens, in order, without duplicates and blank lines.
 
-    Raises AuditError.
+    Raise AuditError if the file cannot be read.
     """
     option = f"-A untargeted.prompts={path}"
     if tokenizer is None:

@@ -1,16 +1,16 @@
 """AdaPMixED (Flemings et al. 2024, 2410.02016): PMixED that measures the privacy loss of each
 query.
 
-Members are mixed with the public distribution within one radius, the same for every query and any
-number of queries. The cost of a query is computed afterwards: the Renyi divergence of its token's
-distribution from the distribution without a member. Queries on which the members agree cost little.
-This loss is a function of the private data, and so is any epsilon computed from it: printing it, or
-stopping when it is spent, reveals data. So this defense makes no claim. `claim-check` shows the
-cost of the queries it checked to the auditor, and nobody else may see it.
+Members are mixed with the public distribution within one radius, for any number of queries. The
+cost of a query is computed afterwards: the Renyi divergence of its token's distribution from the
+distribution without a member. A query on which the members agree costs little. This loss, and any
+epsilon computed from it, depends on the private data, so printing it, or stopping when it is spent,
+reveals data. Therefore this defense makes no claim. `claim-check` shows the cost of its queries to
+the auditor; nobody else may see it.
 
-As in the data-dependent analysis, a neighbour has nothing in place of one member. The noisy
-screening, by which the public model answers queries on which it and the members disagree, is not
-implemented.
+As in the data-dependent analysis, a neighbour lacks one member and has nothing in its place. The
+noisy screening, by which the public model answers queries on which it and the members disagree, is
+not implemented.
 """
 
 from __future__ import annotations
@@ -82,19 +82,21 @@ def make_constant_radius_projection(
     radius: float,
     members: int,
 ) -> PMixedMemberProjection:
-    """Make a projection with one two-sided radius for any number of members."""
+    """Make a projection with one radius, in both directions, for any number of members."""
     # No cap: the two-sided radius bounds the other direction too.
     return PMixedMemberProjection(alpha, (radius,) * members, cap=1.0, two_sided=True)
 
 
 class AdaPMixedModel(PMixedModel):
-    """The mixed ensemble, with all members queried at every token."""
+    """The mixed ensemble; every token queries all members."""
 
     @torch.no_grad()
     def divergence_checks(
         self, contexts: Tensor, last: int, at: Sequence[int], order: int = 0
     ) -> Sequence[DivergenceCheck]:
-        """Compute the cost of each query: its distance from each distribution without a member."""
+        """Compute the cost of each query: its divergence from each distribution without a
+        member.
+        """
         order = order or self.projection.alpha
         if order < 2:
             raise AuditError(f"expected order >= 2, got {order}")

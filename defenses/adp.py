@@ -1,5 +1,6 @@
-"""ADP (Wu et al. 2022), DP-SGD with less noise for public-looking batches: published and sound
-(B4)."""
+"""ADP (Wu et al. 2022): DP-SGD with less noise for public-looking batches; published and sound form
+(formulas B4).
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""The forms in which a model is deployed: adapter merged, weights pruned or rounded to few bits.
+"""Audit the forms in which a model is deployed: adapter merged, weights pruned or rounded to few
+bits.
 
-Each form is audited with the same secrets as the full-precision model, so that changes are paired
-by secret. No form promises anything.
+Each form is audited with the same secrets as the full-precision model, so changes are paired by
+secret. No form makes a claim.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class DeployedForm(Defense):
     float32 = True  # bfloat16 would round 8-bit weights again
 
     def claim(self, scenario: Scenario, n_tokens: int) -> None:
-        """Return None. Raise AuditError early for a model whose weights are not available."""
+        """Return None. Raise AuditError early for a model without available weights."""
         self._require_transformers_model(scenario.target)
 
     def protect(self, scenario: Scenario) -> LanguageModel:
@@ -60,7 +61,7 @@ class DeployedForm(Defense):
         return HuggingFaceModel(model.eval(), target.tokenizer, f"{target.name}, {self.name}")
 
     def _require_transformers_model(self, target: LanguageModel) -> HuggingFaceModel:
-        """Return the target; raise AuditError if this form cannot be made of it."""
+        """Return the target. Raise AuditError if the target cannot take this form."""
         if not isinstance(target, HuggingFaceModel):
             raise AuditError(
                 f"expected a transformers model for {self.name}, whose weights it changes: got "
@@ -90,7 +91,7 @@ class DeployedForm(Defense):
     def convert_model(self, model: Any) -> Any:
         """Return the model in this form, changed in place or new.
 
-        Raises AuditError if the model cannot take this form.
+        Raise AuditError if the model cannot take this form.
         """
 
 
@@ -231,11 +232,11 @@ class GgufForm(DeployedForm):
 
 
 def merge_adapter_copy(target: HuggingFaceModel) -> Any:
-    """Return a copy of the model with its adapter merged, since forms overwrite weights.
+    """Return a copy of the model with its adapter merged, because forms overwrite weights.
 
     bitsandbytes 0.50.2 changes the layout of 4-bit weights at the first forward pass on processors
-    with AVX512-BF16, and PEFT 0.21.2 merges as if it were the old layout: so a quantised model is
-    loaded again. Raises AuditError if the merged weights give another distribution than the
+    with AVX512-BF16, and PEFT 0.21.2 merges as if the layout were unchanged; so a quantised model
+    is loaded again. Raise AuditError if the merged weights give another distribution than the
     adapter.
     """
     if not isinstance(target.model, PeftModel):
@@ -275,7 +276,9 @@ def merge_adapter_copy(target: HuggingFaceModel) -> Any:
 
 
 def quantise_bitsandbytes(weight: Tensor, type: str) -> Tensor:
-    """Quantise (out, in) to `nf4` or `fp4` and back: the weights that a layer multiplies with."""
+    """Quantise (out, in) weights to `nf4` or `fp4`, and return the dequantised weights that a layer
+    uses.
+    """
     # An optional package; `LoadedIn4Bit` checks that it is installed.
     import bitsandbytes.functional as quantisers
 
@@ -287,7 +290,9 @@ def quantise_bitsandbytes(weight: Tensor, type: str) -> Tensor:
 
 
 def round_weights(weight: Tensor, bits: int) -> Tensor:
-    """Round each group of a row of (out, in) to multiples of its maximum / (2^(bits - 1) - 1)."""
+    """Round each group of (out, in) weights in a row to multiples of its maximum / (2^(bits - 1) -
+    1).
+    """
     max_level = 2 ** (bits - 1) - 1
     parts = []
     # The last group of a row may be shorter.
@@ -299,7 +304,7 @@ def round_weights(weight: Tensor, bits: int) -> Tensor:
 
 
 def compress_linear_weights(model: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """Replace each linear weight, (out, in), by `change` of it.
+    """Replace each linear weight, (out, in), by the result of `change`.
 
     Weights that share a scale are in one row.
     """
@@ -312,9 +317,9 @@ def compress_linear_weights(model: Any, change: Callable[[Tensor], Tensor]) -> A
 
 
 def list_compressible_layers(model: Any) -> list[Any]:
-    """Return all linear layers but the output layer, which quantisers and pruners do not change.
+    """Return all linear layers except the output layer, which quantisers and pruners do not change.
 
-    Raises AuditError if there are none.
+    Raise AuditError if there are none.
     """
     output_layer = model.get_output_embeddings()
     layers = []

@@ -1,4 +1,6 @@
-"""Drop records before training: surplus copies, near-duplicates, listed or frequent records."""
+"""Drop records before training: surplus copies, near-duplicates, listed records or frequent
+records.
+"""
 
 from __future__ import annotations
 
@@ -94,9 +96,9 @@ class Dedup(DataVariant):
 
 
 def drop_near_duplicate_texts(texts: Sequence[str], threshold: float) -> list[str]:
-    """Return the texts in order, without near-duplicates of an earlier remaining text.
+    """Return the texts in order, without near-duplicates of an earlier kept text.
 
-    Near-duplicates have a Jaccard similarity >= threshold.
+    Two texts are near-duplicates if their Jaccard similarity is at least the threshold.
     """
     from datasketch import MinHash, MinHashLSH  # imports scipy.stats
 
@@ -127,10 +129,11 @@ def _jaccard_similarity(first: frozenset[str], right: frozenset[str]) -> float:
 
 
 def _choose_lsh_bands(threshold: float) -> tuple[int, int]:
-    """Choose (bands, rows of a band) with the fewest candidates that still finds pairs.
+    """Choose (bands, rows of a band) with the fewest candidates that still find pairs at the
+    threshold.
 
-    Two texts of similarity J agree in some band with probability 1 - (1 - J^rows)^bands. (The
-    library's own choice for a threshold finds half of the pairs at it, or fewer.)
+    Two texts of similarity J agree in some band with probability 1 - (1 - J^rows)^bands. The
+    library's own choice finds half of the pairs at the threshold, or fewer.
     """
     for rows in range(_PERMUTATIONS // 2, 1, -1):
         bands = _PERMUTATIONS // rows
@@ -140,7 +143,7 @@ def _choose_lsh_bands(threshold: float) -> tuple[int, int]:
 
 
 def split_into_shingles(text: str) -> frozenset[str]:
-    """Return all runs of 5 characters; a shorter text is a single shingle."""
+    """Return all runs of 5 characters; a shorter text is one shingle."""
     return frozenset(text[i : i + _SHINGLE] for i in range(max(1, len(text) - _SHINGLE + 1)))
 
 
@@ -173,15 +176,16 @@ class DropRecords(DataVariant):
             )
 
     def options(self) -> dict[str, Any]:
-        """Replace `listed` by a digest of its names: the model does not depend on the folder's
-        path."""
+        """Return the options with a digest of the listed names for `listed`, because the folder's
+        path does not affect the model.
+        """
         if not self.listed:
             return super().options()
         names = "".join(sorted(self._read_listed_names()))
         return {**super().options(), "listed": hashlib.sha256(names.encode()).hexdigest()[:16]}
 
     def _read_listed_names(self) -> frozenset[str]:
-        """Return the listed names; raise AuditError if `listed` has no list."""
+        """Return the listed names. Raise AuditError if the folder `listed` has no list."""
         if not self.listed:
             return frozenset()
         names = read_shard_record_list(Path(self.listed))
@@ -207,7 +211,9 @@ class DropRecords(DataVariant):
         )
 
     def count_remaining_copies(self, copies: int) -> int | None:
-        """Return None if single records are listed: the audit chose them by its findings."""
+        """Return the copies left of a record, or None if single records are listed, chosen by
+        findings.
+        """
         if self.listed:
             return None
         return 0 if copies >= self.times else copies

@@ -151,7 +151,7 @@ class EarlyStop(Variant):
 
 
 class _HeldoutLoss:
-    """Evaluates the mean held-out loss of the current model, in nats a token."""
+    """Evaluate the current model's mean held-out loss, in nats a token."""
 
     def __init__(
         self,
@@ -172,7 +172,7 @@ class _HeldoutLoss:
 
     @torch.no_grad()
     def evaluate(self) -> float:
-        """Return the loss; raise AuditError if it is not finite."""
+        """Return the loss. Raise AuditError if the loss is not finite."""
         self.model.eval()
         device = self.model.device
         losses = [float(self.compute_loss(self.model, batch.to(device))) for batch in self.batches]

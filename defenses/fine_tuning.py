@@ -1,4 +1,4 @@
-"""Fine-tune on the same data without privacy: all weights, all but embeddings, or an adapter."""
+"""Fine-tune on the same data without privacy: all weights, all except embeddings, or an adapter."""
 
 from __future__ import annotations
 

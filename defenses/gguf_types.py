@@ -1,8 +1,8 @@
-"""Quantise a model's weights as a GGUF file of one type does, and read them back.
+"""Quantise a model's weights as in a GGUF file of one type, and read them back.
 
-The package gguf writes the plain types; llama.cpp's own quantiser, which comes with
-llama-cpp-python, writes k-quants. A file of a mixed type (`q4_k_m`) has some matrices in more bits:
-llama.cpp chooses them by name.
+The package gguf writes the plain types; llama.cpp's own quantiser, from llama-cpp-python, writes
+k-quants. In a file of a mixed type (`q4_k_m`), some matrices, which llama.cpp selects by name, have
+more bits.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Rows = NDArray[np.float32]
 
 
 def check_writable_gguf_type(type: str) -> None:
-    """Raise AuditError for a type that cannot be written, and say what to install or to do."""
+    """Raise AuditError, with what to install or do, for a type that cannot be written."""
     if type not in TYPES:
         raise AuditError(
             f"expected gguf:TYPE with one of {', '.join(TYPES)}, got {type!r}: make the file with "
@@ -55,7 +55,7 @@ def check_writable_gguf_type(type: str) -> None:
 def quantise_model_weights(model: Any, type: str) -> None:
     """Replace every weight matrix by its values in a file of this type.
 
-    Raises AuditError for a mixed type of a model whose layers are not named like Llama's.
+    Raise AuditError for a mixed type if the model's layers are not named like Llama's.
     """
     for matrix, matrix_type in list_matrix_types(model, type):
         # File rows run along the inputs.
@@ -75,7 +75,7 @@ class GgufWeightMatrix:
 
 
 def list_matrix_types(model: Any, type: str) -> Iterator[tuple[GgufWeightMatrix, str]]:
-    """Yield each weight matrix of the model with its own type in a file of this type."""
+    """Yield each weight matrix of the model and its own type in a file of this type."""
     conv_layers = [layer for layer in model.modules() if isinstance(layer, Conv1D)]
     transposed = {id(layer.weight) for layer in conv_layers}
     matrices = [
@@ -123,9 +123,9 @@ def _has_more_bits(layer: int, n_layers: int) -> bool:
 
 
 def round_gguf_rows(weight: Rows, type: str) -> Rows:
-    """Quantise (out, in) and read it back.
+    """Quantise (out, in) weights and return the dequantised values.
 
-    If blocks do not fill a row, uses the type that llama.cpp falls back to.
+    If blocks do not fill a row, use the type that llama.cpp falls back to.
     """
     import gguf
 
@@ -146,7 +146,7 @@ def round_gguf_rows(weight: Rows, type: str) -> Rows:
 
 
 def _quantise_llama_cpp(weight: Rows, kind: int) -> NDArray[np.uint8]:
-    """Call `ggml_quantize_chunk` without an importance matrix."""
+    """Quantise with `ggml_quantize_chunk`, without an importance matrix."""
     import gguf
 
     spec = find_spec("llama_cpp")

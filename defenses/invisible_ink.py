@@ -1,29 +1,28 @@
-"""InvisibleInk: text written from private records in a context, each token by one draw (Vinod et
-al. 2025, 2507.02974).
+"""InvisibleInk (Vinod et al. 2025, 2507.02974): a public model writes text with private records in
+its context, and each token is drawn once.
 
-A public model writes with a batch of B private records, one at a time in its context. A record's
-influence on the next token is what it changes in the log-probabilities, clipped to C:
+The model reads a batch of B private records, one at a time in its context. A record's influence on
+the next token is its change of the log-probabilities, clipped to C:
 
     phi = log p_0 + (1/B) sum_i clip(log p_i - log p_0, -C, C),    y ~ softmax(phi / tau),
 
-over the tokens that the *public* distribution makes likely (top-k+): those whose log p_0 is at
-least that of the k-th likeliest, less 2C/B, as the authors have it. With no private information in
-it the set costs nothing. (It may miss a token that is among the k likeliest by phi, as a mean over
-B records moves phi by C at most, not C/B: 2C would hold all of them.)
+over the tokens that the *public* distribution finds likely (top-k+): those whose log p_0 is at
+least that of the k-th likeliest token, less 2C/B, as in the authors' code. The set holds no private
+information, so it costs nothing. (It may miss a token that is among the k likeliest by phi, because
+a mean over B records moves phi by up to C, not C/B; a margin of 2C would include all of them.)
 
-**What is claimed.** Neighbours: one record of the batch more or less, in whose place is none
+**What is claimed.** Neighbours differ in one record of the batch, with nothing in its place
 (replace-by-null, our `zero_out`): its p_i is p_0, so its term is 0, and phi moves by at most C/B at
-any token. The log-ratio of neighbouring distributions then ranges over at most eta = 2C/(B tau)
-nats (it is a difference of phi/tau and one of log-normalisers, which is the same for all tokens),
-and a mechanism of bounded range eta is eta^2/8-zCDP: rho = C^2/(2 B^2 tau^2) a token, T times that
-for T of them. Another record in a record's place (`replace`) moves phi by at most 2C/B: 4 rho. p_i
-may be any distribution whatever; the paper has logits, of which log-probabilities are those with a
-constant taken off for each model: the bounds are the same. The public model must have seen no
-private record.
+any token. The log-ratio of neighbouring distributions is a difference of phi/tau and a difference
+of log-normalisers that is the same for all tokens. It thus ranges over at most eta = 2C/(B tau)
+nats, and a mechanism of bounded range eta is eta^2/8-zCDP: rho = C^2/(2 B^2 tau^2) per token, and T
+times that for T tokens. Another record in the record's place (`replace`) moves phi by at most 2C/B:
+4 rho. p_i may be any distribution. The paper uses logits; log-probabilities are logits minus a
+constant for each model, with the same bounds. The public model must have seen no private record.
 
-Batches are disjoint: each record influences only the text of its batch: T counts the tokens
-drawn of one batch. An audit asks a batch about the records that are in it; which batch answers is
-the auditor's choice and tells nothing.
+Batches are disjoint, so each record influences only the text of its batch, and T counts the tokens
+drawn from one batch. An audit queries a batch about its own records; the auditor chooses the batch,
+and this choice reveals nothing.
 """
 
 from __future__ import annotations
@@ -167,11 +166,14 @@ class InvisibleInk(Defense):
 
     def _covered_token_count(self, scenario: Scenario) -> int:
         """Return T, the tokens of one batch that epsilon covers; 1 if neither `queries` nor the run
-        sets it."""
+        sets T.
+        """
         return self.queries or scenario.queries or 1
 
     def _clip_and_decoding_parameters(self, scenario: Scenario) -> InkOptions:
-        """Solve C = tau B sqrt(2 rho / T) (formulas C4) if no clip is given."""
+        """Return the draw's parameters; solve C = tau B sqrt(2 rho / T) (formulas C4) if no clip is
+        given.
+        """
         # zCDP adds up over tokens (Bun and Steinke 2016, Lemma 1.7): each has an equal share.
         rho = compute_zcdp_budget(self.epsilon, self.delta) / self._covered_token_count(scenario)
         clip = self.clip or self.temperature * self.batch * math.sqrt(2 * rho) * _PRIVATE_END
@@ -239,17 +241,19 @@ class UnclippedReferences(Defense):
 
 @dataclass(frozen=True)
 class InkOptions:
-    """Define how a token is drawn: C in nats, tau, and k of top-k+ (0: all)."""
+    """Define how a token is drawn: clip C in nats, temperature tau, and k of top-k+ (0: all
+    tokens).
+    """
 
     clip: float
     temperature: float
     top_k: int = 0
 
     def clipped_mean_distribution(self, distributions: Tensor) -> Tensor:
-        """Return the drawn token's log-probabilities, (..., V) nats; distributions (..., 1 + B, V),
-        the public one first.
+        """Return the drawn token's log-probabilities, (..., V) nats.
 
-        Computed in float64: with a small clip, float32's rounding would break the claim.
+        distributions: (..., 1 + B, V), the public one first. Computed in float64: with a small
+        clip, float32's rounding would break the claim.
         """
         public = distributions[..., 0, :].double()
         private = distributions[..., 1:, :].double()
@@ -265,7 +269,7 @@ class InkOptions:
         return (phi / self.temperature).log_softmax(-1)
 
     def public_top_k_plus_mask(self, public: Tensor, batch: int) -> Tensor:
-        """Return the top-k+ mask (..., V), from the public distribution alone."""
+        """Return the top-k+ mask, (..., V), from the public distribution alone."""
         if not 0 < self.top_k < public.shape[-1]:
             return torch.ones_like(public, dtype=torch.bool)
         least = public.topk(self.top_k, dim=-1).values[..., -1:]
@@ -291,10 +295,10 @@ class InkLogRatioRange:
 
 
 def deal_records_into_context_batches(scenario: Scenario, size: int) -> InContextRecordBatches:
-    """Deal the private records into batches, each text once; prompts without a private record go to
-    the batches in turn.
+    """Deal the private records into batches, each text once.
 
-    Raises AuditError if there are no private records.
+    Prompts without a private record are assigned to the batches in turn. Raise AuditError if there
+    are no private records.
     """
     records = list(dict.fromkeys(prompt.record for prompt in scenario.prompts if prompt.record))
     if not records:
@@ -319,9 +323,9 @@ def _record_batch_ensemble(scenario: Scenario, size: int) -> InContextEnsemble:
 
 
 class InvisibleInkModel(WrappingModel):
-    """Serve a batch of records; member j of the ensemble is the model with record j in context.
+    """Serve a batch of records; member j of the ensemble is the model with record j in its context.
 
-    promise: the claim, kept apart from the served model so that a mistake shows; None: no claim.
+    promise: the claim (None: no claim), kept apart from the served model so that a mistake shows.
     """
 
     def __init__(
@@ -372,7 +376,7 @@ class InvisibleInkModel(WrappingModel):
     def _public_and_member_distributions(
         self, contexts: Tensor, last: int, prompt: Tensor | None = None
     ) -> Tensor:
-        """Return (B, last, 1 + B, V) nats, the public model's first."""
+        """Return distributions (B, last, 1 + B, V) in nats, the public model's first."""
         return self.held.distributions(
             contexts, torch.arange(self.parts, device=self.device), last, prompt=prompt
         )
@@ -381,10 +385,10 @@ class InvisibleInkModel(WrappingModel):
     def divergence_checks(
         self, contexts: Tensor, last: int, at: Sequence[int], order: int = 0
     ) -> Sequence[DivergenceCheck]:
-        """Compare with neighbours: each record of the batch emptied, or replaced by the next one.
+        """Compare the output with neighbours: each record of the batch emptied, or replaced by the
+        next record.
 
-        Besides the divergence, checks the range of log-ratios that the proof rests on
-        (`range_...`).
+        Besides the divergence, check the range of log-ratios that the proof uses (`range_...`).
         """
         promise = self.promise
         if promise is None:
@@ -472,7 +476,7 @@ class _InkRows(WrappingRows):
     def draw(
         self, row_of_draw: Tensor, uniforms: Tensor, decoding: Decoding
     ) -> tuple[Tensor, Tensor]:
-        """Draw tokens: from the public model if no budget pays (`View._uniform_draws_of_query`)."""
+        """Draw tokens; use the public model if no budget pays (`View._uniform_draws_of_query`)."""
         if not self.distribution and not decoding.is_ancestral:
             raise AuditError(
                 f"expected ancestral decoding, got {decoding}: InvisibleInk's claim covers no other"

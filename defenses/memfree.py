@@ -62,7 +62,7 @@ class MemFree(Defense):
             )
 
     def build_ngram_filter(self, scenario: Scenario) -> ForbiddenNGramFilter:
-        """Collect the n-grams of the corpus; raise AuditError if there are none."""
+        """Collect the n-grams of the corpus. Raise AuditError if there are none."""
         self.claim(scenario, 0)
         ngrams = set[Tokens]()
         for record in scenario.corpus:
@@ -85,11 +85,11 @@ def split_into_ngrams(record: Tokens, n: int) -> Iterator[Tokens]:
 
 
 class ForbiddenNGramFilter(ABC):
-    """A set of n-grams, looked up by their first n-1 tokens, the context."""
+    """A set of n-grams, looked up by their first n-1 tokens (the context)."""
 
     @abstractmethod
     def list_completing_tokens(self, context: Tokens) -> Tokens:
-        """Return the tokens that complete an n-gram of the set after this context."""
+        """Return the tokens that complete a stored n-gram after this context."""
 
 
 class ExactNGrams(ForbiddenNGramFilter):
@@ -103,7 +103,7 @@ class ExactNGrams(ForbiddenNGramFilter):
 
 
 class BloomNGrams(ForbiddenNGramFilter):
-    """A Bloom filter, whose memory depends on the rate of false positives and not on n.
+    """A Bloom filter. Its memory depends on the rate of false positives, not on n.
 
     A lookup tests every token of the vocabulary.
     """
@@ -123,7 +123,7 @@ class BloomNGrams(ForbiddenNGramFilter):
 
 
 class MemFreeModel(WrappingModel):
-    """A model that forbids tokens by the last n-1 tokens of a text, prompt included."""
+    """A model that forbids tokens by the last n-1 tokens of a text, including the prompt."""
 
     def __init__(self, target: LanguageModel, n: int, ngrams: ForbiddenNGramFilter) -> None:
         super().__init__(target)
@@ -153,13 +153,14 @@ class MemFreeModel(WrappingModel):
         return allowed.view_as(distributions)
 
     def cut_context(self, text: Tokens) -> Tokens:
-        """Return the last n-1 tokens of a text, which decide the forbidden tokens after it."""
+        """Return the last n-1 tokens of a text, which determine the forbidden tokens."""
         return text[-self.window :]
 
     def forbid_completing_tokens(self, distributions: Tensor, tails: Sequence[Tokens]) -> Tensor:
-        """Return each distribution without the tokens forbidden after its tail, (rows, V) nats.
+        """Return each distribution, renormalised, without the tokens forbidden after its tail,
+        (rows, V) nats.
 
-        Renormalises. Raises AuditError if all tokens of a row are forbidden: no text can continue.
+        Raise AuditError if all tokens of a row are forbidden, because its text cannot continue.
         """
         pairs = list[tuple[int, int]]()
         for row, tail in enumerate(tails):
@@ -184,7 +185,7 @@ class MemFreeModel(WrappingModel):
 
 
 class _MemFreeRows(WrappingRows):
-    """Rows with their tails: the last tokens of each row, on which its distribution depends."""
+    """Rows with their tails: the last tokens, which determine each row's forbidden tokens."""
 
     def __init__(self, model: MemFreeModel, rows: Rows, tails: list[Tokens]) -> None:
         super().__init__(rows)

@@ -36,9 +36,8 @@ MOST_ORDER = 256  # higher orders gain nothing and take minutes to solve
 
 
 def build_ensemble_cause_chain(ensemble: str, mixing: str) -> tuple[Cause, ...]:
-    """Build the causes of a mixed ensemble.
-
-    mixing: says how it mixes the members' distributions.
+    """Build the causes of a mixed ensemble. mixing: how the members' distributions are mixed, in
+    words.
     """
     splitting = "each adapter sees one shard only, their distributions averaged"
     one_adapter = "one adapter, all data, trained as the members are"
@@ -121,7 +120,7 @@ class PMixed(Defense):
         return self.queries or scenario.queries or 1
 
     def _make_projection(self, queries: int, members: int) -> PMixedMemberProjection:
-        """Make the projection with which the budget covers this many queries of the members."""
+        """Make the projection for which the budget covers this many queries of the members."""
         if self.accounting == "sound":
             radius = find_largest_sound_radius(
                 self.adjacency, self.epsilon, self.delta, self.alpha, queries, self.q, members
@@ -148,17 +147,17 @@ class PMixed(Defense):
     def _list_claimed_adjacencies(self) -> tuple[Adjacency, ...]:
         """Return the relations for which the radius is valid.
 
-        A radius solved from N is not valid for neighbours with another number of members.
+        A radius solved from N is invalid for neighbours with another number of members.
         """
         if self.accounting == "published":  # its radii depend on the size of the subset
             return "add_remove", "zero_out"
         return ADJACENCIES if self.adjacency == "add_remove" else ("zero_out", "replace")
 
     def _make_query_claim(self, scenario: Scenario) -> QueryRDP:
-        """Return the claim of one token.
+        """Return the claim for one token.
 
-        By `adjacency` it is the token's share of the budget, by other relations the RDP that the
-        radius gives.
+        For `adjacency`, it is the token's share of the budget; for other relations, the RDP of the
+        radius.
         """
         queries = self._count_covered_tokens(scenario)
         members = scenario.ensemble.size
@@ -243,7 +242,7 @@ class PMixed(Defense):
         return "sound; the number of ensemble models is public"
 
     def _compute_epsilon(self, relation: str, queries: int, scenario: Scenario) -> float:
-        """Return the epsilon in nats of this many drawn tokens at this defense's radius."""
+        """Return the epsilon, in nats, of `queries` drawn tokens at this defense's radius."""
         if queries == 0:
             return 0.0
         n_covered = self._count_covered_tokens(scenario)

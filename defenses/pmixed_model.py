@@ -1,5 +1,6 @@
-"""Serve PMixED's model: members are held within a radius of the public distribution, mixed, and
-sampled."""
+"""Serve PMixED's model: mix each member with the public distribution within a radius, and
+sample.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +34,10 @@ _TUNING_MEMBERS = 4  # members behind one gradient step; each step takes others
 
 @dataclass(frozen=True)
 class PMixedMemberProjection:
-    """Give a member the largest mixing weight within a radius of the public distribution, by subset
-    size."""
+    """Give each member the largest mixing weight within a radius of the public distribution.
+
+    The radius depends on the subset size.
+    """
 
     alpha: int
     radii: tuple[float, ...]  # nats, for subsets of size 1..N
@@ -42,15 +45,17 @@ class PMixedMemberProjection:
     two_sided: bool
 
     def radii_by_subset_size(self) -> tuple[float, ...]:
-        """Return the radii of sizes 1..N, or only one if all are equal."""
+        """Return the radii of sizes 1..N, or one radius if all are equal."""
         return self.radii[:1] if len(set(self.radii)) == 1 else self.radii
 
     @torch.no_grad()
     def mixing_weights_within_radius(
         self, log_p: Tensor, log_p0: Tensor, radius: Tensor | float
     ) -> Tensor:
-        """Return lambda of each distribution, (...), without gradients (formulas A5). radius: one,
-        or one each."""
+        """Return lambda of each distribution, (...), without gradients (formulas A5).
+
+        radius: one for all distributions, or one for each.
+        """
         if self.radii[0] == math.inf:  # as `build_unmixed_projection` has it
             shape = torch.broadcast_shapes(log_p.shape[:-1], torch.as_tensor(radius).shape)
             return torch.full(shape, self.cap, dtype=torch.float64, device=log_p.device)
@@ -66,8 +71,9 @@ def build_unmixed_projection(members: int) -> PMixedMemberProjection:
 
 @dataclass(frozen=True)
 class QueryRDP:
-    """Hold the accounting of one token, to compare with the served model, which may differ by
-    mistake."""
+    """Hold the claim for one token, to compare with the served model, which may differ by
+    mistake.
+    """
 
     projection: PMixedMemberProjection
     query_rdp: Mapping[tuple[Adjacency, int], float]  # nats, by relation and order
@@ -78,7 +84,7 @@ class PMixedModel(WrappingModel):
     token's (formulas B2.4).
 
     served: the projection by number of members, for this ensemble and its neighbours. promise: the
-    claim; None: no claim.
+    claim (None: no claim).
     """
 
     def __init__(
@@ -140,7 +146,8 @@ class PMixedModel(WrappingModel):
         self, contexts: Tensor, last: int, prompt: Tensor, noise: torch.Generator
     ) -> Tensor:
         """Estimate the distribution from a few members, drawn anew at each step: unbiased, no entry
-        below 0."""
+        below 0.
+        """
         few = min(_TUNING_MEMBERS, self.ensemble.size)
         chosen = 1 + torch.randperm(self.ensemble.size, generator=noise, device=noise.device)[:few]
         parts = torch.cat([chosen.new_zeros(1), chosen]).to(self.device)
@@ -149,11 +156,11 @@ class PMixedModel(WrappingModel):
         )
 
     def released_token_distribution(self, distributions: Tensor) -> Tensor:
-        """Return the exact distribution of the released token, (..., V) nats; distributions (..., 1
-        + n, V), the public first.
+        """Return the exact distribution of the released token, (..., V) nats.
 
-        P_out = p0 + (1/N) sum_j Lambda_j (p_j - p0), with Lambda_j the weight of j averaged over
-        subset sizes (formulas B2.4); n < N members stand for all N.
+        distributions: (..., 1 + n, V), the public one first; n < N members stand for all N. P_out =
+        p0 + (1/N) sum_j Lambda_j (p_j - p0), with Lambda_j the weight of j averaged over subset
+        sizes (formulas B2.4).
         """
         log_p0, log_p = distributions[..., :1, :], distributions[..., 1:, :]
         radii, shares = (
@@ -174,10 +181,11 @@ class PMixedModel(WrappingModel):
     def published_perplexity_nll(
         self, texts: Sequence[tuple[int, ...]], seed: int, n_context: int = 1
     ) -> Mapping[str, Sequence[float]]:
-        """Return the paper's average (Sec. 6.1): -log p_S(y) with a Poisson subset S per token, the
-        same subsets for every defense.
+        """Return the nll of the paper's average (Sec. 6.1): -log p_S(y) with a Poisson subset S per
+        token.
 
-        On average at least the released distribution's (Jensen), which is what an attacker meets.
+        Every defense uses the same subsets. By Jensen, its mean is at least that of the released
+        distribution, which an attacker queries.
         """
         if self.promise is None:
             return {}
@@ -192,8 +200,10 @@ class PMixedModel(WrappingModel):
         return {"perplexity_subset_average": nll}
 
     def _nll_under_poisson_subsets(self, text: tuple[int, ...], uniforms: np.ndarray) -> float:
-        """Sum -log p_S(y) over the last tokens, one per row of uniforms (tokens, N); S: members
-        with uniforms below q."""
+        """Sum -log p_S(y) over the last tokens, one per row of uniforms (tokens, N).
+
+        S: the members with uniforms below q.
+        """
         tokens = torch.tensor([text], device=self.device)
         inside = torch.from_numpy(uniforms < self.q).to(self.device)
         sampled_members = inside.any(0).nonzero().squeeze(-1)  # members of any subset: few of many
@@ -218,13 +228,13 @@ class PMixedModel(WrappingModel):
     def divergence_checks(
         self, contexts: Tensor, last: int, at: Sequence[int], order: int = 0
     ) -> Sequence[DivergenceCheck]:
-        """Compare with the claimed neighbours: each member absent, emptied, or replaced by the next
-        one.
+        """Compare the output with the claimed neighbours: each member absent, emptied, or replaced
+        by the next.
 
-        A neighbour is taken as served: without a member, by the projection for N - 1 members. Also
-        checks the proof's premises for every member: `projection`, its distance from the public
-        distribution against the radius, and `cap`, how much of a public probability it may take
-        away.
+        A neighbour is computed as served: without a member, by the projection for N - 1 members.
+        For every member, also check the proof's premises: `projection`, its distance from the
+        public distribution against the radius, and `cap`, how much of a public probability it may
+        remove.
         """
         promise = self.promise
         if promise is None:
@@ -259,7 +269,8 @@ class PMixedModel(WrappingModel):
         self, contexts: Tensor, last: int, at: Sequence[int]
     ) -> Sequence[Neighbours]:
         """Return one entry per member for each claimed relation; without a claim, each member
-        emptied."""
+        emptied.
+        """
         distributions = self._public_and_member_distributions(contexts, last, at)
         return [
             Neighbours(
@@ -288,7 +299,7 @@ class PMixedModel(WrappingModel):
     def _public_and_member_distributions(
         self, contexts: Tensor, last: int, at: Sequence[int]
     ) -> Tensor:
-        """Return (B, positions, 1 + N, V) nats, the public model's first."""
+        """Return distributions (B, positions, 1 + N, V) in nats, the public model's first."""
         return self.ensemble.distributions(
             contexts, torch.arange(self.parts, device=self.device), last
         )[:, at]
@@ -296,7 +307,7 @@ class PMixedModel(WrappingModel):
     def _neighbour_token_distributions(
         self, adjacency: Adjacency, distributions: Tensor
     ) -> np.ndarray:
-        """Return (B, positions, N, V) probabilities, with each member changed in turn.
+        """Return probabilities (B, positions, N, V) with each member changed in turn.
 
         distributions: (B, positions, 1 + N, V).
         """
@@ -321,8 +332,10 @@ class PMixedModel(WrappingModel):
 
 
 def list_neighbour_parts(relation: str, index: int, size: int) -> list[int]:
-    """Return the part that answers in each place if member `index` is absent, emptied, or replaced
-    by the next one."""
+    """Return the part that answers in each place after a change of member `index`.
+
+    The relation says whether the member is absent, emptied, or replaced by the next member.
+    """
     places = list(range(1 + size))
     if relation == "add_remove":
         del places[1 + index]
@@ -334,8 +347,10 @@ def list_neighbour_parts(relation: str, index: int, size: int) -> list[int]:
 def _tabulate_mixing_weights(
     projection: PMixedMemberProjection, distributions: Tensor
 ) -> np.ndarray:
-    """Return each member's weight, (..., sizes or 1, N); distributions (..., 1 + N, V), the public
-    one first."""
+    """Return each member's weight, (..., sizes or 1, N).
+
+    distributions: (..., 1 + N, V), the public one first.
+    """
     public, members = distributions[..., :1, :], distributions[..., 1:, :]
     weights = [
         projection.mixing_weights_within_radius(members, public, radius)
@@ -351,8 +366,8 @@ def _compute_float64_member_probabilities(distributions: Tensor) -> np.ndarray:
 def _check_radii(
     promised: PMixedMemberProjection, public: np.ndarray, members: np.ndarray, weights: np.ndarray
 ) -> Iterator[DivergenceCheck]:
-    """Yield a radius check (and cap check) for each subset size, or one if no radius or weight
-    depends on the size.
+    """Yield a radius check (and a cap check) for each subset size, or once if nothing depends on
+    the size.
 
     public: (..., 1, V) probabilities; members: (..., N, V); weights: (..., sizes, N) as served.
     """
@@ -372,7 +387,7 @@ def _check_radii(
 
 
 class _PMixedDistributionRows(WrappingRows):
-    """Serve rows with the exact distribution: every part is queried at every token."""
+    """Serve rows with the exact distribution, which queries every part at every token."""
 
     def __init__(self, model: PMixedModel, rows: Rows) -> None:
         super().__init__(rows)
@@ -388,11 +403,11 @@ class _PMixedDistributionRows(WrappingRows):
 
 
 class _PMixedDrawRows(Rows):
-    """Serve rows that only answer draws, like the service: a draw queries the public model and at
-    most one member.
+    """Serve rows that only answer draws: a draw queries the public model and at most one member.
 
-    With subset size n ~ Binomial(N, q), n = 0 draws from p0; otherwise one uniformly chosen member
-    with the radius for n has the distribution of an average over a Poisson subset (formulas A5).
+    The service does the same. With subset size n ~ Binomial(N, q), n = 0 draws from p0. Otherwise
+    one uniformly chosen member with the radius for n has the distribution of an average over a
+    Poisson subset (formulas A5).
     """
 
     def __init__(

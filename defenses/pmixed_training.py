@@ -73,7 +73,7 @@ class PMixedTrainer(Trainer):
     def train(self, job: TrainingJob) -> tuple[str, ...]:
         """Train several members at once.
 
-        An interruption keeps finished members; the others end as they would have without it.
+        After an interruption, finished members are kept, and the others end with the same weights.
         """
         self.check(job)
         base = job.load()
@@ -113,7 +113,7 @@ class PMixedTrainer(Trainer):
         return adapter.folder
 
     def _list_adapters_to_train(self, job: TrainingJob) -> list[MemberToTrain]:
-        """Return the control, if there is one, followed by the members."""
+        """Return the control, if any, and then the members."""
         adapters = list[MemberToTrain]()
         if self.control:
             all_records = list(range(len(job.records)))

@@ -1,6 +1,7 @@
-"""DP-SGD, and the base it shares with ADP: noise, clipping, accounting and control rows.
+"""DP-SGD, and the base that it shares with ADP: noise, clipping, accounting and control rows.
 
-The mathematics is in `auditor/privacy/gaussian.py`. Subclasses decide how records are treated.
+The mathematics is in `auditor/privacy/gaussian.py`. Subclasses define how each record is clipped or
+weighted.
 """
 
 from __future__ import annotations
@@ -100,13 +101,13 @@ class PrivateTraining(PoissonTraining):
         )
 
     def make_no_noise_control(self) -> NoNoise:
-        """Make the same training without noise."""
+        """Return the same training without noise."""
         return NoNoise(**self._collect_control_options(self.no_noise), clip=self.clip)
 
     def _collect_control_options(self, model: str) -> dict[str, Any]:
         """Return the options that a control shares with this training.
 
-        model: the folder of the trained control.
+        model: folder of the trained control.
         """
         options = {f.name: getattr(self, f.name) for f in dataclasses.fields(PoissonTraining)}
         return {**options, "model": model, "gradient_canaries": 0}
@@ -139,7 +140,7 @@ class PrivateTraining(PoissonTraining):
     def derive_randomness_key(self, job: TrainingJob) -> str:
         """Return the key of noise and batches.
 
-        Only the checkpoint stores a secret key, and is cleared at the end.
+        A secret key is stored only in the checkpoint, which is removed at the end.
         """
         if self.noise == "seeded":
             return f"{self.name} {job.seed}"
@@ -159,8 +160,7 @@ class PrivateTraining(PoissonTraining):
     def make_privacy_record(
         self, trained: PrivateModel, judgement: UnitTreatment, terms: MechanismTerms
     ) -> PrivacyRecord:
-        """Return the guarantee of the steps taken, if `_explain_missing_guarantee` has no
-        objection."""
+        """Return the guarantee of the completed steps, or why there is none."""
         flaw, nominal = self._explain_missing_guarantee(trained, terms.base)
         # Both trainings used private records: their steps are composed.
         earlier = () if flaw else _list_private_trainings(terms.base)
@@ -206,9 +206,9 @@ class PrivateTraining(PoissonTraining):
         trained: PrivateModel,
         base: PrivacyRecord | None,
     ) -> tuple[str, str]:
-        """Return why there is no guarantee, and the condition under which epsilon would be one.
+        """Return why there is no guarantee, and under which condition epsilon would be a guarantee.
 
-        Returns "" for each that does not apply.
+        Each is "" if it does not apply.
         """
         if not trained.moved:
             return "no parameter moved: nothing was learnt, so epsilon has no meaning", ""
@@ -239,16 +239,16 @@ class DpSgd(PrivateTraining):
 
 
 def _list_private_trainings(base: PrivacyRecord | None) -> tuple[Mechanism, ...]:
-    """Return the private trainings of the base, those of its own base first."""
+    """Return the private trainings that led to the base model, earliest first."""
     if base is None:
         return ()
     return (*base.earlier, Mechanism(base.noise_multiplier, base.sampling_rate, base.steps))
 
 
 class _Progress:
-    """Shows the loss and a running bound on epsilon, updated once a second.
+    """Show the loss and a running bound on epsilon, once a second.
 
-    The bound is a quick one, at most `target_epsilon`.
+    The bound is computed quickly, and is at most `target_epsilon`.
     """
 
     def __init__(

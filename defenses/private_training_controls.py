@@ -1,4 +1,4 @@
-"""Controls of private training: without its noise, and without its noise and clipping."""
+"""Controls of private training: without noise, and without noise and clipping."""
 
 from __future__ import annotations
 

@@ -1,24 +1,24 @@
-"""Uniform mixing: every next-token distribution is mixed with the uniform one (Majmudar et al.
-2022).
+"""Uniform mixing (Majmudar et al. 2022): mix every next-token distribution with the uniform one.
 
-Over the whole vocabulary, as published; or over the tokens that a *public* model finds likeliest,
-the smaller support that the paper leaves to future work. For causal and masked language models.
+The uniform distribution covers the whole vocabulary, as published, or the tokens that a *public*
+model finds likeliest, the smaller support that the paper leaves to future work. Works for causal
+and masked language models.
 
-**What is claimed on a smaller support.** S = S(x) is the public model's top-k of the context x, and
-q_S the private distribution q restricted to S and renormalised. A token is drawn from q' = weight
-q_S + (1 - weight)/k on S. Take any two private models behind the same public one, and one context
-x. Both have the same S, as it is made of x and the public model alone, and 0 <= q_S <= 1 gives (1 -
-weight)/k <= q'(y) <= weight + (1 - weight)/k for every y in S, for both models; off S both are 0.
-So no token's log-ratio exceeds log((weight + (1 - weight)/k) / ((1 - weight)/k)): Theorem 1 with k
-for |V|. Over a text the log-ratios add up: the next context is the last one with the token just
-drawn, the same for both models on the same output, and tokens of one masked text are drawn
-independently. Where q has no mass on S at all, q_S is the uniform distribution, and the bounds hold
-as before. With `tail=public` the answer is S(x)'s total public mass P0(S) times q' on S and the
-public distribution p0 off S: on S both models have the same further factor P0(S), off S their ratio
-is 1, so the bound stands, and no token has probability 0. None of this holds for a top-k of the
-*private* distribution: its support tells of the private data, two models' supports differ, and the
-log-ratio is infinite; nor where the public model has seen the private data. Whence the option names
-the public model, and refuses to do without.
+**What is claimed on a smaller support.** S = S(x) is the public model's top-k after the context x,
+and q_S the private distribution q restricted to S and renormalised. A token is drawn from q' =
+weight q_S + (1 - weight)/k on S. Take any two private models with the same public model, and one
+context x. Both have the same S, which depends only on x and the public model. 0 <= q_S <= 1 gives
+(1 - weight)/k <= q'(y) <= weight + (1 - weight)/k for every y in S and both models; outside S both
+are 0. So no token's log-ratio exceeds log((weight + (1 - weight)/k) / ((1 - weight)/k)): Theorem 1
+with k for |V|. Over a text the log-ratios add up, because for the same output both models have the
+same next context; tokens of one masked text are drawn independently. If q has no mass on S, q_S is
+uniform, and the bounds hold. With `tail=public`, the answer is q' times S(x)'s total public mass
+P0(S) on S, and the public distribution p0 outside S. On S both models have the same further factor
+P0(S), and outside S their ratio is 1, so the bound holds, and no token has probability 0.
+
+The bound does not hold for a top-k of the *private* distribution: its support depends on the
+private data, so two models' supports differ and the log-ratio is infinite. It does not hold either
+if the public model has seen the private data. Therefore the option requires a public model.
 """
 
 from __future__ import annotations
@@ -151,8 +151,11 @@ def _build_claim(mixing: UniformMixture, queries: int, answer_length: int, n_tok
 
 @dataclass(frozen=True)
 class UniformMixture:
-    """How a distribution is mixed. top_k: over so many of a public model's tokens (0: all); tail:
-    see the option."""
+    """Define how a distribution is mixed.
+
+    top_k: number of a public model's likeliest tokens to mix on (0: all tokens); tail: see the
+    option.
+    """
 
     weight: float
     vocab_size: int
@@ -160,14 +163,17 @@ class UniformMixture:
     tail: bool = False
 
     def epsilon(self, tokens: int = 1) -> float:
-        """Pure-DP epsilon (nats) of so many drawn tokens, between any two private models."""
+        """Return the pure-DP epsilon (nats) of `tokens` drawn tokens, between any two private
+        models.
+        """
         # T (log(1 + (k - 1) weight) - log(1 - weight)), k the size of the support (formulas B1).
         return compute_uniform_mixing_epsilon(self.weight, self.top_k or self.vocab_size, tokens)
 
     def mix_next_token_distribution(self, distribution: Tensor, public: Tensor | None) -> Tensor:
-        """(..., V) nats, from the private distribution and, where it is needed, the public one.
+        """Return the mixed distribution, (..., V) nats, in float64.
 
-        In float64: a small weight makes claims that float32's rounding would break.
+        public: the public distribution, if needed. float32's rounding would break the claim of a
+        small weight.
         """
         if not self.top_k:
             # Normalised first: the bound is of distributions that add up to 1, as float32 ones
@@ -178,17 +184,16 @@ class UniformMixture:
         return mix_public_top_k(distribution.double(), public, self.weight, self.top_k, self.tail)
 
     def mix_token_log_probs(self, log_probs: Tensor) -> Tensor:
-        """As `of`, of single tokens, (...) nats: on the whole vocabulary a token is mixed without
-        the others."""
+        """Mix the log-probabilities of single tokens, (...) nats, on the whole vocabulary."""
         return mix_uniform(log_probs.double(), self.weight, self.vocab_size)
 
 
 class UniformMixingModel(WrappingModel):
-    """A model that holds another. The distribution is explicit, so log-probabilities and gradients
-    pass through it.
+    """Serve another model's distribution, mixed. The mixed distribution is explicit, so
+    log-probabilities and gradients work.
 
-    claimed: epsilon of one token (nats), as the accounting has it; None: nothing is claimed.
-    public: gives the support of the mixing where one is asked for, and is a neighbour.
+    claimed: epsilon of one token (nats) by the accounting (None: no claim). public: determines the
+    support of the mixing, if needed, and is also a neighbour.
     """
 
     def __init__(
@@ -241,7 +246,7 @@ class UniformMixingModel(WrappingModel):
         )
 
     def _public_model_for_prompt(self, prompt: Tensor | None) -> LanguageModel:
-        """The public model. Raises NotApplicable for a soft prompt that it cannot read."""
+        """Return the public model. Raise NotApplicable for a soft prompt that it cannot read."""
         assert self.public is not None
         width = self.public.embedding_rows(1).shape[1]
         if prompt is not None and prompt.shape[1] != width:
@@ -254,8 +259,8 @@ class UniformMixingModel(WrappingModel):
     def divergence_checks(
         self, contexts: Tensor, last: int, at: Sequence[int], order: int = 0
     ) -> Sequence[DivergenceCheck]:
-        """Neighbours: a model that is certain of the least likely token, the worst there is; and
-        the public model.
+        """Compare the output with two neighbours: the worst case, a model that is certain of the
+        least likely token, and the public model.
 
         Divergences are pure, which bounds every order.
         """
@@ -275,8 +280,9 @@ class UniformMixingModel(WrappingModel):
     def neighbour_distributions(
         self, contexts: Tensor, last: int, at: Sequence[int]
     ) -> Sequence[Neighbours]:
-        """A model that is certain of this one's least likely token, the worst there is; and the
-        public model."""
+        """Return two neighbours: the worst case, a model that is certain of this model's least
+        likely token, and the public model.
+        """
         # One-hot distributions attain the bound (formulas B1, Tightness): the first neighbour is
         # such a one.
         others = [
@@ -294,8 +300,9 @@ class UniformMixingModel(WrappingModel):
         return other
 
     def least_likely_token_point_mass(self, distribution: Tensor, public: Tensor | None) -> Tensor:
-        """(..., V) nats: certain of the token that the mixed distribution gives least, of those
-        that it can give."""
+        """Return a distribution (..., V), in nats, that is certain of the mixed distribution's
+        least likely possible token.
+        """
         # the support is the same for all neighbours
         possible = distribution.masked_fill(distribution == -math.inf, math.inf)
         if self.mixing.top_k:
@@ -320,7 +327,7 @@ class UniformMixingModel(WrappingModel):
 
 
 class _LeastLikelyTokenModel(WrappingModel):
-    """Certain, behind every context, of the token that a mixed model says least."""
+    """A model that, after every context, is certain of a mixed model's least likely token."""
 
     def __init__(self, mixed: UniformMixingModel) -> None:
         super().__init__(mixed)
@@ -387,7 +394,7 @@ class _UniformMixingRows(WrappingRows):
 
 
 class UniformMixingMasked(MaskedModel):
-    """A masked model that holds another; `public` gives the support where one is asked for."""
+    """Serve another masked model, mixed. `public` determines the support, if needed."""
 
     def __init__(
         self, target: MaskedModel, mixing: UniformMixture, public: MaskedModel | None = None
@@ -416,8 +423,10 @@ class UniformMixingMasked(MaskedModel):
 
 
 def mix_uniform(log_probs: Tensor, weight: float, vocab_size: int) -> Tensor:
-    """log(weight q + (1 - weight)/|V|) in nats of each log-probability of q; weight 0 and 1 are
-    exact."""
+    """Return log(weight q + (1 - weight)/|V|), in nats, of each log-probability of q.
+
+    Weights 0 and 1 are exact.
+    """
     if weight == 1:
         return log_probs
     # log1p: of a small weight, 1 - weight keeps too few digits.
@@ -430,11 +439,11 @@ def mix_uniform(log_probs: Tensor, weight: float, vocab_size: int) -> Tensor:
 def mix_public_top_k(
     distribution: Tensor, public: Tensor, weight: float, top_k: int, tail: bool
 ) -> Tensor:
-    """(..., V) nats: the private distribution on the public top-k, renormalised and mixed with the
-    uniform one there.
+    """Renormalise the private distribution on the public top-k and mix it with the uniform one
+    there.
 
-    The other tokens have probability 0; with `tail`, the public one, and those of the top-k share
-    the rest.
+    Return (..., V) nats. The other tokens have probability 0; with `tail`, they have their public
+    probability, and the top-k tokens share the rest.
     """
     top_tokens = _find_public_top_k(public, top_k)
     inside = distribution.gather(-1, top_tokens)
@@ -451,7 +460,9 @@ def mix_public_top_k(
 
 
 def _find_public_top_k(public: Tensor, top_k: int) -> Tensor:
-    """(..., k) the likeliest tokens, the lower id first among equals: a function of the public
-    distribution alone."""
+    """Return the likeliest tokens, (..., k), from the public distribution alone.
+
+    Of equally likely tokens, the lower id comes first.
+    """
     # `topk` promises no order among equals, and all neighbours must have the same support.
     return public.sort(dim=-1, descending=True, stable=True).indices[..., :top_k]

@@ -49,10 +49,10 @@ class CellKey(NamedTuple):
 
 @dataclass(frozen=True)
 class Canary:
-    """A text made for insertion into training data: a model's knowledge of it is memorisation.
+    """A text made for insertion into training data; a model that knows it has memorised it.
 
-    space: the possible texts, for exposure; None if unknown. coin: for an audit, whether the fair
-    coin said "in"; None without a coin.
+    space: the possible texts, for exposure (None: unknown). coin: for an audit, True if the fair
+    coin included the canary (None: no coin).
     """
 
     text: str
@@ -140,7 +140,7 @@ class Query:
 
 @dataclass(frozen=True)
 class PrefixToken:
-    """The tokens before every text of a model; said: a phrase that names and explains them."""
+    """The tokens before every text of a model. said: a phrase that names and explains them."""
 
     tokens: Tokens
     said: str
@@ -148,10 +148,10 @@ class PrefixToken:
 
 @dataclass(frozen=True)
 class TextForm:
-    """The rendering of conversations: template and day as in `--template` and `--date`.
+    """The rendering of conversations: template and day, as in `--template` and `--date`.
 
-    digest: SHA-256, in hex, of the template and all other inputs; said: a phrase that names and
-    explains them; doubts: reasons why the rendering may hide a leak, a sentence each.
+    digest: hex SHA-256 of the template and all other inputs; said: a phrase that names and explains
+    them; doubts: sentences with reasons why the rendering may hide a leak.
     """
 
     template: str
@@ -162,7 +162,7 @@ class TextForm:
 
     @property
     def name(self) -> str:
-        """The name in the record of a run: `trl, 2026-01-31 (SHA-256 0123456789ab)`."""
+        """The name in a run's record, such as `trl, 2026-01-31 (SHA-256 0123456789ab)`."""
         return f"{self.template}{f', {self.day}' if self.day else ''} (SHA-256 {self.digest[:12]})"
 
 
