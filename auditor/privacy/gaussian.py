@@ -144,8 +144,8 @@ def require_valid_gaussian_mechanism(sigma: float, q: float, steps: int, delta: 
 
 @functools.lru_cache(maxsize=32)
 def find_noise_multiplier(epsilon: float, delta: float, q: float, steps: int) -> float:
-    """Return the smallest noise multiplier whose reported epsilon is at most this epsilon, to
-    within a thousandth of epsilon.
+    """Return the smallest noise multiplier with a reported epsilon of at most `epsilon`, to within
+    a thousandth of epsilon.
 
     With almost no noise, to within a fiftieth. Raise AuditError if no multiplier up to 10,000 is
     enough, and for an epsilon or a number of steps outside those of private trainings.

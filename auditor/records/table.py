@@ -249,8 +249,8 @@ def attribute_table_errors(path: Path) -> Iterator[None]:
 
 
 def read_heldout_losses(folder: Path) -> dict[str, dict[str, list[float]]]:
-    """Return `tokens` and the summed nll of each kind of perplexity, by target, for each held-out
-    text."""
+    """Return `tokens` and the summed nll of each kind of perplexity for each held-out text, by
+    target."""
     losses: dict[str, dict[str, list[float]]] = {}
     for column in read_secrets_table(folder, HELDOUT):
         losses.setdefault(column.cell.target, {})[column.quantity] = np.asarray(

@@ -34,7 +34,7 @@ CAPITAL = np.append(np.full(8, (1 - _ALL) / 8), _ALL)
 
 
 def yield_look_sizes(n: int) -> Iterator[int]:
-    """Yield how many of n secrets are asked at each look; the sizes depend only on n."""
+    """Yield how many of n secrets are asked by each look; these sizes depend only on n."""
     at = _FIRST
     while at < n:
         yield at
@@ -44,7 +44,7 @@ def yield_look_sizes(n: int) -> Iterator[int]:
 
 
 def log_betting_capital(values: Floats, counts: Ints, mean: float) -> Floats:
-    """Return the (...,) log of the averaged capital against a mean of at most `mean`.
+    """Return the log of the averaged capital against a mean of at most `mean`, (...,).
 
     Args:
         values: (v,) distinct values.
@@ -97,7 +97,7 @@ class BettingMean:
 
 
 def _compute_lower_mean_bound(values: Floats, counts: Ints, level: float) -> float:
-    """Return the largest mean that is refuted as an upper limit of the truth; 0 if no mean is."""
+    """Return the largest mean that is refuted as an upper limit, at `level`; 0 if no mean is."""
     most = float(values @ counts) / max(1, int(counts.sum()))
     if not most > 0:
         return 0.0
@@ -119,7 +119,7 @@ def simulate_stopping_sizes(
     runs: int = 1000,
     seed: int = 0,
 ) -> Ints:
-    """Return (runs,) simulated sizes at which a mean of at most `mean` is refuted.
+    """Simulate the numbers of secrets at which runs refute a mean of at most `mean`, (runs,).
 
     A run that does not refute it within `most` secrets gets 2 * most. odds: (v,) the true
     probability of each value.

@@ -56,8 +56,8 @@ _SIMULATED = 400  # audits, of which the median is taken
 
 @lru_cache(maxsize=2**12)
 def find_detectable_epsilon(audit: Audited, limit: float, power: float = USUAL) -> float:
-    """Return the least epsilon, at the audit's delta, with which such audits exceed the limit with
-    this power; inf if none does."""
+    """Return the least epsilon, at the audit's delta, with which such audits exceed `limit` with
+    probability `power`; inf if none does."""
     if audit.best <= limit:
         return math.inf
     if audit.table is not None:
@@ -179,16 +179,16 @@ def _simulate_right_counts(m: int, distribution: LikelihoodRatioDistribution) ->
 def _find_needed_right_counts(
     m: int, epsilon: float, delta: float, level: float, copies: int
 ) -> Counts:
-    """Return how many right guesses refute epsilon of one record, if a canary is `copies`
-    records."""
+    """Return how many right guesses refute `epsilon` of one record, with `copies` records per
+    canary."""
     return find_refuting_right_counts(
         m, copies * epsilon, compute_group_delta(epsilon, delta, copies), level
     )
 
 
 def _find_game_detectable_epsilon(audit: Audited, limit: float, power: float) -> float:
-    """Return `find_detectable_epsilon` of games; each kind of wrong guess has half of the
-    probability of a miss (union bound)."""
+    """Return `find_detectable_epsilon` of games. Each kind of wrong guess has half the probability
+    of a miss (union bound)."""
     assert audit.table is not None  # whoever asks has seen to it
     tp, fn, fp, tn = audit.table
     played = tp + fn

@@ -127,8 +127,8 @@ def plan_audit(
     copies: int = 1,
     sampling: Sampling = GAUSSIAN,
 ) -> Audited:
-    """Return the audit by the (epsilon, delta) bound before any guess, so without a proved
-    epsilon."""
+    """Return an audit by the (epsilon, delta) bound with no guess right: its epsilon is not yet
+    proved."""
     _check_audit_parameters(m, delta, level, copies)
     none_right = tuple(0 for _ in list_guess_counts(m))
     return _audit_estimator(MAIN, m, none_right, delta, level, copies, sampling)
@@ -163,7 +163,8 @@ def repeat_audit(audit: Audited, level: float) -> Audited:
 
 
 def explain_powerless_audit(audit: Audited, limit: float) -> str:
-    """Return why this audit could not have shown an epsilon above the limit; "" if it could.
+    """Return why no outcome of this audit could exceed the limit on epsilon; "" if some outcome
+    could.
 
     A game over some of the tokens that a claim covers proves at most what these tokens reveal. If
     that is within the limit, no guess can contradict the claim on all tokens.
@@ -190,7 +191,10 @@ def explain_powerless_audit(audit: Audited, limit: float) -> str:
 
 
 def count_right_guesses(scores: NDArray[np.floating], included: Bools) -> Counts:
-    """Return how many of the surest guesses are right, for each number of `list_guess_counts`."""
+    """Return how many of the surest guesses are right, for each number of `list_guess_counts`.
+
+    scores, included: (canaries,).
+    """
     scores = np.clip(scores, -_FARTHEST, _FARTHEST)
     middle = _score_cut_nearest_middle(np.sort(scores))
     right = ((scores > middle) & included) | ((scores < middle) & ~included)

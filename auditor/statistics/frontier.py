@@ -134,9 +134,9 @@ def estimate_auc_leakages(scores: Sequence[Sequence[Scores]]) -> list[ModelLeaka
     """Return the leakage of each point: the AUC of members against non-members, averaged over
     seeds.
 
-    scores: as in `estimate_tpr_leakages`. Each seed has the direction in which its AUC is above
-    1/2, the same in every resample: if each resample chose a direction, its AUC would never be
-    below 1/2, even at chance.
+    scores: as in `estimate_tpr_leakages`. Each seed has one direction for all resamples, in which
+    its AUC is above 1/2. Choosing a direction per resample would give AUCs above 1/2 even at
+    chance.
     """
     # A resampled AUC is counts of members x who is ahead of whom x counts of non-members, over all
     # pairs.
@@ -289,8 +289,8 @@ def select_possibly_least_leaking(
 
 
 def find_convex_frontier(points: Sequence[tuple[float, float]]) -> list[int]:
-    """Return the corners of the convex hull on its lower left, from left to right: less of one cost
-    means more of the other.
+    """Return the lower left corners of the convex hull, from left to right: less of one cost means
+    more of the other.
 
     No point lies below the lines between them. Only the first of equal points is returned. Points
     must be finite.

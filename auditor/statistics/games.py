@@ -32,7 +32,7 @@ def count_confusion(
     delta: float,
     level: float,
 ) -> Table:
-    """Return the confusion counts of the games that count.
+    """Return the confusion counts of the counted games.
 
     Args:
         scores: (games,) higher: more confident that the model was used.
@@ -62,9 +62,8 @@ def make_confusion_matrix(guessed: Bools, included: Bools) -> Table:
 
 
 def audit_games(games: Table, delta: float, level: float) -> Audited:
-    """Return the epsilon that the counted guesses prove, and the epsilon they would have proved if
-    all had been right.
-    """
+    """Return the epsilon that the counted guesses prove, and the epsilon that right guesses only
+    would prove."""
     tp, fn, fp, tn = games
     played = tp + fn + fp + tn
     proved = epsilon_clopper_pearson(tp, fn, fp, tn, delta, level)

@@ -104,8 +104,8 @@ class Metric:
         )
 
     def compute_wrong_guess_limit(self, n: int) -> int:
-        """Return how many wrong guesses end the ranking of n secrets: only right guesses before the
-        last of them count."""
+        """Return how many wrong guesses end the ranking of n secrets; right guesses after the last
+        of them do not count."""
         assert self.errors is not None  # whoever asks has seen to it
         return self.errors(n, self.number)
 

@@ -53,8 +53,8 @@ Progress = Callable[[int, float], None]  # (steps done, mean loss of the last ba
 class PoissonSampler:
     """Draws each of `size` units into each batch with probability `rate`, independently.
 
-    Epsilon is accounted for this sampling. A batch is a function of (key, step), so that a resumed
-    training draws the same batches.
+    Epsilon is accounted for this sampling. (key, step) determines a batch, so a resumed training
+    draws the same batches.
     """
 
     size: int
@@ -71,9 +71,9 @@ class PoissonSampler:
 class PrivateRecipe:
     """The mechanism and the optimizer of a private training.
 
-    noise_multiplier: sigma, 0 for no noise. clip: C, on the gradient of a unit's mean loss a token,
-    inf for no clipping. expected_batch: L, the divisor of sums. ghost: keep the gradient of only
-    one record at a time in memory.
+    noise_multiplier: sigma, 0 for no noise. clip: C, the largest norm of a unit's gradient (of its
+    mean loss a token); inf for no clipping. expected_batch: L, the divisor of sums. ghost: keep
+    only one record's gradient at a time in memory.
     """
 
     noise_multiplier: float

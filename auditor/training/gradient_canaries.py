@@ -1,20 +1,19 @@
-"""Gradient canaries: units with known gradients that audit a private training from within.
+"""Plant gradient canaries: units with known gradients that audit a private training from within.
 
-A canary is a unit like any other: it is sampled, clipped, summed and noised with the records, or is
-not in the data at all, by a fair coin. Its gradient lies along one coordinate of the trained
-parameters, a different coordinate for each canary, so that canaries do not disturb each other. The
-gradient is far longer than the clipping norm C: it contributes exactly C if clipping works, and
-more if it does not. At each step the auditor reads the canary's coordinate in the gradient that the
-optimizer receives, and subtracts the records' contribution (Nasr et al. 2023; Steinke, Nasr and
-Jagielski 2023, Section 6).
+A fair coin decides whether a canary is in the data. If so, it is sampled, clipped, summed and
+noised like the records. Its gradient lies along one coordinate of the trained parameters, a
+different coordinate for each canary, so that canaries do not disturb each other. The gradient is
+far longer than the clipping norm C: it contributes exactly C if clipping works, and more if not. At
+each step the auditor reads the canary's coordinate in the gradient that the optimizer receives, and
+subtracts the records' contribution (Nasr et al. 2023; Steinke, Nasr and Jagielski 2023, Section 6).
 
 The sampling rate, the noise and the steps are those of the training without canaries: the claim
 follows from them and holds for any data, including these units. Only the number of units in a batch
 changes.
 
-Besides each canary's coordinate, the auditor checks the steps themselves: how many there were,
-whether units were drawn as often as Poisson sampling draws them, whether the noise has its size and
-never repeats. This module computes no bound and writes no file.
+The auditor also checks the steps themselves: their number, whether units were drawn as often as in
+Poisson sampling, and whether the noise has the right size and never repeats. This module computes
+no bound and writes no file.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ class PlantedCanaries:
     def draw_coordinates(self, parameters: int) -> Ints:
         """Draw a distinct coordinate for each canary among this many parameters, (count,).
 
-        Raises AuditError if there are fewer parameters than canaries.
+        Raise AuditError if there are fewer parameters than canaries.
         """
         if self.count > parameters:
             n_trained = f"{parameters:,} trained parameters"
@@ -72,7 +71,7 @@ NOTHING_PLANTED = PlantedCanaries(0)
 
 @dataclass(frozen=True)
 class AssumedMechanism:
-    """Hold the mechanism under which scores are likelihoods: sigma, C, the sampling rate."""
+    """The mechanism under which scores are likelihoods: sigma, C, the sampling rate."""
 
     noise_multiplier: float
     clip: float
@@ -315,11 +314,11 @@ def compute_inclusion_log_ratio(
     rate: float,
     other_evidence: float | Floats = 0.0,
 ) -> Floats:
-    """Return the log-likelihood ratio that a canary is included, in nats.
+    """Return the log-likelihood ratio of a canary, included against excluded, in nats.
 
-    Compares x ~ (1 - q) N(0, s^2) + q N(1, s^2) with N(0, s^2):
-    log(1 - q + q exp((2 x - 1) / (2 s^2))), the ratio of the subsampled Gaussian mechanism with and
-    without one unit of gradient 1. other_evidence: a further log-ratio in nats.
+    Compares x ~ (1 - q) N(0, s^2) + q N(1, s^2) with N(0, s^2): log(1 - q + q exp((2 x - 1) / (2
+    s^2))), the ratio of the subsampled Gaussian mechanism with and without one unit of gradient 1.
+    other_evidence: a further log-ratio in nats.
     """
     s = np.maximum(noise, _LEAST_NOISE)
     log_ratio = (2 * x - 1) / (2 * s * s) + other_evidence

@@ -50,7 +50,7 @@ def make_row_labels(rows: Tensor) -> Tensor:
 def compute_learnt_token_nlls(model: Any, labels: Tensor, **inputs: Any) -> Tensor:
     """Return the nll in nats of the k tokens that have a loss, (k,), row by row.
 
-    labels: (b, n) the tokens, `IGNORED` for tokens without a loss; inputs: of the model.
+    labels: (b, n) the tokens, `IGNORED` for tokens without a loss; inputs: passed to the model.
     """
     # Shifting the labels instead of the logits copies no logits.
     targets = nn.functional.pad(labels[:, 1:], (0, 1), value=IGNORED)

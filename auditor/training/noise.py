@@ -1,19 +1,19 @@
 """Add secret Gaussian noise from a cryptographic stream, rounded to a data-independent grid.
 
-An epsilon supposes noise that nobody can guess and that is Gaussian down to the last bit. A
+An epsilon assumes noise that nobody can guess and that is Gaussian down to the last bit. A
 generator's seed breaks the first assumption: torch's generator on a CPU keeps 32 bits of any seed,
-so that all noise a step can have is one of 2^32 known vectors, and an inner product with released
-weights singles it out. (Opacus draws from it by default, and so has the same weakness on a CPU;
+so a step's noise is one of 2^32 known vectors, and an inner product with released weights
+identifies this vector. (Opacus uses this generator by default, with the same weakness on a CPU;
 torch's generator on a GPU keeps 64 bits, and neither is cryptographic.) Floating point breaks the
 second: the set of possible sums depends on the value that the noise was added to (Mironov 2012),
 for Gaussian noise as for Laplace noise.
 
-The stream is ChaCha20 (RFC 8439). Its key is 256 bits from the operating system and the step is its
-nonce, so that a holder of the key can draw any step again, and nobody else can under the assumption
-that all encryption rests on. A 128-bit counter generator (Philox) would be as hard to search, but
-was never designed to hide its state. Like Mironov's snapping, `add_gaussian_noise` rounds the noisy
-sum, not the noise, to a grid that does not depend on the data: the release is a function of an (all
-but) ideal Gaussian's outcome, and its last bits reveal nothing.
+The stream is ChaCha20 (RFC 8439). Its key is 256 bits from the operating system and its nonce is
+the step. So a holder of the key can draw any step again, and nobody else can if ChaCha20 is secure
+as a cipher. A 128-bit counter generator (Philox) would be as hard to search, but was never designed
+to hide its state. Like Mironov's snapping, `add_gaussian_noise` rounds the noisy sum, not the
+noise, to a grid that does not depend on the data: the release is a function of an (all but) ideal
+Gaussian's outcome, and its last bits reveal nothing.
 """
 
 from __future__ import annotations

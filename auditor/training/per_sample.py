@@ -175,7 +175,7 @@ class PerSampleGradientHook(GradSampleModule):
 def wrap_opacus(model: Any, ghost: bool) -> Any:
     """Wrap the model in Opacus's module for per-sample gradients of summed losses.
 
-    Raises AuditError if Opacus does not support the model.
+    Raise AuditError if Opacus does not support the model.
     """
     embeddings = {type(module) for module in model.modules() if isinstance(module, nn.Embedding)}
     # `check_per_sample_gradients` tests whether the rule fits a subclass of Embedding.
@@ -203,9 +203,9 @@ def _disable_dropout(model: nn.Module) -> None:
 def pick_gradient_check_pairs(examples: Sequence[Tokens]) -> list[list[Tokens]]:
     """Pair the shortest record of each octave of lengths with the longest of all records.
 
-    A model may change with the length of its batch (rotary embeddings past their original length),
-    so that a short record's gradient depends on the records in its batch. The last pair is of the
-    two longest records.
+    A model may compute a record differently in a longer batch (rotary embeddings past their
+    original length): a short record's gradient then depends on the records in its batch. The last
+    pair is the two longest records.
     """
     ordered = sorted(examples, key=len)
     # In reverse order, so that the shortest example of each octave comes last and remains.
@@ -244,7 +244,7 @@ def check_buffers_unchanged(model: nn.Module, pairs: Sequence[Sequence[Tokens]],
 def check_per_sample_gradients(wrapped: Any, examples: Sequence[Tokens], pad: int) -> None:
     """Compare Opacus's per-sample gradients with backward passes of one example each.
 
-    Raises AuditError with the name of the first layer whose gradients differ.
+    Raise AuditError with the name of the first layer whose gradients differ.
     """
     model = wrapped._module
     # Any: Opacus adds attributes to parameters.

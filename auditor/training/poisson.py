@@ -273,15 +273,14 @@ class PoissonTraining(Defense, Trainer):
 class NonPrivateControl(PoissonTraining):
     """Base of trainings without noise, the controls of a private training. They promise nothing.
 
-    Batches follow from the seed: they have nothing to keep secret, and controls of one seed share
-    them.
+    The seed determines the batches, which need not be secret, so controls of one seed share them.
     """
 
     claims = "none: the control row of private training"
 
     @property
     def control_clipping_norm(self) -> float:
-        """C, the clipping norm; inf: none."""
+        """Return C, the clipping norm; inf for no clipping."""
         return math.inf
 
     def compute_mechanism_terms(self, job: TrainingJob, units: int) -> MechanismTerms:

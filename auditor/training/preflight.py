@@ -44,7 +44,7 @@ def read_training_set(
     completion_only: bool = True,
     learns_prompts: bool = False,
 ) -> TrainingSet | None:
-    """Return the tokens of a data set whose rows have token ids; None if it tokenizes lazily.
+    """Return the tokens of a data set whose rows have token ids; None if tokenization is lazy.
 
     A row is `input_ids`, or TRL's prompt with its completions: `chosen_ids` and `rejected_ids`
     (DPO), `completion_ids` (KTO), `chosen_input_ids` and `rejected_input_ids` (ORPO, CPO, DPO
@@ -53,7 +53,7 @@ def read_training_set(
     Args:
         max_length: TRL's collators cut a prompt with a completion to this many tokens, the first
             ones or, with `keep_end`, the last ones.
-        completion_only: whether the trainer honours a `completion_mask` without labels.
+        completion_only: whether the trainer uses a `completion_mask` if there are no labels.
         learns_prompts: whether the loss covers the prompts of chosen sides, as in TRL 1.16's ORPO.
     """
     masks = (_ASSISTANT, _COMPLETION) if completion_only else (_ASSISTANT,)
@@ -139,8 +139,7 @@ def _read_learnt_mask(
 def describe_secret_coverage(training: TrainingSet, secrets: Sequence[Secret]) -> tuple[str, ...]:
     """Return sentences on which of these secrets the training set contains.
 
-    Raises AuditError if it contains no member, if no member has a loss, or if it contains a
-    non-member.
+    Raise AuditError if it contains no member or a non-member, or if no member has a loss.
     """
     text = training.ids.tobytes()
     positions = {}

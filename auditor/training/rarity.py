@@ -59,7 +59,7 @@ def scale_perplexities_within_bounds(
 ) -> Floats:
     """Return rho in [0, 1], the position of log P between two public bounds on a log scale, (n,).
 
-    Each value depends on its own record only. Raises AuditError unless 1 <= lowest < highest.
+    Each value depends only on its own record. Raise AuditError unless 1 <= lowest < highest.
     """
     if not 1 <= lowest < highest < math.inf:
         raise AuditError(
@@ -71,7 +71,7 @@ def scale_perplexities_within_bounds(
 
 
 def check_clipping_share_options(kappa_least: float, lowest: float, highest: float) -> None:
-    """Raise AuditError for options with which `compute_clipping_shares` cannot scale a norm."""
+    """Raise AuditError for options that `compute_clipping_shares` cannot use."""
     if not 0 < kappa_least <= 1:
         raise AuditError(f"expected kappa_least in (0, 1], got {kappa_least}")
     # highest=0 means the vocabulary size, which is not known here: any large number passes.

@@ -42,8 +42,9 @@ _AT_ONCE = 16  # records evaluated together, without gradients
 class UnlearningTrainer(Variant):
     """Base of trainings on records to forget.
 
-    Each step takes `batch` of the records to forget, each distinct record once an epoch. retain:
-    weight of the loss of as many records to keep, drawn at random from the others; 0: none.
+    Each step takes `batch` of the records to forget, each distinct record once an epoch, and
+    equally many records to keep, drawn at random. retain: weight of the loss of the records to
+    keep; 0: none are drawn.
     """
 
     unlearns = True
