@@ -290,8 +290,8 @@ class _ValueFinder:
         self.recognisers = pii.PiiRecognisers(self.regions) if installed else None
 
     def find_record_values(self, secret: Secret, unknown: Counter[str]) -> Iterator[FoundValue]:
-        """Yield the values that are completely in the suffix and do not occur in the text before
-        it.
+        """Yield the values of known format that are completely in the suffix and not in the text
+        before them.
 
         unknown: counts values without a known format, by kind.
         """

@@ -96,9 +96,8 @@ class Untargeted(CorpusAttack):
                 yield replace(rank_candidates(query, candidates, score, 1), rankings=scores_of_text)
 
     def candidate_scores_by_ranking(self, view: View, batch: Batch) -> Mapping[str, list[Tensor]]:
-        """Return the candidates' scores by ranking name, as far as the view allows.
-
-        Rankings need access to likelihoods, a tokenizer or a reference.
+        """Return the candidates' scores by ranking name; a ranking needs likelihoods, some a
+        tokenizer or reference too.
         """
         if not view.has_capability("likelihood"):
             return {}
@@ -128,7 +127,7 @@ class Untargeted(CorpusAttack):
 def read_untargeted_prompts(path: Path, tokenizer: Any) -> list[Tokens]:
     """Read each line of a text file as tokens, in order, without duplicates and blank lines.
 
-    Raise AuditError if the file cannot be read.
+    Raise AuditError without a tokenizer, or for an unreadable or empty file.
     """
     option = f"-A untargeted.prompts={path}"
     if tokenizer is None:

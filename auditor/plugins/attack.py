@@ -30,7 +30,7 @@ _MOST_CANDIDATES = 100_000  # of a prefix: all are in memory together
 
 @dataclass(frozen=True)
 class Attack(Method):
-    """Base of all attacks."""
+    """Base class of all attacks."""
 
     measures = "verbatim"
     # Whether it attacks only models trained on the data, not models that read it.
@@ -107,11 +107,11 @@ class Attack(Method):
 
 @dataclass(frozen=True)
 class CorpusAttack(Attack):
-    """Base of attacks that draw texts without prefixes and search them for training data.
+    """Base class of attacks that draw texts without prefixes and search them for training data.
 
-    The run, not the attack, has the index of the training data, and judges the texts. Each
-    generation is a separate query with its own random numbers. generations: number of texts, of
-    `length` tokens each; n: tokens of a memorised n-gram (0: the run decides).
+    The run, not the attack, has the index of the training data and judges the texts. Each
+    generation is a separate query with its own random numbers. generations: number of texts, each
+    of `length` tokens; n: tokens of a memorised n-gram (0: chosen by the run).
     """
 
     of_learnt = True
@@ -160,13 +160,13 @@ class CorpusAttack(Attack):
 
 @dataclass(frozen=True)
 class SamplingAttack(Attack):
-    """Base of attacks that rank candidates.
+    """Base class of attacks that rank candidates.
 
-    Defaults: Ethicist, Section 4.2 (K=100, top-p 0.7, T 0.8). `search`, the source of candidates:
+    Defaults: Ethicist, Section 4.2 (K=100, top-p 0.7, T 0.8). search: source of candidates:
     `sample`; `tree`, every suffix whose probability under the decoding reaches `threshold`; or
-    `beam`, width `beams`, under the distribution itself (without temperature and truncation). The
-    searches need log-probabilities. Greedy is temperature=0: a single sample then, as all are
-    equal.
+    `beam`, a beam search of width `beams` under the distribution without temperature and
+    truncation. Tree and beam need log-probabilities. temperature=0 is greedy and draws one sample,
+    because all samples are equal.
     """
 
     samples: int = 100

@@ -22,8 +22,9 @@ from auditor.core.result import Doubt, RecordCounts
 
 
 class Benchmark:
-    """The owner of the secrets. An attack gets `challenge()`; only the run compares its guesses
-    with the answers."""
+    """Owner of the secrets. An attack gets only `challenge()`; the run compares its guesses with
+    the answers.
+    """
 
     name: ClassVar[str] = ""
     title: ClassVar[str] = ""  # shown in tables; "": its name

@@ -75,10 +75,10 @@ class MaskedScenario:
 
 @dataclass(frozen=True)
 class Defense:
-    """Base of all defenses: `protect` returns a model around others, `claim` the promise.
+    """Base class of all defenses: `protect` returns the defended model, `claim` its privacy claim.
 
-    `needs` names the required parts of the scenario besides the target: "public", "ensemble",
-    "trained", "whole", "records", "corpus".
+    needs: required parts of the scenario besides the target: "public", "ensemble", "trained",
+    "whole", "records", "corpus".
     """
 
     name: ClassVar[str] = ""

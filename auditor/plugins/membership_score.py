@@ -31,10 +31,11 @@ _SCORE = "score"
 
 @dataclass(frozen=True)
 class MembershipScore(Probe):
-    """Base of membership scores: a subclass has a `name` and `score_records`.
+    """Base class of membership scores. A subclass only defines `name` and `score_records`.
 
-    Everything else is here: AUC and rates, AUC by copies, a blind baseline that sees no model, and
-    what is kept of each record. The score takes part in `membership_auc` next to the built-in ones.
+    The base computes AUC and rates, AUC by copies, a blind baseline that sees no model, and the
+    numbers kept for each record. `membership_auc` takes the score into account, next to the
+    built-in scores.
     """
 
     measures = "membership"

@@ -12,12 +12,11 @@ from auditor.plugins.view import Sampling
 
 @dataclass(frozen=True)
 class Method:
-    """Base of attacks and probes: frozen dataclasses whose fields are their options, described by
-    the first paragraph of their docstrings.
+    """Base class of attacks and probes: frozen dataclasses whose fields are their options.
 
-    `needs` names the capabilities that its default options require: "draw", "likelihood", "ranks",
-    "likeliest", "distribution", "embeddings", "training". `metrics` maps the names of numbers that
-    only this method reports to their titles.
+    The first paragraph of a subclass's docstring describes it. needs: capabilities that its default
+    options require: "draw", "likelihood", "ranks", "likeliest", "distribution", "embeddings",
+    "training". metrics: titles of the numbers that only this method reports, by name.
     """
 
     name: ClassVar[str] = ""

@@ -43,10 +43,10 @@ class Observed(list[Observation]):
 
 @dataclass(frozen=True)
 class Probe(Method):
-    """Base of the auditor's measurements, which see the answers.
+    """Base class of the auditor's measurements, which see the answers.
 
-    `of` names its subjects: the benchmark's secrets, its canaries for exposure, the records that a
-    coin put in or left out, or its `textless_subjects`.
+    of: the subjects: the benchmark's secrets, its canaries for exposure, the records that a coin
+    included or excluded, or the `textless_subjects`.
     """
 
     needs: ClassVar[tuple[str, ...]] = ("distribution",)
@@ -155,9 +155,8 @@ class Probe(Method):
 
 @dataclass(frozen=True)
 class DistributionProbe(Probe):
-    """Base of probes of the decoding distribution.
-
-    Defaults: Ethicist, Section 4.2 (top-p, T).
+    """Base class of probes of the decoding distribution. Defaults (top-p, T): Ethicist, Section
+    4.2.
     """
 
     temperature: float = 0.8

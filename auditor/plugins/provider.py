@@ -32,7 +32,7 @@ class RequestedModel:
 
 @dataclass(frozen=True)
 class Provider:
-    """Base of all providers."""
+    """Base class of all providers."""
 
     name: ClassVar[str] = ""
     title: ClassVar[str] = ""  # shown in tables; "": its name

@@ -59,10 +59,10 @@ class TrainingJob:
 
 @dataclass(frozen=True)
 class Trainer:
-    """Base of the methods of `audit train`: a frozen dataclass like an `Attack`.
+    """Base class of the methods of `audit train`: a frozen dataclass like an `Attack`.
 
-    `train` writes a model folder (or a folder of them) to `job.out`, and continues existing parts,
-    which `audit train` has checked to have the same configuration.
+    `train` writes one or several model folders to `job.out`. It continues existing parts, whose
+    configuration `audit train` has compared.
     """
 
     name: ClassVar[str] = ""
