@@ -136,7 +136,7 @@ def _find_strongest_attack_row(
 ) -> tuple[Finding, Outcome] | None:
     """Return the undefended row with the highest recall, and its members' outcomes.
 
-    Return None if nothing was extracted.
+    Return None without extraction.
     """
     worst = find_strongest_attack_row(result, UNDEFENDED)
     values = None if worst is None else details.rows.get(worst.cell_key)

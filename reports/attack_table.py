@@ -36,8 +36,8 @@ _NOTE = (
 class AttackRow:
     """An attack on a target, and its difference from the first attack.
 
-    main: the number, or None if the attack did not run; base: the first attack; is_own: whether a
-    plug-in defines the attack.
+    main: None if the attack did not run; base: the first attack; is_own: whether a plug-in defines
+    it.
     """
 
     finding: Finding
@@ -48,13 +48,15 @@ class AttackRow:
 
     @property
     def title(self) -> str:
-        """Return `perplexity`, or `tail-loss (yours)`."""
+        """Return the attack's title: `perplexity`, or `tail-loss (yours)` for a plug-in."""
         return f"{self.finding.attack} (yours)" if self.is_own else self.finding.attack
 
     @property
     def number_text(self) -> str:
-        """Return `29/96 (30% [21–40]) recall`, `AUC 0.789 [0.669–0.903] (loss, best of 11 scores)`,
-        or why there is no number."""
+        """Return the main number, or why there is none.
+
+        `29/96 (30% [21–40]) recall` or `AUC 0.789 [0.669–0.903] (loss, best of 11 scores)`
+        """
         m = self.main
         if m is None:
             return f"did not run: {self.finding.not_applicable or 'nothing was measured'}"
@@ -73,7 +75,7 @@ class AttackRow:
 
     @property
     def difference_text(self) -> str:
-        """Return `−2.1 points [−7.3 to 3.1] from perplexity`."""
+        """Return the paired difference: `−2.1 points [−7.3 to 3.1] from perplexity`."""
         if self.difference is None:
             return phrases.NOTHING
         m = self.difference

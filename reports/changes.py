@@ -18,7 +18,7 @@ _ORDER = (_MORE, _LESS, _SAME, _UNKNOWN)  # most important first
 
 
 def write_headline(comparison: Comparison) -> str:
-    """Return `1 of 4 configurations leak more, 0 less, 3 show no change; ...`"""
+    """Return a summary: `1 of 4 configurations leak more, 0 less, 3 show no change; ...`"""
     counts = Counter(_format_change_direction(line.cells[-1]) for line in comparison.lines)
     rows = format_count(len(comparison.lines), "configuration leaks", "configurations leak")
     parts = [f"{counts[_MORE]} of {rows} more", f"{counts[_LESS]} less"]

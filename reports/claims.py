@@ -27,14 +27,17 @@ from auditor.statistics.bounds import LEVEL
 
 
 def select_reported_claims(result: AuditResult) -> list[ClaimEvidence]:
-    """Return the evidence for every target with a claim, a nominal ε or an audit."""
+    """Return the evidence on each target that has a claim, a nominal ε or an audit."""
     evidence = (weigh_claim_against_audits(result, target) for target in result.targets)
     return [stands for stands in evidence if stands.has_anything_to_report]
 
 
 def describe_claim_verdict(stands: ClaimEvidence) -> str:
-    """Return `DP-SGD: claimed ε 1.00 (...); audited ε ≥ 0.42 (...), provable at best 5.79, and
-    of the claimed ε 1 this audit could show at most about 0.16 (...): consistent.`"""
+    """Return a sentence on the claim, its strongest audit, and the verdict.
+
+    `DP-SGD: claimed ε 1.00 (...); audited ε ≥ 0.42 (...), provable at best 5.79, and of the claimed
+    ε 1 this audit could show at most about 0.16 (...): consistent.`
+    """
     parts = [
         f"{stands.target.title}: {_describe_claimed_epsilon(stands)}",
         *(f"seen to fail ({reason})" for reason in stands.refuted),
@@ -50,8 +53,10 @@ def describe_claim_verdict(stands: ClaimEvidence) -> str:
 
 
 def summarise_claim(stands: ClaimEvidence) -> str:
-    """Return `PMixED: claimed ε 8 (zero-out, shard, δ 1e-5); 6,400 drawn tokens, all spent; not
-    audited`"""
+    """Return a short summary of the claim.
+
+    `PMixED: claimed ε 8 (zero-out, shard, δ 1e-5); 6,400 drawn tokens, all spent; not audited`
+    """
     claim = stands.target.claim
     covers = (
         (phrases.format_single_record_epsilon(claim), phrases.format_covered_tokens(claim))
@@ -140,7 +145,7 @@ def _describe_missing_audit(stands: ClaimEvidence) -> str:
 def build_claim_audit_table(result: AuditResult) -> Table | None:
     """Return a table with a row per audit of a target, comparable with the claim or not.
 
-    A target without an audit also has a row.
+    A target without audits has one row.
     """
     groups = tuple(
         Group(stands.target.title, _build_claim_audit_rows(stands))

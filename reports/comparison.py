@@ -78,7 +78,7 @@ def _build_comparison_csv_rows(comparison: Comparison) -> Iterator[tuple[object,
 
 
 def build_paired_table(comparison: Comparison) -> Table:
-    """Return a table with a row for each configuration and metric, and a column for each run."""
+    """Return a table with a row per configuration and metric, and a column per run."""
     body = tuple(
         (
             make_printable_line(line.row.title),

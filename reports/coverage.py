@@ -11,7 +11,7 @@ from auditor.reports import escaping, phrases
 
 
 def format_stratum(stratum: Stratum) -> str:
-    """Return `all 14 records that occur 16 times are recited` or `3 of the 12 asked records ...`"""
+    """Return a clause: `all 14 records that occur 16 times are recited`, `3 of the 12 asked ...`"""
     m = stratum.extracted
     often = f"that {'occurs' if m.n == 1 else 'occur'} {format_count(stratum.copies or 1, 'time')}"
     return _format_recited_share(m, often, is_whole=m.n == stratum.population)
@@ -142,7 +142,7 @@ def describe_asked_records(result: AuditResult) -> str:
 
 
 def _describe_asked_strata(strata: Sequence[Stratum], which: str) -> str:
-    """Return `all 12 that occur more than once`, `29 of the 123 others`, `none of the others`."""
+    """Return how many were asked: `all 12 that occur more than once`, `none of the others`."""
     n_asked = sum(stratum.extracted.n for stratum in strata)
     if n_asked == sum(stratum.population for stratum in strata):
         return f"all {which}"

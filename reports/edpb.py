@@ -144,7 +144,7 @@ def _has_value(m: Measurement) -> bool:
 
 
 def _format_counted_value(m: Measurement) -> str:
-    """Return `43/300 = 14% [11–19]` or `0.3% [0.1–0.9] of 300`."""
+    """Return a value with its count: `43/300 = 14% [11–19]` or `0.3% [0.1–0.9] of 300`."""
     if find_metric(m.name).exact:
         return f"{phrases.format_share_without_interval(m)} {phrases.format_interval(m)}"
     return f"{phrases.format_measurement_value(m)} of {m.n:,}"

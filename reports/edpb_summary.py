@@ -23,12 +23,12 @@ _ATTACKERS = {
 
 
 def build_limits_section() -> Section:
-    """Return the limits of the page."""
+    """Return a section on what the page does not show."""
     return Section("limits", "What this is not", (Paragraph(_WHAT_IT_IS),))
 
 
 def write_edpb_title(result: AuditResult) -> str:
-    """Return `Test results for the impact assessment of MODEL (...), tested 1 June 2026`."""
+    """Return the title `Test results for the impact assessment of MODEL (...), tested DATE`."""
     model = subject_line.format_model(result)
     date = subject_line.format_date(result)
     return f"Test results for the impact assessment of {model}, tested {date}"
@@ -69,7 +69,7 @@ def build_coverage_section(questions: Sequence[tuple[str, str, str]]) -> Section
 
 
 def _format_attacked_records(result: AuditResult, side: Literal["members", "nonmembers"]) -> str:
-    """Return `41 members`; `33 members (52 parts)` if records were attacked in several places."""
+    """Return `41 members`, or `33 members (52 parts)` if parts of records were attacked."""
     n_parts = getattr(result.benchmark, side)
     counts = result.benchmark.records.get(side)
     noun = {"members": "member", "nonmembers": "non-member"}[side]

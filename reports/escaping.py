@@ -80,14 +80,14 @@ _LATEX = {
 
 
 def make_printable_line(text: str) -> str:
-    """Return one printable line of at most LONGEST characters, safe for terminals and reports."""
+    """Return the text as one printable line of at most LONGEST characters, safe everywhere."""
     # Remove full escape sequences before control characters, or their rest would stay as text.
     text = _SURROGATE.sub("\ufffd", _ESCAPE_SEQUENCE.sub("", text))
     return _cut_long_text(" ".join(_UNPRINTABLE.sub(" ", _INVISIBLE.sub("", text)).split()))
 
 
 def show_invisible_characters(text: str) -> str:
-    """Return private text on one line: a line end as `↵`, invisible characters as `‹U+202E›`."""
+    """Return private text on one line: `↵` for line ends, `‹U+202E›` for invisible characters."""
     return _cut_long_text(_UNSEEN.sub(_show_invisible_character, text))
 
 

@@ -99,7 +99,7 @@ def _format_leak_metric(f: Frontier) -> str:
 
 
 def _format_defense_models(points: Sequence[FrontierPoint]) -> str:
-    """Return `Uniform mixing (weight 0.9; weight 0.5) and Public model`."""
+    """Return the models' names: `Uniform mixing (weight 0.9; weight 0.5) and Public model`."""
     names = []
     # groupby joins only neighbours: sort lines by first appearance.
     for line, group in groupby(

@@ -122,7 +122,7 @@ def describe_unmarked_personal_kinds(result: AuditResult) -> str:
 
 
 def format_personal_kinds(finding: Finding) -> str:
-    """Return `card numbers 15/80 (19% [11–29]), names 22/94 (23% [15–33])`."""
+    """Return each kind's share: `card numbers 15/80 (19% [11–29]), names 22/94 (23% [15–33])`."""
     return ", ".join(
         f"{format_personal_kind(kind)} {format_personal_data_share(m)}"
         for kind, m in _sort_personal_kinds(finding)

@@ -124,7 +124,7 @@ def format_share(m: Measurement | None) -> str:
 
 
 def format_hit_count(m: Measurement) -> str:
-    """Return a count of hits: `15/80`, or `15% of 80` if the count is unknown."""
+    """Return a count of hits: `15/80`, or `15% of 80` without a count."""
     return f"{count_hits(m):,}/{m.n:,}" if m.unit == "share" else f"{format_value(m)} of {m.n:,}"
 
 
@@ -164,7 +164,7 @@ def format_relative_change(ratio: float) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """Return `0.4 s`, `48 s`, `2 min 05 s` or `1 h 02 min`."""
+    """Return a duration: `0.4 s`, `48 s`, `2 min 05 s` or `1 h 02 min`."""
     if not math.isfinite(seconds):
         return NOTHING
     # From 59.5 it would round to `60 s`, and from 9.95 to `10.0 s`.
@@ -181,7 +181,7 @@ def format_memory(megabytes: float) -> str:
 
 
 def bound_recall_without_hits(n: int) -> float:
-    """Return the upper limit of the two-sided 95% Clopper-Pearson interval of 0 hits among n."""
+    """Return the upper limit of the two-sided 95% Clopper-Pearson interval for 0 of n."""
     # (1 - p)^n = 0.025, solved for p.
     return 1 - 0.025 ** (1 / n) if n else 1.0
 
@@ -205,7 +205,7 @@ def title_target(result: AuditResult, name: str) -> str:
 
 
 def title_row(result: AuditResult, finding: Finding) -> str:
-    """Return `PMixED` for text-only access, `PMixED, white-box` for white-box access."""
+    """Return the target's title, with its access if white-box: `PMixED, white-box`."""
     title = title_target(result, finding.target)
     return f"{title}, white-box" if finding.setting == "white-box" else title
 
@@ -248,7 +248,7 @@ def format_bracketed_value(finding: Finding, m: Measurement | None) -> str:
 def select_any_sample_recall(
     finding: Finding, suffix: Literal["", "_nonmembers"] = ""
 ) -> dict[int, Measurement]:
-    """Return expected recall of any of n samples, by rising n; empty if not measured."""
+    """Return the expected recall of any of n samples by n, rising; empty if not measured."""
     # removesuffix("") changes nothing: for members, non-members' names then match no number.
     numbers = metrics.EXPECTED_ANY_OF.parse_numbers
     candidates = ((numbers(m.name.removesuffix(suffix)), m) for m in finding.measurements)
@@ -262,7 +262,7 @@ def format_suffix_lengths(m: Measurement) -> str:
 
 
 def format_claim_scope(finding: Finding) -> str:
-    """Return `yes (why)`, `no, outside the claim (why)`, or `nothing claimed`."""
+    """Return whether the claim applies: `yes (why)`, `no, outside the claim (why)`, ..."""
     if finding.claim_applies is None:
         return "nothing claimed"
     answer = "yes" if finding.claim_applies else f"no, {OUTSIDE}"

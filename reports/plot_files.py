@@ -63,9 +63,9 @@ class TradeoffLine:
 def save_perplexity_tradeoff_plot(
     path: Path, lines: Sequence[TradeoffLine], axis: str, undefended: float, title: str
 ) -> None:
-    """Save a plot of log perplexity over epsilon (nats) or an option, as .svg or .png.
+    """Save log perplexity over epsilon (nats) or an option as .svg or .png.
 
-    undefended: the undefended perplexity, drawn as a dotted line.
+    undefended: the undefended perplexity, drawn dotted.
     """
     with _open_plot_axes(path) as (figure, axes):
         for i, line in enumerate(line for line in lines if line.points):

@@ -168,7 +168,7 @@ def _build_result_screen_entry(
 
 
 def _format_first_titles(titles: Sequence[str], names: int) -> str:
-    """Return the first titles: `A, B and 7 more`. names: how many to show."""
+    """Return the first `names` titles: `A, B and 7 more`."""
     short, n_left = [cut_line(title, _LONGEST) for title in titles[:names]], len(titles) - names
     *first_titles, last = [*short, f"{n_left:,} more"] if n_left > 0 else short
     return f"{', '.join(first_titles)} and {last}" if first_titles else last

@@ -117,7 +117,7 @@ def format_corrected_interval(signal: LeakSignal) -> str:
 
 
 def describe_signal_baseline(signal: LeakSignal) -> str:
-    """Return `non-members 0/160`, `chance 0.5, blind baseline 0.52`, or that it is missing."""
+    """Return the baseline: `non-members 0/160`, `chance 0.5, blind baseline 0.52`, or missing."""
     b = signal.baseline
     if isinstance(b, Measurement):
         return f"non-members {_format_baseline(b)}{_format_difference(signal)}"
@@ -332,7 +332,7 @@ def title_signal_target(result: AuditResult, target: str) -> str:
 
 
 def _draw_signals_forest(result: AuditResult, assessment: LeakAssessment) -> Forest:
-    """Return a forest with a row per signal, by target."""
+    """Return a forest plot with a row per signal, by target."""
     groups = list[Group]()
     spans = list[ForestSpan | None]()
     for target in assessment.targets:

@@ -72,9 +72,9 @@ class ClaimEvidence:
 
     @property
     def verdict(self) -> Verdict | None:
-        """Return the verdict on the claim, or on the nominal epsilon if there is no claim.
+        """Return the verdict on the claim or, without a claim, on the nominal epsilon.
 
-        Return None if there is neither, or no evidence.
+        Return None without either, or without evidence.
         """
         if self.refuted or any(bound.audit.epsilon > bound.promised for bound in self.bounds):
             return CONTRADICTED
@@ -108,9 +108,9 @@ def weigh_claim_against_audits(
     setting: str | None = None,
     attack: str | None = None,
 ) -> ClaimEvidence:
-    """Return the evidence on one target's claim, at this error level.
+    """Return the evidence on one target's claim at this error level.
 
-    setting, attack: use only rows of this access and attack.
+    setting, attack: use only these rows.
     """
     claim = target.claim
     rows = [finding for finding in result.findings if finding.target == target.name]

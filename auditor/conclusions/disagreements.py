@@ -31,10 +31,7 @@ def list_control_aucs(finding: Finding) -> list[Measurement]:
 
 
 def list_mismatch_doubts(result: AuditResult) -> tuple[Doubt, ...]:
-    """Return the doubt that members and non-members differ even without a model.
-
-    It applies if a score that never queried the model separates them.
-    """
+    """Return a doubt if a score separates members from non-members without the model."""
 
     def highest(control: str) -> Measurement | None:
         aucs = (finding.measurement(name_auc(control)) for finding in result.findings)

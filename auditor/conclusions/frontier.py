@@ -41,7 +41,7 @@ class FrontierModel:
 
     @property
     def heldout(self) -> Mapping[int, Mapping[str, Sequence[float]]]:
-        """Return `tokens` and the nll of each held-out text, by seed."""
+        """Return `tokens` and the nll of each held-out text by seed, in nats."""
         return next((cell.heldout for cell in self.cells.values()), {})
 
     def is_same_model(self, other: FrontierModel) -> bool:
@@ -163,9 +163,9 @@ def _select_distinct_models(models: Sequence[FrontierModel]) -> list[FrontierMod
 
 
 def _list_frontier_rows(base: FrontierModel) -> Iterator[tuple[Metric, Row]]:
-    """Yield each metric with its row: white-box rows if there are any, else all rows.
+    """Yield each metric with its rows, only white-box rows if there are any.
 
-    For a probe's metric, use the row that lists the metric earliest.
+    For a probe's metric, yield the row that lists it earliest.
     """
     for name in LEAKS:
         rows = [
@@ -186,9 +186,9 @@ def _list_measured_metrics(cell: Replicates) -> list[str]:
 
 
 def _measure_perplexity_ratios(models: Sequence[FrontierModel]) -> dict[str, Measurement]:
-    """Return perplexity ratios to the undefended model by label, on the same texts.
+    """Return the ratio of perplexity to the undefended model's on the same texts, by label.
 
-    Omit models whose perplexity on these texts is unknown.
+    Omit models without these texts.
     """
     base = models[0].heldout
     # Ratios are paired by text over all seeds: each seed needs the same number of texts.

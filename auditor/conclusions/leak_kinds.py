@@ -89,9 +89,9 @@ class LeakReading:
 
     @property
     def is_suspected(self) -> bool:
-        """Return whether the number is above its baseline but does not show a leak.
+        """Return whether the number is above its baseline without showing a leak.
 
-        Either it is not significant, or this number alone cannot show one.
+        It is not significant, or cannot show a leak alone.
         """
         m = self.measured
         if m.unit in ("share", "count"):
@@ -172,9 +172,9 @@ class LeakKind:
 def read_nonmember_leaks(
     finding: Finding, name: str, *, alone: bool = True, bounds: bool = False
 ) -> Iterator[LeakReading]:
-    """Yield the reading of a number, with that of the non-members as baseline.
+    """Yield the reading of a number, with the non-members' number as baseline.
 
-    bounds: the numbers are lower bounds, so their difference bounds nothing.
+    bounds: the numbers are lower bounds, whose difference bounds nothing.
     """
     m = finding.measurement(name)
     if not is_measured(m):

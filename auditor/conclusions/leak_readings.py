@@ -97,7 +97,7 @@ def _read_near_verbatim_leaks(finding: Finding) -> Iterator[LeakReading]:
 def _read_probability_leaks(finding: Finding) -> Iterator[LeakReading]:
     """Yield the mean extraction probability for one sample and for any of n samples.
 
-    Also yield the share of likely secrets, which a mean may hide.
+    Also yield shares of likely secrets, which a mean may hide.
     """
     any_of = (
         m.name

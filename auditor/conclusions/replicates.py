@@ -88,8 +88,8 @@ def _map_measurements(finding: Finding, target: TargetRecord) -> dict[str, Measu
 def _list_model_measurements(target: TargetRecord) -> Iterator[Measurement]:
     """Yield the target's held-out perplexities, claimed epsilons and likelihood causes.
 
-    Epsilons are exact, so their intervals have no width. `likelihood_mixing` is the share of a
-    cause in the members' likelihood advantage.
+    Epsilons are exact: their intervals have no width. `likelihood_mixing`: a cause's share of the
+    members' likelihood advantage.
     """
     if target.perplexity:
         yield target.perplexity

@@ -110,7 +110,7 @@ def count_document_extractions(
 ) -> dict[str, tuple[int, int, int]]:
     """Count extractions for each document of members.
 
-    Return tokens of the longest extracted block, extracted parts, and attacked parts.
+    Return tokens of the longest extracted block, extracted parts, attacked parts.
     """
     if values_by_secret.outcome is None:
         return {}

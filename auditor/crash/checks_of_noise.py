@@ -264,7 +264,7 @@ def _count_noise_freedoms(step: ObservedStep, of: slice = slice(None)) -> float:
 
 
 def _stack_shared_noise(steps: Sequence[ObservedStep]) -> tuple[Floats, float]:
-    """Return the noise (steps, d) of tensors in every step, and the fewest freedoms of a row."""
+    """Return the noise of tensors in every step, (steps, d), and the least degrees of freedom."""
     shared = [name for name in steps[0].shapes if all(name in step.shapes for step in steps)]
     spans = [[slice(*step.shapes[name]) for name in shared] for step in steps]
     rows = [
@@ -282,7 +282,7 @@ _Pair = tuple[Floats, Floats, float]  # noise, noise, and the first one's dimens
 
 
 def _select_shared_noise(step: ObservedStep, other: ObservedStep) -> _Pair:
-    """Return two steps' noise on their shared tensors, and the first step's freedoms there."""
+    """Return two steps' noise on shared tensors, and the first step's degrees of freedom there."""
     shared = [name for name in step.shapes if name in other.shapes]
     slices = [slice(*step.shapes[name]) for name in shared]
     other_slices = [slice(*other.shapes[name]) for name in shared]

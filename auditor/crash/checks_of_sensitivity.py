@@ -149,7 +149,7 @@ def _fit_bound_above_clipping_norm(
 
 
 def _estimate_longest_reach(runs: WatchedTrainings) -> tuple[float, float] | None:
-    """Estimate the mean reach of records in the upper quarter of norms of their training so far."""
+    """Estimate the mean reach of records with norms in the top quarter of their training so far."""
     ranks = rank_training_norms(runs.traces)
     return estimate_mean_reach(runs.steps, lambda step: ranks[id(step)] >= 0.75)
 
@@ -200,7 +200,7 @@ def _find_worst_violation(
 ) -> WorstViolation:
     """Return the record whose reach exceeds the bound by the most standard errors.
 
-    mean: the mean reach in units of the bound, for the message.
+    mean: the mean reach in units of the bound.
     """
     violations = []
     for step in (

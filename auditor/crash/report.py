@@ -177,7 +177,7 @@ def _sort_worst_first(test: CrashTest) -> list[LoopCheck]:
 
 
 def build_crash_test_document(test: CrashTest, source: str, again: str) -> Document:
-    """Build the document of the page and the Markdown. again: as in `format_crash_test_lines`."""
+    """Return the document of the page and the Markdown. again: the command of this test."""
     claim = tuple(
         (name.replace("_", " "), str(value))
         for name, value in vars(test.claim).items()

@@ -99,7 +99,7 @@ def _build_trainer_dataset(trainer: Any, records: Any) -> Any:
 
 
 def _choose_collator(trainer: Any) -> Any:
-    """Return the Trainer's collator if it can pad our tokens; else one that pads on the right."""
+    """Return the Trainer's collator if it can pad our tokens; else a right-padding collator."""
     collator = trainer.data_collator
     if hasattr(collator, "pad_token_id"):
         collator = copy.copy(collator)
@@ -129,7 +129,7 @@ class _Caught(BaseException):
 
 @contextmanager
 def catch_trainer_before_training_context(trainers: list[Any]) -> Iterator[None]:
-    """End the code inside when a Trainer is about to train; append the Trainer to `trainers`."""
+    """End the inner code before a Trainer trains, and append that Trainer to `trainers`."""
     from transformers import Trainer
 
     def train(trainer: Any, *_: Any, **__: Any) -> None:

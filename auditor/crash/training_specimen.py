@@ -1,4 +1,4 @@
-"""Build the specimen of a crash test: a tiny causal language model and distinguishable records."""
+"""Build the specimen of a crash test: a tiny causal language model and recognisable records."""
 
 from __future__ import annotations
 
@@ -247,7 +247,7 @@ class SpecimenRecordGradients:
     def _compute_mean_nll(self, weights: dict[str, Tensor], row: Tensor) -> Tensor:
         """Return the mean nll of one record, without an attention mask.
 
-        A mask is unnecessary: padding follows the record, and a causal model does not look ahead.
+        Padding follows the record, and a causal model does not look ahead.
         """
         more: dict[str, Any] = {"input_ids": row.unsqueeze(0), "use_cache": False}
         logits = functional_call(self.twin, weights, (), more).logits[0, :-1]

@@ -308,8 +308,8 @@ def _train_few_records(
 def bound_loop_epsilon(train: Train, claim: object, seed: int, until: float) -> OneRun:
     """Bound epsilon by guessing which records a training read (`statistics/one_run.py`).
 
-    A fair coin includes each record; the guess is "in" for records of the largest reach. claim: the
-    claim of all trainings; None: use this training's claim.
+    A fair coin includes each record; guess "in" for records of the largest reach. claim: of all
+    trainings; None: use this training's claim.
     """
     coins = np.random.default_rng(seed).random(training_specimen.RECORDS) < 0.5
     chosen = [int(i) for i in np.flatnonzero(coins)]

@@ -69,7 +69,7 @@ class WatchedTrainings:
 
     @property
     def noise_shares(self) -> dict[str, float]:
-        """Each tensor's released noise over that of all tensors, pooled by degrees of freedom."""
+        """Each tensor's noise over the noise of all tensors, pooled by degrees of freedom."""
         if self.whitened_shares is not None:
             return self.whitened_shares
         squares: dict[str, float] = {}
@@ -153,7 +153,7 @@ class WorstViolation:
 
 @dataclass(frozen=True)
 class LoopCheck:
-    """The verdict of one check. epsilon: the real epsilon by this check; inf: unbounded."""
+    """The verdict of one check. epsilon: the real epsilon that it implies; inf: unbounded."""
 
     name: str
     verdict: str

@@ -115,11 +115,10 @@ class StepWatch:
         most: int | None = None,
         replayed: Sequence[dict[str, Tensor]] = (),
     ) -> None:
-        """Create a watch of a training on this model.
+        """Create a watch of a training.
 
-        until: the time limit; most: the largest number of steps. everyone: measure the reach of
-        every record, read or not. replayed: gradients for the optimizer in place of the observed
-        gradients.
+        until: time limit; most: maximum number of steps. everyone: measure every record's reach,
+        read or not. replayed: gradients that the optimizer gets after the real ones are observed.
         """
         self._model = model
         self._records = records
@@ -555,11 +554,11 @@ def run_watched_training(
 
 
 class _EnoughSteps(BaseException):
-    """An exception that ends a training from inside; `except Exception` does not catch it."""
+    """An exception that ends a training from inside, uncaught by `except Exception`."""
 
 
 class _OutOfTime(BaseException):
-    """An exception that ends a training at its time limit; `except Exception` does not catch it."""
+    """An exception that ends a training at its time limit, uncaught by `except Exception`."""
 
 
 @contextmanager

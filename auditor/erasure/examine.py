@@ -43,9 +43,9 @@ class Erasure:
 def examine_stores(
     arguments: Sequence[str], records: ErasureRecords, tell: Callable[[str], None]
 ) -> Erasure:
-    """Judge each layer of each store. arguments: `PATH` or `KIND:PATH`.
+    """Judge each layer of each store, `PATH` or `KIND:PATH`.
 
-    tell: called with messages on progress. Raise AuditError for an invalid store.
+    tell: called with progress messages. Raise AuditError for an invalid store.
     """
     kinds = [find_store_kind(argument) for argument in arguments]
     verdicts = list[LayerVerdict]()

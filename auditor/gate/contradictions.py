@@ -213,9 +213,9 @@ def _check_epsilon_bounds(finding: Finding) -> Iterator[str]:
 
 
 def _check_claim_games(finding: Finding, claim: Claim | None) -> Iterator[str]:
-    """Yield games whose claim, exact epsilon or tokens disagree with other records.
+    """Yield games whose claim, exact epsilon or tokens contradict other records.
 
-    The other records are the target's claim, the measurements and the options.
+    These are the target's claim, the measurements and the options.
     """
     for audit in finding.audits:
         if audit.table is None:

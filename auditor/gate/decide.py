@@ -342,9 +342,9 @@ def _build_case(
 def _select_measurement(
     finding: Finding, rule: Rule, values_by_cell: Mapping[CellKey, RowValuesBySecret] | None
 ) -> tuple[Measurement | str, bool]:
-    """Return the rule's number in this row, and whether it was recomputed from the secrets.
+    """Return the rule's number in this row, or the reason for none.
 
-    Return the reason instead of a number if there is none.
+    Also return whether the number was recomputed from the secrets.
     """
     count = None if rule.is_paired_difference else rule.count
     if rule.kind is not None:

@@ -26,8 +26,8 @@ _SHOWN = 3  # files named in a sentence
 class DeployedModelMatch:
     """Whether the deployed files equal the audited files.
 
-    said: describes the model, the run's date and age, and whether the model is here; differs: names
-    the differing files.
+    said: the model, the run's date and age, and whether the model is here; differs: differing
+    files.
     """
 
     said: str

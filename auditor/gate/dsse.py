@@ -20,14 +20,10 @@ class NoValidSignature(AuditError):
 
 
 def sign_payload_into_dsse_envelope(payload: bytes, key: Path) -> str:
-    """Return the envelope as JSON.
+    """Return the payload in a signed envelope, as JSON.
 
-    Args:
-        payload: The bytes to sign, of type `IN_TOTO`.
-        key: An Ed25519 private key, PEM without a password.
-
-    Raises:
-        AuditError: The key is invalid, or securesystemslib is not installed.
+    payload: bytes of type `IN_TOTO`. key: an Ed25519 private key, PEM without a password. Raise
+    AuditError if the key is invalid or securesystemslib is not installed.
     """
     private = _load_ed25519_key(key, "private")
     from securesystemslib.dsse import Envelope
@@ -39,18 +35,11 @@ def sign_payload_into_dsse_envelope(payload: bytes, key: Path) -> str:
 
 
 def verify_dsse_envelope(envelope: str, key: Path) -> tuple[bytes, str]:
-    """Return the payload and the id of the key that signed it, hex.
+    """Return the payload, and the hex id of the key that signed it.
 
-    A key id in the envelope is an unsigned hint: it is ignored, because other tools compute other
-    ids for the same key.
-
-    Args:
-        envelope: The JSON of an envelope.
-        key: An Ed25519 public key, PEM.
-
-    Raises:
-        AuditError: The text is not an envelope of this type, or the key is invalid.
-        NoValidSignature: The envelope has no signature by the key.
+    envelope: JSON. key: an Ed25519 public key, PEM. Ignore the envelope's key id: it is not signed,
+    and other tools compute other ids. Raise AuditError if the envelope's type or the key is
+    invalid, and NoValidSignature if this key did not sign.
     """
     public = _load_ed25519_key(key, "public")
     signed = _parse_dsse_envelope(envelope)

@@ -19,10 +19,10 @@ from auditor.statistics.bounds import LEVEL, BinomialCount
 def downgrade_doubtful_ruling(
     result: AuditResult, assessment: LeakAssessment, ruling: Ruling
 ) -> Ruling:
-    """Return a held ruling as inconclusive if the result gives reason to doubt it.
+    """Return a held ruling as inconclusive if its number is in doubt.
 
-    A leakage ruling is doubtful if the text form is uncertain. A ruling on drawn answers is
-    doubtful if some answers were withheld, or if hits are too few for the model's probabilities.
+    Doubts on leakage: an uncertain text form. Doubts on drawn answers: withheld answers, or fewer
+    hits than the model's probabilities give.
     """
     cell = (ruling.target, ruling.setting, ruling.attack)
     is_drawn = any(row.cell_key == cell and row.drawn for row in result.findings)

@@ -375,7 +375,7 @@ def _check_gateable_metric(name: str) -> None:
 
 
 def check_share_limit(rule: Rule) -> None:
-    """Raise AuditError for a limit above 1 on a share."""
+    """Raise AuditError if the limit of a share is above 1."""
     if rule.limit > 1:
         raise AuditError(
             f"expected a limit of at most 1 for {rule.metric_with_part}, which is a share, got "

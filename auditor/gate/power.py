@@ -37,9 +37,9 @@ class ShareChange:
 
 @dataclass(frozen=True)
 class SecretsNeeded:
-    """The number of secrets that answer a question with the requested power.
+    """The number of secrets that answer a question with this power.
 
-    stopping: enough secrets with `--until decided`; half: enough for half of the runs.
+    stopping: enough with `--until decided`; half: enough for half of the runs.
     """
 
     question: str
@@ -138,8 +138,7 @@ def count_policy_secrets(
 ) -> list[SecretsNeeded]:
     """Count the secrets for each limit of a policy: to fail at twice the limit, and to hold.
 
-    The counts to hold are for a share of half the limit, and for no leak. Raise AuditError if no
-    rule has a count.
+    Holding assumes half the limit, or no leak. Raise AuditError if no rule has a count.
     """
     check_gate_power(power, decisions)
     limits = [rule for rule in rules if not explain_missing_number(rule)]
@@ -200,9 +199,9 @@ def _count_holding_policy_secrets(
 def _simulate_gate_sizes(
     values: Sequence[float], odds: Sequence[float], mean: float, level: float, power: float
 ) -> tuple[int, int]:
-    """Return the secrets after which a share `power` of runs, and half of them, refute a limit.
+    """Return the secrets after which a share `power`, and half, of runs refute a limit.
 
-    mean: the limit, which the mean of the values is claimed not to exceed.
+    mean: the limit on the mean of the values.
     """
     # (runs,); a run that does not stop within _MOST counts as 2 * _MOST
     sizes = simulate_stopping_sizes(
@@ -217,7 +216,7 @@ def _simulate_gate_sizes(
 
 
 def check_gate_power(power: float, rules: int) -> None:
-    """Raise AuditError for a power or a number of decisions that is out of range."""
+    """Raise AuditError if the power or the number of decisions is out of range."""
     if not 0 < power < 1:
         raise AuditError(f"expected --power between 0 and 1, got {power:g}")
     if rules < 1:
@@ -227,10 +226,7 @@ def check_gate_power(power: float, rules: int) -> None:
 
 
 def count_failing_secrets(limit: float, truth: float, level: float, power: float) -> int:
-    """Return the fewest secrets with which a limit fails with this power, by the binomial test.
-
-    The test is exact.
-    """
+    """Return the fewest secrets with which a limit fails with this power (exact binomial test)."""
     # the quantile is the last count that does not reject
     return _find_fewest_secrets(
         lambda n: compute_binomial_sf(find_binomial_upper_quantile(level, n, limit), n, truth),

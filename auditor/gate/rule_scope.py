@@ -23,9 +23,9 @@ def check_rule_scope_names_exist(scope: Sequence[str | None], rows: Collection[C
 
 
 def list_judged_targets(result: AuditResult, rule: Rule) -> list[str]:
-    """Return the targets that a rule covers if it names none.
+    """Return the targets for a rule that names none.
 
-    These are all defenses and deployed forms, and the undefended model if there is no defense.
+    These are all defenses and deployed forms, plus the undefended model if there is no defense.
     """
     defenses = result.plan.get("defense", ())
     forms = [*map(name_deployed_form, result.plan.get("forms", ()))]
@@ -41,8 +41,8 @@ def pair_rule_rows(
 ) -> list[tuple[Finding, Rule]]:
     """Return each row that a rule applies to, with the rule.
 
-    These rows have an attack that measures the metric on some row; else all rows. `forms` becomes
-    one rule per main number.
+    Prefer rows of attacks that measure the metric; else all rows. `forms` becomes a rule per main
+    number.
     """
     if not rule.of_forms:
         measuring = {
