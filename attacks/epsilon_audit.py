@@ -1,9 +1,9 @@
 """Audit epsilon as a black box: guess which canaries the training data of a model included.
 
 The guesses bound epsilon from below. A fair coin decided whether to insert each canary. The bound
-holds for any guesses, because only the data depend on the coins: a poor score gives a lower bound,
-never an invalid one. So no floor is subtracted. The control is a model trained without canaries,
-which must give no bound above 0. The bounds are computed in `audited.py`.
+is valid for any guesses, because only the data depend on the coins; a poor score only makes it
+lower. So no floor is subtracted. The control is a model trained without canaries, which must give
+no bound above 0. The bounds are computed in `audited.py`.
 """
 
 from __future__ import annotations

@@ -382,11 +382,11 @@ def count_warmup_steps(steps: int) -> int:
 
 
 def _list_tuning_groups(pairs: Sequence[Pair], rows: int) -> Iterator[tuple[float, list[Pair]]]:
-    """Yield the share of the pairs and the pairs of each group, one pass each; weighted means add
-    up to the mean.
+    """Yield groups for one pass each: the group's share of the pairs, and its pairs.
 
-    Suffixes of a group have one length, prefixes a similar length: with the `rows` of a prompt, its
-    longest text is at most an eighth longer than its shortest.
+    Means weighted by the shares add up to the mean. A group's suffixes have one length, its
+    prefixes a similar length: with the `rows` of a prompt, its longest text is at most an eighth
+    longer than its shortest.
     """
     group: list[Pair] = []
     for pair in sorted(pairs, key=lambda pair: (len(pair.suffix), len(pair.prefix))):

@@ -444,9 +444,9 @@ def compute_suffix_log_probs(
     tokens, log_p_least and log_p_most replace log_p.
 
     rank_bits = sum_t log2 rank_t: under any monotone decoding q_t(z_t) <= 1/rank_t, so -log2 p is
-    at least rank_bits. Each of several equally likely tokens counts as the first, because a product
-    may order them in this way; a server's ranks use the server's order. For ancestral decoding, a
-    model without distributions needs only the tokens' own log-probabilities.
+    at least rank_bits. Equally likely tokens each count as the first, because a product may order
+    them so; a server's ranks use the server's order. Ancestral decoding needs only the tokens' own
+    log-probabilities.
     """
     if not implies_capability(model.capabilities, "distribution"):
         if not decoding.is_ancestral:

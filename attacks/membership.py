@@ -578,7 +578,8 @@ def _count_rmia_lira_references(observations: Sequence[Observation]) -> int:
 
 @dataclass(frozen=True)
 class TokenReadings:
-    """Hold one model's reading of suffixes, (B, L), or of one suffix, (L,), in nats.
+    """Hold the log-probabilities of suffix tokens under one model, (B, L), or (L,) for one suffix,
+    in nats.
 
     mean, deviation: of log p(v) with v drawn from the distribution (None without distributions);
     wrong: the likeliest token is not the text's token (None if ranks are missing too).

@@ -342,8 +342,8 @@ class PredictionDistinguishingGame:
 
     @torch.no_grad()
     def draw_game_scores(self, games: int, *key: str | int) -> tuple[Floats, Bools]:
-        """Return the sums of log-ratios, (games,), higher for a likelier `inside`, and the
-        coins.
+        """Return the sums of log-ratios, (games,), which are higher if `inside` is likelier, and
+        the coins.
         """
         # Tokens are independent, so their sum is a game's log-likelihood ratio: no test is stronger
         # (Neyman-Pearson).

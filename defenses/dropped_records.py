@@ -211,8 +211,9 @@ class DropRecords(DataVariant):
         )
 
     def count_remaining_copies(self, copies: int) -> int | None:
-        """Return the copies left of a record, or None if single records are listed, chosen by
-        findings.
+        """Return how many of a record's `copies` stay.
+
+        Return None if single records are listed, because the audit chose them by its findings.
         """
         if self.listed:
             return None

@@ -65,10 +65,10 @@ Mark = tuple[str, str]  # a kind of personal data, and a text of it
 
 @dataclass(frozen=True)
 class Wording:
-    """The text of a secret in its owner's writing: the characters of its tokens, never decoded.
+    """The original text of a secret, split at its tokens and never decoded from them.
 
     ends: end of each token in the suffix. after: the next characters of the record, not attacked.
-    marks: personal data that the data mark, anywhere in the record.
+    marks: personal data marked anywhere in the record.
     """
 
     prefix: str
@@ -209,8 +209,8 @@ class Certificate:
 class Guesses:
     """An attack's guesses for one secret, most confident first, with their cost.
 
-    A search draws no tokens, so it uses no budget of a claim: no claim covers the distribution that
-    it reads. Its cost is `rows`, and `samples` is its number of candidates.
+    A search draws no tokens and thus uses no budget of a claim, as no claim covers the distribution
+    that it reads. Its cost is `rows`, and `samples` is its number of candidates.
     """
 
     secret: str

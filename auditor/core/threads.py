@@ -36,9 +36,10 @@ _SPINS = "10000"
 def set_thread_count(count: int | None = None) -> None:
     """Set the number of threads, and how they wait, for this process and its children.
 
-    count: overrides OMP_NUM_THREADS. Without both, the number is that of the processors that this
-    process may use and no other process keeps busy, at least 1. It determines how sums are split,
-    and thus the last bits of results, so a run reports it. Raise AuditError for a count below 1.
+    count: overrides OMP_NUM_THREADS. Without both, use as many threads as there are processors that
+    this process may use and no other process keeps busy, at least 1. The number determines how sums
+    are split, and thus the last bits of results, so a run reports it. Raise AuditError for a count
+    below 1.
     """
     if count is not None and count < 1:
         raise AuditError(f"expected --threads >= 1, got {count}")

@@ -39,8 +39,9 @@ def build_plugin(
 
 
 def parse_plugin_option_value(where: str, kind: Any, value: Any) -> Any:
-    """Convert a command-line or TOML value to the annotated type. Raise AuditError for
-    `samples=ten`.
+    """Convert a command-line or TOML value to the annotated type.
+
+    Raise AuditError for a value of another type, such as `samples=ten`.
     """
     if typing.get_origin(kind) is Literal:
         if value not in typing.get_args(kind):

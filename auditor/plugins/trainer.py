@@ -61,8 +61,8 @@ class TrainingJob:
 class Trainer:
     """Base class of the methods of `audit train`: a frozen dataclass like an `Attack`.
 
-    `train` writes one or several model folders to `job.out`. It continues existing parts, whose
-    configuration `audit train` has compared.
+    `train` writes one or several model folders to `job.out`, and continues existing parts after
+    `audit train` has checked that their configuration is the same.
     """
 
     name: ClassVar[str] = ""

@@ -368,10 +368,10 @@ def build_template_arguments(
 
 
 def fix_template_date(source: str, day: str | None) -> str:
-    """Replace the template's clock calls by this date; return the template unchanged for None.
+    """Replace the template's clock calls by this date; None changes nothing.
 
-    A variable cannot do this, as it cannot hide the clock function. Raise AuditError if the format
-    in a call is not a literal.
+    A template variable could not hide the clock function. Raise AuditError if the format in a call
+    is not a literal.
     """
     if day is None:
         return source

@@ -313,9 +313,9 @@ def _filled_sides(
 
 
 def list_row_personal_data_marks(table: RecordTable) -> list[tuple[Mark, ...]]:
-    """Return the marks of each row; no marks if the column is absent.
+    """Return the marks of each row; no marks without the column.
 
-    Raise AuditError for a value that is not texts by kind.
+    Raise AuditError for a value that does not map kinds to texts.
     """
     if PII not in table.columns:
         return [()] * table.rows
@@ -349,8 +349,9 @@ def list_row_personal_data_marks(table: RecordTable) -> list[tuple[Mark, ...]]:
 
 
 def _parse_personal_data_marks(value: Any) -> Iterator[Mark]:
-    """Yield the marks of one row. Raise ValueError, without private text, for a value that is not
-    texts by kind.
+    """Yield the marks of one row.
+
+    Raise ValueError, without private text, for a value that does not map kinds to texts.
     """
     if value is None or value == "":
         return

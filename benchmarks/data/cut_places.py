@@ -171,8 +171,8 @@ NOTHING_SHARED = SharedBeginnings()
 
 
 def find_shared_beginnings(texts: Sequence[Sequence[int]]) -> SharedBeginnings:
-    """Find the longest beginning of each text that at least a tenth of the distinct texts, and
-    five, share.
+    """Find for each text the longest beginning that at least five distinct texts, and a tenth,
+    share.
 
     In sorted order, a text is next to the texts that share most with it: n adjacent texts share the
     shortest of the beginnings that neighbours among them share.

@@ -102,9 +102,9 @@ def find_pii_spans(
 ) -> list[Span]:
     """Return the spans of personal data in a text, in order, without overlaps.
 
-    Of overlapping spans, a mark stays before a check, a longer mark before a shorter mark, and a
-    more certain check before others. A mark that is nowhere a whole word is searched inside words,
-    such as before a particle or a genitive's ending.
+    Of overlapping spans one is kept: a mark before a check, the longest mark, the most certain
+    check. A mark that is never a whole word is found inside words, such as before a particle or a
+    genitive's ending.
     """
     longest_first = sorted(marks, key=lambda mark: -len(mark[1]))
     marked = [

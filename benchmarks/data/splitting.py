@@ -107,10 +107,10 @@ def split_data_records_into_secrets(
     """Split distinct members into known and attacked records, and add non-members.
 
     sources: by flag: `--data` and, if given, `--known`, `--nonmembers` and `--forget`. Ids are
-    `label-000017`, by first row. Known pairs are never attacked, and records to forget are never
-    known. Without `--known`, known pairs are drawn from the members with fewest copies. A
-    non-member that is also a known or attacked member is left out. Raise AuditError if a source has
-    no record left, or if records to forget are not members.
+    `label-000017`, by first row. Known pairs are never attacked; records to forget are never known.
+    Without `--known`, known pairs are drawn from the members with fewest copies. A non-member that
+    is also a member is left out. Raise AuditError if a source has no record left, or if records to
+    forget are not members.
     """
     members = sources["--data"]
     known, nonmembers, forget = map(sources.get, ("--known", "--nonmembers", "--forget"))

@@ -2,8 +2,8 @@
 text.
 
 Adds two parts to the lab's cache. The encoder is a small ModernBERT, with rotary positions and
-normalisation before each layer. A BERT of this size with learned positions still guesses by
-frequency at a number of steps at which ModernBERT uses the context.
+normalisation before each layer. A BERT of this size with learned positions still guesses by token
+frequency when this model already uses the context.
 """
 
 from __future__ import annotations
