@@ -96,9 +96,8 @@ class Dedup(DataVariant):
 
 
 def drop_near_duplicate_texts(texts: Sequence[str], threshold: float) -> list[str]:
-    """Return the texts in order, without near-duplicates of an earlier kept text.
-
-    Two texts are near-duplicates if their Jaccard similarity is at least the threshold.
+    """Return the texts in order, without those whose Jaccard similarity to an earlier kept text is
+    at least the threshold.
     """
     from datasketch import MinHash, MinHashLSH  # imports scipy.stats
 

@@ -34,9 +34,8 @@ _TUNING_MEMBERS = 4  # members behind one gradient step; each step takes others
 
 @dataclass(frozen=True)
 class PMixedMemberProjection:
-    """Give each member the largest mixing weight within a radius of the public distribution.
-
-    The radius depends on the subset size.
+    """Give each member the largest mixing weight within a radius of the public distribution, by
+    subset size.
     """
 
     alpha: int

@@ -183,7 +183,7 @@ def open_scratch_folder(parent: Path, name: str) -> Iterator[Path]:
 
     Folders of this name that killed processes left are removed too. The folder is locked during the
     block; the system frees the lock when the process ends. All files made in the block, by
-    libraries too, are only for their owner: folders 0700, files 0600.
+    libraries too, are for their owner only: folders 0700, files 0600.
     """
     prefix = f".{name}.audit-scratch-"
     for leftover in parent.glob(f"{glob.escape(prefix)}*") if fcntl else ():

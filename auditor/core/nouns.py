@@ -49,7 +49,7 @@ class CellKey(NamedTuple):
 
 @dataclass(frozen=True)
 class Canary:
-    """A text made for insertion into training data; a model that knows it has memorised it.
+    """A text made for insertion into training data; a model can only know it by memorisation.
 
     space: the possible texts, for exposure (None: unknown). coin: for an audit, True if the fair
     coin included the canary (None: no coin).

@@ -1,12 +1,11 @@
 """Choose how many threads a run uses and how the threads wait for each other.
 
 Import this module before torch, because OpenMP reads its environment once, when torch loads it. By
-default a waiting thread spins, which takes processor time from the thread that it waits for if
-other work is running. A sleeping thread takes none, but sleep and wake-up at each of a small
-model's many short waits cost more than a second thread gains. So threads spin for microseconds,
-then sleep. Other work slows threads that wait for each other by more than its share, because one of
-them always waits. If other processes keep processors busy at the start, a run therefore uses only
-as many threads as there are free processors.
+default a waiting thread spins, and takes processor time from the thread that it waits for if other
+work is running. A sleeping thread takes none, but sleeping at each of a small model's many short
+waits costs more than a second thread gains. So threads spin for microseconds, then sleep. Other
+work slows threads that wait for each other by more than its share, because one of them always
+waits. Therefore a run uses only as many threads as there are free processors when it begins.
 """
 
 from __future__ import annotations

@@ -90,9 +90,8 @@ class Benchmark:
             yield from ((pair.prefix + pair.suffix, None) for pair in self.known)
 
     def few(self, limit: int) -> tuple[Secret, ...]:
-        """Return at most `limit` members and the same share of non-members.
-
-        They are evenly spaced, so that every repeat count stays.
+        """Return at most `limit` members and the same share of non-members, evenly spaced to keep
+        all repeat counts.
         """
         members = [secret for secret in self.secrets if secret.member]
         nonmembers = [secret for secret in self.secrets if not secret.member]

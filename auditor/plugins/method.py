@@ -50,9 +50,8 @@ class Method:
         return False
 
     def sampling(self) -> Sampling | None:
-        """Return the recipe of the candidates or of the distribution that is read, for the report.
-
-        Return None if the method has neither.
+        """Return the recipe of the candidates or of the distribution that is read, for the report;
+        None for neither.
         """
         return None
 

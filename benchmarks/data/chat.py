@@ -268,9 +268,8 @@ def _find_assistant_answer_spans(
     """Yield the character spans of the assistant's reasoning, if any, and content in this turn.
 
     Renders the conversation with a mark in place of each text: the text around the mark also
-    surrounds the answer. This works even if the template changes the answer, earlier turns or a
-    prompt to answer (DeepSeek-R1 and Qwen3.5 open a thought there that the complete rendering
-    lacks).
+    surrounds the answer. The template may thus change the answer, earlier turns or a prompt to
+    answer (DeepSeek-R1 and Qwen3.5 open a thought there that the complete rendering lacks).
     """
     message = messages[turn]
     role = normalise_role(message["role"])

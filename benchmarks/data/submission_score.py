@@ -113,9 +113,8 @@ def mark_submission(submission: Path, answers: Path) -> MarkedGuesses:
 
 
 def score_submission(marked: MarkedGuesses, answered_only: bool = False) -> SubmissionScore:
-    """Compute the organisers' numbers with intervals.
-
-    Intervals are Clopper-Pearson for shares, and a bootstrap over examples for recall at E errors.
+    """Compute the organisers' numbers, with Clopper-Pearson intervals of shares, and bootstrap
+    intervals over examples at E errors.
     """
     n = marked.answered_example_count if answered_only else marked.answers
     first = np.zeros(n, dtype=bool)
