@@ -61,7 +61,7 @@ class Advice:
 def list_advice(
     result: AuditResult, details: SecretDetails = NO_DETAILS, run: str = RUN
 ) -> tuple[Advice, ...]:
-    """Return advice on doubts, leaks with a gate, concentration of leaks, and helpful defenses.
+    """Return advice on doubts, leaks with a gate, where leaks concentrate, and helpful defenses.
 
     The last two are about the undefended model's attack with the highest recall, if its outcomes
     are stored. run: the run's name in commands.
@@ -147,7 +147,7 @@ def _find_strongest_attack_row(
 
 
 def _has_document_parts(details: SecretDetails, members: Outcome) -> bool:
-    """Return whether any member is part of a document, because such secrets are dependent."""
+    """Return whether a member is part of a document, because its parts are dependent."""
     member_ids = set(members.ids)
     return any(secret.document is not None for secret in details.secrets if secret.id in member_ids)
 
@@ -158,7 +158,7 @@ def _has_document_parts(details: SecretDetails, members: Outcome) -> bool:
 def _describe_leak_concentration(
     members: Outcome, facts: Mapping[str, SecretFacts]
 ) -> Iterator[str]:
-    """Yield repeats, groups and lengths that have more extractions than by chance."""
+    """Describe repeats, groups and lengths with more extractions than by chance."""
     for parts in (
         _mask_members_per_copies(members),
         _mask_members_per_group(members, facts),
@@ -210,7 +210,7 @@ def _mask_members_per_length(
 def _predict_recall_under_copy_limits(
     members: Outcome,
 ) -> Iterator[tuple[int, Measurement]]:
-    """Yield each copy count but the highest as a limit, with the predicted recall."""
+    """Yield limits on copies (each count but the highest) with the predicted recall."""
     if None in members.repeats:
         return
     times = [count for count in members.repeats if count is not None]

@@ -190,7 +190,7 @@ def _build_span(m: Measurement | None) -> ForestSpan | None:
 
 
 def format_attack_lines(result: AuditResult, details: SecretDetails, most: int) -> list[str]:
-    """Return a heading and lines for the target and access with the most attacks.
+    """Return a heading and a line per attack, for the target and access with most attacks.
 
     Return nothing if only one attack ran, or if there is no room for two.
     """

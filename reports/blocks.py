@@ -85,7 +85,7 @@ class Forest:
 
     @classmethod
     def of_differences(cls, table: Table, spans: Sequence[ForestSpan | None]) -> Forest:
-        """Return a forest on a scale centred on 0; the scale has a width even if all are 0."""
+        """Return a forest on a scale centred on 0, with a width even if all differences are 0."""
         reach = (
             max((abs(end) for span in spans if span for end in (span.low, span.high)), default=0.0)
             or 1.0
@@ -114,7 +114,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Figure:
-    """A plot of findings or series; blind readers get its numbers as a table (head, groups)."""
+    """A plot of findings or series, and its numbers as a table (head, groups) for blind readers."""
 
     id: str
     plot: str  # a key of reports.plots.PLOTS

@@ -18,7 +18,10 @@ def format_stratum(stratum: Stratum) -> str:
 
 
 def group_sentence_part(group: tuple[str, Measurement]) -> str:
-    """Return `all 36 records of the group wanted are recited`. group: name and extracted share."""
+    """Return a clause such as `all 36 records of the group wanted are recited`.
+
+    group: its name and extracted share.
+    """
     name, m = group
     return _format_recited_share(
         m, f"of the group {escaping.make_printable_line(name)}", is_whole=True
@@ -112,7 +115,7 @@ def explain_missing_attack_rows(result: AuditResult) -> dict[str, str]:
 
 
 def list_copies_phrases(finding: Finding, owner: str) -> list[str]:
-    """Return extraction by copies and, for a sample of records, the weighted share of all."""
+    """Return phrases on extraction by copies and, for a sample of records, over all records."""
     of_all = format_weighted_share(finding)
     return [f"recited by copies: {format_strata(finding)} {owner}", *([of_all] if of_all else [])]
 

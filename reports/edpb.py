@@ -95,7 +95,7 @@ def _pair_measurements(
     target: TargetRecord,
     numbers: Callable[[Finding], Mapping[str, Measurement | None]],
 ) -> list[tuple[Measurement, str, Finding]]:
-    """Return all valid measurements of a target's rows, with names of part and row."""
+    """Return all valid measurements of a target's rows, each with part name and row."""
     rows = [f for f in e.result.findings if f.target == target.name]
     return [(m, part, f) for f in rows for part, m in numbers(f).items() if m and _has_value(m)]
 
@@ -107,7 +107,10 @@ def _find_highest_measurement(
 
 
 def _make_highest_value_answer(*metrics: str) -> Callable[[EdpbEvidence], list[str]]:
-    """Return an answer with each target's highest value per metric, and the non-members' value."""
+    """Return a function that describes each target's highest values, next to non-members'.
+
+    metrics: the metrics to describe.
+    """
     return lambda e: [
         sentence
         for target in _exclude_control_targets(e)
@@ -201,7 +204,7 @@ def _describe_greedy_recall(e: EdpbEvidence) -> list[str]:
 
 
 def _build_leak_signals_section(e: EdpbEvidence) -> Section:
-    """Return a section on all signals of all targets, after doubts that may hide a leak."""
+    """Return a section on all targets' signals, after doubts that may hide a leak."""
     assessment = assess_signals(e.result)
     against = " ".join(doubt.sentence for doubt in signals.list_doubts(assessment))
     publishable = [
@@ -352,7 +355,7 @@ def _make_no_answer(e: EdpbEvidence) -> list[str]:
 
 
 def _make_main_number_answer(description: str) -> Callable[[EdpbEvidence], list[str]]:
-    """Return an answer with the main number of each row whose method declares this measure."""
+    """Return a function that describes main numbers of rows whose method declares this measure."""
 
     def answer(e: EdpbEvidence) -> list[str]:
         rows = [

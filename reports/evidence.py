@@ -221,7 +221,7 @@ def _reliability_bin_row_group(title: str, r: Reliability) -> Group:
 def _list_titled_calibrations(
     result: AuditResult, details: SecretDetails, finding: Finding
 ) -> list[tuple[str, Reliability]]:
-    """Return calibrations of probability scores and, for sampling attacks, of exact chances."""
+    """Return calibrations of probability scores and, for sampling, of exact probabilities."""
     values = details.rows.get(finding.cell_key)
     if values is None or values.outcome is None:
         return []

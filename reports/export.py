@@ -137,7 +137,7 @@ def _measurement_sheet_values(
 
 
 def read_exported_run(folder: Path) -> RunOutcomes:
-    """Read a run, with its reports' aliases in place of secret ids.
+    """Read a run, with secret ids replaced by the aliases of its reports.
 
     Raise AuditError if the run stores no values by secret.
     """

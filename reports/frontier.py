@@ -208,7 +208,7 @@ def _build_defense_series(f: Frontier, lines: Sequence[str]) -> Iterator[Series]
 
 
 def _build_frontier_table_rows(f: Frontier) -> tuple[tuple[str, ...], ...]:
-    """Return a row per model with the columns of HEAD."""
+    """Return a table row per model, with the columns of HEAD."""
     return tuple(
         (
             p.label,

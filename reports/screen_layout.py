@@ -36,7 +36,10 @@ def lay_out_entries(entries: Sequence[ScreenEntry], width: int) -> list[Text]:
 
 
 def _fit_screen_lines(entry: ScreenEntry, width: int) -> list[str]:
-    """Return items that fit `entry.most` lines, and the number omitted; cut a single item."""
+    """Return the items that fit into `entry.most` lines, then how many do not.
+
+    Cut a single item that is too long.
+    """
     # From all items down: only wrapping reveals their line count.
     for n_items in range(len(entry.items), 0, -1):
         n_left = len(entry.items) - n_items

@@ -77,7 +77,7 @@ def _find_verdict_recall(finding: Finding) -> Measurement | None:
 
 
 def list_strongest_rows(result: AuditResult, target: str) -> list[Finding]:
-    """Return each setting's strongest row if it has one, text-only first."""
+    """Return the strongest row of each measured setting, text-only first."""
     best = (find_strongest_attack_row(result, target, setting) for setting in phrases.SETTINGS)
     return [finding for finding in best if finding is not None]
 

@@ -336,7 +336,7 @@ class RisksNamedOnCommandLine:
 
     @classmethod
     def from_plan_values(cls, values: Mapping[str, Any]) -> RisksNamedOnCommandLine:
-        """Return a plan's risky fields and values. Raise AuditError for code with --safe."""
+        """Return a plan's risky fields and values. Raise AuditError if --safe forbids its code."""
         risks = cls(_list_risky_values(values))
         for name, value in risks.named:
             if name in ("plugin", "trust_remote_code"):

@@ -349,12 +349,10 @@ def print_plan_audit(
 ) -> None:
     """Run the plan into its folder, write reports, and print the result.
 
-    Args:
-        shared: models loaded before.
-        remarks: additions of `audit check` to the first screen, stored in the folder.
-        held_to: policy and baseline of the gate that follows.
-        limit: deadline for querying records, the worst first, with intermediate lines and numbers.
-        resume: the command that continues a folder.
+    shared: models loaded before. remarks: additions of `audit check` to the first screen, stored in
+    the folder. held_to: policy and baseline of the next gate. limit: deadline for querying records,
+    the worst first, with intermediate lines and numbers. resume: the command that continues a
+    folder.
     """
     from auditor.records.remarks import write_command_remarks
     from auditor.reports import coverage, files

@@ -69,8 +69,8 @@ def list_contradiction_doubts(
 ) -> Iterator[Doubt]:
     """Yield contradictions between numbers of one target.
 
-    Possible causes are a filter, a truncation or another distribution. greedy: the share of secrets
-    that greedy decoding of the undefended model extracts.
+    Causes may be a filter, a truncation or another distribution. greedy: the share of secrets that
+    greedy decoding of the undefended model extracts.
     """
     rows = [f for f in result.findings if f.target == target and not f.not_applicable]
     attacks = [f for f in rows if is_measured(f.measurement(RECALL))]

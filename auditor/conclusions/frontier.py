@@ -118,7 +118,7 @@ def _find_weakest_claim(claims: Sequence[Claim | None]) -> Claim | None:
 def merge_frontier_models(
     places: Sequence[Sequence[FrontierModel]],
 ) -> list[FrontierModel]:
-    """Return the models of several grid points, with equal labels and the undefended once.
+    """Return the models of several grid points, each label and the undefended model once.
 
     Return nothing if the undefended models differ, because the points then have different targets.
     """
@@ -186,7 +186,7 @@ def _list_measured_metrics(cell: Replicates) -> list[str]:
 
 
 def _measure_perplexity_ratios(models: Sequence[FrontierModel]) -> dict[str, Measurement]:
-    """Return the ratio of perplexity to the undefended model's on the same texts, by label.
+    """Return each model's perplexity over the undefended model's on the same texts, by label.
 
     Omit models without these texts.
     """
@@ -339,9 +339,9 @@ def _flag_least_leaking_points(
 
 
 def _mark_frontier_corners(points: Sequence[FrontierPoint]) -> list[FrontierPoint]:
-    """Mark the frontier's corners over log perplexity.
+    """Mark the frontier's corners, with the logarithm of perplexity as x.
 
-    A random choice between two models gives the line between their points.
+    A random choice between two models gives a point on the line between them.
     """
     indices = [i for i, point in enumerate(points) if math.isfinite(point.ratio.value)]
     places = [(math.log(points[i].ratio.value), points[i].leak.value) for i in indices]

@@ -118,7 +118,7 @@ class LeakReading:
 
 
 def _find_smallest_leak_share(n: int, baseline: Measurement | float | None, looks: int) -> float:
-    """Return the smallest share of n above the measured baseline; NaN if n of n is not above."""
+    """Return the smallest share of n above the measured baseline; NaN if even n of n is not."""
 
     factor = _compute_look_factor(looks)
 

@@ -394,7 +394,7 @@ def compare_paired_rows(
 def _compare_anytime_valid_rows(
     about: Metric, count: int | None, new: RowValuesBySecret, base: RowValuesBySecret
 ) -> BoundedNumber | str:
-    """Compare the rows on the secrets that both runs queried before the first run stopped."""
+    """Compare the rows on secrets that both runs queried before one of the runs stopped."""
     if about.errors or about.scores or about.signed or about.unit not in SHARES:
         return (
             f"{about.name} has no bounds that hold at every look, and --until stopped one of the "

@@ -324,7 +324,7 @@ def _pool_noise_correlations(pairs: Sequence[_Pair]) -> tuple[float, float]:
 
 
 def check_training_reveals_record_count(runs: WatchedTrainings) -> LoopCheck:
-    """Check that a missing record changes its gradient only, not steps, rates or noise size."""
+    """Check that a missing record changes only its gradient, not steps, rates or noise size."""
     name, a, b = "number of records", runs.first_training, runs.fewer
     if runs.claim.public_size:
         return LoopCheck(name, UNKNOWN, "the claim says that it is public", "")
@@ -379,8 +379,8 @@ def check_training_reveals_record_count(runs: WatchedTrainings) -> LoopCheck:
 def check_noise_size_public(runs: WatchedTrainings) -> LoopCheck:
     """Check that the noise's size follows a public schedule.
 
-    All trainings with the same number of records must have equal noise at each step. Otherwise the
-    size depends on chance, as in adaptive clipping, or on the records: the test cannot tell which.
+    Trainings with equally many records must have equal noise at each step. Otherwise the size
+    depends on chance, as in adaptive clipping, or on the records: the test cannot tell which.
     """
     name = "noise by a schedule"
     would = "noise whose size differs between trainings"

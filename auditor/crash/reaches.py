@@ -47,9 +47,9 @@ def estimate_mean_reach(
 def _sum_chosen_reaches(
     gram: Floats, reaches: Floats, chosen: Chosen
 ) -> tuple[float, float] | None:
-    """Return the sums of weights and weighted reaches, over the latter's standard deviation.
+    """Return the sum of weights and the sum of weighted reaches of the chosen records.
 
-    Return None if no record is chosen.
+    Both are divided by the latter's standard deviation. Return None if no record is chosen.
     """
     if not chosen.any():
         return None

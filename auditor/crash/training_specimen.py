@@ -61,7 +61,7 @@ class Specimen:
         return model
 
     def scale_weights(self, factor: float) -> Specimen:
-        """Return the specimen with every scale multiplied by this factor."""
+        """Return a specimen whose scales are multiplied by this factor."""
         return replace(self, scales=tuple((end, scale * factor) for end, scale in self.scales))
 
     def make_crash_test_records(self, n: int = RECORDS) -> list[Record]:
@@ -128,7 +128,7 @@ SPECIMENS = (
 
 
 def build_specimen(training: int) -> Specimen:
-    """Return the specimen of this training (from 0); trainings use the specimens in turn."""
+    """Return the specimen of a training (from 0). Trainings use the specimens in turn."""
     return SPECIMENS[training % len(SPECIMENS)]
 
 
@@ -193,7 +193,8 @@ def make_crash_records(
 ) -> list[Record]:
     """Make records of token ids, each with a unique first token that identifies the record.
 
-    is_same_rest: all other tokens begin one shared text. lengths: of the other tokens, in turn.
+    is_same_rest: the other tokens are the beginning of one shared text. lengths: numbers of other
+    tokens, used in turn.
     """
     generator = torch.Generator().manual_seed(seed)
     text = torch.randint(1, _WORDS, (max(lengths),), generator=generator).tolist()
@@ -263,7 +264,7 @@ def pad_specimen_tokens(records: list[Record], indices: list[int]) -> Tensor:
 
 @contextmanager
 def empty_draws_context(n: int) -> Iterator[None]:
-    """Make every fourth torch draw of n uniform numbers sample no record: all are just below 1.
+    """Make every fourth torch draw of n uniform numbers select no record (all just below 1).
 
     Poisson sampling can make such a draw, so a training must handle it.
     """

@@ -201,7 +201,7 @@ def crash_test(
 def _replay_shifted_seed(
     train: Train, first: TrainingTrace, seed: int, until: float
 ) -> ObservedStep:
-    """Return the first step under seed + 2^32.
+    """Replay the first step under seed + 2^32.
 
     Raise AuditError if the original seed does not reproduce its first step.
     """
@@ -384,7 +384,7 @@ def _bound_observed_epsilon(
 ) -> tuple[float, float]:
     """Return the 95% interval of epsilon from the errors of noise multiplier and sampling rate.
 
-    The errors are independent. Each contributes a ratio of two epsilons of the quick accountant.
+    The errors are independent. Each gives a ratio of two epsilons of the quick accountant.
     """
 
     def part(multiplier: float, rate: float) -> float:

@@ -30,7 +30,7 @@ PLANTED = "by a planted fault"
 
 @dataclass(frozen=True)
 class WatchedTrainings:
-    """The watched trainings: several seeds, on the specimens in turn, one without one record."""
+    """The watched trainings, with several seeds and all specimens; one lacks a record."""
 
     claim: LoopClaim
     traces: tuple[TrainingTrace, ...]

@@ -72,7 +72,7 @@ class Store:
             yield from self.list_library_layers()
 
     def list_library_layers(self) -> Iterator[Layer]:
-        """Yield layers with the contents that the store's library returns."""
+        """Yield layers of the contents that the store's library returns."""
         return iter(())
 
     def search_nearest(self, vectors: Floats) -> Iterator[Piece]:

@@ -143,7 +143,7 @@ def _find_least_leaking_run(line: ComparisonRow) -> int:
 def _compare_rivals(
     runs: Sequence[RunOutcomes], line: ComparisonRow, candidate: int
 ) -> list[BoundedNumber]:
-    """Return how much more each other run leaks than the candidate.
+    """Return the leakage of each other run minus the candidate's.
 
     Return nothing if any run cannot be compared with the candidate.
     """

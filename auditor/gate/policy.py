@@ -253,7 +253,7 @@ def parse_limits(
 
 
 def refuse_repeated_limits(rules: Sequence[Rule]) -> tuple[Rule, ...]:
-    """Return the rules. Raise AuditError if a limit is repeated, because one of them is ignored."""
+    """Return the rules. Raise AuditError if two rules limit the same number."""
     first_rules: dict[Rule, Rule] = {}
     for rule in rules:
         # rules that differ only in their limits
@@ -305,9 +305,9 @@ def _parse_rule_table(table: _RuleTable, where: str) -> Rule:
 
 
 def _split_rule_metric(metric: str, table: Mapping[str, Any], where: str) -> str:
-    """Return `recall(count=16)`, from the metric or from fields of the table.
+    """Return a metric with its part, `recall(count=16)`, from the metric or the table's fields.
 
-    Raise AuditError if both state the count or kind.
+    Raise AuditError if both state the part.
     """
     parts = [key for key in ("count", "kind") if key in table]
     if table.get("count", 0) < 0:

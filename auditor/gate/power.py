@@ -51,9 +51,9 @@ class SecretsNeeded:
 def parse_planned_share_change(item: str) -> ShareChange:
     """Parse `recall=0.05:0.10` or `recall=0.05:0.10:0.08`.
 
-    The third number is the share of secrets whose answer changes. By default it is that of
-    independent answers of the two runs, the most that chance gives. Raise AuditError for other
-    text, and for a metric that is not a share of secrets.
+    The third number is the share of secrets whose answer changes. The default assumes independent
+    answers of the two runs: chance changes no more. Raise AuditError for other text, and for a
+    metric that is not a share of secrets.
     """
     match = _CHANGE.fullmatch(item)
     complaint = (

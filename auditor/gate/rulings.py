@@ -60,7 +60,7 @@ class Decision:
     about: str = ""  # the judged model, the date, and whether it is the model on this machine
 
     def resolve_verdict(self, ruling: Ruling) -> Verdict:
-        """Return the ruling's verdict, with inconclusive read as requested.
+        """Return the ruling's verdict after applying the caller's choice for inconclusive rulings.
 
         A ruling without a measurement never passes.
         """
