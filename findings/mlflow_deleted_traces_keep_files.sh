@@ -2,7 +2,7 @@
 # Guess: a trace (what a model was asked and what it answered) is stored once, in the database, and delete_traces()
 # removes it.
 # Library: mlflow 3.17.2, tracking in a SQLite file, everything else as it comes. Date: 2026-11-28.
-# Seen: of 40 traces a part that changes from run to run (12 to 28) is written a second time, to traces.json among the
+# Seen: of 40 traces a part that changes from run to run (12, 13 and 23 in three runs) is written a second time, to traces.json among the
 # artifacts. delete_traces() reports 40 deleted, the database has none; the files stay, also after the experiment is
 # deleted and `mlflow gc` has run. With MLFLOW_ENABLE_ASYNC_TRACE_LOGGING=false no such file is written.
 # Why: the thread that exports a trace also writes the file unless its spans reached the database first.
