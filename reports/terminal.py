@@ -207,7 +207,7 @@ def _draw_copies_sparkline(finding: Finding) -> Text:
 
 
 def _format_control_chain_line(title: str, chain: Chain, of: str) -> Text:
-    """Return a line with the effect of each step, for one chain of control rows.
+    """Return a line with the effect of each step of a chain.
 
     `why PMixED clipping −1.0 points [−3.0 to 0.7], not significant · noise −12 points [−16 to −8]`
     """

@@ -1,8 +1,8 @@
 """Define the flags that commands share, and the flags of plan fields.
 
-A command declares a single flag as `reveal: options.Reveal = False`, and a group of flags, which is
-a dataclass, as `single: SingleFlags`. It declares plan fields as `plan: Annotated[options.Values,
-options.PlanFlags()]`, and receives the given fields by name.
+A command declares a flag as `reveal: options.Reveal = False`, a group of flags (a dataclass) as
+`single: SingleFlags`, and plan fields as `plan: Annotated[options.Values, options.PlanFlags()]`,
+which holds the given fields by name.
 """
 
 from __future__ import annotations

@@ -211,8 +211,8 @@ def is_clipping_per_tensor(
 def _explain_products(grams: Floats, products: Floats) -> tuple[float, int]:
     """Return the squared length of a unit-noise gradient within a span, and the span's dimension.
 
-    grams: (parts, records, records) of the spanning gradients; products: (parts, records), their
-    products with the unit-noise gradient. Both are summed over parts.
+    grams: (parts, records, records) of the spanning gradients; products: (parts, records) with the
+    unit-noise gradient. Both are summed over parts.
     """
     values, vectors = np.linalg.eigh(grams)
     used = values > _ROUNDING * np.maximum(values[:, -1:], 1e-300)

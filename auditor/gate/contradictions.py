@@ -124,10 +124,7 @@ def _check_planned_secrets(
 def _describe_secret_mismatch(
     values_by_secret: RowValuesBySecret, secrets: Mapping[str, SecretFacts]
 ) -> str:
-    """Describe how a row's secrets differ from the run's. Probes may use their own secrets.
-
-    Such probes attack generations or games.
-    """
+    """Describe how a row's secrets differ from the run's; probes may use their own secrets."""
     if values_by_secret.outcome is None and secrets.keys().isdisjoint(values_by_secret.ids):
         return ""
     if n_unknown := sum(id not in secrets for id in values_by_secret.ids):
@@ -215,7 +212,7 @@ def _check_epsilon_bounds(finding: Finding) -> Iterator[str]:
 def _check_claim_games(finding: Finding, claim: Claim | None) -> Iterator[str]:
     """Yield games whose claim, exact epsilon or tokens contradict other records.
 
-    These are the target's claim, the measurements and the options.
+    These are the target's claim, measurements and options.
     """
     for audit in finding.audits:
         if audit.table is None:
