@@ -44,11 +44,10 @@ def compute_rank_bits(p_values: Floats) -> Floats:
 def adjust_false_discovery(p_values: Floats) -> Floats:
     """Return the least false-discovery rate at which each value is listed (Benjamini and Hochberg
     1995)."""
-    n = len(p_values)
-    order = np.argsort(p_values)[::-1]
-    adjusted = np.empty(n)
-    adjusted[order] = np.minimum.accumulate(p_values[order] * n / np.arange(n, 0, -1))
-    return np.minimum(adjusted, 1.0)
+    if not len(p_values):
+        return p_values
+    adjusted: Floats = scipy.stats.false_discovery_control(p_values, method="bh")
+    return adjusted
 
 
 def compute_uniformity_p_value(

@@ -72,6 +72,8 @@ def train(model, records):
             processing_class=tokenizer(),
             callbacks=[Private()],
         )
+        # Else each loss is divided by the tokens of all records of its step: they move each other.
+        trainer.model_accepts_loss_kwargs = False
         trainer.remove_callback(PrinterCallback)  # it prints the loss of the private records
         trainer.train()
     claim = {"noise_multiplier": NOISE, "max_grad_norm": CLIP, "sample_rate": BATCH / len(records)}

@@ -172,14 +172,14 @@ def test_a_model_on_the_hub_is_the_snapshot_at_hand(
         asked.append((name, revision))
         return str(there / file) if (there / file).exists() else None
 
-    monkeypatch.setattr(file_digests, "try_to_load_from_cache", cached)
+    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", cached)
     plan = Plan.from_fields(model="some/model", revision="v1", data="data")
     assert sorted(plan_weights.digest_plan_files(plan)) == [
         "model/config.json",
         "model/model.safetensors",
     ]
     assert set(asked) == {("some/model", "v1")}
-    monkeypatch.setattr(file_digests, "try_to_load_from_cache", lambda *_, **__: None)
+    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda *_, **__: None)
     # not fetched: nothing to mistake for it
     file_digests.check_model_files_unchanged(
         {"model/config.json": "d"}, plan_weights.digest_plan_files(plan), "it"
