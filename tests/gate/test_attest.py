@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -110,7 +111,8 @@ def test_the_statement_names_model_data_plan_result_and_decision(inputs: Path) -
     private = [path.name for path in kept if "the number of" in path.read_text(errors="replace")]
     # a digest would confirm a guess of a text
     assert private != [] and not set(private) & set(predicate["files"])
-    text = json.dumps(said)
+    # digests go first: one in about a thousand statements has the digits by chance
+    text = re.sub(r"[0-9a-f]{64}", "", json.dumps(said))
     assert "the number of" not in text and "7919" not in text
 
 
