@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,15 +13,11 @@ from auditor.reports import escaping, plot_frontier
 from auditor.reports.blocks import Figure as Block
 from auditor.reports.plot_style import (
     COLOURS,
-    FLOOR,
     GRID,
-    INK,
     LIGHT,
     LIGHT_STYLE,
-    MARKERS,
     METADATA,
     draw_wrong_guess_line,
-    format_axes,
     set_percent_axis,
     styled_figure_context,
 )
@@ -30,8 +25,6 @@ from auditor.reports.plot_style import (
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-_TRADEOFF = ("#1f5fa8", "#b4472e", "#3c7a4d")  # line colours of a standalone file
 
 
 def save_wrong_guesses_curve(path: Path, points: Sequence[tuple[int, float]]) -> None:
@@ -49,54 +42,6 @@ def save_wrong_guesses_curve(path: Path, points: Sequence[tuple[int, float]]) ->
         axes.set_xlabel("Wrong guesses allowed")
         axes.set_title("Recall by wrong guesses allowed")
         set_percent_axis(axes)
-
-
-@dataclass(frozen=True)
-class TradeoffLine:
-    """A named line of points (x, y, low, high). faint: draw the line as secondary."""
-
-    name: str
-    points: tuple[tuple[float, float, float, float], ...]
-    faint: bool = False
-
-
-def save_perplexity_tradeoff_plot(
-    path: Path, lines: Sequence[TradeoffLine], axis: str, undefended: float, title: str
-) -> None:
-    """Save log perplexity over epsilon (nats) or an option as .svg or .png.
-
-    undefended: the undefended perplexity, drawn dotted.
-    """
-    with _open_plot_axes(path) as (figure, axes):
-        for i, line in enumerate(line for line in lines if line.points):
-            x, y, low, high = zip(*line.points, strict=True)
-            colour = "#8b95a3" if line.faint else _TRADEOFF[i % len(_TRADEOFF)]
-            reach = [[max(0.0, v - bound) for v, bound in zip(y, low, strict=True)]]
-            reach += [[max(0.0, bound - v) for v, bound in zip(y, high, strict=True)]]
-            axes.errorbar(
-                x,
-                y,
-                yerr=reach,
-                color=colour,
-                marker=MARKERS[i % len(MARKERS)],
-                capsize=2,
-                label=line.name,
-            )
-        axes.axhline(
-            undefended,
-            color=LIGHT[INK],
-            linewidth=0.9,
-            linestyle=FLOOR["linestyle"],
-            label="undefended",
-        )
-        axes.set_yscale("log")
-        # After the scale, which brings formatters of its own.
-        axes.yaxis.set_major_formatter("{x:,g}")
-        axes.yaxis.set_minor_formatter("")
-        format_axes(axes, "ε (nats)" if axis == "ε" else axis, "Perplexity")
-        axes.set_title(title)
-        # Below the axes, clear of lines; `bbox_inches="tight"` makes the room.
-        figure.legend(loc="upper center", bbox_to_anchor=(0.5, 0.0), ncols=2)
 
 
 def save_frontier_plot(path: Path, blocks: Sequence[Block], alt: str) -> None:

@@ -1,4 +1,4 @@
-"""Plot a training's measurements by step, in panels."""
+"""Plot measurements by step of a training, or by another number, in panels."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _POINTS_AND_LINES = ("o-", "s--", "^-.", "v:")
 
 @dataclass(frozen=True)
 class Curve:
-    """A measurement over steps, perhaps with intervals."""
+    """A measurement over steps or another number, perhaps with intervals."""
 
     label: str
-    points: Sequence[tuple[int, Measurement]]
+    points: Sequence[tuple[float, Measurement]]
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,7 @@ class Panel:
 
     title: str
     lines: tuple[Curve, ...]
+    axis: str = "step"
 
 
 def draw_training_curve(panels: Sequence[Panel], stopped_at: int | None = None) -> str:
@@ -78,6 +79,6 @@ def _draw_panel(axes: Axes, panel: Panel, stopped_at: int | None) -> None:
         )
     if stopped_at is not None:
         axes.axvline(stopped_at, linestyle=":", color=LIGHT[INK], label="stopped")
-    axes.set(title=panel.title, xlabel="step", ylim=(0, None))
+    axes.set(title=panel.title, xlabel=panel.axis, ylim=(0, None))
     axes.title.set_fontsize(9)
     axes.legend(fontsize=7)

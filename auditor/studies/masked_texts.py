@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -33,18 +33,24 @@ _TIMINGS = 5
 
 @dataclass(frozen=True)
 class MaskingOptions:
-    """Options of masking. Each restart hides a new `mask_share` of the tokens.
+    """Values of a plan's `[utility]` table. Raise AuditError for invalid values.
 
-    max_length: maximum tokens of a text. limit: maximum number of texts, a random sample.
-    batch_size: texts per batch.
+    on: the lab records to measure, heldout by default; a user's data are measured in full. Each
+    restart hides a new mask_share of the tokens. max_length: tokens after which a text is cut off.
     """
 
-    seed: int = 0
-    max_length: int = 512
-    mask_share: float = 0.15
+    on: Literal["heldout", "members"] | None = None
     restarts: int = 3
-    limit: int | None = None
-    batch_size: int | None = None
+    mask_share: float = 0.15
+    max_length: int = 512
+
+    def __post_init__(self) -> None:
+        if self.restarts < 1:
+            raise AuditError(f"expected restarts >= 1 in [utility], got {self.restarts}")
+        if not 0 < self.mask_share < 1:
+            raise AuditError(f"expected mask_share in (0, 1) in [utility], got {self.mask_share}")
+        if self.max_length < 2:
+            raise AuditError(f"expected max_length >= 2 in [utility], got {self.max_length}")
 
 
 @dataclass(frozen=True)
@@ -67,9 +73,15 @@ class MaskedTexts:
         tokenizer: Any,
         texts: Sequence[str],
         options: MaskingOptions,
+        *,
+        seed: int = 0,
+        limit: int | None = None,
+        batch_size: int | None = None,
     ) -> None:
-        """Prepare models and texts. Raise AuditError for differing vocabularies and for texts
-        without a token to hide."""
+        """Prepare models and texts. limit: maximum number of texts, a random sample.
+
+        Raise AuditError for differing vocabularies and for texts without a token to hide.
+        """
         if public is not None:
             check_same_vocabulary_size(
                 "--public", public.name, public.vocab_size, "the target's", target.vocab_size
@@ -79,13 +91,14 @@ class MaskedTexts:
         self.public = None if public is None else _LastAnswerCache(public)
         self.tokenizer = tokenizer
         self.options = options
+        self.seed = seed
         self.room = min(options.max_length, target.max_positions or options.max_length)
         self.notes = [*target.notes, *(public.notes if public is not None else ())]
-        self.texts = self._draw_sample(self._encode_usable_texts(texts), options.limit)
+        self.texts = self._draw_sample(self._encode_usable_texts(texts), limit)
         size = get_max_logits(target.device) // (
             max(len(text.tokens) for text in self.texts) * target.vocab_size
         )
-        self.batch_size = options.batch_size or max(1, min(_BATCH, size))
+        self.batch_size = batch_size or max(1, min(_BATCH, size))
 
     @cached_property
     def hidden_token_counts(self) -> Ints:
@@ -132,13 +145,10 @@ class MaskedTexts:
         if limit is None or limit >= len(texts):
             return texts
         rows = sorted(
-            make_keyed_generator("utility", "limit", self.options.seed).permutation(len(texts))[
-                :limit
-            ]
+            make_keyed_generator("utility", "limit", self.seed).permutation(len(texts))[:limit]
         )
         self.notes.append(
-            f"--limit kept {limit} of {len(texts)} texts, a random sample with seed "
-            f"{self.options.seed}"
+            f"--limit kept {limit} of {len(texts)} texts, a random sample with seed {self.seed}"
         )
         return [texts[i] for i in rows]
 
@@ -149,7 +159,7 @@ class MaskedTexts:
 
     def masked_positions(self, text: Passage, restart: int) -> list[int]:
         """Return the hidden positions, which depend only on seed, restart and row."""
-        rng = make_keyed_generator("utility", "masks", self.options.seed, restart, text.row)
+        rng = make_keyed_generator("utility", "masks", self.seed, restart, text.row)
         return sorted(
             rng.choice(text.open, self._count_hidden_tokens(text), replace=False).tolist()
         )

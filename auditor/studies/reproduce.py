@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from auditor.conclusions.replicates import Replicates
 from auditor.core import disk
 from auditor.core.errors import AuditError
 from auditor.core.jsonable import from_json, read_json_object, to_json
-from auditor.core.nouns import UNDEFENDED
-from auditor.core.result import Measurement
 from auditor.reports import frontier, phrases, tables
+from auditor.reports.training_curve import Curve, Panel, draw_training_curve
 from auditor.runs.plan_grid import GridPoint, expand_plan_grid, merge_raw_plans
 from auditor.runs.reporter import Reporter
-from auditor.studies import ledger, masked_tables, masked_utility, published_promises, sweep
+from auditor.studies import ledger, masked_utility, published_promises, sweep
 from auditor.studies.ledger import LedgerRow, Place
 from auditor.studies.papers import PUBLISHED, UTILITY, Paper
 from auditor.studies.published_promises import PublishedPromise
@@ -36,6 +35,7 @@ def make_study(
     """
     set_flags = {name: value for name, value in flags.items() if value is not None}
     raw = merge_raw_plans(paper.raw_plan_at_scale(plan, scale), set_flags)
+    title = str(paper.plans[plan].get("title", plan))
     if PUBLISHED in raw:
         if set_flags:
             names = ", ".join(sorted(f"--{name.replace('_', '-')}" for name in set_flags))
@@ -43,11 +43,7 @@ def make_study(
                 f"expected no {names} for {paper.name}/{plan}, whose distributions are given in "
                 "its plan"
             )
-        return ClaimStudy(
-            PublishedPromise.from_published_table(
-                str(paper.plans[plan].get("title", plan)), raw[PUBLISHED]
-            )
-        )
+        return ClaimStudy(PublishedPromise.from_published_table(title, raw[PUBLISHED]))
     if raw.get("model") and not raw.get("data"):
         raise AuditError(
             f"the scale {scale!r} of {paper.name} attacks {raw['model']}: give --data (and --known)"
@@ -55,10 +51,8 @@ def make_study(
     if raw.get("model"):
         raw.pop("lab_recipe", None)  # the models that the scale would have trained
     if UTILITY in raw:
-        return UtilityStudy(
-            masked_utility.parse_utility_plan({**raw, "command": "audit reproduce"})
-        )
-    return RunStudy(str(paper.plans[plan].get("title", plan)), expand_plan_grid(raw))
+        return UtilityStudy(title, masked_utility.UtilityPlan.from_raw_values(raw))
+    return RunStudy(title, expand_plan_grid(raw))
 
 
 def reproduce_paper_plans(
@@ -180,111 +174,65 @@ class ClaimStudy:
 class UtilityStudy:
     """A plan with a `[utility]` table: a sweep over a masked model, measured together."""
 
-    def __init__(self, plan: masked_utility.UtilityPlan) -> None:
-        self.asked = plan
+    def __init__(self, title: str, plan: masked_utility.UtilityPlan) -> None:
+        self.title = title
+        self.plan = plan
         self.failure = ""
+        plan.list_defenses()  # refuse bad options before any plan runs
 
     def planned_places(self) -> list[Place]:
-        points = self.asked.build_points()
-        keys = {key for point in points for key in point.at}
-        # None if a point lacks a key, as in `_list_utility_places`: claims search both alike.
-        at = [{key: point.at.get(key) for key in keys} for point in points if point.defense]
-        return [Place("", values, (masked_tables.NAME,), failure=self.failure) for values in at]
+        return [
+            replace(place, attacks=(masked_utility.NAME,), failure=self.failure)
+            for place in sweep.plan_sweep_places(self.plan.grid)
+        ]
 
     def run_study_into_folder(
         self, folder: Path, reporter: Reporter, command: str
     ) -> tuple[list[tables.RowTable], dict[str, str]]:
         """Read an earlier measurement, or measure now; a failure becomes a row with the reason."""
-        if masked_tables.has_utility_result(folder):
-            return [
-                masked_tables.build_tradeoff_table(
-                    masked_tables.read_utility_result(folder, self.asked)
-                )
-            ], {}
-        try:
-            result = masked_utility.measure_utility_points(self.asked, reporter)
-        except AuditError as why:
-            # The planned places have the reason from now on: claims about them are not run.
-            self.failure = str(why)
-            return [tables.RowTable(folder.name, ("point", "failure"), (("all", self.failure),))], {
-                "all": self.failure
-            }
-        masked_tables.write_utility_files(folder, result)
-        return [masked_tables.build_tradeoff_table(result)], {}
+        headings = masked_utility.HEADINGS
+        if (folder / masked_utility.RESULT).is_file():
+            result = masked_utility.read_utility_result(folder, self.plan)
+        else:
+            try:
+                result = masked_utility.measure_utility_points(self.plan, reporter, command)
+            except AuditError as why:
+                # The planned places have the reason: claims about them are not run.
+                self.failure = str(why)
+                table = sweep.build_sweep_table(self.title, self.planned_places(), headings)
+                return [table], {"all": self.failure}
+            masked_utility.write_utility_result(folder, result)
+        places = result.list_places()
+        table = sweep.build_sweep_table(self.title, places, headings, "\n".join(result.notes))
+        sweep.write_sweep_table_files(folder, table)
+        disk.replace_atomically(folder / "utility.svg", _draw_perplexities(places))
+        return [table], {}
+
+
+def _draw_perplexities(places: Sequence[Place]) -> str:
+    """Return an SVG of perplexity over epsilon, and over the epsilon that guarantees nothing."""
+    measured = [next(iter(place.cells[0].measured.values())) for place in places]
+    curves = []
+    for name in ("epsilon", "epsilon_mean"):
+        points = [
+            (numbers[name].value, numbers["perplexity"])
+            for numbers in measured
+            if name in numbers and math.isfinite(numbers[name].value)
+        ]
+        points.sort(key=lambda point: point[0])
+        curves.append(Curve(masked_utility.HEADINGS[name], points))
+    undefended = f"undefended: {phrases.format_value(measured[0]['perplexity'])}"
+    panel = Panel(f"Perplexity, masked ({undefended})", tuple(curves), "ε (nats)")
+    return draw_training_curve([panel])
 
 
 def _read_plan_places(folder: Path) -> list[Place] | None:
     """Return the places of a plan's folder; None if the plan was not run."""
     if (folder / sweep.SWEEP).is_file():
         return sweep.read_sweep_places(folder)
-    if masked_tables.has_utility_result(folder):
-        return _list_utility_places(masked_tables.read_utility_result(folder))
+    if (folder / masked_utility.RESULT).is_file():
+        return masked_utility.read_utility_result(folder).list_places()[1:]
     return None
-
-
-def _list_utility_places(result: masked_utility.Utility) -> list[Place]:
-    """Return a place for each point, with the numbers of the point's row; epsilons have no
-    interval."""
-    keys = {key for row in result.rows for key in row.at}
-    seed = int(result.plan["seed"])
-    about = f"{Path(result.model).name} (masked) on {result.data}"
-    places = []
-    for row in result.rows:
-        if row.target != UNDEFENDED:
-            # By name, like measurements of a run: `ledger` reads both alike.
-            numbers = {
-                name: metric(row, result.vocab_size) for name, metric in UTILITY_METRICS.items()
-            }
-            measurements = {name: m for name, m in numbers.items() if m is not None}
-            cell = Replicates(
-                row.target,
-                "",
-                masked_tables.NAME,
-                measured={seed: measurements},
-                options=row.options,
-            )
-            places.append(
-                Place(
-                    "",
-                    {key: row.at.get(key) for key in keys},
-                    (masked_tables.NAME,),
-                    (cell,),
-                    about=about,
-                )
-            )
-    return places
-
-
-UTILITY_METRICS: Mapping[str, Callable[[masked_utility.UtilityRow, int], Measurement | None]] = {
-    "perplexity": lambda row, vocab_size: row.perplexity,
-    "perplexity_ratio": lambda row, vocab_size: row.ratio,
-    "perplexity_over_vocabulary": lambda row, vocab_size: _ledger_perplexity_over_vocabulary(
-        row.perplexity, vocab_size
-    ),
-    "covered": lambda row, vocab_size: row.covered,
-    "slowdown": lambda row, vocab_size: row.slowdown,
-    "epsilon_per_token": lambda row, vocab_size: _measure_ledger_epsilon(
-        row.epsilon_per_token, row
-    ),
-    "epsilon": lambda row, vocab_size: _measure_ledger_epsilon(row.epsilon, row),
-    "epsilon_mean": lambda row, vocab_size: _measure_ledger_epsilon(row.epsilon_mean, row),
-}
-
-
-def _ledger_perplexity_over_vocabulary(m: Measurement, size: int) -> Measurement:
-    # At weight 0 uniform mixing has the perplexity |V| (Majmudar et al. 2022): 1 here.
-    return Measurement(
-        f"{m.name}_over_vocabulary", m.value / size, m.low / size, m.high / size, m.n, "times"
-    )
-
-
-def _measure_ledger_epsilon(
-    value: float | None, row: masked_utility.UtilityRow
-) -> Measurement | None:
-    """Return a computed (not estimated) epsilon as a measurement of zero width."""
-    if value is None:
-        return None
-    return Measurement("epsilon", value, value, value, row.perplexity.n, "nats")
 
 
 def list_claim_statements(paper: Paper, plan: str, scale: str) -> list[ledger.PaperClaimStatement]:

@@ -38,6 +38,10 @@ from auditor.studies.ledger import Place, format_study_seed_ranges
 
 SWEEP = "sweep.json"
 DIFFERENCE = "recall_difference"
+_NOTE = (
+    "Means over seeds; 95% intervals resample secrets, of perplexities held-out texts; differences "
+    "are paired over secrets and seeds."
+)
 
 
 def run_sweep_points(
@@ -331,13 +335,15 @@ def _build_sweep_place(points: Sequence[_RecordedPoint], folder: Path) -> Place:
 # -----------------------------------------------------------------------------------------------
 
 
-def build_sweep_table(title: str, places: Sequence[Place]) -> tables.RowTable:
+def build_sweep_table(
+    title: str, places: Sequence[Place], headings: Mapping[str, str] | None = None, note: str = ""
+) -> tables.RowTable:
     """Return a row per place and attack: means over seeds, and differences from the first row.
 
-    Intervals are included, and differences are paired. Another number has a column if it differs
-    between rows, or if a row has no main number.
+    Intervals are included, and differences are paired. headings: of the metrics; None: of attacks,
+    and another number has a column if it differs between rows, or if a row has no main number.
     """
-    columns = _sweep_table_metric_headings(places)
+    columns = headings or _sweep_table_metric_headings(places)
     rows = list(_build_sweep_table_rows(places, columns))
     several = len({(row.cell.target, row.cell.setting) for row in rows if row.cell}) > 1
     keys = list(dict.fromkeys(key for place in places for key in place.at))
@@ -354,8 +360,7 @@ def build_sweep_table(title: str, places: Sequence[Place]) -> tables.RowTable:
         title,
         ("point", *(["row"] if several else []), "attack", *(heads[i] for i in filled), "seeds"),
         tuple(row.terminal_cells(several, filled) for row in rows),
-        "Means over seeds; 95% intervals resample secrets, of perplexities held-out texts; "
-        "differences are paired over secrets and seeds.",
+        note or _NOTE,
         ("variant", *keys, "target", "setting", "attack", "seeds", "n", *bounds, "failure"),
         tuple(row.machine_readable_cells(keys) for row in rows),
     )
@@ -398,7 +403,7 @@ class _SweepTableRow:
 
     def terminal_cells(self, several: bool, filled: Sequence[int]) -> tuple[str, ...]:
         attack = self.cell.attack if self.cell else ", ".join(self.place.attacks)
-        row = f"{self.cell.target}, {self.cell.setting}" if self.cell else ""
+        row = ", ".join(filter(None, (self.cell.target, self.cell.setting))) if self.cell else ""
         last = " · ".join(filter(None, [self.seeds_label, self.failure]))
         name = name_grid_point(self.place.variant, self.place.at) or "plan"
         numbers = (

@@ -19,13 +19,11 @@ from transformers import BertConfig, BertForMaskedLM, PreTrainedTokenizerFast, T
 from auditor.core.errors import AuditError
 from auditor.models.masked import load_masked
 from auditor.privacy.accounting import compute_uniform_mixing_epsilon
-from auditor.runs.plan import make_plan
 from auditor.studies import ledger
 from auditor.studies.masked_texts import MaskedTexts, MaskingOptions
 from auditor.studies.masked_utility import (
     Utility,
     UtilityPlan,
-    UtilitySettings,
     measure_corpus_perplexity,
     measure_utility_points,
 )
@@ -125,16 +123,21 @@ def own(inputs: Path, model: str = "masked", **more: Any) -> dict[str, Any]:
     return {"model": str(inputs / model), "data": str(inputs / "data.jsonl"), **more}
 
 
-def mixing(
-    inputs: Path, sweep: dict[str, Any], options: dict[str, Any] | None = None, **more: Any
-) -> Utility:
+def plan_mixing(sweep: dict[str, Any], options: dict[str, Any] | None = None, **more: Any) -> Any:
     fields = {
         "defense": ["uniform-mixing"],
         "defense_options": {"uniform-mixing": options or {}},
-        **more,
+        "sweep": {f"uniform-mixing.{option}": values for option, values in sweep.items()},
+        "utility": {"restarts": 2},
     }
-    plan = make_plan(own(inputs, **fields), {})
-    return measure_utility_points(UtilityPlan(plan, UtilitySettings(restarts=2), sweep), Silent())
+    return UtilityPlan.from_raw_values({**fields, **more})
+
+
+def mixing(
+    inputs: Path, sweep: dict[str, Any], options: dict[str, Any] | None = None, **more: Any
+) -> list[dict[str, Any]]:
+    plan = plan_mixing(sweep, options, **own(inputs), **more)
+    return [row.measured for row in measure_utility_points(plan, Silent()).rows]
 
 
 # --- the numbers
@@ -142,36 +145,38 @@ def mixing(
 
 
 def test_the_ends_are_exact_and_epsilon_is_the_papers(inputs: Path) -> None:
-    result = mixing(inputs, {"weight": [0.0, 0.3, 1.0]})
-    bare, none, some, whole = result.rows
-    assert result.texts == 12 and result.restarts == 2
+    plan = plan_mixing({"weight": [0.0, 0.3, 1.0]}, **own(inputs))
+    result = measure_utility_points(plan, Silent())
+    size = load_masked(str(inputs / "masked")).vocab_size
+    bare, none, some, whole = (row.measured for row in result.rows)
+    assert "12 texts, masked 2 times" in result.notes[0]
     # weight 0: exactly |V|
-    assert none.perplexity.value == pytest.approx(result.vocab_size, rel=1e-12)
-    assert (
-        none.perplexity.low == pytest.approx(none.perplexity.high, rel=1e-12) and none.epsilon == 0
-    )
+    assert none["perplexity"].value == pytest.approx(size, rel=1e-12)
+    assert none["perplexity_over_vocabulary"].value == pytest.approx(1, rel=1e-12)
+    assert none["perplexity"].low == pytest.approx(none["perplexity"].high, rel=1e-12)
+    assert none["epsilon"].value == 0
     # weight 1: the model itself
-    assert whole.perplexity == bare.perplexity and whole.epsilon == math.inf
-    assert (whole.ratio.low, whole.ratio.value, whole.ratio.high) == pytest.approx(
-        (1, 1, 1), rel=1e-12
-    )
-    assert bare.epsilon is None and bare.status == "nothing claimed"
-    per_token = compute_uniform_mixing_epsilon(0.3, result.vocab_size)
-    assert some.epsilon_per_token == pytest.approx(per_token) and some.tokens == result.longest
-    assert some.epsilon == pytest.approx(
-        compute_uniform_mixing_epsilon(0.3, result.vocab_size, result.longest)
-    )
-    assert (
-        some.epsilon_mean == pytest.approx(per_token * result.mean_tokens)
-        and result.mean_tokens < result.longest
-    )
+    assert whole["perplexity"] == bare["perplexity"] and whole["epsilon"].value == math.inf
+    ratio = whole["perplexity_ratio"]
+    assert (ratio.low, ratio.value, ratio.high) == pytest.approx((1, 1, 1), rel=1e-12)
+    assert "epsilon" not in bare
+    per_token = compute_uniform_mixing_epsilon(0.3, size)
+    model = load_masked(str(inputs / "masked"))
+    masked = MaskedTexts(model, None, model.tokenizer, texts(), MaskingOptions())
+    longest, mean = masked.hidden_token_counts.max(), masked.hidden_token_counts.mean()
+    assert some["epsilon_per_token"].value == pytest.approx(per_token)
+    assert f"T = {longest}: " in some["epsilon"].note
+    whole_epsilon = compute_uniform_mixing_epsilon(0.3, size, int(longest))
+    assert some["epsilon"].value == pytest.approx(whole_epsilon)
+    assert some["epsilon_mean"].value == pytest.approx(per_token * mean) and mean < longest
     for row in result.rows[2:]:  # weight q + (1 - weight)/|V| >= weight q
-        assert row.ratio.high <= 1 / row.at["weight"] + 1e-9
-    assert some.perplexity.low < some.perplexity.value < some.perplexity.high
+        most = 1 / row.at["uniform-mixing.weight"] + 1e-9
+        assert row.measured["perplexity_ratio"].high <= most
+    assert some["perplexity"].low < some["perplexity"].value < some["perplexity"].high
 
 
 def test_masked_perplexity_is_a_naive_twins(inputs: Path) -> None:
-    result = mixing(inputs, {"weight": [0.5]})
+    mixed = mixing(inputs, {"weight": [0.5]})[1]["perplexity"]
     model = load_masked(str(inputs / "masked"))
     masked = MaskedTexts(model, None, model.tokenizer, texts(), MaskingOptions(restarts=2))
     found = []
@@ -188,17 +193,18 @@ def test_masked_perplexity_is_a_naive_twins(inputs: Path) -> None:
                     count += 1
         found.append(math.exp(nll / count))
     assert found[0] != found[1]  # each restart hides other tokens
-    assert result.rows[1].restarts == pytest.approx(found, rel=1e-5)
-    assert result.rows[1].perplexity.value == pytest.approx(np.mean(found), rel=1e-5)
+    restarts = map(float, mixed.note.removeprefix("restarts ").split(", "))
+    assert list(restarts) == pytest.approx(found, rel=1e-5)
+    assert mixed.value == pytest.approx(np.mean(found), rel=1e-5)
 
 
 def test_results_do_not_depend_on_the_batch_size_and_a_texts_masks_on_nothing_else(
     inputs: Path,
 ) -> None:
     one, many = (mixing(inputs, {"weight": [0.5]}, batch_size=size) for size in (1, 8))
-    for a, b in zip(one.rows, many.rows, strict=True):
-        assert a.perplexity.value == pytest.approx(b.perplexity.value, rel=1e-5)
-    assert mixing(inputs, {"weight": [0.5]}, limit=5).texts == 5
+    for a, b in zip(one, many, strict=True):
+        assert a["perplexity"].value == pytest.approx(b["perplexity"].value, rel=1e-5)
+    assert mixing(inputs, {"weight": [0.5]}, limit=5)[0]["perplexity"].n == 5
 
 
 def test_a_sweep_asks_the_model_once(inputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,10 +213,9 @@ def test_a_sweep_asks_the_model_once(inputs: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(
         type(model), "log_probs", lambda self, *a: asked.append(1) or forward(self, *a)
     )
-    masked = MaskedTexts(model, None, model.tokenizer, texts(), MaskingOptions(batch_size=64))
-    plan = make_plan({"defense": ["uniform-mixing"]}, {})
-    points = UtilityPlan(plan, UtilitySettings(), {"weight": [0.1, 0.5, 0.9]}).build_points()
-    defended = [masked.protect(point.defense)[0] for point in points if point.defense]
+    masked = MaskedTexts(model, None, model.tokenizer, texts(), MaskingOptions(), batch_size=64)
+    defenses = plan_mixing({"weight": [0.1, 0.5, 0.9]}).list_defenses()
+    defended = [masked.protect(defense)[0] for _, defense in defenses]
     masked.measure_nll([masked.target], lambda done, total: None)
     once = len(asked)
     masked.target.forget()
@@ -245,21 +250,18 @@ def test_perplexities_are_paired_and_know_infinity() -> None:
 def test_a_smaller_support_claims_less_and_says_what_it_leaves_out(inputs: Path) -> None:
     public = str(inputs / "masked-public")
     size = load_masked(public).vocab_size
-    cut = mixing(inputs, {"weight": [0.5]}, {"public_top_k": 90}, public=public).rows[1]
-    kept = mixing(
-        inputs, {"weight": [0.5]}, {"public_top_k": 90, "tail": "public"}, public=public
-    ).rows[1]
-    assert (
-        cut.epsilon_per_token
-        == kept.epsilon_per_token
-        == pytest.approx(compute_uniform_mixing_epsilon(0.5, 90))
+    cut, kept, everything = (
+        mixing(inputs, {"weight": [0.5]}, {"public_top_k": k, "tail": tail}, public=public)[1]
+        for k, tail in ((90, "none"), (90, "public"), (size, "none"))
     )
-    assert cut.perplexity.value == math.inf and 0 < cut.covered.low <= cut.covered.value < 1
-    assert math.isfinite(kept.perplexity.value) and kept.covered.value == 1
-    everything = mixing(inputs, {"weight": [0.5]}, {"public_top_k": size}, public=public).rows[1]
-    plain = mixing(inputs, {"weight": [0.5]}).rows[1]
-    assert everything.perplexity.value == pytest.approx(plain.perplexity.value, rel=1e-5)
-    assert everything.epsilon == pytest.approx(plain.epsilon)
+    smaller = pytest.approx(compute_uniform_mixing_epsilon(0.5, 90))
+    assert cut["epsilon_per_token"].value == kept["epsilon_per_token"].value == smaller
+    assert cut["perplexity"].value == math.inf
+    assert 0 < cut["covered"].low <= cut["covered"].value < 1
+    assert math.isfinite(kept["perplexity"].value) and kept["covered"].value == 1
+    plain = mixing(inputs, {"weight": [0.5]})[1]
+    assert everything["perplexity"].value == pytest.approx(plain["perplexity"].value, rel=1e-5)
+    assert everything["epsilon"].value == pytest.approx(plain["epsilon"].value)
 
 
 # --- the lab
@@ -275,15 +277,15 @@ def in_the_lab(
     cache: Path, monkeypatch: pytest.MonkeyPatch, sweep: dict[str, Any], **more: Any
 ) -> Utility:
     monkeypatch.setenv("AUDIT_CACHE", str(cache))
-    plan = make_plan({"lab_recipe": LAB, **more}, {})
-    return measure_utility_points(UtilityPlan(plan, UtilitySettings(restarts=2), sweep), Silent())
+    plan = plan_mixing(sweep, lab_recipe=LAB, **more)
+    return measure_utility_points(plan, Silent())
 
 
 def test_a_defense_of_causal_models_is_refused(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(AuditError, match="expected a causal LM behind pmixed"):
-        in_the_lab(cache, monkeypatch, {}, defense=["pmixed"])
+        in_the_lab(cache, monkeypatch, {}, defense=["pmixed"], defense_options={})
 
 
 def test_a_masked_lab_and_its_public_model(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -292,7 +294,8 @@ def test_a_masked_lab_and_its_public_model(cache: Path, monkeypatch: pytest.Monk
         "defense_options": {"uniform-mixing": {"public_top_k": 20, "tail": "public"}},
     }
     result = in_the_lab(cache, monkeypatch, {"weight": [0.5]}, **fields)
-    assert result.vocab_size == 301 and result.texts == 4  # the lab's vocabulary and a mask token
+    # the lab's vocabulary and a mask token
+    assert result.notes[0].startswith("4 texts") and "|V| = 301" in result.notes[0]
     before = {path: path.stat().st_mtime_ns for path in cache.rglob("*.safetensors")}
     in_the_lab(cache, monkeypatch, {"weight": [0.5]}, **fields)
     assert len(before) >= 2 and before == {
@@ -305,20 +308,20 @@ title = "Figure"
 [utility]
 restarts = 2
 [sweep]
-weight = [0.0, 0.5]
+"uniform-mixing.weight" = [0.0, 0.5]
 [[claim]]
 id = "zero"
 text = "weight 0: |V|"
 paper = "|V|"
 metric = "perplexity_over_vocabulary"
-of = { weight = 0.0 }
+of = { at = 0.0 }
 expect = [0.999, 1.001]
 [[claim]]
 id = "wrong"
 text = "worse than it can be"
 paper = "none"
 metric = "perplexity_ratio"
-of = { weight = 0.5 }
+of = { at = 0.5 }
 expect = "> 2.5"
 """
 
@@ -346,16 +349,14 @@ def test_a_paper_may_measure_utility(inputs: Path, tmp_path: Path, capsys: Said)
     claims = json.loads((tmp_path / "out" / "ledger.json").read_text())["claims"]
     assert [claim["verdict"] for claim in claims] == [ledger.HOLDS, ledger.REFUTED]
     made = tmp_path / "out" / "figure"
-    names = ("utility.json", "utility.csv", "utility.md", "utility.svg", "utility.png")
+    names = ("sweep.csv", "sweep.md", "utility.json", "utility.svg")
     assert sorted(path.name for path in made.iterdir()) == sorted(names)
-    with open(made / "utility.csv", newline="") as file:
+    with open(made / "sweep.csv", newline="") as file:
         rows = list(csv.DictReader(file))
-    assert [row["weight"] for row in rows] == ["", "0.0", "0.5"]
-    assert float(rows[2]["epsilon_mean_not_a_guarantee"]) > 0
-    assert (
-        "not a guarantee" in (made / "utility.md").read_text()
-        and "not a guarantee" in (made / "utility.svg").read_text()
-    )
+    assert [row["uniform-mixing.weight"] for row in rows] == ["", "0.0", "0.5"]
+    assert float(rows[2]["epsilon_mean"]) > 0
+    for name in ("sweep.md", "utility.svg"):
+        assert "not a guarantee" in (made / name).read_text()
     shown = capsys.readouterr().out + "".join(
         path.read_text(errors="replace") for path in made.iterdir()
     )
@@ -372,14 +373,14 @@ def test_a_paper_may_measure_utility(inputs: Path, tmp_path: Path, capsys: Said)
     [
         (
             "masked",
-            "weight = [0.0, 0.5]",
-            "weight = [0.5, 1.2]",
+            'weight" = [0.0, 0.5]',
+            'weight" = [0.5, 1.2]',
             "expected weight in [0, 1], got 1.2",
         ),
-        ("masked", "weight = [0.0, 0.5]", "wieght = [0.5]", "did you mean 'weight'"),
+        ("masked", 'weight" = [0.0, 0.5]', 'wieght" = [0.5]', "did you mean 'weight'"),
         (
             "masked",
-            "weight = [0.0, 0.5]",
+            '"uniform-mixing.weight" = [0.0, 0.5]',
             '"pmixed.q" = [0.5]',
             "unknown defense in the sweep of 'pmixed.q'",
         ),

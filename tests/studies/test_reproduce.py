@@ -10,7 +10,6 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -27,8 +26,7 @@ from auditor.runs import run as running
 from auditor.runs.plan import make_plan
 from auditor.runs.plan_grid import GridPoint, expand_plan_grid
 from auditor.statistics.metrics import METRICS
-from auditor.studies import ledger, papers, reproduce, sweep
-from auditor.studies.masked_utility import UtilityRow
+from auditor.studies import ledger, masked_utility, papers, reproduce, sweep
 from tests.conftest import check_command, fits_schema, tiny
 
 Said = pytest.CaptureFixture[str]
@@ -504,7 +502,7 @@ def test_every_claim_names_points_and_metrics_that_exist(
     known = (
         {*of_guesses, *MEASURED}
         if isinstance(kind, reproduce.RunStudy)
-        else set(reproduce.UTILITY_METRICS)
+        else {*masked_utility.HEADINGS, "perplexity_over_vocabulary", "slowdown"}
     )
     for statement in statements:
         ledger.check_paper_claim_places_are_planned(statement, kind.planned_places())
@@ -723,9 +721,10 @@ def test_table_2_ablates_what_it_says() -> None:
 def test_a_defense_without_options_has_its_place() -> None:
     m = Measurement("perplexity", 2.0, 1.9, 2.1, 10, "per token")
     names = {"undefended": {}, "public": {}, "uniform-mixing": {"weight": 0.5}}
-    rows = [
-        UtilityRow(name, name, {}, options, m, m, (2.0,), m, m) for name, options in names.items()
-    ]
-    found = SimpleNamespace(rows=rows, plan={"seed": 3}, model="m", data="d", vocab_size=7)
-    made = reproduce._list_utility_places(found)  # type: ignore[arg-type]
-    assert [cell.target for place in made for cell in place.cells] == ["public", "uniform-mixing"]
+    rows = tuple(
+        masked_utility.UtilityRow(name, {}, options, {m.name: m}) for name, options in names.items()
+    )
+    result = masked_utility.Utility("m", "d", rows, (), "", "", "", 3, {}, {}, 0.0)
+    cells = [cell for place in result.list_places() for cell in place.cells]
+    assert [cell.target for cell in cells] == list(names)
+    assert cells[1].measured == {3: {"perplexity": m}}
