@@ -8,10 +8,13 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from peft import PeftConfig, PeftModel
+from peft.tuners.tuners_utils import BaseTuner
 from transformers import PreTrainedModel
 
 from auditor.core.errors import AuditError
+from auditor.models.configuration import get_quantisation_method
 from auditor.models.weights import (
     WRAPPED,
     format_training_wrapper_names,
@@ -44,6 +47,17 @@ def attach_adapter(base: Any, folder: str, adapter: str = "default", onto: Any =
     missing = _list_unshared_missing_weights(onto, report.missing_keys)
     refuse_missing_or_foreign_weights(folder, missing, foreign, of="adapter on its base")
     return onto
+
+
+def is_adapter_mergeable(model: Any) -> bool:
+    """Return whether a model has an adapter of float32 weights on float32 weights.
+
+    Merging would round weights of fewer bits; a tuned prompt is not in the weights.
+    """
+    if not isinstance(model, PeftModel) or not isinstance(model.base_model, BaseTuner):
+        return False
+    is_exact = all(weight.dtype is torch.float32 for weight in model.parameters())
+    return is_exact and not get_quantisation_method(model)
 
 
 def _list_unshared_missing_weights(model: Any, missing: Collection[str]) -> list[str]:

@@ -334,6 +334,7 @@ class HuggingFaceModel(LanguageModel):
         )
         self._seen: HiddenStateCache | None = None
         self._digest: str | None = None  # set only if the weights cannot change
+        self.is_merged = False  # whether the self-check merged the adapter into the base
         self.begins: SharedPrefixCache | None = None
         self.activation = Activation(model)
         # Loads the same weights into a new model; None: not on disk.

@@ -22,6 +22,7 @@ from torch import Tensor
 from auditor.core import disk
 from auditor.core.errors import AuditError, is_memory_error, wrap_library_errors
 from auditor.core.jsonable import read_json_object
+from auditor.models.adapters import is_adapter_mergeable
 from auditor.models.base import check_logits_finite
 from auditor.models.consistency import SEED, STEPS, collect_row_log_probs, compute_largest_distance
 from auditor.models.huggingface import HuggingFaceModel, Served
@@ -119,6 +120,8 @@ def configure_serving(
         trial = _SelfCheckTrial(model, max(room, 2), records, reached, tolerance)
         if not reached:
             trial.check_causality()
+            if stored_file is not None:
+                trial.merge_adapter_if_exact()
             trial.drop_embeddings_unless_faithful()
         # In this order: the room may shrink, rows depend on the room, and sharing depends on the
         # rows.
@@ -135,6 +138,7 @@ def configure_serving(
             "row_serving": model.served,
             "begins": model.begins is not None,
             "can_join_rows": model.can_join_rows,
+            "is_merged": model.is_merged,
             "embeddings": "embeddings" in model.capabilities,
             "max_positions": model.max_positions,
             "notes": list(model.notes[len(before) :]),
@@ -178,11 +182,18 @@ def _check_adapter_base(model: HuggingFaceModel, adapter: HuggingFaceModel, room
 def _apply_kept_self_check(model: HuggingFaceModel, record: Mapping[str, Any]) -> None:
     model.served, model.can_join_rows = record["row_serving"], record["can_join_rows"]
     model.max_positions = record["max_positions"]
+    if record["is_merged"] and not model.is_merged:
+        _merge_adapter(model)
     if not record["embeddings"]:
         model.capabilities = model.capabilities - {"embeddings"}
     if record["begins"]:
         model.enable_shared_prefix_cache()
     model.notes = (*model.notes, *record["notes"])
+
+
+def _merge_adapter(model: HuggingFaceModel) -> None:
+    model.model.merge_adapter()
+    model.is_merged = True
 
 
 class _SelfCheckTrial:
@@ -243,6 +254,21 @@ class _SelfCheckTrial:
                 f"({self.model.model.config.model_type}), whose distribution of a token changes by "
                 f"{distance:.2g} nats with what comes after it"
             )
+
+    def merge_adapter_if_exact(self) -> None:
+        """Merge an adapter into its base, which is read faster, unless this changes the
+        distribution."""
+        model = self.model
+        if not is_adapter_mergeable(model.model):
+            return
+
+        def is_exact_after_merging() -> bool:
+            _merge_adapter(model)
+            return self.is_same_distribution(model.log_probs(self.twins, self.short), self.own)
+
+        if not _self_check_holds_without_error(is_exact_after_merging):
+            model.model.unmerge_adapter()
+            model.is_merged = False
 
     def drop_embeddings_unless_faithful(self) -> None:
         """Remove the `embeddings` capability if embeddings give wrong logits or no gradient."""

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from peft import LoraConfig, PrefixTuningConfig, get_peft_model
+from peft.tuners.lora import Linear as LoraLinear
 from transformers import (
     BertConfig,
     BertLMHeadModel,
@@ -35,6 +36,7 @@ from transformers import (
 )
 
 from auditor.core.errors import AuditError, NotApplicable
+from auditor.core.plan_parts import LoadingOptions
 from auditor.models import self_check
 from auditor.models.consistency import compute_largest_distance
 from auditor.models.huggingface import HuggingFaceModel, traffic
@@ -429,3 +431,43 @@ def test_a_model_that_was_checked_before_is_loaded_without_trying_it_again(tmp_p
     assert read[0] > 0 and read[1] == 0
     self_check.configure_serving(model, 20, [((5, 6, 7), (4, 5))], tmp_path / "kept")
     assert model in self_check._compared_on_records
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_adapter_of_a_check_is_merged_unless_weights_would_be_rounded(
+    tmp_path: Path, dtype: torch.dtype
+) -> None:
+    base = LlamaForCausalLM(LlamaConfig(**GROUPED))
+    base.save_pretrained(tmp_path / "base")
+    torch.manual_seed(1)
+    base.name_or_path = str(tmp_path / "base")
+    lora = LoraConfig(target_modules=["q_proj"], task_type="CAUSAL_LM", init_lora_weights=False)
+    get_peft_model(base, lora).save_pretrained(tmp_path / "adapter")
+    options = LoadingOptions(dtype=str(dtype).removeprefix("torch."))
+    load = lambda: load_causal_lm(str(tmp_path / "adapter"), options)  # noqa: E731
+    text = torch.arange(5, 25)[None]
+    plain = load()
+    expected = plain.log_probs(text, 20)
+    assert not plain.is_merged  # a defense may change weights
+    for _ in range(2):
+        with self_check.keep_self_checks(tmp_path / "kept"):
+            model = load()
+        assert model.is_merged is (dtype is torch.float32)
+        torch.testing.assert_close(model.log_probs(text, 20), expected, atol=1e-5, rtol=1e-5)
+        self_check.configure_serving(model, 20, [((5, 6, 7), (4, 5))], tmp_path / "kept")
+        assert model.is_merged is (dtype is torch.float32)
+
+
+def test_an_adapter_that_gives_another_distribution_when_merged_is_not_merged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lora = LoraConfig(target_modules=["q_proj"], init_lora_weights=False)
+    model = HuggingFaceModel(get_peft_model(peaked(LlamaForCausalLM(LlamaConfig(**GROUPED))), lora))
+    text = torch.arange(5, 25)[None]
+    expected = model.log_probs(text, 20)
+    merge = LoraLinear.get_delta_weight
+    with monkeypatch.context() as patch:
+        patch.setattr(LoraLinear, "get_delta_weight", lambda self, name: 2 * merge(self, name))
+        self_check.configure_serving(model, cache=tmp_path)
+    assert not model.is_merged
+    torch.testing.assert_close(model.log_probs(text, 20), expected, atol=1e-5, rtol=1e-5)
