@@ -8,6 +8,7 @@ detected.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -28,6 +29,8 @@ _RECENT_BYTES = 2**29  # of logits of a batch of texts that several callers quer
 # the states.
 _TOLERANCE = 1e-4
 
+# A text (n,), numbers of its last positions to be queried and first tokens to be completed.
+TextRange = tuple[Tensor, int, int]
 Logits = Callable[[Tensor, int, int, list[SlotLayer] | None], Tensor]
 
 
@@ -157,18 +160,15 @@ class HiddenStateCache:
             for text, n_last in ranges.items()
             if n_last[0] <= len(text)
         )
-        # By length: a batch is padded to its longest text, the last.
-        ahead = sorted(
-            (
-                entry
-                for entry in texts_and_ranges
-                if not self._has_states(_digest_text_key(entry[0]), entry[1])
-            ),
-            key=lambda entry: len(entry[0]),
-        )
-        if len(ahead) < 2:  # a single text is read when it is queried
+        unread = [
+            entry
+            for entry in texts_and_ranges
+            if not self._has_states(_digest_text_key(entry[0]), entry[1])
+        ]
+        if len(unread) < 2:  # a single text is read when it is queried
             return
-        size = max(1, _TOGETHER // len(ahead[-1][0]))
+        ahead = _group_by_beginning(unread)
+        size = max(1, _TOGETHER // len(ahead[-1][-1][0]))
         for _ in BatchSizeLimit(size).run_pieces_within_memory(
             len(ahead), lambda batch: self._read_and_cache_batch(ahead[batch], device, keys)
         ):
@@ -176,13 +176,17 @@ class HiddenStateCache:
                 return
 
     def _read_and_cache_batch(
-        self, texts: Sequence[tuple[Tensor, int, int]], device: torch.device, keys: bool
+        self, groups: Sequence[Sequence[TextRange]], device: torch.device, keys: bool
     ) -> None:
-        longest = len(texts[-1][0])
+        """Read the longest text of each group, and cache the states of all of its texts."""
+        longest = len(groups[-1][-1][0])
         padded = torch.stack(
-            [torch.cat([text, text[-1:].expand(longest - len(text))]) for text, *_ in texts]
+            [
+                torch.cat([text, text[-1:].expand(longest - len(text))])
+                for text, *_ in (group[-1] for group in groups)
+            ]
         )
-        first = min(len(text) - last for text, last, _ in texts)
+        first = min(len(text) - last for group in groups for text, last, _ in group)
         layers: list[SlotLayer] | None = [] if keys else None
         # Logits of only one position: the states are needed, and a head over all positions costs
         # the most.
@@ -190,17 +194,15 @@ class HiddenStateCache:
         if states is None or not torch.isfinite(states).all():
             return
         missing = longest - states.shape[1]  # positions that were not read
+        texts = [(slot, *entry) for slot, group in enumerate(groups) for entry in group]
         # Copies: a view of a row would keep the states of the whole batch in memory.
-        text_states = [
-            row[: len(text) - missing].clone()
-            for row, (text, *_) in zip(states, texts, strict=True)
-        ]
-        self._hold_where_room([_digest_text_key(text) for text, *_ in texts], text_states)
+        text_states = [states[slot, : len(text) - missing].clone() for slot, text, *_ in texts]
+        self._hold_where_room([_digest_text_key(text) for _, text, *_ in texts], text_states)
         if layers and (new := sum(layer.nbytes for layer in layers)) <= self._remaining_bytes(
             device, _SHARE * _FOR_STATES
         ):
             self._bytes += new
-            for slot, ((text, _, begin), state) in enumerate(zip(texts, text_states, strict=True)):
+            for (slot, text, _, begin), state in zip(texts, text_states, strict=True):
                 # The state at this index from the end has read the text through that position.
                 self._begun[_digest_text_key(text[:begin])] = (
                     state[begin - 1 - len(text)],
@@ -255,6 +257,23 @@ class HiddenStateCache:
         return recomputed.shape == logits.shape and bool(
             (recomputed - logits).abs().max() <= _TOLERANCE * logits.abs().max()
         )
+
+
+def _group_by_beginning(texts: Sequence[TextRange]) -> list[list[TextRange]]:
+    """Group texts with the text that begins with them, which ends its group; shortest group first.
+
+    A batch is padded to its longest text, the last.
+    """
+    groups: list[list[TextRange]] = []
+    before: list[int] = []
+    # In lexicographic order, a text follows its beginnings.
+    for tokens, entry in sorted(((entry[0].tolist(), entry) for entry in texts), key=itemgetter(0)):
+        if before and tokens[: len(before)] == before:
+            groups[-1].append(entry)
+        else:
+            groups.append([entry])
+        before = tokens
+    return sorted(groups, key=lambda group: len(group[-1][0]))
 
 
 def _digest_text_key(text: Tensor) -> bytes:

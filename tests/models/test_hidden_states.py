@@ -110,6 +110,24 @@ def test_texts_of_several_lengths_are_read_ahead_side_by_side(
     assert len(calls) <= 2
 
 
+def test_a_text_that_another_begins_with_is_read_with_it(model: HuggingFaceModel) -> None:
+    """Later turns of a conversation begin with all turns before them."""
+    texts = [(*range(5, end),) for end in (11, 25, 17)] + [(5, 6, 9, 9, 9), (7, 8, 9)]
+    last, begun = [4, 6, 17 - 5, 2, 1], [3, 14, 8, 3, 2]
+    asked = list(zip(map(torch.tensor, texts), last, begun, strict=True))
+    plain = [model.log_probs(text[None], n) for text, n, _ in asked]
+    starts = [model.start(text[None, :n], 2).log_probs() for text, _, n in asked]
+    model.enable_hidden_state_cache()
+    model.can_join_rows = True
+    before = traffic.tokens
+    model.read_ahead(texts, last, begun)
+    assert traffic.tokens - before == 20 * 3  # padded to the longest
+    for (text, n, first), log_probs, start in zip(asked, plain, starts, strict=True):
+        torch.testing.assert_close(model.log_probs(text[None], n), log_probs)
+        torch.testing.assert_close(model.start(text[None, :first], 2).log_probs(), start)
+    assert traffic.tokens - before == 20 * 3
+
+
 def test_a_model_that_remembers_nothing_reads_nothing_ahead(model: HuggingFaceModel) -> None:
     before = traffic.tokens
     model.read_ahead([(1, 2, 3), (1, 2)], [1, 1])
