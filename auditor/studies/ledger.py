@@ -7,12 +7,12 @@ A claim is a sum of metrics at named places of a grid, and the paper's bound on 
     text = "Ethicist extracts more than comparing (zlib)"
     paper = "62.8 - 49.7 = 13.1 points"
     metric = "recall"
-    of = { variant = "Ethicist" }                       # also: attack, target, setting, metric, and swept keys
+    of = { variant = "Ethicist" }  # also: attack, target, setting, metric, and swept keys
     minus = { variant = "baselines", attack = "zlib" }  # `first`, `middle`, `last` of a swept key
     expect = "> 0"                                      # or a range [low, high]
 
 In a claim, the key `at` stands for the only key that the plan sweeps.
-"""  # noqa: E501
+"""
 
 from __future__ import annotations
 

@@ -71,14 +71,14 @@ class PromiseCheck:
     where: str = ""  # in the words of claim-check
 
     @property
-    def realised_to_claimed_ratio(self) -> float:
+    def loss_ratio(self) -> float:
         return self.realised / self.claimed
 
     @property
     def verdict(self) -> str:
         if self.realised <= self.claimed * (1 + _ROUNDING):
             return "holds"
-        return f"exceeded, {self.realised_to_claimed_ratio:.3g} times"
+        return f"exceeded, {self.loss_ratio:.3g} times"
 
 
 @dataclass(frozen=True)
@@ -560,7 +560,7 @@ def published_promises_page(sections: Sequence[str]) -> str:
 
 
 def _promise_outcome_sentence(checks: Sequence[PromiseCheck]) -> str:
-    worst = max(checks, key=lambda check: check.realised_to_claimed_ratio)
+    worst = max(checks, key=lambda check: check.loss_ratio)
     n_bad = sum(check.verdict != "holds" for check in checks)
     at = f"{worst.query}, {worst.setting}, {worst.neighbour}"
     numbers = (

@@ -264,7 +264,7 @@ class OtherLedger:
     scale: str
     rows: Mapping[tuple[str, str], LedgerRow]
 
-    def row_of_same_claim(self, entry: LedgerRow) -> LedgerRow:
+    def find_same_claim(self, entry: LedgerRow) -> LedgerRow:
         """Return the other ledger's row of the same claim."""
         return self.rows.get((entry.plan, entry.id)) or replace(
             entry, setting="", verdict=ledger.NOT_RUN, ours=None, note="not in that ledger"
@@ -274,7 +274,7 @@ class OtherLedger:
         """Return a paragraph on claims that both ledgers decide differently or alike, or that only
         one decides."""
         decided = (ledger.HOLDS, ledger.REFUTED)
-        pairs = [(entry, self.row_of_same_claim(entry)) for entry in entries]
+        pairs = [(entry, self.find_same_claim(entry)) for entry in entries]
         disagreements = [
             f"{e.id} ({e.text}: {row.verdict} on {self.scale}, {e.verdict} on {scale})"
             for e, row in pairs
@@ -348,7 +348,7 @@ def build_ledger_table(
     if other is not None:
         names += [f"{other.scale}_{name}" for name in numbers]
         machine = [
-            (*row, *_build_interval_cells(other.row_of_same_claim(e)))
+            (*row, *_build_interval_cells(other.find_same_claim(e)))
             for row, e in zip(machine, entries, strict=True)
         ]
     return tables.RowTable(
@@ -364,7 +364,7 @@ def _list_ledger_verdict_column_heads(scale: str, other: OtherLedger | None) -> 
 
 
 def _build_measured_cells(entry: LedgerRow, other: OtherLedger | None) -> tuple[str, ...]:
-    ledger_rows = [entry] if other is None else [other.row_of_same_claim(entry), entry]
+    ledger_rows = [entry] if other is None else [other.find_same_claim(entry), entry]
     return tuple(
         text
         for row in ledger_rows
@@ -433,7 +433,7 @@ def write_ledger_files(
     if other is not None:
         document["beside"] = {
             "scale": other.scale,
-            "claims": [other.row_of_same_claim(entry) for entry in entries],
+            "claims": [other.find_same_claim(entry) for entry in entries],
         }
     # to_json writes NaN and infinity as texts; Python's NaN is not JSON, and other readers refuse
     # it.

@@ -113,10 +113,10 @@ class _PointRunner:
 class _WorkerPointRunner:
     """Maker of a `_PointRunner` on a worker, the only writer of its points."""
 
-    there: WorkerStart = field(default_factory=WorkerStart)
+    start: WorkerStart = field(default_factory=WorkerStart)
 
     def __call__(self) -> _PointRunner:
-        self.there.enter_folder()
+        self.start.enter_folder()
         return _PointRunner(SilentReporter())
 
 

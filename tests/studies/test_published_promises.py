@@ -74,10 +74,7 @@ def test_dp_fusion_costs_more_than_it_charges(
     setting = f"α {alpha}, β {beta}"
     replaced, emptied = rows(found["dp-fusion"], "opposite phrases", setting)[:2]
     assert replaced.claimed == pytest.approx(4 * beta) and replaced.order == alpha
-    assert (
-        replaced.realised_to_claimed_ratio == pytest.approx(ratio, abs=5e-3)
-        and "neighbour 0" in replaced.where
-    )
+    assert replaced.loss_ratio == pytest.approx(ratio, abs=5e-3) and "neighbour 0" in replaced.where
     assert realised is None or replaced.realised == pytest.approx(realised, abs=5e-6)
     # as far from the redacted distribution as it may be
     assert emptied.realised == pytest.approx(alpha * beta, rel=1e-4)
@@ -119,8 +116,8 @@ def test_dp_fusion_has_no_bound_by_its_radius_where_a_word_is_rare(found: Found)
     )
     assert (
         replaced.claimed * 2 == pytest.approx(more.claimed)
-        and more.realised_to_claimed_ratio > 15
-        and together.realised_to_claimed_ratio > 1.9
+        and more.loss_ratio > 15
+        and together.loss_ratio > 1.9
     )
 
 
@@ -175,14 +172,11 @@ def test_what_the_scale_of_adps_noise_gives_away(
 def test_claims_that_are_attained_are_said_to_hold(found: Found) -> None:
     mixed, ink = found["uniform-mixing"], found["invisible-ink"]
     assert {one.verdict for one in (*mixed, *ink)} == {"holds"}
-    assert [one.realised_to_claimed_ratio for one in mixed] == pytest.approx([1] * len(mixed))
+    assert [one.loss_ratio for one in mixed] == pytest.approx([1] * len(mixed))
     token, spread, together = rows(ink, "a reference that is sure of one token", "ε 10, B 7")
     assert (
-        0.99
-        < token.realised_to_claimed_ratio
-        < spread.realised_to_claimed_ratio
-        == pytest.approx(1)
-        and 0.9 < together.realised_to_claimed_ratio < 1
+        0.99 < token.loss_ratio < spread.loss_ratio == pytest.approx(1)
+        and 0.9 < together.loss_ratio < 1
     )
 
 
