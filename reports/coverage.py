@@ -129,19 +129,19 @@ def describe_asked_records(result: AuditResult) -> str:
     counts = result.benchmark.records.get("members")
     if counts is None or not counts.by_copies or counts.audited == sum(counts.by_copies.values()):
         return ""
-    asked = f"{_describe_asked_population(counts)} were asked"
+    summary = f"{_describe_asked_population(counts)} were asked"
     strata = next((finding.strata for finding in result.findings if finding.strata), ())
     copied = [stratum for stratum in strata if (stratum.copies or 1) > 1]
     others = [stratum for stratum in strata if stratum not in copied]
     if not copied:
-        return f"{asked}."
+        return f"{summary}."
     n_copied = sum(stratum.population for stratum in copied)
     verb = "occurs" if n_copied == 1 else "occur"
     parts = [_describe_asked_strata(copied, f"{n_copied:,} that {verb} more than once")]
     if others:
         n_others = sum(stratum.population for stratum in others)
         parts.append(_describe_asked_strata(others, format_count(n_others, "other")))
-    return f"{asked}: {', '.join(parts)}."
+    return f"{summary}: {', '.join(parts)}."
 
 
 def _describe_asked_strata(strata: Sequence[Stratum], which: str) -> str:
