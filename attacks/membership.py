@@ -31,7 +31,7 @@ from auditor.plugins.probe import (
     value_column,
 )
 from auditor.plugins.view import Sampling, View
-from auditor.statistics import blind_classifier, membership, people, roc
+from auditor.statistics import adjusted_auc, blind_classifier, membership, people, roc
 from auditor.statistics.membership import FALSE_POSITIVES, SCORES
 from auditor.statistics.metrics import name_auc, name_score_column
 from auditor.statistics.strongest_score import CandidateScore, measure_membership_score
@@ -266,7 +266,6 @@ class Membership(Probe):
         member = mask_members(secrets)
         if _explain_too_few_records(member):
             return list(observations)
-        texts = [secret.prefix + secret.suffix for secret in secrets]
         group = blind_classifier.assign_folds(secrets)
         added = self._score_references(observations, member, group)
         single = {
@@ -282,11 +281,8 @@ class Membership(Probe):
             added["stacked"] = blind_classifier.combine_membership_scores(
                 np.column_stack(usable), member, group
             )
-        sizes = [
-            value_column(observations, size) for size in _SIZES if size in observations[0].values
-        ]
-        lengths = np.column_stack(sizes) if sizes else np.empty((len(texts), 0))
-        added["blind"] = blind_classifier.score_membership_blindly(texts, lengths, member, group)
+        features = _build_text_features(secrets, observations)
+        added["blind"] = blind_classifier.score_membership_blindly(features, member, group)
         added["group"] = group.astype(np.float64)
         return [
             replace(
@@ -428,10 +424,18 @@ class Membership(Probe):
         """Return every score that ranks the records, without baselines that do not query the
         target.
         """
-        widen = _map_auc_widening(observations, mask_members(secrets))
+        member = mask_members(secrets)
+        widen = _map_auc_widening(observations, member)
         usable = self._select_usable_scores(observations)
+        weights = adjusted_auc.weigh_scored_records(
+            usable,
+            self._target_free_baseline_scores(observations),
+            _build_text_features(secrets, observations),
+            member,
+            value_column(observations, "group").astype(int),
+        )
         return {
-            name: CandidateScore(scores, SCORES[name], widen[name])
+            name: CandidateScore(scores, SCORES[name], widen[name], weights.get(name))
             for name, scores in usable.items()
         }
 
@@ -520,6 +524,14 @@ class Membership(Probe):
                     f"the reference alone tells members from non-members with AUC {m.value:.3f} "
                     f"({m.low:.3f} to {m.high:.3f}): it saw some of them, or the two differ in kind"
                 )
+
+
+def _build_text_features(secrets: Sequence[Secret], observations: Sequence[Observation]) -> Any:
+    """Return the sparse (records, features) rows of the texts, without any model."""
+    sizes = [value_column(observations, size) for size in _SIZES if size in observations[0].values]
+    lengths = np.column_stack(sizes) if sizes else np.empty((len(secrets), 0))
+    texts = [secret.prefix + secret.suffix for secret in secrets]
+    return blind_classifier.build_text_features(texts, lengths)
 
 
 def _list_rmia_lira_notes(observations: Sequence[Observation]) -> Iterator[str]:

@@ -24,6 +24,7 @@ from auditor.reports.topics import CHECK, Topic, title_attack_row
 from auditor.statistics import roc
 from auditor.statistics.membership import BELOW, FALSE_POSITIVES, SCORES
 from auditor.statistics.metrics import (
+    ADJUSTED_AUC,
     CONTROLS,
     OF_TEXT,
     make_label,
@@ -44,9 +45,10 @@ _NOTE = (
     "non-members exceed so often in expectation, the k-th highest of n non-members where k is (n + "
     "1) times the rate, rounded down; who ties with it is not found. With too few non-members its "
     "interval has no lower end above 0. The blind baseline and the reference have not seen the "
-    "model: if they lie above 0.5, members differ from non-members in kind, and no number here "
-    "means what it says. Stacked and blind scores are cross-fitted: no label of a record, or of "
-    "its near duplicates, is used for its own."
+    "model: if they lie above 0.5, members differ from non-members in kind, and only the adjusted "
+    "AUC decides. It weighs records by how unsure the text alone is of their side; what tokens and "
+    "lengths do not tell is not adjusted for. Stacked and blind scores are cross-fitted: no label "
+    "of a record, or of its near duplicates, is used for its own."
 )
 _OLD_NOTE = (
     " An older version made this run: the first line is a score named beforehand, and the "
@@ -115,6 +117,11 @@ def _build_reversed_score_blocks(result: AuditResult, findings: list[Finding]) -
 def _build_membership_score_table_rows(finding: Finding) -> Iterator[tuple[str, ...]]:
     main = finding.measurement(name_auc(""))
     first = f"{'strongest' if finding.scores_tried else 'main'}: {main.note if main else ''}"
+    adjusted = finding.measurement(ADJUSTED_AUC)
+    if adjusted:
+        cells = [phrases.NOTHING] * (len(FALSE_POSITIVES) + 2)
+        title = f"adjusted: {adjusted.note}"
+        yield title, phrases.format_measurement_value(adjusted), *cells
     for name, title in {"": first, **CONTROLS, **SCORES, **_list_plugin_scores(finding)}.items():
         auc = finding.measurement(name_auc(name))
         if auc is None:

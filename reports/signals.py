@@ -28,7 +28,13 @@ from auditor.reports import personal, phrases
 from auditor.reports.blocks import Block, Bullets, Forest, ForestSpan, Group, Table
 from auditor.reports.topics import build_forest_span
 from auditor.statistics.memorised import RECORDS
-from auditor.statistics.metrics import DISCOVERABLE, EXPECTED_ANY_OF, SHARES, name_auc
+from auditor.statistics.metrics import (
+    ADJUSTED_AUC,
+    DISCOVERABLE,
+    EXPECTED_ANY_OF,
+    SHARES,
+    name_auc,
+)
 from auditor.statistics.roc import AUC
 
 NEVER_DRAWN = "this decoding draws none of these suffixes, another may"
@@ -87,7 +93,7 @@ def describe_signal_number(signal: LeakSignal) -> str:
             f"{phrases.format_share(m)} extracted by {samples} with a probability of "
             f"{sure}% or more"
         )
-    chosen = f" ({m.note})" if m.name == name_auc("") and m.note else ""
+    chosen = f" ({m.note})" if m.name in (name_auc(""), ADJUSTED_AUC) and m.note else ""
     name = phrases.lower_first(phrases.format_metric(m.name))
     number = f"{name} {phrases.format_measurement_value(m)}"
     return f"{number}{chosen}{phrases.format_suffix_lengths(m)}{at}"
@@ -408,7 +414,7 @@ def _format_measured_signal(s: LeakSignal) -> str:
         return describe_signal_number(s) + corrected
     if m.unit == "share":
         return phrases.format_share(m)
-    chosen = f" ({m.note})" if m.name == name_auc("") and m.note else ""
+    chosen = f" ({m.note})" if m.name in (name_auc(""), ADJUSTED_AUC) and m.note else ""
     unit = _UNITS.get(m.unit, "")
     return f"{phrases.format_measurement_value(m)}{unit}{chosen}{phrases.format_suffix_lengths(m)}"
 

@@ -9,7 +9,7 @@ from typing import TypeGuard
 from auditor.core.nouns import UNDEFENDED
 from auditor.core.result import AuditResult, Doubt, Finding, Measurement
 from auditor.statistics.distributions import compute_binomial_cdf
-from auditor.statistics.metrics import AT_LEAST, CONTROLS, RECALL, name_auc
+from auditor.statistics.metrics import ADJUSTED_AUC, AT_LEAST, CONTROLS, RECALL, name_auc
 
 ANY = "any_of_k"
 EXACT = "extraction_probability"
@@ -26,8 +26,10 @@ def is_auc_above_chance(m: Measurement) -> bool:
     return m.low > 0.5
 
 
-def list_control_aucs(finding: Finding) -> list[Measurement]:
-    return [m for control in CONTROLS if (m := finding.measurement(name_auc(control))) is not None]
+def has_unlike_sides(finding: Finding) -> bool:
+    """Return whether a score that saw no target separates the row's members from non-members."""
+    controls = [finding.measurement(name_auc(control)) for control in CONTROLS]
+    return any(m is not None and is_auc_above_chance(m) for m in controls)
 
 
 def list_mismatch_doubts(result: AuditResult) -> tuple[Doubt, ...]:
@@ -44,8 +46,8 @@ def list_mismatch_doubts(result: AuditResult) -> tuple[Doubt, ...]:
     if blind := highest("blind"):
         reason = (
             "Members and non-members differ in kind: without any model, their tokens and lengths "
-            f"distinguish them ({_format_auc(blind)}), so no membership number here means what it "
-            "says, and what members leak beyond non-members may be that difference."
+            f"distinguish them ({_format_auc(blind)}), so {_describe_adjustment(result)}, and what "
+            "members leak beyond non-members may be that difference."
         )
         if not result.plan.get("user_column"):
             reason += " Are several records of one person or text? Name its column: --user-column."
@@ -53,11 +55,22 @@ def list_mismatch_doubts(result: AuditResult) -> tuple[Doubt, ...]:
         reason = (
             "The reference alone distinguishes members from non-members "
             f"({_format_auc(reference)}): it saw some of them, or they differ in kind, and either "
-            "way no membership number here means what it says."
+            f"way {_describe_adjustment(result)}."
         )
     else:
         return ()
     return (Doubt("non-members", reason),)
+
+
+def _describe_adjustment(result: AuditResult) -> str:
+    """Say by which AUC membership is judged, or that no number can be trusted."""
+    rows = (finding.measurement(ADJUSTED_AUC) for finding in result.findings)
+    adjusted = [m for m in rows if is_measured(m)]
+    if not adjusted:
+        return "no membership number here means what it says"
+    strongest = max(adjusted, key=lambda m: max(m.low, 1 - m.high))
+    number = f"{_format_auc(strongest)} ({strongest.note})"
+    return f"membership is judged on what both have in common, by the adjusted {number}"
 
 
 def _format_auc(m: Measurement) -> str:

@@ -15,9 +15,9 @@ from auditor.conclusions.claims import BOUNDS, BOUNDS_OF_TOKENS
 from auditor.conclusions.disagreements import (
     ANY,
     EXACT,
+    has_unlike_sides,
     is_auc_above_chance,
     is_measured,
-    list_control_aucs,
 )
 from auditor.conclusions.leak_kinds import (
     LeakKind,
@@ -34,6 +34,7 @@ from auditor.statistics.intervals import subtract_nonmember_mean
 from auditor.statistics.membership import FALSE_POSITIVES, SCORES
 from auditor.statistics.memorised import GENERATIONS, MEMORISED, RECORDS
 from auditor.statistics.metrics import (
+    ADJUSTED_AUC,
     AT_LEAST,
     DISCOVERABLE,
     EXPECTED_ANY_OF,
@@ -205,7 +206,8 @@ CANARIES = LeakKind(
 def _read_membership_leaks(finding: Finding) -> Iterator[LeakReading]:
     """Yield personal data by rank, then the strongest score over all members and by copies.
 
-    The intervals hold for all scores and groups together.
+    The intervals hold for all scores and groups together. If members and non-members differ, only
+    the adjusted AUC decides; if it is chance, that of all records is a hint.
     """
     row = finding.cell_key
     of_people = _list_person_inference(finding)
@@ -215,11 +217,15 @@ def _read_membership_leaks(finding: Finding) -> Iterator[LeakReading]:
         yield LeakReading(ranked, 0.0, row=row)
     people_readings = [LeakReading(m, 0.5, row=row, either_way=True) for m in of_people]
     strongest, by_copies = _find_strongest_aucs(finding)
-    if strongest is None or any(map(is_auc_above_chance, list_control_aucs(finding))):
+    blind = finding.measurement(name_auc("blind"))
+    adjusted = finding.measurement(ADJUSTED_AUC)
+    if strongest is None or has_unlike_sides(finding):
+        if is_measured(adjusted):
+            yield LeakReading(adjusted, 0.5, either_way=True, row=row, blind=blind)
         yield from people_readings  # this score compares no records
         return
-    blind = finding.measurement(name_auc("blind"))
-    yield LeakReading(strongest, 0.5, either_way=True, row=row, blind=blind)
+    alone = not is_measured(adjusted) or adjusted.low > 0.5 or adjusted.high < 0.5
+    yield LeakReading(strongest, 0.5, either_way=True, row=row, blind=blind, alone=alone)
     for count, m in by_copies.items():
         yield LeakReading(m, 0.5, either_way=True, row=row, blind=blind, count=count)
     for rate in FALSE_POSITIVES:
@@ -276,7 +282,7 @@ MEMBERSHIP = LeakKind(
     "membership",
     "Membership",
     "membership",
-    ((name_auc(""), 0.6), (RANKED, 0.05)),
+    ((name_auc(""), 0.6), (ADJUSTED_AUC, 0.6), (RANKED, 0.05)),
     ("membership", "rank among fresh values"),
     _read_membership_leaks,
     name_auc(""),

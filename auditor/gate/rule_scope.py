@@ -6,12 +6,13 @@ import difflib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
+from auditor.conclusions.disagreements import has_unlike_sides
 from auditor.core.errors import make_unknown_name_error
 from auditor.core.nouns import UNDEFENDED, CellKey
 from auditor.core.plan_parts import name_deployed_form
 from auditor.core.result import AuditResult, Finding
 from auditor.gate.policy import Rule
-from auditor.statistics.metrics import SHARES, name_auc
+from auditor.statistics.metrics import ADJUSTED_AUC, SHARES, name_auc
 from auditor.statistics.roc import AUC
 
 
@@ -61,7 +62,8 @@ def select_strongest_group(finding: Finding, rule: Rule) -> Rule:
     """Return the rule, narrowed to the most identifiable group of copies.
 
     This applies to a limit on the membership AUC if a group is more identifiable than all members
-    together. Ignore a group whose interval contains chance.
+    together. Ignore a group whose interval contains chance. If members and non-members differ in
+    kind, the limit is one on the adjusted AUC.
     """
     overall = finding.measurement(rule.metric)
     if (
@@ -71,6 +73,8 @@ def select_strongest_group(finding: Finding, rule: Rule) -> Rule:
         or overall is None
     ):
         return rule
+    if has_unlike_sides(finding) and finding.measurement(ADJUSTED_AUC) is not None:
+        return replace(rule, metric=ADJUSTED_AUC)
     group_aucs = {
         count: max(m.low, 1 - m.high)
         for count, m in finding.by_repeats.items()

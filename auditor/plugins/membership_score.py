@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -21,7 +22,7 @@ from auditor.plugins.probe import (
     value_column,
 )
 from auditor.plugins.view import Sampling, View
-from auditor.statistics import blind_classifier, roc
+from auditor.statistics import adjusted_auc, blind_classifier, roc
 from auditor.statistics.metrics import name_auc, name_score_column
 from auditor.statistics.strongest_score import CandidateScore, measure_membership_score
 
@@ -97,11 +98,9 @@ class MembershipScore(Probe):
         member = mask_members(secrets)
         if self._too_few_records_reason(secrets):
             return list(observations)
-        texts = [secret.prefix + secret.suffix for secret in secrets]
         group = blind_classifier.assign_folds(secrets)
-        blind = blind_classifier.score_membership_blindly(
-            texts, np.empty((len(texts), 0)), member, group
-        )
+        features = _build_text_features(secrets)
+        blind = blind_classifier.score_membership_blindly(features, member, group)
         return [
             replace(
                 observation,
@@ -157,9 +156,20 @@ class MembershipScore(Probe):
     def membership_candidates(
         self, secrets: Sequence[Secret], observations: Observed
     ) -> dict[str, CandidateScore]:
-        return {
-            self.score_name: CandidateScore(value_column(observations, _SCORE), self._score_title)
-        }
+        scores = value_column(observations, _SCORE)
+        blind = value_column(observations, "blind")
+        controls = {}
+        if not np.isnan(blind).any():
+            controls["blind"] = blind
+        weights = adjusted_auc.weigh_scored_records(
+            {self.score_name: scores},
+            controls,
+            _build_text_features(secrets),
+            mask_members(secrets),
+            value_column(observations, "group").astype(int),
+        )
+        overlap = weights.get(self.score_name)
+        return {self.score_name: CandidateScore(scores, self._score_title, overlap=overlap)}
 
     @property
     def _score_title(self) -> str:
@@ -174,3 +184,8 @@ class MembershipScore(Probe):
             f"needs at least {roc.LEAST} members and {roc.LEAST} non-members, got {n_members} and "
             f"{n_nonmembers}"
         )
+
+
+def _build_text_features(secrets: Sequence[Secret]) -> Any:
+    texts = [secret.prefix + secret.suffix for secret in secrets]
+    return blind_classifier.build_text_features(texts, np.empty((len(texts), 0)))

@@ -90,16 +90,17 @@ class PerSecretCollector:
             if answers.member.any() and np.isfinite(answers.values[main.name]).all():
                 self.answers[key] = answers
 
-    def replace_row_column(self, key: CellKey, quantity: str, values: Floats) -> None:
-        """Replace the values of a quantity in a collected row."""
-        row = self.rows[key]
-        self.rows[key] = replace(row, values={**row.values, quantity: values})
+    def set_row_column(self, key: CellKey, quantity: str, values: Floats) -> None:
+        """Replace the values of a quantity in a collected row, or add them."""
+        row = replace(self.rows[key], values={**self.rows[key].values, quantity: values})
+        self.rows[key] = row
+        identity = (table.MEASURED, key, quantity)
         self._columns = [
-            replace(column, values=values)
-            if (column.kind, column.cell, column.quantity) == (table.MEASURED, key, quantity)
-            else column
+            column
             for column in self._columns
+            if (column.kind, column.cell, column.quantity) != identity
         ]
+        self._columns += [column for column in row.list_columns(key) if column.quantity == quantity]
 
     def _keep_cell_row(self, key: CellKey, row: RowValuesBySecret) -> RowValuesBySecret:
         self.rows[key] = replace(row, anytime=key in self.stopped)

@@ -13,7 +13,7 @@ import numpy as np
 from auditor.core.nouns import CellKey
 from auditor.core.result import Finding
 from auditor.runs.per_secret_results import PerSecretCollector, ScoredRow
-from auditor.statistics.metrics import name_score_column
+from auditor.statistics.metrics import ADJUSTED_AUC, name_score_column
 from auditor.statistics.strongest_score import (
     CandidateScore,
     choose_strongest_score,
@@ -35,12 +35,18 @@ def add_strongest_membership(
         widening = compute_simultaneous_widening(scores, next(iter(family.values())).records)
         for key, row in family.items():
             strongest = choose_strongest_score(row.candidates, row.records, widening, len(scores))
-            collector.replace_row_column(key, name_score_column(""), strongest.values)
+            collector.set_row_column(key, name_score_column(""), strongest.values)
             measured = {m.name: m for m in (*strongest.measurements, *strongest.corrected)}
             finding = next(f for f in findings if f.cell_key == key)
+            measurements = [measured.get(m.name, m) for m in finding.measurements]
+            if strongest.adjusted is not None:
+                adjusted, parts = strongest.adjusted
+                if adjusted.n:
+                    collector.set_row_column(key, ADJUSTED_AUC, parts)
+                measurements.insert(1, adjusted)
             changed[key] = replace(
                 finding,
-                measurements=tuple(measured.get(m.name, m) for m in finding.measurements),
+                measurements=tuple(measurements),
                 by_repeats=strongest.by_copies,
                 scores_tried=len(scores),
                 notes=(

@@ -8,7 +8,7 @@ its own record or of a related record. No language model is needed.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -98,13 +98,41 @@ def _prefixes_of_few_texts(prefixes: Sequence[Tokens]) -> list[Tokens | None]:
     return [prefix if is_origin[prefix] else None for prefix in prefixes]
 
 
-def score_membership_blindly(
-    texts: Sequence[Tokens], lengths: Floats, member: Bools, group: Ints
-) -> Floats:
+def score_membership_blindly(features: Any, member: Bools, group: Ints) -> Floats:
     """Return the (texts,) log-odds of membership by bags of tokens and lengths, without a language
     model.
 
-    lengths: (texts, k) other sizes of each text. NaN if there are too few groups to fold.
+    features: from `build_text_features`. NaN if there are too few groups to fold.
+    """
+    return _predict_cross_fitted_log_odds(features, member, group)
+
+
+def predict_scores_from_texts(features: Any, scores: Floats, member: Bools, group: Ints) -> Floats:
+    """Return the (records, k) ranks, in [0, 1], that the texts predict for (records, k) scores.
+
+    Ridge regression, cross-fitted as the blind score is. NaN if there are too few groups to fold.
+    """
+    from sklearn.linear_model import Ridge
+
+    ranks = np.apply_along_axis(_rank_scores, 0, scores)
+    expected = np.full(ranks.shape, np.nan)
+    for known, scored in _split_cross_fit_folds(features, member, group):
+        fitted = Ridge().fit(features[known], ranks[known])
+        # scikit-learn drops the axis of a single target.
+        expected[scored] = fitted.predict(features[scored]).reshape(len(scored), -1)
+    return expected
+
+
+def _rank_scores(scores: Floats) -> Floats:
+    """Return the (records,) share of scores that are at most each score."""
+    ranks: Floats = np.searchsorted(np.sort(scores), scores, side="right") / len(scores)
+    return ranks
+
+
+def build_text_features(texts: Sequence[Tokens], lengths: Floats) -> Any:
+    """Return the sparse (texts, features) rows: how often each token is in a text, and its sizes.
+
+    lengths: (texts, k) other sizes of each text.
     """
     from sklearn.feature_extraction.text import TfidfTransformer
 
@@ -116,9 +144,7 @@ def score_membership_blindly(
     bag = csr_array((np.ones(len(at)), (at, of)), shape=(len(texts), len(words)))
     # Weights of words by how rare they are come from all texts: they tell no label.
     bag = TfidfTransformer(sublinear_tf=True).fit_transform(bag)
-    return _predict_cross_fitted_log_odds(
-        hstack([bag, csr_array(_standardise_columns(sizes))], format="csr"), member, group
-    )
+    return hstack([bag, csr_array(standardise_columns(sizes))], format="csr")
 
 
 def combine_membership_scores(
@@ -128,7 +154,7 @@ def combine_membership_scores(
 ) -> Floats:
     """Return the (records,) log-odds of membership by logistic regression on (records, k) finite
     scores."""
-    return _predict_cross_fitted_log_odds(_standardise_columns(scores), member, group)
+    return _predict_cross_fitted_log_odds(standardise_columns(scores), member, group)
 
 
 def _predict_cross_fitted_log_odds(
@@ -137,14 +163,9 @@ def _predict_cross_fitted_log_odds(
     group: Ints,
 ) -> Floats:
     from sklearn.linear_model import LogisticRegression
-    from sklearn.model_selection import StratifiedGroupKFold
 
-    folds = count_cross_fit_folds(member, group)
     log_odds = np.full(len(member), np.nan)
-    if folds < 2:
-        return log_odds
-    split = StratifiedGroupKFold(folds, shuffle=True, random_state=0).split(features, member, group)
-    for known, scored in split:
+    for known, scored in _split_cross_fit_folds(features, member, group):
         # scikit-learn refuses to fit one class alone.
         if member[known].all() or not member[known].any():
             return np.full(len(member), np.nan)
@@ -155,13 +176,26 @@ def _predict_cross_fitted_log_odds(
     return log_odds
 
 
+def _split_cross_fit_folds(
+    features: Any, member: Bools, group: Ints
+) -> Iterator[tuple[Ints, Ints]]:
+    """Yield each fold's known and scored records; nothing if there are too few groups to fold."""
+    from sklearn.model_selection import StratifiedGroupKFold
+
+    folds = count_cross_fit_folds(member, group)
+    if folds < 2:
+        return
+    split = StratifiedGroupKFold(folds, shuffle=True, random_state=0)
+    yield from split.split(features, member, group)
+
+
 def count_cross_fit_folds(member: Bools, group: Ints) -> int:
     """Return the number of folds, at most 5, into which members and non-members can be divided with
     related records together."""
     return min(FOLDS, *(len(np.unique(group[member == side])) for side in (True, False)))
 
 
-def _standardise_columns(values: Floats) -> Floats:
+def standardise_columns(values: Floats) -> Floats:
     """Scale columns to mean 0 and deviation 1; constant columns become 0."""
     away = values - values.mean(0)
     spread = away.std(0)

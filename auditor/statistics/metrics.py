@@ -189,6 +189,10 @@ CONTROLS = {
 }
 
 
+# on the texts that members and non-members have in common
+ADJUSTED_AUC = "adjusted_membership_auc"
+
+
 def name_auc(score: str) -> str:
     """Return the name of the AUC of a membership score; "": of the strongest score."""
     if score in CONTROLS:
@@ -214,6 +218,8 @@ def name_score_column(score: str) -> str:
 
 
 def _list_membership_metrics() -> Iterator[Metric]:
+    title = "Membership AUC, adjusted for how the texts differ"
+    yield Metric(ADJUSTED_AUC, title, roc.AUC)
     for score, title in {"": "", **CONTROLS, **SCORES, **OF_TEXT}.items():
         yield from _list_score_metrics(score, title)
 

@@ -22,10 +22,16 @@ from auditor.core.arrays import Bools, Floats, Ints
 from auditor.core.result import Measurement
 from auditor.core.secret_randomness import make_keyed_generator
 from auditor.statistics import bootstrap, roc
+from auditor.statistics.adjusted_auc import OverlapWeights, estimate_adjusted_auc
 from auditor.statistics.bounds import SharedLevel, make_measurement
 from auditor.statistics.intervals import Z
 from auditor.statistics.membership import BELOW, FALSE_POSITIVES
-from auditor.statistics.metrics import name_auc, name_partial_auc_metric, name_tpr_metric
+from auditor.statistics.metrics import (
+    ADJUSTED_AUC,
+    name_auc,
+    name_partial_auc_metric,
+    name_tpr_metric,
+)
 
 # streams of the resamples
 _MEMBERS = "membership members"
@@ -38,12 +44,14 @@ class CandidateScore:
     """One score of every record, (records,); members score higher.
 
     title: its name in reports; widen: factor on the deviation of its AUC, if the scores are less
-    independent than they look.
+    independent than they look; overlap: weights for the adjusted AUC, None without a blind
+    baseline.
     """
 
     values: Floats
     title: str
     widen: float = 1.0
+    overlap: OverlapWeights | None = None
 
 
 @dataclass(frozen=True)
@@ -219,12 +227,14 @@ class StrongestScore:
     of copies.
 
     corrected: the AUC of every score of the row, with intervals that hold for all together.
+    adjusted: the strongest adjusted AUC, and its (records,) parts; None without a blind baseline.
     """
 
     values: Floats
     measurements: tuple[Measurement, ...]
     by_copies: dict[str, Measurement]
     corrected: tuple[Measurement, ...]
+    adjusted: tuple[Measurement, Floats] | None
 
 
 def choose_strongest_score(
@@ -256,6 +266,30 @@ def choose_strongest_score(
         (best, *_measure_shared_rates(member_scores, others, tried)),
         by_copies,
         corrected,
+        _select_strongest_adjusted_auc(scores, member, widening),
+    )
+
+
+def _select_strongest_adjusted_auc(
+    scores: Mapping[str, CandidateScore], member: Bools, widening: float
+) -> tuple[Measurement, Floats] | None:
+    """Return the adjusted AUC whose interval is farthest from chance, and its parts; None if no
+    score has weights."""
+    adjusted = []
+    for score in scores.values():
+        if score.overlap is not None:
+            unadjusted = roc.auc(score.values[member], score.values[~member])
+            note = f"{score.title}; {unadjusted:.3f} if not adjusted"
+            widen = score.overlap.widen * widening
+            weights = score.overlap.weights
+            adjusted.append(
+                estimate_adjusted_auc(ADJUSTED_AUC, score.values, member, weights, note, widen)
+            )
+    measured = [pair for pair in adjusted if pair[0].n]
+    return max(
+        measured or adjusted[:1],
+        key=lambda pair: max(pair[0].low, 1 - pair[0].high),
+        default=None,
     )
 
 

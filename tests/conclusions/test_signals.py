@@ -23,6 +23,7 @@ from auditor.statistics.intervals import (
     subtract_nonmember_mean,
     subtract_nonmember_share,
 )
+from auditor.statistics.metrics import ADJUSTED_AUC
 from tests.conftest import methods
 
 N, OTHERS = 60, 40
@@ -231,6 +232,28 @@ def test_members_of_another_kind_are_a_doubt_and_no_membership() -> None:
     assert found.status == NOT_TESTED and "differ in kind" in found.why
     (doubt,) = assess_signals(result).doubts["undefended"]
     assert doubt.kind == "non-members" and not assess_signals(result).shows_no_leakage("undefended")
+
+
+@pytest.mark.parametrize(
+    ("low", "status"), [(0.45, NOT_SHOWN), (0.55, SHOWN), (math.nan, NOT_TESTED)]
+)
+def test_members_of_another_kind_are_judged_by_the_adjusted_auc(low: float, status: str) -> None:
+    adjusted = replace(auc(low, low + 0.2, ADJUSTED_AUC), n=0 if math.isnan(low) else 100)
+    result = run(row(auc(0.8, 0.9), adjusted, auc(0.7, 0.9, "blind_auc")))
+    found = signal(result, "membership")
+    assert found.status == status and not assess_signals(result).shows_no_leakage("undefended")
+    (doubt,) = assess_signals(result).doubts["undefended"]
+    assert ("judged on what both have in common" in doubt.sentence) == (status != NOT_TESTED)
+
+
+def test_an_auc_that_the_adjustment_does_not_confirm_is_a_hint() -> None:
+    def found(low: float) -> LeakSignal:
+        like = auc(0.4, 0.6, "blind_auc")
+        return signal(run(row(auc(0.6, 0.8), auc(low, 0.8, ADJUSTED_AUC), like)), "membership")
+
+    assert found(0.55).status == SHOWN
+    hint = found(0.45)
+    assert hint.status == NOT_SHOWN and hint.suspected and not hint.alone
 
 
 def test_greedy_hits_stand_beside_those_of_non_members() -> None:

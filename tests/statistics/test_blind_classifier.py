@@ -25,7 +25,8 @@ def told_apart(
     """AUC of the blind baseline and the low end of its interval."""
     group = blind_classifier.group_related_texts(rows)
     sizes = np.empty((len(rows), 0)) if lengths is None else lengths
-    scores = blind_classifier.score_membership_blindly(rows, sizes, member, group)
+    features = blind_classifier.build_text_features(rows, sizes)
+    scores = blind_classifier.score_membership_blindly(features, member, group)
     widen = blind_classifier.compute_cross_fit_deviation_factor(member, group)
     found = roc.estimate_auc("blind_auc", scores[member], scores[~member], widen=widen)
     return found.value, found.low
@@ -65,8 +66,9 @@ def test_a_word_said_once_is_heard_beside_others_said_forty_times() -> None:
             word for word in noise.permutation(6)[:4].tolist() for _ in range(noise.integers(1, 40))
         ]
         rows.append(tuple([*text, 999] if i < 60 else text))
+    features = blind_classifier.build_text_features(rows, np.empty((120, 0)))
     scores = blind_classifier.score_membership_blindly(
-        rows, np.empty((120, 0)), np.arange(120) < 60, np.arange(120)
+        features, np.arange(120) < 60, np.arange(120)
     )
     assert roc.auc(scores[:60], scores[60:]) > 0.75
 
@@ -82,9 +84,8 @@ def test_near_duplicates_share_a_group_and_leak_nothing_between_folds() -> None:
     half = make_keyed_generator("halves").permutation(100) < 50
     member = np.concatenate([half, half])
     assert told_apart(rows, member)[1] < 0.5
-    leaky = blind_classifier.score_membership_blindly(
-        rows, np.empty((200, 0)), member, np.arange(200)
-    )
+    features = blind_classifier.build_text_features(rows, np.empty((200, 0)))
+    leaky = blind_classifier.score_membership_blindly(features, member, np.arange(200))
     assert roc.auc(leaky[member], leaky[~member]) > 0.8
 
 
@@ -166,7 +167,9 @@ def test_parts_of_records_split_at_random_are_not_told_apart() -> None:
     apart, together = (
         roc.auc(scores[member], scores[~member])
         for scores in (
-            blind_classifier.score_membership_blindly(rows, np.empty((180, 0)), member, group)
+            blind_classifier.score_membership_blindly(
+                blind_classifier.build_text_features(rows, np.empty((180, 0))), member, group
+            )
             for group in groups
         )
     )
@@ -201,7 +204,8 @@ def test_records_of_one_prompt_or_person_split_at_random_are_not_told_apart(kind
         group = blind_classifier.assign_folds(secrets)
         assert len(set(group.tolist())) == 60
         rows = [secret.prefix + secret.suffix for secret in secrets]
-        scores = blind_classifier.score_membership_blindly(rows, np.empty((180, 0)), member, group)
+        features = blind_classifier.build_text_features(rows, np.empty((180, 0)))
+        scores = blind_classifier.score_membership_blindly(features, member, group)
         aucs.append(roc.auc(scores[member], scores[~member]))
     assert abs(np.mean(aucs) - 0.5) < 0.1
 

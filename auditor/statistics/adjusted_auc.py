@@ -1,0 +1,146 @@
+"""Estimate a membership AUC on the kind of text that members and non-members share.
+
+If the two sides differ in kind, a score of a model that saw neither distinguishes them too. A
+logistic regression on what the texts alone tell (the blind baseline, the score that a text is
+expected to have) gives each record its propensity e, the probability of being a member. Members
+weigh 1 - e and non-members e (overlap weights: Li, Morgan and Zaslavsky 2018), after which both
+sides have the same mean of each of these covariates. Correcting an audit by propensities is the
+idea of zero-run auditing (arXiv 2605.14591). Differences that the covariates miss remain.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from auditor.core.arrays import Bools, Floats, Ints
+from auditor.core.result import Measurement
+from auditor.statistics.blind_classifier import (
+    compute_cross_fit_deviation_factor,
+    predict_scores_from_texts,
+    standardise_columns,
+)
+from auditor.statistics.intervals import Z
+from auditor.statistics.roc import AUC, compute_newcombe_interval, estimate_auc
+
+# records of equal weight that each side must be worth
+FEWEST = 20.0
+_NO_PENALTY = 1e4
+_ITERATIONS = 1000
+
+
+@dataclass(frozen=True)
+class OverlapWeights:
+    """Weights of one score's records, (records,), of each side adding up to 1.
+
+    widen: factor on the deviation of the adjusted AUC.
+    """
+
+    weights: Floats
+    widen: float
+
+
+def weigh_scored_records(
+    scores: Mapping[str, Floats],
+    controls: Mapping[str, Floats],
+    features: Any,
+    member: Bools,
+    group: Ints,
+) -> dict[str, OverlapWeights]:
+    """Return the weights of the records for each score; {} without a blind baseline.
+
+    If a control distinguishes the two sides, the weights share its classifiers, and the interval is
+    widened as that of a cross-fitted AUC is.
+
+    Args:
+        scores: (records,) each, by name; controls: the same, of scores that saw no target.
+        features: of the texts, from `build_text_features`; group: (records,) related records.
+    """
+    if "blind" not in controls:
+        return {}
+    factor = compute_cross_fit_deviation_factor(member, group)
+    is_above_chance = any(
+        estimate_auc("", values[member], values[~member], widen=factor).low > 0.5
+        for values in controls.values()
+    )
+    if not is_above_chance:
+        factor = 1.0
+    columns = np.column_stack(list(scores.values()))
+    expected = predict_scores_from_texts(features, columns, member, group)
+    weights = {}
+    for name, column in zip(scores, expected.T, strict=True):
+        covariates = standardise_columns(np.column_stack([*controls.values(), column]))
+        weights[name] = OverlapWeights(compute_overlap_weights(member, covariates), factor)
+    return weights
+
+
+def compute_overlap_weights(member: Bools, covariates: Floats) -> Floats:
+    """Return the (records,) weights of members, adding up to 1, and of non-members, likewise.
+
+    covariates: (records, k), each with mean 0 and deviation 1.
+    """
+    from sklearn.linear_model import LogisticRegression
+
+    fitted = LogisticRegression(C=_NO_PENALTY, max_iter=_ITERATIONS).fit(covariates, member)
+    propensity = fitted.predict_proba(covariates)[:, 1]
+    weights: Floats = np.where(member, 1 - propensity, propensity)
+    for side in (member, ~member):
+        weights[side] /= max(weights[side].sum(), np.finfo(float).tiny)
+    return weights
+
+
+def estimate_adjusted_auc(
+    name: str,
+    scores: Floats,
+    member: Bools,
+    weights: Floats,
+    note: str = "",
+    widen: float = 1.0,
+) -> tuple[Measurement, Floats]:
+    """Return the weighted AUC, and the (records,) parts of it whose mean over each side it is.
+
+    NaN if a side is worth fewer than `FEWEST` records. widen: factor on the deviation.
+    """
+    member_weights = weights[member]
+    other_weights = weights[~member]
+    n_worth = [_count_effective_records(side) for side in (member_weights, other_weights)]
+    worth = f"worth {n_worth[0]:.0f} members and {n_worth[1]:.0f} non-members"
+    described = "; ".join(filter(None, (note, worth)))
+    placements = _sum_weight_below(scores[member], scores[~member], other_weights)
+    other_placements = 1 - _sum_weight_below(scores[~member], scores[member], member_weights)
+    value = float(member_weights @ placements)
+    parts = np.empty(len(scores))
+    parts[member] = member_weights * placements * member.sum()
+    parts[~member] = other_weights * other_placements * (~member).sum()
+    n = int(member.sum())
+    if min(n_worth) < FEWEST:
+        return Measurement(name, math.nan, math.nan, math.nan, 0, AUC, described), parts
+    # DeLong's variance, weighted: of two means by the influence of each record
+    variance = np.sum((member_weights * (placements - value)) ** 2)
+    variance += np.sum((other_weights * (other_placements - value)) ** 2)
+    reach = widen * Z * math.sqrt(variance)
+    sizes = [int(worth_of_side) for worth_of_side in n_worth]
+    low, high = compute_newcombe_interval(value, *sizes, widen)
+    low = max(0.0, min(low, value - reach))
+    high = min(1.0, max(high, value + reach))
+    return Measurement(name, value, low, high, n, AUC, described), parts
+
+
+def _count_effective_records(weights: Floats) -> float:
+    """Return how many records of equal weight vary as much (Kish 1965). weights add up to 1."""
+    squares = float(np.sum(weights**2))
+    return 1 / squares if squares else 0.0
+
+
+def _sum_weight_below(scores: Floats, others: Floats, weights: Floats) -> Floats:
+    """Return the (scores,) weight of the others below each score; ties count half."""
+    order = np.argsort(others, kind="stable")
+    sums = np.concatenate([[0.0], np.cumsum(weights[order])])
+    ordered = others[order]
+    low = sums[np.searchsorted(ordered, scores)]
+    result: Floats = (low + sums[np.searchsorted(ordered, scores, side="right")]) / 2
+    return result
