@@ -261,7 +261,8 @@ def test_checkpoints_are_a_sweep_with_a_picture(
     assert [Path(row["model"]).name for row in rows] == ["checkpoint-30", "checkpoint-60"]
     early, late = (float(row["extraction_probability"]) for row in rows)
     assert early < late
-    assert (tmp_path / "line" / "checkpoints.svg").read_text().count("<svg") == 1
+    page = (tmp_path / "line" / "history.html").read_text()
+    assert "Runs by checkpoint" in page and page.count("<svg") == 1
     capsys.readouterr()
     check_command("advise", tmp_path / "line", "--max", "extraction_probability=0.99")
     assert "checkpoint-60" in (said := capsys.readouterr().out) and "none is beyond it" in said

@@ -275,7 +275,6 @@ def _print_grid_run(
     config: Path | None,
     verbose: bool,
 ) -> None:
-    from auditor.core import disk
     from auditor.records.folder import find_unused_path
     from auditor.reports import frontier
     from auditor.studies import checkpoints, sweep
@@ -290,9 +289,8 @@ def _print_grid_run(
     places = sweep.read_sweep_places(folder)
     table = sweep.build_sweep_table(f"{format_count(len(points), 'run')} in {folder}", places)
     sweep.write_sweep_table_files(folder, table)
-    if curve := checkpoints.draw_checkpoint_leakage(places):
-        disk.replace_atomically(folder / "checkpoints.svg", curve)
     console.print_table(table)
+    checkpoints.write_checkpoint_history(folder, places)
     compared = sweep.build_sweep_frontiers(folder)
     for leakage_frontier in compared:
         typer.echo(frontier.describe_frontier(leakage_frontier))

@@ -1,22 +1,24 @@
-"""Plot leakage and perplexity over the saved checkpoints of a training."""
+"""Compare the saved checkpoints of a training by leakage."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import takewhile
 from pathlib import Path
 
 from auditor.conclusions.contrasts import WeightedMetric, measure_seed_contrast
 from auditor.conclusions.replicates import Replicates
+from auditor.core import disk
 from auditor.core.errors import AuditError
 from auditor.core.result import Measurement
+from auditor.gate.history import build_run_history
+from auditor.records.result_file import RESULT
 from auditor.reports import phrases
-from auditor.reports.training_curve import Curve, Panel, draw_training_curve
+from auditor.reports.history import render_history_page
 from auditor.studies.ledger import Place
 
 _NAME = re.compile(r"checkpoint-([0-9]{1,12})")
-_USEFUL = "perplexity"
 
 
 def find_checkpoints(folder: Path) -> list[str]:
@@ -37,32 +39,12 @@ def find_checkpoints(folder: Path) -> list[str]:
     return [str(steps[step]) for step in sorted(steps)]
 
 
-def draw_checkpoint_leakage(places: Sequence[Place]) -> str:
-    """Return an SVG of each row's main number and of perplexity over the training steps.
-
-    Return "" if the places are not checkpoints.
-    """
-    place_by_step = {
-        step: place for place in places if (step := _checkpoint_step(place)) is not None
-    }
-    rows = dict.fromkeys(
-        (c.target, c.setting, c.attack)
-        for place in place_by_step.values()
-        for c in place.cells
-        if c.measured
-    )
-    panels: dict[str, list[Curve]] = {}
-    for row in rows:
-        points = list(_list_step_metrics(place_by_step, row))
-        if points:
-            panels.setdefault(points[0][1].name, []).append(Curve(", ".join(row), points))
-    for target in dict.fromkeys(target for target, _, _ in rows):
-        if points := list(_list_step_perplexities(place_by_step, target)):
-            panels.setdefault(_USEFUL, []).append(Curve(target, points))
-    plot_panels = [
-        Panel(phrases.format_metric(name), tuple(lines)) for name, lines in panels.items()
-    ]
-    return draw_training_curve(plot_panels) if plot_panels else ""
+def write_checkpoint_history(folder: Path, places: Sequence[Place]) -> None:
+    """Write `history.html` on a sweep's finished runs, by step; nothing if none is a checkpoint."""
+    if any(_checkpoint_step(place) is not None and place.cells for place in places):
+        runs = [path.parent for path in sorted(folder.glob(f"*/{RESULT}"))]
+        page = render_history_page(build_run_history(runs, "checkpoint"), folder)
+        disk.replace_atomically(folder / "history.html", page)
 
 
 def describe_last_checkpoint(places: Sequence[Place], name: str, most: float) -> str:
@@ -116,27 +98,3 @@ def _average_seed_metrics(name: str, cell: Replicates) -> Measurement:
 def _checkpoint_step(place: Place) -> int | None:
     match = _NAME.fullmatch(Path(str(place.at.get("model", ""))).name)
     return int(match[1]) if match else None
-
-
-def _list_step_metrics(
-    at: dict[int, Place], row: tuple[str, str, str]
-) -> Iterator[tuple[int, Measurement]]:
-    for step, place in sorted(at.items()):
-        for cell in place.cells:
-            if (cell.target, cell.setting, cell.attack) == row and cell.measured:
-                # The first number of a row is its main number, equal for all seeds.
-                yield (
-                    step,
-                    _average_seed_metrics(next(iter(next(iter(cell.measured.values())))), cell),
-                )
-
-
-def _list_step_perplexities(at: dict[int, Place], target: str) -> Iterator[tuple[int, Measurement]]:
-    for step, place in sorted(at.items()):
-        known = [
-            cell
-            for cell in place.cells
-            if cell.target == target and _is_metric_measured(_USEFUL, cell)
-        ]
-        if known:
-            yield step, _average_seed_metrics(_USEFUL, known[0])
