@@ -143,11 +143,9 @@ class ExtractionProbability(DistributionProbe):
             )
             if self.bracket:
                 width = (self.near_distance, self.near_beams)
-                near, _ = bound_near_verbatim_probability(
-                    model, decoding, prefixes, suffixes, *width
-                )
+                near = bound_near_verbatim_probability(model, decoding, prefixes, suffixes, *width)
                 # the suffix is near itself
-                columns["log_p_near"] = torch.maximum(near.cpu(), columns["log_p"])
+                columns["log_p_near"] = torch.maximum(near.least.cpu(), columns["log_p"])
             return [
                 Observation(secret.id, {name: float(values[i]) for name, values in columns.items()})
                 for i, secret in enumerate(batch)

@@ -1,9 +1,10 @@
-"""Bound from below the probability that a sample is within a few token edits of the secret."""
+"""Bound the probability that a sample is within a few token edits of the secret."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -24,20 +25,39 @@ from auditor.plugins.probe import (
     value_column,
 )
 from auditor.plugins.view import View
-from auditor.statistics.extraction import compute_any_sample_probability
+from auditor.statistics.extraction import (
+    compute_any_sample_probability,
+    compute_suffix_p_values,
+)
+from auditor.statistics.intervals import measure_share
+from auditor.statistics.metrics import NEAR_PROBABILITY, name_upper_bound_metric
 
 _DISTRIBUTION_AT_ONCE = 2**22  # entries of the distribution of all live rows: 32 MiB of float64
 _ROWS_AT_ONCE = 2048
+_BOUNDS = ("log_p_near", "log_p_near_most", "log_p")  # observed, as in `NearVerbatimBounds`
+
+
+class NearVerbatimBounds(NamedTuple):
+    """Bounds on log P[edits(sample, suffix) <= distance] and log P[sample = suffix], in nats.
+
+    Each is (B,) float64. most: `least` and the mass of all partial samples that a beam dropped
+    while they could still end within the distance.
+    """
+
+    least: Tensor
+    most: Tensor
+    verbatim: Tensor
 
 
 @dataclass(frozen=True)
 class NearVerbatim(DistributionProbe):
-    """Probability of a sample within `distance` edits of the suffix (a lower bound: k-CBS, 2026).
+    """Probability of a sample within `distance` edits of the suffix, between bounds (k-CBS, 2026).
 
     A beam of the `beams` likeliest partial samples that can still end within the distance, and
-    always the verbatim
-    path: what they sum to is a lower bound, never below the verbatim probability, and exact where
-    no beam was dropped.
+    always the verbatim path: what they sum to is a lower bound, never below the verbatim
+    probability. With the mass of the dropped beams it is an upper bound; both are equal if none was
+    dropped. alpha: false-positive rate of the threshold that non-members set for the lower bound,
+    by the length of the suffix.
     """
 
     name = "near-verbatim"
@@ -46,9 +66,12 @@ class NearVerbatim(DistributionProbe):
     deep = True
     distance: int = 5
     beams: int = 20
+    alpha: float = 0.05
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if not 0 < self.alpha < 1:
+            raise AuditError(f"expected alpha between 0 and 1, got {self.alpha}")
         check_near_verbatim_beam_options(self.distance, self.beams)
 
     def observe_secrets(self, view: View, secrets: Sequence[Secret]) -> Iterator[Observation]:
@@ -56,44 +79,79 @@ class NearVerbatim(DistributionProbe):
         model, decoding = view.target, view.decoding_in_this_setting(self.sampling())
 
         def look(batch: Sequence[Secret], prefixes: Tensor, suffixes: Tensor) -> list[Observation]:
-            near, verbatim = bound_near_verbatim_probability(
+            bounds = bound_near_verbatim_probability(
                 model, decoding, prefixes, suffixes, self.distance, self.beams
             )
+            columns = torch.stack(bounds, dim=1).tolist()
             return [
-                Observation(secret.id, {"log_p_near": log_near, "log_p": log_p})
-                for secret, log_near, log_p in zip(
-                    batch, near.tolist(), verbatim.tolist(), strict=True
-                )
+                Observation(secret.id, dict(zip(_BOUNDS, values, strict=True)))
+                for secret, values in zip(batch, columns, strict=True)
             ]
 
         yield from observe_in_batches(view, secrets, choose_batch_size(model, self.beams), look)
 
     def measurements(self, secrets: Sequence[Secret], observations: Observed) -> list[Measurement]:
         member = mask_members(secrets)
-        columns = (value_column(observations, name) for name in ("log_p_near", "log_p"))
-        near, verbatim = (compute_any_sample_probability(column, 1) for column in columns)
-        note = f"lower bound: within {self.distance} token edits, {self.beams} beams; one sample"
-        # The difference of two lower bounds bounds nothing, so there is no excess.
-        return [
+        columns = (value_column(observations, name) for name in _BOUNDS)
+        near, most, verbatim = (compute_any_sample_probability(column, 1) for column in columns)
+        width = f"within {self.distance} token edits, {self.beams} beams; one sample"
+        # The difference of two bounds on the same side bounds nothing, so there is no excess.
+        measured = [
             *measure_baselined_probability(
-                "near_verbatim_probability", near, member, note, excess=False
+                NEAR_PROBABILITY, near, member, f"lower bound: {width}", excess=False
+            ),
+            *measure_baselined_probability(
+                name_upper_bound_metric(NEAR_PROBABILITY),
+                most,
+                member,
+                f"upper bound, with all that the beams dropped: {width}",
+                excess=False,
             ),
             *measure_baselined_probability(
                 "extraction_probability", verbatim, member, "one sample"
             ),
         ]
+        if not member.all():
+            measured.append(self._measure_calibrated_share(secrets, observations))
+        return measured
+
+    def _measure_calibrated_share(
+        self, secrets: Sequence[Secret], observations: Observed
+    ) -> Measurement:
+        """Return the share of members whose lower bound exceeds the non-members' threshold.
+
+        As both sides have the same beams, the bound is a score like any other.
+        """
+        member = mask_members(secrets)
+        log_p = value_column(observations, "log_p_near")
+        lengths = np.array([len(secret.suffix) for secret in secrets])
+        p_values = compute_suffix_p_values(
+            log_p[member], lengths[member], log_p[~member], lengths[~member], self.alpha
+        )
+        note = (
+            f"above a threshold that {int((~member).sum())} non-members set at alpha "
+            f"{self.alpha:g}, by the length of the suffix"
+        )
+        return measure_share("near_verbatim_conformal_share", p_values <= self.alpha, note)
 
     def main_number_by_repeats(
         self, secrets: Sequence[Secret], observations: Observed
     ) -> dict[str, Measurement]:
         near = compute_any_sample_probability(value_column(observations, "log_p_near"), 1)
-        return measure_repeat_probability("near_verbatim_probability", secrets, near)
+        return measure_repeat_probability(NEAR_PROBABILITY, secrets, near)
 
     def per_secret_values(
         self, secrets: Sequence[Secret], observations: Observed
     ) -> dict[str, list[float]]:
-        names = {"near_verbatim_probability": "log_p_near", "extraction_probability": "log_p"}
-        log_p = {name: value_column(observations, field) for name, field in names.items()}
+        names = (
+            NEAR_PROBABILITY,
+            name_upper_bound_metric(NEAR_PROBABILITY),
+            "extraction_probability",
+        )
+        log_p = {
+            name: value_column(observations, field)
+            for name, field in zip(names, _BOUNDS, strict=True)
+        }
         return {
             name: compute_any_sample_probability(column, 1).tolist()
             for name, column in log_p.items()
@@ -105,7 +163,8 @@ class NearVerbatim(DistributionProbe):
         )
         return (
             "no soft prompt",
-            "lower bounds, the baseline too: what the beams dropped is not counted",
+            "a beam drops partial samples that could still end within the distance: lower bounds "
+            "do not count them, upper bounds count each in full",
             "near-verbatim samples at least double the probability of "
             f"{int((near > 2 * verbatim).sum())} suffixes",
         )
@@ -133,16 +192,18 @@ def bound_near_verbatim_probability(
     suffixes: Tensor,
     distance: int,
     beams: int,
-) -> tuple[Tensor, Tensor]:
-    """Return a lower bound on log P[edits(sample, suffix) <= distance], and log P[sample = suffix].
+) -> NearVerbatimBounds:
+    """Return bounds on the probability of a sample within the distance.
 
-    Each is (B,) float64, in nats. prefixes: (B, n); suffixes: (B, L). A row is a distinct partial
-    sample; each secret has its own beam.
+    prefixes: (B, n); suffixes: (B, L). A row is a distinct partial sample; each secret has its own
+    beam.
     """
     count, length = suffixes.shape
     rows = model.start(prefixes, length)
     owner = torch.arange(count, device=suffixes.device)  # (rows,): the secret of each row's beam
     log_q = torch.zeros(count, dtype=torch.float64, device=suffixes.device)
+    impossible = torch.full_like(log_q, -torch.inf)
+    dropped = impossible  # (count,): log of the mass that the beams dropped
     # (rows, L+1): Levenshtein rows
     edits = torch.arange(length + 1, device=suffixes.device).expand(count, -1)
     verbatim = torch.ones(count, dtype=torch.bool, device=suffixes.device)
@@ -168,22 +229,25 @@ def bound_near_verbatim_probability(
             # The texts are distinct, so probabilities add up, and dropped beams only lower the sum
             # (formulas A6).
             ends = (children.logsumexp(-1), exact)
-            near_total, exact_total = (_sum_near_verbatim(owner, log_p, count) for log_p in ends)
-            return near_total, exact_total
+            least, exact_total = (_sum_near_verbatim(owner, log_p, count) for log_p in ends)
+            most = torch.logaddexp(least, dropped).clamp(max=0.0)
+            return NearVerbatimBounds(least, most, exact_total)
         parents, tokens = _prune_beams_keep_verbatim(children, owner, beams, exact, truth)
         # No row can still end near enough, and no verbatim path continues: the rest has probability
         # 0.
         if not len(parents):
             break
         log_q = children[parents, tokens]
+        children[parents, tokens] = -torch.inf
+        rest = _sum_near_verbatim(owner, children.logsumexp(-1), count)
+        dropped = torch.logaddexp(dropped, rest)
         owner = owner[parents]
         verbatim = verbatim[parents] & (tokens == truth[parents])
         matches = aims[parents] == tokens.unsqueeze(-1)
         place = matches.int().argmax(-1)  # any place of the token: its rows are equal
         edits = torch.where(matches.any(-1, keepdim=True), known[parents, place], unknown[parents])
         rows.advance(parents, tokens)
-    impossible = torch.full((count,), -torch.inf, dtype=torch.float64, device=suffixes.device)
-    return impossible, impossible
+    return NearVerbatimBounds(impossible, dropped, impossible)
 
 
 def _extend_edit_distances(edits: Tensor, aims: Tensor) -> tuple[Tensor, Tensor]:

@@ -179,7 +179,9 @@ def read_nonmember_leaks(
     m = finding.measurement(name)
     if not is_measured(m):
         return
-    floor = finding.measurement(name_nonmember_metric(name_upper_bound_metric(name) or name))
+    # bounds of one kind are compared with each other: the upper end of a beam may be near 1
+    upper = name if bounds else name_upper_bound_metric(name) or name
+    floor = finding.measurement(name_nonmember_metric(upper))
     floor = floor if is_measured(floor) else None
     excess = finding.measurement(name_excess_metric(name))
     if excess is None or math.isnan(excess.low):

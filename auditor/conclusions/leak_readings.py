@@ -38,6 +38,7 @@ from auditor.statistics.metrics import (
     AT_LEAST,
     DISCOVERABLE,
     EXPECTED_ANY_OF,
+    NEAR_PROBABILITY,
     RECALL,
     name_auc,
     name_excess_metric,
@@ -46,7 +47,6 @@ from auditor.statistics.metrics import (
 )
 
 NEAR = "near_verbatim_recall"
-PROBABLY_NEAR = "near_verbatim_probability"
 GREEDY = "greedy"
 EXPOSURE = "exposure"
 EXPOSED = "exposed_share"
@@ -92,7 +92,7 @@ def _find_baseline(finding: Finding) -> Measurement | float:
 
 def _read_near_verbatim_leaks(finding: Finding) -> Iterator[LeakReading]:
     yield from _read_record_leaks(finding, NEAR, documents.NEAR)
-    yield from read_nonmember_leaks(finding, PROBABLY_NEAR, bounds=True)
+    yield from read_nonmember_leaks(finding, NEAR_PROBABILITY, bounds=True)
 
 
 def _read_probability_leaks(finding: Finding) -> Iterator[LeakReading]:
@@ -146,7 +146,7 @@ NEARLY = LeakKind(
     "near-verbatim",
     "Near-verbatim extraction",
     "near-verbatim",
-    ((documents.NEAR, 0.05), (NEAR, 0.05), (PROBABLY_NEAR, 0.05)),
+    ((documents.NEAR, 0.05), (NEAR, 0.05), (NEAR_PROBABILITY, 0.05)),
     ("near-verbatim",),
     _read_near_verbatim_leaks,
     counted={

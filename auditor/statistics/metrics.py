@@ -33,6 +33,8 @@ DRAWN = "memorised_per_1000"  # of each drawn text, whoever it is of
 # the ends of a bracket, where no more is known
 AT_LEAST = "_at_least"
 AT_MOST = "_at_most"
+# a lower bound; NEAR_PROBABILITY + AT_MOST is the upper one
+NEAR_PROBABILITY = "near_verbatim_probability"
 
 # numbers kept of each secret, (secrets,), by what they are the mean of
 Columns = Mapping[str, Floats]
@@ -445,7 +447,12 @@ METRICS = (
     ),
     Metric("conformal_share", "Members above the non-members' conformal threshold"),
     _mean_probability(
-        "near_verbatim_probability", "Near-verbatim probability, mean, at least", short="mean p ≥"
+        NEAR_PROBABILITY, "Near-verbatim probability, mean, at least", short="mean p ≥"
+    ),
+    _mean_probability(f"{NEAR_PROBABILITY}{AT_MOST}", "Near-verbatim probability, mean, at most"),
+    Metric(
+        "near_verbatim_conformal_share",
+        "Members above the non-members' threshold of near-verbatim probability",
     ),
     Metric("claim_violations", "Claim violations", "count"),
     Metric(
@@ -578,6 +585,8 @@ def name_nonmember_metric(name: str) -> str:
 
 def name_upper_bound_metric(name: str) -> str:
     """Return the name of a bracket's upper end from that of its lower end; "" for other names."""
+    if name in (NEAR_PROBABILITY, name_nonmember_metric(NEAR_PROBABILITY)):
+        return name.replace(NEAR_PROBABILITY, f"{NEAR_PROBABILITY}{AT_MOST}")
     return name.replace(AT_LEAST, AT_MOST) if AT_LEAST in name else ""
 
 

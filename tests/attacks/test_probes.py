@@ -559,6 +559,7 @@ def test_near_verbatim_bound_against_enumeration(make_tiny: MakeTiny, decoding: 
     ]
     assert all(float(p.sum()) == pytest.approx(1, abs=1e-5) for p in distribution)
     missed = 0.0
+    tight = 1.0
     for distance in (0, 1, 2, 4):
         within = [
             [levenshtein(s, z)[-1] <= distance for s in every.tolist()] for z in suffixes.tolist()
@@ -567,18 +568,23 @@ def test_near_verbatim_bound_against_enumeration(make_tiny: MakeTiny, decoding: 
             [p[torch.tensor(near)].sum() for p, near in zip(distribution, within, strict=True)]
         )
         for beams in (1, 3, 10_000):
-            near, verbatim = bound_near_verbatim_probability(
+            near, most, verbatim = bound_near_verbatim_probability(
                 model, decoding, prefixes, suffixes, distance, beams
             )
             truth = compute_suffix_log_probs(model, decoding, prefixes, suffixes)["log_p"]
             torch.testing.assert_close(verbatim, truth, atol=1e-5, rtol=0)
             assert (near >= truth - 1e-5).all()
             assert (near.exp() <= exact + 1e-5).all()
+            assert (most.exp() >= exact - 1e-5).all() and (most <= 0).all()
             if beams > 6**4 or distance == 0:
                 torch.testing.assert_close(near.exp(), exact, atol=1e-5, rtol=0)
+            if beams > 6**4:  # nothing is dropped
+                torch.testing.assert_close(most.exp(), exact, atol=1e-5, rtol=0)
+            elif distance < 2:
+                tight = min(tight, float(most.exp().min()))
             missed = max(missed, float((exact - near.exp()).max()))
     # few beams do lose something, so the bound was a bound and not the value itself
-    assert missed > 0.01
+    assert missed > 0.01 and tight < 0.5
 
 
 def test_the_verbatim_path_survives_likelier_neighbours(make_tiny: MakeTiny) -> None:
@@ -586,7 +592,7 @@ def test_the_verbatim_path_survives_likelier_neighbours(make_tiny: MakeTiny) -> 
     dropped."""
     model, prefixes = make_tiny(vocab_size=6, scale=2.0), tokens(20, 4, 6)
     suffixes = likely(model, prefixes, 5, ANCESTRAL)
-    near, verbatim = bound_near_verbatim_probability(model, ANCESTRAL, prefixes, suffixes, 5, 1)
+    near, _, verbatim = bound_near_verbatim_probability(model, ANCESTRAL, prefixes, suffixes, 5, 1)
     assert (near.exp() > verbatim.exp() * 1.01).any() and verbatim.isfinite().all()
     assert (near >= verbatim - 1e-5).all()
 
@@ -595,12 +601,12 @@ def test_a_secret_that_no_sample_can_come_near_is_minus_infinity(make_tiny: Make
     model, prefixes = make_tiny(vocab_size=6, scale=2.0), tokens(2, 4, 6)
     best = likely(model, prefixes, 4, GREEDY)
     far = (best + 1) % 6
-    near, verbatim = bound_near_verbatim_probability(
+    near, most, verbatim = bound_near_verbatim_probability(
         model, GREEDY, prefixes, torch.stack([best[0], far[1]]), 0, 3
     )
-    assert near.tolist() == verbatim.tolist() == [0, -math.inf]
-    nothing, none = bound_near_verbatim_probability(model, GREEDY, prefixes, far, 0, 3)
-    assert nothing.tolist() == none.tolist() == [-math.inf] * 2
+    assert near.tolist() == most.tolist() == verbatim.tolist() == [0, -math.inf]
+    bounds = bound_near_verbatim_probability(model, GREEDY, prefixes, far, 0, 3)
+    assert all(bound.tolist() == [-math.inf] * 2 for bound in bounds)
 
 
 def test_near_verbatim_measurements(neox: HuggingFaceModel) -> None:
@@ -618,6 +624,14 @@ def test_near_verbatim_measurements(neox: HuggingFaceModel) -> None:
         >= value(measured, "extraction_probability")
         > 0
     )
+    most = value(measured, "near_verbatim_probability_at_most")
+    assert value(measured, "near_verbatim_probability") <= most <= 1
+    # two non-members are too few for a threshold at 5%
+    assert value(measured, "near_verbatim_conformal_share") == 0
+    loose = replace(probe, alpha=0.4)
+    calibrated = loose.measurements(known, seen)[-1]
+    below = [o.values["log_p_near"] for o in seen[6:]]
+    assert calibrated.value == np.mean([o.values["log_p_near"] > max(below) for o in seen[:6]])
     assert {"near_verbatim_probability_nonmembers", "extraction_probability_nonmembers"} <= {
         m.name for m in measured
     }

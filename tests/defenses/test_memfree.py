@@ -102,7 +102,7 @@ def test_verbatim_text_is_impossible_and_text_one_token_beside_it_is_not(
     prefixes = torch.tensor([record[:20] for record in RECORDS[:3]])
     suffixes = torch.tensor([record[20:26] for record in RECORDS[:3]])
     assert bool((model.token_log_probs(prefixes, suffixes).sum(-1) == -math.inf).all())
-    near, verbatim = bound_near_verbatim_probability(
+    near, _, verbatim = bound_near_verbatim_probability(
         model, ANCESTRAL, prefixes, suffixes, distance=1, beams=200
     )
     assert bool((verbatim == -math.inf).all()) and bool(near.isfinite().all())

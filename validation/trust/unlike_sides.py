@@ -1,0 +1,83 @@
+"""How often the membership verdict takes a difference in kind for a leak, and how often it still
+finds one.
+
+    python -m validation.trust.unlike_sides [--draws 2000] [--seed 0] [--out FOLDER]
+
+Each draw has other records: 100, 200 or 500 of them, half members on average, by 4, 15 or 40
+features of which the first is up to 1.5 deviations higher for members. A score goes by this
+feature, the worst case. No model is needed. Column `controls`: how often the blind baseline sees
+the difference.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from auditor.core.arrays import Bools, Floats
+from auditor.statistics import adjusted_auc, blind_classifier, roc
+from validation.harness import Page, run, share
+
+RECORDS = (100, 200, 500)
+FEATURES = (4, 15, 40)
+SHIFTS = ((0.0, 0.25), (0.25, 0.75), (0.75, 1.5))
+LEAK = 0.7  # deviations of the score's noise: an AUC of .64 without a shift
+
+
+def draw_records(
+    noise: np.random.Generator, n: int, n_features: int, shift: float, leak: float
+) -> tuple[Floats, Bools, Floats]:
+    """Return features (n, n_features), the members and their scores, (n,)."""
+    member = noise.random(n) < 0.5
+    features = noise.standard_normal((n, n_features))
+    features[:, 0] += shift * member
+    scores = features[:, 0] + 0.3 * features[:, 1] + noise.standard_normal(n) + leak * member
+    return features, member, scores
+
+
+def judge_draw(features: Floats, member: Bools, scores: Floats) -> tuple[bool, bool, bool]:
+    """Return whether the AUC is above chance, a control is, and a leak is shown."""
+    group = np.arange(len(member))
+    controls = {"blind": blind_classifier.score_membership_blindly(features, member, group)}
+    overlap = adjusted_auc.weigh_scored_records(
+        {"score": scores}, controls, features, member, group
+    )["score"]
+    adjusted, _ = adjusted_auc.estimate_adjusted_auc(
+        "adjusted", scores, member, overlap.weights, widen=overlap.widen
+    )
+    is_above = roc.estimate_auc("", scores[member], scores[~member]).low > 0.5
+    is_unlike = overlap.widen > 1
+    # as `_read_membership_leaks` decides
+    is_shown = adjusted.low > 0.5 and (is_unlike or is_above)
+    return is_above, is_unlike, is_shown
+
+
+def main(draws: int = 2000, seed: int = 0, out: Path = Path("unlike-sides")) -> None:
+    noise = np.random.default_rng(seed)
+    rows = []
+    for i in range(draws):
+        n = RECORDS[i % len(RECORDS)]
+        n_features = FEATURES[i // len(RECORDS) % len(FEATURES)]
+        shift = noise.uniform(0, SHIFTS[-1][1])
+        for leak in (0.0, LEAK)[: 1 + (i % 5 == 0)]:
+            judged = judge_draw(*draw_records(noise, n, n_features, shift, leak))
+            rows.append((n, n_features, shift, leak, *judged))
+    table = np.array(rows)
+    page = Page(out / "unlike-sides.md")
+    page.head("records", "features", "shift", "leak", "draws", "AUC alone", "controls", "shown")
+    parts = [(n, p, *SHIFTS[0][:1], SHIFTS[-1][1]) for n in RECORDS for p in FEATURES]
+    parts += [(0, 0, *shift) for shift in (*SHIFTS, (0.0, SHIFTS[-1][1]))]
+    for leak in (0.0, LEAK):
+        for n, n_features, low, high in parts:
+            chosen = (table[:, 3] == leak) & (table[:, 2] >= low) & (table[:, 2] <= high)
+            if n:
+                chosen &= (table[:, 0] == n) & (table[:, 1] == n_features)
+            counts = table[chosen, 4:].sum(0).astype(int)
+            total = int(chosen.sum())
+            shares = [share(int(count), total) for count in counts]
+            page.row(n or "all", n_features or "all", f"{low}–{high}", leak, total, *shares)
+
+
+if __name__ == "__main__":
+    raise SystemExit(run(main))
