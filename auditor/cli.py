@@ -26,6 +26,7 @@ from auditor.commands.list import list_plugins
 from auditor.commands.mitigate import mitigate
 from auditor.commands.options import add_command
 from auditor.commands.panels import SETTINGS, PanelGroup
+from auditor.commands.rag import rag
 from auditor.commands.report import report
 from auditor.commands.reproduce import reproduce
 from auditor.commands.run import run
@@ -71,7 +72,7 @@ READING = (
     attest,
 )
 for panel, commands in {
-    "audit a model": (check, run, synthetic, erase, reproduce, list_plugins),
+    "audit a model": (check, run, synthetic, rag, erase, reproduce, list_plugins),
     "read and judge runs": (*READING, score),
     "prepare and train": (train, mitigate, dp_loop),
 }.items():

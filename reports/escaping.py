@@ -86,6 +86,13 @@ def make_printable_line(text: str) -> str:
     return _cut_long_text(" ".join(_UNPRINTABLE.sub(" ", _INVISIBLE.sub("", text)).split()))
 
 
+def list_printable(names: Sequence[str], most: int, separator: str = ", ") -> str:
+    """Return the first names on one line, and how many more there are."""
+    n_left = len(names) - most
+    more = f" and {n_left:,} more" if n_left > 0 else ""
+    return separator.join(map(make_printable_line, names[:most])) + more
+
+
 def show_invisible_characters(text: str) -> str:
     """Return private text on one line: `↵` for line ends, `‹U+202E›` for invisible characters."""
     return _cut_long_text(_UNSEEN.sub(_show_invisible_character, text))

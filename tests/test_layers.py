@@ -40,10 +40,11 @@ MAY_IMPORT = {
     "studies": f"{LEFT} {RIGHT} engines {SIDE} runs",
     "crash": "core privacy statistics reports",
     "erasure": "core statistics benchmarks reports",
+    "rag": "core statistics benchmarks reports plugins providers remote",
     "api": f"{LEFT} {RIGHT} {SIDE} runs studies",
     "integrations": f"{LEFT} {RIGHT} {SIDE} runs api",
     "testing": "core models generation statistics privacy plugins defenses",
-    "commands": f"{LEFT} {RIGHT} {SIDE} runs studies crash erasure",
+    "commands": f"{LEFT} {RIGHT} {SIDE} runs studies crash erasure rag",
     "cli": "core commands",
 }
 WITHOUT_TORCH = ("core", "statistics", "records", "conclusions", "gate", "reports")

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from auditor.core.result import Measurement
+    from auditor.reports.blocks import Document
 
 _A_LINE_EVERY = 60.0  # seconds between lines, in a log
 debugging = False  # whether unexpected errors are shown completely (`audit --debug`)
@@ -113,6 +114,20 @@ def print_table(table: Any, styles: Sequence[str] = ()) -> None:
     from auditor.reports.tables import render_rich_table
 
     Console().print(render_rich_table(table, styles))
+
+
+def write_report_folder(
+    out: Path, name: str, document: Document, as_json: str, to_stderr: bool = False
+) -> None:
+    """Write NAME.md, NAME.html and NAME.json, and say where."""
+    import typer
+
+    from auditor.core import disk
+    from auditor.reports.files import write_document
+
+    _, report = write_document(out, name, document)
+    disk.replace_atomically(out / f"{name}.json", as_json)
+    typer.echo(f"report  {report}", err=to_stderr)
 
 
 def seconds_since_start() -> float:

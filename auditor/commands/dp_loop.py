@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import inspect
 import os
 import shlex
@@ -19,6 +18,7 @@ import typer
 from auditor.commands import console
 from auditor.core import disk
 from auditor.core.errors import AuditError
+from auditor.core.python_files import add_script_folder, load_python_file
 
 
 def dp_loop(
@@ -72,7 +72,6 @@ def dp_loop(
     console.silence_libraries()
     from auditor.crash import report
     from auditor.crash.trial import crash_test
-    from auditor.reports.files import write_document
 
     loop_function = _load_dp_loop_training_function(script, function)
     with (
@@ -98,11 +97,10 @@ def dp_loop(
     if junit is not None:
         disk.replace_atomically(junit, report.render_crash_test_junit(tested, again))
     if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
         page = report.build_crash_test_document(tested, source, again)
-        _, html_report = write_document(out, "dp-loop", page)
-        disk.replace_atomically(out / "dp-loop.json", report.render_crash_test_json(tested, again))
-        typer.echo(f"report  {html_report}")
+        console.write_report_folder(
+            out, "dp-loop", page, report.render_crash_test_json(tested, again)
+        )
     if gate:
         raise typer.Exit({"broken": 1, "cannot tell": 4}.get(tested.verdict, 0))
 
@@ -145,11 +143,6 @@ def _load_dp_loop_training_function(script: Path, function: str | None) -> Calla
     The file defines such a function, or a Trainer. Without a name, use the first of the usual
     names, else run the file as a script. Raise AuditError if there is no training.
     """
-    if not script.is_file():
-        raise AuditError(
-            f"expected a Python file with a training function, got {str(script)!r}, which does not "
-            "exist"
-        )
     from auditor.crash import trainers
 
     module, entry = _load_training_script(script, f"audit_training_{script.stem}")
@@ -192,22 +185,15 @@ def _wrap_training_entry(trainer: Any, script: Path, claim: Any) -> Callable[...
 
 def _load_training_script(script: Path, name: str) -> tuple[Any, Any]:
     """Return the file's module under this name, and its Trainer that is about to train, or None."""
-    spec = importlib.util.spec_from_file_location(name, script)
-    if spec is None or spec.loader is None:
-        raise AuditError(f"expected a Python file with a training function, got {str(script)!r}")
     from auditor.crash import trainers
 
-    module = importlib.util.module_from_spec(spec)
-    if (folder := str(script.parent.resolve())) not in sys.path:
-        sys.path.insert(0, folder)  # as for a script that Python runs
-    if name != "__main__":  # which would replace this program's module
-        sys.modules[name] = module  # dataclasses look up annotations there
     trainers_found: list[Any] = []
     with (
         _attribute_script_errors(f"cannot load {str(script)!r}:"),
         trainers.catch_trainer_before_training_context(trainers_found),
     ):
-        spec.loader.exec_module(module)
+        add_script_folder(script)
+        module = load_python_file(script, name, "a Python file with a training function")
     return module, trainers_found[0] if trainers_found else None
 
 

@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from auditor.commands import console, options
-from auditor.core import disk
 
 _EXIT_CODES = {"still there": 1, "cannot tell": 4}
 
@@ -70,11 +69,9 @@ def erase(
         for line in page.list_terminal_lines(erasure):
             typer.echo(line)
     if out is not None:
-        from auditor.reports.files import write_document
-
         document = page.make_document(erasure, console.get_command_line())
-        _, report = write_document(out, "erasure", document)
-        disk.replace_atomically(out / "erasure.json", page.format_json(erasure))
-        typer.echo(f"report  {report}", err=as_json)
+        console.write_report_folder(
+            out, "erasure", document, page.format_json(erasure), to_stderr=as_json
+        )
     if gate:
         raise typer.Exit(_EXIT_CODES.get(erasure.verdict, 0))

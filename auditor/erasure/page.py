@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict
 
 from auditor.core.counts import format_count
@@ -70,17 +70,11 @@ def describe_verdict(verdict: LayerVerdict) -> str:
 
 
 def list_places(verdict: LayerVerdict) -> str:
-    return _shorten_list(verdict.places, _MOST_PLACES, "; ")
+    return escaping.list_printable(verdict.places, _MOST_PLACES, "; ")
 
 
 def list_names(verdict: LayerVerdict) -> str:
-    return _shorten_list(list(verdict.leftovers), _MOST_NAMES)
-
-
-def _shorten_list(names: Sequence[str], most: int, separator: str = ", ") -> str:
-    n_left = len(names) - most
-    more = f" and {n_left:,} more" if n_left > 0 else ""
-    return separator.join(map(escaping.make_printable_line, names[:most])) + more
+    return escaping.list_printable(list(verdict.leftovers), _MOST_NAMES)
 
 
 def make_document(erasure: Erasure, command: str) -> Document:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.metadata
-import importlib.util
 import inspect
 import pkgutil
-import sys
 import types
 from collections.abc import Mapping
 from functools import cache
@@ -18,6 +16,7 @@ from typing import Any
 from auditor.core import safe_mode
 from auditor.core.errors import AuditError
 from auditor.core.plan_parts import split_model_name
+from auditor.core.python_files import load_python_file
 from auditor.plugins.attack import Attack
 from auditor.plugins.benchmark import Benchmark
 from auditor.plugins.defense import Defense
@@ -34,24 +33,15 @@ def load_plugin_file(path: Path) -> None:
     safe_mode.refuse_unsafe(f"the plug-in {str(path)!r} would run")
     if path.resolve() in _extra:
         return
-    if not path.is_file():
-        raise AuditError(
-            f"expected a Python file for --plugin, got {str(path)!r}, which does not exist"
-        )
     # The hash of the path: two files of one name are two modules.
     name = (
         f"audit_plugin_{path.stem}_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]}"
     )
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise AuditError(f"expected a Python file for --plugin, got {str(path)!r}")
-    module = importlib.util.module_from_spec(spec)
-    # `dataclass` and `get_type_hints` look up annotations that are strings here.
-    sys.modules[name] = module
     try:
-        spec.loader.exec_module(module)
+        module = load_python_file(path, name, "a Python file for --plugin")
+    except AuditError:
+        raise
     except (Exception, SystemExit) as error:  # the user has to mend any error of the file
-        del sys.modules[name]
         raise _make_plugin_load_error(str(path), error) from error
     _extra[path.resolve()] = module
 

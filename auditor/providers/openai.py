@@ -116,14 +116,7 @@ class Served(OpenAI):
         address = self._split_address(request)
         if not address.name:
             connection = ServerConnection(str(address.base_url), self._make_token_budget(address))
-            names = list(connection.list_served_models())
-            if len(names) != 1:
-                listed = ", ".join(names[:3]) or "none"
-                raise AuditError(
-                    f"expected {address.base_url} to serve one model, or {request.name}#NAME, got "
-                    f"{listed}"
-                )
-            address = replace(address, name=names[0])
+            address = replace(address, name=connection.get_only_model(request.name))
         return super().load(address)
 
     def prepare_for_next_run(self, model: LanguageModel, request: RequestedModel) -> None:

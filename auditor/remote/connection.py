@@ -169,6 +169,16 @@ class ServerConnection:
         except (RequestRefused, KeyError, TypeError):
             return {}
 
+    def get_only_model(self, address: str) -> str:
+        """Return the name of the model that is served. Raise AuditError if there are several."""
+        names = list(self.list_served_models())
+        if len(names) != 1:
+            listed = ", ".join(names[:3]) or "none"
+            raise AuditError(
+                f"expected {self.url} to serve one model, or {address}#NAME, got {listed}"
+            )
+        return names[0]
+
     def ask(self, question: ServerRequest) -> Mapping[bytes, Any]:
         """Send a request and return its parsed answer.
 
@@ -308,8 +318,12 @@ class ServerConnection:
         if body is None:
             return self._client.models.with_raw_response.list()
         # create() checks OpenAI's fields; extra_body is sent unchanged, whatever the server takes
-        first = {name: body[name] for name in ("model", "prompt")}
-        return self._client.completions.with_raw_response.create(**first, extra_body=dict(body))
+        if "messages" in body:
+            kind, endpoint = "messages", self._client.chat.completions
+        else:
+            kind, endpoint = "prompt", self._client.completions
+        first = {name: body[name] for name in ("model", kind)}
+        return endpoint.with_raw_response.create(**first, extra_body=dict(body))
 
     def _make_status_error(self, error: Any) -> Exception:
         status = error.status_code

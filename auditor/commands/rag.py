@@ -1,0 +1,116 @@
+"""`audit rag`: measure what a retrieval system gives away of its documents."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from auditor.commands import console, options
+from auditor.core.errors import AuditError
+
+_EXIT_CODES = {"leaks": 1, "cannot tell": 4}
+
+
+def rag(
+    documents: Annotated[
+        str,
+        typer.Option(
+            metavar="FILE", help="Documents: text, and perhaps id, pii, and identity: who may see."
+        ),
+    ],
+    system: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="SYSTEM",
+            help="FILE.py:NAME with ask(question, identity), or http://HOST:PORT/v1#MODEL. Without "
+            "it, only draw in.jsonl and out.jsonl.",
+        ),
+    ] = None,
+    control: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SYSTEM",
+            help="A system that shows the documents, as the same without protection. [default: "
+            "SYSTEM, asked by the identity of each document]",
+        ),
+    ] = None,
+    crawl: Annotated[
+        int, typer.Option(metavar="N", help="Questions of a crawl that knows no document.")
+    ] = 100,
+    template: Annotated[
+        str | None,
+        typer.Option(metavar="TEXT", help="The question; {words} are the document's first words."),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "-o", "--out", metavar="DIR", help="Folder for in.jsonl, out.jsonl, rag.html and .json."
+        ),
+    ] = None,
+    seed: options.Seed = 0,
+    gate: Annotated[
+        bool, typer.Option("--gate", help="Exit 1 if the system leaks, 4 if a layer cannot tell.")
+    ] = False,
+    as_json: options.Json = False,
+) -> None:
+    """Measure what a retrieval system gives away: shown text, personal data, membership, a crawl.
+
+    A coin puts each document into the store or leaves it out. `index(documents)` of the same file
+    fills the store; without it, draw first and index in.jsonl yourself.
+
+    Examples:
+        audit rag --documents notes.jsonl -o rag
+        audit rag my_rag.py:ask --documents notes.jsonl -o rag --gate
+    """
+    console.silence_libraries()
+    from auditor.rag import page
+    from auditor.rag.asking import TEMPLATE, WORDS
+    from auditor.rag.audit import audit_rag
+    from auditor.rag.documents import (
+        check_drawn_documents,
+        read_rag_documents,
+        write_drawn_documents,
+    )
+    from auditor.rag.system import open_rag_system
+
+    question = template or TEMPLATE
+    if WORDS not in question:
+        raise AuditError(f"expected {WORDS} in --template, got none")
+    if crawl < 0:
+        raise AuditError(f"expected --crawl of at least 0, got {crawl}")
+    if system is None and (out is None or gate):
+        raise AuditError("expected SYSTEM to audit, or -o DIR alone, to draw documents, got none")
+    drawn = read_rag_documents(documents, seed)
+    if system is None:
+        assert out is not None
+        for path in write_drawn_documents(out, drawn):
+            typer.echo(f"wrote   {path}")
+        return
+    with contextlib.redirect_stdout(sys.stderr):  # what the system prints is no part of the report
+        audited = open_rag_system(system)
+        shown = None
+        if control is not None:
+            shown = open_rag_system(control)
+        if out is not None and audited.index is not None:
+            write_drawn_documents(out, drawn)
+        elif audited.index is None:
+            check_drawn_documents(out or Path("."), drawn)
+        with (
+            console.open_progress_terminal(verbose=False) as reporter,
+            reporter.transient_progress_bar("putting in the documents"),
+        ):
+            audit = audit_rag(drawn, audited, shown, question, crawl, seed, reporter.progress)
+    if as_json:
+        typer.echo(page.format_json(audit), nl=False)
+    else:
+        for line in page.list_terminal_lines(audit):
+            typer.echo(line)
+    if out is not None:
+        document = page.make_document(audit, console.get_command_line())
+        console.write_report_folder(out, "rag", document, page.format_json(audit), as_json)
+    if gate:
+        raise typer.Exit(_EXIT_CODES.get(audit.verdict, 0))

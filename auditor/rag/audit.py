@@ -1,0 +1,82 @@
+"""Audit a retrieval system: ask, judge each layer, and state one verdict."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from auditor.rag.asking import Progress, ask_all
+from auditor.rag.documents import RagDocuments
+from auditor.rag.layers import (
+    Crawl,
+    MembershipVerdict,
+    RagJudge,
+    RagVerdict,
+    find_worst,
+    list_layer_verdicts,
+)
+from auditor.rag.system import RagSystem
+
+
+@dataclass(frozen=True)
+class RagAudit:
+    """What the system gave away.
+
+    control: whom the documents are shown to, in words; channels: where replies show anything;
+    direct: documents shown by a question about them after their control had asked, and before.
+    """
+
+    system: str
+    control: str
+    n_in: int
+    n_out: int
+    n_identities: int
+    n_questions: int
+    seed: int
+    channels: tuple[str, ...]
+    direct: tuple[int, int]
+    layers: tuple[RagVerdict, ...]
+    membership: MembershipVerdict
+    crawl: Crawl | None
+
+    @property
+    def verdict(self) -> str:
+        return find_worst([*(layer.verdict for layer in self.layers), self.membership.verdict])
+
+
+def audit_rag(
+    drawn: RagDocuments,
+    system: RagSystem,
+    control: RagSystem | None,
+    template: str,
+    n_crawl: int,
+    seed: int,
+    progress: Progress,
+) -> RagAudit:
+    """Ask the system for every document, and judge. Raise AuditError if the system fails."""
+    exchanges = ask_all(drawn, system, control, template, n_crawl, seed, progress)
+    judge = RagJudge(drawn, exchanges, seed)
+    layers = list_layer_verdicts(judge)
+    of_crawl, crawl = judge.judge_crawl()
+    if of_crawl is not None:
+        layers.append(of_crawl)
+    control_name = "none"
+    if control is not None:
+        control_name = control.label
+    elif drawn.identities:
+        control_name = "the owner of each document"
+    n_in = int(drawn.member.sum())
+    n_questions = len(exchanges.attack) + len(exchanges.control) + len(exchanges.crawl)
+    return RagAudit(
+        system.label,
+        control_name,
+        n_in,
+        len(drawn.documents) - n_in,
+        len(drawn.identities),
+        n_questions,
+        seed,
+        tuple(judge.list_channels()),
+        judge.count_direct(),
+        tuple(layers),
+        judge.judge_membership(),
+        crawl,
+    )

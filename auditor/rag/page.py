@@ -1,0 +1,192 @@
+"""Render an audit of a retrieval system as terminal lines, page and JSON, without its texts."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import asdict
+
+from auditor.core.jsonable import to_json
+from auditor.core.result import Measurement
+from auditor.rag.audit import RagAudit
+from auditor.rag.layers import (
+    CANNOT_TELL,
+    LEAKS,
+    LEAST,
+    LEVEL,
+    MOST_LAYERS,
+    NO_LEAK,
+    Crawl,
+    MembershipVerdict,
+    RagVerdict,
+)
+from auditor.reports import escaping
+from auditor.reports.blocks import Document, FactList, Group, Paragraph, Section, Table
+from auditor.statistics.metrics import find_metric
+
+_ORDER = (LEAKS, CANNOT_TELL, NO_LEAK)
+_LABELS = {LEAKS: "LEAKS ", CANNOT_TELL: "?     ", NO_LEAK: "NONE  "}
+_MOST_NAMES = 5
+_CLEAR = 6  # documents shown only after the control asked: 1 in 64 by chance
+_RULE = (
+    "Shown: ten words in a row of what a question does not quote, or of personal data in it. A "
+    "fair coin put each document in or left it out, so that those outside are the baseline, and "
+    "p-values assume nothing else. Leaks: some in the store are shown and none outside, or p is at "
+    f"most {LEVEL / MOST_LAYERS:.3f} ({LEVEL} for membership). No leak seen: none is shown, but "
+    f"the control is shown at least {LEAST}; the interval holds for questions like these. If the "
+    "control is shown fewer, a layer cannot tell."
+)
+
+
+def state_result(audit: RagAudit) -> str:
+    """Return a sentence with the verdict over all layers."""
+    membership = f"membership p = {audit.membership.p_value:.4f}"
+    if audit.verdict == LEAKS:
+        leaking = [layer for layer in audit.layers if layer.verdict == LEAKS]
+        if not leaking:
+            return f"leaks: replies tell which documents are in the store ({membership})"
+        worst = max(leaking, key=lambda layer: len(layer.shown))
+        to_whom = ""
+        if audit.n_identities:
+            to_whom = " to an identity that must not see them"
+        n_shown = f"{len(worst.shown):,} of {worst.n_possible:,}"
+        return f"leaks: {n_shown} documents are shown{to_whom} ({worst.layer})"
+    clear = sum(layer.verdict == NO_LEAK for layer in audit.layers)
+    return (
+        f"{audit.verdict}: no leak seen in {clear:,} of {len(audit.layers):,} layers, {membership}"
+    )
+
+
+def list_terminal_lines(audit: RagAudit) -> Iterator[str]:
+    """Yield the verdict, the layers (worst first), and the limits."""
+    yield f"RESULT  {state_result(audit)}"
+    for layer in sort_layers(audit):
+        yield f"{_LABELS[layer.verdict]}  {layer.layer}: {describe_layer(layer)}"
+        if layer.verdict == LEAKS:
+            yield f"        which: {escaping.list_printable(layer.shown, _MOST_NAMES)}"
+    membership = audit.membership
+    yield f"{_LABELS[membership.verdict]}  membership: {describe_membership(membership)}"
+    if cause := describe_cache(audit):
+        yield f"CAUSE   {cause}"
+    if audit.crawl is not None:
+        yield f"CRAWL   {describe_crawl(audit.crawl)}"
+    yield f"SYSTEM  {'; '.join(f'{name}: {fact}' for name, fact in list_facts(audit))}"
+    yield f"LIMITS  {_RULE}"
+
+
+def describe_cache(audit: RagAudit) -> str:
+    """Return why documents are shown only after their owner asked; nothing if they are not."""
+    after, before = audit.direct
+    if before or after < _CLEAR or not audit.n_identities:
+        return ""
+    return (
+        f"{after:,} documents were shown after their owner had asked the same, none before: "
+        "users share a cache"
+    )
+
+
+def sort_layers(audit: RagAudit) -> list[RagVerdict]:
+    return sorted(audit.layers, key=lambda layer: _ORDER.index(layer.verdict))
+
+
+def list_facts(audit: RagAudit) -> tuple[tuple[str, str], ...]:
+    return (
+        ("system", audit.system),
+        ("documents", f"{audit.n_in:,} in the store, {audit.n_out:,} not, seed {audit.seed}"),
+        ("identities", f"{audit.n_identities:,}"),
+        ("replies show", " and ".join(audit.channels) or "nothing"),
+        ("control", audit.control),
+        ("questions", f"{audit.n_questions:,}"),
+    )
+
+
+def describe_layer(layer: RagVerdict) -> str:
+    """Return n of N documents with the interval, the baseline and the control, and the reason."""
+    low, high = layer.interval
+    counts = (
+        f"{len(layer.shown):,} of {layer.n_possible:,} ({low:.0%} to {high:.0%}), not in the store "
+        f"{layer.outside[0]:,} of {layer.outside[1]:,}"
+    )
+    if layer.control is not None:
+        counts += f", control {layer.control[0]:,} of {layer.control[1]:,}"
+    return f"{layer.why}; {counts}" if layer.why else counts
+
+
+def describe_membership(membership: MembershipVerdict) -> str:
+    """Return the p-value, the strongest signal with its AUC, and the share of members found."""
+    parts = [f"p = {membership.p_value:.4f}"]
+    parts += [_describe_measurement(m) for m in membership.measurements]
+    if not math.isnan(membership.control_p):
+        parts.append(f"control p = {membership.control_p:.4f}")
+    if membership.why:
+        parts.append(membership.why)
+    return "; ".join(parts)
+
+
+def _describe_measurement(measurement: Measurement) -> str:
+    value = f"{measurement.value:.3f} ({measurement.low:.3f} to {measurement.high:.3f})"
+    note = ""
+    if measurement.note:
+        note = f", {measurement.note}"
+    return f"{find_metric(measurement.name).title} {value}{note}"
+
+
+def describe_crawl(crawl: Crawl) -> str:
+    """Return how many documents were recovered after a number of questions."""
+    n_asked, n_found = crawl.points[-1]
+    low = ", ".join(f"{found:,} after {asked:,}" for asked, found in crawl.points)
+    share = n_found / crawl.n_possible
+    return (
+        f"{n_found:,} of {crawl.n_possible:,} documents ({share:.0%}) with {n_asked:,} questions: "
+        f"{low}"
+    )
+
+
+def make_document(audit: RagAudit, command: str) -> Document:
+    """Return the page: the verdict, all layers, membership, the crawl and the limits."""
+    rows = tuple(
+        (
+            layer.layer,
+            layer.verdict,
+            describe_layer(layer),
+            escaping.list_printable(layer.shown, _MOST_NAMES),
+        )
+        for layer in sort_layers(audit)
+    )
+    head = ("Layer", "Verdict", "Documents shown", "Which")
+    signals = tuple(
+        (name, f"{signal.value:.3f}", f"{signal.low:.3f} to {signal.high:.3f}")
+        for name, signal in audit.membership.signals.items()
+    )
+    layers = Table("layers", "Every layer, leaks first", head, (Group("", rows),))
+    auc = Table(
+        "signals",
+        "What tells documents in the store from the others",
+        ("Signal", "AUC", "95%, all together"),
+        (Group("", signals),),
+    )
+    membership = Paragraph(f"{audit.membership.verdict}: {describe_membership(audit.membership)}")
+    sections = [
+        Section("layers", "Layers", (layers,)),
+        Section("membership", "Membership", (membership, auc)),
+    ]
+    if cause := describe_cache(audit):
+        sections.append(Section("cause", "Cause", (Paragraph(cause),)))
+    if audit.crawl is not None:
+        sections.append(Section("crawl", "Crawl", (Paragraph(describe_crawl(audit.crawl)),)))
+    limits = (FactList("Audit", list_facts(audit)), Paragraph(_RULE))
+    sections.append(Section("limits", "What this holds for", limits))
+    return Document(
+        title="What does the retrieval system give away?",
+        facts=(("System", audit.system), ("Command", command)),
+        headline=state_result(audit),
+        sections=tuple(sections),
+        source="Rendered from the system's replies",
+    )
+
+
+def format_json(audit: RagAudit) -> str:
+    layers = [{**asdict(layer), "interval": layer.interval} for layer in audit.layers]
+    stated = {**asdict(audit), "layers": layers, "verdict": audit.verdict}
+    return json.dumps(to_json(stated), indent=1, allow_nan=False) + "\n"
