@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -183,18 +184,7 @@ class RagJudge:
 
     def judge_personal_data(self, channel: str) -> RagVerdict | None:
         """Return the verdict on personal data of the tails that replies state; None without any."""
-        recognisers = pii.PiiRecognisers() if pii.has_pii_packages() else None
-        items = [
-            {
-                entry.text[span.start : span.end]
-                for span in pii.find_pii_spans(entry.text, entry.marks, recognisers)
-            }
-            for entry in self.drawn.documents
-        ]
-        hidden = [
-            [item for item in texts if item in entry.tail and item not in entry.head]
-            for texts, entry in zip(items, self.drawn.documents, strict=True)
-        ]
+        hidden = self._hidden_items
         has_data = np.array([bool(texts) for texts in hidden])
         if not (has_data & self.drawn.member & self._list_askable()).any():
             return None
@@ -209,6 +199,21 @@ class RagJudge:
                 )
             stated.append(of_group)
         return self.judge(f"personal data in {channel}", stated[0], stated[1], has_data)
+
+    @cached_property
+    def _hidden_items(self) -> list[list[str]]:
+        """Return the personal data that only the tail of each document holds."""
+        recognisers = None
+        if pii.has_pii_packages():
+            recognisers = pii.PiiRecognisers()
+        hidden = []
+        for entry in self.drawn.documents:
+            spans = pii.find_pii_spans(entry.text, entry.marks, recognisers)
+            items = {entry.text[span.start : span.end] for span in spans}
+            hidden.append(
+                sorted(item for item in items if item in entry.tail and item not in entry.head)
+            )
+        return hidden
 
     # --- a verdict ---
 

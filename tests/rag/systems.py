@@ -12,7 +12,7 @@ Row = dict[str, Any]
 TOP = 3
 
 
-def make_documents(n: int = 160, n_identities: int = 4, seed: int = 0) -> list[Row]:
+def make_documents(n: int = 100, n_identities: int = 4, seed: int = 0) -> list[Row]:
     """Return documents of 40 random words, with an e-mail address near the end of each."""
     draw = random.Random(seed)
     letters = "abcdefghijklmnopqrstuvwxyz"

@@ -33,7 +33,7 @@ def audit(
     store: systems.OpenStore,
     rows: list[Row],
     control: systems.OpenStore | None = None,
-    crawl: int = 40,
+    crawl: int = 16,
 ) -> RagAudit:
     drawn = read_rag_documents(str(write_documents(tmp_path / "documents.jsonl", rows)), 0)
     shows = None
@@ -55,25 +55,21 @@ def test_without_a_filter_every_document_reaches_others(tmp_path: Path) -> None:
     assert result.verdict == LEAKS
     crawled, n_foreign, _ = shown.pop("documents recovered by the crawl")
     assert set(shown.values()) == {(result.n_in, result.n_in, LEAKS)}
-    assert len(shown) == 6 and 0 < crawled <= min(n_foreign, 3 * 40)
+    assert len(shown) == 6 and 0 < crawled <= min(n_foreign, 3 * 16)
     assert result.membership.verdict == LEAKS
     assert result.membership.p_value == 1 / 2000
     assert result.membership.measurements[0].value == 1.0
     assert all(layer.outside[0] == 0 for layer in result.layers)
-    assert result.crawl is not None and [asked for asked, _ in result.crawl.points] == [
-        10,
-        20,
-        30,
-        40,
-    ]
+    assert result.crawl is not None
+    assert [asked for asked, _ in result.crawl.points] == [4, 8, 12, 16]
 
 
 def test_a_zero_is_earned_by_the_owners(tmp_path: Path) -> None:
     result = audit(tmp_path, systems.PerUser(), make_documents())
     assert result.verdict == NO_LEAK == result.membership.verdict
     for layer in result.layers:
-        assert layer.control is not None and layer.control[0] == layer.n_possible >= 50
-        assert not layer.shown and layer.interval[1] < 0.07
+        assert layer.control is not None and layer.control[0] == layer.n_possible >= 30
+        assert not layer.shown and layer.interval[1] < 0.12
     assert result.membership.control_p == 1 / 2000
 
 
