@@ -89,8 +89,10 @@ def make_printable_line(text: str) -> str:
 def list_printable(names: Sequence[str], most: int, separator: str = ", ") -> str:
     """Return the first names on one line, and how many more there are."""
     n_left = len(names) - most
-    more = f" and {n_left:,} more" if n_left > 0 else ""
-    return separator.join(map(make_printable_line, names[:most])) + more
+    text = separator.join(map(make_printable_line, names[:most]))
+    if n_left > 0:
+        text += f" and {n_left:,} more"
+    return text
 
 
 def show_invisible_characters(text: str) -> str:

@@ -84,26 +84,28 @@ def rag(
         raise AuditError(f"expected --crawl of at least 0, got {crawl}")
     if system is None and (out is None or gate):
         raise AuditError("expected SYSTEM to audit, or -o DIR alone, to draw documents, got none")
-    drawn = read_rag_documents(documents, seed)
+    corpus = read_rag_documents(documents, seed)
     if system is None:
         assert out is not None
-        for path in write_drawn_documents(out, drawn):
+        for path in write_drawn_documents(out, corpus):
             typer.echo(f"wrote   {path}")
         return
     with contextlib.redirect_stdout(sys.stderr):  # what the system prints is no part of the report
         audited = open_rag_system(system)
-        shown = None
+        control_system = None
         if control is not None:
-            shown = open_rag_system(control)
+            control_system = open_rag_system(control)
         if out is not None and audited.index is not None:
-            write_drawn_documents(out, drawn)
+            write_drawn_documents(out, corpus)
         elif audited.index is None:
-            check_drawn_documents(out or Path("."), drawn)
+            check_drawn_documents(out or Path("."), corpus)
         with (
             console.open_progress_terminal(verbose=False) as reporter,
             reporter.transient_progress_bar("putting in the documents"),
         ):
-            audit = audit_rag(drawn, audited, shown, question, crawl, seed, reporter.progress)
+            audit = audit_rag(
+                corpus, audited, control_system, question, crawl, seed, reporter.progress
+            )
     if as_json:
         typer.echo(page.format_json(audit), nl=False)
     else:

@@ -11,9 +11,9 @@ from auditor.core.errors import AuditError
 
 
 def load_python_file(path: Path, name: str, expected: str) -> types.ModuleType:
-    """Run a Python file and return it as the module `name`, which is removed again on an error.
+    """Run a Python file and return the module, registered as `name` unless an error occurs.
 
-    Raise AuditError, which begins with what is expected, if there is no such file.
+    expected: words for the AuditError about a missing file.
     """
     if not path.is_file():
         raise AuditError(f"expected {expected}, got {str(path)!r}, which does not exist")
@@ -35,6 +35,6 @@ def load_python_file(path: Path, name: str, expected: str) -> types.ModuleType:
 
 
 def add_script_folder(path: Path) -> None:
-    """Let a file import its neighbours, as a script that Python runs."""
+    """Add the folder of a script to the import path, as Python does."""
     if (folder := str(path.parent.resolve())) not in sys.path:
         sys.path.insert(0, folder)

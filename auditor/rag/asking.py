@@ -49,7 +49,7 @@ class Exchanges:
 
 
 def ask_all(
-    drawn: RagDocuments,
+    corpus: RagDocuments,
     system: RagSystem,
     control: RagSystem | None,
     template: str,
@@ -64,35 +64,35 @@ def ask_all(
     shows as a difference. Raise AuditError if a system fails.
     """
     for indexed in filter(None, (system, control)):
-        indexed.put_in(drawn.list_rows(True))
-    if control is None and drawn.identities:
+        indexed.put_in(corpus.list_rows(True))
+    if control is None and corpus.identities:
         control = system
-    n_documents = len(drawn.documents)
+    n_documents = len(corpus.documents)
     asked_late = make_keyed_generator("rag order", seed).random(n_documents) < 0.5
     attack = list[Exchange]()
     answered = list[Exchange]()
-    strangers = choose_strangers(drawn, seed)
+    strangers = choose_strangers(corpus, seed)
     # In random order, so that what the store answers early and late says nothing of a document.
     order = make_keyed_generator("rag questions", seed).permutation(n_documents).tolist()
     for n_asked, i in enumerate(order):
         progress("documents asked for", n_asked, n_documents)
-        entry = drawn.documents[i]
+        entry = corpus.documents[i]
         turns = [(system, strangers[i], attack)]
         if control is not None:
             turns.append((control, entry.owners[0] if entry.owners else None, answered))
         if asked_late[i]:
             turns.reverse()
-        for asked, identity, exchanges in turns:
-            if asked is system and drawn.identities and identity is None:
+        for target, identity, exchanges in turns:
+            if target is system and corpus.identities and identity is None:
                 continue  # everyone may see it
             question = template.replace(WORDS, entry.head)
-            exchanges.append(Exchange(i, identity, question, asked.ask(question, identity)))
-    crawl = _crawl_store(drawn, system, template, n_crawl, seed, progress)
+            exchanges.append(Exchange(i, identity, question, target.ask(question, identity)))
+    crawl = _crawl_store(corpus, system, template, n_crawl, seed, progress)
     return Exchanges(tuple(attack), tuple(answered), tuple(crawl), asked_late, control is system)
 
 
 def _crawl_store(
-    drawn: RagDocuments,
+    corpus: RagDocuments,
     system: RagSystem,
     template: str,
     n_questions: int,
@@ -103,7 +103,7 @@ def _crawl_store(
 
     The latter stand for what an attacker knows of such stores.
     """
-    identities = drawn.identities
+    identities = corpus.identities
     identity = None
     if identities:
         identity = identities[
@@ -111,12 +111,12 @@ def _crawl_store(
         ]
     outside = [
         entry.head
-        for entry, is_in in zip(drawn.documents, drawn.member.tolist(), strict=True)
+        for entry, is_in in zip(corpus.documents, corpus.member.tolist(), strict=True)
         if not is_in
     ]
     order = make_keyed_generator("rag crawl order", seed).permutation(len(outside)).tolist()
     follow_ups = deque[str]()
-    seen = set[str]()
+    known_texts = set[str]()
     exchanges = []
     for number in range(n_questions):
         progress("questions of the crawl", number, n_questions)
@@ -125,7 +125,7 @@ def _crawl_store(
         reply = system.ask(question, identity)
         exchanges.append(Exchange(-1, identity, question, reply))
         for text in reply.retrieved or (reply.answer,):
-            if text not in seen:
-                seen.add(text)
+            if text not in known_texts:
+                known_texts.add(text)
                 follow_ups.append(" ".join(RUN.findall(text)[-_HEAD:]))
     return exchanges

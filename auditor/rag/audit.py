@@ -44,7 +44,7 @@ class RagAudit:
 
 
 def audit_rag(
-    drawn: RagDocuments,
+    corpus: RagDocuments,
     system: RagSystem,
     control: RagSystem | None,
     template: str,
@@ -53,8 +53,8 @@ def audit_rag(
     progress: Progress,
 ) -> RagAudit:
     """Ask the system for every document, and judge. Raise AuditError if the system fails."""
-    exchanges = ask_all(drawn, system, control, template, n_crawl, seed, progress)
-    judge = RagJudge(drawn, exchanges, seed)
+    exchanges = ask_all(corpus, system, control, template, n_crawl, seed, progress)
+    judge = RagJudge(corpus, exchanges, seed)
     layers = list_layer_verdicts(judge)
     of_crawl, crawl = judge.judge_crawl()
     if of_crawl is not None:
@@ -62,16 +62,16 @@ def audit_rag(
     control_name = "none"
     if control is not None:
         control_name = control.label
-    elif drawn.identities:
+    elif corpus.identities:
         control_name = "the owner of each document"
-    n_in = int(drawn.member.sum())
+    n_in = int(corpus.member.sum())
     n_questions = len(exchanges.attack) + len(exchanges.control) + len(exchanges.crawl)
     return RagAudit(
         system.label,
         control_name,
         n_in,
-        len(drawn.documents) - n_in,
-        len(drawn.identities),
+        len(corpus.documents) - n_in,
+        len(corpus.identities),
         n_questions,
         seed,
         tuple(judge.list_channels()),

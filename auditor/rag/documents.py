@@ -89,7 +89,7 @@ def read_rag_documents(name: str, seed: int) -> RagDocuments:
         first = rows[0]
         documents.append(RagDocument(names[first], head, tail, tuple(sorted(owners)), marks[first]))
     coins = make_keyed_generator("rag coins", seed).random(len(documents)) < 0.5
-    drawn = RagDocuments(
+    corpus = RagDocuments(
         tuple(documents),
         coins,
         tuple(
@@ -103,13 +103,13 @@ def read_rag_documents(name: str, seed: int) -> RagDocuments:
             f"{table.where}: expected at least {roc.LEAST} documents in and {roc.LEAST} out of "
             f"the store, got {n_in} and {len(coins) - n_in}: give more documents"
         )
-    n_identities = len(drawn.identities)
+    n_identities = len(corpus.identities)
     if n_identities and all(len(entry.owners) == n_identities for entry in documents):
         raise AuditError(
             f"{table.where}: expected documents that some identity in column {IDENTITY!r} must not "
             f"see, got {n_identities} identities that may see them all"
         )
-    return drawn
+    return corpus
 
 
 def _make_row(name: str, text: str, identity: str | None) -> dict[str, Any]:
@@ -129,15 +129,15 @@ def _cut_document(where: str, text: str, row: int) -> tuple[str, str]:
     return text[:cut], text[cut:]
 
 
-def write_drawn_documents(folder: Path, drawn: RagDocuments) -> tuple[Path, Path]:
+def write_drawn_documents(folder: Path, corpus: RagDocuments) -> tuple[Path, Path]:
     """Write in.jsonl and out.jsonl; return their paths."""
     paths = folder / "in.jsonl", folder / "out.jsonl"
     for path, member in zip(paths, (True, False), strict=True):
-        disk.replace_atomically(path, _format_rows(drawn.list_rows(member)))
+        disk.replace_atomically(path, _format_rows(corpus.list_rows(member)))
     return paths
 
 
-def check_drawn_documents(folder: Path, drawn: RagDocuments) -> None:
+def check_drawn_documents(folder: Path, corpus: RagDocuments) -> None:
     """Raise AuditError if in.jsonl is missing or holds other documents than were drawn."""
     path = folder / "in.jsonl"
     if not path.is_file():
@@ -145,7 +145,7 @@ def check_drawn_documents(folder: Path, drawn: RagDocuments) -> None:
             f"expected {str(path)!r}, the documents to index: draw them with `audit rag "
             f"{_FLAG} FILE -o {folder}`, or define `index(documents)` next to `ask`"
         )
-    if path.read_text(encoding="utf-8") != _format_rows(drawn.list_rows(True)):
+    if path.read_text(encoding="utf-8") != _format_rows(corpus.list_rows(True)):
         raise AuditError(
             f"expected the documents of {str(path)!r} to be those that {_FLAG} and --seed draw, "
             "got others"
@@ -156,17 +156,17 @@ def _format_rows(rows: Sequence[dict[str, Any]]) -> str:
     return "".join(json.dumps(row) + "\n" for row in rows)
 
 
-def choose_strangers(drawn: RagDocuments, seed: int) -> list[str | None]:
+def choose_strangers(corpus: RagDocuments, seed: int) -> list[str | None]:
     """Return for each document an identity that must not see it; None if there is none.
 
     The identities form a ring in random order, and documents of each are asked for by the next, so
     that no two ask for each other's documents if there are three or more.
     """
-    names = drawn.identities
+    names = corpus.identities
     order = make_keyed_generator("rag ring", seed).permutation(len(names))
     ring = [names[i] for i in order.tolist()]
     strangers: list[str | None] = []
-    for entry in drawn.documents:
+    for entry in corpus.documents:
         start = ring.index(entry.owners[0]) + 1 if entry.owners else 0
         others = [name for name in ring[start:] + ring[:start] if name not in entry.owners]
         strangers.append(others[0] if others else None)

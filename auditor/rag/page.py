@@ -46,11 +46,11 @@ def state_result(audit: RagAudit) -> str:
         leaking = [layer for layer in audit.layers if layer.verdict == LEAKS]
         if not leaking:
             return f"leaks: replies tell which documents are in the store ({membership})"
-        worst = max(leaking, key=lambda layer: len(layer.shown))
+        worst = max(leaking, key=lambda layer: len(layer.disclosed))
         to_whom = ""
         if audit.n_identities:
             to_whom = " to an identity that must not see them"
-        n_shown = f"{len(worst.shown):,} of {worst.n_possible:,}"
+        n_shown = f"{len(worst.disclosed):,} of {worst.n_possible:,}"
         return f"leaks: {n_shown} documents are shown{to_whom} ({worst.layer})"
     clear = sum(layer.verdict == NO_LEAK for layer in audit.layers)
     return (
@@ -64,7 +64,7 @@ def list_terminal_lines(audit: RagAudit) -> Iterator[str]:
     for layer in sort_layers(audit):
         yield f"{_LABELS[layer.verdict]}  {layer.layer}: {describe_layer(layer)}"
         if layer.verdict == LEAKS:
-            yield f"        which: {escaping.list_printable(layer.shown, _MOST_NAMES)}"
+            yield f"        which: {escaping.list_printable(layer.disclosed, _MOST_NAMES)}"
     membership = audit.membership
     yield f"{_LABELS[membership.verdict]}  membership: {describe_membership(membership)}"
     if cause := describe_cache(audit):
@@ -104,10 +104,8 @@ def list_facts(audit: RagAudit) -> tuple[tuple[str, str], ...]:
 def describe_layer(layer: RagVerdict) -> str:
     """Return n of N documents with the interval, the baseline and the control, and the reason."""
     low, high = layer.interval
-    counts = (
-        f"{len(layer.shown):,} of {layer.n_possible:,} ({low:.0%} to {high:.0%}), not in the store "
-        f"{layer.outside[0]:,} of {layer.outside[1]:,}"
-    )
+    counts = f"{len(layer.disclosed):,} of {layer.n_possible:,} ({low:.0%} to {high:.0%})"
+    counts += f", not in the store {layer.outside[0]:,} of {layer.outside[1]:,}"
     if layer.control is not None:
         counts += f", control {layer.control[0]:,} of {layer.control[1]:,}"
     return f"{layer.why}; {counts}" if layer.why else counts
@@ -134,13 +132,10 @@ def _describe_measurement(measurement: Measurement) -> str:
 
 def describe_crawl(crawl: Crawl) -> str:
     """Return how many documents were recovered after a number of questions."""
-    n_asked, n_found = crawl.points[-1]
-    low = ", ".join(f"{found:,} after {asked:,}" for asked, found in crawl.points)
-    share = n_found / crawl.n_possible
-    return (
-        f"{n_found:,} of {crawl.n_possible:,} documents ({share:.0%}) with {n_asked:,} questions: "
-        f"{low}"
-    )
+    n_questions, n_documents = crawl.points[-1]
+    curve = ", ".join(f"{documents:,} after {count:,}" for count, documents in crawl.points)
+    share = f"{n_documents:,} of {crawl.n_possible:,} documents"
+    return f"{share} ({n_documents / crawl.n_possible:.0%}) with {n_questions:,} questions: {curve}"
 
 
 def make_document(audit: RagAudit, command: str) -> Document:
@@ -150,7 +145,7 @@ def make_document(audit: RagAudit, command: str) -> Document:
             layer.layer,
             layer.verdict,
             describe_layer(layer),
-            escaping.list_printable(layer.shown, _MOST_NAMES),
+            escaping.list_printable(layer.disclosed, _MOST_NAMES),
         )
         for layer in sort_layers(audit)
     )

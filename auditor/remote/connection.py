@@ -318,11 +318,12 @@ class ServerConnection:
         if body is None:
             return self._client.models.with_raw_response.list()
         # create() checks OpenAI's fields; extra_body is sent unchanged, whatever the server takes
+        content = "prompt"
+        endpoint = self._client.completions
         if "messages" in body:
-            kind, endpoint = "messages", self._client.chat.completions
-        else:
-            kind, endpoint = "prompt", self._client.completions
-        first = {name: body[name] for name in ("model", kind)}
+            content = "messages"
+            endpoint = self._client.chat.completions
+        first = {name: body[name] for name in ("model", content)}
         return endpoint.with_raw_response.create(**first, extra_body=dict(body))
 
     def _make_status_error(self, error: Any) -> Exception:

@@ -35,33 +35,34 @@ def audit(
     control: systems.OpenStore | None = None,
     crawl: int = 16,
 ) -> RagAudit:
-    drawn = read_rag_documents(str(write_documents(tmp_path / "documents.jsonl", rows)), 0)
+    corpus = read_rag_documents(str(write_documents(tmp_path / "documents.jsonl", rows)), 0)
     shows = None
     if control is not None:
         shows = RagSystem("control", control.ask, control.index)
     system = RagSystem("store", store.ask, store.index)
-    return audit_rag(drawn, system, shows, TEMPLATE, crawl, 0, lambda *_: None)
+    return audit_rag(corpus, system, shows, TEMPLATE, crawl, 0, lambda *_: None)
 
 
 def count_shown(result: RagAudit) -> dict[str, tuple[int, int, str]]:
     return {
-        layer.layer: (len(layer.shown), layer.n_possible, layer.verdict) for layer in result.layers
+        layer.layer: (len(layer.disclosed), layer.n_possible, layer.verdict)
+        for layer in result.layers
     }
 
 
 def test_without_a_filter_every_document_reaches_others(tmp_path: Path) -> None:
     result = audit(tmp_path, systems.OpenStore(), make_documents())
-    shown = count_shown(result)
+    disclosed = count_shown(result)
     assert result.verdict == LEAKS
-    crawled, n_foreign, _ = shown.pop("documents recovered by the crawl")
-    assert set(shown.values()) == {(result.n_in, result.n_in, LEAKS)}
-    assert len(shown) == 6 and 0 < crawled <= min(n_foreign, 3 * 16)
+    crawled, n_foreign, _ = disclosed.pop("documents recovered by the crawl")
+    assert set(disclosed.values()) == {(result.n_in, result.n_in, LEAKS)}
+    assert len(disclosed) == 6 and 0 < crawled <= min(n_foreign, 3 * 16)
     assert result.membership.verdict == LEAKS
     assert result.membership.p_value == 1 / 2000
     assert result.membership.measurements[0].value == 1.0
     assert all(layer.outside[0] == 0 for layer in result.layers)
     assert result.crawl is not None
-    assert [asked for asked, _ in result.crawl.points] == [4, 8, 12, 16]
+    assert [target for target, _ in result.crawl.points] == [4, 8, 12, 16]
 
 
 def test_a_zero_is_earned_by_the_owners(tmp_path: Path) -> None:
@@ -69,7 +70,7 @@ def test_a_zero_is_earned_by_the_owners(tmp_path: Path) -> None:
     assert result.verdict == NO_LEAK == result.membership.verdict
     for layer in result.layers:
         assert layer.control is not None and layer.control[0] == layer.n_possible >= 30
-        assert not layer.shown and layer.interval[1] < 0.12
+        assert not layer.disclosed and layer.interval[1] < 0.12
     assert result.membership.control_p == 1 / 2000
 
 
@@ -126,21 +127,21 @@ def test_text_in_and_out_of_the_store_is_no_leak(tmp_path: Path) -> None:
             start = question.split("\n")[0]
             return f"{answer} {next((t for t in texts if t.startswith(start)), '')}", retrieved
 
-    shown = count_shown(audit(tmp_path, Oracle(), rows, crawl=0))
-    assert {v for layer, (_, _, v) in shown.items() if "answers" in layer} == {CANNOT_TELL}
-    assert {v for layer, (_, _, v) in shown.items() if "retrieved" in layer} == {NO_LEAK}
+    disclosed = count_shown(audit(tmp_path, Oracle(), rows, crawl=0))
+    assert {v for layer, (_, _, v) in disclosed.items() if "answers" in layer} == {CANNOT_TELL}
+    assert {v for layer, (_, _, v) in disclosed.items() if "retrieved" in layer} == {NO_LEAK}
 
 
 def test_copies_share_a_coin_and_their_owners(tmp_path: Path) -> None:
     rows = make_documents(40)
     copies = [*rows, *({**row, "identity": "user3", "id": f"copy {row['id']}"} for row in rows)]
     path = write_documents(tmp_path / "documents.jsonl", copies)
-    drawn = read_rag_documents(str(path), 0)
-    assert len(drawn.documents) == 40
-    inside = [row["text"] for row in drawn.list_rows(True)]
+    corpus = read_rag_documents(str(path), 0)
+    assert len(corpus.documents) == 40
+    inside = [row["text"] for row in corpus.list_rows(True)]
     assert {inside.count(text) for text in inside} == {2}
-    assert not set(inside) & {row["text"] for row in drawn.list_rows(False)}
-    for entry, stranger in zip(drawn.documents, choose_strangers(drawn, 0), strict=True):
+    assert not set(inside) & {row["text"] for row in corpus.list_rows(False)}
+    for entry, stranger in zip(corpus.documents, choose_strangers(corpus, 0), strict=True):
         assert "user3" in entry.owners and stranger not in entry.owners
 
 
@@ -169,10 +170,10 @@ def test_command_with_and_without_a_system(tmp_path: Path, capsys: Any) -> None:
     documents = write_documents(tmp_path / "documents.jsonl", make_documents(60))
     words: tuple[object, ...] = ("rag", "--documents", documents, "-o", tmp_path / "out")
     check_command(*words)
-    drawn = (tmp_path / "out" / "in.jsonl").read_text()
+    corpus = (tmp_path / "out" / "in.jsonl").read_text()
     check_command(*words, f"{FILE}:open_store", "--crawl", "8", "--gate", "--json", code=1)
     stated = json.loads(capsys.readouterr().out.partition("\n{")[2].join(["{", ""]))
-    assert stated["verdict"] == LEAKS and (tmp_path / "out" / "in.jsonl").read_text() == drawn
+    assert stated["verdict"] == LEAKS and (tmp_path / "out" / "in.jsonl").read_text() == corpus
     assert (tmp_path / "out" / "rag.html").exists() and (tmp_path / "out" / "rag.md").exists()
     secret = make_documents(60)[0]["text"].split()[30]
     for report in ("html", "md", "json"):
@@ -255,32 +256,32 @@ def test_an_endpoint_is_asked_as_each_identity(tmp_path: Path, monkeypatch: Any)
     monkeypatch.setenv("AUDIT_CACHE", str(tmp_path / "cache"))
     rows = make_documents(16, n_identities=2)
     path = write_documents(tmp_path / "documents.jsonl", rows)
-    drawn = read_rag_documents(str(path), 0)
+    corpus = read_rag_documents(str(path), 0)
     store = systems.PerUser()
-    store.index(drawn.list_rows(True))
+    store.index(corpus.list_rows(True))
     with serve_chat(store) as address:
         system = open_rag_system(address)
-        for entry in drawn.documents:
-            for identity in drawn.identities:
+        for entry in corpus.documents:
+            for identity in corpus.identities:
                 expected = store.ask(entry.head, identity)[0]
                 assert system.ask(entry.head, identity).answer == expected
         assert system.ask("any", None).retrieved is None
-        result = audit_rag(drawn, system, None, TEMPLATE, 0, 0, lambda *_: None)
+        result = audit_rag(corpus, system, None, TEMPLATE, 0, 0, lambda *_: None)
     assert result.channels == ("answers",)
     with pytest.raises(AuditError, match="cannot ask"):
         RagSystem("gone", open_rag_system(f"{address}#notes").call).ask("any", None)
 
 
 def test_question_order_is_drawn(tmp_path: Path) -> None:
-    asked: list[str] = []
+    target: list[str] = []
 
     class Listening(systems.PerUser):
         def ask(self, question: str, identity: str | None) -> tuple[str, list[str]]:
-            asked.append(question.split()[0])
+            target.append(question.split()[0])
             return super().ask(question, identity)
 
     rows = make_documents(40)
     random.Random(1).shuffle(rows)
     audit(tmp_path, Listening(), rows, crawl=0)
     first_words = [row["text"].split()[0] for row in rows]
-    assert sorted(set(asked)) == sorted(set(first_words)) and asked[::2] != first_words
+    assert sorted(set(target)) == sorted(set(first_words)) and target[::2] != first_words
