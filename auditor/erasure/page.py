@@ -29,11 +29,12 @@ def state_result(erasure: Erasure) -> str:
     deleted = format_count(erasure.n_deleted, "deleted record")
     if erasure.verdict == STILL_THERE:
         return f"still there: {erasure.n_left:,} of {deleted} in some layer"
-    n_layers = sum(verdict.verdict == GONE for verdict in erasure.verdicts)
+    verdicts = [verdict.verdict for verdict in erasure.verdicts]
+    n_layers = verdicts.count(GONE)
     gone = f"none of {deleted} is seen; gone in {format_count(n_layers, 'layer')}"
     if erasure.verdict == GONE:
         return f"gone: {gone}, which are all"
-    n_unclear = sum(verdict.verdict == CANNOT_TELL for verdict in erasure.verdicts)
+    n_unclear = verdicts.count(CANNOT_TELL)
     return f"cannot tell: {gone}, {n_unclear:,} cannot tell"
 
 

@@ -163,7 +163,7 @@ def _import_plugin_modules(package: str) -> list[types.ModuleType]:
         if not info.ispkg
     ]
     # Safe mode runs no code of other distributions; `load_plugin_file` refuses files by itself.
-    modules = [importlib.import_module(name) for name in names]
+    modules = list(map(importlib.import_module, names))
     if not safe_mode.is_safe_mode():
         modules += map(_load_plugin_entry_point, _plugin_entry_points())
     return modules + list(_extra.values())

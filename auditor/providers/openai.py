@@ -84,7 +84,9 @@ class OpenAI(Provider):
         name = request.tokenizer or request.name
         tokenizer = load_tokenizer_if_present(name, LoadingOptions())
         if tokenizer is None:
-            flag = "" if request.tokenizer else f" DIR with --model {self.name}:{request.name}"
+            flag = ""
+            if not request.tokenizer:
+                flag = f" DIR with --model {self.name}:{request.name}"
             raise AuditError(
                 f"expected --tokenizer{flag} with the tokenizer of the model, got none in {name!r}"
             )

@@ -1,1 +1,1 @@
-"""What a retrieval system gives away of its documents: shown text, personal data, membership."""
+"""Measure the documents, personal data and membership that a retrieval system gives away."""

@@ -20,7 +20,7 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class Exchange:
-    """A question and its reply. document: index of the document asked for, -1 in the crawl."""
+    """A question and its reply. document: index of the document, -1 in the crawl."""
 
     document: int
     identity: str | None
@@ -30,7 +30,7 @@ class Exchange:
 
 @dataclass(frozen=True)
 class Exchanges:
-    """All replies. attack: by those who must not see the documents; control: by those who may.
+    """All replies. attack: to identities without access; control: to identities with access.
 
     asked_late: (documents,), whether the control asked for it first; same_system: whether the
     control asked the audited system.

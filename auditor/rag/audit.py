@@ -19,10 +19,10 @@ from auditor.rag.system import RagSystem
 
 @dataclass(frozen=True)
 class RagAudit:
-    """What the system gave away.
+    """The verdicts on a system.
 
-    control: whom the documents are shown to, in words; channels: where replies show anything;
-    direct: documents shown by a question about them after their control had asked, and before.
+    control: name of the control; channels: answers, retrieved texts or both, if replies have them;
+    direct: number of documents that their own question shows after the control's, and before.
     """
 
     system: str

@@ -26,9 +26,9 @@ _FLAG = "--documents"
 
 @dataclass(frozen=True)
 class RagDocument:
-    """A distinct text. head: its first words, which a question quotes; tail: all after them.
+    """A distinct text in two parts: a question quotes the head, and looks for the tail.
 
-    owners: the identities that may see it; none if the file names no identities.
+    owners: identities with access to it, empty if the file has no identities.
     """
 
     name: str
@@ -44,9 +44,9 @@ class RagDocument:
 
 @dataclass(frozen=True)
 class RagDocuments:
-    """Distinct documents, and which are in the store by a fair coin each: (documents,).
+    """Distinct documents with a fair coin each. member: (documents,), True in the store.
 
-    rows: rows of the file by text, for the index; a coin puts all copies of a text in, or none.
+    rows: rows of each text in the file; copies of a text share its coin.
     """
 
     documents: tuple[RagDocument, ...]

@@ -1,7 +1,7 @@
 """Judge what a retrieval system gave away: leaks, no leak seen, or cannot tell.
 
-The coins are the only assumption: which documents are in the store is independent of what a system
-answers that does not use them. The control must see documents, or a zero proves nothing.
+The only assumption is fair coins: answers of a system without access to documents are independent
+of them. A zero proves nothing unless the control sees documents.
 """
 
 from __future__ import annotations
@@ -43,10 +43,11 @@ _QUARTERS = 4  # points of the crawl
 
 @dataclass(frozen=True)
 class RagVerdict:
-    """The verdict of a layer. n of N documents in the store are shown; outside: those that are not.
+    """The verdict of a layer, with counts of documents.
 
-    control: documents in the store that the control was shown, and how many there are; None without
-    a control.
+    disclosed: names of documents shown to an identity without access; n_possible: documents in
+    the store that an open system would show; outside: (shown, all) documents outside the store;
+    control: (shown, all) documents in the store, None without a control.
     """
 
     layer: str
@@ -65,10 +66,11 @@ class RagVerdict:
 
 @dataclass(frozen=True)
 class MembershipVerdict:
-    """Whether replies tell documents in the store from those that are not.
+    """The verdict on membership in the store.
 
-    p_value: of the coins, over all signals; measurements: of the strongest signal; signals: AUC of
-    each, with intervals that hold together; control_p: of the control's replies, NaN without them.
+    p_value: from the coins, over all signals; measurements: AUC and rates of the strongest signal;
+    signals: AUC by signal, with simultaneous intervals; control_p: p-value of the control's
+    replies, NaN without a control.
     """
 
     verdict: str
@@ -81,7 +83,7 @@ class MembershipVerdict:
 
 @dataclass(frozen=True)
 class Crawl:
-    """How much of the store a crawl recovered. points: (questions asked, documents recovered)."""
+    """The documents that a crawl recovered. points: numbers of questions and of documents."""
 
     identity: str | None
     n_possible: int
@@ -157,7 +159,10 @@ class RagJudge:
     def find_shown_to(
         self, exchanges: Sequence[Exchange], channels: Sequence[str], own: bool
     ) -> Ints:
-        """Return what each identity is shown of its own documents, or of others': (documents,)."""
+        """Return `find_shown` over all identities, for documents with or without access: (documents,).
+
+        own: count documents that the identity may see, else the others.
+        """
         if not self._owned:
             return self.find_shown(exchanges, channels)
         disclosed = np.zeros(len(self._records), dtype=np.int64)

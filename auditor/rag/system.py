@@ -18,7 +18,7 @@ Index = Callable[[Sequence[Mapping[str, Any]]], Any]
 
 @dataclass(frozen=True)
 class Reply:
-    """An answer, and the texts retrieved for it; None if the system does not return them."""
+    """An answer with the retrieved texts, None if the system keeps those to itself."""
 
     answer: str
     retrieved: tuple[str, ...] | None = None
@@ -26,7 +26,7 @@ class Reply:
 
 @dataclass(frozen=True)
 class RagSystem:
-    """A system to audit. index: puts documents into its store; None if the user does that."""
+    """A system to audit. index: fills its store with documents, None if the user does."""
 
     label: str
     call: Ask
