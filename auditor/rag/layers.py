@@ -159,7 +159,7 @@ class RagJudge:
     def find_shown_to(
         self, exchanges: Sequence[Exchange], channels: Sequence[str], own: bool
     ) -> Ints:
-        """Return `find_shown` over all identities, for documents with or without access: (documents,).
+        """Return `find_shown` over all identities: (documents,).
 
         own: count documents that the identity may see, else the others.
         """
