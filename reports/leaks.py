@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from auditor.conclusions.secret_details import SecretDetails
 from auditor.core.nouns import UNDEFENDED
 from auditor.core.result import AuditResult, Finding
 from auditor.records.private_texts import SecretText
+from auditor.records.table import SuffixLogProbs
 from auditor.reports import escaping, figures, personal, phrases, secrets
 from auditor.reports.blocks import (
     Block,
@@ -151,7 +152,7 @@ def _draw_position_probability_figures(result: AuditResult, details: SecretDetai
     cells = {}
     for t in result.targets:
         if suffixes := details.tokens.get(t.name):
-            means = list(enumerate(_compute_position_means(suffixes.values()), 1))
+            means = list(enumerate(_compute_position_means(suffixes), 1))
             series.append(Series(t.title, tuple(PlotPoint(i, p) for i, p in means)))
             cells[t.title] = {f"{i:,}": f"{phrases.format_percent(p)}%" for i, p in means}
     title = "Probability of the true token, by its place in the suffix"
@@ -168,23 +169,19 @@ def _build_suffix_length_blocks(result: AuditResult, details: SecretDetails) -> 
     """Return a table of the full suffix's probability by length, if lengths differ."""
     groups: list[Group] = []
     for target in result.targets:
-        suffixes = list(details.tokens.get(target.name, {}).values())
-        probabilities = np.exp([sum(suffix) for suffix in suffixes])
-        bands = np.digitize([len(suffix) for suffix in suffixes], _SUFFIX_LENGTHS)
+        if (suffixes := details.tokens.get(target.name)) is None:
+            continue
+        probabilities = np.exp(suffixes.sums)
+        bands = np.digitize(suffixes.lengths, _SUFFIX_LENGTHS)
         rows = []
         for band in np.unique(bands):
-            lengths = [
-                len(suffix)
-                for suffix, suffix_band in zip(suffixes, bands, strict=True)
-                if suffix_band == band
-            ]
+            lengths = suffixes.lengths[bands == band]
             mean = intervals.compute_mean_probability(
                 "extraction_probability_ancestral", probabilities[bands == band]
             )
-            if min(lengths) < max(lengths):
-                tokens = f"{min(lengths)} to {max(lengths)}"
-            else:
-                tokens = f"{min(lengths)}"
+            tokens = f"{lengths.min()}"
+            if lengths.min() < lengths.max():
+                tokens = f"{lengths.min()} to {lengths.max()}"
             rows.append((tokens, f"{len(lengths):,}", *phrases.format_measurement_cells(mean)[:2]))
         if len(rows) > 1:
             groups.append(Group(target.title, tuple(rows)))
@@ -199,12 +196,11 @@ def _build_suffix_length_blocks(result: AuditResult, details: SecretDetails) -> 
     return []
 
 
-def _compute_position_means(suffixes: Iterable[Sequence[float]]) -> list[float]:
+def _compute_position_means(suffixes: SuffixLogProbs) -> list[float]:
     """Return the mean probability per position, over suffixes that have this position."""
-    # `Details.tokens` holds log-probabilities, in nats.
-    rows = [np.exp(np.array(suffix[:_POSITIONS])) for suffix in suffixes]
-    longest = max(map(len, rows), default=0)
-    return [float(np.mean([row[i] for row in rows if len(row) > i])) for i in range(longest)]
+    longest = min(_POSITIONS, int(suffixes.lengths.max(initial=0)))
+    positions = map(suffixes.take_position, range(longest))
+    return [float(np.mean(np.exp(nats))) for _, nats in positions]
 
 
 def _build_per_secret_blocks(

@@ -1,29 +1,35 @@
 """Encode the secrets of a run as compact JSON for the page's script: ids and numbers only.
 
-JSON has at most `BUDGET` bytes, and notes count omitted secrets. A token probability is one
-character (`CODES`), precise enough for a bar of a few pixels. Token text is included only if the
-caller passes it.
+JSON has at most `BUDGET` bytes and `LISTED` secrets, and notes count omitted secrets. A token
+probability is one character (`CODES`), precise enough for a bar of a few pixels. Token text is
+included only if the caller passes it.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from auditor.conclusions.outcomes import RowValuesBySecret
 from auditor.conclusions.secret_details import SecretDetails
+from auditor.core.arrays import Floats
 from auditor.core.nouns import UNDEFENDED
 from auditor.core.result import AuditResult, Finding
 from auditor.records.private_texts import SecretText
+from auditor.records.table import SuffixLogProbs
 from auditor.reports import escaping, phrases
 from auditor.reports.blocks import Secrets
 from auditor.reports.verdict import find_strongest_attack_row
 
 BUDGET = 2_000_000
 _ROWS = 1_300_000  # of these, the maximum for rows; tokens get the rest
+LISTED = 20_000  # secrets
 _ID = 60  # characters
 # Printable ASCII that neither JSON nor HTML escapes (0x22 is the quote): a byte a token.
 CODES = "".join(chr(c) for c in range(0x23, 0x7F) if chr(c) not in "<>&\\")
@@ -60,10 +66,17 @@ def build_secret_list(
     measured = [f for f in stored if secret_ids.intersection(details.rows[f.cell_key].ids)]
     if not details.secrets or not measured:
         return None
-    facts = _build_page_columns(details)
-    budget = _ROWS - _count_page_json_bytes(facts)
+    best = find_strongest_attack_row(result, UNDEFENDED) or measured[0]
     rows = []
     notes = []
+    if len(details.secrets) > LISTED:
+        notes.append(
+            f"This list shows the {LISTED:,} of {len(details.secrets):,} secrets that "
+            f"{best.attack} finds worst; secrets.parquet has all."
+        )
+        details = _select_worst_secrets(details, details.rows[best.cell_key])
+    facts = _build_page_columns(details)
+    budget = _ROWS - _count_page_json_bytes(facts)
     for finding in measured:
         row = _build_page_row(result, details, finding)
         if (budget := budget - _count_page_json_bytes(row)) < 0:
@@ -82,7 +95,6 @@ def build_secret_list(
             f"The token view shows the {n_shown:,} secrets that the undefended model gives away "
             f"most, of {n_known:,}; secrets.parquet has all."
         )
-    best = find_strongest_attack_row(result, UNDEFENDED) or measured[0]
     first = next((i for i, f in enumerate(measured[: len(rows)]) if f is best), 0)
     data = {
         **facts,
@@ -94,6 +106,28 @@ def build_secret_list(
         **tokens,
     }
     return Secrets(data, tuple(notes))
+
+
+def _select_worst_secrets(details: SecretDetails, row: RowValuesBySecret) -> SecretDetails:
+    """Keep the `LISTED` secrets with the worst results of this row, members first, in their
+    order."""
+    codes, scores = _list_row_results(row)
+    ranks = np.where(codes == ".", "0", codes).astype(int)
+    order = np.lexsort((-np.nan_to_num(scores, nan=-np.inf), -ranks, ~row.member))
+    worst = {row.ids[place] for place in order[:LISTED]}
+    return replace(details, secrets=tuple(s for s in details.secrets if s.id in worst))
+
+
+def _list_row_results(row: RowValuesBySecret) -> tuple[NDArray[np.str_], Floats]:
+    """Return the code of each outcome (`OUTCOMES`) and the score, (secrets,) each."""
+    outcome = row.outcome
+    if outcome is None:
+        return np.full(len(row.ids), "."), next(iter(row.values.values()))
+    # The first match wins: a hit is one of any_hit, and may be near as well.
+    codes = np.select(
+        [outcome.hit, outcome.any_hit, outcome.is_near_verbatim], ["3", "2", "1"], "0"
+    )
+    return codes, outcome.score
 
 
 def _count_page_json_bytes(value: Any) -> int:
@@ -123,18 +157,12 @@ def _build_page_row(
     result: AuditResult, details: SecretDetails, finding: Finding
 ) -> dict[str, Any]:
     values = details.rows[finding.cell_key]
-    place = {id: i for i, id in enumerate(values.ids)}
+    listed = {secret.id for secret in details.secrets}
+    place = {id: i for i, id in enumerate(values.ids) if id in listed}
     order = [place.get(secret.id) for secret in details.secrets]
-    outcome = values.outcome
-    scores = next(iter(values.values.values())) if outcome is None else outcome.score
+    codes, scores = _list_row_results(values)
     # correct tokens from the start of the suffix
-    lead = None if outcome is None else outcome.traits.get("lead")
-    codes = ["."] * len(values.ids)
-    if outcome is not None:
-        # The first match wins: a hit is one of any_hit, and may be near as well.
-        codes = np.select(
-            [outcome.hit, outcome.any_hit, outcome.is_near_verbatim], ["3", "2", "1"], "0"
-        ).tolist()
+    lead = None if values.outcome is None else values.outcome.traits.get("lead")
     return {
         "target": phrases.title_target(result, finding.target),
         "setting": finding.setting,
@@ -164,7 +192,8 @@ def _build_page_token_views(
     targets = [t for t in result.targets if t.name in details.tokens]
     if not targets:
         return {"tokens": []}, 0, 0
-    distributions = [details.tokens[t.name] for t in targets]
+    listed = {s.id for s in details.secrets}
+    distributions = [_select_suffixes(details.tokens[t.name], listed) for t in targets]
     ids = [
         s.id for s in details.secrets if any(s.id in distribution for distribution in distributions)
     ]
@@ -196,6 +225,12 @@ def _build_page_token_views(
         )
     pieces = [_list_visible_suffix_tokens(texts, id) for id in order] if texts else []
     return {"tokens": columns, "texts": pieces}, len(page_ids), len(ids)
+
+
+def _select_suffixes(
+    suffixes: SuffixLogProbs, ids: Collection[str]
+) -> dict[str, tuple[float, ...]]:
+    return {id: suffixes[id] for id in suffixes if id in ids}
 
 
 def _list_visible_suffix_tokens(texts: Mapping[str, SecretText], id: str) -> list[str]:

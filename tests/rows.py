@@ -7,12 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow.parquet as pq
 
 from auditor.conclusions.outcomes import RowValuesBySecret
 from auditor.core.nouns import CellKey
 from auditor.records import table
-from auditor.records.table import MEASURED, TABLE, Column
+from auditor.records.table import MEASURED, TABLE, Column, SuffixLogProbs
 
 
 def row_of(found: RowValuesBySecret) -> dict[str, Any]:
@@ -62,3 +63,10 @@ def write_rows(folder: Path, rows: Mapping[str, Mapping[str, Any]]) -> None:
 def repacked(folder: Path) -> None:
     """The same to whoever reads it, not the same bytes."""
     pq.write_table(pq.read_table(folder / TABLE), folder / TABLE, compression="none")
+
+
+def pack_suffixes(suffixes: Mapping[str, tuple[float, ...]]) -> SuffixLogProbs:
+    """The nats of each token, by secret, as a run folder's reader returns them."""
+    ends = np.cumsum([*map(len, suffixes.values())], dtype=np.int64)
+    nats = [x for suffix in suffixes.values() for x in suffix]
+    return SuffixLogProbs(tuple(suffixes), ends, np.array(nats, dtype=float))

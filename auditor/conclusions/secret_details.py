@@ -22,7 +22,7 @@ from auditor.core.nouns import CellKey, Secret
 from auditor.core.result import Measurement
 from auditor.records import attacked_secrets, table
 from auditor.records.attacked_secrets import SecretFacts
-from auditor.records.table import Column
+from auditor.records.table import Column, SuffixLogProbs
 from auditor.statistics import documents, intervals
 
 
@@ -37,7 +37,7 @@ class SecretDetails:
 
     secrets: tuple[SecretFacts, ...] = ()
     rows: Mapping[CellKey, RowValuesBySecret] = field(default_factory=dict)
-    tokens: Mapping[str, Mapping[str, tuple[float, ...]]] = field(default_factory=dict)
+    tokens: Mapping[str, SuffixLogProbs] = field(default_factory=dict)
     heldout: Mapping[str, Mapping[str, Sequence[float]]] = field(default_factory=dict)
     exposure: Mapping[CellKey, Mapping[str, float]] = field(default_factory=dict)
     # in generations, by quantity
@@ -91,8 +91,7 @@ def read_secret_details(folder: Path) -> SecretDetails:
             id: -math.log2(p) if p > 0 else math.inf
             for id, p in zip(observed.ids, observed.values, strict=True)
         }
-        for observed in table.read_secrets_table(folder, table.OBSERVED)
-        if observed.quantity == "null_p"
+        for observed in table.read_secrets_table(folder, table.OBSERVED, "null_p")
     }
     facts = tuple((attacked_secrets.read_secret_facts(folder) or {}).values())
     return SecretDetails(

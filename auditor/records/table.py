@@ -9,12 +9,12 @@ held-out texts; RECORDS, training records extracted without a prompt.
 
 from __future__ import annotations
 
-import io
 import itertools
 import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from auditor.core import disk
-from auditor.core.arrays import Bools
+from auditor.core.arrays import Bools, Floats, Ints
 from auditor.core.errors import AuditError
 from auditor.core.nouns import CellKey
 from auditor.core.result import SCHEMA_VERSION
@@ -30,6 +30,7 @@ from auditor.core.result import SCHEMA_VERSION
 if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
+    import pyarrow.parquet as pq
 
 TABLE = "secrets.parquet"
 MEASURED = "measured"
@@ -40,7 +41,9 @@ RECORDS = "records"
 # observations of a probe, by configuration and secret
 Seen = dict[CellKey, dict[str, dict[str, float]]]
 _VERSION = b"audit.schema_version"
+_ROWS_AT_ONCE = 2**18  # of a row group, which readers and writers hold in memory
 _NAMES = ("kind", "target", "setting", "attack", "quantity")
+_FACTS = ("secret", "member", "repeats")
 
 
 @dataclass(frozen=True)
@@ -60,25 +63,61 @@ class Column:
     repeats: Sequence[int | None] = ()
 
 
-def write_secrets_table(folder: Path, columns: Iterable[Column]) -> None:
-    """Write all columns; each kind and target is a separate row group, so that readers can skip row
-    groups."""
-    import pyarrow as pa
+def write_secrets_table(
+    folder: Path, columns: Iterable[Column], token_columns: Iterable[Column] = ()
+) -> None:
+    """Write all columns; a row group holds at most `_ROWS_AT_ONCE` rows of one kind and target, so
+    that readers can skip row groups.
+
+    token_columns: of kind TOKENS, target by target, made while they are written.
+    """
     import pyarrow.parquet as pq
 
     schema = _build_secrets_schema()
-    buffer = io.BytesIO()
     # A stable sort: within a kind, columns stay in the order of the run, target by target.
     by_kind = sorted(columns, key=lambda column: column.kind)
-    with pq.ParquetWriter(buffer, schema, compression="zstd") as file:
-        for _, group in itertools.groupby(
-            by_kind, key=lambda column: (column.kind, column.cell.target)
-        ):
-            if parts := [
-                _build_column_table(column, schema) for column in group if len(column.ids)
-            ]:
-                file.write_table(pa.concat_tables(parts))
-    disk.replace_atomically(folder / TABLE, buffer.getvalue())
+    all_columns = itertools.chain(by_kind, token_columns)
+    parts = itertools.chain.from_iterable(map(_split_column, all_columns))
+    with (
+        disk.open_atomic_replacement(folder / TABLE) as scratch,
+        pq.ParquetWriter(scratch, schema, compression="zstd") as file,
+    ):
+        for rows in _batch_column_tables(parts, schema):
+            file.write_table(rows)
+
+
+def _split_column(column: Column) -> Iterator[Column]:
+    """Yield the column in parts of at most `_ROWS_AT_ONCE` rows; a column of tokens as it is."""
+    if column.kind == TOKENS:  # a part would not know the positions of its tokens
+        yield column
+        return
+    for begin in range(0, len(column.ids), _ROWS_AT_ONCE):
+        part = slice(begin, begin + _ROWS_AT_ONCE)
+        yield replace(
+            column,
+            ids=column.ids[part],
+            values=column.values[part],
+            member=column.member[part],
+            repeats=column.repeats[part],
+        )
+
+
+def _batch_column_tables(parts: Iterable[Column], schema: pa.Schema) -> Iterator[pa.Table]:
+    """Yield the tables of adjacent parts of one kind and target, each of at most `_ROWS_AT_ONCE`
+    rows."""
+    import pyarrow as pa
+
+    for _, group in itertools.groupby(parts, key=lambda part: (part.kind, part.cell.target)):
+        tables = list[pa.Table]()
+        n_rows = 0
+        for part in group:
+            if tables and n_rows + len(part.ids) > _ROWS_AT_ONCE:
+                yield pa.concat_tables(tables)
+                tables = []
+                n_rows = 0
+            tables.append(_build_column_table(part, schema))
+            n_rows += len(part.ids)
+        yield pa.concat_tables(tables)
 
 
 def _build_secrets_schema() -> pa.Schema:
@@ -137,14 +176,16 @@ def _build_array(of: pa.DataType, values: Sequence[Any] | NDArray[Any]) -> pa.Ar
     """Build an array of numbers or truth values, with null for None."""
     import pyarrow as pa
 
-    objects = np.array(values, dtype=object)
-    is_valid = np.array([value is not None for value in objects], dtype=bool)
-    filled = np.where(is_valid, objects, 0)
+    filled = np.asarray(values)
+    validity = None
+    if filled.dtype == object:
+        is_valid = np.array([value is not None for value in filled], dtype=bool)
+        filled = np.where(is_valid, filled, 0)
+        validity = pa.py_buffer(np.packbits(is_valid, bitorder="little"))
     if of == "bool":
         numbers = np.packbits(filled.astype(bool), bitorder="little")
     else:
-        numbers = filled.astype(of.to_pandas_dtype())
-    validity = pa.py_buffer(np.packbits(is_valid, bitorder="little"))
+        numbers = np.ascontiguousarray(filled, dtype=of.to_pandas_dtype())
     return pa.Array.from_buffers(of, len(values), [validity, pa.py_buffer(numbers)])
 
 
@@ -152,26 +193,27 @@ def _build_column_key(column: Column) -> tuple[str, ...]:
     return (column.kind, *column.cell, column.quantity)
 
 
-def read_secrets_table(folder: Path, kind: str) -> list[Column]:
+def read_secrets_table(folder: Path, kind: str, quantity: str | None = None) -> list[Column]:
     """Read the columns of a kind, in the order of writing; empty if the folder has no table.
 
-    Raise AuditError for a file of another version, and for content that no run writes.
+    quantity: read only columns of this quantity. Raise AuditError for a file of another version,
+    and for content that no run writes.
     """
     path = folder / TABLE
     if not path.exists():
         return []
-    with attribute_table_errors(path):
+    with attribute_table_errors(path), _open_current_table(path) as file:
         # a list: a generator would raise only after the block
-        return list(_read_columns(_read_current_table(path, kind).combine_chunks()))
+        return list(_join_column_parts(_list_column_parts(file, kind, quantity)))
 
 
-def _read_current_table(path: Path, kind: str | None = None) -> pa.Table:
-    """Read the rows of a kind, or all rows. Raise AuditError for a file of another version."""
+@contextmanager
+def _open_current_table(path: Path, categories: Sequence[str] = _NAMES) -> Iterator[pq.ParquetFile]:
+    """Open the file. Raise AuditError for a file of another version."""
     import pyarrow.parquet as pq
 
-    names = _build_secrets_schema().names
     # Not `pq.read_table`, which imports pandas.
-    with pq.ParquetFile(path, read_dictionary=[*_NAMES, "secret"]) as file:
+    with pq.ParquetFile(path, read_dictionary=[*categories]) as file:
         metadata = file.schema_arrow.metadata or {}
         version = metadata.get(_VERSION, b"none").decode("utf-8", "replace")
         if version != str(SCHEMA_VERSION):
@@ -179,11 +221,7 @@ def _read_current_table(path: Path, kind: str | None = None) -> pa.Table:
                 f"{path}: expected schema_version {SCHEMA_VERSION}, got {version!r}; re-run the "
                 "audit"
             )
-        if kind is None:
-            return file.read(names)
-        groups = [i for i in range(file.num_row_groups) if _holds_kind(file.metadata, i, kind)]
-        # One dictionary of all row groups, and thus one code of each name.
-        return file.read_row_groups(groups, names).unify_dictionaries()
+        yield file
 
 
 def _holds_kind(metadata: Any, group: int, kind: str) -> bool:
@@ -194,38 +232,63 @@ def _holds_kind(metadata: Any, group: int, kind: str) -> bool:
     return bool(statistics.min == kind)
 
 
-def _read_columns(table: pa.Table) -> Iterator[Column]:
-    """Yield columns from adjacent rows. Raise ValueError if the rows of a quantity are not
+def _list_column_parts(
+    file: pq.ParquetFile, kind: str, quantity: str | None = None
+) -> Iterator[tuple[tuple[str, ...], pa.Table]]:
+    """Yield (key, facts and values) of adjacent rows with one key. Only one row group is in memory.
+
+    Raise ValueError for rows without a name or a value.
+    """
+    for group in range(file.num_row_groups):
+        if not _holds_kind(file.metadata, group, kind):
+            continue
+        names = file.read_row_group(group, [*_NAMES]).unify_dictionaries().combine_chunks()
+        words = {name: names[name].chunk(0).dictionary.to_pylist() for name in _NAMES}
+        if quantity is not None and quantity not in words["quantity"]:
+            continue
+        rows = file.read_row_group(group, [*_FACTS, "value"])
+        columns = (*names.columns, rows["secret"], rows["value"])
+        if any(column.null_count for column in columns):
+            raise ValueError("rows without a name or a value")
+        # Not `to_numpy`, which imports pandas.
+        codes = [np.from_dlpack(names[name].chunk(0).indices) for name in _NAMES]
+        change = np.any([np.diff(code) != 0 for code in codes], axis=0)
+        ends = [*(np.flatnonzero(change) + 1).tolist(), rows.num_rows]
+        for begin, end in itertools.pairwise([0, *ends]):
+            key = tuple(words[name][code[begin]] for name, code in zip(_NAMES, codes, strict=True))
+            if quantity in (None, key[-1]):
+                yield key, rows.slice(begin, end - begin)
+
+
+def _join_column_parts(parts: Iterable[tuple[tuple[str, ...], pa.Table]]) -> Iterator[Column]:
+    """Yield the columns of adjacent parts. Raise ValueError if the rows of a quantity are not
     adjacent."""
-    if not table.num_rows:
-        return
-    names = {name: table[name].combine_chunks() for name in (*_NAMES, "secret")}
-    if any(table[name].null_count for name in (*names, "value")):
-        raise ValueError("rows without a name or a value")
-    # Not `to_numpy`, which imports pandas.
-    codes = {name: np.from_dlpack(array.indices) for name, array in names.items()}
-    words = {
-        name: np.array(array.dictionary.to_pylist(), dtype=object) for name, array in names.items()
-    }
-    change = np.any([np.diff(codes[name]) != 0 for name in _NAMES], axis=0)
-    ends = [*(np.flatnonzero(change) + 1).tolist(), table.num_rows]
-    values = np.from_dlpack(table["value"].combine_chunks())
+    import pyarrow as pa
+
     keys = set[tuple[str, ...]]()
-    facts = table.select(["secret", "member", "repeats"])
     previous = None
-    for begin, end in itertools.pairwise([0, *ends]):
-        kind, *cell, quantity = (str(words[name][codes[name][begin]]) for name in _NAMES)
-        batch = facts.slice(begin, end - begin)
+    for key, group in itertools.groupby(parts, key=operator.itemgetter(0)):
+        rows = pa.concat_tables([part for _, part in group])
+        if key in keys:
+            raise ValueError(f"{key[-1]} in two places")
+        keys.add(key)
+        facts = rows.select([*_FACTS])
         # if equal, reuse the objects of the previous quantity
-        if previous is None or not batch.equals(previous):
-            ids = tuple(words["secret"][codes["secret"][begin:end]].tolist())
-            member, repeats = (batch[name].to_pylist() for name in ("member", "repeats"))
-            previous = batch
-        column = Column(kind, CellKey(*cell), quantity, ids, values[begin:end], member, repeats)
-        if _build_column_key(column) in keys:
-            raise ValueError(f"{quantity} in two places")
-        keys.add(_build_column_key(column))
-        yield column
+        if previous is None or not facts.equals(previous):
+            ids = tuple(_list_ids(facts["secret"]))
+            member, repeats = (facts[name].to_pylist() for name in ("member", "repeats"))
+            previous = facts
+        kind, *cell, quantity = key
+        values = np.concatenate([np.from_dlpack(chunk) for chunk in rows["value"].chunks])
+        yield Column(kind, CellKey(*cell), quantity, ids, values, member, repeats)
+
+
+def _list_ids(secrets: pa.ChunkedArray) -> list[str]:
+    """Return the ids of all rows; equal ids are one object."""
+    encoded = secrets.combine_chunks().dictionary_encode()
+    words = np.array(encoded.dictionary.to_pylist(), dtype=object)
+    ids: list[str] = words[np.from_dlpack(encoded.indices)].tolist()
+    return ids
 
 
 @contextmanager
@@ -259,18 +322,87 @@ def read_heldout_losses(folder: Path) -> dict[str, dict[str, list[float]]]:
     return losses
 
 
-def read_suffix_token_log_probs(folder: Path) -> dict[str, dict[str, tuple[float, ...]]]:
-    """Return the log-probability of each token of the true suffix, in nats, by target and
-    secret."""
-    log_probs: dict[str, dict[str, tuple[float, ...]]] = {}
-    for column in read_secrets_table(folder, TOKENS):
-        rows = zip(column.ids, np.asarray(column.values).tolist(), strict=True)
+@dataclass(frozen=True, eq=False)
+class SuffixLogProbs(Mapping[str, tuple[float, ...]]):
+    """The log-probability of each token of the true suffix, in nats, by secret.
+
+    values: (tokens,), secret after secret; ends: (secrets,) end of each secret in them.
+    """
+
+    ids: tuple[str, ...]
+    ends: Ints
+    values: Floats
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.ids)
+
+    def __getitem__(self, secret: str) -> tuple[float, ...]:
+        place = self._places[secret]
+        return tuple(self.values[self._begins[place] : self.ends[place]].tolist())
+
+    @cached_property
+    def _places(self) -> dict[str, int]:
+        return {id: place for place, id in enumerate(self.ids)}
+
+    @cached_property
+    def _begins(self) -> Ints:
+        return np.concatenate([[0], self.ends[:-1]]).astype(np.int64)
+
+    @property
+    def lengths(self) -> Ints:
+        """(secrets,) tokens of each suffix."""
+        return self.ends - self._begins
+
+    def take_position(self, position: int) -> tuple[Ints, Floats]:
+        """Return the places of the secrets with a token at this position, from 0, and its nats."""
+        places = np.flatnonzero(self.lengths > position)
+        return places, self.values[self._begins[places] + position]
+
+    @cached_property
+    def sums(self) -> Floats:
+        """(secrets,) log-probability of each suffix; tokens are added in their order."""
+        totals = np.zeros(len(self.ids))
+        for position in range(int(self.lengths.max(initial=0))):
+            places, nats = self.take_position(position)
+            totals[places] += nats
+        return totals
+
+
+def read_suffix_token_log_probs(folder: Path) -> dict[str, SuffixLogProbs]:
+    """Return the log-probabilities of suffixes by target."""
+    path = folder / TABLE
+    if not path.exists():
+        return {}
+    with attribute_table_errors(path), _open_current_table(path) as file:
+        log_probs: dict[str, SuffixLogProbs] = {}
+        parts = _list_column_parts(file, TOKENS)
+        for (_, target, *_), group in itertools.groupby(parts, key=operator.itemgetter(0)):
+            if target in log_probs:
+                raise ValueError(f"tokens of {target} in two places")
+            log_probs[target] = _join_suffix_parts(rows for _, rows in group)
+        return log_probs
+
+
+def _join_suffix_parts(parts: Iterable[pa.Table]) -> SuffixLogProbs:
+    ids, n_tokens, values = list[str](), list[Ints](), list[Floats]()
+    for rows in parts:
+        encoded = rows["secret"].combine_chunks().dictionary_encode()
+        codes = np.from_dlpack(encoded.indices)
         # A secret's rows are adjacent, in the order of its tokens.
-        groups = itertools.groupby(rows, key=operator.itemgetter(0))
-        log_probs[column.cell.target] = {
-            secret: tuple(value for _, value in group) for secret, group in groups
-        }
-    return log_probs
+        begins = np.concatenate([[0], np.flatnonzero(np.diff(codes)) + 1])
+        words = encoded.dictionary.to_pylist()
+        counts = np.diff([*begins, len(codes)])
+        if ids and ids[-1] == words[0]:  # begun in the previous part
+            n_tokens[-1][-1] += counts[0]
+            begins, counts = begins[1:], counts[1:]
+        ids += [words[code] for code in codes[begins]]
+        n_tokens.append(counts)
+        values += [np.from_dlpack(chunk) for chunk in rows["value"].chunks]
+    ends = np.cumsum(np.concatenate(n_tokens))
+    return SuffixLogProbs(tuple(ids), ends, np.concatenate(values))
 
 
 def read_probe_observations(folder: Path) -> Seen:
@@ -286,8 +418,9 @@ def read_dataframe(folder: Path, aliases: Mapping[str, str]) -> pd.DataFrame:
     """Read the full file, with aliases instead of ids. Raise AuditError like `read_secrets_table`,
     and if there is no file."""
     path = folder / TABLE
-    with attribute_table_errors(path):
-        frame = _read_current_table(path).to_pandas()
+    categories = [*_NAMES, "secret"]
+    with attribute_table_errors(path), _open_current_table(path, categories) as file:
+        frame = file.read(_build_secrets_schema().names).to_pandas()
         # A categorical column: `map` calls the function once per secret, not per row.
         row_aliases = frame["secret"].map(lambda id: aliases.get(id, id))
         # Nullable types: pandas turns columns with gaps into objects and floats.

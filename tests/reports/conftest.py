@@ -34,6 +34,7 @@ from auditor.records.attacked_secrets import SecretFacts
 from auditor.reports import html
 from auditor.statistics import judging
 from tests.conftest import methods
+from tests.rows import pack_suffixes
 
 MEMBERS, NONMEMBERS, PER_COUNT = 320, 160, 64
 REPEATS = ("1", "2", "4", "8", "16")
@@ -399,7 +400,9 @@ def detailed_run(
         )
     distributions = np.log(rng.random((len(result.targets), n, length)))
     tokens = {
-        target.name: {s.id: tuple(distribution[i].tolist()) for i, s in enumerate(told) if s.member}
+        target.name: pack_suffixes(
+            {s.id: tuple(distribution[i].tolist()) for i, s in enumerate(told) if s.member}
+        )
         for target, distribution in zip(result.targets, distributions, strict=True)
     }
     return SecretDetails(told, rows, tokens)

@@ -17,6 +17,7 @@ from auditor.reports import signals
 from auditor.reports.attack_table import AttackRow
 from auditor.reports.blocks import Block, Table
 from auditor.reports.leaks import _build_suffix_length_blocks
+from tests.rows import pack_suffixes
 
 RESULT = AuditResult(
     name="own",
@@ -36,7 +37,8 @@ RESULT = AuditResult(
 def blocks_of(*suffixes: tuple[int, float]) -> list[Block]:
     """Blocks for suffixes given as tokens and the probability of each token."""
     tokens = {f"row-{i}": (math.log(p),) * n for i, (n, p) in enumerate(suffixes)}
-    return _build_suffix_length_blocks(RESULT, SecretDetails(tokens={"undefended": tokens}))
+    details = SecretDetails(tokens={"undefended": pack_suffixes(tokens)})
+    return _build_suffix_length_blocks(RESULT, details)
 
 
 def test_probabilities_are_told_apart_by_the_length_of_the_suffix() -> None:
