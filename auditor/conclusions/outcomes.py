@@ -9,13 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from auditor.core.arrays import Bools, Floats
+from auditor.core.arrays import Bools, Floats, Ints
 from auditor.core.nouns import CellKey
 from auditor.core.result import AuditResult, Measurement
 from auditor.records.attacked_secrets import NOT_KEPT, AnsweredSecretIds
@@ -132,9 +133,9 @@ class RowValuesBySecret:
         # them.
         if count is not None and (metric.signed or not metric.members):
             return None
-        is_selected = self.member & np.array(
-            [count in (None, times) for times in self.repeats], dtype=bool
-        )
+        is_selected = self.member
+        if count is not None:
+            is_selected = is_selected & np.array([times == count for times in self.repeats])
         if self.outcome is not None and (metric.values or metric.errors):
             return metric.measure(
                 self.outcome.select_secrets(is_selected), self.outcome.select_secrets(~self.member)
@@ -214,13 +215,16 @@ class RowValuesBySecret:
 
         count: use only this repeat count.
         """
-        indices = [
-            i
-            # By id, so that two runs on the same secrets pair place by place.
-            for i in sorted(range(len(self.ids)), key=lambda i: self.ids[i])
-            if self.member[i] == members and count in (None, self.repeats[i])
-        ]
+        is_selected = self.member == members
+        if count is not None:
+            is_selected &= np.array([times == count for times in self.repeats], dtype=bool)
+        # By id, so that two runs on the same secrets pair place by place.
+        indices = self._order_by_id[is_selected[self._order_by_id]]
         return {name: values[indices] for name, values in self.values.items()}
+
+    @cached_property
+    def _order_by_id(self) -> Ints:
+        return np.array(sorted(range(len(self.ids)), key=self.ids.__getitem__), dtype=np.int64)
 
 
 def align_rows(

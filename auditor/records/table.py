@@ -87,7 +87,7 @@ def write_secrets_table(
 
 
 def _split_column(column: Column) -> Iterator[Column]:
-    """Yield the column in parts of at most `_ROWS_AT_ONCE` rows; a column of tokens as it is."""
+    """Yield the column in parts of at most `_ROWS_AT_ONCE` rows; a column of tokens whole."""
     if column.kind == TOKENS:  # a part would not know the positions of its tokens
         yield column
         return
@@ -387,7 +387,10 @@ def read_suffix_token_log_probs(folder: Path) -> dict[str, SuffixLogProbs]:
 
 
 def _join_suffix_parts(parts: Iterable[pa.Table]) -> SuffixLogProbs:
-    ids, n_tokens, values = list[str](), list[Ints](), list[Floats]()
+    """Join the rows of a target, part by part."""
+    ids = list[str]()
+    n_tokens = list[Ints]()
+    values = list[Floats]()
     for rows in parts:
         encoded = rows["secret"].combine_chunks().dictionary_encode()
         codes = np.from_dlpack(encoded.indices)
@@ -397,7 +400,8 @@ def _join_suffix_parts(parts: Iterable[pa.Table]) -> SuffixLogProbs:
         counts = np.diff([*begins, len(codes)])
         if ids and ids[-1] == words[0]:  # begun in the previous part
             n_tokens[-1][-1] += counts[0]
-            begins, counts = begins[1:], counts[1:]
+            begins = begins[1:]
+            counts = counts[1:]
         ids += [words[code] for code in codes[begins]]
         n_tokens.append(counts)
         values += [np.from_dlpack(chunk) for chunk in rows["value"].chunks]

@@ -20,7 +20,9 @@ from hypothesis import strategies as st
 
 from auditor.core.errors import AuditError
 from auditor.core.nouns import CellKey, Certificate, Guess, Guesses, Observation, TokenLogProbs
+from auditor.records.attacked_secrets import read_answered_secret_ids
 from auditor.records.folder import RunFolder, batch_finished_secrets
+from auditor.records.journal import open_journals
 from auditor.runs import tuned_states
 
 
@@ -450,3 +452,16 @@ def test_observations_come_back_and_a_second_one_takes_the_place_of_the_first(
     assert third.read_probe_facts(CellKey("t", "white-box", "q")) == {}
     third.discard_if_empty()
     assert file.exists()
+
+
+def test_answered_ids_are_read_with_and_without_escapes(tmp_path: Path) -> None:
+    cell = CellKey("undefended", "white-box", "p")
+    ids = ('plain "quoted" id', "plain", "naïve", "back\\slash", 'a", "secret": "b')
+    _, journal, _ = open_journals(tmp_path)
+    journal.append(cell, [Observation(id, {"p": 0.5}) for id in ids])
+    assert read_answered_secret_ids(tmp_path).observations == {cell: frozenset(ids)}
+    whole = journal.path.read_bytes()
+    for damaged in (whole[:-9], whole.replace(b'"secret"', b'"hidden"'), whole + b"{}\n"):
+        journal.path.write_bytes(damaged)
+        with pytest.raises(AuditError, match="expected an answer about a secret on every line"):
+            read_answered_secret_ids(tmp_path)
