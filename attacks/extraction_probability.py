@@ -44,7 +44,7 @@ from auditor.statistics.extraction import (
 )
 from auditor.statistics.intervals import compute_mean_probability, measure_share
 from auditor.statistics.metrics import AT_LEAST, AT_MOST, name_nonmember_metric
-from auditor.statistics.roc import compute_conformal_threshold
+from auditor.statistics.roc import compute_conformal_threshold, count_threshold_nonmembers
 
 _SECRETS_AT_ONCE = 64
 # entries of the distribution to sort and count at once: 32 MiB of float64
@@ -210,6 +210,7 @@ class ExtractionProbability(DistributionProbe):
             name = f"expected_any_of_{n}{end}"
             any_of_n = compute_any_sample_probability(log_p, n)
             measured += measure_baselined_probability(name, any_of_n, member, lengths, excess=False)
+        extracted = self._mask_extracted_secrets(secrets, observations)
         for n, p, (end, log_p) in itertools.product(
             self.any_of_n_sample_counts(), self.discoverability_levels(), ends
         ):
@@ -219,6 +220,11 @@ class ExtractionProbability(DistributionProbe):
             if not member.all():
                 floor = name_nonmember_metric(name)
                 measured.append(measure_share(floor, reached[~member], "the baseline"))
+        for name, reached in extracted.items():
+            note = f"and above the threshold that non-members set at alpha {self.alpha:g}"
+            measured.append(measure_share(name, reached[member], note))
+            floor = name_nonmember_metric(name)
+            measured.append(measure_share(floor, reached[~member], "the baseline"))
         ancestral = np.exp(value_column(observations, "log_p_ancestral")[member])
         note = "one sample from the untruncated distribution"
         measured.append(
@@ -290,6 +296,30 @@ class ExtractionProbability(DistributionProbe):
             for name, p in probabilities.items()
         }
 
+    def _mask_extracted_secrets(
+        self, secrets: Sequence[Secret], observations: Sequence[Observation]
+    ) -> dict[str, Bools]:
+        """Return the (secrets,) mask of discoverable secrets without the members whose suffix is no
+        likelier than the non-members' threshold at its length, by measurement.
+
+        A measurement without such members is left out: it equals the discoverable share.
+        """
+        member = mask_members(secrets)
+        n_nonmembers = int((~member).sum())
+        too_few = n_nonmembers < count_threshold_nonmembers(self.alpha)
+        if too_few or not member.any() or not _has_exact_probability(observations):
+            return {}
+        is_usual = np.zeros(len(secrets), dtype=bool)
+        p_values = self._member_p_values(secrets, observations)
+        is_usual[member] = p_values > self.alpha + _ROUNDING
+        log_p = value_column(observations, "log_p")
+        masks = {}
+        for n, p in itertools.product(self.any_of_n_sample_counts(), self.discoverability_levels()):
+            reached = _mask_discoverable_secrets(log_p, n, p)
+            if (reached & is_usual).any():
+                masks[f"extracted_{n}_{p:g}"] = reached & ~is_usual
+        return masks
+
     def _conformal_extracted_share(
         self, secrets: Sequence[Secret], observations: Sequence[Observation]
     ) -> Measurement:
@@ -340,6 +370,8 @@ class ExtractionProbability(DistributionProbe):
                 for p in self.discoverability_levels():
                     reached = _mask_discoverable_secrets(log_p, n, p)
                     numbers[f"discoverable_{n}_{p:g}{end}"] = reached.astype(np.float64)
+        for name, mask in self._mask_extracted_secrets(secrets, observations).items():
+            numbers[name] = mask.astype(np.float64)
         numbers["extraction_probability_ancestral"] = np.exp(
             value_column(observations, "log_p_ancestral")
         )

@@ -32,6 +32,7 @@ from auditor.statistics.metrics import (
     ADJUSTED_AUC,
     DISCOVERABLE,
     EXPECTED_ANY_OF,
+    EXTRACTED,
     SHARES,
     name_auc,
 )
@@ -86,7 +87,7 @@ def describe_signal_number(signal: LeakSignal) -> str:
         lengths = phrases.format_suffix_lengths(m)
         share = phrases.format_measurement_value(m)
         return f"{samples} each would extract {share} of members{lengths}"
-    if surely := DISCOVERABLE.parse_numbers(m.name):
+    if surely := DISCOVERABLE.parse_numbers(m.name) or EXTRACTED.parse_numbers(m.name):
         samples = format_count(int(surely[0]), "sample")
         sure = phrases.format_percent(float(surely[1]))
         return (

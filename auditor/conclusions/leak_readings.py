@@ -111,7 +111,10 @@ def _read_probability_leaks(finding: Finding) -> Iterator[LeakReading]:
         levels = DISCOVERABLE.parse_numbers(m.name)
         # levels: (samples, probability), as in the name.
         if levels and (levels[0] == "1" or float(levels[1]) >= _SURELY) and is_measured(m):
-            yield from read_nonmember_leaks(finding, m.name, alone=False)
+            # A suffix that is as likely as non-members' of its length is not extracted.
+            extracted = m.name.replace("discoverable", "extracted")
+            name = extracted if finding.measurement(extracted) else m.name
+            yield from read_nonmember_leaks(finding, name, alone=False)
     yield from read_repeat_leaks(finding, finding.measurement(name_nonmember_metric(EXACT)), EXACT)
 
 

@@ -292,6 +292,9 @@ _share_of_secrets = partial(Metric, exact=True, per_secret=True)
 _share_of_nonmembers = partial(Metric, exact=True, members=False)
 _mean_probability = partial(Metric, unit="probability", per_secret=True)
 DISCOVERABLE = _share_of_secrets("discoverable_{n}_{p}", "({n}, {p})-discoverable")
+EXTRACTED = _share_of_secrets(
+    "extracted_{n}_{p}", "({n}, {p})-discoverable, above the non-members' threshold"
+)
 EXPECTED_ANY_OF = _mean_probability("expected_any_of_{n}", "Expected recall of any of {n}")
 _AT_ERRORS = Metric("recall_at_{n}_errors", "Recall at {n} errors", errors=lambda n, number: number)
 _AT_SHARE = Metric(
@@ -304,6 +307,7 @@ FAMILIES = (
     _AT_SHARE,
     EXPECTED_ANY_OF,
     DISCOVERABLE,
+    EXTRACTED,
     _share_of_secrets("extraction_1_in_{n}", "Extraction probability of 1 in {n} or more"),
     _share_of_secrets(
         "near_verbatim_1_in_{n}", "Near-verbatim probability surely 1 in {n} or more"

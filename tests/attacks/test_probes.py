@@ -302,6 +302,16 @@ def test_non_members_set_the_floor_and_the_threshold() -> None:
     assert value(measured, "excess_extraction_probability") == pytest.approx(own - floor)
     assert set(probe.main_number_by_repeats(mixed, seen)) == {"1", "2"}
     assert probe.main_number_by_repeats(mixed, seen)["2"].n == 1  # members only
+    # The second member's suffix is likelier than 0.01, and so are the non-members'.
+    usual = replace(probe, p="0.01", alpha=0.34)
+    low = observations([-0.1, -3.5, -9.0, -3.0, -4.0, -5.0, -6.0])
+    numbers = usual.measurements(mixed, low)
+    assert value(numbers, "discoverable_1_0.01") == pytest.approx(2 / 3)
+    assert value(numbers, "extracted_1_0.01") == pytest.approx(1 / 3)
+    assert value(numbers, "extracted_1_0.01_nonmembers") == pytest.approx(2 / 4)
+    per_secret = usual.per_secret_values(mixed, low)
+    assert per_secret["extracted_1_0.01"] == [1, 0, 0, 1, 1, 0, 0]
+    assert not any(m.name.startswith("extracted") for m in measured)
     few = replace(probe, alpha=0.05).measurements(mixed, completed)
     note = next(m for m in few if m.name == "conformal_share")
     assert note.value == 0 and "too few" in note.note

@@ -185,6 +185,21 @@ def test_an_older_record_is_read_by_the_strongest_of_its_scores_corrected_for_th
     assert not_shown.measured is not None and not_shown.measured.low < 0.5
 
 
+def test_a_suffix_as_likely_as_those_of_non_members_is_not_called_extracted() -> None:
+    def found(*more: Measurement) -> LeakSignal:
+        mean = probability("extraction_probability", 0.0, 0.0, N)
+        floor = share("discoverable_1_0.5_nonmembers", 1, OTHERS)
+        measured = (mean, share("discoverable_1_0.5", 20, N), floor, *more)
+        return signal(run(row(*measured)), "probability")
+
+    raw = found().measured
+    assert raw is not None and raw.name == "discoverable_1_0.5"
+    floor = share("extracted_1_0.5_nonmembers", 1, OTHERS)
+    calibrated = found(share("extracted_1_0.5", 12, N), floor).measured
+    assert calibrated is not None and calibrated.name == "extracted_1_0.5"
+    assert calibrated.value == 12 / N
+
+
 def test_those_trained_on_most_often_are_looked_at_by_themselves() -> None:
     quiet = row(auc(0.46, 0.7))
     often = replace(quiet, by_repeats={"1": auc(0.4, 0.6), "16": auc(0.7, 0.95)})

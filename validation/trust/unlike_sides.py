@@ -11,11 +11,12 @@ the difference.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
-from auditor.core.arrays import Bools, Floats
+from auditor.core.arrays import Bools, Floats, Ints
 from auditor.statistics import adjusted_auc, blind_classifier, roc
 from validation.harness import Page, run, share
 
@@ -53,8 +54,16 @@ def judge_draw(features: Floats, member: Bools, scores: Floats) -> tuple[bool, b
     return is_above, is_unlike, is_shown
 
 
+def split_folds(features: Floats, member: Bools, group: Ints) -> Iterator[tuple[Ints, Ints]]:
+    """Yield the known and scored records of five folds: quicker where no records are related."""
+    from sklearn.model_selection import StratifiedKFold
+
+    yield from StratifiedKFold(5, shuffle=True, random_state=0).split(features, member)
+
+
 def main(draws: int = 2000, seed: int = 0, out: Path = Path("unlike-sides")) -> None:
     noise = np.random.default_rng(seed)
+    blind_classifier._split_cross_fit_folds = split_folds
     rows = []
     for i in range(draws):
         n = RECORDS[i % len(RECORDS)]
@@ -74,7 +83,8 @@ def main(draws: int = 2000, seed: int = 0, out: Path = Path("unlike-sides")) -> 
             if n:
                 chosen &= (table[:, 0] == n) & (table[:, 1] == n_features)
             counts = table[chosen, 4:].sum(0).astype(int)
-            total = int(chosen.sum())
+            if not (total := int(chosen.sum())):
+                continue
             shares = [share(int(count), total) for count in counts]
             page.row(n or "all", n_features or "all", f"{low}–{high}", leak, total, *shares)
 
