@@ -78,7 +78,7 @@ def check(
     minutes: Annotated[
         float,
         typer.Option(
-            help="Ask as many of the records as fit, the most copied first; at least a few."
+            help="Ask as many of the records as fit, the most copied first; at least one."
         ),
     ] = 2.0,
     resume: Annotated[

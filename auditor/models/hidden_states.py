@@ -8,6 +8,7 @@ detected.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from operator import itemgetter
 from typing import Any
 
@@ -24,6 +25,8 @@ _SHARE = 8  # Share of the free memory that the cache may use: one part in _SHAR
 _FOR_STATES = 2
 # Tokens of the texts read ahead in one pass: a CPU reads more tokens no faster.
 _TOGETHER = 1024
+_PADDED = 1.25  # longest length of a batch over its shortest, at most
+_WORTH_A_PASS = 128  # tokens of a batch that is large enough
 _RECENT_BYTES = 2**29  # of logits of a batch of texts that several callers query in turn
 # Relative to the largest logit: a difference above rounding means that more than the head follows
 # the states.
@@ -167,18 +170,22 @@ class HiddenStateCache:
         ]
         if len(unread) < 2:  # a single text is read when it is queried
             return
-        ahead = _group_by_beginning(unread)
-        size = max(1, _TOGETHER // len(ahead[-1][-1][0]))
-        for _ in BatchSizeLimit(size).run_pieces_within_memory(
-            len(ahead), lambda batch: self._read_and_cache_batch(ahead[batch], device, keys)
-        ):
-            if not self._right:  # the first batch showed that nothing can be cached
-                return
+        for groups in _split_by_length(_group_by_beginning(unread)):
+            size = max(1, _TOGETHER // len(groups[-1][-1][0]))
+            read = partial(self._read_and_cache_batch, groups, device, keys)
+            for _ in BatchSizeLimit(size).run_pieces_within_memory(len(groups), read):
+                if not self._right:  # the first batch showed that nothing can be cached
+                    return
 
     def _read_and_cache_batch(
-        self, groups: Sequence[Sequence[TextRange]], device: torch.device, keys: bool
+        self,
+        all_groups: Sequence[Sequence[TextRange]],
+        device: torch.device,
+        keys: bool,
+        batch: slice,
     ) -> None:
-        """Read the longest text of each group, and cache the states of all of its texts."""
+        """Read the longest text of each group in the batch; cache the states of all its texts."""
+        groups = all_groups[batch]
         longest = len(groups[-1][-1][0])
         padded = torch.stack(
             [
@@ -274,6 +281,25 @@ def _group_by_beginning(texts: Sequence[TextRange]) -> list[list[TextRange]]:
             groups.append([entry])
         before = tokens
     return sorted(groups, key=lambda group: len(group[-1][0]))
+
+
+def _split_by_length(groups: Sequence[list[TextRange]]) -> list[list[list[TextRange]]]:
+    """Split groups in order of length into batches that padding makes at most a quarter longer.
+
+    Small batches are not split: each pass has a cost of its own.
+    """
+    batches: list[list[list[TextRange]]] = []
+    n_tokens = shortest = 0
+    for group in groups:
+        length = len(group[-1][0])
+        if batches and (n_tokens < _WORTH_A_PASS or length <= _PADDED * shortest):
+            batches[-1].append(group)
+        else:
+            batches.append([group])
+            shortest = length
+            n_tokens = 0
+        n_tokens += length
+    return batches
 
 
 def _digest_text_key(text: Tensor) -> bytes:

@@ -30,16 +30,20 @@ from auditor.runs.per_secret_results import PerSecretCollector
 from auditor.runs.target import Target
 from auditor.runs.targets import Targets
 
-# records of the first batch and of later batches at most, each with a non-member
+# records of the first part, and of a batch at most, each with a non-member
 FIRST = 2
 MOST = 32
 # approximate reading time of a part of a batch; the clock is checked between parts
-_PART_SECONDS = 3.0
+_PART_SECONDS = 6.0
 # logits of the true tokens of a part: several methods read them in turn
 _LOGIT_BYTES = 2**28
 _FLAT = 10  # records: completing n records takes about n + 10 times the cost of another record
+# seconds a record to complete records together, in seconds to read a record, before it is measured
+_COMPLETING = 0.3
 # reserve for the final result, in durations of the last result: it has more records
 _RESERVE = 1.5
+# the same before the first result: shares of the time until the first record, and of the limit
+_RESERVE_OF_START, _RESERVE_OF_LIMIT = 0.5, 0.1
 _AGAIN = 2  # growth in the number of records before the next intermediate result
 
 Publish = Callable[[AuditResult], None]
@@ -55,6 +59,11 @@ class TimeLimit:
 
     def seconds_left(self) -> float:
         return self.begun + self.seconds - time.perf_counter()
+
+    def estimate_reserve(self) -> float:
+        """Return the seconds to keep for a first result, from the time passed until now."""
+        passed = self.seconds - self.seconds_left()
+        return min(_RESERVE_OF_START * passed, _RESERVE_OF_LIMIT * self.seconds)
 
 
 @dataclass
@@ -72,9 +81,12 @@ class Pace:
     def count_fitting(self, most: int, n_read: int, seconds_left: float) -> int:
         """Return how many of `most` records can be read, and completed with the `n_read` records
         already read, in `seconds_left` seconds. First records need no time left."""
-        if not self.n_completed:
-            return most if seconds_left > 0 or not n_read else 0
-        seconds_per_record = self.completing / (self.n_completed + _FLAT)
+        if not self.reading:
+            return most
+        if self.n_completed:
+            seconds_per_record = self.completing / (self.n_completed + _FLAT)
+        else:
+            seconds_per_record = _COMPLETING * self.reading
         n_fitting = (seconds_left - seconds_per_record * (n_read + _FLAT)) / (
             self.reading + seconds_per_record
         )
@@ -103,23 +115,20 @@ def ask_worst_first(
         return replace(audit)  # a new object: cached properties describe other secrets
 
     n_asked = n_measured = _count_finished_units(audit, units)
-    size = FIRST
     pace = Pace()
-    reserve = 0.0
+    reserve = limit.estimate_reserve()
     result: AuditResult | None = None
     while n_asked < len(units):
         with site.reporter.stage(
             f"records asked, most copied first: {n_asked:,} of {len(units):,}"
         ):
-            batch = units[n_asked : n_asked + size]
+            batch = units[n_asked : n_asked + MOST]
             end = n_asked + _ask_about_batch(narrowed, n_asked, batch, engine, pace, limit, reserve)
         if end == n_asked:
             break
         n_asked = end
-        size = MOST
-        if (
-            result is None or n_asked >= _AGAIN * n_measured
-        ) and limit.seconds_left() > 2 * reserve:
+        is_due = result is None or n_asked >= _AGAIN * n_measured
+        if is_due and n_asked < len(units) and limit.seconds_left() > 2 * reserve:
             start = time.perf_counter()
             result = measure(narrowed(n_asked))
             n_measured = n_asked
@@ -230,20 +239,30 @@ def _ask_about_batch(
         reserve: seconds kept for the final result.
     """
     models: Sequence[LanguageModel] = ()
-    n_read = 0
+    recited: dict[str, bool] = {}
+    n_read = n_announced = 0
     vocab_size = narrowed(first, first).site.model.vocab_size
     while n_read < len(batch):
         start = time.perf_counter()
         if pace.reading:
-            most = min(len(batch) - n_read, int(_PART_SECONDS / pace.reading) or 1)
+            most = int(_PART_SECONDS / pace.reading) or 1
+        elif limit.seconds_left() > limit.seconds / 2:
+            most = FIRST
         else:
-            most = len(batch)
+            most = 1
+        most = min(len(batch) - n_read, most)
         n_part = pace.count_fitting(most, n_read, limit.seconds_left() - reserve)
         if not n_part:
             break
         n_part = _count_ready_units(batch[n_read : n_read + n_part], vocab_size)
         target_run = _start_target_run(narrowed(first + n_read + n_part, first + n_read), engine)
-        models = _score_units(target_run, is_first=first + n_read == 0)
+        _score_units(target_run)
+        if not first:
+            recited |= _mark_recited_records(target_run)
+            if n_read + n_part >= _AGAIN * n_announced:
+                _announce_recited_records(target_run, recited)
+                n_announced = n_read + n_part
+        models = _read_references(target_run)
         _ask_cells(target_run, Probe)
         n_read += n_part
         pace.reading = (time.perf_counter() - start) / n_part
@@ -275,9 +294,8 @@ def _start_target_run(audit: Audit, engine: Engine) -> TargetRun:
     return TargetRun(audit, targets.undefended, place, engine, PerSecretCollector(audit.folder))
 
 
-def _score_units(target_run: TargetRun, is_first: bool) -> list[LanguageModel]:
-    """Read the texts with each queried model, store the target's log-probabilities of true tokens,
-    and return the models. is_first: announce the first number."""
+def _score_units(target_run: TargetRun) -> None:
+    """Read the texts with the target, and store its log-probabilities of true tokens."""
     audit = target_run.audit
     target = target_run.target
     _read_ahead(target.model, target.secrets, whole_texts=True)
@@ -285,29 +303,43 @@ def _score_units(target_run: TargetRun, is_first: bool) -> list[LanguageModel]:
         # first, because it queries full texts, which contain the suffixes
         scoring.compute_heldout_losses(audit, target)
         scoring.measure_true_token_likelihoods(audit, target)
-    if is_first:
-        _announce_first_number(target_run)
-    references = _list_probed_references(audit, target_run.place, target)
+
+
+def _read_references(target_run: TargetRun) -> list[LanguageModel]:
+    """Read the texts with the models that probes compare with; return all models that read them."""
+    target = target_run.target
+    references = _list_probed_references(target_run.audit, target_run.place, target)
     for reference in references:
         _read_ahead(reference, target.secrets, whole_texts=False)
     return [target.model, *references]
 
 
-def _announce_first_number(target_run: TargetRun) -> None:
-    """Announce how many of the first records greedy decoding recites, as one forward pass shows."""
+def _mark_recited_records(target_run: TargetRun) -> dict[str, bool]:
+    """Return whether greedy decoding recites any part of each record, from the texts' forward pass.
+
+    Empty if the model gives no distributions.
+    """
     model = target_run.target.model
     members = [secret for secret in target_run.target.secrets if secret.member]
     if not implies_capability(model.capabilities, "distribution"):
+        return {}
+    recited: dict[str, bool] = {}
+    for secret, hit in zip(members, scoring.mark_greedy_hits(model, members), strict=True):
+        name = secret.document or secret.id
+        recited[name] = bool(hit) or recited.get(name, False)
+    return recited
+
+
+def _announce_recited_records(target_run: TargetRun, recited: Mapping[str, bool]) -> None:
+    """Announce a number before records are completed and the first result is there."""
+    if not recited:
         return
-    hits = scoring.mark_greedy_hits(model, members)
-    records = {secret.document or secret.id for secret in members}
-    recited = {
-        secret.document or secret.id for secret, hit in zip(members, hits, strict=True) if hit
-    }
+    introduction = "first number"
+    if len(recited) > FIRST:
+        introduction = "so far"
     target_run.audit.site.reporter.announce(
-        f"first number: {len(recited)} of the first {format_count(len(records), 'record')} "
-        "recited word "
-        "for word"
+        f"{introduction}: {sum(recited.values())} of the first "
+        f"{format_count(len(recited), 'record')} recited word for word"
     )
 
 

@@ -110,6 +110,15 @@ def test_texts_of_several_lengths_are_read_ahead_side_by_side(
     assert len(calls) <= 2
 
 
+def test_texts_of_much_different_lengths_are_not_padded_to_one(model: HuggingFaceModel) -> None:
+    lengths = (30, 32, 52, 56) * 3
+    texts = [(i, *(j % 40 for j in range(1, n))) for i, n in enumerate(lengths)]
+    before = traffic.tokens
+    model.enable_hidden_state_cache()
+    model.read_ahead(texts, [3] * len(texts))
+    assert traffic.tokens - before == 6 * 32 + 6 * 56
+
+
 def test_a_text_that_another_begins_with_is_read_with_it(model: HuggingFaceModel) -> None:
     """Later turns of a conversation begin with all turns before them."""
     texts = [(*range(5, end),) for end in (11, 25, 17)] + [(5, 6, 9, 9, 9), (7, 8, 9)]

@@ -116,26 +116,23 @@ def leave_self_check_uncounted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(self_check, "configure_serving", uncounted)
 
 
-def test_a_check_without_time_still_asks_one_batch_the_copied_records_first(
+def test_a_check_without_time_still_asks_the_most_copied_record(
     given: Path, tmp_path: Path
 ) -> None:
     plan, _ = planned(given)
     result, _ = checked(
         plan, RunFolder.create(tmp_path / "run", "quick", plan.to_json()), seconds=0.0
     )
-    assert result.benchmark.members == asking.FIRST == result.benchmark.nonmembers
+    assert result.benchmark.members == 1 == result.benchmark.nonmembers
     counts = result.benchmark.records["members"]
-    assert (
-        counts.audited == asking.FIRST
-        and counts.not_attacked[asking.NO_TIME] == MEMBERS - asking.FIRST
-    )
+    assert counts.audited == 1 and counts.not_attacked[asking.NO_TIME] == MEMBERS - 1
     row = next(finding for finding in result.findings if finding.strata)
     assert [(s.copies, s.population, s.extracted.n) for s in row.strata] == [
-        (4, COPIED, 2),
+        (4, COPIED, 1),
         (1, 27, 0),
     ]
     assert coverage.describe_asked_records(result) == (
-        "2 of 30 records were asked: 2 of the 3 that occur more than once, none of the 27 others."
+        "1 of 30 records were asked: 1 of the 3 that occur more than once, none of the 27 others."
     )
 
 
@@ -152,9 +149,10 @@ def test_personal_data_are_looked_for_after_the_first_records_and_only_in_those_
         return replace(find(benchmark, regions), said=("looked for",))
 
     monkeypatch.setattr(personal_data, "find_personal_data", counted)
+    monkeypatch.setattr(asking, "MOST", 2)
     plan, _ = planned(given)
     result, meanwhile = checked(plan, RunFolder.create(tmp_path / "run", "quick", plan.to_json()))
-    assert sizes[0] == 2 * asking.FIRST and sizes[-1] > sizes[0]
+    assert sizes[0] == 2 * asking.MOST and sizes[-1] > sizes[0]
     assert all(one.benchmark.notes.count("looked for") == 1 for one in (*meanwhile, result))
 
 
@@ -166,10 +164,12 @@ def test_numbers_depend_neither_on_batches_nor_on_sessions(
     assert (
         whole.benchmark.members == MEMBERS and not whole.benchmark.records["members"].not_attacked
     )
-    assert 1 < len(meanwhile) < 6 and meanwhile[0].benchmark.members == asking.FIRST
+    assert not meanwhile  # all in one batch
     with monkeypatch.context() as patch:
         patch.setattr(asking, "MOST", 7)
-        checked(plan, RunFolder.create(tmp_path / "small", "quick", plan.to_json()))
+        small = RunFolder.create(tmp_path / "small", "quick", plan.to_json())
+        meanwhile = checked(plan, small)[1]
+    assert [one.benchmark.members for one in meanwhile] == [7, 14, 28]
     first = RunFolder.create(tmp_path / "twice", "quick", plan.to_json())
     part, _ = checked(plan, first, seconds=0.0)
     first.close()
@@ -197,7 +197,7 @@ def test_a_check_that_goes_on_reads_nobody_again(
     folder.close()
     before = traffic.tokens
     checked(plan, RunFolder.reopen(tmp_path / "run"), shared=SweepCache())
-    asked = MEMBERS + OTHERS - 2 * asking.FIRST
+    asked = MEMBERS + OTHERS - 2
     assert traffic.tokens - before == pytest.approx(asked * (TEXT + SUFFIX - 1), rel=0.1)
 
 
@@ -220,10 +220,10 @@ def test_it_stops_when_the_next_records_would_take_longer_than_is_left(
 ) -> None:
     plan, _ = planned(given)
     monkeypatch.setattr(asking, "MOST", 7)
-    stopped_after(monkeypatch, [100.0, 100.0, 100.0, 100.0, 0.0])
+    stopped_after(monkeypatch, [150.0] * 7)
     folder = RunFolder.create(tmp_path / "run", "quick", plan.to_json())
-    result, meanwhile = checked(plan, folder)
-    assert asking.FIRST < result.benchmark.members < MEMBERS and meanwhile
+    result, meanwhile = checked(plan, folder, seconds=200.0)
+    assert asking.MOST < result.benchmark.members < MEMBERS and meanwhile
     kept = {path.name for path in (tmp_path / "run").iterdir()}
     assert {"guesses.jsonl", "observations.jsonl", "secrets.parquet"} <= kept
 
@@ -231,7 +231,9 @@ def test_it_stops_when_the_next_records_would_take_longer_than_is_left(
 def test_a_part_is_as_large_as_can_be_read_and_completed_in_the_time_that_is_left() -> None:
     pace = asking.Pace()
     assert pace.count_fitting(5, 0, -1.0) == 5  # nothing is known yet: at least one part is asked
-    assert pace.count_fitting(5, 1, 1.0) == 5 and pace.count_fitting(5, 1, -1.0) == 0
+    # 10 s to read one, perhaps 3 s to complete each, and 30 s more
+    pace.reading = 10.0
+    assert pace.count_fitting(9, 2, 36.0 + 53.0) == 4 and pace.count_fitting(9, 2, 36.0) == 0
     # 1 s for each of the 2 records, and 10 s more
     pace = asking.Pace(reading=2.0, completing=12.0, n_completed=2)
     # 4 more records on top of 6: 4 x 2 s to read, 10 + 10 s to complete all.
@@ -253,7 +255,30 @@ def test_the_first_number_is_said_before_any_record_is_completed(
 
     monkeypatch.setattr(SilentReporter, "announce", announce)
     checked(plan, folder, seconds=0.0)
-    assert said == ["first number: 0 of the first 2 records recited word for word"]
+    assert said == ["first number: 0 of the first 1 record recited word for word"]
+
+
+def test_numbers_of_the_first_batch_are_told_as_its_records_are_read(
+    given: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan, _ = planned(given)
+    monkeypatch.setattr(asking, "_PART_SECONDS", 0.0)  # one record a part
+    said = list[str]()
+    monkeypatch.setattr(SilentReporter, "announce", lambda self, text: said.append(text))
+    checked(plan, RunFolder.create(tmp_path / "run", "quick", plan.to_json()))
+    assert [text.partition(" recited")[0] for text in said] == [
+        "first number: 0 of the first 2 records",
+        *(f"so far: 0 of the first {count} records" for count in (4, 8, 16)),
+    ]
+
+
+def test_before_its_first_result_a_check_keeps_time_for_numbers_and_reports(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stopped_after(monkeypatch, [112.0, 60.0])
+    limit = TimeLimit(0.0, 120.0)
+    assert limit.estimate_reserve() == pytest.approx(4.0)  # half of the 8 s until the first record
+    assert limit.estimate_reserve() == pytest.approx(12.0)
 
 
 def test_progress_counts_the_records_of_its_own_batch(
