@@ -96,96 +96,107 @@ def _is_date(year: str, month: str, day: str) -> bool:
     return False
 
 
-# Numbers with a distinctive notation, two check digits, or a date and one check digit: of nine
-# digits in a row with a single check digit every tenth would pass. Weaker numbers count only next
-# to their name.
-_CHECKS: tuple[tuple[str, Callable[[str], bool]], ...] = (
-    (r"[0-9]{3}-[0-9]{2}-[0-9]{4}", partial(_is_stdnum_valid, "us.ssn")),
-    (r"(?:[0-9]{8}|[0-9]{2}\.[0-9]{3}\.[0-9]{3})-?[A-Z]", partial(_is_stdnum_valid, "es.dni")),
-    (r"[XYZ]-?(?:[0-9]{7}|[0-9]\.[0-9]{3}\.[0-9]{3})-?[A-Z]", partial(_is_stdnum_valid, "es.nie")),
+_OWN_CHECKS: dict[str, Callable[[str], bool]] = {
+    "is_finnish": _is_finnish,
+    "is_swedish": _is_swedish,
+    "is_korean": _is_korean,
+    "is_chinese": _is_chinese,
+}
+
+
+def _get_check(name: str) -> Callable[[str], bool]:
+    """Return one of the checks above, or that of a module of stdnum."""
+    return _OWN_CHECKS.get(name) or partial(_is_stdnum_valid, name)
+
+
+# Pattern and check of numbers with a distinctive notation, two check digits, or a date and one
+# check digit: of nine digits in a row with a single check digit every tenth would pass. Weaker
+# numbers count only next to their name.
+_CHECKS: tuple[tuple[str, str], ...] = (
+    (r"[0-9]{3}-[0-9]{2}-[0-9]{4}", "us.ssn"),
+    (r"(?:[0-9]{8}|[0-9]{2}\.[0-9]{3}\.[0-9]{3})-?[A-Z]", "es.dni"),
+    (r"[XYZ]-?(?:[0-9]{7}|[0-9]\.[0-9]{3}\.[0-9]{3})-?[A-Z]", "es.nie"),
     (
         r"[A-Z]{3} ?[A-Z]{3} ?[0-9LMNPQRSTUV]{2}[A-Z][0-9LMNPQRSTUV]{2} "
         r"?[A-Z][0-9LMNPQRSTUV]{3}[A-Z]",
-        partial(_is_stdnum_valid, "it.codicefiscale"),
+        "it.codicefiscale",
     ),
     (
         r"[1278] ?[0-9]{2} ?(?:0[1-9]|1[0-2]|20|3[0-9]|4[0-2]|[5-9][0-9]) ?[0-9][0-9AB] ?[0-9]{3} "
         r"?[0-9]{3} ?[0-9]{2}",
-        partial(_is_stdnum_valid, "fr.nir"),
+        "fr.nir",
     ),
     (
         r"756(?P<gap>[. ]?)[0-9]{4}(?P=gap)[0-9]{4}(?P=gap)[0-9]{2}",
-        partial(_is_stdnum_valid, "ch.ssn"),
+        "ch.ssn",
     ),
     (
         r"[0-9]{3}\.[0-9]{3}\.[0-9]{3}-[0-9]{2}|[0-9]{9}-[0-9]{2}",
-        partial(_is_stdnum_valid, "br.cpf"),
+        "br.cpf",
     ),
     (
         rf"[0-9]{{2}}(?P<gap>[. ]?)(?:[024][1-9]|[135][0-2]|[24]0)(?P=gap){_DAY}[- ]?[0-9]{{3}}[-. "
         rf"]?[0-9]{{2}}",
-        partial(_is_stdnum_valid, "be.ssn"),
+        "be.ssn",
     ),
-    (r"[0-9]{6}[-+A-FU-Y][0-9]{3}[0-9A-Y]", _is_finnish),
-    (r"(?:19|20)[0-9]{10}|(?:[0-9]{2})?[0-9]{6}[-+][0-9]{4}", _is_swedish),
-    (rf"[0-9]{{2}}{_MONTH}{_DAY}-?[1-8][0-9]{{6}}", _is_korean),
-    (r"[0-9]{6} ?[0-9]{5}", partial(_is_stdnum_valid, "no.fodselsnummer")),
-    (r"[0-9]{11}", partial(_is_stdnum_valid, "pl.pesel")),
-    (r"[1-9][0-9]{10}", partial(_is_stdnum_valid, "tr.tckimlik")),
-    (rf"{_DAY}{_MONTH}[0-9]{{2}}[ -]?[0-9]{{5}}", partial(_is_stdnum_valid, "gr.amka")),
-    (rf"[1-6][0-9]{{2}}{_MONTH}{_DAY}[0-9]{{4}}", partial(_is_stdnum_valid, "ee.ik")),
-    (rf"[1-8][0-9]{{2}}{_MONTH}{_DAY}[0-9]{{6}}", partial(_is_stdnum_valid, "ro.cnp")),
-    (rf"{_DAY}{_MONTH}[0-9]{{2}}-[0-9]{{5}}", partial(_is_stdnum_valid, "lv.pvn")),
-    (r"[0-9]{6}/[0-9]{4}", partial(_is_stdnum_valid, "cz.rc")),
-    (r"[0-9]-[0-9]{4}-[0-9]{5}-[0-9]{2}-[0-9]", partial(_is_stdnum_valid, "th.pin")),
-    (r"[0-9]{1,2}\.[0-9]{3}\.[0-9]{3}-[0-9K]", partial(_is_stdnum_valid, "cl.rut")),
+    (r"[0-9]{6}[-+A-FU-Y][0-9]{3}[0-9A-Y]", "is_finnish"),
+    (r"(?:19|20)[0-9]{10}|(?:[0-9]{2})?[0-9]{6}[-+][0-9]{4}", "is_swedish"),
+    (rf"[0-9]{{2}}{_MONTH}{_DAY}-?[1-8][0-9]{{6}}", "is_korean"),
+    (r"[0-9]{6} ?[0-9]{5}", "no.fodselsnummer"),
+    (r"[0-9]{11}", "pl.pesel"),
+    (r"[1-9][0-9]{10}", "tr.tckimlik"),
+    (rf"{_DAY}{_MONTH}[0-9]{{2}}[ -]?[0-9]{{5}}", "gr.amka"),
+    (rf"[1-6][0-9]{{2}}{_MONTH}{_DAY}[0-9]{{4}}", "ee.ik"),
+    (rf"[1-8][0-9]{{2}}{_MONTH}{_DAY}[0-9]{{6}}", "ro.cnp"),
+    (rf"{_DAY}{_MONTH}[0-9]{{2}}-[0-9]{{5}}", "lv.pvn"),
+    (r"[0-9]{6}/[0-9]{4}", "cz.rc"),
+    (r"[0-9]-[0-9]{4}-[0-9]{5}-[0-9]{2}-[0-9]", "th.pin"),
+    (r"[0-9]{1,2}\.[0-9]{3}\.[0-9]{3}-[0-9K]", "cl.rut"),
     (
         rf"[A-Z]{{4}}[0-9]{{2}}{_MONTH}{_DAY}[HM][A-Z]{{5}}[0-9A-Z][0-9]",
-        partial(_is_stdnum_valid, "mx.curp"),
+        "mx.curp",
     ),
     (
         r"(?:1[1-5]|2[1-3]|3[1-7]|4[1-6]|5[0-4]|6[1-5]|71|8[1-3])[0-9]{4}"
         r"(?P<gap> ?)(?:18|19|20)[0-9]{6}(?P=gap)[0-9]{3}[0-9X]",
-        _is_chinese,
+        "is_chinese",
     ),
 )
 _NAME_END = r"[\W_]{0,4}(?:(?:n[.ºo°]{0,2}|br\.?|№) ?)?"  # signs, and "number" in short
-_NAMED_CHECKS: tuple[tuple[str, Callable[[str], bool]], ...] = (
-    (rf"\boib{_NAME_END}(?P<number>[0-9]{{11}})", partial(_is_stdnum_valid, "hr.oib")),
+_NAMED_CHECKS: tuple[tuple[str, str], ...] = (
+    (rf"\boib{_NAME_END}(?P<number>[0-9]{{11}})", "hr.oib"),
     (
         rf"(?<!\w)(?:α\.?φ\.?μ\.?|afm){_NAME_END}(?P<number>[0-9]{{9}})",
-        partial(_is_stdnum_valid, "gr.vat"),
+        "gr.vat",
     ),
     (
         rf"(?<!\w)(?:ת[.\"״]{{0,2}}ז\.?|תעודת[ -]זהות|מספר[ -]זהות|teudat[ -]zehut){_NAME_END}"
         r"(?P<number>[0-9]{8}-?[0-9])",
-        partial(_is_stdnum_valid, "il.idnr"),
+        "il.idnr",
     ),
     (
         rf"(?<!\w)(?:рнокпп|іпн){_NAME_END}(?P<number>[0-9]{{10}})",
-        partial(_is_stdnum_valid, "ua.rntrc"),
+        "ua.rntrc",
     ),
     (
         r"\bcpf[\W_]{0,4}(?:n[.ºo°]{0,2} ?)?(?P<number>[0-9]{11})",
-        partial(_is_stdnum_valid, "br.cpf"),
+        "br.cpf",
     ),
     (
         r"\b(?:personnummer|pers\.?nr|samordningsnummer)[\W_]{0,4}(?P<number>[0-9]{6}[ -]?[0-9]{4})",  # noqa: E501
-        _is_swedish,
+        "is_swedish",
     ),
 )
 _NUMBERS = (
-    *(
-        (re.compile(f"{_START}(?P<number>{pattern}){_END}", re.I), check)
-        for pattern, check in _CHECKS
-    ),
-    *((re.compile(pattern + _END, re.I), check) for pattern, check in _NAMED_CHECKS),
+    *((f"{_START}(?P<number>{pattern}){_END}", name) for pattern, name in _CHECKS),
+    *((pattern + _END, name) for pattern, name in _NAMED_CHECKS),
 )
+_NUMBER_CHECKS = [(re.compile(pattern, re.I), _get_check(name)) for pattern, name in _NUMBERS]
 
 
 def find_id_number_places(text: str) -> Iterator[tuple[int, int]]:
     """Yield start and end of each national number. The text must have ASCII digits."""
-    for pattern, is_valid in _NUMBERS:
+    for pattern, is_valid in _NUMBER_CHECKS:
         yield from (
             match.span("number")
             for match in pattern.finditer(text)
@@ -193,10 +204,10 @@ def find_id_number_places(text: str) -> Iterator[tuple[int, int]]:
         )
 
 
-_WAYS_TO_WRITE = tuple(
-    (re.compile(re.sub(r"^.*\(\?P<number>(.*)\)$", r"\1", pattern), re.I), check)
-    for pattern, check in (*_CHECKS, *_NAMED_CHECKS)
-)
+_WAYS_TO_WRITE = [
+    (re.compile(re.sub(r"^.*\(\?P<number>(.*)\)$", r"\1", pattern), re.I), name)
+    for pattern, name in (*_CHECKS, *_NAMED_CHECKS)
+]
 
 
 def list_id_number_checks(number: str) -> Iterator[tuple[str, Callable[[str], bool]]]:
@@ -205,9 +216,8 @@ def list_id_number_checks(number: str) -> Iterator[tuple[str, Callable[[str], bo
 
     number: must have ASCII digits.
     """
-    for pattern, check in _WAYS_TO_WRITE:
-        if pattern.fullmatch(number) and check(number.upper()):
-            name = check.args[0] if isinstance(check, partial) else check.__name__.strip("_")
+    for pattern, name in _WAYS_TO_WRITE:
+        if pattern.fullmatch(number) and (check := _get_check(name))(number.upper()):
             yield name, check
 
 
