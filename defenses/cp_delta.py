@@ -23,7 +23,7 @@ from auditor.core.errors import AuditError
 from auditor.models.base import LanguageModel
 from auditor.models.ensemble import Ensemble, ModelEnsemble
 from auditor.models.rows import Rows
-from auditor.models.wrapping import WrappingModel, WrappingRows
+from auditor.models.wrapping import MappedRows, WrappingModel
 from auditor.plugins.defense import Defense, Scenario
 from auditor.plugins.options import require_listed_options
 
@@ -117,7 +117,9 @@ class CpDeltaModel(WrappingModel):
         prompt: Tensor | None = None,
         distribution: bool = True,
     ) -> Rows:
-        return _CpDeltaRows(self, self.ensemble.start(prefixes, length, prompt=prompt))
+        rows = self.ensemble.start(prefixes, length, prompt=prompt)
+        # Two of (rows, 1 + N, V).
+        return MappedRows(rows, lambda parts: self.mix_pair(parts[:, list(self.pair)]))
 
     def log_probs(self, contexts: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:
         parts = torch.tensor(self.pair, device=self.device)
@@ -130,13 +132,3 @@ class CpDeltaModel(WrappingModel):
         # In logs, a mean is sqrt(q1 q2), and the softmax divides by Z.
         mixed = distributions.amin(-2) if self.distance == "max" else distributions.mean(-2)
         return mixed.log_softmax(-1)
-
-
-class _CpDeltaRows(WrappingRows):
-    def __init__(self, model: CpDeltaModel, rows: Rows) -> None:
-        super().__init__(rows)
-        self.model = model
-
-    def log_probs(self) -> Tensor:
-        # Two of (rows, 1 + N, V).
-        return self.model.mix_pair(self.rows.log_probs()[:, list(self.model.pair)])

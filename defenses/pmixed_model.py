@@ -18,7 +18,7 @@ from auditor.models.base import DivergenceCheck, LanguageModel, Neighbours
 from auditor.models.decoding import Decoding
 from auditor.models.ensemble import Ensemble, PermutedEnsemble
 from auditor.models.rows import Rows
-from auditor.models.wrapping import WrappingModel, WrappingRows
+from auditor.models.wrapping import MappedRows, WrappingModel
 from auditor.privacy.accounting import compute_two_sided_renyi, realised_renyi
 from auditor.privacy.mixing import (
     Adjacency,
@@ -130,9 +130,9 @@ class PMixedModel(WrappingModel):
         distribution: bool = True,
     ) -> Rows:
         if distribution:
-            return _PMixedDistributionRows(
-                self, self.ensemble.start(prefixes, length, prompt=prompt)
-            )
+            # The exact distribution, for which each token queries every part.
+            rows = self.ensemble.start(prefixes, length, prompt=prompt)
+            return MappedRows(rows, self.released_token_distribution)
         return _PMixedDrawRows(self, prefixes.to(self.device), length, prompt)
 
     def log_probs(self, contexts: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:
@@ -383,22 +383,6 @@ def _check_radii(
             # cap = 1 - e^-s keeps D_inf(public || mixed) <= s (formulas B2.5).
             lost = torch.from_numpy(realised_renyi(log_public, mixed, math.inf))
             yield DivergenceCheck("cap", math.inf, -math.log1p(-promised.cap), lost)
-
-
-class _PMixedDistributionRows(WrappingRows):
-    """Serve rows with the exact distribution, which queries every part at every token."""
-
-    def __init__(self, model: PMixedModel, rows: Rows) -> None:
-        super().__init__(rows)
-        self.model = model
-        self._distribution = model.released_token_distribution(rows.log_probs())
-
-    def log_probs(self) -> Tensor:
-        return self._distribution
-
-    def advance(self, parents: Tensor, tokens: Tensor) -> None:
-        super().advance(parents, tokens)
-        self._distribution = self.model.released_token_distribution(self.rows.log_probs())
 
 
 class _PMixedDrawRows(Rows):

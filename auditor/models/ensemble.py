@@ -15,7 +15,7 @@ from torch import Tensor
 from auditor.models.base import LanguageModel
 from auditor.models.rows import Rows
 from auditor.models.vocabulary import check_same_vocabulary_size
-from auditor.models.wrapping import WrappingRows
+from auditor.models.wrapping import MappedRows
 
 
 class Ensemble(ABC):
@@ -180,7 +180,8 @@ class PermutedEnsemble(Ensemble):
             self.shards = [inner.shards[place - 1] if place else () for place in places[1:]]
 
     def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None) -> Rows:
-        return _PermutedRows(self.inner.start(prefixes, length, prompt=prompt), self.places)
+        rows = self.inner.start(prefixes, length, prompt=prompt)
+        return MappedRows(rows, lambda parts: parts[:, self.places])
 
     def log_probs(
         self,
@@ -201,15 +202,6 @@ class PermutedEnsemble(Ensemble):
     ) -> EnsembleMemberRows:
         member_rows = self.inner.start_member_rows(prefixes, length, prompt=prompt)
         return _PermutedMemberRows(self, member_rows)
-
-
-class _PermutedRows(WrappingRows):
-    def __init__(self, rows: Rows, places: Tensor) -> None:
-        super().__init__(rows)
-        self.places = places
-
-    def log_probs(self) -> Tensor:
-        return self.rows.log_probs()[:, self.places]
 
 
 class _PermutedMemberRows(EnsembleMemberRows):

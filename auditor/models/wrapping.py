@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
@@ -63,3 +64,21 @@ class WrappingRows(Rows):
 
     def advance(self, parents: Tensor, tokens: Tensor) -> None:
         self.rows.advance(parents, tokens)
+
+
+class MappedRows(WrappingRows):
+    """Rows whose distribution is a function of that of the wrapped rows, computed once a step."""
+
+    def __init__(self, rows: Rows, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__(rows)
+        self.function = function
+        self._distribution: Tensor | None = None
+
+    def log_probs(self) -> Tensor:
+        if self._distribution is None:
+            self._distribution = self.function(self.rows.log_probs())
+        return self._distribution
+
+    def advance(self, parents: Tensor, tokens: Tensor) -> None:
+        super().advance(parents, tokens)
+        self._distribution = None
