@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -23,6 +23,7 @@ from torch import Tensor
 from auditor.attacks.claim_check import ClaimCheck, list_claimed_relations
 from auditor.benchmarks.data.fixed_distributions import FixedDistribution, build_fixed_ensemble
 from auditor.core.errors import AuditError, make_unknown_name_error
+from auditor.core.jsonable import from_json
 from auditor.core.nouns import Secret
 from auditor.defenses.adapmixed import make_constant_radius_projection
 from auditor.defenses.invisible_ink import InvisibleInk, InvisibleInkModel
@@ -44,8 +45,6 @@ from auditor.statistics.one_run import compute_gaussian_epsilon
 _ROUNDING = 1e-6  # relative
 # Absolute: deviation from 1 allowed for a total of decimals written by hand.
 _MASS = 1e-6
-_WORDS = ("source", "does", "says", "reading", "holds", "fails")
-_FIELDS = ("mechanism", *_WORDS, "options", "query")
 _ALIAS = "the query"
 
 
@@ -83,38 +82,32 @@ class PromiseCheck:
 
 @dataclass(frozen=True)
 class GivenDistributions:
-    """Distributions of the public model, of the examined member and of all others."""
+    """Distributions of the public model, of the examined member and of all others, at a setting.
 
-    name: str
-    setting: Mapping[str, Any]
-    public: tuple[float, ...]
-    private: tuple[float, ...]
-    other: tuple[float, ...]
-    parameters: int
+    A query about the scale of noise has parameters, and no distributions. settings: those that the
+    distributions are checked at. Raise AuditError unless the masses are distributions over equally
+    many tokens.
+    """
 
-    @classmethod
-    def from_query_table(
-        cls, raw: Mapping[str, Any], setting: Mapping[str, Any]
-    ) -> GivenDistributions:
-        """Parse a query. Raise AuditError unless the masses are distributions over equally many
-        tokens."""
-        name = str(raw.get("name", ""))
-        public, private, other = (
-            tuple(map(float, raw.get(role, ()))) for role in ("public", "private", "other")
-        )
-        # A query about the scale of noise gives parameters without distributions: all three are
-        # empty.
-        for distribution in filter(None, (public, private, other)):
+    name: str = ""
+    public: tuple[float, ...] = ()
+    private: tuple[float, ...] = ()
+    other: tuple[float, ...] = ()
+    parameters: int = 0
+    settings: tuple[dict[str, Any], ...] = ({},)
+    setting: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for distribution in filter(None, (self.public, self.private, self.other)):
             if (
                 abs(sum(distribution) - 1) > _MASS
                 or min(distribution) < 0
-                or len(distribution) != len(public)
+                or len(distribution) != len(self.public)
             ):
                 raise AuditError(
                     "expected distributions of one width and of total mass 1 in the query "
-                    f"{name!r}, got {distribution}"
+                    f"{self.name!r}, got {distribution}"
                 )
-        return cls(name, setting, public, private, other, int(raw.get("parameters", 0)))
 
     @property
     def setting_label(self) -> str:
@@ -139,35 +132,36 @@ _SIGNS = {
 
 @dataclass(frozen=True)
 class PublishedPromise:
-    """A published promise from a plan. Raise AuditError for an unknown field."""
+    """A published promise, as a plan's `[published]` table has it.
 
-    title: str
+    source, does, says, reading, holds, fails: sentences of the page.
+    """
+
     mechanism: str
-    words: Mapping[str, Any]
-    options: Mapping[str, Any]
-    queries: tuple[GivenDistributions, ...]
+    title: str = ""
+    source: tuple[str, ...] = ()
+    does: str = ""
+    says: str = ""
+    reading: str = ""
+    holds: str = ""
+    fails: str = ""
+    options: dict[str, Any] = field(default_factory=dict)
+    query: tuple[GivenDistributions, ...] = ()
 
     @classmethod
     def from_published_table(cls, title: str, raw: Mapping[str, Any]) -> PublishedPromise:
-        for name in raw:
-            if name not in _FIELDS:
-                raise make_unknown_name_error(f"field of [published] in {title!r}:", name, _FIELDS)
-        mechanism = str(raw.get("mechanism"))
-        if mechanism not in MECHANISMS:
-            raise make_unknown_name_error(f"mechanism in {title!r}:", mechanism, MECHANISMS)
-        queries = tuple(
-            GivenDistributions.from_query_table(query_table, setting)
-            for query_table in raw.get("query", ())
-            # The same distributions at each of their settings; once without settings.
-            for setting in query_table.get("settings", ({},))
-        )
-        return cls(
-            title,
-            mechanism,
-            {name: raw.get(name, "") for name in _WORDS},
-            raw.get("options", {}),
-            queries,
-        )
+        """Parse a table. Raise AuditError for an unknown field or mechanism."""
+        promise: PublishedPromise = from_json(cls, {**raw, "title": title}, f"{title}: published")
+        if promise.mechanism not in MECHANISMS:
+            raise make_unknown_name_error(f"mechanism in {title!r}:", promise.mechanism, MECHANISMS)
+        return promise
+
+    @property
+    def queries(self) -> list[GivenDistributions]:
+        """Each query at each of its settings."""
+        return [
+            replace(query, setting=setting) for query in self.query for setting in query.settings
+        ]
 
     def check_all_queries(self) -> list[PromiseCheck]:
         """Return the claimed and realised values of all queries."""
@@ -528,31 +522,26 @@ def build_published_promise_table(
 
 def build_published_promise_section(claim: PublishedPromise, checks: Sequence[PromiseCheck]) -> str:
     """Return the claim's section of the page, as Markdown."""
-    words = claim.words
     # `beside` rows are in the table, but not counted in the verdict.
     published, controls = (
         [check for check in checks if check.ours == is_control] for is_control in (False, True)
     )
     outcome = _promise_outcome_sentence([check for check in published if not check.beside])
-    lines = [f"## {claim.title}", "", f"{words['does']} {words['says']}", "", outcome, ""]
-    lines += [f"*Reading:* {words['reading']}", "", f"*What holds:* {words['holds']}", ""]
-    lines += [f"*What does not:* {words['fails']}", ""] if words["fails"] else []
-    lines += [*tables.render_markdown_lines(build_published_promise_table(claim, published)), ""]
+    parts = [f"## {claim.title}", f"{claim.does} {claim.says}", outcome]
+    sentences = {"Reading": claim.reading, "What holds": claim.holds, "What does not": claim.fails}
+    parts += [f"*{name}:* {sentence}" for name, sentence in sentences.items() if sentence]
+    parts.append(_render_promise_table(claim, published))
     if controls:
-        lines += [
-            f"*The control*, our accounting of the same: {_promise_outcome_sentence(controls)}",
-            "",
-        ]
-        lines += [
-            *tables.render_markdown_lines(build_published_promise_table(claim, controls)),
-            "",
-        ]
-    # Once for each name, regardless of settings.
-    queries = {query.name: query for query in claim.queries}.values()
-    lines += [f"*The queries:* {' '.join(map(_describe_published_query, queries))}", ""]
-    # A list of sentences: join would split a single text into its letters.
-    lines += [f"*Sources:* {' '.join(words['source'])}", ""]
-    return "\n".join(lines)
+        outcome = _promise_outcome_sentence(controls)
+        parts.append(f"*The control*, our accounting of the same: {outcome}")
+        parts.append(_render_promise_table(claim, controls))
+    parts.append(f"*The queries:* {' '.join(map(_describe_published_query, claim.query))}")
+    parts.append(f"*Sources:* {' '.join(claim.source)}")
+    return "\n\n".join(parts) + "\n"
+
+
+def _render_promise_table(claim: PublishedPromise, checks: Sequence[PromiseCheck]) -> str:
+    return "\n".join(tables.render_markdown_lines(build_published_promise_table(claim, checks)))
 
 
 def published_promises_page(sections: Sequence[str]) -> str:

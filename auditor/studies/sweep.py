@@ -106,7 +106,8 @@ class _PointRunner:
     """Runner of points that share models and labs."""
 
     def __init__(self, reporter: Reporter) -> None:
-        self.reporter, self.shared = reporter, SweepCache()
+        self.reporter = reporter
+        self.shared = SweepCache()
 
 
 @dataclass(frozen=True)
