@@ -142,7 +142,10 @@ class ClaimCheck(Probe):
             int(value_column(observations, name).sum()) for name in ("queries", "violations")
         )
         faults = list_claim_faults(observations)
-        verdict = "VIOLATED" if n_violations or faults else "holds on every query looked at"
+        if n_violations or faults:
+            verdict = "VIOLATED"
+        else:
+            verdict = "holds on every query looked at"
         measured = []
         if list_claimed_relations(observations):
             measured.append(
@@ -291,7 +294,9 @@ def compose_query_epsilons(observations: Sequence[Observation], relation: str) -
     order = observations[0].values[f"order_{relation}"]
     # Identical distributions cost 0, without the constant that the conversion to epsilon adds
     # (formulas B2.5).
-    return max(0.0, loss + compute_renyi_conversion_penalty(order, DELTA)) if loss else 0.0
+    if loss:
+        return max(0.0, loss + compute_renyi_conversion_penalty(order, DELTA))
+    return 0.0
 
 
 def list_claim_faults(observations: Observed) -> list[str]:

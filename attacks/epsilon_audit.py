@@ -67,7 +67,9 @@ class EpsilonAudit(Probe):
 
     @property
     def required_capabilities(self) -> tuple[str, ...]:
-        return ("likelihood",) if self.by == "loss" else ("draw",)
+        if self.by == "loss":
+            return ("likelihood",)
+        return ("draw",)
 
     @property
     def draws_samples(self) -> bool:
@@ -198,7 +200,9 @@ class EpsilonAudit(Probe):
 
         A user's copies are one unit, so the bound is not divided by their number, unlike a group's.
         """
-        return 1 if self.unit == "user" else self._canary_insertion_count(secrets)
+        if self.unit == "user":
+            return 1
+        return self._canary_insertion_count(secrets)
 
     @staticmethod
     def _canary_insertion_count(secrets: Sequence[Secret]) -> int:

@@ -265,7 +265,10 @@ class _CanarySpaceRanking:
         nodes = self.probe.nodes
         # Without a budget one search serves all: a canary's count does not depend on the other
         # canaries.
-        groups = [[limit] for limit in limits] if nodes else [list(limits)]
+        if nodes:
+            groups = [[limit] for limit in limits]
+        else:
+            groups = [list(limits)]
         description = (
             f"exposure on {view.target_name}, exact among {self.space.size:,} texts (quicker: "
             f"{_QUICKER})"

@@ -119,7 +119,9 @@ class ExtractionProbability(DistributionProbe):
         # Masking end-of-text renormalises over all other tokens, which needs the full distribution.
         if self.bracket or sampling.eos == "masked":
             return self.needs
-        return ("likelihood",) if sampling.decoding.is_ancestral else ("likeliest",)
+        if sampling.decoding.is_ancestral:
+            return ("likelihood",)
+        return ("likeliest",)
 
     def any_of_n_sample_counts(self) -> list[int]:
         return _parse_extraction_option_numbers("n", self.n, int)
@@ -431,7 +433,9 @@ def suffix_lengths_note(lengths: Sequence[int]) -> str:
     """Return a phrase such as `suffixes of 8 to 50 tokens`; "" if all suffixes have one length."""
     shortest = min(lengths, default=0)
     longest = max(lengths, default=0)
-    return f"suffixes of {shortest} to {longest} tokens" if shortest < longest else ""
+    if shortest < longest:
+        return f"suffixes of {shortest} to {longest} tokens"
+    return ""
 
 
 def _has_exact_probability(observations: Sequence[Observation]) -> bool:

@@ -70,7 +70,10 @@ class GradientAudit(Probe):
     def observe_secrets(self, view: View, secrets: Sequence[Secret]) -> Iterator[Observation]:
         canaries = view.recorded_gradient_canaries()
         ids = {secret.id for secret in secrets}
-        scores = canaries.scores if self.score == "likelihood" else canaries.sums
+        if self.score == "likelihood":
+            scores = canaries.scores
+        else:
+            scores = canaries.sums
         for secret, score in zip(self.textless_subjects(view), scores, strict=True):
             if secret.id in ids:
                 yield Observation(secret.id, {"score": score})

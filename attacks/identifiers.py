@@ -149,7 +149,10 @@ class Identifiers(Probe):
                 # Names appear in the text before an address, or are frequent: a base model shows
                 # it.
                 unchecked = value.format.has_names and base is None
-                numbers = None if unchecked else self._rank_value(view, base, secret, value)
+                if unchecked:
+                    numbers = None
+                else:
+                    numbers = self._rank_value(view, base, secret, value)
                 if numbers is None or n_ranked == _MOST_VALUES:
                     unknown[value.format.kind] += 1
                     continue
@@ -311,7 +314,10 @@ class _ValueFinder:
                 continue
             tail = record[span.end : span.end + self.after]
             ends_by_itself = format.has_one_length and not tail[:1].isalnum()
-            kind = format.kind if format.kind in _KINDS else _DESCRIBED
+            if format.kind in _KINDS:
+                kind = format.kind
+            else:
+                kind = _DESCRIBED
             yield FoundValue(text, before, "" if ends_by_itself else tail, kind, format)
 
 
@@ -417,7 +423,9 @@ class RanksOfValues:
 
     @property
     def control(self) -> str:
-        return "the base model, which never saw them" if self.has_base else "the non-members"
+        if self.has_base:
+            return "the base model, which never saw them"
+        return "the non-members"
 
     def fault(self) -> str:
         """Explain why the ranks are no evidence; "" if they may be."""

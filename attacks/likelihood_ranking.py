@@ -160,7 +160,9 @@ def _score_capitals(scores: Tensor, candidates: Any) -> Tensor:
     # Among digits or a script without case, a capital is an unlikely draw and would lead for lack
     # of a rival.
     likeliest = int(compute_mean_nlls(candidates).argmin())
-    return scores if float(scores[likeliest]) != -1.0 else torch.full_like(scores, -1.0)
+    if float(scores[likeliest]) != -1.0:
+        return scores
+    return torch.full_like(scores, -1.0)
 
 
 def score_lower_case(
@@ -193,7 +195,10 @@ def score_lower_case(
     nll_of_text = dict(zip(texts, view.mean_nll(view.target, texts), strict=True))
     scores = [-1.0] * len(pairs)
     for i, (as_written, in_lower_case) in texts_by_index.items():
-        written_nll = nll[i] if as_written == pairs[i] else nll_of_text[as_written]
+        if as_written == pairs[i]:
+            written_nll = nll[i]
+        else:
+            written_nll = nll_of_text[as_written]
         scores[i] = -written_nll / nll_of_text[in_lower_case]
     return scores
 

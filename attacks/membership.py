@@ -168,7 +168,10 @@ class Membership(Probe):
 
         Raise NotApplicable if the main score needs it.
         """
-        usable = None if view.reference_fault else view.reference
+        if view.reference_fault:
+            usable = None
+        else:
+            usable = view.reference
         if usable is None and self.score in _OF_REFERENCE:
             reason = (
                 view.reference_fault
@@ -227,7 +230,9 @@ class Membership(Probe):
             "zlib": mean / count_compressed_bytes(suffix),
             **dict(zip(_SIZES, map(float, sizes), strict=True)),
         }
-        return scores if lowered is None else {**scores, "lowercase": lowered}
+        if lowered is None:
+            return scores
+        return {**scores, "lowercase": lowered}
 
     def _score_lower_case_readings(
         self, view: View, batch: Sequence[Secret], readings: TokenReadings
@@ -529,7 +534,10 @@ class Membership(Probe):
 def _build_text_features(secrets: Sequence[Secret], observations: Sequence[Observation]) -> Any:
     """Return the sparse (records, features) rows of the texts, without any model."""
     sizes = [value_column(observations, size) for size in _SIZES if size in observations[0].values]
-    lengths = np.column_stack(sizes) if sizes else np.empty((len(secrets), 0))
+    if sizes:
+        lengths = np.column_stack(sizes)
+    else:
+        lengths = np.empty((len(secrets), 0))
     texts = [secret.prefix + secret.suffix for secret in secrets]
     return blind_classifier.build_text_features(texts, lengths)
 
@@ -540,7 +548,10 @@ def _list_rmia_lira_notes(observations: Sequence[Observation]) -> Iterator[str]:
         kind = "online: every record is in some and out of others"
         if not membership.has_both_model_kinds(saw):
             kind = "offline: only those that did not see a record are asked about it"
-        shared = ", LiRA's deviations shared by all records" if count < membership.SHADOWS else ""
+        if count < membership.SHADOWS:
+            shared = ", LiRA's deviations shared by all records"
+        else:
+            shared = ""
         yield f"RMIA and LiRA by {count} reference models, {kind}{shared}"
 
 
@@ -565,7 +576,9 @@ def _explain_unrankable_scores(scores: Floats) -> str:
     """Explain why a score cannot rank: NaN for a record, or all scores equal; "" if it can."""
     if missing := int(np.isnan(scores).sum()):
         return f"is no number for {missing} of {len(scores)} records"
-    return f"is the same for all {len(scores)} records" if (scores == scores[0]).all() else ""
+    if (scores == scores[0]).all():
+        return f"is the same for all {len(scores)} records"
+    return ""
 
 
 def _explain_too_few_records(member: Bools) -> str:
@@ -581,7 +594,9 @@ def _explain_too_few_records(member: Bools) -> str:
 
 
 def _count_rmia_lira_references(observations: Sequence[Observation]) -> int:
-    return sum(name.startswith("saw_") for name in observations[0].values) if observations else 0
+    if observations:
+        return sum(name.startswith("saw_") for name in observations[0].values)
+    return 0
 
 
 # --- the shared pass
@@ -623,7 +638,10 @@ def measure_token_readings(
     if not implies_capability(model.capabilities, "distribution"):
         log_probs = model.token_log_probs(prefixes, suffixes).double().cpu().numpy()
         ranked = implies_capability(model.capabilities, "ranks")
-        wrong = (model.token_ranks(prefixes, suffixes) > 1).cpu().numpy() if ranked else None
+        if ranked:
+            wrong = (model.token_ranks(prefixes, suffixes) > 1).cpu().numpy()
+        else:
+            wrong = None
         return TokenReadings(log_probs, wrong=wrong)
     parts = read_token_statistics(
         model, prefixes, suffixes, _DISTRIBUTION_AT_ONCE, _compute_token_statistics

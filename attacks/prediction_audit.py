@@ -180,8 +180,14 @@ class PredictionAudit(Probe):
             "delta": delta,
         }
         if claim is not None:
-            relation = self.relation if self.relation in claim.epsilon else claim.relation
-            any_number = math.inf if claim.queries is None else claim.queries
+            if self.relation in claim.epsilon:
+                relation = self.relation
+            else:
+                relation = claim.relation
+            if claim.queries is None:
+                any_number = math.inf
+            else:
+                any_number = claim.queries
             terms |= {f"claimed_{relation}": claim.epsilon[relation], "covered": any_number}
             terms |= {f"unit_{_SHARD if claim.shard else claim.unit}": 1.0}
         return {name: float(value) for name, value in terms.items()}
@@ -244,7 +250,10 @@ class PredictionAudit(Probe):
             [[*secret.prefix, *secret.suffix[:position]]], device=view.target.device
         )
         _, stand_in = self._choose_opponents(view, context, 1, [0])
-        other = view.public if stand_in else view.target.neighbour_model(relation, neighbour)
+        if stand_in:
+            other = view.public
+        else:
+            other = view.target.neighbour_model(relation, neighbour)
         assert other is not None  # `_choose_opponents` guarantees it
         game = PredictionDistinguishingGame(view.target, other, context, tokens)
         guesses = count_confusion(
@@ -299,7 +308,10 @@ class PredictionAudit(Probe):
         relation = _choose_relation(observations)
         tokens = int(values["tokens"])
         covered = values.get("covered", 0)
-        of = f" of the {covered:,.0f} that the claim covers" if math.inf > covered > tokens else ""
+        if math.inf > covered > tokens:
+            of = f" of the {covered:,.0f} that the claim covers"
+        else:
+            of = ""
         if values["stand_in"]:
             neighbour = "the public model in its place"
         else:

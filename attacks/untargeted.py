@@ -66,7 +66,10 @@ class Untargeted(CorpusAttack):
             return [()]  # as every text, they follow the prefix token
         for kind in ("bos", "eos"):
             token = getattr(view.tokenizer, f"{kind}_token_id", None)
-            token = view.target.special_token_id(kind) if token is None else token
+            if token is None:
+                token = view.target.special_token_id(kind)
+            else:
+                token = token
             if (
                 token is not None and token < view.target.vocab_size
             ):  # a tokenizer may have more tokens than the model
@@ -80,7 +83,9 @@ class Untargeted(CorpusAttack):
         self.generation_beginnings(view)
 
     def user_chosen_beginnings(self, view: View) -> list[Tokens]:
-        return self.generation_beginnings(view) if self.prompts else []
+        if self.prompts:
+            return self.generation_beginnings(view)
+        return []
 
     def guess(
         self, view: View, state: dict[str, Any], queries: Sequence[Query]

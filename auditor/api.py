@@ -103,7 +103,10 @@ class FinishedRun:
         since: another run, to show what changed. reveal: also show the private text that lies in
         the folder.
         """
-        changes = None if since is None else compare_finished_runs([since.run, self.run])
+        if since is None:
+            changes = None
+        else:
+            changes = compare_finished_runs([since.run, self.run])
         page, markdown = files.rewrite_run_reports(self.folder, changes, reveal)
         if path is None:
             return page
@@ -349,7 +352,10 @@ def _encode_rows(name: str, rows: Any) -> str:
     import pandas as pd
 
     # datasets.Dataset, polars and pyarrow have it; what has not is refused below
-    rows = rows.to_pandas() if hasattr(rows, "to_pandas") else rows
+    if hasattr(rows, "to_pandas"):
+        rows = rows.to_pandas()
+    else:
+        rows = rows
     if not isinstance(rows, pd.DataFrame) and not (
         isinstance(rows, (list, tuple)) and all(isinstance(row, Mapping) for row in rows)
     ):

@@ -144,9 +144,10 @@ class AuditCallback(TrainerCallback):
         self.every = every
         self.out = out
         # processing_class: a Trainer's tokenizer, by the name that it has in transformers 5
-        self.tokenizer = (
-            tokenizer if tokenizer is not None else getattr(trainer, "processing_class", None)
-        )
+        if tokenizer is not None:
+            self.tokenizer = tokenizer
+        else:
+            self.tokenizer = getattr(trainer, "processing_class", None)
         self.limit = StopLimit.parse_sentence(stop_at) if stop_at else None
         self.asked = {
             "data": data,
@@ -244,10 +245,16 @@ class AuditCallback(TrainerCallback):
         # of the last step
         if not self.rows or self.rows[-1]["step"] != state.global_step:
             self._measure_and_log(state.global_step)
-        out = Path(self.out) if self.out is not None else Path(str(args.output_dir)) / "audit"
+        if self.out is not None:
+            out = Path(self.out)
+        else:
+            out = Path(str(args.output_dir)) / "audit"
         tokens = list(self.prefix_token.tokens)  # the curve's, whatever was asked for
         tokenizer: Any = self.tokenizer
-        prefix_name = str(tokenizer.decode(tokens, skip_special_tokens=False)) if tokens else "none"
+        if tokens:
+            prefix_name = str(tokenizer.decode(tokens, skip_special_tokens=False))
+        else:
+            prefix_name = "none"
         plan = {**self.asked, "prefix_token": prefix_name}
         self.run = api.audit(
             self._unwrapped_model_in_training(),
@@ -282,7 +289,9 @@ class AuditCallback(TrainerCallback):
             (step, Measurement(name, value, value, value, len(self.secrets)))
             for step, value in points
         ]
-        return Curve(phrases.format_metric(name), exact) if points else None
+        if points:
+            return Curve(phrases.format_metric(name), exact)
+        return None
 
     def _measure_and_log(self, step: int) -> dict[str, float]:
         """Measure the model, log and keep the values, and return them by name."""
@@ -363,7 +372,10 @@ class AuditCallback(TrainerCallback):
 
 def _refuse_canaries_of_frozen_embeddings(model: Any, canaries: Any) -> None:
     """Raise AuditError for canaries with new tokens whose embeddings are frozen."""
-    manifest = None if canaries is None else manifests.read_canary_manifest(Path(canaries))
+    if canaries is None:
+        manifest = None
+    else:
+        manifest = manifests.read_canary_manifest(Path(canaries))
     # a token whose embedding stays as it was drawn is hardly learnt: the audit would miss what the
     # training leaks
     frozen = not model.get_input_embeddings().weight.requires_grad

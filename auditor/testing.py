@@ -95,12 +95,14 @@ def check_attack(attack: Attack | Probe | type[Attack] | type[Probe]) -> None:
     observe every secret, let each observation depend only on its own secret, and measure values
     within their intervals.
     """
-    plugin = make_small_plugin(attack) if isinstance(attack, type) else attack
-    contract = (
-        _probe_contract_faults(plugin)
-        if isinstance(plugin, Probe)
-        else _attack_contract_faults(plugin)
-    )
+    if isinstance(attack, type):
+        plugin = make_small_plugin(attack)
+    else:
+        plugin = attack
+    if isinstance(plugin, Probe):
+        contract = _probe_contract_faults(plugin)
+    else:
+        contract = _attack_contract_faults(plugin)
     _raise_if_broken(
         plugin.name,
         _plugin_contract_faults(plugin, [*consistency.CAPABILITIES, "training"]),
@@ -114,7 +116,10 @@ def check_defense(defense: Defense | type[Defense]) -> None:
 
     Raises ContractBroken with every breach.
     """
-    plugin = defense() if isinstance(defense, type) else defense
+    if isinstance(defense, type):
+        plugin = defense()
+    else:
+        plugin = defense
     needs = ("public", "ensemble", "trained", "whole", "records", "corpus")
     _raise_if_broken(
         plugin.name, _plugin_contract_faults(plugin, needs), _defense_contract_faults(plugin)
@@ -348,11 +353,10 @@ def _model_contract_faults(model: LanguageModel) -> Iterator[str]:
         log_prob = model.tuning_log_probs(prefix, 1, prompt, torch.Generator().manual_seed(0))[
             0, 0, 5
         ]
-        slope = (
-            torch.autograd.grad(log_prob, prompt, allow_unused=True)[0]
-            if log_prob.requires_grad
-            else None
-        )
+        if log_prob.requires_grad:
+            slope = torch.autograd.grad(log_prob, prompt, allow_unused=True)[0]
+        else:
+            slope = None
         if slope is None or not bool(slope.any()):
             yield "expected gradients for a soft prompt, as its capabilities say, got none"
 

@@ -130,5 +130,8 @@ class CpDeltaModel(WrappingModel):
     def mix_pair(self, distributions: Tensor) -> Tensor:
         """Mix two distributions (..., 2, V) into what both find likely, (..., V) nats."""
         # In logs, a mean is sqrt(q1 q2), and the softmax divides by Z.
-        mixed = distributions.amin(-2) if self.distance == "max" else distributions.mean(-2)
+        if self.distance == "max":
+            mixed = distributions.amin(-2)
+        else:
+            mixed = distributions.mean(-2)
         return mixed.log_softmax(-1)

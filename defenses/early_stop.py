@@ -80,7 +80,10 @@ class EarlyStop(Variant):
         training_records = list[TrainingRecord]()
         heldout_records = list[TrainingRecord]()
         for unit, record in zip(units, job.records, strict=True):
-            records = heldout_records if unit in heldout_units else training_records
+            if unit in heldout_units:
+                records = heldout_records
+            else:
+                records = training_records
             records.append(record)
         return training_records, heldout_records
 

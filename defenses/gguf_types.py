@@ -44,7 +44,10 @@ def check_writable_gguf_type(type: str) -> None:
             f"expected gguf:TYPE with one of {', '.join(TYPES)}, got {type!r}: make the file with "
             "llama.cpp and give --forms llama:FILE.gguf"
         )
-    packages = _PACKAGES if type not in PLAIN else {"gguf": "gguf"}
+    if type not in PLAIN:
+        packages = _PACKAGES
+    else:
+        packages = {"gguf": "gguf"}
     for module, package in packages.items():
         if find_spec(module) is None:
             raise AuditError(
@@ -59,7 +62,10 @@ def quantise_model_weights(model: Any, type: str) -> None:
     """
     for matrix, matrix_type in list_matrix_types(model, type):
         # File rows run along the inputs.
-        weight = matrix.data.T if matrix.is_transposed else matrix.data
+        if matrix.is_transposed:
+            weight = matrix.data.T
+        else:
+            weight = matrix.data
         # Contiguous, because llama.cpp reads by address and ignores strides.
         values = weight.float().cpu().contiguous().numpy()
         weight.copy_(torch.from_numpy(round_gguf_rows(values, matrix_type)))

@@ -124,7 +124,9 @@ class InvisibleInk(Defense):
         )
 
     def fixed_token_budget(self, scenario: Scenario) -> QueryBudget | None:
-        return QueryBudget(self.queries, self.on_exhaustion) if self.queries else None
+        if self.queries:
+            return QueryBudget(self.queries, self.on_exhaustion)
+        return None
 
     def budget_lots(self, scenario: Scenario) -> Mapping[str, int]:
         batches = deal_records_into_context_batches(scenario, self.batch)
@@ -341,11 +343,15 @@ class InvisibleInkModel(WrappingModel):
         self.name = name
         self.promise = promise
         # A neighbour is a permuted ensemble around the one that knows the records.
-        inner = ensemble.inner if isinstance(ensemble, PermutedEnsemble) else ensemble
+        if isinstance(ensemble, PermutedEnsemble):
+            inner = ensemble.inner
+        else:
+            inner = ensemble
         # tokens of a record in a context
-        self.longest = (
-            inner.batches.longest_record_token_count if isinstance(inner, InContextEnsemble) else 0
-        )
+        if isinstance(inner, InContextEnsemble):
+            self.longest = inner.batches.longest_record_token_count
+        else:
+            self.longest = 0
         self.parts = 1 + ensemble.size
         if self.max_positions is not None:
             self.max_positions -= self.longest  # the record in the context takes its room

@@ -100,7 +100,9 @@ class PMixed(Defense):
         return PMixedModel(scenario.ensemble, self.q, make_projection, "PMixED", claim)
 
     def fixed_token_budget(self, scenario: Scenario) -> QueryBudget | None:
-        return QueryBudget(self.queries, self.on_exhaustion) if self.queries else None
+        if self.queries:
+            return QueryBudget(self.queries, self.on_exhaustion)
+        return None
 
     def remarks(self, scenario: Scenario) -> tuple[str, ...]:
         if self.queries or scenario.queries:
@@ -151,7 +153,9 @@ class PMixed(Defense):
         """
         if self.accounting == "published":  # its radii depend on the size of the subset
             return "add_remove", "zero_out"
-        return ADJACENCIES if self.adjacency == "add_remove" else ("zero_out", "replace")
+        if self.adjacency == "add_remove":
+            return ADJACENCIES
+        return ("zero_out", "replace")
 
     def _make_query_claim(self, scenario: Scenario) -> QueryRDP:
         """Return the claim for one token.
@@ -198,7 +202,10 @@ class PMixed(Defense):
             relation = self.adjacency
             theorem = "formulas B2.5: Renyi composition of the capped forward projection"
         projection = self._make_projection(queries, ensemble.size)
-        unit = "" if n_shared or counts["unlisted_shards"] else ensemble.unit
+        if n_shared or counts["unlisted_shards"]:
+            unit = ""
+        else:
+            unit = ensemble.unit
 
         def compute_epsilon(tokens: int) -> dict[str, float]:
             # A record in two shards changes two members, and no theorem here covers two.

@@ -45,7 +45,9 @@ class PMixedMemberProjection:
 
     def radii_by_subset_size(self) -> tuple[float, ...]:
         """Return the radii of sizes 1..N, or one radius if all are equal."""
-        return self.radii[:1] if len(set(self.radii)) == 1 else self.radii
+        if len(set(self.radii)) == 1:
+            return self.radii[:1]
+        return self.radii
 
     @torch.no_grad()
     def mixing_weights_within_radius(
@@ -321,7 +323,9 @@ class PMixedModel(WrappingModel):
         )
 
     def claim_premise_counts(self) -> Mapping[str, int]:
-        return {} if self.promise is None else self.ensemble.count_shard_overlaps()
+        if self.promise is None:
+            return {}
+        return self.ensemble.count_shard_overlaps()
 
     def row_bytes(self, positions: int, distribution: bool = True) -> int:
         model_bytes = self.ensemble.public.row_bytes(positions)
@@ -375,7 +379,10 @@ def _check_radii(
         weight = weights[..., min(size, weights.shape[-2] - 1), :, None]
         with np.errstate(divide="ignore"):
             mixed, log_public = np.log(weight * members + (1 - weight) * public), np.log(public)
-        divergence = compute_two_sided_renyi if promised.two_sided else realised_renyi
+        if promised.two_sided:
+            divergence = compute_two_sided_renyi
+        else:
+            divergence = realised_renyi
         yield DivergenceCheck(
             "projection", alpha, radius, torch.from_numpy(divergence(mixed, log_public, alpha))
         )

@@ -145,7 +145,9 @@ class PrivateTraining(PoissonTraining):
         if self.noise == "seeded":
             return f"{self.name} {job.seed}"
         state = job.checkpoint.load()
-        return str(state["key"]) if state is not None else secrets.token_hex(32)
+        if state is not None:
+            return str(state["key"])
+        return secrets.token_hex(32)
 
     def make_private_training_progress(
         self,
@@ -154,7 +156,10 @@ class PrivateTraining(PoissonTraining):
     ) -> Callable[[int, float], None]:
         # The target epsilon covers only these steps, not those of a base.
         has_target = not self.noise_multiplier and not terms.base
-        target_epsilon = self.epsilon if has_target else math.inf
+        if has_target:
+            target_epsilon = self.epsilon
+        else:
+            target_epsilon = math.inf
         return _Progress(job, terms, target_epsilon, not self.promises)
 
     def make_privacy_record(
@@ -219,7 +224,10 @@ class PrivateTraining(PoissonTraining):
             )
             return reason, "if the noise were secret"
         if base and (base.epsilon is None or base.unit != self.unit):
-            promise = f"for a {base.unit}" if base.epsilon is not None else "nothing"
+            if base.epsilon is not None:
+                promise = f"for a {base.unit}"
+            else:
+                promise = "nothing"
             reason = (
                 f"no guarantee: the base was trained on private records by {base.method} and "
                 f"promises {promise}"

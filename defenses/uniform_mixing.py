@@ -293,7 +293,10 @@ class UniformMixingModel(WrappingModel):
         return [Neighbours(_RELATION, torch.stack(distributions, dim=-2))]
 
     def neighbour_model(self, relation: str, index: int) -> LanguageModel:
-        target = self.public if index else _LeastLikelyTokenModel(self)
+        if index:
+            target = self.public
+        else:
+            target = _LeastLikelyTokenModel(self)
         assert relation == _RELATION and target is not None
         other = copy.copy(self)  # its mixing, public model and name, around another target
         other.model = target
@@ -367,7 +370,10 @@ class _LeastLikelyTokenRows(WrappingRows):
         self.mixed = mixed
 
     def log_probs(self) -> Tensor:
-        public = self.rows.public.log_probs() if self.rows.public else None
+        if self.rows.public:
+            public = self.rows.public.log_probs()
+        else:
+            public = None
         return self.mixed.least_likely_token_point_mass(self.rows.log_probs(), public)
 
 

@@ -54,7 +54,10 @@ class Advice:
 
     @property
     def line(self) -> str:
-        keep = f"; hold the next model to a limit: {self.command}" if self.command else ""
+        if self.command:
+            keep = f"; hold the next model to a limit: {self.command}"
+        else:
+            keep = ""
         return f"{self.kind} ({self.row}): {self.said}{keep}"
 
 
@@ -95,7 +98,10 @@ def _list_severity_advice(
         gated = [signal for signal in strongest if signal.gate_rule]
         if not kinds and (signal := assessment.find_gate_signal(target)):
             gated = [signal]
-        command = signals.suggest_gate_command(assessment, gated, run) if gated else ""
+        if gated:
+            command = signals.suggest_gate_command(assessment, gated, run)
+        else:
+            command = ""
         severe = severity.rate_severity(assessment, target)
         proof = f" ({severe.proof})" if severe.proof else ""
         kind = LEAKS if kinds else CLEAR
@@ -139,7 +145,10 @@ def _find_strongest_attack_row(
     Return None without extraction.
     """
     worst = find_strongest_attack_row(result, UNDEFENDED)
-    values = None if worst is None else details.rows.get(worst.cell_key)
+    if worst is None:
+        values = None
+    else:
+        values = details.rows.get(worst.cell_key)
     if worst is None or values is None or values.outcome is None:
         return None
     members = values.outcome.select_secrets(values.outcome.member)
@@ -299,7 +308,10 @@ def _list_defense_advice(
     for target in result.targets:
         finding = findings_by_key.get(worst.cell_key._replace(target=target.name))
         aside = target.companion or target.name == UNDEFENDED
-        values = None if finding is None or aside else details.rows.get(finding.cell_key)
+        if finding is None or aside:
+            values = None
+        else:
+            values = details.rows.get(finding.cell_key)
         if finding is None or values is None or values.outcome is None:
             continue
         pair = _compare_defended_recall(members, values.outcome)
@@ -370,9 +382,14 @@ def _build_decision_blocks(result: AuditResult, details: SecretDetails) -> Seque
     # One option a line: a page breaks no line inside an option, and the block can be copied.
     commands = [item.command.replace(" --", " \\\n  --") for item in advices if item.command]
     doubts = any(item.kind == RESOLVE for item in advices)
-    command = f"audit advise {run}" if doubts or not commands else commands[0]
+    if doubts or not commands:
+        command = f"audit advise {run}"
+    else:
+        command = commands[0]
     blocks: list[Block] = [Bullets(items)] if items else []
-    return [*blocks, Code(_COMMAND, command)] if advices else blocks
+    if advices:
+        return [*blocks, Code(_COMMAND, command)]
+    return blocks
 
 
 _COMMAND = "Next command (its limits are examples, yours to choose)"

@@ -49,7 +49,9 @@ class AttackRow:
     @property
     def title(self) -> str:
         """Return the attack's title: `perplexity`, or `tail-loss (yours)` for a plug-in."""
-        return f"{self.finding.attack} (yours)" if self.is_own else self.finding.attack
+        if self.is_own:
+            return f"{self.finding.attack} (yours)"
+        return self.finding.attack
 
     @property
     def number_text(self) -> str:
@@ -67,7 +69,10 @@ class AttackRow:
                 return f"{share} recited word for word"
             return f"{share} recited, at least in part (parts: {phrases.format_hit_count(parts)})"
         is_named = m.note not in ("", self.finding.attack)
-        note = f" ({m.note})" if m.name == name_auc("") and is_named else ""
+        if m.name == name_auc("") and is_named:
+            note = f" ({m.note})"
+        else:
+            note = ""
         title = find_metric(m.name).short or phrases.lower_first(phrases.format_metric(m.name))
         return (
             f"{title} {phrases.format_measurement_value(m)}{note}{phrases.format_suffix_lengths(m)}"
@@ -79,7 +84,10 @@ class AttackRow:
         if self.difference is None:
             return phrases.NOTHING
         m = self.difference
-        number = phrases.format_point_difference(m) if m.unit in SHARES else phrases.format_value(m)
+        if m.unit in SHARES:
+            number = phrases.format_point_difference(m)
+        else:
+            number = phrases.format_value(m)
         return f"{number} {phrases.format_interval(m)} from {self.base}"
 
 
@@ -97,7 +105,10 @@ def compare_attacks(
     rows = []
     for finding in findings:
         main = _find_main_number(finding)
-        base = None if main is None else first.setdefault(main.name, finding)
+        if main is None:
+            base = None
+        else:
+            base = first.setdefault(main.name, finding)
         difference = None
         if main is not None and base is not None and base is not finding:
             pair = (details.rows.get(finding.cell_key), details.rows.get(base.cell_key))
@@ -200,7 +211,10 @@ def format_attack_lines(result: AuditResult, details: SecretDetails, most: int) 
     # The table above has a single attack, unless it did not run.
     if len(compared) < 1 + all(row.main is not None for row in compared) or most < 3:
         return []
-    rows_shown = compared if len(compared) < most else compared[: most - 2]
+    if len(compared) < most:
+        rows_shown = compared
+    else:
+        rows_shown = compared[: most - 2]
     names = max(len(row.title) for row in rows_shown)
     first = rows_shown[0].finding
     bases = {row.base for row in rows_shown if row.difference is not None}
@@ -211,10 +225,15 @@ def format_attack_lines(result: AuditResult, details: SecretDetails, most: int) 
         paired = ""
     lines = [f"{phrases.title_target(result, first.target)}, {first.setting}{paired}"]
     for row in rows_shown:
-        differs = "" if row.difference is None else f"; {row.difference_text.removesuffix(of_all)}"
+        if row.difference is None:
+            differs = ""
+        else:
+            differs = f"; {row.difference_text.removesuffix(of_all)}"
         lines.append(f"{row.title:<{names}}  {row.number_text}{differs}")
     n_left = len(compared) - len(rows_shown)
-    return [*lines, f"and {format_count(n_left, 'more attack')} in the report"] if n_left else lines
+    if n_left:
+        return [*lines, f"and {format_count(n_left, 'more attack')} in the report"]
+    return lines
 
 
 TOPICS = (Topic("attacks", "All attacks", _attack_table_blocks, CHECK, 14, turn=18),)

@@ -101,7 +101,10 @@ def _build_perplexity_change_row(change: BeforeAfter) -> Sequence[tuple[str, str
     )
     if before is None or after is None:
         return ()
-    delta = phrases.format_difference(change.perplexity) if change.perplexity else "not paired"
+    if change.perplexity:
+        delta = phrases.format_difference(change.perplexity)
+    else:
+        delta = "not paired"
     return [
         (
             "Held-out perplexity",
@@ -133,17 +136,19 @@ def _describe_predicted_recall(change: BeforeAfter) -> str:
         f"recall {phrases.format_measurement_value(expected)} ({make_printable_line(row.title)})"
     )
     measured = next((f for f in change.after.findings if f.cell_key == row), None)
-    recall = None if measured is None else measured.measurement("recall")
+    if measured is None:
+        recall = None
+    else:
+        recall = measured.measurement("recall")
     if recall is None:
         return f"{prediction}; not measured after"
     # The interval is the prediction's: compare only the measured value with it.
-    lies = (
-        "less than"
-        if recall.value < expected.low
-        else "more than"
-        if recall.value > expected.high
-        else "as"
-    )
+    if recall.value < expected.low:
+        lies = "less than"
+    elif recall.value > expected.high:
+        lies = "more than"
+    else:
+        lies = "as"
     return f"{prediction}; measured {phrases.format_measurement_value(recall)}, {lies} predicted"
 
 
@@ -153,7 +158,10 @@ def _describe_promised_epsilon(result: AuditResult) -> str:
     if claim is not None and (epsilon := claim.epsilon.get(claim.relation)) is not None:
         # Group privacy: ε covers one record, and k copies are k records (Dwork and Roth 2014,
         # Theorem 2.2).
-        copies = " (k copies of a text are k of them)" if claim.unit == "record" else ""
+        if claim.unit == "record":
+            copies = " (k copies of a text are k of them)"
+        else:
+            copies = ""
         return (
             f"ε {epsilon:.3g} at δ {claim.delta:g} for one {claim.unit}{copies}, "
             f"{claim.relation}: {claim.status}"

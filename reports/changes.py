@@ -22,8 +22,14 @@ def write_headline(comparison: Comparison) -> str:
     counts = Counter(_format_change_direction(line.cells[-1]) for line in comparison.lines)
     rows = format_count(len(comparison.lines), "configuration leaks", "configurations leak")
     parts = [f"{counts[_MORE]} of {rows} more", f"{counts[_LESS]} less"]
-    parts += [f"{counts[_SAME]} show no change"] if counts[_SAME] else []
-    parts += [f"{counts[_UNKNOWN]} {_UNKNOWN}"] if counts[_UNKNOWN] else []
+    if counts[_SAME]:
+        parts += [f"{counts[_SAME]} show no change"]
+    else:
+        parts += []
+    if counts[_UNKNOWN]:
+        parts += [f"{counts[_UNKNOWN]} {_UNKNOWN}"]
+    else:
+        parts += []
     return f"{', '.join(parts)}. Paired by secret; each has its own 95% interval."
 
 
@@ -77,4 +83,8 @@ def _build_baseline_change_row(line: ComparisonRow) -> tuple[str, ...]:
 def _format_change_direction(cell: Comparand) -> str:
     if cell.delta is None:
         return _UNKNOWN
-    return _MORE if cell.delta.low > 0 else _LESS if cell.delta.high < 0 else _SAME
+    if cell.delta.low > 0:
+        return _MORE
+    if cell.delta.high < 0:
+        return _LESS
+    return _SAME

@@ -63,7 +63,10 @@ def summarise_claim(stands: ClaimEvidence) -> str:
         if claim
         else ()
     )
-    reasons = f" ({'; '.join(stands.refuted)})" if stands.refuted else ""
+    if stands.refuted:
+        reasons = f" ({'; '.join(stands.refuted)})"
+    else:
+        reasons = ""
     opening = f"{stands.target.title}: {_describe_claimed_epsilon(stands)}"
     return f"{'; '.join(filter(None, (opening, *covers, format_claim_verdict(stands))))}{reasons}"
 
@@ -72,7 +75,10 @@ def format_claim_verdict(stands: ClaimEvidence) -> str:
     """Return the verdict; after "consistent", add the smallest violation that the audit detects."""
     if stands.verdict is None:
         return "not audited"
-    strongest = stands.most_sensitive_bound if stands.verdict == CONSISTENT else None
+    if stands.verdict == CONSISTENT:
+        strongest = stands.most_sensitive_bound
+    else:
+        strongest = None
     if strongest is None:
         power = ""
     else:
@@ -108,8 +114,14 @@ def _describe_audited_bound(stands: ClaimEvidence, bound: BoundAgainstClaim) -> 
     audit = bound.audit
     number = phrases.format_number
     differs = stands.claimed is not None and bound.promised != stands.claimed
-    against = f", against ε {number(bound.promised)} of one {audit.unit}" if differs else ""
-    shared = f", one of {len(stands.bounds)} audits" if len(stands.bounds) > 1 else ""
+    if differs:
+        against = f", against ε {number(bound.promised)} of one {audit.unit}"
+    else:
+        against = ""
+    if len(stands.bounds) > 1:
+        shared = f", one of {len(stands.bounds)} audits"
+    else:
+        shared = ""
     # level: the part of LEVEL for this audit (Bonferroni over all audits of the model).
     game = (
         f"{bound.row.attack}, {phrases.format_relation(audit.relation)}, {audit.unit}, δ "
@@ -130,15 +142,20 @@ def _describe_missing_audit(stands: ClaimEvidence) -> str:
     """Explain that no audit can be judged, and give the command for an audit."""
     if stands.bounds:  # audited, but with neither a claim nor a nominal ε
         return "there is nothing to hold it to"
-    reasons = f" ({'; '.join(stands.unmeasured)})" if stands.unmeasured else ""
-    subject = (
-        "this claim"
-        if stands.claimed is not None
-        else "this ε"
-        if stands.nominal is not None
-        else "it"
-    )
-    would = f": `audit run --attack {stands.usual}` would" if stands.usual else ""
+    if stands.unmeasured:
+        reasons = f" ({'; '.join(stands.unmeasured)})"
+    else:
+        reasons = ""
+    if stands.claimed is not None:
+        subject = "this claim"
+    elif stands.nominal is not None:
+        subject = "this ε"
+    else:
+        subject = "it"
+    if stands.usual:
+        would = f": `audit run --attack {stands.usual}` would"
+    else:
+        would = ""
     return f"{subject} was not audited{reasons}{would}"
 
 
@@ -173,8 +190,14 @@ def build_claim_audit_table(result: AuditResult) -> Table | None:
 def _build_claim_audit_rows(stands: ClaimEvidence) -> tuple[tuple[str, ...], ...]:
     number = phrases.format_number
     nothing = phrases.NOTHING
-    claimed = nothing if stands.claimed is None else number(stands.claimed)
-    nominal = nothing if stands.nominal is None else number(stands.nominal)
+    if stands.claimed is None:
+        claimed = nothing
+    else:
+        claimed = number(stands.claimed)
+    if stands.nominal is None:
+        nominal = nothing
+    else:
+        nominal = number(stands.nominal)
     if stands.verdict or not stands.bounds:
         end = format_claim_verdict(stands)
     else:

@@ -55,7 +55,10 @@ def format_strata(finding: Finding) -> str:
         if not m.n:
             parts.append(f"{copies}: none of {stratum.population:,} asked")
             continue
-        rest = "" if m.n == stratum.population else f" asked, of {stratum.population:,}"
+        if m.n == stratum.population:
+            rest = ""
+        else:
+            rest = f" asked, of {stratum.population:,}"
         parts.append(f"{copies}: {phrases.count_hits(m):,} of {m.n:,}{rest}")
     return "; ".join(parts)
 
@@ -63,7 +66,9 @@ def format_strata(finding: Finding) -> str:
 def format_audited_share(result: AuditResult) -> str:
     """Return the audited and the given records as `41 of 150`; "" if not counted."""
     counts = result.benchmark.records.get("members")
-    return "" if counts is None else f"{counts.audited:,} of {counts.given:,}"
+    if counts is None:
+        return ""
+    return f"{counts.audited:,} of {counts.given:,}"
 
 
 def format_coverage(result: AuditResult) -> str:
@@ -149,7 +154,9 @@ def _describe_asked_strata(strata: Sequence[Stratum], which: str) -> str:
     n_asked = sum(stratum.extracted.n for stratum in strata)
     if n_asked == sum(stratum.population for stratum in strata):
         return f"all {which}"
-    return f"{n_asked:,} of the {which}" if n_asked else f"none of the {which}"
+    if n_asked:
+        return f"{n_asked:,} of the {which}"
+    return f"none of the {which}"
 
 
 def _describe_asked_population(counts: RecordCounts) -> str:

@@ -76,7 +76,10 @@ def _sort_rulings(decision: Decision) -> list[Ruling]:
 
 def _build_ruling_table_cells(ruling: Ruling) -> tuple[str, ...]:
     measured = (f"{ruling.value:.4g}", f"{ruling.low:.4f} to {ruling.high:.4f}", f"{ruling.n:,}")
-    missed = NOTHING if ruling.missed is None else f"{ruling.missed:.4g}"
+    if ruling.missed is None:
+        missed = NOTHING
+    else:
+        missed = f"{ruling.missed:.4g}"
     about = (make_printable_line(ruling.cell_title), make_printable_line(ruling.rule))
     return (*about, *(measured if ruling.n else (NOTHING,) * 3), missed, ruling.verdict)
 

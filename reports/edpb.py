@@ -137,7 +137,10 @@ def _describe_highest_value(e: EdpbEvidence, target: TargetRecord, metric: str) 
         baseline = f"; of records never trained on {_format_counted_value(floor)}"
     else:
         baseline = ""
-    among = f"; the highest of {len(candidates)} configurations" if len(candidates) > 1 else ""
+    if len(candidates) > 1:
+        among = f"; the highest of {len(candidates)} configurations"
+    else:
+        among = ""
     number = f"{phrases.format_metric(metric)} {_format_counted_value(m)}"
     return f"{title_attack_row(e.result, row)}: {number}{baseline}{among}."
 
@@ -260,7 +263,10 @@ def _describe_claimed_epsilon(e: EdpbEvidence) -> list[str]:
         if claim is None or stands.claimed is None:
             continue
         least = max((bound.audit.epsilon for bound in stands.bounds), default=None)
-        audited = "" if least is None else f", audited ε at least {phrases.format_number(least)}"
+        if least is None:
+            audited = ""
+        else:
+            audited = f", audited ε at least {phrases.format_number(least)}"
         sentences.append(
             f"{target.title}: claimed ε {phrases.format_promised_epsilon(claim)}, "
             f"{phrases.format_relation(claim.relation)}, δ {phrases.format_number(claim.delta)}, "
@@ -273,7 +279,10 @@ def _describe_claimed_epsilon(e: EdpbEvidence) -> list[str]:
 def _describe_provenance(e: EdpbEvidence) -> list[str]:
     # Hash the sorted digests of all weight files, without their names.
     weights = json.dumps(sorted(e.result.weights.values())).encode()
-    weights_phrase = f"weights {hashlib.sha256(weights).hexdigest()}; " if e.result.weights else ""
+    if e.result.weights:
+        weights_phrase = f"weights {hashlib.sha256(weights).hexdigest()}; "
+    else:
+        weights_phrase = ""
     public = e.result.benchmark.digest.partition("-")[0]  # the rest holds bits of the answers
     secrets = f"secrets {public}; " if public else ""
     return [
@@ -299,7 +308,10 @@ def _describe_defense_effect(e: EdpbEvidence) -> list[str]:
             ]
             change, _, row = differences[recalls.index(max(recalls))]
             lost = target.perplexity
-            cost = f"; held-out perplexity {phrases.format_measurement_value(lost)}" if lost else ""
+            if lost:
+                cost = f"; held-out perplexity {phrases.format_measurement_value(lost)}"
+            else:
+                cost = ""
             sentences.append(
                 f"{title_attack_row(e.result, row)}: "
                 f"{phrases.format_difference(change)} against no defense{cost}."
@@ -326,7 +338,9 @@ def _describe_personal_data_kind(e: EdpbEvidence) -> list[str]:
 
 def _generalise_personal_kind(kind: str) -> str:
     """Return the kind of personal data if its name is ours; names from the data stay private."""
-    return kind if kind in personal.TITLES else "other personal data"
+    if kind in personal.TITLES:
+        return kind
+    return "other personal data"
 
 
 _SHOWN = 5  # rulings listed with the smallest leak each would miss
@@ -344,7 +358,10 @@ def _describe_gate_verdict(e: EdpbEvidence) -> list[str]:
         if missed := [
             f"{r.cell_title}: {r.metric} {r.missed:.4g}" for r in rulings if r.missed is not None
         ]:
-            more = f" (and {len(missed) - _SHOWN} more)" if len(missed) > _SHOWN else ""
+            if len(missed) > _SHOWN:
+                more = f" (and {len(missed) - _SHOWN} more)"
+            else:
+                more = ""
             text += f"; missed at most once in twenty from {'; '.join(missed[:_SHOWN])} on{more}"
         sentences.append(f"Gate {gate.decision.verdict}, decided {gate.decided}: {text}.")
     return sentences

@@ -38,7 +38,9 @@ def describe_threat(result: AuditResult) -> str:
     """Describe the tested attackers; "" if nothing was measured."""
     measured = {f.setting for f in result.findings if f.measurements and not f.not_applicable}
     attackers = [attacker for setting, attacker in _ATTACKERS.items() if setting in measured]
-    return f"Attacker: {'; or '.join(attackers)}." if attackers else ""
+    if attackers:
+        return f"Attacker: {'; or '.join(attackers)}."
+    return ""
 
 
 def describe_audited_records(result: AuditResult) -> str:

@@ -102,7 +102,9 @@ def show_invisible_characters(text: str) -> str:
 
 def _show_invisible_character(match: re.Match[str]) -> str:
     # few fonts have control pictures
-    return "↵" if match[0] == "\n" else f"‹U+{ord(match[0]):04X}›"
+    if match[0] == "\n":
+        return "↵"
+    return f"‹U+{ord(match[0]):04X}›"
 
 
 def _cut_long_text(text: str) -> str:

@@ -105,7 +105,9 @@ def _build_effect_causes_tables(result: AuditResult) -> list[Block]:
     )
     head = ("Change", "To", "Difference", "95% interval", "n", "Shown")
     caption = "The effect of each change, from one control row to the next, paired by secret"
-    return [Table("causes-table", caption, head, groups, frozenset({2, 3, 4}))] if groups else []
+    if groups:
+        return [Table("causes-table", caption, head, groups, frozenset({2, 3, 4}))]
+    return []
 
 
 def _build_control_chain_table_rows(
@@ -127,7 +129,10 @@ def _build_control_step_table_row(result: AuditResult, step: ChainStep) -> tuple
     )
     if step.difference is None:
         return (*row, f"no step: {step.note}")
-    significance = "yes" if phrases.is_chain_step_significant(step) else "not significant"
+    if phrases.is_chain_step_significant(step):
+        significance = "yes"
+    else:
+        significance = "not significant"
     return (
         *row,
         *_build_difference_table_cells(step.difference),
@@ -337,11 +342,9 @@ def _build_plugin_measurement_table(result: AuditResult) -> list[Block]:
     ]
     groups = [group for group in groups if group.rows]
     head = ("Measurement", "Value", "95% interval", "n")
-    return (
-        [Table("plugin-table", "Further numbers", head, tuple(groups), frozenset({1, 2, 3}))]
-        if groups
-        else []
-    )
+    if groups:
+        return [Table("plugin-table", "Further numbers", head, tuple(groups), frozenset({1, 2, 3}))]
+    return []
 
 
 TOPICS = (

@@ -130,7 +130,10 @@ def _measurement_sheet_values(
     m: Measurement, repeats: str | None = None, kind: str | None = None
 ) -> tuple[Value, ...]:
     is_count = repeats is not None and repeats.isdecimal()
-    count = int(repeats) if repeats is not None and is_count else None
+    if repeats is not None and is_count:
+        count = int(repeats)
+    else:
+        count = None
     group = None if is_count else repeats
     # In the order of _MEASURED, whose last column is for rows without numbers.
     return (m.name, count, group, kind, m.value, m.low, m.high, m.n, m.unit, m.note, None)

@@ -46,10 +46,16 @@ def _draw_repeat_recall_figures(
         return []
     first = next(iter(selected[0].by_repeats.values()))
     attacked = first.unit == "share"
-    metric = "Recall" if attacked else phrases.format_metric(first.name)
+    if attacked:
+        metric = "Recall"
+    else:
+        metric = phrases.format_metric(first.name)
     title = f"{metric} by copies, {setting}"
     counted = "by the copies of each in --data (training may have used others)"
-    subject = f"Share of secrets that {selected[0].attack} completed" if attacked else metric
+    if attacked:
+        subject = f"Share of secrets that {selected[0].attack} completed"
+    else:
+        subject = metric
     description = f"{subject}, {counted}."
     head, groups = table_by_target(
         "Copies",

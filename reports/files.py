@@ -64,7 +64,10 @@ def _write_run_reports(
     )  # jinja2 and matplotlib: import only to render
 
     known = secret_details.read_secret_details(folder)
-    texts = private_texts.read_secret_texts(folder) if reveal else None
+    if reveal:
+        texts = private_texts.read_secret_texts(folder)
+    else:
+        texts = None
     rendered = {
         HTML: html.render_html_report(result, known, since, texts),
         MARKDOWN: markdown.render_markdown_report(result, since, texts, known),

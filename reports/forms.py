@@ -39,7 +39,10 @@ def _build_deployed_form_blocks(result: AuditResult, details: SecretDetails) -> 
         rows = []
         for name in names:
             change = _measure_leak_change(details, finding, name)
-            delta = phrases.format_difference(change) if change else phrases.NOTHING
+            if change:
+                delta = phrases.format_difference(change)
+            else:
+                delta = phrases.NOTHING
             rows.append(
                 (*_build_deployed_form_table_cells(result, finding, finding.main, name), delta)
             )
@@ -79,8 +82,14 @@ def _build_deployed_form_table_cells(
 ) -> tuple[str, str, str]:
     """Return the form's title, the full model's main number, and the form's number."""
     rows = [f for f in result.findings if f.cell_key == full.cell_key._replace(target=name)]
-    measurement = rows[0].measurement(main.name) if rows and not rows[0].not_applicable else None
-    number = phrases.format_measurement_value(measurement) if measurement else _NOT_ASKED
+    if rows and not rows[0].not_applicable:
+        measurement = rows[0].measurement(main.name)
+    else:
+        measurement = None
+    if measurement:
+        number = phrases.format_measurement_value(measurement)
+    else:
+        number = _NOT_ASKED
     return phrases.title_target(result, name), phrases.format_measurement_value(main), number
 
 

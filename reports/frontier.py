@@ -88,13 +88,12 @@ def _describe_least_leaking(f: Frontier, points: Sequence[FrontierPoint]) -> str
 
 def _format_leak_metric(f: Frontier) -> str:
     metric = find_metric(f.metric)
-    method = (
-        f" by {f.attack}"
-        if metric.is_of_member_guesses
-        else ", its score read either way"
-        if metric.rate
-        else ""
-    )
+    if metric.is_of_member_guesses:
+        method = f" by {f.attack}"
+    elif metric.rate:
+        method = ", its score read either way"
+    else:
+        method = ""
     return f"{phrases.format_metric(f.metric)}{method}"
 
 
@@ -112,7 +111,10 @@ def _format_defense_models(points: Sequence[FrontierPoint]) -> str:
 
 def _describe_frontier_basis(f: Frontier) -> str:
     """Describe the test and the numbers of secrets, seeds and models behind `describe_frontier`."""
-    seeds = f", the mean over seeds {', '.join(map(str, f.seeds))}" if len(f.seeds) > 1 else ""
+    if len(f.seeds) > 1:
+        seeds = f", the mean over seeds {', '.join(map(str, f.seeds))}"
+    else:
+        seeds = ""
     models = format_count(sum(p.within == "shown" for p in f.points), "model")
     secrets = format_count(f.points[0].leak.n, "secret")
     return (
@@ -237,7 +239,9 @@ def _format_least_leaking(f: Frontier, p: FrontierPoint) -> str:
         return phrases.NOTHING
     if not p.least:
         return "no: another leaks less"
-    return "may be" if sum(bool(q.least) for q in f.points) > 1 else "yes"
+    if sum(bool(q.least) for q in f.points) > 1:
+        return "may be"
+    return "yes"
 
 
 TOPICS = (

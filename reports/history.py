@@ -70,7 +70,10 @@ class _ShownRun:
             decision = gate.decision
             rules = dict.fromkeys(ruling.rule or ruling.reason for ruling in decision.rulings)
             baseline = decision.baseline
-            remark = f" (baseline {_get_last_part(baseline)})" if baseline else ""
+            if baseline:
+                remark = f" (baseline {_get_last_part(baseline)})"
+            else:
+                remark = ""
             described = ", ".join(rules) or "nothing was judged"
             decisions.append(f"{decision.verdict}: {described}{remark}")
         return make_printable_line("; ".join(decisions))
@@ -104,9 +107,18 @@ def render_history_page(history: History, folder: Path) -> str:
             for entry, change in zip(line.entries, line.changes, strict=True)
         ]
         lines.append(runs)
-        more = f" and {len(runs) - 1} more" if len(runs) > 1 else ""
-        title = f"Apart: {runs[-1].name}{more}" if i else "Leakage"
-        blocks: list[Block] = [Paragraph(f"{make_printable_line(line.why)}.")] if i else []
+        if len(runs) > 1:
+            more = f" and {len(runs) - 1} more"
+        else:
+            more = ""
+        if i:
+            title = f"Apart: {runs[-1].name}{more}"
+        else:
+            title = "Leakage"
+        if i:
+            blocks: list[Block] = [Paragraph(f"{make_printable_line(line.why)}.")]
+        else:
+            blocks = []
         if not i or len(runs) > 1:
             blocks += _build_leakage_figures(history.by, runs, i)
         blocks.append(_build_runs_table(runs, i, folder))
@@ -116,7 +128,10 @@ def render_history_page(history: History, folder: Path) -> str:
         sections.append(Section("left-out", "Left out", (Bullets(items),)))
     sections.append(Section("reading", "How to read this", (Bullets(_READING),)))
     last = lines[0][-1]  # the page is about the first line, with which no other can be compared
-    since = changes.write_headline(last.change) if last.change else "It is the first of its line."
+    if last.change:
+        since = changes.write_headline(last.change)
+    else:
+        since = "It is the first of its line."
     answers = (
         ("The last run", f"{last.name}, {last.entry.at:%Y-%m-%d %H:%M}"),
         ("Since the run before", since),

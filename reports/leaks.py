@@ -97,7 +97,10 @@ def _build_group_recall_blocks(result: AuditResult, rows: Sequence[Finding]) -> 
             tables.append(Group(title_attack_row(result, finding), shares))
             spans += map(build_forest_span, groups.values())
     column = result.plan.get("group_column")
-    caption = f"Recall by {column}" if isinstance(column, str) else "Recall by kind of record"
+    if isinstance(column, str):
+        caption = f"Recall by {column}"
+    else:
+        caption = "Recall by kind of record"
     table = Table("groups-table", caption, ("Group", "Extracted"), tuple(tables), frozenset({1}))
     return [Forest(table, tuple(spans))] if tables else []
 
@@ -120,7 +123,9 @@ def _build_worst_document_blocks(
     )
     head = ("Document, by its first part", "Longest block", "Parts extracted")
     table = Table("documents-table", caption, head, tuple(groups), frozenset({1, 2}))
-    return [table] if any(group.rows for group in groups) else []
+    if any(group.rows for group in groups):
+        return [table]
+    return []
 
 
 def _draw_length_recall_figures(
@@ -271,7 +276,10 @@ def _build_revealed_secret_blocks(
         note += (
             " The data hold token ids alone: texts are what the model's tokenizer makes of them."
         )
-    guess = f"First guess, {titles[row]}" if row in titles else "First guess"
+    if row in titles:
+        guess = f"First guess, {titles[row]}"
+    else:
+        guess = "First guess"
     head = ("Secret", "Prefix", "Suffix", guess, "Given away verbatim by")
     caption = "What the secrets say, and what the strongest undefended row guessed"
     return [Paragraph(note), Table("private-table", caption, head, (Group("", tuple(rows)),))]

@@ -72,15 +72,17 @@ def render_markdown_report(
         f"## {escape(phrases.shorten(doc.title, _MOST_TEXT))}",
         f"**{escape(doc.warning)}**" if doc.warning else "",
     ]
-    parts += (
-        [f"**{escape(phrases.shorten(' '.join(doc.doubts), _MOST_HEADLINE))}**"]
-        if doc.doubts
-        else []
-    )
+    if doc.doubts:
+        parts += [f"**{escape(phrases.shorten(' '.join(doc.doubts), _MOST_HEADLINE))}**"]
+    else:
+        parts += []
     parts += [] if doc.standings else [escape(doc.headline)]
     parts += ["\n".join(map(_format_target_severity, doc.standings[:_MOST_STANDINGS]))]
     n_left = len(doc.standings) - _MOST_STANDINGS
-    parts += [f"… and {format_count(n_left, 'more target')}, in report.html."] if n_left > 0 else []
+    if n_left > 0:
+        parts += [f"… and {format_count(n_left, 'more target')}, in report.html."]
+    else:
+        parts += []
     for section in plain:
         parts += [f"### {escape(section.title)}", *_render_unfolded_sections(section)]
     parts += [
@@ -132,11 +134,10 @@ def _render_unfolded_sections(section: Section) -> list[str]:
                         phrases.shorten(item, _MOST_TEXT) for item in block.items[:_MOST_POINTS]
                     )
                 )
-                parts += (
-                    [f"… and {format_count(n_left, 'more point')}, in report.html."]
-                    if n_left > 0
-                    else []
-                )
+                if n_left > 0:
+                    parts += [f"… and {format_count(n_left, 'more point')}, in report.html."]
+                else:
+                    parts += []
             case Code():
                 fenced = _render_block(replace(block, title=""))
                 parts.append(f"{escape(block.title)}:\n\n{fenced}")
@@ -194,14 +195,23 @@ def render_truncated_table(table: Table) -> str:
             room -= sum(len(escape(cell)) + 3 for cell in short)
             short_rows += [short] if room >= 0 else []
         n_left += len(group.rows) - len(short_rows)
-        groups += [replace(group, title=title, rows=tuple(short_rows))] if short_rows else []
-    more = f"\n\n… and {format_count(n_left, 'more row')}." if n_left else ""
+        if short_rows:
+            groups += [replace(group, title=title, rows=tuple(short_rows))]
+        else:
+            groups += []
+    if n_left:
+        more = f"\n\n… and {format_count(n_left, 'more row')}."
+    else:
+        more = ""
     return render_table_rows(replace(table, groups=tuple(groups))) + more
 
 
 def render_markdown_document(doc: Document) -> str:
     """Render a document as GitHub-flavoured Markdown."""
-    warning = f"**{escape(doc.warning)}**" if doc.warning else ""
+    if doc.warning:
+        warning = f"**{escape(doc.warning)}**"
+    else:
+        warning = ""
     parts = [f"# {escape(doc.title)}", warning, _render_facts(doc.facts)]
     parts += [f"## {escape(doc.lead)}", f"**{escape(doc.headline)}**", escape(doc.verdict)]
     for section in doc.sections:
@@ -271,7 +281,10 @@ def render_table_rows(table: Table) -> str:
     lines = [list(map(escape, table.head))]
     lines += [["---:" if column in table.numeric else "---" for column in range(len(table.head))]]
     for group in table.groups:
-        lines += [[f"**{escape(group.title)}**"]] if group.title else []
+        if group.title:
+            lines += [[f"**{escape(group.title)}**"]]
+        else:
+            lines += []
         lines += [list(map(escape, row)) for row in group.rows]
     # Markdown has no cells that span columns: pad short rows.
     return "\n".join(

@@ -88,7 +88,10 @@ def _build_membership_tables(result: AuditResult) -> list[Block]:
         groups,
         frozenset({1, 2, 3, 4}),
     )
-    note = _NOTE if all(f.scores_tried for f in rows) else f"{_NOTE}{_OLD_NOTE}"
+    if all(f.scores_tried for f in rows):
+        note = _NOTE
+    else:
+        note = f"{_NOTE}{_OLD_NOTE}"
     return [
         table,
         *_build_reversed_score_blocks(result, rows),
@@ -238,7 +241,10 @@ def _title_membership_score(finding: Finding, name: str) -> str:
 
 def _build_roc_step_table_rows(points: list[tuple[float, float]]) -> Iterator[tuple[str, ...]]:
     """Yield all of the first steps, because few false positives matter most, then fewer steps."""
-    at = sorted({round(x) for x in np.geomspace(1, len(points), _SHOWN)}) if points else []
+    if points:
+        at = sorted({round(x) for x in np.geomspace(1, len(points), _SHOWN)})
+    else:
+        at = []
     for i in at:
         x, y = points[i - 1]
         yield f"{phrases.format_percent(x)}%", f"{phrases.format_percent(y)}%"

@@ -42,8 +42,14 @@ def _build_claim_blocks(result: AuditResult) -> list[Block]:
     )
     verdicts = tuple(map(claims.describe_claim_verdict, audited))
     audit_table = claims.build_claim_audit_table(result)
-    evidence: list[Block] = [Bullets(verdicts)] if verdicts else []
-    evidence += [] if audit_table is None else [audit_table, Paragraph(_NEVER)]
+    if verdicts:
+        evidence: list[Block] = [Bullets(verdicts)]
+    else:
+        evidence = []
+    if audit_table is None:
+        evidence += []
+    else:
+        evidence += [audit_table, Paragraph(_NEVER)]
     promised = [(target.title, target.claim) for target in result.targets if target.claim]
     groups = tuple(
         Group(f"{title}: {claim.theorem}", _build_claim_table_rows(claim))
@@ -153,7 +159,10 @@ def _build_attacked_records_blocks(result: AuditResult) -> list[Block]:
         ("Near-duplicates of auxiliary data", _format_near_duplicates(n)),
         *((("Canaries", canaries),) if canaries else ()),
     )
-    blocks: list[Block] = [Paragraph(n.description)] if n.description else []
+    if n.description:
+        blocks: list[Block] = [Paragraph(n.description)]
+    else:
+        blocks = []
     blocks.append(FactList("", facts))
     if n.repeats or n.greedy_recall:
         blocks.append(_build_greedy_recall_table(n))
@@ -203,8 +212,13 @@ def _build_target_card_blocks(result: AuditResult) -> list[Block]:
         )
         for t in result.targets
     )
-    of_all: list[Block] = [Paragraph(f"Of all targets: {'; '.join(shared)}.")] if shared else []
-    return [*of_all, Cards(tuple(cards))] if result.targets else []
+    if shared:
+        of_all: list[Block] = [Paragraph(f"Of all targets: {'; '.join(shared)}.")]
+    else:
+        of_all = []
+    if result.targets:
+        return [*of_all, Cards(tuple(cards))]
+    return []
 
 
 def _select_shared_notes(notes_by_run: Sequence[Sequence[str]]) -> tuple[str, ...]:

@@ -69,7 +69,9 @@ def _build_person_inference_blocks(result: AuditResult) -> list[Block]:
         "Whether somebody's data is in it, told from records of theirs that were not trained on "
         "(0.5: chance)."
     )
-    return [Paragraph(" ".join((intro, *results)))] if results else []
+    if results:
+        return [Paragraph(" ".join((intro, *results)))]
+    return []
 
 
 def _build_people_spread_blocks(

@@ -62,7 +62,9 @@ def lower_first(text: str) -> str:
 
 
 def shorten(text: str, width: int) -> str:
-    return text if len(text) <= width else text[: width - 1].rstrip() + "…"
+    if len(text) <= width:
+        return text
+    return text[: width - 1].rstrip() + "…"
 
 
 # --- numbers
@@ -75,13 +77,20 @@ def format_percent(value: float, like: float | None = None) -> str:
         return NOTHING
     size = abs(value if like is None else like)
     # One decimal near 1 too: 99.6% must not round to 100%.
-    decimals = 2 if 0 < size < 0.001 else 1 if size < 0.1 or size >= 0.99 else 0
+    if 0 < size < 0.001:
+        decimals = 2
+    elif size < 0.1 or size >= 0.99:
+        decimals = 1
+    else:
+        decimals = 0
     return _typeset_minus(f"{100 * value:.{decimals}f}")
 
 
 def _typeset_minus(number: str) -> str:
     """Return a number with a typographic minus; a number that rounds to zero has no minus."""
-    return number.lstrip("-") if not number.strip("-0.%") else number.replace("-", "−")
+    if not number.strip("-0.%"):
+        return number.lstrip("-")
+    return number.replace("-", "−")
 
 
 def format_interval(m: Measurement) -> str:
@@ -93,7 +102,9 @@ def format_interval(m: Measurement) -> str:
         format_percent(v, m.value) if m.unit in metrics.SHARES else format_number(v, "#")
         for v in (m.low, m.high)
     )
-    return f"[{low} to {high}]" if "−" in low + high else f"[{low}–{high}]"
+    if "−" in low + high:
+        return f"[{low} to {high}]"
+    return f"[{low}–{high}]"
 
 
 def format_value(m: Measurement | None) -> str:
@@ -125,7 +136,9 @@ def format_share(m: Measurement | None) -> str:
 
 def format_hit_count(m: Measurement) -> str:
     """Return a count of hits: `15/80`, or `15% of 80` without a count."""
-    return f"{count_hits(m):,}/{m.n:,}" if m.unit == "share" else f"{format_value(m)} of {m.n:,}"
+    if m.unit == "share":
+        return f"{count_hits(m):,}/{m.n:,}"
+    return f"{format_value(m)} of {m.n:,}"
 
 
 def count_hits(m: Measurement) -> int:
@@ -138,7 +151,9 @@ def format_share_without_interval(m: Measurement) -> str:
     if m.unit != "share" or metrics.find_metric(m.name).signed or math.isnan(m.value):
         return format_value(m)
     counted = abs(m.value * m.n - count_hits(m)) <= 1e-6 * m.n  # else a mean of shares
-    return f"{count_hits(m):,}/{m.n:,} = {format_value(m)}" if counted else format_value(m)
+    if counted:
+        return f"{count_hits(m):,}/{m.n:,} = {format_value(m)}"
+    return format_value(m)
 
 
 def format_measurement_cells(m: Measurement) -> tuple[str, str, str]:
@@ -169,7 +184,9 @@ def format_duration(seconds: float) -> str:
         return NOTHING
     # From 59.5 it would round to `60 s`, and from 9.95 to `10.0 s`.
     if seconds < 59.5:
-        return f"{seconds:.1f} s" if seconds < 9.95 else f"{seconds:.0f} s"
+        if seconds < 9.95:
+            return f"{seconds:.1f} s"
+        return f"{seconds:.0f} s"
     minutes, rest = divmod(round(seconds), 60)
     if minutes < 60:
         return f"{minutes} min {rest:02d} s"
@@ -177,7 +194,9 @@ def format_duration(seconds: float) -> str:
 
 
 def format_memory(megabytes: float) -> str:
-    return f"{megabytes:.0f} MB" if megabytes < 1000 else f"{megabytes / 1000:.1f} GB"
+    if megabytes < 1000:
+        return f"{megabytes:.0f} MB"
+    return f"{megabytes / 1000:.1f} GB"
 
 
 def bound_recall_without_hits(n: int) -> float:
@@ -207,7 +226,9 @@ def title_target(result: AuditResult, name: str) -> str:
 def title_row(result: AuditResult, finding: Finding) -> str:
     """Return the target's title, with its access if white-box: `PMixED, white-box`."""
     title = title_target(result, finding.target)
-    return f"{title}, white-box" if finding.setting == "white-box" else title
+    if finding.setting == "white-box":
+        return f"{title}, white-box"
+    return title
 
 
 def sort_findings(result: AuditResult) -> tuple[Finding, ...]:
@@ -217,7 +238,9 @@ def sort_findings(result: AuditResult) -> tuple[Finding, ...]:
 
 def format_decoding(finding: Finding) -> str:
     """Return `top-p 0.7, temperature 0.8`; add `outside the claim` if the claim does not apply."""
-    return f"{finding.decoding}, {OUTSIDE}" if finding.claim_applies is False else finding.decoding
+    if finding.claim_applies is False:
+        return f"{finding.decoding}, {OUTSIDE}"
+    return finding.decoding
 
 
 def format_baseline_excess_cells(finding: Finding) -> tuple[str, str, str]:
@@ -239,7 +262,10 @@ def format_baseline_excess_cells(finding: Finding) -> tuple[str, str, str]:
 
 def format_bracketed_value(finding: Finding, m: Measurement | None) -> str:
     """Return `52% [46–57]`, or both limits of a bracket: `52% [46–57] to 55% [48–60]`."""
-    upper = finding.measurement(metrics.name_upper_bound_metric(m.name)) if m else None
+    if m:
+        upper = finding.measurement(metrics.name_upper_bound_metric(m.name))
+    else:
+        upper = None
     if upper is None:
         return format_measurement_value(m)
     return f"{format_measurement_value(m)} to {format_measurement_value(upper)}"
@@ -265,8 +291,13 @@ def format_claim_scope(finding: Finding) -> str:
     """Return whether the claim applies: `yes (why)`, `no, outside the claim (why)`, ..."""
     if finding.claim_applies is None:
         return "nothing claimed"
-    answer = "yes" if finding.claim_applies else f"no, {OUTSIDE}"
-    return f"{answer} ({finding.claim_reason})" if finding.claim_reason else answer
+    if finding.claim_applies:
+        answer = "yes"
+    else:
+        answer = f"no, {OUTSIDE}"
+    if finding.claim_reason:
+        return f"{answer} ({finding.claim_reason})"
+    return answer
 
 
 def attack_budget_phrase(finding: Finding, secrets: int) -> str:
@@ -274,12 +305,17 @@ def attack_budget_phrase(finding: Finding, secrets: int) -> str:
     secrets = finding.options.get("generations", secrets)
     if finding.not_applicable or not (finding.drawn or finding.rows) or not secrets:
         return NOTHING
-    samples = finding.options.get("samples") if finding.drawn else None
+    if finding.drawn:
+        samples = finding.options.get("samples")
+    else:
+        samples = None
     if finding.drawn:
         tokens = f"{format_number(finding.drawn / secrets)} tokens"
     else:
         tokens = "no tokens drawn"
-    return f"{samples} samples, {tokens}" if samples else tokens
+    if samples:
+        return f"{samples} samples, {tokens}"
+    return tokens
 
 
 def sort_repeats(measured: Mapping[str, Measurement]) -> list[tuple[str, Measurement]]:
@@ -309,7 +345,10 @@ def format_chain_step_effect(step: ChainStep) -> str:
     """Return `mixing −1.0 points [−3.0 to 0.7], not significant`, or the reason for no number."""
     if step.difference is None:
         return f"{format_chain_step_causes(step)}: {step.note}"
-    remark = "" if is_chain_step_significant(step) else ", not significant"
+    if is_chain_step_significant(step):
+        remark = ""
+    else:
+        remark = ", not significant"
     return f"{format_chain_step_causes(step)} {format_difference(step.difference)}{remark}"
 
 
@@ -324,7 +363,9 @@ def format_brief_chain_step_effect(step: ChainStep) -> str:
 def format_chain_step_causes(step: ChainStep) -> str:
     """Return the causes of a step: `training configuration, clipping and noise`."""
     *first_causes, last = step.causes
-    return f"{', '.join(first_causes)} and {last}" if first_causes else last
+    if first_causes:
+        return f"{', '.join(first_causes)} and {last}"
+    return last
 
 
 def is_chain_step_significant(step: ChainStep) -> bool:
@@ -400,7 +441,10 @@ def format_epsilon_line(claim: Claim) -> str:
         for name, eps in claim.epsilon.items()
         if name != claim.relation
     )
-    covered = "" if claim.queries is None else f"T {claim.queries:,}"
+    if claim.queries is None:
+        covered = ""
+    else:
+        covered = f"T {claim.queries:,}"
     parts = [
         f"{claim.unit}, {format_relation(claim.relation)}",
         other_relations,
@@ -418,7 +462,10 @@ def format_covered_tokens(claim: Claim) -> str:
     """Return `1,024 drawn tokens`, with `, all spent` if this audit drew all, or `no limit`."""
     if claim.queries is None:
         return "any number of drawn tokens"
-    gone = ", all spent" if claim.spent_queries and claim.spent_queries >= claim.queries else ""
+    if claim.spent_queries and claim.spent_queries >= claim.queries:
+        gone = ", all spent"
+    else:
+        gone = ""
     return f"{claim.queries:,} drawn tokens{gone}"
 
 
@@ -436,7 +483,10 @@ def format_single_record_epsilon(claim: Claim) -> str:
     replaced = claim.epsilon.get("replace")
     if not claim.whole or replaced is None:
         return ""
-    exception = " who shares no record" if claim.whole == "user" else ""
+    if claim.whole == "user":
+        exception = " who shares no record"
+    else:
+        exception = ""
     return f"for a single {claim.whole} in it{exception}, ε {format_number(replaced)} (replace)"
 
 
@@ -457,11 +507,10 @@ def format_spent_budget(claim: Claim) -> str:
         return "in training: asking the model costs nothing more"
     tokens = f"{claim.spent_queries:,} tokens"
     n_left = claim.queries - claim.spent_queries
-    rest = (
-        f", more than the {claim.queries:,} covered"
-        if n_left < 0
-        else f", {n_left:,} left"
-        if n_left
-        else ", none left"
-    )
+    if n_left < 0:
+        rest = f", more than the {claim.queries:,} covered"
+    elif n_left:
+        rest = f", {n_left:,} left"
+    else:
+        rest = ", none left"
     return (f"ε {format_number(epsilon)}, {tokens}" if epsilon is not None else tokens) + rest

@@ -183,7 +183,10 @@ def build_legend_entries(
     labels = [name for name in names if name in kinds]
     handles = list[Any]()
     for name in labels:
-        hollow = {} if kinds[name] == PROVED else {"markerfacecolor": "none"}
+        if kinds[name] == PROVED:
+            hollow = {}
+        else:
+            hollow = {"markerfacecolor": "none"}
         handles.append(key(**choose_target_style(names.index(name)), **hollow, linewidth=0.9))
     ink: Any = {"color": INK, "marker": "o", "linestyle": ""}
     handles += [key(**ink), key(**ink, markerfacecolor="none"), key(**_CORNERS)]

@@ -65,7 +65,10 @@ def render_plot_svg(block: Block, titles: Mapping[str, str]) -> str:
         # matplotlib hides labels that open with `_`
         legend_labels = [" " + phrases.shorten(label, 60) for label in labels]
         # a legend wider than the axes would shrink them
-        columns = 2 if max(map(len, legend_labels), default=0) <= 26 else 1
+        if max(map(len, legend_labels), default=0) <= 26:
+            columns = 2
+        else:
+            columns = 1
         figure.legend(
             handles,
             legend_labels,
@@ -310,8 +313,14 @@ def _build_legend_entries(block: Block, titles: Mapping[str, str]) -> tuple[list
         (f.target, f.attack) for f in block.findings
     ]
     labels, kinds = (list_distinct(names) for names in zip(*lines, strict=True))
-    labels = labels if block.series else [titles.get(name, name) for name in labels]
-    line = {"linestyle": ""} if block.plot == "tradeoff" else {}
+    if block.series:
+        labels = labels
+    else:
+        labels = [titles.get(name, name) for name in labels]
+    if block.plot == "tradeoff":
+        line = {"linestyle": ""}
+    else:
+        line = {}
     handles = [Line2D([], [], **{**choose_target_style(i), **line}) for i in range(len(labels))]
     if len(kinds) > 1:
         marked = {"marker": "o"} if line else {}

@@ -65,7 +65,10 @@ def _rank_bound_sentence(result: AuditResult, finding: Finding) -> str:
     mean = phrases.format_measurement_value(finding.measurement("rank_bound"))
     share = phrases.format_share(finding.measurement(f"rank_bound_1_in_{one_in}"))
     floor = finding.measurement(name_nonmember_metric("rank_bound"))
-    control = f" (non-members: {phrases.format_measurement_value(floor)})" if floor else ""
+    if floor:
+        control = f" (non-members: {phrases.format_measurement_value(floor)})"
+    else:
+        control = ""
     return (
         f"{title_attack_row(result, finding)}: whatever temperature, top-k or top-p the "
         "product uses, one sample is a member's suffix, token for token, with a probability of at "

@@ -139,8 +139,14 @@ def _build_result_screen_entry(
     stand = [
         s.target.title for s in claims.select_reported_claims(result) if s.verdict == CONTRADICTED
     ]
-    before = [f"The claim of {_format_first_titles(stand, 2)} is contradicted."] if stand else []
-    after = [] if UNDEFENDED in assessment.targets else [NOTHING_MEASURED]
+    if stand:
+        before = [f"The claim of {_format_first_titles(stand, 2)} is contradicted."]
+    else:
+        before = []
+    if UNDEFENDED in assessment.targets:
+        after = []
+    else:
+        after = [NOTHING_MEASURED]
     if asked_sentence := coverage.describe_asked_records(result):
         after.append(asked_sentence)
     worst_first = sorted(judged, key=lambda name: -severity.WORDS.index(judged[name].word))
@@ -171,7 +177,9 @@ def _format_first_titles(titles: Sequence[str], names: int) -> str:
     """Return the first `names` titles: `A, B and 7 more`."""
     short, n_left = [cut_line(title, _LONGEST) for title in titles[:names]], len(titles) - names
     *first_titles, last = [*short, f"{n_left:,} more"] if n_left > 0 else short
-    return f"{', '.join(first_titles)} and {last}" if first_titles else last
+    if first_titles:
+        return f"{', '.join(first_titles)} and {last}"
+    return last
 
 
 def _format_perplexity_cost(result: AuditResult, targets: Sequence[str]) -> str:
@@ -219,7 +227,10 @@ def _list_verbatim_extraction_lines(
     )
     most = max(1, room - 1 - len(baseline_lines))
     # If rows are omitted, one line of the room counts them.
-    fitting = tested if len(tested) <= most else sorted(tested, key=_key_worry)[: max(1, most - 1)]
+    if len(tested) <= most:
+        fitting = tested
+    else:
+        fitting = sorted(tested, key=_key_worry)[: max(1, most - 1)]
     rows = []
     for _, target_signals in groupby((s for s in tested if s in fitting), key=lambda s: s.target):
         rows += [
@@ -241,7 +252,10 @@ def _list_verbatim_extraction_lines(
         for row in rows
     ]
     more = len(tested) - len(rows)
-    lines += [Text(f"{'':{GUTTER}}and {more:,} more rows in the report", "dim")] if more else []
+    if more:
+        lines += [Text(f"{'':{GUTTER}}and {more:,} more rows in the report", "dim")]
+    else:
+        lines += []
     return [*lines, *baseline_lines]
 
 
@@ -259,18 +273,19 @@ def _build_verbatim_extraction_screen_cells(
     remark = ", ".join(
         filter(None, (subject, signals.format_suspicion(signal) if signal.suspected else ""))
     )
-    interval = (
-        ""
-        if signal.suspected and signals.is_excess_decisive(signal)
-        else phrases.format_interval(m)
-    )
-    cost = (
-        phrases.format_target_perplexity(result, signal.target).strip(phrases.NOTHING)
-        if first
-        else ""
-    )
+    if signal.suspected and signals.is_excess_decisive(signal):
+        interval = ""
+    else:
+        interval = phrases.format_interval(m)
+    if first:
+        cost = phrases.format_target_perplexity(result, signal.target).strip(phrases.NOTHING)
+    else:
+        cost = ""
     counts = f"{phrases.count_hits(m):,}/{m.n:,}"
-    title = _short_target_title(result, signal.target) if first else ""
+    if first:
+        title = _short_target_title(result, signal.target)
+    else:
+        title = ""
     return title, signal.setting, counts, phrases.format_value(m), interval, remark, cost
 
 
@@ -294,7 +309,10 @@ def _format_nonmember_baseline(result: AuditResult, signals: Sequence[LeakSignal
     greedily = {True: ", greedy, one sample", False: ""}
     titles = {f.cell_key: f"{f.attack}{greedily[f.decodes_greedily]}" for f in result.findings}
     attacks = ", ".join(dict.fromkeys(name for key, name in titles.items() if key in used))
-    method = f"(attack {attacks}; 95% intervals)" if attacks else "(95% intervals)"
+    if attacks:
+        method = f"(attack {attacks}; 95% intervals)"
+    else:
+        method = "(95% intervals)"
     length = ""
     # Short suffixes are extracted of untrained text too, at a rate that depends on their length.
     if n_tokens := result.plan.get("suffix_length"):
@@ -380,9 +398,10 @@ def _find_highest_recall_row(result: AuditResult, assessment: LeakAssessment) ->
 
 
 def _format_tested_target(result: AuditResult, finding: Finding) -> str:
-    target = (
-        "" if finding.target == UNDEFENDED else f"{_short_target_title(result, finding.target)}, "
-    )
+    if finding.target == UNDEFENDED:
+        target = ""
+    else:
+        target = f"{_short_target_title(result, finding.target)}, "
     return f"({target}{finding.setting})"
 
 
@@ -418,7 +437,10 @@ def _build_copies_screen_entry(result: AuditResult, assessment: LeakAssessment) 
             measured := phrases.select_insertion_exposure(finding)
         ):
             counts = ", ".join(f"{count}: {phrases.format_value(m)} bits" for count, m in measured)
-            few = " (a single canary each)" if all(m.n == 1 for _, m in measured) else ""
+            if all(m.n == 1 for _, m in measured):
+                few = " (a single canary each)"
+            else:
+                few = ""
             items.append(f"exposure of canaries by copies {counts}{few}")
     return ScreenEntry("WHERE", tuple(items), 2)
 
@@ -437,7 +459,12 @@ def _build_personal_data_screen_entry(
     if shown_rows and best.cell_key not in shown_rows:  # another attack extracts them
         best = next(finding for finding in result.findings if finding.cell_key in shown_rows)
     nothing_extracted = not any(m.value for m in best.by_kind.values())
-    remark = "" if shown_rows else ": none extracted" if nothing_extracted else ", not significant"
+    if shown_rows:
+        remark = ""
+    elif nothing_extracted:
+        remark = ": none extracted"
+    else:
+        remark = ", not significant"
     counts = personal.format_personal_data_counts(best)
     return ScreenEntry("WHAT", (f"{counts} {_format_tested_target(result, best)}{remark}",), 2)
 
@@ -459,7 +486,10 @@ def _build_defense_causes_screen_entry(result: AuditResult) -> ScreenEntry:
                 f"{cut_line(target.title, _LONGEST)} ({row.setting}, the same "
                 f"{format_count(n, 'secret')}{remark})"
             )
-            items += [f"{subject}: {'; '.join(steps)}"] if steps else []
+            if steps:
+                items += [f"{subject}: {'; '.join(steps)}"]
+            else:
+                items += []
     return ScreenEntry("WHY", tuple(items), 2, ". ")
 
 
@@ -472,16 +502,14 @@ def _build_limitations_screen_entry(
     most_open = [
         max(group, key=lambda s: s.measured.high if s.measured else 0.0) for group in zeros if group
     ]
-    possible = (
-        "Once DOUBT is resolved, still possible"
-        if signals.list_doubts(assessment)
-        else "Still possible"
-    )
-    items = (
-        [f"{possible}: {', '.join(map(signals.format_upper_bound, most_open))}."]
-        if most_open
-        else []
-    )
+    if signals.list_doubts(assessment):
+        possible = "Once DOUBT is resolved, still possible"
+    else:
+        possible = "Still possible"
+    if most_open:
+        items = [f"{possible}: {', '.join(map(signals.format_upper_bound, most_open))}."]
+    else:
+        items = []
     stopped = ((f, f.stopped) for f in result.findings if f.stopped)
     items += dict.fromkeys(
         f"{_short_target_title(result, f.target)}, {f.attack}: {row.early_stop_sentence}."
@@ -493,17 +521,22 @@ def _build_limitations_screen_entry(
             "Columns of the data with texts or media that are not read: "
             f"{_format_first_titles(unread, 4)}."
         )
-    items += [f"{records_label}."] if (records_label := coverage.format_coverage(result)) else []
+    if records_label := coverage.format_coverage(result):
+        items += [f"{records_label}."]
+    else:
+        items += []
     for targets, untested in signals.group_untested_kinds(assessment).items():
         # some targets share a title
         titles = dict.fromkeys(signals.title_signal_target(result, target) for target in targets)
-        on = f" on {_format_first_titles(list(titles), 2)}" if titles else ""
+        if titles:
+            on = f" on {_format_first_titles(list(titles), 2)}"
+        else:
+            on = ""
         items.append(f"Not tested{on}: {', '.join(kind.short for kind in untested)}.")
-    items += (
-        ["Synthetic lab data."]
-        if result.benchmark.is_of_builtin_lab
-        else [personal.describe_unmarked_personal_kinds(result)]
-    )
+    if result.benchmark.is_of_builtin_lab:
+        items += ["Synthetic lab data."]
+    else:
+        items += [personal.describe_unmarked_personal_kinds(result)]
     idle = coverage.list_missing_attacks(result)
     limits = tuple(filter(None, (*items, *idle))) or ("An attack gives a lower bound.",)
     return ScreenEntry("LIMITS", limits, most + bool(remarks.limits) + bool(idle), " ")
@@ -525,10 +558,12 @@ def _build_next_step_screen_entry(
         return ScreenEntry("NEXT", (next_step.build_resume_command(assessment.unasked, folder),), 2)
     if remarks.deeper and command.startswith("audit gate"):
         command = remarks.deeper
-    first = (
-        "resolve DOUBT first"
-        if signals.list_doubts(assessment)
-        else advice.describe_mildest_copy_limit(result, known)
-    )
-    between = " " if cell_len(f"{first} -> {command}") <= width - GUTTER else "\n"
+    if signals.list_doubts(assessment):
+        first = "resolve DOUBT first"
+    else:
+        first = advice.describe_mildest_copy_limit(result, known)
+    if cell_len(f"{first} -> {command}") <= width - GUTTER:
+        between = " "
+    else:
+        between = "\n"
     return ScreenEntry("NEXT", (f"{first} ->{between}{command}" if first else command,), 2)

@@ -58,4 +58,6 @@ def wrap_line(text: str, width: int) -> list[str]:
 
 def cut_line(text: str, width: int) -> str:
     """Return the text; if wider than `width` terminal cells, cut it with an ellipsis."""
-    return text if cell_len(text) <= width else set_cell_size(text, width - 1).rstrip() + "…"
+    if cell_len(text) <= width:
+        return text
+    return set_cell_size(text, width - 1).rstrip() + "…"

@@ -162,7 +162,10 @@ def _build_page_row(
     order = [place.get(secret.id) for secret in details.secrets]
     codes, scores = _list_row_results(values)
     # correct tokens from the start of the suffix
-    lead = None if values.outcome is None else values.outcome.traits.get("lead")
+    if values.outcome is None:
+        lead = None
+    else:
+        lead = values.outcome.traits.get("lead")
     return {
         "target": phrases.title_target(result, finding.target),
         "setting": finding.setting,
@@ -202,7 +205,10 @@ def _build_page_token_views(
     page_ids: set[str] = set()
     for id in ranked:
         # A character a token; 12 more for quotes, comma and the bits.
-        text = _count_page_json_bytes(_list_visible_suffix_tokens(texts, id)) if texts else 0
+        if texts:
+            text = _count_page_json_bytes(_list_visible_suffix_tokens(texts, id))
+        else:
+            text = 0
         if (
             budget := budget
             - sum(len(distribution.get(id, ())) + 12 for distribution in distributions)
@@ -223,7 +229,10 @@ def _build_page_token_views(
                 "bits": list(map(_round_page_number, bits)),
             }
         )
-    pieces = [_list_visible_suffix_tokens(texts, id) for id in order] if texts else []
+    if texts:
+        pieces = [_list_visible_suffix_tokens(texts, id) for id in order]
+    else:
+        pieces = []
     return {"tokens": columns, "texts": pieces}, len(page_ids), len(ids)
 
 

@@ -72,17 +72,26 @@ def rate_severity(assessment: LeakAssessment, target: str) -> Severity:
             if s.worst_group is not None
         ]
         worst = "; ".join((*copied[:1], *groups[:1]))
-        including = ", including personal data" if personal else ""
+        if personal:
+            including = ", including personal data"
+        else:
+            including = ""
         reason = f"training text can be extracted{including}{f': {worst}' if worst else ''}"
         return Severity(HIGH, reason, signals.format_proof(shown_signals, suspected))
     if shown_signals:
         few = any(s.kind.text or s.kind is PROBABLE for s in suspected)
-        text = "text is extracted, but not significantly" if few else "no text is shown to come out"
+        if few:
+            text = "text is extracted, but not significantly"
+        else:
+            text = "no text is shown to come out"
         reason = f"{text}; another signal is above its baseline"
         return Severity(MODERATE, reason, signals.format_proof(shown_signals, suspected))
     if open_reasons := tuple(_explain_inconclusive(assessment, target)):
         clean = assessment.shows_no_leakage(target)
-        first = signals.format_no_leakage(assessment, target) if clean else "no leak is shown"
+        if clean:
+            first = signals.format_no_leakage(assessment, target)
+        else:
+            first = "no leak is shown"
         bound = signals.format_still_possible(assessment, target)
         return Severity(OPEN, f"{first}, but {', '.join(open_reasons)}", bound)
     reason = f"{signals.format_no_leakage(assessment, target)}: every signal was tested"

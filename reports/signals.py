@@ -94,7 +94,10 @@ def describe_signal_number(signal: LeakSignal) -> str:
             f"{phrases.format_share(m)} extracted by {samples} with a probability of "
             f"{sure}% or more"
         )
-    chosen = f" ({m.note})" if m.name in (name_auc(""), ADJUSTED_AUC) and m.note else ""
+    if m.name in (name_auc(""), ADJUSTED_AUC) and m.note:
+        chosen = f" ({m.note})"
+    else:
+        chosen = ""
     name = phrases.lower_first(phrases.format_metric(m.name))
     number = f"{name} {phrases.format_measurement_value(m)}"
     return f"{number}{chosen}{phrases.format_suffix_lengths(m)}{at}"
@@ -134,7 +137,9 @@ def describe_signal_baseline(signal: LeakSignal) -> str:
         blind = f", blind baseline {phrases.format_value(signal.blind)}"
     else:
         blind = ", no blind baseline"
-    return f"chance {phrases.format_number(b)}{blind if signal.kind.alike else ''}" if b else ""
+    if b:
+        return f"chance {phrases.format_number(b)}{blind if signal.kind.alike else ''}"
+    return ""
 
 
 def _bracket_text(text: str) -> str:
@@ -167,11 +172,17 @@ def describe_signal_kind(of_a_kind: Sequence[LeakSignal]) -> str:
         return f"no violation of its claim in {format_count(m.n, 'query', 'queries')}"
     if not all(map(_has_empty_count, of_a_kind)):
         # no bound: the number itself
-        never = f"; {NEVER_DRAWN}" if m.name == PROBABLE.main and m.value == 0 else ""
+        if m.name == PROBABLE.main and m.value == 0:
+            never = f"; {NEVER_DRAWN}"
+        else:
+            never = ""
         corrected = format_corrected_interval(worst)
         never += f"; {corrected}" if corrected else ""
         baseline = describe_signal_baseline(worst)
-        compared = baseline if worst.baseline is None else f"not above {baseline or 'zero'}"
+        if worst.baseline is None:
+            compared = baseline
+        else:
+            compared = f"not above {baseline or 'zero'}"
         return f"{describe_signal_number(worst)}{access} ({compared}{never})"
     subject = f"{worst.kind.counted[m.name]}{access}"
     return f"none of {m.n:,} {subject} (up to {phrases.format_percent(m.high)}% not ruled out)"
@@ -196,7 +207,9 @@ def format_still_possible(assessment: LeakAssessment, target: str) -> str:
     zero_signals = [s for s in assessment.list_tested_signals(target) if _has_empty_count(s)]
     first = [s for s in zero_signals if s.kind is zero_signals[0].kind]
     widest = max(first, key=lambda s: s.measured.high if s.measured else 0.0, default=None)
-    return f"still possible: {format_upper_bound(widest)}" if widest else ""
+    if widest:
+        return f"still possible: {format_upper_bound(widest)}"
+    return ""
 
 
 def _has_empty_count(signal: LeakSignal) -> bool:
@@ -214,7 +227,10 @@ def suggest_gate_command(
     targets = {s.target for s in assessment.signals}
     judged = targets - {UNDEFENDED} or targets
     target = target_signals[0].target
-    only = "" if judged == {target} else f" --target {shlex.quote(target)}"
+    if judged == {target}:
+        only = ""
+    else:
+        only = f" --target {shlex.quote(target)}"
     # Quote the parentheses of rules such as `recall(kind=card)`, which a shell would interpret.
     limits = " ".join(f"--max {shlex.quote(signal.gate_rule)}" for signal in target_signals)
     return f"audit gate {run} {limits}{only}"
@@ -261,7 +277,10 @@ def format_proof(signals: Sequence[LeakSignal], suspected: Sequence[LeakSignal])
     few = dict.fromkeys(s.kind.short for s in suspected if s.kind not in kinds)
     parts = [f"{_format_brief_number(best)}{access}"]
     parts += [f"also {', '.join(also)}"] if also else []
-    parts += [f"not significant: {', '.join(few)}"] if few else []
+    if few:
+        parts += [f"not significant: {', '.join(few)}"]
+    else:
+        parts += []
     return "; ".join(parts)
 
 
@@ -331,7 +350,11 @@ def list_doubts(assessment: LeakAssessment) -> tuple[Doubt, ...]:
 def title_signal_target(result: AuditResult, target: str) -> str:
     """Return the target's title; "Undefended" even if the result lacks the undefended model."""
     record = phrases.find_reported_target(result, target)
-    return record.title if record else "Undefended" if target == UNDEFENDED else target
+    if record:
+        return record.title
+    if target == UNDEFENDED:
+        return "Undefended"
+    return target
 
 
 # --- the section
@@ -379,7 +402,10 @@ def list_untested_signals(
             ]
             # Give the reason for a planned test that did not run; else advise the test.
             reasons = "; ".join(dict.fromkeys(s.why for s in kind_signals if s.why))
-            flags = f"--attack {' or '.join(methods)}" if methods else ""
+            if methods:
+                flags = f"--attack {' or '.join(methods)}"
+            else:
+                flags = ""
             labels.append(f"{kind.short}{_bracket_text(reasons or flags)}")
         titles = dict.fromkeys(title_signal_target(result, target) for target in targets)
         yield f" on {', '.join(titles)}" if titles else "", ", ".join(labels)
@@ -388,11 +414,17 @@ def list_untested_signals(
 def _build_signal_table_row(s: LeakSignal) -> tuple[str, ...]:
     """Return a signal's name, number, baseline, and whether a leak is shown."""
     is_personal = s.kind is PERSONAL
-    title = personal.title_personal_kind(s.part) if is_personal else s.kind.short
+    if is_personal:
+        title = personal.title_personal_kind(s.part)
+    else:
+        title = s.kind.short
     status = format_suspicion(s) if s.suspected else s.status
     difference = _format_difference(s)
     least = format_least_detectable(s)
-    would = "" if least == phrases.NOTHING else f"; {least} would be"
+    if least == phrases.NOTHING:
+        would = ""
+    else:
+        would = f"; {least} would be"
     title = f"{title[:1].upper()}{title[1:]}"
     return (
         title,
@@ -415,7 +447,10 @@ def _format_measured_signal(s: LeakSignal) -> str:
         return describe_signal_number(s) + corrected
     if m.unit == "share":
         return phrases.format_share(m)
-    chosen = f" ({m.note})" if m.name in (name_auc(""), ADJUSTED_AUC) and m.note else ""
+    if m.name in (name_auc(""), ADJUSTED_AUC) and m.note:
+        chosen = f" ({m.note})"
+    else:
+        chosen = ""
     unit = _UNITS.get(m.unit, "")
     return f"{phrases.format_measurement_value(m)}{unit}{chosen}{phrases.format_suffix_lengths(m)}"
 
@@ -433,7 +468,9 @@ def _format_baseline(b: Measurement | float | None) -> str:
         if b.unit == "share":
             return f"{phrases.count_hits(b):,}/{b.n:,}"
         return phrases.format_value(b)
-    return phrases.NOTHING if b is None else phrases.format_number(b)
+    if b is None:
+        return phrases.NOTHING
+    return phrases.format_number(b)
 
 
 def _signal_forest_span(s: LeakSignal) -> ForestSpan | None:
@@ -451,7 +488,9 @@ def build_signals_section_blocks(result: AuditResult) -> list[Block]:
     """Return the picture of all signals, if anything was measured."""
     assessment = assess_signals(result)
     tested = any(assessment.list_tested_signals(target) for target in assessment.targets)
-    return build_signal_blocks(result, assessment) if tested else []
+    if tested:
+        return build_signal_blocks(result, assessment)
+    return []
 
 
 def build_signal_blocks(result: AuditResult, assessment: LeakAssessment) -> list[Block]:

@@ -36,7 +36,10 @@ def render_rich_table(grid: RowTable, styles: Sequence[str] = ()) -> RichTable:
     """Return a rich table. styles: one per row."""
     clean = escaping.escape_for_terminal
     # Line by line: cleaning the full text would turn line ends into spaces.
-    note = Text("\n").join(map(clean, grid.note.split("\n"))) if grid.note else None
+    if grid.note:
+        note = Text("\n").join(map(clean, grid.note.split("\n")))
+    else:
+        note = None
     table = RichTable(
         title=clean(grid.title), title_justify="left", caption=note, caption_justify="left"
     )
@@ -48,7 +51,10 @@ def render_rich_table(grid: RowTable, styles: Sequence[str] = ()) -> RichTable:
 
 
 def render_markdown_table(grid: RowTable) -> str:
-    note = [escaping.escape_for_markdown(grid.note), ""] if grid.note else []
+    if grid.note:
+        note = [escaping.escape_for_markdown(grid.note), ""]
+    else:
+        note = []
     return (
         "\n".join(
             [

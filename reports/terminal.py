@@ -83,7 +83,10 @@ def _attack_row_lines(result: AuditResult, width: int) -> Iterator[RenderableTyp
     heads = ("attack", "verbatim recall", "non-members", "excess")
     widths = [max(map(len, column)) for column in zip(heads, *cells, strict=True)]
     # Two cells between columns if that fits the terminal, else one.
-    gap = 2 if _INDENT + sum(widths) + 2 * (len(widths) - 1) <= width else 1
+    if _INDENT + sum(widths) + 2 * (len(widths) - 1) <= width:
+        gap = 2
+    else:
+        gap = 1
     # Cut any excess from the attacks' names: never cut a number.
     over = _INDENT + sum(widths) + gap * (len(widths) - 1) - width
     widths[0] = max(_SHORTEST, widths[0] - max(0, over))
@@ -109,7 +112,10 @@ def _format_screen_head(result: AuditResult, finding: Finding) -> tuple[str, str
     """Return a group's title, its decoding and perplexity, and whether the claim applies."""
     facts = f"  {finding.decoding} · PPL {phrases.format_target_perplexity(result, finding.target)}"
     applies = phrases.format_claim_scope(finding)
-    claim = applies if finding.claim_applies is None else f"claim applies: {applies}"
+    if finding.claim_applies is None:
+        claim = applies
+    else:
+        claim = f"claim applies: {applies}"
     return phrases.title_row(result, finding), facts, claim
 
 

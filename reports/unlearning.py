@@ -69,7 +69,10 @@ def _format_unlearning_change(row: GroupRecall) -> str:
     else:
         retrained = ""
     before, after = (phrases.format_value(row.values[model]) for model in (BEFORE, AFTER))
-    now = after if before == after else phrases.format_measurement_value(row.values[AFTER])
+    if before == after:
+        now = after
+    else:
+        now = phrases.format_measurement_value(row.values[AFTER])
     return f"{_format_recall_measure(row)} {before} → {now}{retrained}"
 
 
@@ -123,7 +126,10 @@ def _describe_relearning(unlearning: Unlearning) -> Iterator[str]:
             f"{'; '.join(map(_format_relearned_records, back))}."
         )
     if rest:
-        opening = "Not shown to come back" if back else f"{trained} are not shown to bring it back"
+        if back:
+            opening = "Not shown to come back"
+        else:
+            opening = f"{trained} are not shown to bring it back"
         yield f"{opening}: {'; '.join(map(_format_relearned_records, rest))}."
     if not any("came_back" in row.changes for row in rows):
         yield (
@@ -144,7 +150,10 @@ def _format_relearned_records(row: GroupRecall) -> str:
         part = f", {phrases.format_measurement_value(share)} of what was taken"
     else:
         part = ""
-    retrained = f", never seen {phrases.format_value(never)}" if never else ""
+    if never:
+        retrained = f", never seen {phrases.format_value(never)}"
+    else:
+        retrained = ""
     after, again = (phrases.format_value(row.values[model]) for model in (AFTER, RELEARNED))
     return f"{_format_recall_measure(row)} {after} → {again}{part}{retrained}"
 
@@ -153,8 +162,14 @@ def _describe_perplexity_cost(unlearning: Unlearning) -> str:
     before, after, ratio = (unlearning.perplexity.get(name) for name in (BEFORE, AFTER, "ratio"))
     if before is None or after is None:
         return "What it cost in perplexity was not measured."
-    times = f" ({phrases.format_relative_change(ratio.value - 1)})" if ratio else ""
-    useless = "; a model that says little leaks little" if ratio and ratio.low > _USELESS else ""
+    if ratio:
+        times = f" ({phrases.format_relative_change(ratio.value - 1)})"
+    else:
+        times = ""
+    if ratio and ratio.low > _USELESS:
+        useless = "; a model that says little leaks little"
+    else:
+        useless = ""
     return (
         f"Held-out perplexity {phrases.format_value(before)} → "
         f"{phrases.format_value(after)}{times}{useless}."
@@ -194,7 +209,10 @@ def _build_forgotten_records_table(result: AuditResult, unlearning: Unlearning) 
     )
     costs = tuple(phrases.format_value(unlearning.perplexity.get(model)) for model in shown_models)
     ratio = unlearning.perplexity.get("ratio")
-    times = f"× {phrases.format_measurement_value(ratio)}" if ratio else phrases.NOTHING
+    if ratio:
+        times = f"× {phrases.format_measurement_value(ratio)}"
+    else:
+        times = phrases.NOTHING
     last = Group("Held-out perplexity", (("all", *costs, times),))
     head = (
         "Records",

@@ -101,7 +101,9 @@ def _build_expected_further_records_table(result: AuditResult, findings: list[Fi
 
 def _format_noted_value(finding: Finding, name: str) -> str:
     m = finding.measurement(name)
-    return f"{phrases.format_value(m)} {m.note}" if m else phrases.NOTHING
+    if m:
+        return f"{phrases.format_value(m)} {m.note}"
+    return phrases.NOTHING
 
 
 def _build_ranking_precision_tables(

@@ -377,9 +377,15 @@ def _build_exposure_table(score: TargetScores) -> RowTable:
         values = row.values
         # If the rank was not counted in the whole space, exposure is an estimate between bounds.
         exposure, low, high = (values[f"exposure_{prefix}bits"] for prefix in ("", "low_", "high_"))
-        between = "" if values["exact"] else f" [{low:.1f}–{high:.1f}]"
+        if values["exact"]:
+            between = ""
+        else:
+            between = f" [{low:.1f}–{high:.1f}]"
         bits = f"{exposure:.1f}{between} of {values['space_bits']:.1f}"
-        p_value = phrases.format_number(values["holm_p"]) if "holm_p" in values else phrases.NOTHING
+        if "holm_p" in values:
+            p_value = phrases.format_number(values["holm_p"])
+        else:
+            p_value = phrases.NOTHING
         return row.id, f"{row.count}", bits, phrases.format_number(values["rank"]), p_value
 
     head = ("canary", "inserted", "exposure, bits", "rank", "p, Holm")

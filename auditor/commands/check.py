@@ -165,7 +165,10 @@ def check(
             plan, limits = quick_check.prepare_check(plan, reporter, shared)
     arguments = [model, "--data", data, *(["--nonmembers", nonmembers] if nonmembers else [])]
     arguments += ["--base", base] if base else []
-    arguments += ["--template", template] if template != AUTO else []
+    if template != AUTO:
+        arguments += ["--template", template]
+    else:
+        arguments += []
     _print_quick_audit(
         plan,
         out,
@@ -236,6 +239,9 @@ def _print_quick_audit(
     plan = plan.with_fields(command=console.get_command_line())
     folder = RunFolder.create(out, name, plan.to_json())
     remarks = CommandRemarks(limits, **after)
-    limit = None if until is None else TimeLimit(until[0], 60 * until[1])
+    if until is None:
+        limit = None
+    else:
+        limit = TimeLimit(until[0], 60 * until[1])
     resume = "audit run --resume" if until is None else RESUME
     print_plan_audit(plan, folder, shared=shared, remarks=remarks, limit=limit, resume=resume)

@@ -279,7 +279,9 @@ def open_progress_terminal(verbose: bool = True, interrupted: str = "") -> Itera
         def render(self, task: Task) -> Text:
             # rich writes -:--:-- if it is unknown.
             known = task.total is not None and task.time_remaining is not None
-            return Text.assemble(super().render(task), " left of this step") if known else Text("")
+            if known:
+                return Text.assemble(super().render(task), " left of this step")
+            return Text("")
 
     description = TextColumn("{task.description}", markup=False)
     columns = (description, BarColumn(), MofNCompleteColumn(), TimeLeft())

@@ -146,16 +146,25 @@ def _load_dp_loop_training_function(script: Path, function: str | None) -> Calla
     from auditor.crash import trainers
 
     module, entry = _load_training_script(script, f"audit_training_{script.stem}")
-    names = [name for name in _USUAL if hasattr(module, name)] if function is None else [function]
+    if function is None:
+        names = [name for name in _USUAL if hasattr(module, name)]
+    else:
+        names = [function]
     # Under its own name the file created nothing: its training may be below `if __name__ ==
     # "__main__"`.
     if not names and entry is None:
         module, entry = _load_training_script(script, "__main__")
     if entry is None:
-        entry = getattr(module, names[0], None) if names else None
+        if names:
+            entry = getattr(module, names[0], None)
+        else:
+            entry = None
         if not callable(entry) and not trainers.is_transformers_trainer(entry):
             usual = "a function `train(model, records)` or a Trainer"
-            expected = usual if function is None else f"a function {function!r}"
+            if function is None:
+                expected = usual
+            else:
+                expected = f"a function {function!r}"
             raise AuditError(
                 f"expected {expected} in {str(script)!r}; name another with --function"
             )
@@ -205,7 +214,10 @@ def _attribute_script_errors(description: str, of_device: str = "") -> Iterator[
     except AuditError:
         raise
     except (Exception, SystemExit) as error:
-        hint = of_device if any(word in str(error) for word in ("CUDA", "cuda", "NVIDIA")) else ""
+        if any(word in str(error) for word in ("CUDA", "cuda", "NVIDIA")):
+            hint = of_device
+        else:
+            hint = ""
         raise AuditError(f"{description} {type(error).__name__}: {error}{hint}") from error
 
 

@@ -74,7 +74,10 @@ class GateLimitFlags:
         """Return the rules of the file and the flags, and a default rule if there is a baseline."""
         from auditor.gate import policy as policies
 
-        policy = policies.read_policy(self.policy) if self.policy is not None else policies.Policy()
+        if self.policy is not None:
+            policy = policies.read_policy(self.policy)
+        else:
+            policy = policies.Policy()
         flags = policies.parse_limits(self.maximum or [])
         flags += policies.parse_limits(self.increase or [], "--max-increase", True)
         # A limit both in the file and by a flag is a repetition: neither wins.
@@ -315,8 +318,14 @@ def _print_secrets_needed(changes: list[str], power: float | None, rules: int | 
     most, stopping, half = (
         max(getattr(need, name) for need in needs) for name in ("secrets", "stopping", "half")
     )
-    level = "at 5%" if rules == 1 else f"at 5% for the {rules} rules of a gate together"
-    listed = f", on {n_listed} of {sum(map(len, files.values()))} rules" if files else ""
+    if rules == 1:
+        level = "at 5%"
+    else:
+        level = f"at 5% for the {rules} rules of a gate together"
+    if files:
+        listed = f", on {n_listed} of {sum(map(len, files.values()))} rules"
+    else:
+        listed = ""
     typer.echo(
         f"{most:,} secrets are enough for each of these {len(needs)} cases{listed} (power "
         f"{power:g}, {level})"

@@ -152,14 +152,20 @@ def _list_option_lines(kind: str, cls: Any) -> Iterator[Text]:
         return
     # An audit may have several attacks and defenses; a training or a provider is single and needs
     # no name.
-    name = f"{cls.name}." if kind in ("Attack", "Probe", "Defense") else ""
+    if kind in ("Attack", "Probe", "Defense"):
+        name = f"{cls.name}."
+    else:
+        name = ""
     few = {
         option: f" ({'|'.join(map(str, values))})"
         for option, values in list_allowed_values(cls).items()
     }
     listed = []
     for option, value in get_option_defaults(cls).items():
-        text = str(value).lower() if isinstance(value, bool) else value
+        if isinstance(value, bool):
+            text = str(value).lower()
+        else:
+            text = value
         listed.append(f"{_FLAGS[kind]} {name}{option}={text}{few.get(option, '')}")
     yield from _list_titled_listing_lines("options", listed or ["none"])
     if kind != "Provider":

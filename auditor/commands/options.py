@@ -249,7 +249,9 @@ def _combine_flag_values(name: str, kind: Any, flags: Mapping[str, Any]) -> Any:
             for field_name in plan_flags.names.split()
             if flags[field_name] is not None
         }
-        return _split_deployed_forms(values) if plan_flags.forms else values
+        if plan_flags.forms:
+            return _split_deployed_forms(values)
+        return values
     if not isinstance(kind, type) or not dataclasses.is_dataclass(kind):
         return flags[name]
     kinds = _annotated_type_hints(kind)
@@ -290,7 +292,10 @@ def list_given_flags(group: Any) -> dict[str, Any]:
     """Return the given flags of a group and of its nested groups."""
     values: dict[str, Any] = {}
     for name, value in vars(group).items():
-        values |= list_given_flags(value) if dataclasses.is_dataclass(value) else {name: value}
+        if dataclasses.is_dataclass(value):
+            values |= list_given_flags(value)
+        else:
+            values |= {name: value}
     # `is`, because 0 == False: 0 and "" are given, a switch that is off is not.
     return {
         name: value for name, value in values.items() if value is not None and value is not False
@@ -374,7 +379,12 @@ def _list_risky_values(values: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]
     risks = list[tuple[str, Any]]()
     for name in _RISKS:
         value = values.get(name)
-        several = value if isinstance(value, list | tuple) else [value] if value else []
+        if isinstance(value, list | tuple):
+            several = value
+        elif value:
+            several = [value]
+        else:
+            several = []
         # "": all values are risky.
         risks += [(name, item) for item in several if FIELDS[name].said.risky in str(item)]
     return tuple(risks)

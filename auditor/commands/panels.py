@@ -55,7 +55,10 @@ def group_flags(command: Any, context: Any) -> dict[str, Rows]:
         if record is not None:  # None: a hidden flag
             panel, (notation, help_text) = _title_help_panel(flag, few), record
             # Without its type.
-            label = notation.partition(" ")[0] if panel == "arguments" else notation
+            if panel == "arguments":
+                label = notation.partition(" ")[0]
+            else:
+                label = notation
             rows_by_panel.setdefault(panel, []).append((label, " ".join(help_text.split())))
     for_help = rows_by_panel.pop(_HELP, [])
     # sorted() is stable: panels of one rank stay in the order of their first flags.
@@ -145,7 +148,9 @@ class PanelGroup(TyperGroup):
         return rest
 
     def get_params(self, ctx: Any) -> list[Any]:
-        return [] if ctx.meta.get(_UNREAD) else super().get_params(ctx)
+        if ctx.meta.get(_UNREAD):
+            return []
+        return super().get_params(ctx)
 
     def format_help_text(self, ctx: Any, formatter: Any) -> None:
         _write_help_text(formatter, self.help or "")

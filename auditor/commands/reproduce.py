@@ -129,7 +129,10 @@ def _print_ledger(
         console.print_table(table)
     if entries:
         styles = {"holds": "green", "refuted": "red"}
-        other = reproducing.read_other_ledger(other_folder, paper) if other_folder else None
+        if other_folder:
+            other = reproducing.read_other_ledger(other_folder, paper)
+        else:
+            other = None
         console.print_table(
             reproducing.build_terminal_ledger(paper, entries, scale, other),
             [styles.get(entry.verdict, "") for entry in entries],
@@ -144,7 +147,10 @@ def _print_ledger(
         )
     if failures:
         name, reason = next(iter(failures.items()))
-        points = "1 point" if len(failures) == 1 else f"{len(failures)} points"
+        if len(failures) == 1:
+            points = "1 point"
+        else:
+            points = f"{len(failures)} points"
         raise AuditError(
             f"{points} failed, which "
             f"{'the ledger calls not run' if entries else 'have no numbers'}; {name}: {reason}"

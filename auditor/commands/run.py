@@ -142,7 +142,10 @@ def run(
     if out is None and resume is None and not single.estimate:
         remove_latest_link()
     base = gates.read_flagged_run(single.baseline)  # refused now rather than after hours
-    policy = None if single.gate is None else _read_gate_policy(single.gate, base)
+    if single.gate is None:
+        policy = None
+    else:
+        policy = _read_gate_policy(single.gate, base)
     # imports a part of transformers, which takes a second: behind what is refused without it
     console.silence_libraries()
     requested = (
@@ -222,7 +225,10 @@ def _build_requested_plans(flags: options.Values, grid_flags: GridFlags) -> Plan
     """Return the plan from flags and plan file, or the points of the grid."""
     from auditor.runs import plan, plan_grid
 
-    base = plan.read_plan_file(grid_flags.config, plan_grid.GRID) if grid_flags.config else {}
+    if grid_flags.config:
+        base = plan.read_plan_file(grid_flags.config, plan_grid.GRID)
+    else:
+        base = {}
     if grid_flags.seeds is not None or "seed" in flags:
         # The flags win: a grid over the seeds of the file would override --seed.
         base.pop("seeds", None)
@@ -310,7 +316,10 @@ def _run_restricted_plan(
     from auditor.reports import files
     from auditor.runs.run import prepare_selection
 
-    plan = source if isinstance(source, Plan) else Plan.from_json(source.plan())
+    if isinstance(source, Plan):
+        plan = source
+    else:
+        plan = Plan.from_json(source.plan())
     # All checks before `create`: a refused plan leaves no folder.
     selection = prepare_selection(plan, *held_to)
     policy = held_to[0]

@@ -115,7 +115,10 @@ def weigh_claim_against_audits(
     claim = target.claim
     rows = [finding for finding in result.findings if finding.target == target.name]
     rows = [row for row in rows if setting in (None, row.setting) and attack in (None, row.attack)]
-    claimed = None if claim is None else claim.epsilon.get(claim.relation, math.inf)
+    if claim is None:
+        claimed = None
+    else:
+        claimed = claim.epsilon.get(claim.relation, math.inf)
     if claimed is not None and not math.isfinite(claimed):
         claimed = None
     comparable: list[tuple[Finding, Audited, float]] = []

@@ -112,7 +112,9 @@ def _measure_attack_contrast(
 def _heldout_token_counts(part: WeightedMetric, seed: int) -> tuple[float, ...]:
     """Return the token count of each held-out text if the metric is their perplexity, else ()."""
     losses = part.cell.heldout.get(seed, {})
-    return tuple(losses["tokens"]) if part.metric in losses and part.metric != "tokens" else ()
+    if part.metric in losses and part.metric != "tokens":
+        return tuple(losses["tokens"])
+    return ()
 
 
 def _measure_perplexity_contrast(
@@ -139,7 +141,9 @@ def _map_metric_values(part: WeightedMetric, seed: int) -> dict[str, float]:
     if match is None or row is None or row.outcome is not None:
         return {}
     values = row.values_by_secret(match[1], True, None if match[2] is None else int(match[2]))
-    return values if all(map(math.isfinite, values.values())) else {}
+    if all(map(math.isfinite, values.values())):
+        return values
+    return {}
 
 
 def _measure_probe_contrast(

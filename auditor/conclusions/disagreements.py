@@ -114,7 +114,10 @@ def _describe_too_few_hits(probe: Finding, attack: Finding) -> str:
         return ""
     hits = max(round(m.value * m.n) for m in (recall, any_recall) if is_measured(m))
     # same secrets: use their mean itself
-    p = probability.value if probability.n == recall.n else probability.low
+    if probability.n == recall.n:
+        p = probability.value
+    else:
+        p = probability.low
     if (
         hits > recall.n * p - 1
         or (tail := float(compute_binomial_cdf(hits, recall.n, p))) >= _IMPROBABLE
@@ -177,4 +180,6 @@ def _format_percent(p: float) -> str:
 
 
 def _format_tail_probability(tail: float) -> str:
-    return f"{tail:.1g}" if tail >= 1e-6 else "less than 1 in a million"
+    if tail >= 1e-6:
+        return f"{tail:.1g}"
+    return "less than 1 in a million"

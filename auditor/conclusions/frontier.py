@@ -70,7 +70,10 @@ def list_frontier_models(
     models = []
     for target in targets:
         defended = target.name != UNDEFENDED
-        line = variant if defended and has_one_defense and variant else target.title
+        if defended and has_one_defense and variant:
+            line = variant
+        else:
+            line = target.title
         option_labels = (
             _list_swept_options(target.name, at or {}, first.plan.get("defense", ()))
             if defended
@@ -157,7 +160,10 @@ def _select_distinct_models(models: Sequence[FrontierModel]) -> list[FrontierMod
     n_models_by_line = Counter(line for line, _ in {(model.line, model.name) for model in models})
     renamed = []
     for model in models:
-        line = f"{model.line} ({model.name})" if n_models_by_line[model.line] > 1 else model.line
+        if n_models_by_line[model.line] > 1:
+            line = f"{model.line} ({model.name})"
+        else:
+            line = model.line
         renamed.append(replace(model, line=line, label=line + model.label.removeprefix(model.line)))
     return renamed
 
@@ -296,7 +302,9 @@ def _pair_model_leakages(
         for sides in zip(member_values, nonmember_values, strict=True)
     ]
     if not metric.rate:
-        return frontier.estimate_auc_leakages(scores) if nonmember_values.shape[-1] > 1 else []
+        if nonmember_values.shape[-1] > 1:
+            return frontier.estimate_auc_leakages(scores)
+        return []
     if nonmember_values.shape[-1] < count_bound_nonmembers(metric.rate, LEVEL / 2):
         # so few bound no rate from below, so they cannot show that a model leaks more
         return []
@@ -313,7 +321,10 @@ def _build_frontier_point(
     elif ratio.low > most:
         within = "beyond"
     claim = model.claim
-    epsilon = claim.epsilon.get(claim.relation, math.inf) if claim and claim.sound else math.inf
+    if claim and claim.sound:
+        epsilon = claim.epsilon.get(claim.relation, math.inf)
+    else:
+        epsilon = math.inf
     point = FrontierPoint(model.label, model.line, ratio, leak, within)
     if claim is None or not math.isfinite(epsilon):
         return point

@@ -110,7 +110,10 @@ class LeakReading:
         if m.unit == "share":
             return _find_smallest_leak_share(m.n, self.baseline, self.looks)
         if isinstance(self.baseline, Measurement):
-            margin = m.value - m.low if self.excess is None else self.excess.value - self.excess.low
+            if self.excess is None:
+                margin = m.value - m.low
+            else:
+                margin = self.excess.value - self.excess.low
             return margin + (self.baseline.high if self.excess is None else self.baseline.value)
         if self.baseline is None and m.unit == "probability":
             return 1 / m.n
@@ -132,7 +135,10 @@ def _find_smallest_leak_share(n: int, baseline: Measurement | float | None, look
         return k / n - factor * (k / n - clopper_pearson(k, n)[0]) > (baseline or 0.0)
 
     # `above` reads this variable when `bisect_left` calls it.
-    high = baseline.high if isinstance(baseline, Measurement) else 0.0
+    if isinstance(baseline, Measurement):
+        high = baseline.high
+    else:
+        high = 0.0
     if isinstance(baseline, Measurement) and baseline.unit == "share":
         high = compute_wilson_interval(round(baseline.value * baseline.n), baseline.n)[1]
     # Bisect over counts: more hits stay above the baseline.
@@ -180,7 +186,10 @@ def read_nonmember_leaks(
     if not is_measured(m):
         return
     # bounds of one kind are compared with each other: the upper end of a beam may be near 1
-    upper = name if bounds else name_upper_bound_metric(name) or name
+    if bounds:
+        upper = name
+    else:
+        upper = name_upper_bound_metric(name) or name
     floor = finding.measurement(name_nonmember_metric(upper))
     floor = floor if is_measured(floor) else None
     excess = finding.measurement(name_excess_metric(name))
@@ -234,7 +243,10 @@ def adjust_leak_readings(readings: Sequence[LeakReading]) -> list[LeakReading]:
     levels = math.ceil(sum(1 / reading.looks for reading in readings if reading.alone))
     adjusted = []
     for reading in readings:
-        excess = None if reading.excess is None else widen_leak_measurement(reading.excess, levels)
+        if reading.excess is None:
+            excess = None
+        else:
+            excess = widen_leak_measurement(reading.excess, levels)
         adjusted.append(replace(reading, excess=excess, looks=levels * reading.looks))
     return adjusted
 

@@ -113,7 +113,10 @@ def _read_probability_leaks(finding: Finding) -> Iterator[LeakReading]:
         if levels and (levels[0] == "1" or float(levels[1]) >= _SURELY) and is_measured(m):
             # A suffix that is as likely as non-members' of its length is not extracted.
             extracted = m.name.replace("discoverable", "extracted")
-            name = extracted if finding.measurement(extracted) else m.name
+            if finding.measurement(extracted):
+                name = extracted
+            else:
+                name = m.name
             yield from read_nonmember_leaks(finding, name, alone=False)
     yield from read_repeat_leaks(finding, finding.measurement(name_nonmember_metric(EXACT)), EXACT)
 
@@ -264,7 +267,10 @@ def _find_strongest_aucs(finding: Finding) -> tuple[Measurement | None, dict[str
     ] or [main]
     corrected = [widen_leak_measurement(m, len(score_aucs)) for m in score_aucs]
     best = max(corrected, key=lambda m: max(m.low, 1 - m.high))
-    note = f"{best.note}, best of {len(score_aucs)} scores" if len(score_aucs) > 1 else best.note
+    if len(score_aucs) > 1:
+        note = f"{best.note}, best of {len(score_aucs)} scores"
+    else:
+        note = best.note
     return replace(best, note=note), {
         n: widen_leak_measurement(m, len(groups)) for n, m in groups.items()
     }

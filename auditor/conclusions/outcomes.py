@@ -128,7 +128,9 @@ class RowValuesBySecret:
             return make_measurement(name, evidence, metric.unit, metric.note)
         if kind is not None:
             shares = self._list_kind_shares(kind, metric.members)
-            return estimate_mean_share(name, shares) if len(shares) else None
+            if len(shares):
+                return estimate_mean_share(name, shares)
+            return None
         # Only members have repeat counts: a count has neither non-members nor a difference from
         # them.
         if count is not None and (metric.signed or not metric.members):
@@ -172,11 +174,16 @@ class RowValuesBySecret:
                 metric.per_secret_column_name, np.empty(0)
             )
         # Order does not matter: the bounds depend on how often each value occurs.
-        return BettingMean(values) if len(values) and np.isfinite(values).all() else None
+        if len(values) and np.isfinite(values).all():
+            return BettingMean(values)
+        return None
 
     def _list_kind_shares(self, kind: str, members: bool) -> Floats:
         """Return the shares of this kind of personal data in first guesses, without NaN."""
-        shares = self.kinds[kind][self.member == members] if kind in self.kinds else np.empty(0)
+        if kind in self.kinds:
+            shares = self.kinds[kind][self.member == members]
+        else:
+            shares = np.empty(0)
         return shares[~np.isnan(shares)]
 
     def values_by_secret(

@@ -94,7 +94,10 @@ def _list_model_measurements(target: TargetRecord) -> Iterator[Measurement]:
     if target.perplexity:
         yield target.perplexity
     yield from target.other_perplexities
-    claimed = target.claim.epsilon.get(target.claim.relation) if target.claim else None
+    if target.claim:
+        claimed = target.claim.epsilon.get(target.claim.relation)
+    else:
+        claimed = None
     for name, epsilon in (("epsilon", claimed), ("nominal_epsilon", target.nominal_epsilon)):
         if epsilon is not None:
             yield Measurement(name, epsilon, epsilon, epsilon, 1, "nats")

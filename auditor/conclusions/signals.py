@@ -88,18 +88,23 @@ class LeakSignal:
         if m is None or limit is None or (self.part and self.kind is VERBATIM):
             return ""  # a gate has no rule for a group of the data
         # An AUC below one half separates members equally well: use its mirror image.
-        value = max(m.value, 1 - m.value) if m.unit == AUC else m.value
+        if m.unit == AUC:
+            value = max(m.value, 1 - m.value)
+        else:
+            value = m.value
         if self.status == SHOWN and value < limit:
             # two digits, rounded down, so that the upper bound is above
-            scale = 10.0 ** (1 - math.floor(math.log10(value))) if value > 0 else 1.0
+            if value > 0:
+                scale = 10.0 ** (1 - math.floor(math.log10(value)))
+            else:
+                scale = 1.0
             limit = math.floor(value * scale) / scale
-        part = (
-            f"(kind={self.part})"
-            if self.kind is PERSONAL
-            else f"(count={self.count})"
-            if self.count
-            else ""
-        )
+        if self.kind is PERSONAL:
+            part = f"(kind={self.part})"
+        elif self.count:
+            part = f"(count={self.count})"
+        else:
+            part = ""
         return f"{m.name}{part}={limit:g}"
 
 
@@ -150,7 +155,10 @@ class LeakAssessment:
         Prefer a leak, first of targets that a gate judges, then a measured number. target: consider
         only this target.
         """
-        candidates = self.signals if target is None else self.list_target_signals(target)
+        if target is None:
+            candidates = self.signals
+        else:
+            candidates = self.list_target_signals(target)
         # A gate judges defended targets; the undefended model if there are none.
         judged = [s for s in candidates if s.target != UNDEFENDED]
         leaking = [s for s in (*judged, *candidates) if s.status == SHOWN]
@@ -187,7 +195,10 @@ def assess_signals(result: AuditResult) -> LeakAssessment:
             )
             doubts[record.name] = (*of_data, *own_doubts)
     counts = result.benchmark.records.get("members")
-    unasked = 0 if counts is None else counts.not_attacked.get(NO_TIME, 0)
+    if counts is None:
+        unasked = 0
+    else:
+        unasked = counts.not_attacked.get(NO_TIME, 0)
     return LeakAssessment(signals, contradictory, doubts, unasked)
 
 
@@ -284,7 +295,10 @@ def _build_signal(
     Among readings of zero, choose the widest interval.
     """
     significant = [r for r in readings if r.is_shown]
-    suspected = [] if significant else [r for r in readings if r.is_suspected]
+    if significant:
+        suspected = []
+    else:
+        suspected = [r for r in readings if r.is_suspected]
     first = {name: i for i, (name, _) in enumerate(kind.limits)}
     least = min(reading.looks for reading in readings)
 
@@ -292,7 +306,10 @@ def _build_signal(
         m = reading.corrected
         # Rank AUCs by their certain distance from chance: a small group's AUC is often far by
         # chance.
-        size = max(m.low, 1 - m.high) if reading.either_way else m.value
+        if reading.either_way:
+            size = max(m.low, 1 - m.high)
+        else:
+            size = m.value
         shared = reading.looks > least
         limit_rank = first.get(m.name, len(first))
         # The least is best: can show a leak, has its own level, is early among the limits, is

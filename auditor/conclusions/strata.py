@@ -11,7 +11,9 @@ _TAIL = 0.025
 
 def count_stratum_hits(stratum: Stratum) -> int:
     """Return the number of attacked records that were extracted."""
-    return round(stratum.extracted.value * stratum.extracted.n) if stratum.extracted.n else 0
+    if stratum.extracted.n:
+        return round(stratum.extracted.value * stratum.extracted.n)
+    return 0
 
 
 def is_partly_asked(finding: Finding) -> bool:

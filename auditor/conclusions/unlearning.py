@@ -33,7 +33,10 @@ def summarise_unlearning(
     models: target name by role ("before", "after", "retrained", ...). forgotten: ids of the secrets
     to forget. The caller adds the steps, rate and texts of relearning.
     """
-    setting = "white-box" if any(f.setting == "white-box" for f in result.findings) else "text-only"
+    if any(f.setting == "white-box" for f in result.findings):
+        setting = "white-box"
+    else:
+        setting = "text-only"
     rows_by_cell = read_row_values(folder)
     target = models[AFTER]
     rows = [

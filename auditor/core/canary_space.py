@@ -141,7 +141,10 @@ class CanarySpace:
         """Return the state after this text; None if no text of the space begins with it."""
         state: State | None = (0, "")
         for character in text:
-            state = None if state is None else dict(self.list_transitions(state)).get(character)
+            if state is None:
+                state = None
+            else:
+                state = dict(self.list_transitions(state)).get(character)
         return state
 
     def is_complete_text_state(self, state: State) -> bool:

@@ -32,7 +32,10 @@ def make_unknown_name_error(kind: str, name: str, known: Iterable[str]) -> Audit
     """
     names = sorted(known)
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names) or 'none'}"
+    if near:
+        hint = f"did you mean {near[0]!r}?"
+    else:
+        hint = f"known: {', '.join(names) or 'none'}"
     return AuditError(f"unknown {kind} {name!r}; {hint}")
 
 
@@ -156,4 +159,6 @@ def _get_first_sentence(error: Exception) -> str:
     # After a digit or a capital, as in "v1. The" and "U. S.", no sentence ends.
     sentence = re.split(r"(?<=[a-z)])\. (?=[A-Z])", sentence)[0][:300]
     plain = isinstance(error, OSError | ValueError | RuntimeError | ImportError)
-    return sentence if sentence and plain else f"{sentence} ({type(error).__name__})".lstrip()
+    if sentence and plain:
+        return sentence
+    return f"{sentence} ({type(error).__name__})".lstrip()

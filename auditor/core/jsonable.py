@@ -149,13 +149,19 @@ def _describe_validation_error(
         # That name belongs to another record.
         other_fields = [name for name in fields if name != last]
         near = difflib.get_close_matches(str(last), other_fields, n=1, cutoff=0.5)
-        label = "(it may be private)" if private else repr(last)
+        if private:
+            label = "(it may be private)"
+        else:
+            label = repr(last)
         return f"{parent}: unknown field {label}" + "".join(
             f"; did you mean {name!r}?" for name in near
         )
     words = error["msg"].removeprefix("Input should be ")
     expected = _EXPECTED.get(error["type"], words[0].lower() + words[1:])
-    got = type(value).__name__ if private or isinstance(value, dict | list) else repr(value)
+    if private or isinstance(value, dict | list):
+        got = type(value).__name__
+    else:
+        got = repr(value)
     return (
         f"{_format_json_path(where, error['loc'], fields, private)}: expected {expected}, got {got}"
     )

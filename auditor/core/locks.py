@@ -75,4 +75,6 @@ def _lock_holder_label(path: Path) -> str:
         pid = path.read_text().strip()
     except (OSError, UnicodeDecodeError):
         pid = ""
-    return f"process {pid}" if pid.isdigit() else "another process"
+    if pid.isdigit():
+        return f"process {pid}"
+    return "another process"

@@ -36,7 +36,9 @@ def _measure_control_group_memory() -> int:
         cached = dict(line.split() for line in (_GROUP / "memory.stat").read_text().splitlines())[
             "inactive_file"
         ]
-        return _NO_LIMIT if limit == "max" else int(limit) - int(used) + int(cached)
+        if limit == "max":
+            return _NO_LIMIT
+        return int(limit) - int(used) + int(cached)
     except (OSError, ValueError, KeyError):
         return _NO_LIMIT
 

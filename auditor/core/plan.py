@@ -85,7 +85,10 @@ class Plan:
                     "has its own"
                 )
         elif target.lab_recipe or target.mitigation:
-            name = "lab_recipe" if target.lab_recipe else "mitigation"
+            if target.lab_recipe:
+                name = "lab_recipe"
+            else:
+                name = "mitigation"
             raise AuditError(f"{name} changes the built-in lab, which --model and --data replace")
         elif target.lab != SMALL:
             raise AuditError(
@@ -143,8 +146,14 @@ class Plan:
     @property
     def run_folder_title(self) -> str:
         """The part of the run folder's name after the time."""
-        lab_name = "lab" if self.target.lab == SMALL else self.target.lab
-        source = lab_name if self.target.model is None else split_model_name(self.target.model)[1]
+        if self.target.lab == SMALL:
+            lab_name = "lab"
+        else:
+            lab_name = self.target.lab
+        if self.target.model is None:
+            source = lab_name
+        else:
+            source = split_model_name(self.target.model)[1]
         name = source.replace("\\", "/").rstrip("/").rpartition("/")[2]
         return "-".join([name, *self.attacks.attack, *self.defenses.defense])[:80]
 
@@ -283,4 +292,6 @@ def list_ruled_fields(rules: FieldRule) -> tuple[str, ...]:
 def format_field_flag(name: str) -> str:
     """Return the command-line flag of a field."""
     flags = FIELDS[name].said.flags
-    return flags[0].partition("/")[0] if flags else f"--{name.replace('_', '-')}"
+    if flags:
+        return flags[0].partition("/")[0]
+    return f"--{name.replace('_', '-')}"

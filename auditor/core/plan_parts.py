@@ -159,7 +159,9 @@ class LoadingOptions:
 
     def resolve_auto_dtype(self) -> LoadingOptions:
         """Return these options with float32 for `--dtype auto`, for work such as training."""
-        return dataclasses.replace(self, dtype="float32") if self.dtype == AUTO else self
+        if self.dtype == AUTO:
+            return dataclasses.replace(self, dtype="float32")
+        return self
 
     def for_companion_model(self) -> LoadingOptions:
         """Return these options for another model, without those for the audited model only."""
@@ -450,7 +452,10 @@ def get_known_share(knows: str) -> float:
     if knows in (SYSTEM, USER):
         return 0.0
     try:  # NaN, which is in no range, represents an invalid number
-        known_share = float(share) if kind == PARTIAL else math.nan
+        if kind == PARTIAL:
+            known_share = float(share)
+        else:
+            known_share = math.nan
     except ValueError:
         known_share = math.nan
     if not 0 < known_share < 1:

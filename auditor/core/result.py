@@ -173,7 +173,9 @@ class Finding:
     @property
     def main(self) -> Measurement | None:
         """The main number of the row: the recall of an attack, or a probe's first measurement."""
-        return self.measurements[0] if self.measurements else None
+        if self.measurements:
+            return self.measurements[0]
+        return None
 
     def measurement(self, name: str) -> Measurement | None:
         return next((m for m in self.measurements if m.name == name), None)

@@ -78,7 +78,9 @@ def limit_torch_threads(count: int | None) -> Iterator[None]:
 
 def count_usable_processors() -> int:
     """Return the number of processors that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def describe_threads(count: int) -> str:
@@ -133,7 +135,9 @@ def _read_cgroup_quota() -> float:
     for names in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
         try:
             quota, period = " ".join((_GROUPS / name).read_text() for name in names).split()
-            return float(quota) / float(period) if quota not in ("max", "-1") else float("inf")
+            if quota not in ("max", "-1"):
+                return float(quota) / float(period)
+            return float("inf")
         except (OSError, ValueError):
             continue
     return float("inf")

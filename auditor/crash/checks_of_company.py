@@ -51,7 +51,10 @@ def check_company_dependence(runs: WatchedTrainings) -> LoopCheck:
     # With clipping by tensor, a record's contribution is no multiple of its gradient: its reach
     # along the gradient follows the batch's size.
     by_tensors = is_clipping_per_tensor(steps, runs.whitened_shares or {})
-    weights = list(_WEIGHTS)[:1] if by_tensors else list(_WEIGHTS)
+    if by_tensors:
+        weights = list(_WEIGHTS)[:1]
+    else:
+        weights = list(_WEIGHTS)
     fits = {
         (weight, company): fit
         for weight in weights
@@ -149,7 +152,10 @@ def _fit_company_weight(
     sizes = [len(part) for step in steps for part in (step.passes if by_pass else [step.records])]
     if not any(sizes):  # no step has noise to measure a reach by
         return None
-    constant = sum(map(bool, sizes)) / sum(sizes) if weight == "records" else 1.0
+    if weight == "records":
+        constant = sum(map(bool, sizes)) / sum(sizes)
+    else:
+        constant = 1.0
     normal = np.zeros(())
     products = np.zeros(())
     for step in steps:

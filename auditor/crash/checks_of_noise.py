@@ -147,7 +147,10 @@ def _find_zero_noise(
     runs: WatchedTrainings, step: ObservedStep, tensor: str | None = None
 ) -> WorstViolation:
     training, at = runs.locate_step(step)
-    expected = f"{step.scale:.3g}, as on the others" if tensor else "more than rounding"
+    if tensor:
+        expected = f"{step.scale:.3g}, as on the others"
+    else:
+        expected = "more than rounding"
     return WorstViolation("noise of standard deviation 0", expected, training, at, tensor=tensor)
 
 
@@ -449,7 +452,10 @@ def check_noise_reveals_batch_size(runs: WatchedTrainings) -> LoopCheck:
     x = np.log(sizes)
     y = np.log(scales)
     fit = stats.linregress(x, y)
-    p = float(fit.pvalue) if abs(abs(fit.slope) - 1) < 0.1 else 1.0
+    if abs(abs(fit.slope) - 1) < 0.1:
+        p = float(fit.pvalue)
+    else:
+        p = 1.0
     return judge_p_value(
         name,
         p,

@@ -338,7 +338,9 @@ def _fit_share_rise(
     ):
         return None
     (share, common), covariance = fit
-    return (float(share), float(covariance[0, 0] ** 0.5)) if share > 3 * abs(common) else None
+    if share > 3 * abs(common):
+        return (float(share), float(covariance[0, 0] ** 0.5))
+    return None
 
 
 def _fit_sensitivity_line(

@@ -51,7 +51,10 @@ class LoopClaim:
             kind = numbers.Integral if name == "steps" else numbers.Real
             value = getattr(self, name)
             if not isinstance(value, kind) and (name, value) != ("epsilon", None):
-                expected = "whole number" if name == "steps" else "number"
+                if name == "steps":
+                    expected = "whole number"
+                else:
+                    expected = "number"
                 raise AuditError(f"expected a claim's {name} to be a {expected}, got {value!r}")
         for name in ("noise_multiplier", "max_grad_norm"):
             # `not a <= x` instead of `x < a`, here and below, also rejects NaN.
@@ -87,7 +90,10 @@ class LoopClaim:
             return claim_or_pair
         if isinstance(claim_or_pair, Mapping) and "engine" in claim_or_pair:
             stated = {name: value for name, value in claim_or_pair.items() if name != "engine"}
-            delta = stated.get("delta") if with_epsilon else None
+            if with_epsilon:
+                delta = stated.get("delta")
+            else:
+                delta = None
             claim_or_pair = {
                 **_read_opacus_claim(claim_or_pair["engine"], delta),
                 **stated,
@@ -145,7 +151,9 @@ def _read_opacus_claim(engine: Any, delta: Any) -> dict[str, Any]:
         )
     ((noise, rate, steps),) = history
     fields = {"noise_multiplier": noise, "sample_rate": rate, "steps": steps}
-    return fields if delta is None else {**fields, "epsilon": float(engine.get_epsilon(delta))}
+    if delta is None:
+        return fields
+    return {**fields, "epsilon": float(engine.get_epsilon(delta))}
 
 
 def compute_claimed_epsilon(noise: float, rate: float, steps: int, delta: float) -> float:

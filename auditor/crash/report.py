@@ -70,13 +70,18 @@ def format_crash_test_lines(test: CrashTest, again: str) -> Iterator[str]:
 
 
 def _describe_detectable_violation(check: LoopCheck) -> str:
-    return f"{check.would_see} ({check.source})" if check.would_see else "-"
+    if check.would_see:
+        return f"{check.would_see} ({check.source})"
+    return "-"
 
 
 def describe_observed_loop(test: CrashTest) -> str:
     """Describe the loop's observed noise, rate and steps, and the resulting epsilon."""
     loop = test.seen
-    noise = "not seen" if loop.noise_multiplier is None else f"{loop.noise_multiplier:.2f}"
+    if loop.noise_multiplier is None:
+        noise = "not seen"
+    else:
+        noise = f"{loop.noise_multiplier:.2f}"
     numbers = f"noise multiplier {noise}, sampling rate {loop.sample_rate:.3f}, {loop.steps} steps"
     if loop.epsilon is None:
         return f"seen: {numbers}; what epsilon they give is not known."
@@ -167,7 +172,9 @@ def write_headline(test: CrashTest) -> str:
 def _format_epsilon(epsilon: float | None) -> str:
     if epsilon is None:
         return "not known"
-    return "unbounded" if math.isinf(epsilon) else f"at least {epsilon:.2f}"
+    if math.isinf(epsilon):
+        return "unbounded"
+    return f"at least {epsilon:.2f}"
 
 
 def _sort_worst_first(test: CrashTest) -> list[LoopCheck]:
@@ -244,7 +251,9 @@ def _replace_infinities(value: Any) -> Any:
         return {key: _replace_infinities(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_replace_infinities(item) for item in value]
-    return "unbounded" if isinstance(value, float) and math.isinf(value) else value
+    if isinstance(value, float) and math.isinf(value):
+        return "unbounded"
+    return value
 
 
 def render_crash_test_junit(test: CrashTest, again: str) -> str:

@@ -43,7 +43,9 @@ def wrap_trainer(trainer: Any, claim: Mapping[str, Any] | None) -> Callable[[Any
             copied = _copy_trainer(trainer, model, records, folder)
             copied.train()
             counted = {"steps": copied.state.global_step}
-        return model if claim is None else (model, {**counted, **claim})
+        if claim is None:
+            return model
+        return (model, {**counted, **claim})
 
     return train
 

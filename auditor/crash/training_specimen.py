@@ -276,7 +276,9 @@ def empty_draws_context(n: int) -> Iterator[None]:
         if numbers.shape != (n,):
             return numbers
         count += 1
-        return numbers.fill_(1 - 2**-20) if count % 4 == 0 else numbers
+        if count % 4 == 0:
+            return numbers.fill_(1 - 2**-20)
+        return numbers
 
     with patch.object(torch, "rand", draw_nobody):
         yield

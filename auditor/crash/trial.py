@@ -362,9 +362,10 @@ def summarise_observed_loop(runs: WatchedTrainings, checks: tuple[LoopCheck, ...
         )
     if noise is None:
         return ObservedLoop(None, runs.observed_sampling_rate, steps, None)
-    sampling: dict[str, Any] = (
-        {"sampling": "shuffled"} if "Poisson sampling" in broken_checks else {}
-    )
+    if "Poisson sampling" in broken_checks:
+        sampling: dict[str, Any] = {"sampling": "shuffled"}
+    else:
+        sampling = {}
     epsilon = runs.compute_noise_epsilon(noise[0], steps=steps, **sampling)
     low, high = _bound_observed_epsilon(runs, noise, epsilon, {"steps": steps, **sampling})
     worst = max(

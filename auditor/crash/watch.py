@@ -335,7 +335,10 @@ class StepWatch:
         }
         # The step is not taken yet: its gradients belong to the model's present weights.
         weights = {name: value.detach() for name, value in self._model.named_parameters()}
-        measured = list(range(len(self._records))) if self._everyone else sorted(set(records_read))
+        if self._everyone:
+            measured = list(range(len(self._records)))
+        else:
+            measured = sorted(set(records_read))
         if measured:
             parts = self._gradients.record_gradients_at_weights(
                 weights, measured, list(gradients_taken)
@@ -542,7 +545,10 @@ def run_watched_training(
             "expected `train` to train the model that it is given, on the records that it is "
             f"given, by a torch.optim optimizer; saw {observed}"
         )
-    result = returned[0] if isinstance(returned, tuple) and returned else returned
+    if isinstance(returned, tuple) and returned:
+        result = returned[0]
+    else:
+        result = returned
     if isinstance(result, nn.Module) and not {id(p) for p in result.parameters()} & {
         id(p) for p in model.parameters()
     }:
@@ -579,7 +585,10 @@ def _training_time_limit_context(until: float) -> Iterator[None]:
     if alarmed:
         handler = signal.signal(signal.SIGALRM, late)
         start = time.monotonic()
-        first = max(until - start, 1e-3) if until < math.inf else 0
+        if until < math.inf:
+            first = max(until - start, 1e-3)
+        else:
+            first = 0
         remaining, _ = signal.setitimer(signal.ITIMER_REAL, first, _AGAIN)
     try:
         yield

@@ -338,7 +338,9 @@ def _get_ray_result(call: Callable[..., Any], *args: Any) -> Any:
     ray = _import_ray()
     try:
         result = call(*args)
-        return ray.get(result) if isinstance(result, ray.ObjectRef) else result
+        if isinstance(result, ray.ObjectRef):
+            return ray.get(result)
+        return result
     except ray.exceptions.RayTaskError as error:
         raise (
             error.cause if isinstance(error.cause, AuditError | NotApplicable) else error

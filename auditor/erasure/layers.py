@@ -100,7 +100,10 @@ def judge_layer(store: str, layer: Layer, records: ErasureRecords) -> list[Layer
         _look_into_piece(layer, piece, records, sightings)
     verdicts = []
     for kind in layer.kinds:
-        possible = records.with_vectors if kind == VECTORS else records.windows.list_records(kind)
+        if kind == VECTORS:
+            possible = records.with_vectors
+        else:
+            possible = records.windows.list_records(kind)
         has_kind = kind != VECTORS or any(record.vector is not None for record in records.targets)
         if has_kind:
             verdicts.append(

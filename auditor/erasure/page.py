@@ -66,7 +66,10 @@ def describe_verdict(verdict: LayerVerdict) -> str:
     if verdict.verdict == CANNOT_TELL:
         return f"cannot tell: {verdict.why}"
     counts = f"{len(verdict.leftovers):,} of {verdict.n_deleted:,} deleted records seen, {control}"
-    bound = f" (at least {verdict.least_sight:.1%})" if verdict.verdict == GONE else ""
+    if verdict.verdict == GONE:
+        bound = f" (at least {verdict.least_sight:.1%})"
+    else:
+        bound = ""
     return f"{verdict.verdict}: {counts}{bound}"
 
 

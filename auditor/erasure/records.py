@@ -171,7 +171,10 @@ def _read_control(path: Path) -> list[tuple[int, StoredRecord]]:
 
 def _check_file(flag: str, path: Path) -> None:
     if path.suffix.lower() != ".jsonl" or not path.is_file():
-        got = f"a name that ends in {path.suffix!r}" if path.is_file() else "no such file"
+        if path.is_file():
+            got = f"a name that ends in {path.suffix!r}"
+        else:
+            got = "no such file"
         raise AuditError(f"{flag} {str(path)!r}: expected a .jsonl file, got {got}")
 
 
@@ -193,7 +196,10 @@ def _parse_record(
     text = value.get("text")
     if not isinstance(text, str) or not text.strip():
         raise AuditError(f"{source}: expected words in the column 'text', got none")
-    name = str(value["id"]) if value.get("id") is not None else f"row {row}"
+    if value.get("id") is not None:
+        name = str(value["id"])
+    else:
+        name = f"row {row}"
     return StoredRecord(name, text, deleted, _parse_vector(source, value))
 
 

@@ -82,7 +82,9 @@ class Store:
     @property
     def package_version(self) -> str | None:
         try:
-            return importlib.metadata.version(self.package) if self.package else None
+            if self.package:
+                return importlib.metadata.version(self.package)
+            return None
         except importlib.metadata.PackageNotFoundError:
             return None
 
@@ -109,7 +111,9 @@ class Store:
 
     @property
     def folder(self) -> Path:
-        return self.path if self.path.is_dir() else self.path.parent
+        if self.path.is_dir():
+            return self.path
+        return self.path.parent
 
     def list_files(self) -> list[Path]:
         """Return the nonempty files."""
@@ -123,7 +127,10 @@ class Store:
             group = _MADE_UP.sub("*", str(path.relative_to(self.folder)))
             groups.setdefault(group, []).append(path)
         for group, paths in groups.items():
-            locate = self.find_locator(paths[0]) if len(paths) == 1 else None
+            if len(paths) == 1:
+                locate = self.find_locator(paths[0])
+            else:
+                locate = None
             names_by_path = [(path, self.name_file(path)) for path in paths]
             yield Layer(f"{BYTES}{group}", partial(read_files, names_by_path), locate=locate)
 
@@ -209,7 +216,9 @@ def copy_store(path: Path, scratch: Path) -> Path:
         shutil.copyfile(file, copy)
     if _stat_files(files) != before:
         raise AuditError(f"{str(path)!r} was written while it was copied: stop what writes it")
-    return scratch / path.name if path.is_dir() else scratch / path.name / path.name
+    if path.is_dir():
+        return scratch / path.name
+    return scratch / path.name / path.name
 
 
 def _stat_files(files: Iterable[Path]) -> dict[Path, tuple[int, int, int]]:

@@ -62,7 +62,9 @@ def build_run_statement(folder: Path) -> dict[str, Any]:
 def write_attestation(folder: Path, key: Path | None) -> str:
     """Return the statement as JSON, in a signed envelope if a private key is given."""
     text = json.dumps(build_run_statement(folder), indent=1, sort_keys=True, allow_nan=False)
-    return text if key is None else dsse.sign_payload_into_dsse_envelope(text.encode(), key)
+    if key is None:
+        return text
+    return dsse.sign_payload_into_dsse_envelope(text.encode(), key)
 
 
 def judge_attestation(folder: Path, attestation: Path, key: Path) -> Ruling:
@@ -104,7 +106,10 @@ def _find_attestation_mismatches(folder: Path, stated: Any) -> Iterator[str]:
         )
     else:
         predicate = stated.get("predicate")
-        files = predicate.get("files") if isinstance(predicate, dict) else None
+        if isinstance(predicate, dict):
+            files = predicate.get("files")
+        else:
+            files = None
         if not isinstance(files, dict) or result_file.RESULT not in files:
             yield "it names no files of a run"
             return
@@ -112,13 +117,12 @@ def _find_attestation_mismatches(folder: Path, stated: Any) -> Iterator[str]:
         # check both: a gate could also read a file added later
         for name in sorted({*files, *now}):
             if files.get(name) != now.get(name):
-                change = (
-                    "has changed"
-                    if name in files and name in now
-                    else "was added"
-                    if name in now
-                    else "is gone"
-                )
+                if name in files and name in now:
+                    change = "has changed"
+                elif name in now:
+                    change = "was added"
+                else:
+                    change = "is gone"
                 yield f"{name} {change} since it was signed"
         if stated.get("subject") != _list_attested_files(result_file.read_result(folder)):
             yield "its subject is another model"

@@ -89,7 +89,9 @@ def check_comparable(run: RunOutcomes, base: RunOutcomes, description: str) -> N
 
 def _count_unasked_records(result: AuditResult) -> int:
     counts = result.benchmark.records.get("members")
-    return 0 if counts is None else counts.not_attacked.get(NO_TIME, 0)
+    if counts is None:
+        return 0
+    return counts.not_attacked.get(NO_TIME, 0)
 
 
 def _format_comparable_command(result: AuditResult, base: AuditResult) -> str:
@@ -99,7 +101,10 @@ def _format_comparable_command(result: AuditResult, base: AuditResult) -> str:
     for name, field in FIELDS.items():
         value = (base if name in asked_alike else result).plan.get(name, field.default)
         # A plan read from JSON has lists in place of tuples.
-        default = list(field.default) if isinstance(field.default, tuple) else field.default
+        if isinstance(field.default, tuple):
+            default = list(field.default)
+        else:
+            default = field.default
         if field.said.flags is None or value in (field.default, default, None):
             continue
         words += _format_flag(format_field_flag(name), value)
@@ -115,7 +120,10 @@ def _format_flag(flag: str, value: Any) -> list[str]:
     if isinstance(value, dict):
         pairs = []
         for name, setting in value.items():
-            options = setting if isinstance(setting, dict) else {"": setting}
+            if isinstance(setting, dict):
+                options = setting
+            else:
+                options = {"": setting}
             pairs += [
                 f"{'.'.join(filter(None, (name, option)))}={text}"
                 for option, text in options.items()
@@ -204,4 +212,8 @@ def _shorten_secrets_digest(digest: str) -> str:
 
 
 def _format_differing_value(value: Any) -> str:
-    return "none" if value is None else repr(value) if isinstance(value, str) else str(value)
+    if value is None:
+        return "none"
+    if isinstance(value, str):
+        return repr(value)
+    return str(value)

@@ -202,7 +202,10 @@ def _check_epsilon_bounds(finding: Finding) -> Iterator[str]:
                 )
         measured = finding.measurement(name)
         if measured is None or measured.value != audit.epsilon:
-            state = "is not" if measured is None else f"is {measured.value:.6g}"
+            if measured is None:
+                state = "is not"
+            else:
+                state = f"is {measured.value:.6g}"
             yield (
                 f"{name} is {audit.epsilon:.6g} where its guesses stand, and {state} among the "
                 "measurements"
@@ -227,7 +230,10 @@ def _check_claim_games(finding: Finding, claim: Claim | None) -> Iterator[str]:
         if audit.exact is not None and (
             exact is None or not _is_nearly_equal(audit.exact, exact.value)
         ):
-            recorded = "no epsilon_exact" if exact is None else f"epsilon_exact {exact.value:.6g}"
+            if exact is None:
+                recorded = "no epsilon_exact"
+            else:
+                recorded = f"epsilon_exact {exact.value:.6g}"
             yield (
                 f"its games give away {audit.exact:.6g} exactly where they stand, and {recorded} "
                 "among the measurements"
@@ -239,7 +245,9 @@ def _check_claim_games(finding: Finding, claim: Claim | None) -> Iterator[str]:
 
 
 def _format_claimed_tokens(count: int | None) -> str:
-    return "any number of tokens" if count is None else f"{count:,} tokens"
+    if count is None:
+        return "any number of tokens"
+    return f"{count:,} tokens"
 
 
 def _list_checked_measurements(finding: Finding) -> Iterator[tuple[str, Measurement]]:

@@ -246,9 +246,10 @@ def judge_rules(
             cases = [replace(case, counts_with_a_rule=counts) for case in cases]
             if not pairs:  # another target's rows do not cover this target
                 row = CellKey(name, scope["setting"] or "", scope["attack"] or "")
-                reason = (
-                    "no row was measured" if name else "this run has no forms: --forms names them"
-                )
+                if name:
+                    reason = "no row was measured"
+                else:
+                    reason = "this run has no forms: --forms names them"
                 cases.append(_Case(row, rule, reason))
     # a case without evidence fails at every level, so it takes no share of Holm's level
     tests = [partial(_is_limit_exceeded, case) for case in cases if not isinstance(case.seen, str)]
@@ -304,11 +305,10 @@ def _build_claim_case(
     )
     if weigh_claim().claimed is None:
         nominal_epsilon = target.nominal_epsilon
-        nominal = (
-            ""
-            if nominal_epsilon is None
-            else f" (its nominal epsilon {nominal_epsilon:.4g} is none)"
-        )
+        if nominal_epsilon is None:
+            nominal = ""
+        else:
+            nominal = f" (its nominal epsilon {nominal_epsilon:.4g} is none)"
         return _Case(row, rule, f"it claims no epsilon{nominal}: there is nothing to hold it to")
     return _Case(row, rule, _Claimed(weigh_claim))
 
@@ -360,10 +360,14 @@ def _select_measurement(
         )
     if not find_metric(rule.metric).bounded:
         return f"{rule.metric} has no interval, by which a limit could be held or broken", False
-    row_values = None if values_by_cell is None else values_by_cell.get(finding.cell_key)
-    recomputed = (
-        None if row_values is None else row_values.remeasure_metric(rule.metric, count, rule.kind)
-    )
+    if values_by_cell is None:
+        row_values = None
+    else:
+        row_values = values_by_cell.get(finding.cell_key)
+    if row_values is None:
+        recomputed = None
+    else:
+        recomputed = row_values.remeasure_metric(rule.metric, count, rule.kind)
     if count is not None:
         if not finding.by_repeats or (recomputed is None and finding.main is not recorded):
             return f"this row has no {rule.metric} by repeat count", False
@@ -373,7 +377,10 @@ def _select_measurement(
                 f"{', '.join(finding.by_repeats)})",
                 False,
             )
-        recorded = None if finding.main is not recorded else finding.by_repeats[str(count)]
+        if finding.main is not recorded:
+            recorded = None
+        else:
+            recorded = finding.by_repeats[str(count)]
     decisive = recomputed or recorded
     if recomputed is not None and recorded is not None and recomputed.unit not in SHARES:
         # except for shares the recorded interval may be wider than the secrets imply; it never
@@ -420,7 +427,10 @@ def _build_limit_evidence(
         or outcomes.bound_row_tpr(rule.metric, values_by_secret)
         or compute_rule_bounds(measured)
     )
-    remark = "" if evidence.value == measured.value else f" (the other way {evidence.value:.4g})"
+    if evidence.value == measured.value:
+        remark = ""
+    else:
+        remark = f" (the other way {evidence.value:.4g})"
     if rule.metric == name_auc("") and measured.note:
         remark = f" ({measured.note}){remark}"
     return _Number(evidence, f"{rule.metric_with_part} {measured.value:.4g}{remark}", derived)
@@ -493,7 +503,10 @@ def _judge_case(case: _Case, level: float) -> Ruling:
         )
         return Ruling(*case.row, metric, limit, low, high, "failed", explanation, words)
     verdict: Verdict = "held" if high <= limit else "failed" if low > limit else "inconclusive"
-    allowed = "allowed" if case.rule.is_paired_difference else "limit"
+    if case.rule.is_paired_difference:
+        allowed = "allowed"
+    else:
+        allowed = "limit"
     reason = (
         f"{case.seen.words} between {low:.4f} and {high:.4f} (n = {bounds.n}), {allowed} {limit:g}"
     )
@@ -505,7 +518,10 @@ def _judge_case(case: _Case, level: float) -> Ruling:
             "inconclusive",
             f"{reason}; it is not kept secret by secret, so it cannot be recomputed",
         )
-    by_strata = _find_strata_objection(case) if verdict == "held" else ""
+    if verdict == "held":
+        by_strata = _find_strata_objection(case)
+    else:
+        by_strata = ""
     if by_strata:
         verdict, reason = "inconclusive", f"{reason}; {by_strata}"
     missed = high if verdict == "held" else None
@@ -547,7 +563,10 @@ def _judge_epsilon_bound(row: CellKey, rule: Rule, audit: Audited) -> Ruling:
         f"{audit.canaries_or_games_label} at {1 - audit.level:.4g}), limit "
         f"{limit:g}" + (f": {power_note}" if power_note else "")
     )
-    missed = find_detectable_epsilon(audit, limit, SURE) if verdict == "held" else None
+    if verdict == "held":
+        missed = find_detectable_epsilon(audit, limit, SURE)
+    else:
+        missed = None
     bound, high = audit.epsilon, math.inf
     return Ruling(
         *row,
@@ -586,7 +605,10 @@ def _judge_epsilon_claim(row: CellKey, rule: Rule, stands: claims.ClaimEvidence)
     summary = "; ".join((*stands.refuted, *audit_notes, *missing)) or "no audit was run"
     verdict: Verdict = "inconclusive"  # too weak to tell, or not audited
     if stands.verdict in (claims.CONTRADICTED, claims.CONSISTENT):
-        verdict = "failed" if stands.verdict == claims.CONTRADICTED else "held"
+        if stands.verdict == claims.CONTRADICTED:
+            verdict = "failed"
+        else:
+            verdict = "held"
     strongest, missed = stands.most_sensitive_bound if verdict == "held" else None, None
     if strongest is not None:
         missed = find_detectable_epsilon(strongest.audit, strongest.promised, SURE)
@@ -610,4 +632,6 @@ def compute_rule_bounds(measurement: Measurement) -> BoundedNumber:
         return BinomialCount(round(measurement.value * measurement.n), measurement.n)
     recorded = RecordedInterval(measurement.value, measurement.low, measurement.high, measurement.n)
     # an AUC below one half separates members equally well, in the other direction
-    return AucEitherDirection(recorded) if measurement.unit == AUC else recorded
+    if measurement.unit == AUC:
+        return AucEitherDirection(recorded)
+    return recorded

@@ -47,7 +47,10 @@ def save_decision(folder: Path, decision: Decision) -> None:
             raise AuditError(edits)
         now = datetime.now(UTC).isoformat(timespec="seconds")
         lines = _read_decision_lines(folder)
-        before = hashlib.sha256(lines[-1]).hexdigest() if lines else _FIRST
+        if lines:
+            before = hashlib.sha256(lines[-1]).hexdigest()
+        else:
+            before = _FIRST
         entry = KeptDecision(now, digest_file(folder / RESULT), decision, before)
         line = json.dumps(to_json(entry), allow_nan=False) + "\n"
         last = hashlib.sha256(line.encode()).hexdigest()
@@ -75,13 +78,17 @@ def describe_decision_edits(folder: Path) -> str:
         if stated_digest != before:
             return f"{path}: a decision at or before line {number} was edited or taken away: {mend}"
         before = hashlib.sha256(line).hexdigest()
-    return "" if before in ends else f"{path}: the last decision was edited or taken away: {mend}"
+    if before in ends:
+        return ""
+    return f"{path}: the last decision was edited or taken away: {mend}"
 
 
 def judge_decision_edits(folder: Path) -> Ruling | None:
     """Return a failed ruling if decisions were edited, else None."""
     edits = describe_decision_edits(folder)
-    return make_ruling(edits, "earlier decisions are as gates left them") if edits else None
+    if edits:
+        return make_ruling(edits, "earlier decisions are as gates left them")
+    return None
 
 
 def _read_last_decision_digests(folder: Path) -> set[str]:

@@ -58,7 +58,10 @@ def compare_deployed_files(
     differs = ", ".join(changes[:_SHOWN]) + (
         f" and {len(changes) - _SHOWN} more" if len(changes) > _SHOWN else ""
     )
-    name = "the built-in lab" if target.uses_builtin_lab else f"model {place}"
+    if target.uses_builtin_lab:
+        name = "the built-in lab"
+    else:
+        name = f"model {place}"
     date = f"judged {run_time:%Y-%m-%d %H:%M} UTC ({_format_run_age(age)})"
     is_remote = ANSWERS in result.weights
     state = _describe_deployed_model(
@@ -84,7 +87,9 @@ def _describe_deployed_model(
         return (
             "not on this machine: nobody can say here whether what is deployed is what was judged"
         )
-    return f"another model lies there now: {differs}" if differs else "unchanged since"
+    if differs:
+        return f"another model lies there now: {differs}"
+    return "unchanged since"
 
 
 def _format_run_age(days: float) -> str:

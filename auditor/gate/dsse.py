@@ -84,11 +84,10 @@ def _load_ed25519_key(path: Path, key_kind: str) -> Any:
     expected = f"expected an Ed25519 {key_kind} key in PEM, without a password"
     try:
         data = path.read_bytes()
-        key: Any = (
-            keys.load_pem_private_key(data, None)
-            if key_kind == "private"
-            else keys.load_pem_public_key(data)
-        )
+        if key_kind == "private":
+            key: Any = keys.load_pem_private_key(data, None)
+        else:
+            key = keys.load_pem_public_key(data)
     except OSError as error:
         raise AuditError(f"{path}: cannot be read: {error.strerror}") from error
     except Exception as error:  # any damage; a message may quote the key

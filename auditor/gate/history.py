@@ -100,8 +100,14 @@ def build_run_history(folders: Sequence[Path], by: str = "date") -> History:
         else:
             entries.append(HistoryEntry(folder, run, at, label, load_gate_decisions(folder)))
     if not entries:
-        remark = f" (as {len(left_out) - 1} more)" if len(left_out) > 1 else ""
-        example = f"{left_out[0][0]}: {left_out[0][1]}{remark}" if left_out else "none"
+        if len(left_out) > 1:
+            remark = f" (as {len(left_out) - 1} more)"
+        else:
+            remark = ""
+        if left_out:
+            example = f"{left_out[0][0]}: {left_out[0][1]}{remark}"
+        else:
+            example = "none"
         raise AuditError(f"expected at least one finished run to order by {order}, got {example}")
     return History(
         order, tuple(_group_comparable_runs(_sort_history_entries(entries, order))), tuple(left_out)
@@ -125,7 +131,9 @@ def _explain_left_out(folder: Path) -> str:
     if (folder / PLAN).is_file():
         return f"not finished; audit run --resume {folder} goes on with it"
     inner = next((depth for depth in ("*", "*/*") if any(folder.glob(f"{depth}/{RESULT}"))), "")
-    return f"a folder of runs, not a run; {folder}/{inner} names them" if inner else ""
+    if inner:
+        return f"a folder of runs, not a run; {folder}/{inner} names them"
+    return ""
 
 
 # --- in order

@@ -88,7 +88,10 @@ class Rule:
 
     @property
     def metric_with_part(self) -> str:
-        part = "" if self.count is None else f"(count={self.count})"
+        if self.count is None:
+            part = ""
+        else:
+            part = f"(count={self.count})"
         return f"{self.metric}{part if self.kind is None else f'(kind={self.kind})'}"
 
     def __str__(self) -> str:
@@ -259,7 +262,10 @@ def refuse_repeated_limits(rules: Sequence[Rule]) -> tuple[Rule, ...]:
         # rules that differ only in their limits
         first_rule = first_rules.setdefault(replace(rule, limit=0.0), rule)
         if first_rule is not rule:
-            limits = CLAIM if rule.of_claim else f"{first_rule.limit:g} and {rule.limit:g}"
+            if rule.of_claim:
+                limits = CLAIM
+            else:
+                limits = f"{first_rule.limit:g} and {rule.limit:g}"
             raise AuditError(
                 f"expected one limit for {rule.metric_with_part}, got "
                 f"{limits}{' twice' if rule.of_claim else ''}"
@@ -318,13 +324,15 @@ def _split_rule_metric(metric: str, table: Mapping[str, Any], where: str) -> str
         raise AuditError(
             f"{where}: expected one count or kind, got {' and '.join(parts)} for {metric}"
         )
-    full_metric = f"{metric}({parts[0]}={table[parts[0]]})" if parts else metric
+    if parts:
+        full_metric = f"{metric}({parts[0]}={table[parts[0]]})"
+    else:
+        full_metric = metric
     if not _METRIC.fullmatch(full_metric):
-        expected = (
-            "a kind of personal data such as email"
-            if parts == ["kind"]
-            else "a count of at most 12 digits"
-        )
+        if parts == ["kind"]:
+            expected = "a kind of personal data such as email"
+        else:
+            expected = "a count of at most 12 digits"
         raise AuditError(f"{where}: expected {expected}, got {table[parts[0]]!r}")
     return full_metric
 
@@ -365,9 +373,10 @@ def _check_gateable_metric(name: str) -> None:
     """Raise AuditError for a metric that makes every rule fail."""
     metric = find_metric(name)
     if not metric.is_gateable:
-        reason = (
-            "is a number of the model and of no attack" if metric.of_model else "has no interval"
-        )
+        if metric.of_model:
+            reason = "is a number of the model and of no attack"
+        else:
+            reason = "has no interval"
         raise AuditError(
             f"expected a metric that a gate can decide, such as {', '.join(LEAKS)} (all: "
             f"docs/reference/metrics.md), got {name}, which {reason}"
@@ -385,7 +394,10 @@ def check_share_limit(rule: Rule) -> None:
 
 def _parse_limit_number(value: Any, complaint: str) -> float:
     try:
-        number = math.nan if isinstance(value, bool) else float(value)  # a bool would be 0 or 1
+        if isinstance(value, bool):
+            number = math.nan
+        else:
+            number = float(value)
     except (TypeError, ValueError, OverflowError):
         number = math.nan
     if math.isnan(number):

@@ -73,7 +73,10 @@ def parse_planned_share_change(item: str) -> ShareChange:
         raise AuditError(complaint)
     if before >= after:
         raise AuditError(f"expected --plan to go from less to more, got {before:g} to {after:g}")
-    discordant = rest[0] if rest else before * (1 - after) + after * (1 - before)
+    if rest:
+        discordant = rest[0]
+    else:
+        discordant = before * (1 - after) + after * (1 - before)
     # Frechet bounds: the shares of changing answers that two marginal shares allow
     least = after - before
     most = min(before + after, 2 - before - after)
@@ -170,7 +173,9 @@ def explain_missing_number(rule: Rule) -> str:
         return "an audit of the claimed epsilon decides it"
     if find_metric(rule.metric).unit not in SHARES:
         return "not a share of secrets"
-    return "" if rule.limit > 0 else "no number of secrets shows that there is nothing at all"
+    if rule.limit > 0:
+        return ""
+    return "no number of secrets shows that there is nothing at all"
 
 
 def _count_failing_policy_secrets(
@@ -257,7 +262,10 @@ def count_pair_secrets(
     z = float(-ndtri(level)) * math.sqrt(spread[1]) + float(ndtri(power)) * math.sqrt(spread[0])
     n = (z / distance) ** 2 + 2 / distance  # the second term: a paired sum moves in whole steps
     # without any observed change: (1 - margin)^n <= level
-    least = math.log(level) / math.log1p(-margin) if 0 < margin < 1 else 0.0
+    if 0 < margin < 1:
+        least = math.log(level) / math.log1p(-margin)
+    else:
+        least = 0.0
     return _check_secret_count(math.ceil(max(n, least)))
 
 

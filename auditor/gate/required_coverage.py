@@ -30,7 +30,10 @@ def _judge_required_attack(
     run: RunOutcomes, required: Required, target: str, attack: str
 ) -> Ruling:
     row = CellKey(target, required.access or "", attack)
-    place = f" at {required.access} access" if required.access else ""
+    if required.access:
+        place = f" at {required.access} access"
+    else:
+        place = ""
     least = f"{required.secrets} secrets and {required.nonmembers} non-members"
     rule = f"{attack or 'an attack'} ran{place}, on at least {least}"
     applied = [

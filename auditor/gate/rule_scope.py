@@ -33,7 +33,10 @@ def list_judged_targets(result: AuditResult, rule: Rule) -> list[str]:
     if rule.of_forms:
         return forms or [""]
     # a rule against the undefended model covers only the forms, not that model itself
-    full = [UNDEFENDED] if not defenses and not (forms and rule.against_undefended) else []
+    if not defenses and not (forms and rule.against_undefended):
+        full = [UNDEFENDED]
+    else:
+        full = []
     return [*dict.fromkeys((*full, *defenses, *forms))]
 
 
@@ -106,5 +109,8 @@ def suggest_metrics(metric: str, known: Sequence[str]) -> str:
     The count is of the other known metrics.
     """
     suggestions = dict.fromkeys((*known[:1], *difflib.get_close_matches(metric, known, n=2)))
-    others = f" and {len(known) - len(suggestions)} others" if len(known) > len(suggestions) else ""
+    if len(known) > len(suggestions):
+        others = f" and {len(known) - len(suggestions)} others"
+    else:
+        others = ""
     return f"; it has {', '.join(suggestions) or 'none'}{others}"

@@ -67,7 +67,9 @@ class Decision:
         if ruling.verdict != "inconclusive" or self.inconclusive == "report":
             return ruling.verdict
         if self.inconclusive == "pass":
-            return "inconclusive" if ruling.unmeasured else "held"
+            if ruling.unmeasured:
+                return "inconclusive"
+            return "held"
         return "failed"
 
     @property
@@ -79,7 +81,9 @@ class Decision:
         outcomes = {self.resolve_verdict(ruling) for ruling in self.rulings}
         if "failed" in outcomes or not outcomes:
             return "failed"
-        return "inconclusive" if "inconclusive" in outcomes else "held"
+        if "inconclusive" in outcomes:
+            return "inconclusive"
+        return "held"
 
     @property
     def exit_code(self) -> int:

@@ -168,7 +168,10 @@ def _expand_tree(
         best_pruned = log_q[nodes] + step.masked_fill(survives, -math.inf).amax(-1).double()
         pruned = pruned.scatter_reduce(0, secret_of_node[nodes], best_pruned, "amax")
         row, column = survives.nonzero(as_tuple=True)
-        token = column if tokens is None else tokens[row, column]
+        if tokens is None:
+            token = column
+        else:
+            token = tokens[row, column]
         child_log_q = log_q[nodes[row]] + step[row, column].double()
         groups.append((nodes[row], token, child_log_q))
     parents, chosen, child_log_q = (torch.cat(column) for column in zip(*groups, strict=True))

@@ -174,5 +174,8 @@ def _list_trained_tokens(config: Any) -> list[int]:
     """Return the token ids for which any module of an adapter has trained rows."""
     indices = getattr(config, "trainable_token_indices", None)
     indices = indices or getattr(config, "token_indices", None) or []
-    parts = list(indices.values()) if isinstance(indices, dict) else [indices]
+    if isinstance(indices, dict):
+        parts = list(indices.values())
+    else:
+        parts = [indices]
     return [int(token) for part in parts for token in part]

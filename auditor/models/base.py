@@ -425,7 +425,10 @@ class LanguageModel(ABC):
         n_prompt = 0 if prompt is None else len(prompt)
         n_tokens = prefix_token + n_prefix + length + n_prompt
         if self.max_positions is not None and n_tokens > self.max_positions:
-            before = f"prefix token ({prefix_token}) + " if prefix_token else ""
+            if prefix_token:
+                before = f"prefix token ({prefix_token}) + "
+            else:
+                before = ""
             raise AuditError(
                 f"{before}prefix ({n_prefix}) + suffix ({length}) + soft prompt ({n_prompt}) = "
                 f"{n_tokens} tokens, but {self.name} has {self.max_positions} positions"

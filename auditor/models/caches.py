@@ -80,7 +80,10 @@ def _map_tensors(
         result: Any = change(path, value)
     elif isinstance(value, tuple):
         parts = [_map_tensors(part, change, (*path, i), results) for i, part in enumerate(value)]
-        result = type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+        if hasattr(value, "_fields"):
+            result = type(value)(*parts)
+        else:
+            result = tuple(parts)
     else:
         result = value
         results[id(value)] = (value, value)  # before its parts, which may refer back to it

@@ -28,12 +28,16 @@ def list_split_devices(model: Any) -> tuple[str, ...]:
     """Return the devices over which `device_map` split a model; () if it is on one device."""
     device_map = getattr(model, "hf_device_map", None) or {}
     devices = sorted({str(device) for device in device_map.values()})
-    return tuple(devices) if len(devices) > 1 or devices == ["disk"] else ()
+    if len(devices) > 1 or devices == ["disk"]:
+        return tuple(devices)
+    return ()
 
 
 def unwrap_peft(model: Any) -> Any:
     """Return the transformers model inside a PEFT wrapper, or the model itself."""
-    return model.get_base_model() if hasattr(model, "get_base_model") else model
+    if hasattr(model, "get_base_model"):
+        return model.get_base_model()
+    return model
 
 
 def get_quantisation_method(model: Any) -> str:
@@ -41,7 +45,10 @@ def get_quantisation_method(model: Any) -> str:
     config = getattr(unwrap_peft(model).config, "quantization_config", None)
     if config is None:
         return ""
-    method = config.get("quant_method", "") if isinstance(config, dict) else config.quant_method
+    if isinstance(config, dict):
+        method = config.get("quant_method", "")
+    else:
+        method = config.quant_method
     return str(getattr(method, "value", method)) or "an unnamed method"
 
 

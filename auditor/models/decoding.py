@@ -188,7 +188,10 @@ class Decoding:
             # The likeliest token is the whole nucleus if its share is above p. A temperature below
             # 1 only raises the share, and above one half no other token ties with it.
             best, token = (column.squeeze(-1) for column in select_top_k(distribution, 1))
-            log_share = best if log_total is None else best - log_total
+            if log_total is None:
+                log_share = best
+            else:
+                log_share = best - log_total
             is_nucleus = log_share.exp() > max(self.top_p, 0.5)
             if is_nucleus.any():
                 n_rows = int(is_nucleus.sum())
@@ -206,7 +209,10 @@ class Decoding:
             batch_size = max(1, _SORTED_AT_ONCE // width)
             for start in range(0, len(pending), batch_size):
                 part = slice(start, start + batch_size)
-                part_rows = distribution[part] if all_pending else distribution[pending[part]]
+                if all_pending:
+                    part_rows = distribution[part]
+                else:
+                    part_rows = distribution[pending[part]]
                 settled, tokens, weights = self._truncate(part_rows, scaled_total[part], width)
                 unsettled_parts.append(~settled)
                 rows = settled.nonzero().squeeze(-1)
@@ -230,7 +236,10 @@ class Decoding:
     ) -> tuple[Tensor, Tensor]:
         """Return the rows after temperature, (rows, V), and their log-normalisers, (rows, 1)."""
         distribution = self._mask_forbidden_tokens(log_probs)
-        scaled = distribution if self.temperature == 1 else distribution / self.temperature
+        if self.temperature == 1:
+            scaled = distribution
+        else:
+            scaled = distribution / self.temperature
         all_rows = torch.arange(len(distribution), device=distribution.device)
         log_normaliser = self._compute_log_normaliser(distribution, all_rows, log_total)
         return scaled, log_normaliser.unsqueeze(-1)
@@ -244,7 +253,9 @@ class Decoding:
         """Return the log-normaliser of each of these rows after temperature, (len(rows),)."""
         if self.temperature != 1 or self.forbidden:
             return compute_log_sum_exp(distribution, rows, 1 / self.temperature)
-        return distribution.new_zeros(len(rows)) if log_total is None else log_total[rows]
+        if log_total is None:
+            return distribution.new_zeros(len(rows))
+        return log_total[rows]
 
     def _truncates(self, vocab_size: int) -> bool:
         return self.temperature == 0 or self.top_p < 1 or 0 < self.top_k < vocab_size
@@ -394,7 +405,10 @@ def compute_log_sum_exp(
     rows: indices of the rows to use; they are not copied.
     """
     # On a CPU, the buffer of this many entries stays in a core's own cache.
-    max_entries = 2**18 if distribution.device.type == "cpu" else 2**25
+    if distribution.device.type == "cpu":
+        max_entries = 2**18
+    else:
+        max_entries = 2**25
     vocab_size = distribution.shape[-1]
     n_rows = len(distribution) if rows is None else len(rows)
     all_rows = rows is None or n_rows == len(distribution)
@@ -403,7 +417,10 @@ def compute_log_sum_exp(
     buffer = distribution.new_empty(min(step, n_rows), vocab_size)
     for start in range(0, n_rows, step):
         part = slice(start, start + step)
-        part_rows = distribution[part] if rows is None or all_rows else distribution[rows[part]]
+        if rows is None or all_rows:
+            part_rows = distribution[part]
+        else:
+            part_rows = distribution[rows[part]]
         largest = part_rows.amax(-1, keepdim=True)
         # The buffer avoids fresh pages in each pass; torch has no gradient through it.
         shifted = torch.sub(part_rows, largest, out=buffer[: len(part_rows)])

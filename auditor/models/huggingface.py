@@ -126,7 +126,9 @@ class HuggingFaceRows(Rows):
             # Log-probabilities are logits whose total is 0: they replace the logits.
             self._logits = torch.log_softmax(self._logits, dim=-1)
             self._total = self._logits.new_zeros(self._logits.shape[:-1])
-        return self._logits if self.width > 1 else self._logits[:, 0]
+        if self.width > 1:
+            return self._logits
+        return self._logits[:, 0]
 
     def draw(
         self, row_of_draw: Tensor, uniforms: Tensor, decoding: Decoding
@@ -188,7 +190,9 @@ class SlotRows(HuggingFaceRows):
     def log_probs(self) -> Tensor:
         distribution = super().log_probs()
         in_order = torch.equal(self.slots, torch.arange(len(self.slots), device=self.slots.device))
-        return distribution if in_order else distribution[self.slots]
+        if in_order:
+            return distribution
+        return distribution[self.slots]
 
     def _logit_indices(self, rows: Tensor) -> Tensor:
         return self.slots[rows]
@@ -326,7 +330,10 @@ class HuggingFaceModel(LanguageModel):
         # The hook stays on the model, which may be wrapped more than once.
         if head is not None and make_head_input_contiguous not in head._forward_pre_hooks.values():
             head.register_forward_pre_hook(make_head_input_contiguous)
-        self.vocab_size = int(head.weight.shape[0]) if head is not None else int(config.vocab_size)
+        if head is not None:
+            self.vocab_size = int(head.weight.shape[0])
+        else:
+            self.vocab_size = int(config.vocab_size)
         self.family = f"{config.model_type} with {self.vocab_size:,} tokens"
         self._in_few_bits = self.device.type == "cpu" and model.dtype in (
             torch.float16,
@@ -459,7 +466,9 @@ class HuggingFaceModel(LanguageModel):
 
     def special_token_id(self, kind: str) -> int | None:
         token = getattr(self.model.config.get_text_config(decoder=True), f"{kind}_token_id", None)
-        return next(iter(token), None) if isinstance(token, list | tuple) else token
+        if isinstance(token, list | tuple):
+            return next(iter(token), None)
+        return token
 
     def log_probs(self, contexts: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:
         contexts = contexts.to(self.device)
@@ -533,7 +542,10 @@ class HuggingFaceModel(LanguageModel):
         begun, prefix_layers = self.layers_with_shared_prefix(input_ids, last, input_ids.shape[1])
         if layers is not None:
             layers += prefix_layers
-        cache = Cache(layers=list(prefix_layers)) if begun or layers is not None else None
+        if begun or layers is not None:
+            cache = Cache(layers=list(prefix_layers))
+        else:
+            cache = None
         return self._transformers_logits(
             input_ids[:, begun:], last if n_logits is None else n_logits, cache
         )
@@ -547,7 +559,10 @@ class HuggingFaceModel(LanguageModel):
         if not self._takes_positions:
             return None
         # Without a cache, transformers 5.23 keeps texts apart whose positions begin again at 0.
-        extra: dict[str, Any] = {"use_cache": True} if self._cache_name else {}
+        if self._cache_name:
+            extra: dict[str, Any] = {"use_cache": True}
+        else:
+            extra = {}
         extra |= {"position_ids": positions}
         logits = self.model(input_ids=texts, **extra).logits[:, -last:].float()
         return torch.log_softmax(logits, dim=-1)
@@ -555,8 +570,14 @@ class HuggingFaceModel(LanguageModel):
     def _transformers_logits(
         self, input_ids: Tensor, last: int, cache: Cache | NativeCache | None
     ) -> Tensor:
-        native_cache = cache if isinstance(cache, NativeCache) else None
-        extra: dict[str, Any] = {"logits_to_keep": last} if self._keeps_logits else {}
+        if isinstance(cache, NativeCache):
+            native_cache = cache
+        else:
+            native_cache = None
+        if self._keeps_logits:
+            extra: dict[str, Any] = {"logits_to_keep": last}
+        else:
+            extra = {}
         if self._cache_name:
             # Without use_cache=False, models create a native cache in every call.
             extra |= {
@@ -569,7 +590,10 @@ class HuggingFaceModel(LanguageModel):
             extra |= cache.mask_and_positions(input_ids.shape[1])
         traffic.rows += len(input_ids)
         traffic.tokens += len(input_ids) * input_ids.shape[1]
-        name = "inputs_embeds" if input_ids.is_floating_point() else "input_ids"
+        if input_ids.is_floating_point():
+            name = "inputs_embeds"
+        else:
+            name = "input_ids"
         with (
             Float32SingleQueryAttention()
             if input_ids.shape[1] == 1 and self._in_few_bits

@@ -52,7 +52,9 @@ class InContextRecordBatches:
         The record is empty for part 0 and for parts beyond the batch's records.
         """
         batch_records = self.records[batch]
-        return batch_records[part - 1] if 0 < part <= len(batch_records) else ()
+        if 0 < part <= len(batch_records):
+            return batch_records[part - 1]
+        return ()
 
     @property
     def longest_record_token_count(self) -> int:

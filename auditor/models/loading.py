@@ -128,8 +128,14 @@ def _name_adapter_base(name: str, config: PeftConfig, options: LoadingOptions) -
             "--base MODEL"
         )
     if _is_local_path(base) and not Path(base).is_dir():
-        source = "--base names" if options.base else "it was trained on"
-        hint = "" if options.base else ": give --base MODEL, where that model lies now"
+        if options.base:
+            source = "--base names"
+        else:
+            source = "it was trained on"
+        if options.base:
+            hint = ""
+        else:
+            hint = ": give --base MODEL, where that model lies now"
         raise AuditError(
             f"expected the base of the adapter {name!r} in {base!r}, which {source}; no such "
             f"folder{hint}"
@@ -173,7 +179,10 @@ def translate_load_errors(name: str, description: str, options: LoadingOptions) 
         raise AuditError(f"expected dtype in {[AUTO, *sorted(DTYPES)]}, got {options.dtype!r}")
     if _is_local_path(name) and not Path(name).is_dir():
         raise AuditError(f"expected a {description} in {name!r}: no such folder")
-    source = "" if Path(name).is_dir() else " from the hub, as no folder is called so,"
+    if Path(name).is_dir():
+        source = ""
+    else:
+        source = " from the hub, as no folder is called so,"
     with wrap_library_errors(
         f"cannot load {name!r}{source} as a Hugging Face {description} on {options.device}"
     ):

@@ -278,9 +278,14 @@ class MixedLora(nn.Module):
         if self.merged is None:
             a, b = (self.a, self.b) if parts is None else (self.a[parts], self.b[parts])
             return _add_lora_update(self.base(x), x.to(a.dtype), a, b)
-        weight = self.merged if parts is None else self.merged[parts]
+        if parts is None:
+            weight = self.merged
+        else:
+            weight = self.merged[parts]
         bias: Tensor | None = self.base.bias  # type: ignore[assignment]
-        return torch.bmm(x, weight) if bias is None else torch.baddbmm(bias, x, weight)
+        if bias is None:
+            return torch.bmm(x, weight)
+        return torch.baddbmm(bias, x, weight)
 
 
 def _add_lora_update(y: Tensor, x: Tensor, a: Tensor, b: Tensor) -> Tensor:
@@ -312,7 +317,10 @@ def _merge_lora_updates_within_memory(layers: Sequence[MixedLora]) -> None:
         <= _MERGED_BYTES
     ):
         for weight, layer in zip(weights, layers, strict=True):
-            weight_in_out = weight.T if isinstance(layer.base, nn.Linear) else weight  # (in, out)
+            if isinstance(layer.base, nn.Linear):
+                weight_in_out = weight.T
+            else:
+                weight_in_out = weight
             layer.merged = torch.baddbmm(weight_in_out, layer.a.mT, layer.b.mT)
 
 

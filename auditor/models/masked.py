@@ -77,9 +77,10 @@ class HuggingFaceMaskedModel(MaskedModel):
         self.name = name
         self.notes = notes
         head = model.get_output_embeddings()
-        self.vocab_size = (
-            int(head.weight.shape[0]) if head is not None else int(model.config.vocab_size)
-        )
+        if head is not None:
+            self.vocab_size = int(head.weight.shape[0])
+        else:
+            self.vocab_size = int(model.config.vocab_size)
         self.max_positions = max_positions(model)
         self.device = next(model.parameters()).device
         self._takes_mask = "attention_mask" in inspect.signature(model.forward).parameters

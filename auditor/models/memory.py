@@ -94,7 +94,10 @@ class BatchSizeLimit:
 
         most: maximum size. Raise the errors of `work`, including out of memory at size `least`.
         """
-        size = self.size if most is None else min(self.size, most)
+        if most is None:
+            size = self.size
+        else:
+            size = min(self.size, most)
         run_work = work
         in_new_thread = False
         while True:

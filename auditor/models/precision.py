@@ -25,7 +25,10 @@ def has_native_bfloat16(device: torch.device) -> bool:
     """Return whether the device multiplies natively in bfloat16; float32 beats emulation."""
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
-    cpu_features: Mapping[str, Any] = torch.cpu.get_capabilities() if device.type == "cpu" else {}
+    if device.type == "cpu":
+        cpu_features: Mapping[str, Any] = torch.cpu.get_capabilities()
+    else:
+        cpu_features = {}
     return bool(cpu_features.get("avx512_bf16") or cpu_features.get("amx_bf16"))
 
 
@@ -50,7 +53,9 @@ def make_head_input_contiguous(module: Any, inputs: tuple[Any, ...]) -> tuple[An
     is_small = (
         inputs[0].ndim == 3 and inputs[0].shape[1] < _ROWS and inputs[0].dtype == torch.float32
     )
-    return inputs if is_small else (inputs[0].contiguous(), *inputs[1:])
+    if is_small:
+        return inputs
+    return (inputs[0].contiguous(), *inputs[1:])
 
 
 class Float32SingleQueryAttention(TorchFunctionMode):
@@ -68,7 +73,9 @@ class Float32SingleQueryAttention(TorchFunctionMode):
 
 
 def _cast_floating_tensor(value: Any) -> Any:
-    return value.float() if isinstance(value, Tensor) and value.is_floating_point() else value
+    if isinstance(value, Tensor) and value.is_floating_point():
+        return value.float()
+    return value
 
 
 @torch.no_grad()

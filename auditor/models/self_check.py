@@ -92,7 +92,10 @@ def configure_serving(
     n_tokens = AT_LOAD if reach is None else reach
     room = min(n_tokens, model.max_positions or n_tokens)
     reached, tolerance = _checked.get(model, (0, None))
-    records = () if model in _compared_on_records else choose_compared_records(model, records, room)
+    if model in _compared_on_records:
+        records = ()
+    else:
+        records = choose_compared_records(model, records, room)
     if room <= max(reached, 1) and not records:
         return ()
     # Findings on shorter texts are tested again.
@@ -333,7 +336,10 @@ class _SelfCheckTrial:
                 self.reached = 0  # the earlier check tested another way
             self.model.served = served
             exact = self._rows_are_exact  # the error of the last way explains why none is right
-            is_exact = exact() if served == "recompute" else _self_check_holds_without_error(exact)
+            if served == "recompute":
+                is_exact = exact()
+            else:
+                is_exact = _self_check_holds_without_error(exact)
             if is_exact:
                 break
         else:

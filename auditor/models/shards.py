@@ -23,7 +23,9 @@ def find_control_adapter(folder: Path) -> Path | None:
     It was trained like a member, but on all members' records.
     """
     control = folder / WHOLE
-    return control if (control / "adapter_config.json").is_file() else None
+    if (control / "adapter_config.json").is_file():
+        return control
+    return None
 
 
 def write_ensemble_metadata(

@@ -54,7 +54,10 @@ class SharedPrefixCache:
             self._of = version
         other_text = texts[0] if len(texts) > 1 else self._last
         self._last = texts[0].clone()
-        n_cached = 0 if self._held is None else shared_prefix_length(texts, self._held[0])
+        if self._held is None:
+            n_cached = 0
+        else:
+            n_cached = shared_prefix_length(texts, self._held[0])
         count = min(
             max(n_cached, 0 if other_text is None else shared_prefix_length(texts, other_text)),
             texts.shape[1] - last,

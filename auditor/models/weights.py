@@ -84,7 +84,10 @@ def resolve_model_device(device: str) -> torch.device:
 
     Raise AuditError for a device that does not exist.
     """
-    best = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    if torch.accelerator.is_available():
+        best = torch.accelerator.current_accelerator()
+    else:
+        best = None
     if device == AUTO:
         return best or torch.device("cpu")
     try:
@@ -100,7 +103,10 @@ def resolve_model_device(device: str) -> torch.device:
     else:
         count = 0
     if (resolved.index or 0) >= count:
-        present = f"{count} of {resolved.type}" if count else "none"
+        if count:
+            present = f"{count} of {resolved.type}"
+        else:
+            present = "none"
         raise AuditError(
             f"expected {resolved} to be there for --device {device}, got a machine with {present}; "
             "--device auto takes the best that is there"
@@ -201,7 +207,10 @@ def _quantisation_scales(module: Any, weight: Any) -> dict[str, torch.Tensor]:
         return dict(state.as_dict(packed=True))
     # The first forward moves it from the weight to the layer.
     by_row = getattr(weight, "SCB", None)
-    by_row = getattr(getattr(module, "state", None), "SCB", None) if by_row is None else by_row
+    if by_row is None:
+        by_row = getattr(getattr(module, "state", None), "SCB", None)
+    else:
+        by_row = by_row
     return {} if by_row is None else {"SCB": by_row}
 
 
@@ -274,7 +283,10 @@ def refuse_missing_or_foreign_weights(
             f"but {key} is {_weight_shape_text(actual)}, not {_weight_shape_text(expected)}"
         )
     if missing:
-        foreign_phrase = f"; it has others, as {foreign[0]}" if foreign else ""
+        if foreign:
+            foreign_phrase = f"; it has others, as {foreign[0]}"
+        else:
+            foreign_phrase = ""
         raise AuditError(
             f"expected all weights of the {of} in {name!r}, but it lacks "
             f"{_format_shortened_weight_names(missing)}{foreign_phrase}"

@@ -150,7 +150,10 @@ class CorpusAttack(Attack):
         digests = [hashlib.sha256(repr(begin).encode()).hexdigest()[:8] for begin in begins]
         sampling = self.sampling()
         is_point = sampling is not None and view.decoding_in_this_setting(sampling).is_point
-        n_generations = min(self.generations, len(begins)) if is_point else self.generations
+        if is_point:
+            n_generations = min(self.generations, len(begins))
+        else:
+            n_generations = self.generations
         turns = [i % len(begins) for i in range(n_generations)]
         return [
             Query(f"generation-{i:06d}-{digests[index]}", begins[index], self.length)
@@ -248,7 +251,9 @@ class SamplingAttack(Attack):
 
 def add_required_capability(needs: tuple[str, ...], capability: str) -> tuple[str, ...]:
     """Return `needs` with this capability added, without duplicates."""
-    return needs if capability in needs else (*needs, capability)
+    if capability in needs:
+        return needs
+    return (*needs, capability)
 
 
 def rank_candidates(
@@ -259,7 +264,10 @@ def rank_candidates(
     Equal scores are ordered by descending likelihood if known, which counts only estimate, then by
     descending count, then by first draw.
     """
-    nll = [0.0] * len(score) if candidates.token_log_probs is None else candidates.nll.tolist()
+    if candidates.token_log_probs is None:
+        nll = [0.0] * len(score)
+    else:
+        nll = candidates.nll.tolist()
     keys = sorted(
         range(len(score)), key=lambda i: (-float(score[i]), nll[i], -int(candidates.counts[i]), i)
     )
@@ -279,7 +287,10 @@ def rank_candidates(
     rows = candidates.count_forward_rows()
     near = candidates.near_boundary
     if isinstance(candidates, SearchResult):  # a search reads distributions and draws no token
-        certificate = candidates.certificate if isinstance(candidates, TreeLeaves) else None
+        if isinstance(candidates, TreeLeaves):
+            certificate = candidates.certificate
+        else:
+            certificate = None
         return Guesses(query.id, guesses, len(guesses), drawn=0, rows=rows, certificate=certificate)
     return Guesses(query.id, guesses, samples, samples * query.length, near, rows)
 

@@ -79,7 +79,10 @@ def _plugin_source_files_fingerprint() -> str:
 
 def _build_plugin_class_record(cls: Any) -> dict[str, Any]:
     attributes = {name: getattr(cls, name) for name in _ATTRIBUTES if hasattr(cls, name)}
-    options = get_option_defaults(cls) if hasattr(cls, "__dataclass_fields__") else {}
+    if hasattr(cls, "__dataclass_fields__"):
+        options = get_option_defaults(cls)
+    else:
+        options = {}
     values = list_allowed_values(cls) if options else {}
     options_with_values = {
         name: (None if default is MISSING else default, values.get(name))

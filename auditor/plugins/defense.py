@@ -61,7 +61,9 @@ class TrainedModel:
 
     def notes(self) -> tuple[str, ...]:
         """Return sentences about the training that a reader must know."""
-        return self.told if self.privacy is None else self.privacy.notes()
+        if self.privacy is None:
+            return self.told
+        return self.privacy.notes()
 
 
 @dataclass(frozen=True)

@@ -248,7 +248,10 @@ def score_records(secrets: Sequence[Secret]) -> ScoredRecords:
     copies = {str(r): mask for r, mask in mask_repeat_counts(secrets).items()}
     # A record without person and document is a unit.
     units = [s.user or s.document or s.id for s in secrets]
-    unit = np.unique(units, return_inverse=True)[1] if len(set(units)) < len(units) else None
+    if len(set(units)) < len(units):
+        unit = np.unique(units, return_inverse=True)[1]
+    else:
+        unit = None
     return ScoredRecords(mask_members(secrets), copies, unit)
 
 

@@ -173,7 +173,10 @@ class View:
         """Return the effective decoding: the attack's, or ancestral if the setting requires it."""
         if self.setting.ancestral:
             return ANCESTRAL
-        forbidden = self.target.eos if sampling.eos == "masked" else ()
+        if sampling.eos == "masked":
+            forbidden = self.target.eos
+        else:
+            forbidden = ()
         return replace(sampling.decoding, forbidden=forbidden)
 
     def sample_count(self, sampling: Sampling) -> int:
@@ -195,7 +198,10 @@ class View:
 
         prompt: name of the soft prompt.
         """
-        samples = f"{self.sample_count(sampling)} x " if sampling.search == "sample" else ""
+        if sampling.search == "sample":
+            samples = f"{self.sample_count(sampling)} x "
+        else:
+            samples = ""
         return f"{samples}{self.decoding_description(sampling)}, prompt {prompt or 'none'}"
 
     def queries_within_allowance(
@@ -223,7 +229,10 @@ class View:
         name = self.sampling_recipe_name(sampling, prompt)
         cache = self._shared.setdefault(name, CandidatesOnDisk())
         queries = self.queries_within_allowance(sampling, prompt, queries)
-        prompt_rows = 0 if soft_prompt is None else len(soft_prompt)
+        if soft_prompt is None:
+            prompt_rows = 0
+        else:
+            prompt_rows = len(soft_prompt)
         rows = BatchSizeLimit(self._max_decoding_rows_in_memory(queries, prompt_rows))
         at_once = BatchSizeLimit(self.prefix_batch_size(sampling, queries, prompt_rows))
         batched = group_equal_shapes

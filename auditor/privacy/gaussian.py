@@ -246,7 +246,10 @@ def _compute_one_way_epsilon(parameters: int, first: float, second: float, delta
     slope = (second**-2 - first**-2) / 2  # of the log-ratio in the squared norm
     # L = parameters log(other / one) + slope |x|^2: L > epsilon is the upper tail of |x|^2, or for
     # slope < 0 the lower
-    tail = scipy.stats.chi2.sf if slope > 0 else scipy.stats.chi2.cdf
+    if slope > 0:
+        tail = scipy.stats.chi2.sf
+    else:
+        tail = scipy.stats.chi2.cdf
 
     # delta(epsilon) = P[L > epsilon] - e^epsilon Q[L > epsilon], L being the log-ratio (Balle and
     # Wang 2018, Theorem 5)

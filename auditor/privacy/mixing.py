@@ -85,7 +85,9 @@ def compute_member_mixing_weight(q: float, members: int) -> float:
     """
     require_unit_interval("q", q)
     members = require_count("members", members, 1)
-    return q if members == 1 else -math.expm1(members * _log1m(q)) / members
+    if members == 1:
+        return q
+    return -math.expm1(members * _log1m(q)) / members
 
 
 def compute_subset_sizes(q: float, members: int) -> Floats:
@@ -131,7 +133,10 @@ def neighbour_distributions(
     small probabilities keep their precision.
     """
     members = distributions.shape[-2]
-    n_remaining = members - 1 if adjacency == "add_remove" else members
+    if adjacency == "add_remove":
+        n_remaining = members - 1
+    else:
+        n_remaining = members
     if n_remaining:
         shares = compute_mean_member_weights(weights, q, n_remaining)
     else:
@@ -379,12 +384,16 @@ def _add_log1p(log_terms: _Terms) -> float:
     if top < 700:  # a float ends at e^709
         return math.log1p(math.fsum(map(math.exp, terms)))
     # beside e^700 the 1 is lost
-    return top if top == math.inf else top + math.log(math.fsum(math.exp(t - top) for t in terms))
+    if top == math.inf:
+        return top
+    return top + math.log(math.fsum(math.exp(t - top) for t in terms))
 
 
 def _log_expm1(x: float) -> float:
     # log(e^x - 1) = x + log(1 - e^-x): e^x itself would overflow
-    return -math.inf if x == 0 else x + math.log(-math.expm1(-x))
+    if x == 0:
+        return -math.inf
+    return x + math.log(-math.expm1(-x))
 
 
 def _log1m(x: float) -> float:

@@ -39,7 +39,10 @@ def log_ratio_moments(log_p: Tensor, log_p0: Tensor, alpha: int) -> Tensor:
     moments = log_p.new_empty(
         require_renyi_order(alpha) + 1, *log_p.shape[:-1], dtype=torch.float64
     )
-    of_chunk = _compute_moments if alpha <= _DIRECT_ORDERS else _compute_log_moments
+    if alpha <= _DIRECT_ORDERS:
+        of_chunk = _compute_moments
+    else:
+        of_chunk = _compute_log_moments
     for index in _list_distribution_chunk_slices(log_p.shape):
         private, public = (
             _broadcast_slice(distribution, index) for distribution in (log_p, log_p0)
@@ -206,7 +209,9 @@ def _log_ratio(log_p: Tensor, log_p0: Tensor) -> Tensor:
     """Return log p / p0; 0 if p = p0 = 0, inf if only p0 is 0."""
     ratio = log_p - log_p0
     dead = log_p0.isneginf()
-    return ratio.masked_fill_(dead & log_p.isneginf(), 0.0) if dead.any() else ratio
+    if dead.any():
+        return ratio.masked_fill_(dead & log_p.isneginf(), 0.0)
+    return ratio
 
 
 def _solve_weight(moments: Tensor, budget: Tensor, max_weight: float) -> Tensor:
@@ -315,7 +320,10 @@ class _ReverseDivergence:
 
     def reverse_moment_excess(self, weight: Tensor, inverse: Tensor | None = None) -> Tensor:
         """Return E x^(1 - alpha) - 1, (n,) in float64; inverse: 1 / x."""
-        inverse = self._inverse_of_mixture_ratio(weight) if inverse is None else inverse
+        if inverse is None:
+            inverse = self._inverse_of_mixture_ratio(weight)
+        else:
+            inverse = inverse
         # coefficients alpha - j, from j = alpha - 1, the highest power, down
         return weight**2 * self._mean_weighted_by_squared_excess(
             _evaluate_polynomial(inverse, range(1, self.alpha))

@@ -45,7 +45,9 @@ class Exchanges:
     @property
     def audited(self) -> tuple[Exchange, ...]:
         """Return all replies of the audited system to questions about documents."""
-        return self.attack + self.control if self.same_system else self.attack
+        if self.same_system:
+            return self.attack + self.control
+        return self.attack
 
 
 def ask_all(
@@ -120,7 +122,10 @@ def _crawl_store(
     exchanges = []
     for number in range(n_questions):
         progress("questions of the crawl", number, n_questions)
-        words = follow_ups.popleft() if follow_ups else outside[order[number % len(order)]]
+        if follow_ups:
+            words = follow_ups.popleft()
+        else:
+            words = outside[order[number % len(order)]]
         question = template.replace(WORDS, words)
         reply = system.ask(question, identity)
         exchanges.append(Exchange(-1, identity, question, reply))

@@ -114,13 +114,18 @@ def read_rag_documents(name: str, seed: int) -> RagDocuments:
 
 def _make_row(name: str, text: str, identity: str | None) -> dict[str, Any]:
     row = {"id": name, "text": text}
-    return row if identity is None else {**row, IDENTITY: identity}
+    if identity is None:
+        return row
+    return {**row, IDENTITY: identity}
 
 
 def _cut_document(where: str, text: str, row: int) -> tuple[str, str]:
     """Return the first half of a text, at most 24 words, and the rest."""
     ends = [match.end() for match in RUN.finditer(text)]
-    cut = ends[min(_HEAD, len(ends) // 2) - 1] if len(ends) > 1 else 0
+    if len(ends) > 1:
+        cut = ends[min(_HEAD, len(ends) // 2) - 1]
+    else:
+        cut = 0
     if len(split_into_words(text[cut:])) < PASSAGE:
         raise AuditError(
             f"{where}: expected at least {2 * PASSAGE} words in each document, got {len(ends)} in "
@@ -167,7 +172,10 @@ def choose_strangers(corpus: RagDocuments, seed: int) -> list[str | None]:
     ring = [names[i] for i in order.tolist()]
     strangers: list[str | None] = []
     for entry in corpus.documents:
-        start = ring.index(entry.owners[0]) + 1 if entry.owners else 0
+        if entry.owners:
+            start = ring.index(entry.owners[0]) + 1
+        else:
+            start = 0
         others = [name for name in ring[start:] + ring[:start] if name not in entry.owners]
         strangers.append(others[0] if others else None)
     return strangers

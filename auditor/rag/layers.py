@@ -384,7 +384,10 @@ class RagJudge:
 
 
 def _list_texts(exchange: Exchange, channels: Sequence[str]) -> list[str]:
-    texts = [exchange.reply.answer] if ANSWERS in channels else []
+    if ANSWERS in channels:
+        texts = [exchange.reply.answer]
+    else:
+        texts = []
     if RETRIEVED in channels:
         texts += exchange.reply.retrieved or ()
     return texts

@@ -151,7 +151,9 @@ def _list_loaded_files(place: str, revision: str | None) -> Iterator[tuple[str, 
 
 def _find_model_folder(place: str, revision: str | None) -> Path:
     folder = Path(place)
-    return folder if folder.is_dir() else _find_hub_snapshot(place, revision) or folder
+    if folder.is_dir():
+        return folder
+    return _find_hub_snapshot(place, revision) or folder
 
 
 def _list_visible_entries(folder: Path) -> list[Path]:
@@ -169,7 +171,9 @@ def _find_adapter_base(config: Path) -> str | None:
         base_name = json.loads(config.read_text(encoding="utf-8")).get("base_model_name_or_path")
     except (OSError, ValueError, AttributeError):
         return None  # no adapter; or a broken adapter, which does not load
-    return base_name if isinstance(base_name, str) and base_name else None
+    if isinstance(base_name, str) and base_name:
+        return base_name
+    return None
 
 
 def _find_hub_snapshot(name: str, revision: str | None) -> Path | None:
@@ -200,7 +204,10 @@ class _DigestCache:
         with suppress(AuditError, OSError, ValueError):
             self._path = find_cache_folder() / "weights.json"
             digests = json.loads(self._path.read_text(encoding="utf-8"))
-            self._held = digests if isinstance(digests, dict) else {}
+            if isinstance(digests, dict):
+                self._held = digests
+            else:
+                self._held = {}
         self._new = False
 
     def cached_sha256_hex(self, path: Path) -> str:

@@ -86,7 +86,10 @@ class CellJournal(Generic[Key, Record]):
             AttributeError,
             RecursionError,
         ) as error:
-            where = f"{self.path}" if number is None else f"{self.path}, line {number}"
+            if number is None:
+                where = f"{self.path}"
+            else:
+                where = f"{self.path}, line {number}"
             raise AuditError(
                 f"{where}: expected a finished secret as a run writes it, got something else; "
                 "without that line its secret is done again"

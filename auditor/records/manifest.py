@@ -40,7 +40,10 @@ class FolderEdits:
     def describe_edits(self, is_whole: bool = True) -> list[str]:
         """Return a sentence for each change. is_whole: no file may be missing, unlike in a baseline
         in CI, which keeps only two."""
-        gone = [f"{name} is gone" for name in self.gone] if is_whole else []
+        if is_whole:
+            gone = [f"{name} is gone" for name in self.gone]
+        else:
+            gone = []
         return [*(f"{name} has changed" for name in self.changed), *gone]
 
 

@@ -105,7 +105,10 @@ def _list_secret_texts(
         row_texts = {
             row: decode_added_text(decode, context, tokens) for row, tokens in tokens_by_row.items()
         }
-        prefix = decode(secret.prefix) if wording is None else wording.prefix
+        if wording is None:
+            prefix = decode(secret.prefix)
+        else:
+            prefix = wording.prefix
         pieces = (
             decode_token_texts(decode, context, secret.suffix)
             if wording is None

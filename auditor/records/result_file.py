@@ -31,7 +31,10 @@ def read_result(folder: Path) -> AuditResult:
             made_by = f"audit {tool_version} made it, this one is {__version__}; "
         else:
             made_by = ""
-        advice = "a newer audit made it, update this one" if newer else f"{made_by}re-run the audit"
+        if newer:
+            advice = "a newer audit made it, update this one"
+        else:
+            advice = f"{made_by}re-run the audit"
         raise AuditError(
             f"{path}: expected schema_version {SCHEMA_VERSION}, got {version!r}; {advice}"
         )
@@ -69,4 +72,6 @@ def creation_time(result: AuditResult, where: str) -> datetime:
             f"{where}: expected the date of the run in {RESULT}, got {result.created!r}"
         ) from None
     # `astimezone` would read a date without a zone as local time.
-    return at.astimezone(UTC) if at.tzinfo else at.replace(tzinfo=UTC)
+    if at.tzinfo:
+        return at.astimezone(UTC)
+    return at.replace(tzinfo=UTC)

@@ -55,7 +55,10 @@ class CachedServerQueries:
             handshake.answer, wire.ledger.answers.invalidation_count
         ).hex()
         contexts = [(*self.dialect.adds, *spelling.tokens(text)) for text in drift_watch.TEXTS]
-        scored = self._rescore_texts if self.dialect.scored not in (None, "forced") else None
+        if self.dialect.scored not in (None, "forced"):
+            scored = self._rescore_texts
+        else:
+            scored = None
         self.watch = ServerWatch(self._redraw_greedy_texts, scored, contexts)
         self._give_up_if_server_changed(self.watch.ask_initial_sentinels)
 
@@ -143,7 +146,10 @@ class CachedServerQueries:
             indices = missing[start : start + self.dialect.several]
             # A request has one seed, that of its first sample; the server draws the others in
             # addition.
-            seed = None if decoding == GREEDY else seeds[indices[0]]
+            if decoding == GREEDY:
+                seed = None
+            else:
+                seed = seeds[indices[0]]
             body = self.dialect.build_sampling_body(
                 self.spelling.encode_prompt(context),
                 length,
@@ -173,7 +179,10 @@ class CachedServerQueries:
     ) -> list[Any]:
         kind = self.spelling.find_withheld_kind(context, answer, length)
         parsed = self.spelling.read_sample(context, answer)
-        unclear = withheld_answers.UNCLEAR if parsed.readings else ""
+        if parsed.readings:
+            unclear = withheld_answers.UNCLEAR
+        else:
+            unclear = ""
         return [parsed.text, parsed.tokens, parsed.log_probs, kind or unclear, parsed.readings]
 
     def _settle_greedy_readings(
@@ -313,7 +322,10 @@ class CachedServerQueries:
             scores = self.dialect.parse_prompt_log_probs(answer, text, likeliest)
             if scores.tokens is not None and scores.tokens[1:] != text[1:]:
                 raise MalformedAnswer("log-probabilities of other tokens came")
-            last_unknown = len(text) - 2 if self.dialect.scored == "forced" else self.dialect.hidden
+            if self.dialect.scored == "forced":
+                last_unknown = len(text) - 2
+            else:
+                last_unknown = self.dialect.hidden
             log_probs = [
                 0.0 if i <= last_unknown else value for i, value in enumerate(scores.log_probs)
             ]

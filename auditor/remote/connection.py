@@ -237,7 +237,10 @@ class ServerConnection:
             try:
                 answer, values = self._ask_request(question.body, lambda a: (a, question.read(a)))
             except _RetryableFailure as error:
-                n_read = question.at_most if error.billed else 0
+                if error.billed:
+                    n_read = question.at_most
+                else:
+                    n_read = 0
                 ledger.answers.store_charged_answers(
                     ledger.run, ServerUsage(again=1, read=n_read), {}
                 )
@@ -329,7 +332,10 @@ class ServerConnection:
     def _make_status_error(self, error: Any) -> Exception:
         status = error.status_code
         if status in (401, 403):
-            key = f"the one in {KEY}" if os.environ.get(KEY) else f"none: set {KEY}"
+            if os.environ.get(KEY):
+                key = f"the one in {KEY}"
+            else:
+                key = f"none: set {KEY}"
             return AuditError(
                 f"expected a key that {self.url} takes, got {key} (it answers {status})"
             )
@@ -355,13 +361,18 @@ class ServerConnection:
         ) -> float:  # all requests wait in `pace` for a time named by the server
             if nobody(state):
                 return patience.first_wait
-            return 0.0 if state.outcome.exception().wait else float(jittered(state))
+            if state.outcome.exception().wait:
+                return 0.0
+            return float(jittered(state))
 
         def nobody(state: Any) -> bool:
             return state.outcome.exception().nobody and not self._answered
 
         def in_vain(state: Any) -> bool:
-            tries = min(_NOBODY, patience.tries) if nobody(state) else patience.tries
+            if nobody(state):
+                tries = min(_NOBODY, patience.tries)
+            else:
+                tries = patience.tries
             return bool(state.attempt_number >= tries)
 
         given_up: Any = in_vain  # tenacity's type names a class although any callable works
@@ -400,6 +411,12 @@ def _read_answer_usage(answer: Any, at_most: int) -> ServerUsage:
 
 def read_token_count(answer: Any, name: str) -> int | None:
     """Return `prompt_tokens` or `completion_tokens` of all samples; None if not reported."""
-    usage = answer.get("usage") if isinstance(answer, Mapping) else None
-    count = usage.get(name) if isinstance(usage, Mapping) else None
+    if isinstance(answer, Mapping):
+        usage = answer.get("usage")
+    else:
+        usage = None
+    if isinstance(usage, Mapping):
+        count = usage.get(name)
+    else:
+        count = None
     return count if isinstance(count, int) else None

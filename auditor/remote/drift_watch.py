@@ -301,7 +301,10 @@ class ServerWatch:
         return bool(_compute_upper_tail(self.differed, self.compared) <= _UNSTEADY)
 
     def _redraw_differing(self, answers: Sequence[GreedyAnswer]) -> list[tuple[GreedyAnswer, str]]:
-        pairs = list(zip(answers, self.draw(answers), strict=True)) if answers else []
+        if answers:
+            pairs = list(zip(answers, self.draw(answers), strict=True))
+        else:
+            pairs = []
         differing = [(answer, text) for answer, text in pairs if text != answer.text]
         self.compared, self.differed = self.compared + len(pairs), self.differed + len(differing)
         return differing

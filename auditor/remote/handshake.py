@@ -136,8 +136,14 @@ class _HandshakeInProgress:
         bare, special = (self._encode(TEXT, special=special) for special in (False, True))
         plain, by_text, counted = self._ask_first_question(plain)
         # Assume a prefix, like a BOS, and only if the server counts these tokens too.
-        adds = special[: len(special) - len(bare)] if counted == len(special) else ()
-        agrees = None if counted is None else counted in (len(bare), len(special))
+        if counted == len(special):
+            adds = special[: len(special) - len(bare)]
+        else:
+            adds = ()
+        if counted is None:
+            agrees = None
+        else:
+            agrees = counted in (len(bare), len(special))
         if agrees is False and (
             token := self._detect_prepended_token(plain, counted == len(bare) + 1)
         ):
@@ -246,7 +252,10 @@ class _HandshakeInProgress:
     def _writes_answer(self, tokens: Tokens, text: str) -> bool:
         """Test whether the tokens decode to the text, ignoring a first space and an end of text."""
         end = getattr(self.tokenizer, "eos_token_id", None)
-        trimmed = tokens[:-1] if tokens[-1:] == (end,) else tokens
+        if tokens[-1:] == (end,):
+            trimmed = tokens[:-1]
+        else:
+            trimmed = tokens
         texts = (decode_keeping_special_tokens(self.tokenizer, part) for part in (tokens, trimmed))
         return text.removeprefix(" ") in [candidate.removeprefix(" ") for candidate in texts]
 
@@ -387,7 +396,10 @@ class _HandshakeInProgress:
             return False
         second, log_prob = next(pair for pair in listed.likeliest[-1] if pair[0] != answer[0])
         forced = self._catch_refusal(partial(self._ask_last_log_prob, dialect, (*context, second)))
-        value = None if forced is None else forced.log_probs[-1]
+        if forced is None:
+            value = None
+        else:
+            value = forced.log_probs[-1]
         return value is not None and abs(value - log_prob) <= CLOSE
 
     def _list_scoring_dialects(
@@ -480,7 +492,9 @@ class _HandshakeInProgress:
         if plain is None or sure is None or first is None or other is None:
             return dialect, greedy
         obeyed = first.text != other.text and is_shared_prefix(sure.text, plain.text)
-        return (replace(dialect, configured=True), plain) if obeyed else (dialect, greedy)
+        if obeyed:
+            return (replace(dialect, configured=True), plain)
+        return (dialect, greedy)
 
     def _has_undistorted_log_probs(
         self, dialect: ServerDialect, context: Tokens, sample: WrittenAnswer

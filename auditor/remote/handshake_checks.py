@@ -58,7 +58,10 @@ class Handshake:
 
     @property
     def capabilities(self) -> frozenset[str]:
-        scored = {"likelihood"} if self.dialect.scored else set[str]()
+        if self.dialect.scored:
+            scored = {"likelihood"}
+        else:
+            scored = set[str]()
         ranked = {"ranks"} if self.dialect.ranked else set()
         return frozenset(
             {"draw"} | scored | ranked | ({"likeliest"} if self.dialect.likeliest else set())
@@ -92,10 +95,12 @@ class Handshake:
             )
             return f"text only ({reason})"
         more = ", with ranks" * self.dialect.ranked
-        more += (
-            f" and the {self.dialect.likeliest} likeliest beside them"
-            if self.dialect.likeliest
-            else ""
-        )
-        more += ", one request for each token" if self.dialect.scored == "forced" else ""
+        if self.dialect.likeliest:
+            more += f" and the {self.dialect.likeliest} likeliest beside them"
+        else:
+            more += ""
+        if self.dialect.scored == "forced":
+            more += ", one request for each token"
+        else:
+            more += ""
         return f"sampled tokens and log-probabilities of given tokens{more}"

@@ -46,7 +46,10 @@ class RemoteModel(LanguageModel):
         self.vocab_size = len(tokenizer)
         self.family = f"an API whose tokenizer has {self.vocab_size:,} tokens"
         room = self.handshake.room
-        self.prepended = () if self.dialect.ids else self.dialect.adds
+        if self.dialect.ids:
+            self.prepended = ()
+        else:
+            self.prepended = self.dialect.adds
         self.returns_token_ids = self.dialect.returned
         # scoring a text takes one more token after it
         self.max_positions = None if room is None else room - 1
@@ -100,7 +103,10 @@ class RemoteModel(LanguageModel):
         tokens, log_probs = self._build_answer_tensors(contexts, answers, length, likelihood)
         if decoding.temperature == 0:
             tokens = tokens.repeat_interleave(samples, 0)
-            log_probs = None if log_probs is None else log_probs.repeat_interleave(samples, 0)
+            if log_probs is None:
+                log_probs = None
+            else:
+                log_probs = log_probs.repeat_interleave(samples, 0)
         owner = torch.arange(len(contexts)).repeat_interleave(samples).unsqueeze(-1)
         # equal path: equal prefix and draws; NumPy 2.0 returns the inverse along an axis with a
         # second dimension
@@ -161,7 +167,10 @@ class RemoteModel(LanguageModel):
             raise NotApplicable(f"needs ranks of tokens; {self.name} does not give them")
         pairs = _cut_token_pairs(prefixes, suffixes)
         # llama.cpp reports a token's rank only with the likeliest tokens
-        listed = self.dialect.likeliest if self.dialect.scored == "forced" else 0
+        if self.dialect.scored == "forced":
+            listed = self.dialect.likeliest
+        else:
+            listed = 0
         scores = self.asker.score_tokens(pairs, listed)
         ranks = [
             ranks[len(prefix) :] for (prefix, _), (_, ranks, *_) in zip(pairs, scores, strict=True)
@@ -216,8 +225,14 @@ class RemoteModel(LanguageModel):
     def cost_sentences(self) -> tuple[str, ...]:
         ledger = self.asker.wire.ledger
         usage = ledger.server_usage_so_far
-        limit = "" if ledger.most is None else f" of --max-tokens-total {ledger.most:,}"
-        again = f"; {usage.again:,} attempts failed and were made again" if usage.again else ""
+        if ledger.most is None:
+            limit = ""
+        else:
+            limit = f" of --max-tokens-total {ledger.most:,}"
+        if usage.again:
+            again = f"; {usage.again:,} attempts failed and were made again"
+        else:
+            again = ""
         sentences = [
             f"this run paid for {usage.paid_token_count:,} tokens{limit} in {usage.requests:,} "
             f"requests ({usage.read:,} read, {usage.written:,} written){again}; what was answered "

@@ -171,7 +171,10 @@ class ServerDialect:
             # without ignore_eos, with which llama.cpp does not draw the end of text
             return body | {"logprobs": _ALL if listed else self.logprobs} | _IDS | _OFF
         echo = {"echo": True, "logprobs": self.logprobs}
-        body |= {"prompt_logprobs": likeliest} if self.scored == "prompt_logprobs" else echo
+        if self.scored == "prompt_logprobs":
+            body |= {"prompt_logprobs": likeliest}
+        else:
+            body |= echo
         return body | (_IDS if self.extended else {})
 
     # --- what is answered ---
@@ -187,12 +190,19 @@ class ServerDialect:
             )
         counted = read_token_count(answer, "completion_tokens")
         # servers count all samples together: single lengths are known only if all samples are full
-        length_of_sample = counted if count == 1 else length if counted == count * length else None
+        if count == 1:
+            length_of_sample = counted
+        elif counted == count * length:
+            length_of_sample = length
+        else:
+            length_of_sample = None
         samples = [
             _parse_sample_choice(choice, length_of_sample)
             for choice in sorted(choices, key=lambda choice: choice["index"])
         ]
-        return samples if self.returned else [replace(sample, tokens=None) for sample in samples]
+        if self.returned:
+            return samples
+        return [replace(sample, tokens=None) for sample in samples]
 
     def parse_prompt_log_probs(
         self, answer: Any, prompt: Tokens, likeliest: int = 0
@@ -207,7 +217,10 @@ class ServerDialect:
             scores = _parse_forced_token(choice[0], prompt, likeliest)
         else:
             # One token was requested after the prompt: it is there unless the server counts none.
-            n_drawn = 0 if read_token_count(answer, "completion_tokens") == 0 else 1
+            if read_token_count(answer, "completion_tokens") == 0:
+                n_drawn = 0
+            else:
+                n_drawn = 1
             scores = _read_echoed_log_probs(choice[0], n_drawn, self.adds[: self.hidden])
         if len(scores.log_probs) != len(prompt):
             raise MalformedAnswer(
@@ -220,7 +233,10 @@ def _parse_sample_choice(choice: Any, counted: int | None) -> WrittenAnswer:
     """Parse one sample. counted: its number of drawn tokens according to the server, or None."""
     kind = withheld_answers.read_withheld_kind(choice)
     logprobs = choice.get("logprobs")
-    text = choice.get("text", "") or "" if kind else _require_answer_field(choice, "text")
+    if kind:
+        text = choice.get("text", "") or ""
+    else:
+        text = _require_answer_field(choice, "text")
     if not isinstance(text, str):
         raise MalformedAnswer("a sample without text came")
     tokens = choice.get("token_ids")
@@ -289,7 +305,10 @@ def _parse_vllm_prompt_log_probs(choice: Any, prompt: Tokens, likeliest: int) ->
     tokens = list[int]()
     likeliest_by_place = list[tuple[tuple[int, float], ...]]()
     for place, entry in enumerate(entries):
-        scores = {} if entry is None else _parse_token_scores(entry)
+        if entry is None:
+            scores = {}
+        else:
+            scores = _parse_token_scores(entry)
         # the text's own token comes with the likeliest, unless it is one of them
         if scores and len(scores) not in (likeliest, likeliest + 1):
             raise MalformedAnswer(
@@ -297,7 +316,10 @@ def _parse_vllm_prompt_log_probs(choice: Any, prompt: Tokens, likeliest: int) ->
             )
         expected = prompt[place] if place < len(prompt) else -1
         # Else the server read another token, which vLLM lists first: its id informs the caller.
-        token = expected if expected in scores else next(iter(scores), -1)
+        if expected in scores:
+            token = expected
+        else:
+            token = next(iter(scores), -1)
         value, rank = scores.get(token, (None, None))
         log_probs.append(value)
         ranks.append(rank)
@@ -318,7 +340,10 @@ def _parse_forced_token(choice: Any, prompt: Tokens, likeliest: int) -> PromptLo
     Ranks need the list of all tokens, so they come only if likeliest tokens are requested.
     """
     logprobs = choice.get("logprobs")
-    entries = _require_answer_list(logprobs, "content") if isinstance(logprobs, Mapping) else ()
+    if isinstance(logprobs, Mapping):
+        entries = _require_answer_list(logprobs, "content")
+    else:
+        entries = ()
     if len(entries) != 1:
         raise IgnoredParameter("no log-probability of a forced token came")
     log_probs: dict[int, float] = {}
@@ -363,7 +388,10 @@ def _read_echoed_log_probs(choice: Any, n_sampled: int, hidden: Tokens) -> Promp
     values = values[: len(values) - n_sampled]
     log_probs = tuple(None if value is None else _parse_log_prob(value) for value in values)
     tokens = _parse_token_names(logprobs.get("tokens"))
-    tokens = None if tokens is None else (*hidden, *tokens[: len(values)])
+    if tokens is None:
+        tokens = None
+    else:
+        tokens = (*hidden, *tokens[: len(values)])
     return PromptLogProbs((*[None] * len(hidden), *log_probs), None, tokens)
 
 

@@ -107,7 +107,9 @@ class TokenTextCodec:
         # space.
         line = self.tokens("\n")
         line_tokens = self.tokens(f"\n{text}")
-        return line_tokens[len(line) :] if line_tokens[: len(line)] == line else self.tokens(text)
+        if line_tokens[: len(line)] == line:
+            return line_tokens[len(line) :]
+        return self.tokens(text)
 
     def continues_reading(self, reading: Tokens, rest: str) -> bool:
         """Test whether `rest` continues `reading` after its first token, ignoring outer spaces.
@@ -125,7 +127,10 @@ class TokenTextCodec:
         prompt = "" if self.dialect.ids else self.text(context)
         if prompt.startswith("\ufffd") or prompt.endswith("\ufffd"):
             return withheld_answers.SPLIT
-        text_drawn = answer.spelled if answer.tokens is None else self.text(answer.tokens)
+        if answer.tokens is None:
+            text_drawn = answer.spelled
+        else:
+            text_drawn = self.text(answer.tokens)
         if kind := withheld_answers.detect_withheld_kind(
             answer.text, self.text(context), text_drawn
         ):
@@ -134,14 +139,19 @@ class TokenTextCodec:
             short = answer.drawn < length
         else:  # the server counts nothing
             n_read = len(self.read_sample(context, answer).tokens or ())
-            short = n_read < length if answer.ended else n_read * _READ_AS_FEWER < length
+            if answer.ended:
+                short = n_read < length
+            else:
+                short = n_read * _READ_AS_FEWER < length
         if not short:
             return ""
         # vLLM obeys ignore_eos
         continues = self.dialect.extended and self.dialect.scored == "prompt_logprobs"
         if continues or not answer.ended:
             return withheld_answers.CUT
-        return withheld_answers.ENDED if answer.text else withheld_answers.EMPTY
+        if answer.text:
+            return withheld_answers.ENDED
+        return withheld_answers.EMPTY
 
 
 def _has_counted_length(tokens: Tokens, answer: WrittenAnswer) -> bool:

@@ -115,8 +115,13 @@ def detect_withheld_kind(text: str, before: str, sampled: str | None) -> str:
     if _STOCK.search(text[:_BEGINS].replace("\u2019", "'")):
         return REFUSED
     marks = {match.group() for match in _MARK.finditer(text)}
-    known_text = before if sampled is None else before + sampled
-    return REDACTED if any(mark not in known_text for mark in marks) else ""
+    if sampled is None:
+        known_text = before
+    else:
+        known_text = before + sampled
+    if any(mark not in known_text for mark in marks):
+        return REDACTED
+    return ""
 
 
 def format_withheld_answers(counts: Mapping[str, int]) -> str:

@@ -40,7 +40,9 @@ def list_boundary_remarks(guesses: Sequence[Guesses]) -> tuple[str, ...]:
     # machine.
     n_near = sum(g.near_boundary for g in guesses)
     n_draws = sum(g.drawn for g in guesses)
-    return (f"{n_near} of {n_draws} draws lay within 1e-6 of a CDF boundary",) if n_near else ()
+    if n_near:
+        return (f"{n_near} of {n_draws} draws lay within 1e-6 of a CDF boundary",)
+    return ()
 
 
 def list_subset_remarks(attacked: Sequence[Secret], benchmark: Benchmark) -> tuple[str, ...]:

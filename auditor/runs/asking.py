@@ -134,7 +134,9 @@ def ask_worst_first(
             n_measured = n_asked
             publish(result)
             reserve = _RESERVE * (time.perf_counter() - start)
-    return result if result is not None and n_measured == n_asked else measure(narrowed(n_asked))
+    if result is not None and n_measured == n_asked:
+        return result
+    return measure(narrowed(n_asked))
 
 
 def order_units(benchmark: Benchmark) -> list[Unit]:
@@ -359,7 +361,9 @@ def _list_probed_references(audit: Audit, place: Workplace, target: Target) -> l
     asks = any(
         isinstance(method, Probe) and method.without_reference for method in audit.selection.methods
     )
-    return [reference] if asks and reference is not None else []
+    if asks and reference is not None:
+        return [reference]
+    return []
 
 
 def _read_ahead(model: LanguageModel, secrets: Sequence[Secret], whole_texts: bool) -> None:

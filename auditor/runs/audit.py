@@ -227,7 +227,9 @@ class Audit(RunContext):
         token."""
         key = {**self.site.subject, "prefix_token": self.prefix_token.tokens}
         # A check queries more and more secrets: answers about a smaller set are not shared.
-        return {**key, "asked": tuple(self.secrets_by_id)} if self.population else key
+        if self.population:
+            return {**key, "asked": tuple(self.secrets_by_id)}
+        return key
 
     def build_attack_corpus(self, attack: CorpusAttack) -> TrainingCorpus:
         """Return the texts to compare the attack's generations with. Raise AuditError if an n-gram
@@ -265,7 +267,10 @@ class Audit(RunContext):
             if state is None:
                 # The key holds all inputs of the state. A defense may depend on the number of draws
                 # of its row: another number is another model to tune on.
-                queries = target.scenario.queries if target.scenario else None
+                if target.scenario:
+                    queries = target.scenario.queries
+                else:
+                    queries = None
                 settings = [
                     self.seed,
                     self.data_fields_of_plan.known_limit,

@@ -96,11 +96,10 @@ class CellWork(Generic[Asked, Answer]):
         n_known = len(draws)
         method = place.scene.selection.methods_by_name[self.key.attack]
         inputs: Any = items  # secrets of a probe, queries of an attack
-        answers: Iterator[Any] = (
-            method.observe_secrets(view, inputs)
-            if isinstance(method, Probe)
-            else method.guess(view, self.state, inputs)
-        )
+        if isinstance(method, Probe):
+            answers: Iterator[Any] = method.observe_secrets(view, inputs)
+        else:
+            answers = method.guess(view, self.state, inputs)
         for batch in batch_finished_secrets(answers, _AT_ONCE):
             now = time.perf_counter()
             # A dict keeps its order: the draws since the last batch follow the first `n_known`

@@ -374,9 +374,10 @@ class ProbeCell(Cell):
         claim = target.claim
         # A probe of the claim reads `uncharged_token_count`: the attacks' draws in excess of the
         # charge to the claim.
-        target.spending.meter.spent = (
-            claim.spent_queries if claim else target.spending.meter.drawn_token_count
-        )
+        if claim:
+            target.spending.meter.spent = claim.spent_queries
+        else:
+            target.spending.meter.spent = target.spending.meter.drawn_token_count
         secrets, observations = self._observe_secrets(candidates)
         measurements = tuple(probe.measurements(secrets, observations))
         self.collector.collect_probe_observations(
@@ -408,7 +409,10 @@ class ProbeCell(Cell):
         # Computed once: by an earlier run of the sweep, by the resumed run, or now. `facts` is
         # updated in place, like `seen_before` below: all these runs share both dicts. Facts of a
         # part do not hold for a larger part.
-        saved_facts = {} if self.audit.population else facts or folder.read_probe_facts(self.key)
+        if self.audit.population:
+            saved_facts = {}
+        else:
+            saved_facts = facts or folder.read_probe_facts(self.key)
         facts |= saved_facts or probe.facts(self.view, secrets, values)
         folder.save_probe_facts(self.key, facts)
         observations = probe.add_joint_values(secrets, values)

@@ -60,8 +60,14 @@ def build_cause_chain(
     for chain_row in chain_rows:
         waiting.append(chain_row)
         if chain_row.target in rows:
-            moved = minus(chain_row.target, at) if chain_row.target != at else None
-            note = "" if moved else f"the {at} target is that row"
+            if chain_row.target != at:
+                moved = minus(chain_row.target, at)
+            else:
+                moved = None
+            if moved:
+                note = ""
+            else:
+                note = f"the {at} target is that row"
             if moved and len(waiting) > 1:  # several causes in a step
                 note = f"not separated, for want of {_format_missing_rows(waiting[:-1])}"
             steps.append(ChainStep(_group_changes(waiting), at, chain_row.target, moved, note))

@@ -109,7 +109,10 @@ def run_cost_estimate_table(estimate: CostEstimate) -> RowTable:
     """Return the estimate as a table."""
     time = phrases.format_duration(estimate.seconds)
     peak = phrases.format_memory(estimate.estimated_peak_memory_bytes / 1e6)
-    about = "at least" if estimate.parts_without_estimate else "about"
+    if estimate.parts_without_estimate:
+        about = "at least"
+    else:
+        about = "about"
     note = (
         f"{about} {time} until the last record is asked, {peak} of memory at most; worked out from "
     )

@@ -447,13 +447,12 @@ class _RunPartTimer:
 
 def _compute_attempt_cost(step: TimedPart, n: int, device: torch.device) -> RunPartCost:
     """Run a part on n texts and return its cost. n = 0: no time is left for a query."""
-    skipped = (
-        "nothing to ask"
-        if not step.of
-        else ""
-        if n
-        else f"not asked: the {PROBE:g} seconds were over"
-    )
+    if not step.of:
+        skipped = "nothing to ask"
+    elif n:
+        skipped = ""
+    else:
+        skipped = f"not asked: the {PROBE:g} seconds were over"
     if reason := step.why or skipped:
         return RunPartCost(step.name, step.of, memory=0.0, seconds=0.0, why=reason)
     # The counters of `traffic` are global to the process.

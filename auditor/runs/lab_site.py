@@ -127,11 +127,16 @@ class LabSite(Site):
         return replace(self.mitigated_model or TrainedModel(self.model, None), told=())
 
     def notes_on_models(self) -> tuple[str, ...]:
-        return () if self.mitigated_model is None else self.mitigated_model.told
+        if self.mitigated_model is None:
+            return ()
+        return self.mitigated_model.told
 
     @property
     def undefended_model_description(self) -> str:
-        instead = f", by {self.mitigation.name} instead of plainly" if self.mitigation else ""
+        if self.mitigation:
+            instead = f", by {self.mitigation.name} instead of plainly"
+        else:
+            instead = ""
         return f"the lab's target: the public model fine-tuned on private text{instead}"
 
     def model_before_or_retrained(self, kind: str) -> LanguageModel:
@@ -185,7 +190,10 @@ class LabSite(Site):
             )
         if isinstance(defense, Trainer):
             return seconds["public"] + self.lab.training_seconds_of_trainer(defense)
-        single_adapter = "target" if self.recipe.is_target_trained_like_members else "whole"
+        if self.recipe.is_target_trained_like_members:
+            single_adapter = "target"
+        else:
+            single_adapter = "whole"
         parts = {"public": "public", "ensemble": "ensemble", "whole": single_adapter}
         return sum(seconds[part] for need, part in parts.items() if need in defense.needs)
 

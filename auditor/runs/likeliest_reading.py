@@ -83,7 +83,10 @@ def is_choice_clear(
     would not reveal such a difference.
     """
     other_readings = [reading for reading in nll if reading != best]
-    comparisons = 0.5 if hurried else looks * len(other_readings)
+    if hurried:
+        comparisons = 0.5
+    else:
+        comparisons = looks * len(other_readings)
     return all(
         bound_mean_gain(nll[alternative] - nll[best] + margin, comparisons) > 0
         for alternative in other_readings

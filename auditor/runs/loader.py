@@ -134,7 +134,10 @@ class ModelLoader:
     def _resolve_form(self, place: str) -> tuple[Provider, RequestedModel]:
         provider, name = registry.resolve_model_provider(place, {})
         tokenizer = self.target.tokenizer or str(self.target.model)
-        tokenizer_option = tokenizer if "tokenizer" in provider.takes else None
+        if "tokenizer" in provider.takes:
+            tokenizer_option = tokenizer
+        else:
+            tokenizer_option = None
         return provider, RequestedModel(
             name,
             self.loading.for_companion_model(),

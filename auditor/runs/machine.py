@@ -62,7 +62,10 @@ def _format_current_commit() -> str:
     filters = _run_git_without_hooks(
         "config", "--name-only", "--get-regexp", r"^filter\..*\.(clean|smudge|process|required)$"
     )
-    names = filters.stdout.split("\n") if filters is not None else []
+    if filters is not None:
+        names = filters.stdout.split("\n")
+    else:
+        names = []
     off = [f"{name}={'false' if name.endswith('required') else ''}" for name in names if name]
     changed = _run_git_without_hooks(
         "diff",

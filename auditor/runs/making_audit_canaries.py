@@ -53,7 +53,10 @@ def make_audit_canaries(request: CanaryRequest) -> AuditCanaryManifest:
             )
         if not is_given and request.kind in kinds and flag != "temperature":
             raise AuditError(f"expected --{flag} beside --kind {request.kind}, got none")
-    seed = audit_canaries.draw_canary_seed() if request.seed is None else request.seed
+    if request.seed is None:
+        seed = audit_canaries.draw_canary_seed()
+    else:
+        seed = request.seed
     texts = audit_canaries.make_audit_canary_texts(
         request.kind,
         request.count,

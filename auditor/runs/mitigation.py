@@ -126,7 +126,9 @@ class Mitigation:
     @property
     def training_records_file(self) -> str:
         """Return the training data file of a model outside the lab."""
-        return self.recipe.data if self.recipe else self.asked.data or str(self.plan.data.data)
+        if self.recipe:
+            return self.recipe.data
+        return self.asked.data or str(self.plan.data.data)
 
     def configuration(self) -> dict[str, Any]:
         """Return the output folder's configuration; other configurations are refused."""
@@ -226,7 +228,10 @@ def _parse_mitigation(request: MitigationOptions) -> tuple[str, dict[str, Any]]:
         build_plugin("mitigation", known, name, {})  # refuses it, with the nearest name
     main = known[name].main
     if colon and not (main and value):
-        takes = f"as {name}:{main.upper()}" if main else f"as {name} alone: it has no main option"
+        if main:
+            takes = f"as {name}:{main.upper()}"
+        else:
+            takes = f"as {name} alone: it has no main option"
         raise AuditError(f"expected --by {takes}, got {request.by}")
     options = {**({main: value} if colon else {}), **request.options}
     if "listed" in get_option_defaults(known[name]) and not {main, "listed"} & set(options):

@@ -94,7 +94,10 @@ def _load_record_benchmark(
         **{name: getattr(plan, name) for name in _OF_ALL_KINDS},
     }
     benchmark: Benchmark
-    context = None if model.max_positions is None else model.max_positions - soft_prompt_rows
+    if model.max_positions is None:
+        context = None
+    else:
+        context = model.max_positions - soft_prompt_rows
     if context is not None and context <= LEAST_PREFIX + LEAST_SUFFIX:
         # The soft prompt, not the rows, is too long: the run refuses it by name.
         context = model.max_positions

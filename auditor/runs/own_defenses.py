@@ -45,8 +45,14 @@ def check_controls_trained_like_defense(defense: Defense) -> None:
     """Raise AuditError, with the difference, for a control trained differently from its defense."""
     promise = promises.read_privacy_record(Path(defense.model_folder))
     for control in (cause.row for cause in defense.cause_chain()):
-        folder = "" if control is None else control.model_folder
-        record = promises.read_privacy_record(Path(folder)) if folder else None
+        if control is None:
+            folder = ""
+        else:
+            folder = control.model_folder
+        if folder:
+            record = promises.read_privacy_record(Path(folder))
+        else:
+            record = None
         if promise is None or record is None:
             continue  # `load_trained_defense` refuses a folder of another training
         for setting, expected, other in promises.list_training_differences(promise, record):

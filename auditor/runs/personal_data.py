@@ -43,13 +43,22 @@ class PersonalDataOfSecrets:
             secret = secrets[answer.secret]
             # The right tokens contain all data, even if they decode to a different text.
             right = answer.ranked[0].suffix == secret.suffix
-            text = "" if right else _decode_suffix(secret.prefix, answer.ranked[0].suffix, decode)
+            if right:
+                text = ""
+            else:
+                text = _decode_suffix(secret.prefix, answer.ranked[0].suffix, decode)
             hits_by_kind: dict[str, list[bool]] = {}
             # Match guess and record alike: a complete word, or a part if the record has only parts.
-            record = _decode_whole_text(secret.wording) if secret.wording else None
+            if secret.wording:
+                record = _decode_whole_text(secret.wording)
+            else:
+                record = None
             for kind, string in self.of[answer.secret]:
                 is_word = record is None or is_whole_word_somewhere(string, record)
-                stated = is_whole_word_somewhere(string, text) if is_word else string in text
+                if is_word:
+                    stated = is_whole_word_somewhere(string, text)
+                else:
+                    stated = string in text
                 hits_by_kind.setdefault(kind, []).append(right or stated)
             for kind, is_extracted in hits_by_kind.items():
                 share_by_kind.setdefault(kind, {})[answer.secret] = sum(is_extracted) / len(
@@ -103,7 +112,10 @@ def find_personal_data(benchmark: Benchmark, regions: Sequence[str] = ()) -> Per
             if id not in members:
                 if fate != "members":
                     continue  # "held" or "cut" count only for members
-                fate = "trained" if text in trained else "nonmembers"
+                if text in trained:
+                    fate = "trained"
+                else:
+                    fate = "nonmembers"
             if fate in ("members", "nonmembers"):
                 marks.append((kind, text))
             counts.setdefault(kind, Counter())[fate] += 1

@@ -91,7 +91,10 @@ class PrefixedModel(WrappingModel):
     def read_ahead(
         self, texts: Sequence[Tokens], last: Sequence[int], begun: Sequence[int] | None = None
     ) -> None:
-        starts = None if begun is None else [len(self.prefix_token) + begin for begin in begun]
+        if begun is None:
+            starts = None
+        else:
+            starts = [len(self.prefix_token) + begin for begin in begun]
         self.model.read_ahead([(*self.prefix_token, *text) for text in texts], last, starts)
 
     def log_probs_at_positions(self, texts: Tensor, positions: Tensor, last: int) -> Tensor | None:
@@ -135,7 +138,9 @@ class PrefixedModel(WrappingModel):
 
 def wrap_prefixed_model(model: LanguageModel, prefix_token: Tokens) -> LanguageModel:
     """Return the model with the prefix token; the unwrapped model if the token is empty."""
-    return PrefixedModel(model, prefix_token) if prefix_token else model
+    if prefix_token:
+        return PrefixedModel(model, prefix_token)
+    return model
 
 
 # --- the choice
@@ -221,14 +226,20 @@ def _choose_likeliest_prefix_token(
     hurried: bool = False,
 ) -> PrefixToken:
     words, prefix_tokens = model.tokenizer, _list_prefix_candidates(model, framed)
-    room = math.inf if model.max_positions is None else model.max_positions
+    if model.max_positions is None:
+        room = math.inf
+    else:
+        room = model.max_positions
     # Never empty: the empty prefix token always has room.
     default, *_ = candidates = [
         prefix_token
         for prefix_token in prefix_tokens
         if len(prefix_token) + longest <= room or not prefix_token
     ]
-    basis = "the chat template's" if framed else "tokenizer default"
+    if framed:
+        basis = "the chat template's"
+    else:
+        basis = "tokenizer default"
     if words is None:
         basis = "there is no tokenizer to put another"
     if default != prefix_tokens[0]:
@@ -266,7 +277,10 @@ def _choose_likeliest_prefix_token(
         for prefix_token, mean in means.items()
         if prefix_token != best
     )
-    reason_text = basis if best == default else f"the most likely of the {len(nll)} tried"
+    if best == default:
+        reason_text = basis
+    else:
+        reason_text = f"the most likely of the {len(nll)} tried"
     rivals_text = f"; {rivals}" if rivals else ""
     measured = (
         f"mean loss of {len(nll[best])} {description} with it: {means[best]} nats a token"
@@ -296,7 +310,10 @@ def parse_prefix_token(text: str, model: LanguageModel) -> Tokens:
     if text in _SPECIAL:
         token = _find_special_token(text, model)
         if token is None:
-            source = "configuration" if model.tokenizer is None else "tokenizer"
+            if model.tokenizer is None:
+                source = "configuration"
+            else:
+                source = "tokenizer"
             raise AuditError(
                 f"expected --prefix-token {text} to be a token of {model.name}, but its {source} "
                 "names none"

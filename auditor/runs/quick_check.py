@@ -148,7 +148,10 @@ def _select_answerable_methods(plan: Plan, site: Site) -> tuple[Plan, Limits]:
     only = " and ".join(
         f"{name} ({known[name].measures})" for name in substitutes if name not in unusable
     )
-    is_tested = f"tested only by {only}" if only else "not tested"
+    if only:
+        is_tested = f"tested only by {only}"
+    else:
+        is_tested = "not tested"
     for name in plan.attacks.attack:
         least = known[name].least_nonmembers
         if name in unusable:

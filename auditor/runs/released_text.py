@@ -152,7 +152,10 @@ def read_released_text(plan: Plan, text: Path) -> ReleasedText:
             "--audit), got those for exposure, which takes a model's probabilities"
         )
     row_texts = released_passages.read_row_texts("OUT", str(text))[1]
-    canary_texts = [canary.text for canary in manifest.canaries] if manifest else []
+    if manifest:
+        canary_texts = [canary.text for canary in manifest.canaries]
+    else:
+        canary_texts = []
     records, notes = released_passages.read_released_records(data, nonmembers, words, canary_texts)
     counts = Counter(record.member for record in records)
     for member, flag in ((True, "--data"), (False, "--nonmembers")):
@@ -394,7 +397,10 @@ def _measure_personal_data(
 
     A string of both members and non-members does not count: its source is ambiguous.
     """
-    recognisers = pii.PiiRecognisers() if pii.has_pii_packages() else None
+    if pii.has_pii_packages():
+        recognisers = pii.PiiRecognisers()
+    else:
+        recognisers = None
     spans_of_records = [
         pii.find_pii_spans(record.text, record.marks, recognisers) for record in records
     ]

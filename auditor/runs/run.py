@@ -145,7 +145,10 @@ def _measure_audit(
         rendered_plan = plan.with_fields(template=form.template, date=form.day)
     worker_site = WorkerSite(rendered_plan, counted=dict(site.benchmark.counted_tables))
     # After all loading and pinning: each worker must read the same inputs.
-    fingerprints = fingerprint_inputs(plan, site) if engine.workers else {}
+    if engine.workers:
+        fingerprints = fingerprint_inputs(plan, site)
+    else:
+        fingerprints = {}
     engine.set_work_context(
         workplace, WorkerWorkplace(worker_site, audit.prefix_token, fingerprints)
     )
@@ -267,7 +270,10 @@ def _measure_greedy_recall(
     """Return members' greedy recall by repeat count, and non-members' greedy recall (None if no
     member is recalled)."""
     secrets = audit.benchmark.secrets
-    guesses = list_greedy_guesses(audit, target) if audit.population else {}
+    if audit.population:
+        guesses = list_greedy_guesses(audit, target)
+    else:
+        guesses = {}
 
     def given() -> tuple[dict[str, Measurement], Measurement | None]:
         recall = measure_repeat_recall(target.model, secrets, guesses)
@@ -292,7 +298,10 @@ def _measure_greedy_recall(
 def _check_engine_can_serve_plan(plan: Plan, site: Site) -> None:
     served = site.is_model_asked_over_network or any("://" in form for form in plan.target.forms)
     if plan.compute.engine != "local" and (plan.objects or served):
-        subject = format_python_objects(plan.objects) if plan.objects else "a model behind an API"
+        if plan.objects:
+            subject = format_python_objects(plan.objects)
+        else:
+            subject = "a model behind an API"
         raise AuditError(
             "expected all by name with --engine ray, as each worker loads it, and the model as a "
             f"folder or a hub id, got {subject}"

@@ -228,9 +228,10 @@ def measure_true_token_likelihoods(audit: Audit, target: Target) -> RowValuesByS
     """
     folder = audit.folder
     size = audit.batch_size
-    rows: Mapping[str, TokenLogProbs] = (
-        {} if target.companion else folder.tokens.finished_secrets(target.name)
-    )
+    if target.companion:
+        rows: Mapping[str, TokenLogProbs] = {}
+    else:
+        rows = folder.tokens.finished_secrets(target.name)
     companion_means: dict[str, float] = {}
     for batch in batch_suffix_log_probs(
         target, [s for s in target.secrets if s.member and s.id not in rows], size

@@ -92,7 +92,9 @@ class PluginSelection:
     def list_row_settings(self, companion: bool) -> tuple[Setting, ...]:
         """Return the settings of a row. companion: a control, which needs only the strongest
         attacker."""
-        return self.settings[-1:] if companion else self.settings
+        if companion:
+            return self.settings[-1:]
+        return self.settings
 
     def list_cell_keys(self) -> list[CellKey]:
         """List the run's cells in order."""
@@ -257,7 +259,10 @@ def _build_plugins(
         if (instance := objects.get(f"{kind} {name}")) is not None:
             chosen.append(instance)
             continue
-        fields = list(get_option_defaults(known[name])) if name in known else []
+        if name in known:
+            fields = list(get_option_defaults(known[name]))
+        else:
+            fields = []
         values = merge_plugin_options(name, options, defaults.get(name, {}), fields)
         chosen.append(build_plugin(kind, known, name, values))
     return chosen

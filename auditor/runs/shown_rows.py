@@ -42,7 +42,10 @@ def list_defense_rows(
             displayed.append(control)
             names = {row.name for row in rows} | {item.name for item in defenses}
             is_unused = control.name not in names
-            name = control.name if is_unused else f"{control.name}-of-{defense.name}"
+            if is_unused:
+                name = control.name
+            else:
+                name = f"{control.name}-of-{defense.name}"
             title = get_plugin_title(type(control)) + (
                 "" if is_unused else f" (of {get_plugin_title(type(defense))})"
             )

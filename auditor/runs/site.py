@@ -88,7 +88,9 @@ class SiteModels:
     @property
     def attacked_adapter_base_name(self) -> str:
         """Name the base model of an attacked adapter; "" for a complete model."""
-        return "" if self._adapter_base_and_revision is None else self._adapter_base_and_revision[0]
+        if self._adapter_base_and_revision is None:
+            return ""
+        return self._adapter_base_and_revision[0]
 
     @property
     def names_reference_model(self) -> bool:
@@ -161,7 +163,9 @@ class SiteModels:
             or self.public_model is not None
             or self._adapter_base_and_revision is None
         ):
-            return None if self.target.reference == NONE else self.public_model
+            if self.target.reference == NONE:
+                return None
+            return self.public_model
         # Load the attacked model first, so that its failure is reported under its role.
         size = self.model.vocab_size
         name, revision = self._adapter_base_and_revision
@@ -178,7 +182,9 @@ class SiteModels:
             return None
         recorded = read_adapter_base(self.target.model)
         base = self.models.loading.base
-        return recorded if recorded is None or base is None else (base, None)
+        if recorded is None or base is None:
+            return recorded
+        return (base, None)
 
     def notes_on_models(self) -> tuple[str, ...]:
         """List sentences on the models for a reader."""
@@ -203,7 +209,10 @@ class SiteModels:
         Raise AuditError for a model of another family or vocabulary, and for the attacked model
         itself.
         """
-        name = self.target.before if kind == "before" else self.target.retrained
+        if kind == "before":
+            name = self.target.before
+        else:
+            name = self.target.retrained
         target = self.model
         folder = Path(str(name))
         if (
@@ -272,12 +281,16 @@ class Site(SiteModels):
     @property
     def default_attack_options(self) -> Mapping[str, Mapping[str, Any]]:
         """Return default options of attacks by name, sized to this site."""
-        return Lab.attack_defaults if self.attack_plan.sizes == "lab" else {}
+        if self.attack_plan.sizes == "lab":
+            return Lab.attack_defaults
+        return {}
 
     @property
     def default_defense_options(self) -> Mapping[str, Mapping[str, Any]]:
         """Return default options of defenses by name, sized to this site."""
-        return Lab.defense_defaults if self.attack_plan.sizes == "lab" else {}
+        if self.attack_plan.sizes == "lab":
+            return Lab.defense_defaults
+        return {}
 
     def attach_run_folder(self, folder: RunFolder) -> None:
         """Attach the run folder. Call this before loading anything."""

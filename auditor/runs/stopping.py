@@ -70,7 +70,9 @@ class StoppingRule:
                 interval is not None
                 and max(interval.value - interval.low, interval.high - interval.value) <= width
             )
-            return f"until {metric} ± {100 * width:g}%" if narrow else ""
+            if narrow:
+                return f"until {metric} ± {100 * width:g}%"
+            return ""
         verdicts = [self._format_rule_verdict(rule, row) for rule in self.rules]
         if all(verdicts):
             return "; ".join(f"until '{r}' {v}" for r, v in zip(self.rules, verdicts, strict=True))
@@ -98,7 +100,11 @@ class StoppingRule:
         else:
             failed = evidence.low(self.level) > rule.limit
             passed = evidence.high(LEVEL) <= rule.limit
-        return "failed" if failed else "was held" if passed else ""
+        if failed:
+            return "failed"
+        if passed:
+            return "was held"
+        return ""
 
     def ask_randomly(
         self, items: Sequence[Item], seed: int, ask: Ask[Item], count_seen: Seen[Item]
@@ -203,7 +209,10 @@ def build_stopping_rules(
             _is_stopping_metric(selection.methods_by_name[row.attack], rule.metric)
             for rule in rules
         ):
-            base_row = None if base is None else base.outcomes.get(row)
+            if base is None:
+                base_row = None
+            else:
+                base_row = base.outcomes.get(row)
             rules_by_row[row] = StoppingRule(None, rules, level, base_row, policy.require)
     if not rules_by_row:
         rule_names = ", ".join(f"'{rule}'" for rule in policy.rules)

@@ -30,7 +30,10 @@ def check_plan_allows_submission(
     if submission is None:
         return
     if data.data is None or not has_extraction_arrays(Path(data.data)):
-        got = "the built-in lab" if data.data is None else repr(data.data)
+        if data.data is None:
+            got = "the built-in lab"
+        else:
+            got = repr(data.data)
         raise AuditError(
             f"--submission goes with a --data folder of LM-Extraction arrays, got {got}"
         )
@@ -46,7 +49,10 @@ def check_plan_allows_submission(
         )
     path = Path(submission)
     if path.is_dir() or not os.access(path.parent, os.W_OK):
-        got = "a folder" if path.is_dir() else "one in no folder of yours"
+        if path.is_dir():
+            got = "a folder"
+        else:
+            got = "one in no folder of yours"
         raise AuditError(
             f"expected --submission to be a file that can be written, got {got}: {submission!r}"
         )

@@ -48,7 +48,9 @@ class TokenSpending:
 
     @property
     def milliseconds_per_token(self) -> float | None:
-        return 1000 * self.seconds / self.drawn if self.drawn else None
+        if self.drawn:
+            return 1000 * self.seconds / self.drawn
+        return None
 
 
 @dataclass
@@ -91,7 +93,9 @@ class Target:
 
     @cached_property
     def lot_number_by_secret(self) -> Mapping[str, int]:
-        return self.defense.budget_lots(self.scenario) if self.defense and self.scenario else {}
+        if self.defense and self.scenario:
+            return self.defense.budget_lots(self.scenario)
+        return {}
 
     @property
     def claim(self) -> Claim | None:
@@ -127,7 +131,9 @@ class Target:
         return False, "gradients, log-probabilities, the attack's own decoding"
 
     def list_defense_remarks(self) -> tuple[str, ...]:
-        return self.defense.remarks(self.scenario) if self.defense and self.scenario else ()
+        if self.defense and self.scenario:
+            return self.defense.remarks(self.scenario)
+        return ()
 
     # --- the record ---
 

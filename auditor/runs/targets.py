@@ -59,7 +59,9 @@ class Targets:
     def find_or_build_target(self, name: str) -> Target:
         """Return the target of this name. A target with a defense is rebuilt."""
         rows = {row.name: row for row in self.scene.selection.rows}
-        return self.undefended if name == UNDEFENDED else self.build_row_target(rows[name])
+        if name == UNDEFENDED:
+            return self.undefended
+        return self.build_row_target(rows[name])
 
     def build_row_target(self, row: ShownRow) -> Target:
         # Time the scenario too: in the lab it trains the defense's models.
@@ -89,7 +91,10 @@ class Targets:
         ensemble; an ensemble of few members, by the defense's count, has no limit.
         """
         benchmark = self.scene.benchmark
-        usual = benchmark.ensemble_limit if defense.required_member_count is None else None
+        if defense.required_member_count is None:
+            usual = benchmark.ensemble_limit
+        else:
+            usual = None
         limit = self.scene.defenses.ensemble_limit or usual
         if limit is None or not {"ensemble", "records"} & set(defense.needs):
             return benchmark.secrets
@@ -110,17 +115,32 @@ class Targets:
             for query in list_attack_queries(view, attack, attacked)
         )
         length = max((*lengths, *(len(secret.suffix) for secret in attacked)), default=1)
-        ensemble = site.ensemble_served_by_defense(defense) if "ensemble" in defense.needs else None
-        trained = site.model_trained_by_defense(defense) if "trained" in defense.needs else None
+        if "ensemble" in defense.needs:
+            ensemble = site.ensemble_served_by_defense(defense)
+        else:
+            ensemble = None
+        if "trained" in defense.needs:
+            trained = site.model_trained_by_defense(defense)
+        else:
+            trained = None
         if trained is not None:
             scene.check_models_self_consistent([trained.model])
-        control = site.control_adapter_of_ensemble(defense) if "whole" in defense.needs else None
+        if "whole" in defense.needs:
+            control = site.control_adapter_of_ensemble(defense)
+        else:
+            control = None
         if "records" in defense.needs:
             prompts = tuple(_build_prompt(secret, scene.prefix_token.tokens) for secret in attacked)
         else:
             prompts = ()
-        corpus = _list_distinct_texts(scene.benchmark) if "corpus" in defense.needs else ()
-        baseline = self.beside.load_row_baseline(defense) if "beside" in defense.needs else None
+        if "corpus" in defense.needs:
+            corpus = _list_distinct_texts(scene.benchmark)
+        else:
+            corpus = ()
+        if "beside" in defense.needs:
+            baseline = self.beside.load_row_baseline(defense)
+        else:
+            baseline = None
         # 0 queries until the defense derives its lots from the scenario.
         scenario = Scenario(
             site.model,

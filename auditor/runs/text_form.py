@@ -142,7 +142,10 @@ def choose_text_form(
     )
     is_requested = plan.template != AUTO
     if not implies_capability(model.capabilities, "likelihood"):
-        cause = "as asked for" if is_requested else "the default"
+        if is_requested:
+            cause = "as asked for"
+        else:
+            cause = "the default"
         sentence = (
             f"text form {usual.name_with_day}, {cause}: {model.name} gives no log-probabilities to "
             "check it by"
@@ -155,9 +158,15 @@ def choose_text_form(
     best = usual
     if len(sample) and not is_requested:
         # The usual rendering may be missing if it writes too few of the rows.
-        first = usual if usual in sample.members else next(iter(sample.members))
+        if usual in sample.members:
+            first = usual
+        else:
+            first = next(iter(sample.members))
         best = choose_likeliest_reading(first, sample.members)
-    doubts = _describe_form_doubts(sample, best, is_requested) if len(sample) else []
+    if len(sample):
+        doubts = _describe_form_doubts(sample, best, is_requested)
+    else:
+        doubts = []
     if best.writes_day:
         best, day_doubts = _choose_likeliest_day(
             _list_plausible_days(plan.date, name), model, best, rows, hurried
@@ -223,7 +232,10 @@ def _list_plausible_days(requested_day: str | None, model: str) -> list[str]:
     if requested_day is not None:
         return [requested_day]
     folder = Path(model)
-    files = [path for path in folder.iterdir() if path.is_file()] if folder.is_dir() else []
+    if folder.is_dir():
+        files = [path for path in folder.iterdir() if path.is_file()]
+    else:
+        files = []
     file_days = sorted(
         {date.fromtimestamp(path.stat().st_mtime) for path in files}, reverse=True
     ) or [date.today()]
@@ -283,7 +295,10 @@ def _score_renderings(
         return _compute_row_nlls(model, [texts[form][i] for i in indices])
 
     first = members[: _FIRST_ROWS if hurried else None]
-    nll = {form: score(form, first) for form in forms} if members else {}
+    if members:
+        nll = {form: score(form, first) for form in forms}
+    else:
+        nll = {}
     if len(first) < len(members):
         best = choose_likeliest_reading(forms[0], nll, looks=2)
         if not is_choice_clear(best, nll, margin=0.0, looks=2, hurried=True):
@@ -314,7 +329,10 @@ def _render_answer_pairs(
             raise
         return ()
     default = model.prepended or find_default_prefix(model.tokenizer)
-    prefix_token: Tokens = default if form.source is None else ()
+    if form.source is None:
+        prefix_token: Tokens = default
+    else:
+        prefix_token = ()
     room = min(_BEFORE + n_tokens, model.max_positions or _BEFORE + n_tokens) - len(prefix_token)
     pairs = []
     trained_answers = [answer for answer in rendered.usable_answers if not answer.no_loss]
@@ -332,7 +350,10 @@ def _render_answer_pairs(
 def _compute_row_nlls(model: LanguageModel, rows: Sequence[Sequence[Pair]]) -> Floats:
     """Return (rows,) mean nats per token over all answers of each row."""
     pairs = [pair for row in rows for pair in row]
-    means = iter(compute_pair_nlls(model, pairs)) if pairs else iter(())
+    if pairs:
+        means = iter(compute_pair_nlls(model, pairs))
+    else:
+        means = iter(())
     weights = [[len(pair.suffix) for pair in row] for row in rows]
     return np.array([np.average([next(means) for _ in row], weights=row) for row in weights])
 
@@ -349,7 +370,10 @@ def _choose_likeliest_day(
         return form, []
     dated = [replace(form, day=day) for day in days]
     members = _score_renderings(model, dated, dated[0], rows, (), "", hurried).members
-    best = choose_likeliest_reading(dated[0], members) if members else dated[0]
+    if members:
+        best = choose_likeliest_reading(dated[0], members)
+    else:
+        best = dated[0]
     rivals = [other for other in members if other != best]
     if rivals and all(
         bound_mean_gain(members[other] - members[best], len(rivals)) > 0 for other in rivals
@@ -370,7 +394,10 @@ def _describe_form_choice(
     sample: _RenderingScores, best: ChatRendering, usual: ChatRendering, settled: bool
 ) -> str:
     """Describe the chosen form with its margin."""
-    origin = "as asked for (--template)" if settled else "the default"
+    if settled:
+        origin = "as asked for (--template)"
+    else:
+        origin = "the default"
     if settled and sample.others and not _has_nonmember_support(sample.others, best):
         origin += ", which nothing in the data confirms,"
     if not len(sample):
@@ -385,8 +412,14 @@ def _describe_form_choice(
         else:
             origin = f"the default, and none of the {len(means)} tried is significantly more likely"
     nearest = sorted((mean, form.name_with_day) for form, mean in means.items() if form != at)[:3]
-    rivals = f" ({', '.join(f'{name} {mean:.3f}' for mean, name in nearest)})" if nearest else ""
-    loss = f"{means[at]:.3f} nats a token" if at in means else "not scored"
+    if nearest:
+        rivals = f" ({', '.join(f'{name} {mean:.3f}' for mean, name in nearest)})"
+    else:
+        rivals = ""
+    if at in means:
+        loss = f"{means[at]:.3f} nats a token"
+    else:
+        loss = "not scored"
     return f"text form {best.name_with_day}, {origin}; mean loss of {sample.what}: {loss}{rivals}"
 
 

@@ -138,7 +138,10 @@ def train_model_into_folder(
         with locks.lock_folder(request.out, RECORD):
             if _has_finished_training(request.out, configuration):
                 job.checkpoint.clear()  # of a training killed between its end and this line
-                unless = " (which records it was, is not kept)" if trainer.promises else ""
+                if trainer.promises:
+                    unless = " (which records it was, is not kept)"
+                else:
+                    unless = ""
                 return (
                     f"{request.out} is already trained with this configuration{unless}: nothing "
                     "was "
@@ -294,9 +297,15 @@ def _tokenize_records(
         raise AuditError(f"expected a model with a tokenizer, but {base.name} has none")
     conversations = [row for row in rows if not isinstance(row, str)]
     if request.loss_on is not None and (not conversations or request.loss_on not in LEARNT):
-        got = request.loss_on if conversations else "it with text, which is learnt whole"
+        if conversations:
+            got = request.loss_on
+        else:
+            got = "it with text, which is learnt whole"
         raise AuditError(f"expected --loss-on {' or '.join(LEARNT)}, of conversations, got {got}")
-    unit_noun = "users or groups" if units is not None else "distinct texts"
+    if units is not None:
+        unit_noun = "users or groups"
+    else:
+        unit_noun = "distinct texts"
     if conversations:
         form = _choose_chat_rendering(request, base.tokenizer, conversations)
         records, notes = _tokenize_conversations(
@@ -422,7 +431,10 @@ def _find_end_token(base: HuggingFaceModel) -> int:
 
 def _check_block_length(request: TrainingRequest, base: HuggingFaceModel) -> int:
     room = base.max_positions or _LONGEST
-    block = min(room, _LONGEST) if request.block is None else request.block
+    if request.block is None:
+        block = min(room, _LONGEST)
+    else:
+        block = request.block
     if not 2 <= block <= room:
         raise AuditError(
             f"expected --block between 2 and the {room} positions of {base.name}, got {block}"

@@ -85,7 +85,10 @@ def list_companion_rows(
     if not unlearning and target.before is None:
         for name, value in (("forget", forget), ("relearn", plan.relearn)):
             if value is not None:
-                before = "" if target.uses_builtin_lab else "--before MODEL, or "
+                if target.uses_builtin_lab:
+                    before = ""
+                else:
+                    before = "--before MODEL, or "
                 known = registry.list_defenses().items()
                 names = " or ".join(
                     name for name, kind in known if issubclass(kind, UnlearningTrainer)

@@ -60,7 +60,9 @@ class UnlearningBaselines:
             return self.site.model_before_or_retrained("before")
         if isinstance(baseline, RetrainedBaseline):
             other = self.site.model_before_or_retrained("retrained")
-            return self._relearn_model(other) if baseline.relearned else other
+            if baseline.relearned:
+                return self._relearn_model(other)
+            return other
         assert isinstance(baseline, RelearnedBaseline)
         return self._relearn_model(
             self.site.model

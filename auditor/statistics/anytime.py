@@ -75,7 +75,9 @@ class BettingMean:
 
     @property
     def value(self) -> float:
-        return float(self.values.mean()) if self.n else math.nan
+        if self.n:
+            return float(self.values.mean())
+        return math.nan
 
     def low(self, level: float) -> float:
         distinct, counts = self._distinct_scaled_values

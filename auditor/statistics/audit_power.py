@@ -76,7 +76,9 @@ def find_detectable_epsilon(audit: Audited, limit: float, power: float = USUAL) 
         )
 
     noise = find_largest_passing_noise(caught)
-    return math.inf if noise is None else convert_shape_noise(noise * copies, sampling, audit.delta)
+    if noise is None:
+        return math.inf
+    return convert_shape_noise(noise * copies, sampling, audit.delta)
 
 
 def describe_detection_power(audit: Audited, limit: float, power: float = USUAL) -> str:
@@ -89,7 +91,10 @@ def describe_detection_power(audit: Audited, limit: float, power: float = USUAL)
         model = "a Gaussian mechanism that its scores see in full"
     else:
         model = "DP-SGD by its sampling and steps, and less noise"
-    smallest = f"ε {epsilon:.3g}" if math.isfinite(epsilon) else "no ε"
+    if math.isfinite(epsilon):
+        smallest = f"ε {epsilon:.3g}"
+    else:
+        smallest = "no ε"
     return f"{smallest} of {model} would have been caught with {power:.0%} probability"
 
 
@@ -99,7 +104,10 @@ def describe_audit_ceiling(audit: Audited, claim: Claim | None) -> str:
     ceiling = find_audit_ceiling(audit, claim)
     if ceiling is None or claim is None:
         return ""
-    release = "each step of the training" if _sees_steps(audit) else "the finished model"
+    if _sees_steps(audit):
+        release = "each step of the training"
+    else:
+        release = "the finished model"
     return (
         f"of the claimed ε {claim.epsilon[claim.relation]:.3g} this audit could show at most about "
         f"{ceiling:.2f} (median, if the training is as it claims and the scores see all that "
@@ -204,4 +212,6 @@ def _find_game_detectable_epsilon(audit: Audited, limit: float, power: float) ->
 
     epsilon_limit = find_largest_refuted_value(missed, _MOST, _FINE)
     # where every epsilon is missed, the bisection ends just below _MOST
-    return epsilon_limit if epsilon_limit < _MOST * (1 - _FINE) else math.inf
+    if epsilon_limit < _MOST * (1 - _FINE):
+        return epsilon_limit
+    return math.inf

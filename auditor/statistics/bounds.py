@@ -262,7 +262,10 @@ def compute_paired_p_value(wins: int, losses: int, n: int, delta: float) -> floa
     lost = (shares - delta) / 2  # (nuisances,) share of losses
     won = shares - lost
     # A binomial's variance is n / 4 at most: beyond 4.5 deviations lies less than a tenth of gamma.
-    half = math.ceil(4.5 * math.sqrt(n * 0.25)) + 10 if n > 200 else n
+    if n > 200:
+        half = math.ceil(4.5 * math.sqrt(n * 0.25)) + 10
+    else:
+        half = n
     centre = np.round(n * lost).astype(int)
     first = np.clip(centre - half, 0, n)
     width = min(n, 2 * half) + 1

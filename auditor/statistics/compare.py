@@ -59,7 +59,9 @@ def compare_columns(
     true-positive rate at the false-positive rate `rate`, or the AUC for rate 0.
     """
     if rate is not None:
-        return roc.TprDifference(new, base, rate) if rate else roc.compute_auc_difference(new, base)
+        if rate:
+            return roc.TprDifference(new, base, rate)
+        return roc.compute_auc_difference(new, base)
     if errors is not None:
         return resample_paired_recall((new[0] == 1, new[1]), (base[0] == 1, base[1]), errors)
     new_values, base_values = *new, *base  # of one column each
@@ -129,7 +131,10 @@ def _measure_welch_difference(
     value."""
     # not where a distribution gives a true token nothing
     finite = np.isfinite(members).all() and np.isfinite(nonmembers).all()
-    value = float(members.mean() - nonmembers.mean()) if finite else math.nan
+    if finite:
+        value = float(members.mean() - nonmembers.mean())
+    else:
+        value = math.nan
     return Measurement(
         name,
         value,

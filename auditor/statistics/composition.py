@@ -100,7 +100,9 @@ class PrivacyLossDistribution:
 
     def compute_infinite_loss_probability(self, draws: int) -> float:
         """Return the probability that any of these draws of P is impossible under Q."""
-        return 1.0 if self.certain >= 1 else -math.expm1(draws * math.log1p(-self.certain))
+        if self.certain >= 1:
+            return 1.0
+        return -math.expm1(draws * math.log1p(-self.certain))
 
     def sum_range(self, draws: int) -> tuple[float, float]:
         """Return a range that the sum leaves with probability at most `_CUT` at either end

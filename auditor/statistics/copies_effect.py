@@ -34,7 +34,10 @@ def predict_recall(
     after = np.asarray(copies_left)
     parts = []
     for count in np.unique(after):
-        hits_at_count = hit[times == count] if count or never is None else never
+        if count or never is None:
+            hits_at_count = hit[times == count]
+        else:
+            hits_at_count = never
         if not len(hits_at_count):
             raise ValueError(f"expected a count that was measured, got {count}")
         # each count's rate is of secrets of its own, so that the terms are independent

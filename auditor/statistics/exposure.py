@@ -90,7 +90,10 @@ class WeightedDraws:
         n = len(self.nll)
         uniform = len(self.nll) - self.drawn
         # The largest float is about e^709.
-        from_model = n / self.drawn * math.exp(min(nll, 700.0)) if self.drawn else math.inf
+        if self.drawn:
+            from_model = n / self.drawn * math.exp(min(nll, 700.0))
+        else:
+            from_model = math.inf
         return min(from_model, n / uniform * self.size if uniform else math.inf)
 
 

@@ -142,7 +142,10 @@ def group_copies_strata(
         record = secret.document or secret.id
         copies[record] = secret.copies
         extracted[record] = extracted.get(record, False) or is_hit
-    note = "at least in part" if len(extracted) < len(hit) else ""
+    if len(extracted) < len(hit):
+        note = "at least in part"
+    else:
+        note = ""
     strata = []
     for label, n_records in sorted(population.items(), key=lambda item: -int(item[0] or 0)):
         of_stratum = [

@@ -82,9 +82,10 @@ def _build_floored_bootstrap(
     """
     n = len(parts[0])
     hits = [part == 1 for part in parts]
-    floor: BoundedNumber = (
-        count_discordant_pairs(*hits) if len(hits) > 1 else BinomialCount(int(hits[0].sum()), n)
-    )
+    if len(hits) > 1:
+        floor: BoundedNumber = count_discordant_pairs(*hits)
+    else:
+        floor = BinomialCount(int(hits[0].sum()), n)
     if not np.isin(parts, (0, 1)).all():
         floor = LeastIntervalWidth(value, n, max(1.0, float(np.abs(parts).max())))
     return ResampledNumber(value, n, draws, floor)
@@ -185,7 +186,9 @@ def _mark_members_above_fpr_threshold(
     upwards, downwards = (
         side * member_scores > compute_conformal_threshold(side * others, rate) for side in (1, -1)
     )
-    return upwards if upwards.sum() >= downwards.sum() else downwards
+    if upwards.sum() >= downwards.sum():
+        return upwards
+    return downwards
 
 
 def _resample_best_direction_tpr(

@@ -22,8 +22,14 @@ Z = float(ndtri((1 + CONFIDENCE) / 2))
 def clopper_pearson(hits: int, n: int, confidence: float = CONFIDENCE) -> tuple[float, float]:
     """Return the exact two-sided interval of a binomial share; [0, 1] for n = 0."""
     tail = (1 - confidence) / 2
-    low = 0.0 if hits == 0 else float(betaincinv(hits, n - hits + 1, tail))
-    high = 1.0 if hits == n else float(betaincinv(hits + 1, n - hits, 1 - tail))
+    if hits == 0:
+        low = 0.0
+    else:
+        low = float(betaincinv(hits, n - hits + 1, tail))
+    if hits == n:
+        high = 1.0
+    else:
+        high = float(betaincinv(hits + 1, n - hits, 1 - tail))
     return low, high
 
 

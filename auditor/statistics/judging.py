@@ -127,7 +127,10 @@ def _compute_guess_traits(guesses: Guesses, answer: Secret) -> tuple[float, ...]
     """
     first, *others = guesses.ranked
     rank = next((i for i, g in enumerate(guesses.ranked, 1) if g.suffix == answer.suffix), math.inf)
-    least = math.nan if first.min_log_prob is None else first.min_log_prob
+    if first.min_log_prob is None:
+        least = math.nan
+    else:
+        least = first.min_log_prob
     equal_tokens = takewhile(
         lambda pair: pair[0] == pair[1],
         zip(first.suffix, answer.suffix, strict=False),

@@ -80,7 +80,9 @@ def score_error_zone(delta: Floats, wrong: Bools) -> float:
     if np.isnan(zone).any() or (np.isinf(gained) and np.isinf(lost)):
         return float("nan")
     if not lost:
-        return 2.0 if np.isinf(gained) else 1 + gained / (1 + gained)
+        if np.isinf(gained):
+            return 2.0
+        return 1 + gained / (1 + gained)
     if np.isinf(gained):
         return 1.0
     return gained / (gained + lost)

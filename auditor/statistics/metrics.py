@@ -93,7 +93,9 @@ class Metric:
         """Return the columns that must be kept of each secret to recompute the metric."""
         if self.scores:
             return (self.scores,)
-        return (RECALL, SCORE) if self.errors else (self.per_secret_column_name,)
+        if self.errors:
+            return (RECALL, SCORE)
+        return (self.per_secret_column_name,)
 
     @property
     def is_of_member_guesses(self) -> bool:
@@ -151,7 +153,10 @@ class Metric:
         values = self.values(outcome)
         if self.signed:
             return subtract_nonmember_share(self.name, values == 1, self.values(others) == 1)
-        chosen = values if self.among is None else values[self.among(outcome)]
+        if self.among is None:
+            chosen = values
+        else:
+            chosen = values[self.among(outcome)]
         if not np.isfinite(
             chosen
         ).all():  # not known of some: the mean of the others would be another number
@@ -168,7 +173,10 @@ class Metric:
                 outcome.hit, outcome.score, draws, self.compute_wrong_guess_limit(len(outcome.ids))
             )
         assert self.values is not None  # `is_of_member_guesses`
-        weights = draws if self.among is None else draws * self.among(outcome)
+        if self.among is None:
+            weights = draws
+        else:
+            weights = draws * self.among(outcome)
         total = weights.sum(1)
         values = self.values(outcome).astype(float)
         # A value that is not known is NaN, which would stay one times 0.
@@ -199,7 +207,9 @@ def name_auc(score: str) -> str:
     """Return the name of the AUC of a membership score; "": of the strongest score."""
     if score in CONTROLS:
         return f"{score}_auc"
-    return f"membership_auc_{score}" if score else "membership_auc"
+    if score:
+        return f"membership_auc_{score}"
+    return "membership_auc"
 
 
 def name_tpr_metric(score: str, rate: float) -> str:
@@ -591,7 +601,9 @@ def name_upper_bound_metric(name: str) -> str:
     """Return the name of a bracket's upper end from that of its lower end; "" for other names."""
     if name in (NEAR_PROBABILITY, name_nonmember_metric(NEAR_PROBABILITY)):
         return name.replace(NEAR_PROBABILITY, f"{NEAR_PROBABILITY}{AT_MOST}")
-    return name.replace(AT_LEAST, AT_MOST) if AT_LEAST in name else ""
+    if AT_LEAST in name:
+        return name.replace(AT_LEAST, AT_MOST)
+    return ""
 
 
 def name_excess_metric(name: str) -> str:

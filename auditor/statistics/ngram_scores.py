@@ -161,7 +161,10 @@ def _build_word_presence_matrix(texts: Sequence[Tokens], kinds: int) -> sparse.c
     """Return a (texts, kinds + 1) matrix with 1 for each word in a text."""
     different = [np.unique(np.array(text, dtype=np.int64)) for text in texts]
     ends = np.concatenate([[0], np.cumsum([len(words_of_text) for words_of_text in different])])
-    words = np.concatenate(different) if different else np.empty(0, np.int64)
+    if different:
+        words = np.concatenate(different)
+    else:
+        words = np.empty(0, np.int64)
     return sparse.csr_matrix(
         (np.ones(len(words), np.float32), words, ends),
         shape=(len(texts), kinds + 1),

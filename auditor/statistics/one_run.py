@@ -183,7 +183,9 @@ def _bound_p_value(
     more = 0
     # A union over the counts, and Markov for what delta adds.
     if least >= enough or len(counts) * least + spare < enough < 1:
-        return least if least >= enough else len(counts) * least + spare
+        if least >= enough:
+            return least
+        return len(counts) * least + spare
     needed = [_find_fewest_unlikely_right(r, math.exp(log_chances[0]), least) for r in counts]
     # how many are right of those that each count, from the fewest on, adds to the one before
     steps = [
@@ -309,7 +311,10 @@ def find_largest_refuted_mu(m: int, r: int, v: int, level: float = 0.05) -> floa
 
 def compute_binomial_upper_tail(v: int, r: int, q: Floats) -> Floats:
     """Return P[B >= v] of B, binomial of r draws with probability q."""
-    tail: Floats = betainc(v, r - v + 1, q) if v else np.ones_like(q)
+    if v:
+        tail: Floats = betainc(v, r - v + 1, q)
+    else:
+        tail = np.ones_like(q)
     return tail
 
 

@@ -55,7 +55,9 @@ def recompute_metric(metric: Metric, members: Columns, others: Columns) -> tuple
     ):  # its baseline is of held-out n-grams, of no text's
         return None
     values = columns[metric.per_secret_column_name]
-    return (compute_mean(values), len(values)) if np.isfinite(values).all() else None
+    if np.isfinite(values).all():
+        return (compute_mean(values), len(values))
+    return None
 
 
 def repeat_measurement(
@@ -118,7 +120,9 @@ def list_strongest_score_columns(columns: Columns) -> list[str]:
     ]
     # The column without a name is one of those with a name, except in released text.
     is_duplicate = any(np.array_equal(columns[name], columns[main]) for name in named_columns)
-    return named_columns if is_duplicate else [main, *named_columns]
+    if is_duplicate:
+        return named_columns
+    return [main, *named_columns]
 
 
 def _recompute_membership_metric(

@@ -70,7 +70,9 @@ def auc(members: Floats, others: Floats) -> float:
 def orient_scores(members: Floats, others: Floats) -> tuple[Floats, Floats]:
     """Return the scores, negated if members score lower: an AUC below 1/2 also separates the
     groups."""
-    return (-members, -others) if auc(members, others) < 0.5 else (members, others)
+    if auc(members, others) < 0.5:
+        return (-members, -others)
+    return (members, others)
 
 
 def estimate_auc(
@@ -224,7 +226,9 @@ def compute_conformal_threshold(others: Floats, rate: float) -> float:
     (formulas.md A7).
     """
     may = count_allowed_false_positives(len(others), rate)
-    return float(np.sort(others)[::-1][may]) if may >= 0 else math.inf
+    if may >= 0:
+        return float(np.sort(others)[::-1][may])
+    return math.inf
 
 
 def compute_conformal_p_values(scores: Floats, others: Floats) -> Floats:
@@ -388,7 +392,10 @@ def _mark_members_surely_above(
     """
     n = len(others)
     k = int(find_binomial_quantile(share, n, rate))  # the largest with P[B < k] below share
-    is_above = members > np.sort(others)[n - k] if k else np.zeros(len(members), dtype=bool)
+    if k:
+        is_above = members > np.sort(others)[n - k]
+    else:
+        is_above = np.zeros(len(members), dtype=bool)
     return is_above, float(compute_binomial_cdf(k - 1, n, rate))
 
 
@@ -406,7 +413,10 @@ def _mark_members_possibly_above(
     k = (
         int(find_binomial_upper_quantile(share, n, rate)) + 1
     )  # the smallest with P[B >= k] at most share
-    is_above = members > np.sort(others)[n - k] if k <= n else np.ones(len(members), dtype=bool)
+    if k <= n:
+        is_above = members > np.sort(others)[n - k]
+    else:
+        is_above = np.ones(len(members), dtype=bool)
     return is_above, float(compute_binomial_sf(k - 1, n, rate))
 
 

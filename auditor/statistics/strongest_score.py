@@ -143,9 +143,15 @@ def _compute_placement_parts(
 ) -> Floats:
     """Return what each record adds to AUC* - AUC each time that it is drawn, (records,); 0 for
     records not in `at`."""
-    units = len(at) if unit is None else len(np.unique(unit[at]))
+    if unit is None:
+        units = len(at)
+    else:
+        units = len(np.unique(unit[at]))
     # A resample of n varies by (n - 1) / n of what n records do.
-    scale = math.sqrt(units / (units - 1)) if units > 1 else 1.0
+    if units > 1:
+        scale = math.sqrt(units / (units - 1))
+    else:
+        scale = 1.0
     parts = np.zeros(n)
     parts[at] = scale * (placed - placed.mean()) / len(at)
     return parts
@@ -186,7 +192,10 @@ def select_strongest_auc(
             abs(corrected[key].value - 0.5),
         ),
     )
-    tried = f", best of {len(scores)} scores" if len(scores) > 1 else ""
+    if len(scores) > 1:
+        tried = f", best of {len(scores)} scores"
+    else:
+        tried = ""
     return strongest, replace(corrected[strongest], note=f"{corrected[strongest].note}{tried}")
 
 
@@ -203,7 +212,9 @@ def bound_strongest_auc(
         for m in _estimate_corrected_aucs(name, scores, members, others, widening).values()
     )
     _, best = select_strongest_auc(name, scores, members, others, widening)
-    return replace(best, high=reach) if best.value >= 0.5 else replace(best, low=1 - reach)
+    if best.value >= 0.5:
+        return replace(best, high=reach)
+    return replace(best, low=1 - reach)
 
 
 def _estimate_corrected_aucs(

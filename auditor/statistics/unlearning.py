@@ -53,7 +53,10 @@ def measure_unlearning_group(
         )
     if {BEFORE, AFTER, RELEARNED} <= set(columns):
         share = _estimate_relearned_share(*(columns[model] for model in (BEFORE, AFTER, RELEARNED)))
-        changes |= {} if share is None else {"share_back": share}
+        if share is None:
+            changes |= {}
+        else:
+            changes |= {"share_back": share}
     means = {
         model: intervals.estimate_mean(name, values, unit) for model, values in columns.items()
     }

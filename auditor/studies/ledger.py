@@ -267,8 +267,14 @@ def format_paper_claim_setting(
         )
     )
     words = [*about, f"n {measurement.n}"]
-    words += [f"K {', '.join(map(str, sizes))}"] if sizes else []
-    words += [f"seeds {format_study_seed_ranges(seeds)}"] if seeds else []
+    if sizes:
+        words += [f"K {', '.join(map(str, sizes))}"]
+    else:
+        words += []
+    if seeds:
+        words += [f"seeds {format_study_seed_ranges(seeds)}"]
+    else:
+        words += []
     return "; ".join(words)
 
 
@@ -287,7 +293,10 @@ def _find_term_places(term: Term, places: Sequence[Place], id: str) -> list[Plac
     matching = [place for place in places if term.variant in (None, place.variant)]
     swept = list(dict.fromkeys(key for place in places for key in place.at))
     for key, value in term.at.items():
-        key = swept[0] if key == "at" and len(swept) == 1 else key
+        if key == "at" and len(swept) == 1:
+            key = swept[0]
+        else:
+            key = key
         if key not in swept:
             raise make_unknown_name_error(f"swept key in claim {id!r}:", key, swept)
         values = list(dict.fromkeys(place.at[key] for place in places if key in place.at))

@@ -88,7 +88,10 @@ class MaskedTexts:
             )
         self.bare = target
         self.target = _LastAnswerCache(target)
-        self.public = None if public is None else _LastAnswerCache(public)
+        if public is None:
+            self.public = None
+        else:
+            self.public = _LastAnswerCache(public)
         self.tokenizer = tokenizer
         self.options = options
         self.seed = seed

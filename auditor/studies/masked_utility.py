@@ -148,7 +148,10 @@ class Utility:
             cell = Replicates(
                 row.target, "", NAME, measured={self.seed: row.measured}, options=row.options
             )
-            variant = UNDEFENDED if row.target == UNDEFENDED else ""
+            if row.target == UNDEFENDED:
+                variant = UNDEFENDED
+            else:
+                variant = ""
             places.append(Place(variant, row.at, (NAME,), (cell,), about=about))
         return places
 
@@ -245,7 +248,10 @@ def _load_masked_texts(plan: Plan, options: MaskingOptions, reporter: Reporter) 
         companion = plan.loading.for_companion_model()
         require_masked_model(plan.target.model, plan.loading)
         target = load_masked(plan.target.model, plan.loading)
-        public = load_masked(plan.target.public, companion) if plan.target.public else None
+        if plan.target.public:
+            public = load_masked(plan.target.public, companion)
+        else:
+            public = None
     return MaskedTexts(
         target,
         public,
@@ -299,7 +305,10 @@ def measure_corpus_perplexity(nll: Floats, tokens: Ints, base: Floats | None = N
     The bootstrap resamples a text with its masks of all restarts. The interval is thus over texts
     and masks, and paired for a ratio. The note has the perplexity of each restart.
     """
-    paired = nll if base is None else np.concatenate([nll, base])
+    if base is None:
+        paired = nll
+    else:
+        paired = np.concatenate([nll, base])
 
     # Return the log of the number at these rates and its slopes by each rate, for
     # `estimate_rate_statistic`. each: (resamples, restarts), nats a token, followed by the restarts
@@ -325,7 +334,10 @@ def measure_corpus_perplexity(nll: Floats, tokens: Ints, base: Floats | None = N
         bootstrap.estimate_rate_statistic(paired, tokens[None], log, "utility", _RESAMPLES)
     ).tolist()
     restarts = np.exp(nll.sum(1) / tokens.sum()).tolist()
-    note = "" if base is not None else f"restarts {', '.join(map(str, restarts))}"
+    if base is not None:
+        note = ""
+    else:
+        note = f"restarts {', '.join(map(str, restarts))}"
     return Measurement(name, value, low, high, len(tokens), unit, note)
 
 

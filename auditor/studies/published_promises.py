@@ -558,7 +558,10 @@ def _promise_outcome_sentence(checks: Sequence[PromiseCheck]) -> str:
     )
     if not n_bad:
         return f"**Holds** in all {len(checks)} comparisons; nearest to it: {at}: {numbers}."
-    quote = f' claim-check: "VIOLATED: {worst.where}".' if worst.where else ""
+    if worst.where:
+        quote = f' claim-check: "VIOLATED: {worst.where}".'
+    else:
+        quote = ""
     return (
         f"**Does not hold** in {n_bad} of {len(checks)} comparisons; worst: {at}: {numbers}.{quote}"
     )

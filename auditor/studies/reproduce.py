@@ -79,7 +79,10 @@ def reproduce_paper_plans(
         point.
     """
     kinds = {plan: make_study(paper, plan, scale, flags) for plan in plans}
-    other = None if other_folder is None else read_other_ledger(other_folder, paper)
+    if other_folder is None:
+        other = None
+    else:
+        other = read_other_ledger(other_folder, paper)
     claims = {
         plan: list_claim_statements(paper, plan, scale) for plan in paper.plans_at_scale(scale)
     }
@@ -364,7 +367,10 @@ def _list_ledger_verdict_column_heads(scale: str, other: OtherLedger | None) -> 
 
 
 def _build_measured_cells(entry: LedgerRow, other: OtherLedger | None) -> tuple[str, ...]:
-    ledger_rows = [entry] if other is None else [other.find_same_claim(entry), entry]
+    if other is None:
+        ledger_rows = [entry]
+    else:
+        ledger_rows = [other.find_same_claim(entry), entry]
     return tuple(
         text
         for row in ledger_rows
@@ -383,7 +389,10 @@ def build_terminal_ledger(
     for e in entries:
         if e.setting and e.setting not in settings.setdefault(e.plan, []):
             settings[e.plan].append(e.setting)
-    footer = [other.disagreements_paragraph(entries, scale)] if other else []
+    if other:
+        footer = [other.disagreements_paragraph(entries, scale)]
+    else:
+        footer = []
     footer += [
         *(
             f"{plan}: {' | '.join(plan_settings)}"
@@ -419,7 +428,10 @@ def write_ledger_files(
     """Write ledger.md, .csv, .tex and .json. ledger.md begins with the disagreements of two
     scales."""
     grid = build_ledger_table(paper, entries, scale, other)
-    first = f"{other.disagreements_paragraph(entries, scale)}\n\n" if other else ""
+    if other:
+        first = f"{other.disagreements_paragraph(entries, scale)}\n\n"
+    else:
+        first = ""
     disk.replace_atomically(out / "ledger.md", first + tables.render_markdown_table(grid))
     disk.replace_atomically(out / "ledger.csv", tables.render_csv_table(grid))
     disk.replace_atomically(out / "ledger.tex", tables.render_latex_table(grid))

@@ -177,7 +177,10 @@ def _run_sweep_point(plan: Plan, path: Path, reporter: Reporter, shared: SweepCa
     """Run a point to its end; return the reason of failure, or ""."""
     # A run writes plan.json first: if it exists, the run is continued.
     exists = (path / "plan.json").is_file()
-    folder = RunFolder.reopen(path) if exists else RunFolder.create(path, path.name, plan.to_json())
+    if exists:
+        folder = RunFolder.reopen(path)
+    else:
+        folder = RunFolder.create(path, path.name, plan.to_json())
     try:
         # Any error except AuditError ends the sweep: its finished points stay, and the same command
         # continues.
@@ -326,7 +329,10 @@ def _build_sweep_place(points: Sequence[_RecordedPoint], folder: Path) -> Place:
     if results:
         model = results[0].plan.get("model")
         data = results[0].benchmark.name
-        about = f"{Path(model).name} on {data}" if model else data
+        if model:
+            about = f"{Path(model).name} on {data}"
+        else:
+            about = data
     first = points[0]
     cells = tuple(read_replicates(finished))
     return Place(first.variant, first.at, tuple(first.plan["attack"]), cells, failure, about)
@@ -400,11 +406,19 @@ class _SweepTableRow:
 
     @property
     def seeds_label(self) -> str:
-        return format_study_seed_ranges(sorted(self.cell.measured)) if self.cell else ""
+        if self.cell:
+            return format_study_seed_ranges(sorted(self.cell.measured))
+        return ""
 
     def terminal_cells(self, several: bool, filled: Sequence[int]) -> tuple[str, ...]:
-        attack = self.cell.attack if self.cell else ", ".join(self.place.attacks)
-        row = ", ".join(filter(None, (self.cell.target, self.cell.setting))) if self.cell else ""
+        if self.cell:
+            attack = self.cell.attack
+        else:
+            attack = ", ".join(self.place.attacks)
+        if self.cell:
+            row = ", ".join(filter(None, (self.cell.target, self.cell.setting)))
+        else:
+            row = ""
         last = " · ".join(filter(None, [self.seeds_label, self.failure]))
         name = name_grid_point(self.place.variant, self.place.at) or "plan"
         numbers = (
@@ -448,12 +462,18 @@ def _build_sweep_table_rows(
                 for name in columns
             ]
             # A probe has no recall to compare.
-            base = first.setdefault(cell.setting, cell) if cell.member_outcomes_by_seed else cell
+            if cell.member_outcomes_by_seed:
+                base = first.setdefault(cell.setting, cell)
+            else:
+                base = cell
             paired = base is not cell and set(base.member_outcomes_by_seed) & set(
                 cell.member_outcomes_by_seed
             )
             parts = [WeightedMetric(1.0, RECALL, cell), WeightedMetric(-1.0, RECALL, base)]
-            difference = measure_seed_contrast(DIFFERENCE, parts) if paired else None
+            if paired:
+                difference = measure_seed_contrast(DIFFERENCE, parts)
+            else:
+                difference = None
             yield _SweepTableRow(place, cell, (*numbers, difference), place.failure)
 
 

@@ -40,7 +40,9 @@ _LANES = 8  # of float32 norms on a CPU
 
 def choose_sum_device(device: torch.device) -> torch.device:
     """Return the device, or the CPU if the device has no float64."""
-    return device if device.type in _PIECE else torch.device("cpu")
+    if device.type in _PIECE:
+        return device
+    return torch.device("cpu")
 
 
 def compute_gradient_norms(samples: Sequence[Tensor]) -> Tensor:

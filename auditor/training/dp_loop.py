@@ -194,7 +194,10 @@ def fit_privately(
     expected_units = sampler.size * sampler.rate
     clipping.check_gradient_clipping(list(parameters.values()), recipe.clip, expected_units)
     trained = PrivateModel(0, False, watch=watch)
-    example_shares = torch.ones(len(examples)) if shares is None else torch.tensor(shares)
+    if shares is None:
+        example_shares = torch.ones(len(examples))
+    else:
+        example_shares = torch.tensor(shares)
     # A canary is clipped to all of C: the most that a unit may add.
     unit_shares = torch.cat([example_shares, torch.ones(canaries.count)])
     scale = _handle_empty_batches(noise_scale)
@@ -211,7 +214,10 @@ def fit_privately(
         last_save = time.monotonic()
         while trained.steps < recipe.steps:
             units = watch.drop_excluded_canaries(sampler.draw_batch_units(trained.steps))
-            optimizer.noise_scale = 1.0 if scale is None else scale(units)
+            if scale is None:
+                optimizer.noise_scale = 1.0
+            else:
+                optimizer.noise_scale = scale(units)
             optimizer.stream = NoiseStream(sampler.key, trained.steps)
             loss = _add_batch_gradients(
                 wrapped,
@@ -250,14 +256,20 @@ def _check_sampler(sampler: Any, n_examples: int, n_canaries: int) -> None:
             "Poisson sampling, and does not hold for a shuffled or any other loader"
         )
     if sampler.size != n_examples + n_canaries:
-        canaries = f" and {n_canaries} gradient canaries" if n_canaries else ""
+        if n_canaries:
+            canaries = f" and {n_canaries} gradient canaries"
+        else:
+            canaries = ""
         raise AuditError(
             f"expected a sampler of the {n_examples} examples{canaries}, got one of {sampler.size}",
         )
 
 
 def _make_dp_optimizer(parameters: list[nn.Parameter], recipe: PrivateRecipe) -> ScaledOptimizer:
-    kind: Any = torch.optim.Adam if recipe.optimizer == "adam" else torch.optim.SGD
+    if recipe.optimizer == "adam":
+        kind: Any = torch.optim.Adam
+    else:
+        kind = torch.optim.SGD
     return ScaledOptimizer(
         kind(parameters, lr=recipe.learning_rate),
         noise_multiplier=recipe.noise_multiplier,
@@ -330,7 +342,9 @@ def _add_batch_gradients(
             _add_clipped_gradients(optimizer, len(losses), part_shares, watch, numbers)
         total_loss += float(losses.detach().sum())
     n_records = sum(i < len(examples) for i in units)
-    return total_loss / n_records if n_records else float("nan")
+    if n_records:
+        return total_loss / n_records
+    return float("nan")
 
 
 def _add_clipped_gradients(

@@ -149,7 +149,10 @@ class CanaryWatch:
             parameter: Any = p  # Opacus adds attributes to parameters
             rows = rows.view(-1, *p.shape)
             samples = getattr(parameter, "grad_sample", None)
-            parameter.grad_sample = rows if samples is None else torch.cat([samples, rows])
+            if samples is None:
+                parameter.grad_sample = rows
+            else:
+                parameter.grad_sample = torch.cat([samples, rows])
 
     # --- reading gradients ---
 

@@ -58,7 +58,10 @@ def compute_learnt_token_nlls(model: Any, labels: Tensor, **inputs: Any) -> Tens
     with _restrict_head(model, has_loss):
         logits: Tensor = model(**inputs).logits
     # The head may have read only the learnt positions, as one row (1, k, V).
-    logits = logits[has_loss] if logits.shape[:2] == has_loss.shape else logits[0]
+    if logits.shape[:2] == has_loss.shape:
+        logits = logits[has_loss]
+    else:
+        logits = logits[0]
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     return nn.functional.cross_entropy(logits, targets[has_loss], reduction="none")
 

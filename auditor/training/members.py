@@ -179,7 +179,10 @@ def train_private_members(
     max_count = min(together or default_count, len(pending))
     compute_losses, max_count = _choose_losses(base, adapter, max_count, required=together > 0)
     cast_frozen_linear_weights(base.requires_grad_(False), half)
-    states = {} if checkpoint is None else checkpoint.load() or {}
+    if checkpoint is None:
+        states = {}
+    else:
+        states = checkpoint.load() or {}
     last_save = time.monotonic()
     active = list[_MemberTraining]()
     while pending or active:

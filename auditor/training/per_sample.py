@@ -165,7 +165,10 @@ class PerSampleGradientHook(GradSampleModule):
             rule = self.GRAD_SAMPLERS.get(type(module), ft_compute_per_sample_gradient)
             inputs = [part[i : i + 1] for part in activations]
             for p, gradient in rule(module, inputs, backprops[i : i + 1]).items():
-                p.grad_sample = gradient if p.grad_sample is None else p.grad_sample + gradient
+                if p.grad_sample is None:
+                    p.grad_sample = gradient
+                else:
+                    p.grad_sample = p.grad_sample + gradient
 
     def drop_backprops(self) -> None:
         """Free the stored tensors of the last backward pass."""
@@ -181,7 +184,10 @@ def wrap_opacus(model: Any, ghost: bool) -> Any:
     # `check_per_sample_gradients` tests whether the rule fits a subclass of Embedding.
     for embedding in embeddings - set(GradSampleModule.GRAD_SAMPLERS):
         register_grad_sampler(embedding)(_compute_embedding_gradients)
-    kind: Any = PerSampleGradientHook if ghost else GradSampleModule
+    if ghost:
+        kind: Any = PerSampleGradientHook
+    else:
+        kind = GradSampleModule
     try:
         # Not strict: strict rejects every layer with a buffer, even with constant buffers.
         # `check_buffers_unchanged` tests buffers instead.
@@ -322,7 +328,10 @@ def _make_unsupported_error(model: nn.Module, reason: str) -> AuditError:
     advice = "freeze or replace that layer"
     if not any("lora_" in name for name in trained):
         advice = f"train a LoRA adapter (--lora), or {advice}"
-    layers = f"; layers it has no rule for: {', '.join(sorted(kinds))}" if kinds else ""
+    if kinds:
+        layers = f"; layers it has no rule for: {', '.join(sorted(kinds))}"
+    else:
+        layers = ""
     return AuditError(
         f"Opacus cannot compute the per-sample gradients of this model: {reason}{layers}; {advice}",
     )

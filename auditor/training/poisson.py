@@ -265,7 +265,10 @@ class PoissonTraining(Defense, Trainer):
         return scenario.trained.model
 
     def claim(self, scenario: Scenario, n_tokens: int) -> Claim | None:
-        privacy = scenario.trained.privacy if scenario.trained else None
+        if scenario.trained:
+            privacy = scenario.trained.privacy
+        else:
+            privacy = None
         return privacy.claim() if privacy else None
 
 

@@ -58,7 +58,10 @@ def read_training_set(
     """
     masks = (_ASSISTANT, _COMPLETION) if completion_only else (_ASSISTANT,)
     sides_with_prompts = ("chosen",) if learns_prompts else ()
-    window = slice(-max_length, None) if max_length and keep_end else slice(max_length)
+    if max_length and keep_end:
+        window = slice(-max_length, None)
+    else:
+        window = slice(max_length)
     separator = np.array([_SEPARATOR], np.int32)
     ids = list[NDArray[np.int32]]()
     has_loss = list[Bools]()

@@ -134,4 +134,6 @@ def make_joint_training_base(base: Any, adapter: Callable[[], Any]) -> JointAdap
             # Raised by torch and modules that cannot use the mixed layers.
             return None
         distance = compute_largest_distance(logits.log_softmax(-1), expected.log_softmax(-1))
-        return joint_base if distance <= compute_rounding_tolerance(base, expected) else None
+        if distance <= compute_rounding_tolerance(base, expected):
+            return joint_base
+        return None

@@ -284,7 +284,9 @@ def _draw_canary_prefixes(texts: Sequence[str], seed: int) -> Iterator[str]:
 def _cut_canary_prefix(text: str) -> str:
     """Return the first words of a text unchanged, at most half of its words."""
     ends = [match.end() for match in re.finditer(r"\S+", text)]
-    return text[: ends[min(_PREFIX_WORDS, max(1, len(ends) // 2)) - 1]] if ends else ""
+    if ends:
+        return text[: ends[min(_PREFIX_WORDS, max(1, len(ends) // 2)) - 1]]
+    return ""
 
 
 def _draw_distinct_canaries(count: int, draw: Callable[[], Halves]) -> Iterator[Halves]:

@@ -71,7 +71,10 @@ class CanaryInsertionPlan:
         """
         for column in filter(None, (self.text, self.group)):
             if columns.count(column) != 1:
-                flag = "--column" if column == self.text else "--group"
+                if column == self.text:
+                    flag = "--column"
+                else:
+                    flag = "--group"
                 raise AuditError(
                     f"{where}: expected one column {column!r} ({flag}), got "
                     f"{describe_table_columns(columns)}"
@@ -104,7 +107,10 @@ def write_canary_data(copies: CanaryInsertionPlan, data: str, out: Path) -> int:
     """
     path = Path(data)
     label = f"--data {data!r}"
-    writer = _WRITERS.get(path.suffix.lower()) if path.is_file() else _write_canary_dataset
+    if path.is_file():
+        writer = _WRITERS.get(path.suffix.lower())
+    else:
+        writer = _write_canary_dataset
     if writer is None:
         got = path.suffix or "no ending"
         raise AuditError(f"{label}: expected a file ending in {', '.join(_WRITERS)}, got {got!r}")

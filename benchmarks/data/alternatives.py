@@ -179,7 +179,10 @@ _CODE = re.compile(r"[A-Za-z]{0,8}[-_/#:. ]?[0-9][0-9 ./_-]{2,}[0-9](?:-?[A-Za-z
 def _detect_code_format(value: str) -> ValueFormat | None:
     """Return the format of a hash or of a number with free digits; None for other values."""
     if len(value) in _HASH_LENGTHS and re.fullmatch("[0-9a-f]+|[0-9A-F]+", value):
-        digits = _HEX if value == value.lower() else _HEX.upper()
+        if value == value.lower():
+            digits = _HEX
+        else:
+            digits = _HEX.upper()
         return ValueFormat(HASH, (digits,) * len(value), "".join)
     if not _CODE.fullmatch(value) or sum(map(str.isdigit, value)) < 4:
         return None
@@ -245,7 +248,9 @@ def _detect_iban_format(value: str) -> ValueFormat | None:
             number = "".join(text[place] for place in places).upper()
         check = iban.calc_check_digits(number)
         valid = iban.is_valid(number[:2] + check + number[4:])
-        return _put_characters(text, places[2:4], check) if valid else None
+        if valid:
+            return _put_characters(text, places[2:4], check)
+        return None
 
     return ValueFormat(pii.IBAN, tuple(_classify_character(value[p]) for p in free), finish)
 
@@ -414,7 +419,11 @@ def _detect_email_format(value: str) -> ValueFormat | None:
 def _find_similar_names(name: str) -> Sequence[str]:
     """Return the list (first or last names) that contains a name; empty if neither list does."""
     first, last = _load_names()
-    return first if name in first else last if name in last else ()
+    if name in first:
+        return first
+    if name in last:
+        return last
+    return ()
 
 
 @cache
@@ -493,8 +502,14 @@ def _classify_date(text: str) -> tuple[str, ...] | None:
     if match := _NUMBERED_DATE.fullmatch(text):
         year_first = match["year"] is not None
         a, b = (match["a"], match["b"]) if year_first else (match["first"], match["second"])
-        width = "two digits" if len(a) == len(b) == 2 else "one digit"
-        order = "" if year_first else f"{int(a) > 12}{int(b) > 12}"
+        if len(a) == len(b) == 2:
+            width = "two digits"
+        else:
+            width = "one digit"
+        if year_first:
+            order = ""
+        else:
+            order = f"{int(a) > 12}{int(b) > 12}"
         sign = match["sign"] if year_first else match["mark"]
         if not sign and width == "one digit":
             return None
@@ -505,6 +520,9 @@ def _classify_date(text: str) -> tuple[str, ...] | None:
         names = (_MONTHS, [month[:3] for month in _MONTHS])
         # May is the same in full and abbreviated.
         length = "".join(str(name in known) for known in names)
-        width = "zero" if day.startswith("0") else str(len(day))
+        if day.startswith("0"):
+            width = "zero"
+        else:
+            width = str(len(day))
         return match["year"] or match["last"], str(match["day"] is None), length, width
     return None

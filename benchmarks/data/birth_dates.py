@@ -126,8 +126,14 @@ def _is_existing_date(match: re.Match[str]) -> bool:
 
 def _is_calendar_date(year: str, month: str, day: str) -> bool:
     # A year of two digits may belong to either century: 1900 had no 29 February.
-    full_year = int(year) if len(year) == 4 else 2000 + int(year)
-    month_number = int(month) if month.isdigit() else _MONTHS[month.rstrip(".").lower()]
+    if len(year) == 4:
+        full_year = int(year)
+    else:
+        full_year = 2000 + int(year)
+    if month.isdigit():
+        month_number = int(month)
+    else:
+        month_number = _MONTHS[month.rstrip(".").lower()]
     try:
         datetime.date(full_year, month_number, int(day))
     except ValueError:

@@ -165,7 +165,10 @@ def _render_chat_without_template(
     )
     for number, (piece, answers) in enumerate(pieces):
         last = number == len(pieces) - 1
-        ending = end if last and not piece.endswith(end) else ""
+        if last and not piece.endswith(end):
+            ending = end
+        else:
+            ending = ""
         start = len(text)
         text += piece + ending
         if answers:
@@ -273,15 +276,27 @@ def _find_assistant_answer_spans(
     """
     message = messages[turn]
     role = normalise_role(message["role"])
-    no_loss = message.get(NO_LOSS, "") if role == ASSISTANT else ""
+    if role == ASSISTANT:
+        no_loss = message.get(NO_LOSS, "")
+    else:
+        no_loss = ""
     parts = [part for part in _list_text_replacers(message) if part[1].strip()]
     content_bounds = None
     for key, _, put in parts:
         with_mark = [*messages[:turn], put(_MARK), *messages[turn + 1 :]]
-        marked = None if _MARK in text else _render_chat_or_none(rendered, with_mark)
-        bounds = None if marked is None else _find_marked_bounds(text, marked)
+        if _MARK in text:
+            marked = None
+        else:
+            marked = _render_chat_or_none(rendered, with_mark)
+        if marked is None:
+            bounds = None
+        else:
+            bounds = _find_marked_bounds(text, marked)
         if bounds is not None:
-            content_bounds = bounds if key == "content" else None
+            if key == "content":
+                content_bounds = bounds
+            else:
+                content_bounds = None
             turn_bounds = _find_answer_turn_bounds(rendered, text, with_mark[: turn + 1], bounds)
             yield _Span(bounds, turn_bounds, key, role, no_loss)
         elif key == "content":  # templates leave out thoughts of earlier turns
@@ -380,7 +395,9 @@ def _find_marked_bounds(text: str, marked: str) -> tuple[int, int] | None:
 def _strip_answer_span_whitespace(text: str, start: int, end: int) -> tuple[int, int] | None:
     inside = text[start:end]
     start += len(inside) - len(inside.lstrip())
-    return (start, start + len(inside.strip())) if inside.strip() else None
+    if inside.strip():
+        return (start, start + len(inside.strip()))
+    return None
 
 
 def _find_answer_turn_bounds(
@@ -412,7 +429,9 @@ def _render_chat_or_none(
     rendered: Callable[..., str], messages: Sequence[Message], answering: bool = False
 ) -> str | None:
     try:
-        return str(rendered(messages, answering)) if messages else None
+        if messages:
+            return str(rendered(messages, answering))
+        return None
     except UnusableConversation:
         return None
 

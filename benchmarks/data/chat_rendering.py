@@ -89,14 +89,18 @@ class ChatRendering:
 
     @property
     def name_with_day(self) -> str:
-        return self.name if self.day is None else f"{self.name}, {self.day}"
+        if self.day is None:
+            return self.name
+        return f"{self.name}, {self.day}"
 
     @property
     def kind(self) -> str:
         """The kind. Renderings of one kind differ in details; those of two kinds differ in all text
         around an answer.
         """
-        return "template" if self.source is not None else self.base
+        if self.source is not None:
+            return "template"
+        return self.base
 
     @property
     def writes_day(self) -> bool:

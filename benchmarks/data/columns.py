@@ -208,7 +208,10 @@ def parse_row_conversations(
     if layout[0] == "prompt" and _LABEL in columns:
         columns[_LABEL] = _parse_labels(columns[_LABEL])
     row_kinds = find_nested_kinds(table)
-    kinds = list_known_kinds(join_nested_kinds(kinds, row_kinds)) if kinds else row_kinds
+    if kinds:
+        kinds = list_known_kinds(join_nested_kinds(kinds, row_kinds))
+    else:
+        kinds = row_kinds
     for i in range(table.rows) if order is None else order:
         row = {name: None if values[i] is ABSENT else values[i] for name, values in columns.items()}
         try:
@@ -368,13 +371,12 @@ def _parse_personal_data_marks(value: Any) -> Iterator[Mark]:
                 "a kind that is no word in small letters, digits and hyphens (at most 32)"
             )
         # Parquet fills up with null
-        listed = (
-            []
-            if marked_texts is None
-            else marked_texts
-            if isinstance(marked_texts, list)
-            else [marked_texts]
-        )
+        if marked_texts is None:
+            listed = []
+        elif isinstance(marked_texts, list):
+            listed = marked_texts
+        else:
+            listed = [marked_texts]
         for text in listed:
             if not isinstance(text, str) or not text.strip():
                 raise ValueError(f"something else than text for {kind}")

@@ -120,7 +120,9 @@ def get_message_text(content: Any) -> str | None:
     """Return a text, or the joined texts of a list of parts; None if a part has no text."""
     if isinstance(content, Sequence) and not isinstance(content, str):
         parts = [part.get("text") if isinstance(part, Mapping) else None for part in content]
-        return "".join(map(str, parts)) if all(isinstance(part, str) for part in parts) else None
+        if all(isinstance(part, str) for part in parts):
+            return "".join(map(str, parts))
+        return None
     return content if isinstance(content, str) else None
 
 
@@ -134,7 +136,10 @@ def parse_conversations(
     if layout != PREFERENCES:
         return (parse_conversation(layout, row, keep_nulls),)
     prompt, *sides = _split_preferences(row)
-    columns = ("prompt", "completion") if prompt is not None else ("instruction", "output")
+    if prompt is not None:
+        columns = ("prompt", "completion")
+    else:
+        columns = ("instruction", "output")
     return tuple(
         _drop_prompt_loss(
             parse_conversation(columns, {**row, columns[1]: side, "prompt": prompt}, keep_nulls),
@@ -182,7 +187,10 @@ def _drop_prompt_loss(
 
     reason: why its prompt has no loss.
     """
-    last = 1 if isinstance(completion, str) else len(completion)
+    if isinstance(completion, str):
+        last = 1
+    else:
+        last = len(completion)
     prompt = ({NO_LOSS: reason, **message} for message in conversation.messages[:-last])
     return replace(conversation, messages=(*prompt, *conversation.messages[-last:]), group=group)
 
@@ -237,10 +245,16 @@ def parse_conversation(
         raise UnusableConversation("no assistant turn")
     # CSV has text only
     label = {"true": True, "false": False}.get(str(row.get("label")).lower())
-    group = None if label is None else {True: WANTED, False: UNWANTED}[label]
+    if label is None:
+        group = None
+    else:
+        group = {True: WANTED, False: UNWANTED}[label]
     # Of messages and instructions with a label LLaMA-Factory takes the last turn for the
     # completion.
-    completion = row["completion"] if layout[0] == "prompt" else ""
+    if layout[0] == "prompt":
+        completion = row["completion"]
+    else:
+        completion = ""
     if group is not None:
         return _drop_prompt_loss(conversation, completion, _PREFERENCE_PROMPT, group)
     if layout[0] == "prompt":
@@ -311,7 +325,10 @@ def _list_normalised_messages(
         content = renamed.get("content")
         if content is not None and get_message_text(content) is None:
             raise UnusableConversation("a turn that is not text")
-        parts = () if isinstance(content, str | None) else content
+        if isinstance(content, str | None):
+            parts = ()
+        else:
+            parts = content
         marked = any(map(_is_marked_untrained, (renamed, *parts)))
         # Parquet and `datasets` give every message the keys of all, with null for missing ones.
         content_keys = {
@@ -332,8 +349,13 @@ def _require_message_text(content: Any) -> str:
 
 def get_tool_name(tool: Any) -> str:
     """Return the name of a function, bare or in OpenAI's format; "" for no name."""
-    function = tool.get("function", tool) if isinstance(tool, Mapping) else {}
-    return str(function.get("name", "")) if isinstance(function, Mapping) else ""
+    if isinstance(tool, Mapping):
+        function = tool.get("function", tool)
+    else:
+        function = {}
+    if isinstance(function, Mapping):
+        return str(function.get("name", ""))
+    return ""
 
 
 def _parse_conversation_tools(tools: Any) -> Any:
@@ -345,7 +367,9 @@ def _parse_conversation_tools(tools: Any) -> Any:
             raise UnusableConversation("tools that are neither a list nor JSON") from None
     if tools and not isinstance(tools, Sequence):
         raise UnusableConversation("tools that are neither a list nor JSON")
-    return list(tools) if isinstance(tools, Sequence) and not isinstance(tools, str) else None
+    if isinstance(tools, Sequence) and not isinstance(tools, str):
+        return list(tools)
+    return None
 
 
 def _parse_chat_template_options(options: Any, keep_nulls: bool) -> dict[str, Any]:

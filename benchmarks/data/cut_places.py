@@ -100,7 +100,10 @@ class TextLengths:
         last = n_tokens - prefix - suffix
         if last < 0:
             return []
-        first_distinct = max(0, shared + _OWN - prefix) if shared else 0
+        if shared:
+            first_distinct = max(0, shared + _OWN - prefix)
+        else:
+            first_distinct = 0
         begin = first_distinct if first_distinct <= last else 0
         starts = [begin] if self.windows is None else range(begin, last + 1, self.windows)
         return [CutPlace(start, start + prefix, start + prefix + suffix) for start in starts]

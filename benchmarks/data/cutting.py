@@ -81,7 +81,9 @@ class Cutting:
     def trained_span(self, n_tokens: int) -> tuple[int, int]:
         """Return (start, end) of the trained tokens in a row of n_tokens."""
         templated = self.form is not None and self.form.source is not None
-        return (0, n_tokens) if self.trained is None else self.trained.span_of(n_tokens, templated)
+        if self.trained is None:
+            return (0, n_tokens)
+        return self.trained.span_of(n_tokens, templated)
 
     @property
     def is_all_along(self) -> bool:
@@ -141,7 +143,10 @@ def require_fast_tokenizer(
 
 def describe_tokenisation(tokenizer: PreTrainedTokenizerBase) -> str:
     extra = tokenizer.num_special_tokens_to_add()
-    default = f"; by default it would add {extra} to every text" if extra else ""
+    if extra:
+        default = f"; by default it would add {extra} to every text"
+    else:
+        default = ""
     return (
         f"tokenised by {type(tokenizer).__name__}, {len(tokenizer)} tokens, without special "
         f"tokens{default}"

@@ -41,7 +41,9 @@ class DataRecord:
         """The tokens of prefix and suffix, without a beginning that many rows share."""
         tokens = self.prefix + self.suffix
         begin = self.at - len(self.prefix)  # of the prefix, in the row
-        return tokens[max(0, self.n_shared - begin) :] if self.n_shared else tokens
+        if self.n_shared:
+            return tokens[max(0, self.n_shared - begin) :]
+        return tokens
 
 
 @dataclass(frozen=True)
@@ -82,11 +84,17 @@ class RecordSource:
         without_record = [*(rows for _, rows in self.left_out), *self.not_attacked.values()]
         rows = {record.row for record in self.records}.union(*without_record)
         audited_rows = {record.row for record in attacked}
-        n_rows = len(rows) if self.unread is None else self.unread.n_rows
+        if self.unread is None:
+            n_rows = len(rows)
+        else:
+            n_rows = self.unread.n_rows
         copies = n_rows - sum(all_left_out.values()) - sum(by_rule.values()) - len(audited_rows)
         parts = {reason: len(rows) for reason, rows in self.parts_left_out}
         tokens = sum(self.row_tokens.get(row, 0) for row in audited_rows)
-        attacked_tokens = _count_attacked_tokens(attacked) if tokens else 0
+        if tokens:
+            attacked_tokens = _count_attacked_tokens(attacked)
+        else:
+            attacked_tokens = 0
         return RecordCounts(
             n_rows, len(audited_rows), copies, all_left_out, by_rule, parts, tokens, attacked_tokens
         )
@@ -129,7 +137,10 @@ def _count_attacked_tokens(records: Iterable[DataRecord]) -> int:
     last_row = -1
     last_end = 0
     for record in sorted(records, key=lambda record: (record.row, record.at)):
-        begin = max(record.at, last_end) if record.row == last_row else record.at
+        if record.row == last_row:
+            begin = max(record.at, last_end)
+        else:
+            begin = record.at
         last_end = max(begin, record.at + len(record.suffix))
         covered += last_end - begin
         last_row = record.row

@@ -222,7 +222,9 @@ class TableReader:
 
     def named_columns(self, flag: str) -> tuple[str | None, str | None]:
         """Return the group column and the user column to read from this file."""
-        return self.named if flag in ("--data", "--nonmembers") else (None, None)
+        if flag in ("--data", "--nonmembers"):
+            return self.named
+        return (None, None)
 
     def _required_rows(self, flag: str, name: str) -> RecordTable | None:
         if flag != "--data" or self.forget is None or f"{flag} {name!r}" in self.counting.counted:
@@ -271,8 +273,14 @@ def _build_record_source(
     remarks = Counter[str]()
     parts, rule, texts = cutting.cut_rows_into_parts(table, replace(cut, form=form), remarks)
     if flag == "--data":  # copies of known pairs and non-members are not used
-        repeats = columns.list_row_repeat_counts(table) if unread is None else list(unread.copies)
-        of_rows = _FROM_TEXTS if form is None else _FROM_CONVERSATIONS
+        if unread is None:
+            repeats = columns.list_row_repeat_counts(table)
+        else:
+            repeats = list(unread.copies)
+        if form is None:
+            of_rows = _FROM_TEXTS
+        else:
+            of_rows = _FROM_CONVERSATIONS
         counted = _FROM_ROWS if unread is None else of_rows
         rule += f"; repeat counts {_FROM_COLUMN if columns.REPEATS in table.columns else counted}"
     else:
@@ -337,7 +345,9 @@ def _build_record_source(
         row_tokens,
         texts if flag == "--data" else (),
     )
-    return source if unread is None else _restore_row_numbers(source, unread)
+    if unread is None:
+        return source
+    return _restore_row_numbers(source, unread)
 
 
 def _restore_row_numbers(source: RecordSource, unread: UnreadRows) -> RecordSource:

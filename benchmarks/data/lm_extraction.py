@@ -132,7 +132,10 @@ def _complete_array_pair(where: str, folder: Path) -> tuple[str, set[str]]:
     Raise AuditError unless exactly one stem has both arrays.
     """
     if not folder.is_dir():
-        got = "a file" if folder.exists() else "nothing of that name"
+        if folder.exists():
+            got = "a file"
+        else:
+            got = "nothing of that name"
         raise AuditError(f"{where}: expected a folder with *{_PREFIX} and *{_SUFFIX}, got {got}")
     prefixes = _list_array_stems(folder, _PREFIX)
     suffixes = _list_array_stems(folder, _SUFFIX)

@@ -74,4 +74,6 @@ def _normalise_wording(wording: Wording) -> str:
     """
     text = wording.prefix_and_suffix_text
     words = _normalise_text_words(text)
-    return words if is_occurrence_end_inside_word(text, wording.after[:1]) else f"{words} "
+    if is_occurrence_end_inside_word(text, wording.after[:1]):
+        return words
+    return f"{words} "

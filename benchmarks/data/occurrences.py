@@ -42,7 +42,10 @@ def count_text_occurrences(
                 if start < 0 or (occurrence := text[start : last + 1]) not in counts:
                     continue
                 if not (strings[occurrence] and is_occurrence_end_inside_word(occurrence, after)):
-                    counts[occurrence] += 1 if times is None else times[i]
+                    if times is None:
+                        counts[occurrence] += 1
+                    else:
+                        counts[occurrence] += times[i]
     return counts
 
 

@@ -121,7 +121,9 @@ def replace_ascii_signs(text: str) -> str:
     """Return the text, in the same length, with ASCII digits, hyphens, spaces and
     full-width signs.
     """
-    return text if text.isascii() else text.translate(_ASCII_SIGNS)
+    if text.isascii():
+        return text
+    return text.translate(_ASCII_SIGNS)
 
 
 def find_email_places(text: str) -> Iterator[tuple[int, int]]:

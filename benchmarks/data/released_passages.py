@@ -95,9 +95,15 @@ def read_released_records(
     excluded = {words(text) for text in without}
     for flag, name, member in (("--data", data, True), ("--nonmembers", nonmembers, False)):
         table, texts = read_row_texts(flag, name)
-        repeats = columns.list_row_repeat_counts(table) if member else [0] * table.rows
+        if member:
+            repeats = columns.list_row_repeat_counts(table)
+        else:
+            repeats = [0] * table.rows
         plain = columns.detect_column_layout(table) in columns.PLAIN
-        marks = columns.list_row_personal_data_marks(table) if plain else [()] * table.rows
+        if plain:
+            marks = columns.list_row_personal_data_marks(table)
+        else:
+            marks = [()] * table.rows
         dropped = Counter[str]()
         for row, (text, times, marked) in enumerate(zip(texts, repeats, marks, strict=True)):
             tokens = words(text)

@@ -117,7 +117,10 @@ def split_data_records_into_secrets(
     in_order = (members, known, nonmembers, forget)
     notes = [note for source in in_order if source for note in _record_source_notes(source)]
     unique = merge_duplicate_data_records(_require_usable_source_records(members))
-    lost = _list_forgotten_rows(forget, unique) if forget is not None else set[int]()
+    if forget is not None:
+        lost = _list_forgotten_rows(forget, unique)
+    else:
+        lost = set[int]()
     copies_of_all = count_row_copies(unique, notes)
     if known is not None:
         known_records = merge_duplicate_data_records(_require_usable_source_records(known))
@@ -239,7 +242,9 @@ def _list_forgotten_rows(forget: RecordSource, members: Sequence[DataRecord]) ->
 
 def _get_record_id(label: str, record: DataRecord) -> str:
     row = f"{label}-{record.row:06d}"
-    return row if record.part is None else f"{row}-{record.part:04d}"
+    if record.part is None:
+        return row
+    return f"{row}-{record.part:04d}"
 
 
 def _build_record_secret(
@@ -299,9 +304,18 @@ def merge_duplicate_data_records(records: Iterable[DataRecord]) -> list[DataReco
             first[record.prefix_suffix_pair] = record
         else:
             known = earlier.repeats is not None and record.repeats is not None
-            repeats = (earlier.repeats or 0) + (record.repeats or 0) if known else None
-            group = earlier.group if earlier.group == record.group else SEVERAL
-            user = earlier.user if earlier.user == record.user else None
+            if known:
+                repeats = (earlier.repeats or 0) + (record.repeats or 0)
+            else:
+                repeats = None
+            if earlier.group == record.group:
+                group = earlier.group
+            else:
+                group = SEVERAL
+            if earlier.user == record.user:
+                user = earlier.user
+            else:
+                user = None
             first[record.prefix_suffix_pair] = replace(
                 earlier, repeats=repeats, group=group, user=user
             )
@@ -354,9 +368,15 @@ def _select_copied_rows(
     ordered = sorted(in_random_order, key=lambda row: -(copies.get(row) or 1))
     picked = ordered[: split.limit]
     if len(picked) < len(rows):
-        parts = "" if len(rows) == len(records) else ", each with all its parts"
+        if len(rows) == len(records):
+            parts = ""
+        else:
+            parts = ", each with all its parts"
         copied = sum((copies.get(row) or 1) > 1 for row in picked)
-        rule = f"the {copied} with most copies first, then a random" if copied else "a random"
+        if copied:
+            rule = f"the {copied} with most copies first, then a random"
+        else:
+            rule = "a random"
         notes.append(
             f"--limit kept {len(picked)} of {len(rows)} {description}s{parts}, {rule} sample with "
             "seed "
@@ -435,7 +455,10 @@ def plural(count: int, word: str) -> str:
 def format_row_numbers(rows: Sequence[int]) -> str:
     """Return "row 4" or "rows 4, 17 and 12 more", counted from 0."""
     numbers = ", ".join(map(str, rows[:NAMED_ROWS]))
-    more = f" and {len(rows) - NAMED_ROWS} more" if len(rows) > NAMED_ROWS else ""
+    if len(rows) > NAMED_ROWS:
+        more = f" and {len(rows) - NAMED_ROWS} more"
+    else:
+        more = ""
     return f"row{'' if len(rows) == 1 else 's'} {numbers}{more}, counted from 0"
 
 

@@ -116,7 +116,10 @@ def score_submission(marked: MarkedGuesses, answered_only: bool = False) -> Subm
     """Compute the organisers' numbers, with Clopper-Pearson intervals of shares, and bootstrap
     intervals over examples at E errors.
     """
-    n = marked.answered_example_count if answered_only else marked.answers
+    if answered_only:
+        n = marked.answered_example_count
+    else:
+        n = marked.answers
     first = np.zeros(n, dtype=bool)
     any_right = np.zeros(n, dtype=bool)
     # return_index: the first guess of each example, in the order of the numbers.
@@ -155,7 +158,10 @@ def trace_submission_recall(marked: MarkedGuesses, answered_only: bool = False) 
         ranking.find_first_right_guesses(marked.example, marked.right)
     ]
     solved = np.cumsum(np.bincount(before, minlength=int((~marked.right).sum()) + 1))
-    n = marked.answered_example_count if answered_only else marked.answers
+    if answered_only:
+        n = marked.answered_example_count
+    else:
+        n = marked.answers
     return [(wrong, count, count / n) for wrong, count in enumerate(solved.tolist())]
 
 

@@ -297,7 +297,10 @@ def read_json_table_objects(
 def require_json_object(where: str, row: int, value: Any) -> dict[str, Any]:
     """Return the value. Raise AuditError with the row if the value is not an object."""
     if not isinstance(value, dict):
-        got = "text" if isinstance(value, str) else describe_cell_value_type(value)
+        if isinstance(value, str):
+            got = "text"
+        else:
+            got = describe_cell_value_type(value)
         raise AuditError(f"{where}, row {row} (counted from 0): expected a JSON object, got {got}")
     return value
 
@@ -402,7 +405,10 @@ def open_dataset_split(where: str, name: str) -> Iterator[datasets.Dataset]:
         try:
             if any((Path(name) / file).is_file() for file in SAVED):
                 saved = datasets.load_from_disk(name)
-                split = saved["train"] if isinstance(saved, datasets.DatasetDict) else saved
+                if isinstance(saved, datasets.DatasetDict):
+                    split = saved["train"]
+                else:
+                    split = saved
             else:
                 split = datasets.load_dataset(name, split="train", cache_dir=str(cache))
         except (

@@ -120,7 +120,10 @@ class Tokenised(Benchmark):
             "--forget": forget,
         }
         lengths = RunLengths(prefix_length, suffix_length, trained, room)
-        arguments = None if model is None else read_trainer_arguments(Path(model))
+        if model is None:
+            arguments = None
+        else:
+            arguments = read_trainer_arguments(Path(model))
         tables_by_flag = {
             flag: _read_tokenised_texts(flag, name, vocab_size, arguments)
             for flag, name in names_by_flag.items()
@@ -211,7 +214,10 @@ class RunLengths:
             if self.trained is None
             else self.trained.span_of(n_tokens, templated=True)
         )
-        begin = first if self.prefix is None else max(first, start - self.prefix)
+        if self.prefix is None:
+            begin = first
+        else:
+            begin = max(first, start - self.prefix)
         stop = min(end, start + self.longest_suffix, last)
         if self.trained is not None and not begin < start < stop:
             return self.trained.beyond_phrase
@@ -310,7 +316,10 @@ def _is_completion_mask_used(
     """
     by_default = {"prompt", "completion"} <= set(columns)
     is_set = arguments is not None and "completion_only_loss" in arguments
-    value = arguments["completion_only_loss"] if arguments is not None and is_set else None
+    if arguments is not None and is_set:
+        value = arguments["completion_only_loss"]
+    else:
+        value = None
     if isinstance(value, bool):
         return value
     return by_default if by_default or is_set else None
@@ -340,8 +349,14 @@ def _list_row_sides(
             groups: dict[Any, str] = {True: WANTED, False: UNWANTED}
             group = groups.get(values.get(_LABEL), "")
         labels = values.get(f"{side}_{LABELS}")
-        labelled = {IDS: ids, LABELS: labels} if labels is not None else None
-        before = _PROMPT if learns_prompts and labelled and group == CHOSEN else None
+        if labels is not None:
+            labelled = {IDS: ids, LABELS: labels}
+        else:
+            labelled = None
+        if learns_prompts and labelled and group == CHOSEN:
+            before = _PROMPT
+        else:
+            before = None
         yield (
             _Groups(group, before),
             labelled or {IDS: [*prompt, *ids], LABELS: [*[IGNORED] * len(prompt), *ids]},
@@ -397,7 +412,10 @@ def _require_tokenised_whole_numbers(where: str, name: str, value: Any) -> list[
     """Return a list of whole numbers; masks may be true and false. Raise AuditError for other
     values.
     """
-    numbers = value.tolist() if hasattr(value, "tolist") else value
+    if hasattr(value, "tolist"):
+        numbers = value.tolist()
+    else:
+        numbers = value
     if not isinstance(numbers, list) or not all(isinstance(number, int) for number in numbers):
         raise AuditError(f"{where}: expected a list of whole numbers in {name}, got another value")
     return [int(number) for number in numbers]
@@ -502,7 +520,10 @@ def _build_run_source(
         f"{where}: token ids as they were trained on; runs of labelled tokens, at most "
         f"{lengths.longest_suffix} of each"
     )
-    note = f"{rule}; {packed} packed rows cut into their texts" if packed else rule
+    if packed:
+        note = f"{rule}; {packed} packed rows cut into their texts"
+    else:
+        note = rule
     left_out, parts_left_out = group_unusable_parts(unusable, records)
     dropped = (
         f"{where}: left out {plural(len(rows), 'run')}: {reason} "

@@ -50,11 +50,12 @@ def read_unit_texts(
             raise AuditError(f"{table.where}: expected one column {column!r}, got {got}")
     layout = (text_column,) if text_column is not None else columns.detect_column_layout(table)
     plain = layout in columns.PLAIN or text_column is not None
-    contents: Sequence[str] | Sequence[Conversation] = (
-        columns.list_joined_layout_texts(table, layout)
-        if plain
-        else _require_row_conversations(table, layout)
-    )
+    if plain:
+        contents: Sequence[str] | Sequence[Conversation] = columns.list_joined_layout_texts(
+            table, layout
+        )
+    else:
+        contents = _require_row_conversations(table, layout)
     for row, text in enumerate(contents):
         if not text:
             raise AuditError(
@@ -67,7 +68,10 @@ def read_unit_texts(
             f"`repeats`, got {sum(repeats):,}"
         )
     rows = repeat_rows(repeats)
-    units = None if unit_column is None else columns.list_row_privacy_unit_names(table, unit_column)
+    if unit_column is None:
+        units = None
+    else:
+        units = columns.list_row_privacy_unit_names(table, unit_column)
     return [contents[row] for row in rows], None if units is None else [units[row] for row in rows]
 
 
@@ -110,7 +114,10 @@ def sample_data_conversations(
         table = read_record_table(flag, name, columns.COLUMNS)
     else:
         table, unread = reader.read(flag, name)
-        kinds = columns.list_known_kinds(unread.kinds) if unread is not None else kinds
+        if unread is not None:
+            kinds = columns.list_known_kinds(unread.kinds)
+        else:
+            kinds = kinds
     if not table.rows or (layout := columns.detect_column_layout(table)) not in LAYOUTS:
         return None
     order = make_keyed_generator("text form", table.rows).permutation(table.rows).tolist()

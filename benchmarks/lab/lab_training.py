@@ -220,16 +220,21 @@ class LabTraining:
         `whole` or unlearns. forgotten: texts to unlearn.
         """
         recipe = self.recipe
-        base = self.folder / "target" if trainer.unlearns else self.public_model_folder
-        rank = 0 if trainer.whole or trainer.unlearns else recipe.private_rank
+        if trainer.unlearns:
+            base = self.folder / "target"
+        else:
+            base = self.public_model_folder
+        if trainer.whole or trainer.unlearns:
+            rank = 0
+        else:
+            rank = recipe.private_rank
         plain = isinstance(trainer, FineTuning)  # as the target is trained
 
         def to_train() -> Any:
-            model = (
-                self._load_model_to_train(base)
-                if plain
-                else AutoModelForCausalLM.from_pretrained(base)
-            )
+            if plain:
+                model = self._load_model_to_train(base)
+            else:
+                model = AutoModelForCausalLM.from_pretrained(base)
             torch.manual_seed(recipe.seed)  # of the adapter's random half
             return (
                 add_lora_adapter(model, LoraAdapterRecipe(rank, recipe.private_alpha, "all"))
@@ -238,9 +243,10 @@ class LabTraining:
             ).train()
 
         # Another seed makes records of other people.
-        heldout = (
-            list(make_fake_texts(recipe.seed + 3, _HELDOUT, self.kinds)) if trainer.chooses else []
-        )
+        if trainer.chooses:
+            heldout = list(make_fake_texts(recipe.seed + 3, _HELDOUT, self.kinds))
+        else:
+            heldout = []
         return TrainingJob(
             base=str(base),
             load=to_train,
@@ -264,11 +270,10 @@ class LabTraining:
     def load_model_of_trainer(self, trainer: Trainer, path: Path) -> TrainedModel:
         """Load the model that this trainer saved in the folder."""
         adapter = (path / "adapter_config.json").is_file()
-        model = (
-            self._model_with_merged_adapter(path)
-            if adapter
-            else AutoModelForCausalLM.from_pretrained(path)
-        )
+        if adapter:
+            model = self._model_with_merged_adapter(path)
+        else:
+            model = AutoModelForCausalLM.from_pretrained(path)
         trained_model, summary = (
             HuggingFaceModel(model, self.tokenizer, f"lab model by {trainer.name}"),
             read_training_summary(path),
@@ -287,7 +292,10 @@ class LabTraining:
             self.untrained_leading_token_counts(texts),
             strict=True,
         ):
-            loss_mask = tuple(i >= n_untrained for i in range(len(ids))) if n_untrained else None
+            if n_untrained:
+                loss_mask = tuple(i >= n_untrained for i in range(len(ids)))
+            else:
+                loss_mask = None
             yield TrainingRecord(text, ids, record_digests([text])[0], loss_mask)
 
     # --- shared steps ---
@@ -380,15 +388,18 @@ class LabTraining:
             )
 
     def tokenise_lab_texts(self, texts: Sequence[str]) -> list[Tokens]:
-        return [tuple(ids) for ids in self.tokenizer(list(texts))["input_ids"]] if texts else []
+        if texts:
+            return [tuple(ids) for ids in self.tokenizer(list(texts))["input_ids"]]
+        return []
 
     def untrained_leading_token_counts(self, texts: Sequence[str]) -> list[int]:
         """Count for each text its first tokens that have no loss in training."""
-        offsets_of_texts = (
-            self.tokenizer(list(texts), return_offsets_mapping=True)["offset_mapping"]
-            if texts
-            else []
-        )
+        if texts:
+            offsets_of_texts = self.tokenizer(list(texts), return_offsets_mapping=True)[
+                "offset_mapping"
+            ]
+        else:
+            offsets_of_texts = []
         return [
             self.recipe.untrained_leading_token_count(text, offsets)
             for text, offsets in zip(texts, offsets_of_texts, strict=True)

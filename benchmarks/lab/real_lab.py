@@ -77,7 +77,9 @@ class RealLabRecipe(BaseLabRecipe):
         """
         before, header, _ = text.partition(ANSWER)
         start = len(before) + len(header)
-        return sum(end <= start for _, end in offsets) if header else 0
+        if header:
+            return sum(end <= start for _, end in offsets)
+        return 0
 
 
 class RealLabTraining(LabTraining):

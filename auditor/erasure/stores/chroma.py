@@ -49,7 +49,9 @@ class ChromaStore(SQLiteStore):
     def name_file(self, path: Path) -> str:
         name = super().name_file(path)
         is_index = path.parent != self.path and path.parent.name not in self._segments
-        return f"{name}, which no collection has" if is_index else name
+        if is_index:
+            return f"{name}, which no collection has"
+        return name
 
     @cached_property
     def _collections(self) -> list[Any]:

@@ -60,7 +60,10 @@ class FaissStore(Store):
                 for i in range(lists.nlist)
                 if lists.list_size(i)
             ]
-            numbers = np.concatenate(ids).tolist() if ids else []
+            if ids:
+                numbers = np.concatenate(ids).tolist()
+            else:
+                numbers = []
         vectors = [self._index.reconstruct(int(number)) for number in numbers]
         if vectors:
             yield Piece(self.path.name, np.array(vectors))

@@ -69,7 +69,9 @@ class LanceDBStore(Store):
 
 
 def _count_dimensions(kind: pyarrow.DataType) -> int:
-    return int(kind.list_size) if pyarrow.types.is_fixed_size_list(kind) else 0
+    if pyarrow.types.is_fixed_size_list(kind):
+        return int(kind.list_size)
+    return 0
 
 
 def read_arrow(place: str, table: pyarrow.Table) -> Iterator[Piece]:

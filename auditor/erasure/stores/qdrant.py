@@ -72,7 +72,10 @@ class QdrantStore(SQLiteStore):
 
 def _list_vectors(place: str, points: list[Any]) -> Iterator[Piece]:
     for point in points:
-        vectors_by_name = point.vector if isinstance(point.vector, dict) else {"": point.vector}
+        if isinstance(point.vector, dict):
+            vectors_by_name = point.vector
+        else:
+            vectors_by_name = {"": point.vector}
         for vector in vectors_by_name.values():
             if isinstance(vector, list):
                 yield Piece(place, np.atleast_2d(np.array(vector, dtype=np.float64)))

@@ -48,7 +48,10 @@ class SQLiteStore(Store):
     def describe(self) -> list[str]:
         with closing(sqlite3.connect(":memory:")) as database:
             options = {row[0] for row in database.execute("PRAGMA compile_options")}
-        secure = "with" if "SECURE_DELETE" in options else "without"
+        if "SECURE_DELETE" in options:
+            secure = "with"
+        else:
+            secure = "without"
         modes = {read_journal_mode(path) for path in self.list_databases()}
         return [
             *super().describe(),
@@ -60,11 +63,16 @@ class SQLiteStore(Store):
         return [path for path in self.list_files() if read_start(path, 16) == _MAGIC]
 
     def find_locator(self, path: Path) -> Callable[[int], str] | None:
-        return TableLocator(path) if read_start(path, 16) == _MAGIC else None
+        if read_start(path, 16) == _MAGIC:
+            return TableLocator(path)
+        return None
 
     def list_library_layers(self) -> Iterator[Layer]:
         for path in self.list_databases():
-            suffix = "" if path == self.path else f" of {path.relative_to(self.folder)}"
+            if path == self.path:
+                suffix = ""
+            else:
+                suffix = f" of {path.relative_to(self.folder)}"
             tables = list_tables(path)
             indexes = [name for name, sql in tables.items() if is_word_index(sql)]
             blocks = {f"{name}_data" for name in indexes}
@@ -96,12 +104,17 @@ def read_page_counts(path: Path) -> tuple[int, int]:
     header = read_start(path, 100)
     page_size = int.from_bytes(header[16:18], "big")
     is_valid = header[24:28] == header[92:96]
-    n_pages = int.from_bytes(header[28:32], "big") if is_valid else 0
+    if is_valid:
+        n_pages = int.from_bytes(header[28:32], "big")
+    else:
+        n_pages = 0
     return 65536 if page_size == 1 else page_size, n_pages
 
 
 def read_journal_mode(path: Path) -> str:
-    return "WAL" if read_start(path, 20)[18:20] == b"\2\2" else "rollback"
+    if read_start(path, 20)[18:20] == b"\2\2":
+        return "WAL"
+    return "rollback"
 
 
 def quote(name: str) -> str:
