@@ -274,9 +274,9 @@ class Ethicist(SamplingAttack):
         most = max(len(pair.prefix) for pair in pairs)
         length = suffixes.shape[1]
         padding = torch.tensor([most - len(pair.prefix) for pair in pairs], device=model.device)
-        texts = [
-            [*pair.prefix, *pair.suffix[:-1], *[0] * (most - len(pair.prefix))] for pair in pairs
-        ]
+        texts = []
+        for pair in pairs:
+            texts.append([*pair.prefix, *pair.suffix[:-1], *[0] * (most - len(pair.prefix))])
         last = length + int(padding.max())
         # (pairs, last, V); the part that predicts each suffix, (pairs, length, V), is selected
         # below.

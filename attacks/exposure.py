@@ -114,14 +114,13 @@ class Exposure(Probe):
         groups = measure_repeat_probability(
             "exposure", secrets, value_column(observations, "exposure_bits") / most
         )
-        inserted = {
-            count: [
+        inserted = {}
+        for count in groups:
+            inserted[count] = [
                 o
                 for s, o in zip(secrets, observations, strict=True)
                 if s.member and str(s.repeats) == count
             ]
-            for count in groups
-        }
         return {
             count: _widen_exposure_interval(_scale_exposure_bits(m, most), inserted[count])
             for count, m in groups.items()
@@ -183,9 +182,10 @@ class Exposure(Probe):
     def _significantly_exposed_canary_mask(
         self, secrets: Sequence[Secret], observations: Sequence[Observation]
     ) -> Bools:
-        p_values = [
-            o.values["holm_p"] for s, o in zip(secrets, observations, strict=True) if s.member
-        ]
+        p_values = []
+        for s, o in zip(secrets, observations, strict=True):
+            if s.member:
+                p_values.append(o.values["holm_p"])
         return np.array(p_values) <= self.alpha
 
 
@@ -228,9 +228,9 @@ class _CanarySpaceRanking:
 
     def observe_canary_exposures(self, secrets: Sequence[Secret]) -> Iterator[Observation]:
         texts = [_get_canary(secret).text for secret in secrets]
-        encoded = [
-            tuple(ids) for ids in tries.encode_without_special_tokens(self.view.tokenizer, texts)
-        ]
+        encoded = []
+        for ids in tries.encode_without_special_tokens(self.view.tokenizer, texts):
+            encoded.append(tuple(ids))
         if self.exact:
             exposures = self._exact_exposures(encoded)
         else:
@@ -274,12 +274,13 @@ class _CanarySpaceRanking:
             f"{_QUICKER})"
         )
         progress = partial(view.progress, description)
-        counts = [
-            tries.count_leaves_within_nll(
-                view.target, tree, context, group, nodes=nodes, progress=progress
+        counts = []
+        for group in groups:
+            counts.append(
+                tries.count_leaves_within_nll(
+                    view.target, tree, context, group, nodes=nodes, progress=progress
+                )
             )
-            for group in groups
-        ]
         at_most = np.concatenate([count.at_most for count in counts])
         unseen = np.repeat([count.unseen for count in counts], [len(group) for group in groups])
         distribution = exposure.fit_skew_normal(references)

@@ -506,14 +506,12 @@ def compute_suffix_log_probs(
     # Bits stay by token, (B, L): windows need their own sums.
     sums = [(log_q.sum(-1), ancestral.sum(-1), bits) for log_q, ancestral, bits in parts]
     log_p, ancestral, bits = (torch.cat(columns).cpu() for columns in zip(*sums, strict=True))
-    least = {
-        f"window_bits_{length}": compute_least_window_bits(bits.numpy(), length)
-        for length in windows
-    }
-    greedy = {
-        f"greedy_windows_{length}": compute_greedy_window_share(bits.numpy(), length)
-        for length in windows
-    }
+    least = {}
+    for length in windows:
+        least[f"window_bits_{length}"] = compute_least_window_bits(bits.numpy(), length)
+    greedy = {}
+    for length in windows:
+        greedy[f"greedy_windows_{length}"] = compute_greedy_window_share(bits.numpy(), length)
     of_windows = {name: torch.from_numpy(values) for name, values in {**least, **greedy}.items()}
     return {"log_p": log_p, "log_p_ancestral": ancestral, "rank_bits": bits.sum(-1), **of_windows}
 

@@ -139,11 +139,10 @@ class Identifiers(Probe):
         for secret in secrets:
             unknown = Counter[str]()
             candidates = list(finder.find_record_values(secret, unknown))
-            values_by_name = {
-                f"{name}_{i}": _NONE if name == "kind" else 0.0
-                for i in range(_MOST_VALUES)
-                for name in _PER_VALUE
-            }
+            values_by_name = {}
+            for i in range(_MOST_VALUES):
+                for name in _PER_VALUE:
+                    values_by_name[f"{name}_{i}"] = _NONE if name == "kind" else 0.0
             n_ranked = 0
             for value in candidates:
                 # Names appear in the text before an address, or are frequent: a base model shows

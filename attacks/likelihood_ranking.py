@@ -97,10 +97,9 @@ class ZlibRanking(SamplingAttack):
         result = []
         for query, candidates in batch:
             head = query.prefix if self.text == "all" else ()
-            texts = [
-                view.tokenizer.decode([*head, *suffix])
-                for suffix in list_candidate_suffixes(candidates)
-            ]
+            texts = []
+            for suffix in list_candidate_suffixes(candidates):
+                texts.append(view.tokenizer.decode([*head, *suffix]))
             result.append(
                 -compute_mean_nlls(candidates)
                 / candidate_values_tensor([count_compressed_bytes(text) for text in texts])
@@ -141,11 +140,10 @@ class LowercaseRanking(SamplingAttack):
 
     def candidate_scores(self, view: View, batch: Batch) -> list[Tensor]:
         self.check_inputs(view, ())
-        pairs = [
-            (query.prefix, suffix)
-            for query, group in batch
-            for suffix in list_candidate_suffixes(group)
-        ]
+        pairs = []
+        for query, group in batch:
+            for suffix in list_candidate_suffixes(group):
+                pairs.append((query.prefix, suffix))
         nll = torch.cat([compute_mean_nlls(candidates) for _, candidates in batch]).tolist()
         scores = candidate_values_tensor(score_lower_case(view, pairs, nll))
         by_query = scores.split([len(candidates.suffixes) for _, candidates in batch])
@@ -240,11 +238,10 @@ def score_reference_model(view: View, batch: Batch, form: str = "ratio") -> list
     Raise NotApplicable without a reference model.
     """
     reference_model = require_reference_model(view)
-    pairs = [
-        (query.prefix, suffix)
-        for query, candidates in batch
-        for suffix in list_candidate_suffixes(candidates)
-    ]
+    pairs = []
+    for query, candidates in batch:
+        for suffix in list_candidate_suffixes(candidates):
+            pairs.append((query.prefix, suffix))
     sizes = [len(candidates.counts) for _, candidates in batch]
     # All candidates in one call, to read the shared part of each prefix once.
     reference = candidate_values_tensor(view.mean_nll(reference_model, pairs)).split(sizes)

@@ -273,14 +273,13 @@ class Membership(Probe):
             return list(observations)
         group = blind_classifier.assign_folds(secrets)
         added = self._score_references(observations, member, group)
-        single = {
-            name: added.get(name, _align_record_scores(name, observations)) for name in _STACKED
-        }
-        fit = [
-            scores
-            for name, scores in single.items()
-            if not self._unusable_reason(name, scores, observations)
-        ]
+        single = {}
+        for name in _STACKED:
+            single[name] = added.get(name, _align_record_scores(name, observations))
+        fit = []
+        for name, scores in single.items():
+            if not self._unusable_reason(name, scores, observations):
+                fit.append(scores)
         usable = [scores for scores in fit if np.isfinite(scores).all()]
         if usable:
             added["stacked"] = blind_classifier.combine_membership_scores(
@@ -373,9 +372,9 @@ class Membership(Probe):
         """Return the baselines without target queries: the blind classifier and the reference
         model.
         """
-        baselines = {
-            name: _align_record_scores(name, observations) for name in ("blind", "reference_alone")
-        }
+        baselines = {}
+        for name in ("blind", "reference_alone"):
+            baselines[name] = _align_record_scores(name, observations)
         return {
             name: scores
             for name, scores in baselines.items()

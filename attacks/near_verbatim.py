@@ -148,10 +148,9 @@ class NearVerbatim(DistributionProbe):
             name_upper_bound_metric(NEAR_PROBABILITY),
             "extraction_probability",
         )
-        log_p = {
-            name: value_column(observations, field)
-            for name, field in zip(names, _BOUNDS, strict=True)
-        }
+        log_p = {}
+        for name, field in zip(names, _BOUNDS, strict=True):
+            log_p[name] = value_column(observations, field)
         return {
             name: compute_any_sample_probability(column, 1).tolist()
             for name, column in log_p.items()

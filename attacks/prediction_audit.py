@@ -140,15 +140,14 @@ class PredictionAudit(Probe):
             often = max(terms["delta"], 1 / terms["games"])
             # nats, (B, positions, neighbours): distance of the two after a game. Events rarer than
             # once in all games show nothing.
-            reaches = {
-                other.relation: bound_game_epsilon(
+            reaches = {}
+            for other in offered:
+                reaches[other.relation] = bound_game_epsilon(
                     reported[..., None, :],
                     _normalise_log_probs(other.log_probs),
                     tokens,
                     often,
                 )
-                for other in offered
-            }
             for i, secret in enumerate(batch):
                 values = dict[str, float]()
                 for relation, reach in reaches.items():

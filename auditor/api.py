@@ -220,11 +220,10 @@ def open_prepared_audit(
     from auditor.runs.sweep_cache import SweepCache
 
     models = {"model": model, "public": public, "reference": reference}
-    live_objects = {
-        name: argument
-        for name, argument in models.items()
-        if live_models.is_live_model(name, argument)
-    }
+    live_objects = {}
+    for name, argument in models.items():
+        if live_models.is_live_model(name, argument):
+            live_objects[name] = argument
     if isinstance(tokenizer, (str, Path)):  # of a model behind an API, which the plan sees to
         plan = {**plan, "tokenizer": tokenizer}
         tokenizer = None
@@ -234,15 +233,13 @@ def open_prepared_audit(
     with ExitStack() as stack:
         # first: wrapping a model freezes its parameters and leaves it in eval mode
         stack.enter_context(live_models.restore_training_state(*live_objects.values()))
-        live = {
-            name: live_models.wrap_live_model(argument, tokenizer)
-            for name, argument in live_objects.items()
-        }
+        live = {}
+        for name, argument in live_objects.items():
+            live[name] = live_models.wrap_live_model(argument, tokenizer)
         # a plan is written as JSON: paths as texts
-        values: dict[str, Any] = {
-            name: str(argument) if isinstance(argument, Path) else argument
-            for name, argument in plan.items()
-        }
+        values: dict[str, Any] = {}
+        for name, argument in plan.items():
+            values[name] = str(argument) if isinstance(argument, Path) else argument
         values |= {
             "data": data,
             "command": "audit()",
@@ -265,11 +262,10 @@ def open_prepared_audit(
             raise AuditError("expected at least one attack, got none; `audit list` shows them")
         checked_plan = make_plan({}, values)
         fields = {**plan, "data": data}
-        rows = {
-            name: argument
-            for name, argument in fields.items()
-            if name in _ROWS and _is_memory_argument(argument)
-        }
+        rows = {}
+        for name, argument in fields.items():
+            if name in _ROWS and _is_memory_argument(argument):
+                rows[name] = argument
         objects = {
             **live_objects,
             **rows,

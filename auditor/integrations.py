@@ -264,10 +264,9 @@ class AuditCallback(TrainerCallback):
             **plan,
         )
         disk.replace_atomically(out / "curve.csv", self.to_csv())
-        curves = [
-            (title, list(filter(None, map(self._curve_of_logged_value, names))))
-            for title, names in _PANELS
-        ]
+        curves = []
+        for title, names in _PANELS:
+            curves.append((title, list(filter(None, map(self._curve_of_logged_value, names)))))
         panels = [Panel(title, tuple(lines)) for title, lines in curves if lines]
         disk.replace_atomically(out / "curve.svg", draw_training_curve(panels, self.stopped_at))
 
@@ -285,10 +284,9 @@ class AuditCallback(TrainerCallback):
     def _curve_of_logged_value(self, name: str) -> Curve | None:
         points = [(int(row["step"]), row[name]) for row in self.rows if name in row]
         # no interval: these are exact means over a fixed set of records
-        exact = [
-            (step, Measurement(name, value, value, value, len(self.secrets)))
-            for step, value in points
-        ]
+        exact = []
+        for step, value in points:
+            exact.append((step, Measurement(name, value, value, value, len(self.secrets))))
         if points:
             return Curve(phrases.format_metric(name), exact)
         return None
@@ -319,10 +317,9 @@ class AuditCallback(TrainerCallback):
     def _mean_suffix_probability_and_loss_by_name(self, target: LanguageModel) -> dict[str, float]:
         probe = self.probes[0]
         # a probe may answer in any order
-        observation_by_id = {
-            observation.secret: observation
-            for observation in probe.observe_secrets(self._white_box_view(target), self.secrets)
-        }
+        observation_by_id = {}
+        for observation in probe.observe_secrets(self._white_box_view(target), self.secrets):
+            observation_by_id[observation.secret] = observation
         observations = [observation_by_id[secret.id] for secret in self.secrets]
         # (secrets,) each. log_p: under the decoding that is attacked; log_p_ancestral: of the plain
         # softmax, as a loss
@@ -341,12 +338,11 @@ class AuditCallback(TrainerCallback):
         return values
 
     def _mean_exposure_of_inserted_canaries(self, target: LanguageModel) -> float:
-        observations = {
-            observation.secret: observation
-            for observation in self.probes[1].observe_secrets(
-                self._white_box_view(target), self.canaries
-            )
-        }
+        observations = {}
+        for observation in self.probes[1].observe_secrets(
+            self._white_box_view(target), self.canaries
+        ):
+            observations[observation.secret] = observation
         return float(
             np.mean(
                 [

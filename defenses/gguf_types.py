@@ -84,11 +84,10 @@ def list_matrix_types(model: Any, type: str) -> Iterator[tuple[GgufWeightMatrix,
     """Yield each weight matrix of the model and its own type in a file of this type."""
     conv_layers = [layer for layer in model.modules() if isinstance(layer, Conv1D)]
     transposed = {id(layer.weight) for layer in conv_layers}
-    matrices = [
-        GgufWeightMatrix(name, parameter.data, id(parameter) in transposed)
-        for name, parameter in model.named_parameters()
-        if parameter.dim() == 2 and not name.endswith(_POSITIONS)
-    ]
+    matrices = []
+    for name, parameter in model.named_parameters():
+        if parameter.dim() == 2 and not name.endswith(_POSITIONS):
+            matrices.append(GgufWeightMatrix(name, parameter.data, id(parameter) in transposed))
     common_type, higher_type = MIXED.get(type, (type, type))
     higher_names = set[str]()
     if type in MIXED:

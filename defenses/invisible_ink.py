@@ -442,9 +442,9 @@ class InvisibleInkModel(WrappingModel):
         distributions: (..., 1 + B, V).
         """
         size = self.held.size
-        changed = [
-            distributions[..., list_neighbour_parts(relation, j, size), :] for j in range(size)
-        ]
+        changed = []
+        for j in range(size):
+            changed.append(distributions[..., list_neighbour_parts(relation, j, size), :])
         return torch.stack(
             [self.released_token_distribution(distribution) for distribution in changed], dim=-2
         )

@@ -132,17 +132,18 @@ class PMixed(Defense):
             radii = (radius,) * members
             return PMixedMemberProjection(self.alpha, radii, cap=cap, two_sided=False)
         # The paper's beta depends on the size of the subset, not on N (formulas B2.1).
-        betas = [
-            find_largest_published_beta(
-                self.epsilon,
-                self.delta,
-                self.alpha,
-                queries,
-                self.q,
-                size,
+        betas = []
+        for size in range(1, members + 1):
+            betas.append(
+                find_largest_published_beta(
+                    self.epsilon,
+                    self.delta,
+                    self.alpha,
+                    queries,
+                    self.q,
+                    size,
+                )
             )
-            for size in range(1, members + 1)
-        ]
         radii = tuple(self.alpha * beta for beta in betas)
         return PMixedMemberProjection(self.alpha, radii, cap=1.0, two_sided=True)
 

@@ -355,10 +355,9 @@ def _tabulate_mixing_weights(
     distributions: (..., 1 + N, V), the public one first.
     """
     public, members = distributions[..., :1, :], distributions[..., 1:, :]
-    weights = [
-        projection.mixing_weights_within_radius(members, public, radius)
-        for radius in projection.radii_by_subset_size()
-    ]
+    weights = []
+    for radius in projection.radii_by_subset_size():
+        weights.append(projection.mixing_weights_within_radius(members, public, radius))
     return torch.stack(weights, dim=-2).cpu().numpy()
 
 

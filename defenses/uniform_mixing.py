@@ -285,10 +285,9 @@ class UniformMixingModel(WrappingModel):
         """
         # One-hot distributions attain the bound (formulas B1, Tightness): the first neighbour is
         # such a one.
-        others = [
-            self.neighbour_model(_RELATION, index)
-            for index in range(1 if self.public is None else 2)
-        ]
+        others = []
+        for index in range(1 if self.public is None else 2):
+            others.append(self.neighbour_model(_RELATION, index))
         distributions = [other.log_probs(contexts, last)[:, at].double() for other in others]
         return [Neighbours(_RELATION, torch.stack(distributions, dim=-2))]
 

@@ -32,10 +32,9 @@ def build_terminal_blocks(comparison: Comparison) -> Iterator[RichTable | Text]:
         for line in comparison.lines
     ]
     # Over all blocks, so that columns align between blocks; text wider than 30 may fold.
-    widths = [
-        max(map(len, column))
-        for column in zip(*(row for rows in blocks for row in rows), strict=True)
-    ]
+    widths = []
+    for column in zip(*(row for rows in blocks for row in rows), strict=True):
+        widths.append(max(map(len, column)))
     for line, rows in zip(comparison.lines, blocks, strict=True):
         yield Text(
             f"{make_printable_line(line.row.title)}: {phrases.format_metric(line.metric)}",

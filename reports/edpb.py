@@ -193,11 +193,10 @@ def _describe_membership(e: EdpbEvidence) -> list[str]:
 
 def _describe_greedy_recall(e: EdpbEvidence) -> list[str]:
     recalls = phrases.sort_repeats(e.result.benchmark.greedy_recall)
-    known = [
-        (count, m)
-        for count, m in recalls
-        if (count.isdecimal() or count == "all") and _has_value(m)
-    ]
+    known = []
+    for count, m in recalls:
+        if (count.isdecimal() or count == "all") and _has_value(m):
+            known.append((count, m))
     parts = [f"{count}: {_format_counted_value(m)}" for count, m in known]
     if parts:
         return [
@@ -210,10 +209,13 @@ def _build_leak_signals_section(e: EdpbEvidence) -> Section:
     """Return a section on all targets' signals, after doubts that may hide a leak."""
     assessment = assess_signals(e.result)
     against = " ".join(doubt.sentence for doubt in signals.list_doubts(assessment))
-    publishable = [
-        replace(s, why="", part=_generalise_personal_kind(s.part) if s.kind is PERSONAL else s.part)
-        for s in assessment.signals
-    ]
+    publishable = []
+    for s in assessment.signals:
+        publishable.append(
+            replace(
+                s, why="", part=_generalise_personal_kind(s.part) if s.kind is PERSONAL else s.part
+            )
+        )
     blocks = signals.build_signal_blocks(e.result, replace(assessment, signals=tuple(publishable)))
     title = "What is shown, what is not, what was not tested"
     return Section(
@@ -234,10 +236,9 @@ def _signal_counts_paragraph(e: EdpbEvidence) -> str:
 
 def _describe_signal_count(result: AuditResult, assessment: LeakAssessment, target: str) -> str:
     title = phrases.title_target(result, target)
-    titles = [
-        group[0].kind.title.lower()
-        for group in signals.group_signals(assessment.list_shown_signals(target))
-    ]
+    titles = []
+    for group in signals.group_signals(assessment.list_shown_signals(target)):
+        titles.append(group[0].kind.title.lower())
     if titles:
         return f"{title}: leakage is shown by {', '.join(titles)}."
     untested_signals = [s for s in assessment.list_target_signals(target) if s.status == NOT_TESTED]
@@ -375,11 +376,10 @@ def _make_main_number_answer(description: str) -> Callable[[EdpbEvidence], list[
     """Return a function that describes main numbers of rows whose method declares this measure."""
 
     def answer(e: EdpbEvidence) -> list[str]:
-        rows = [
-            (f, f.main)
-            for f in e.result.findings
-            if f.attack in e.result.list_measuring_methods(description)
-        ]
+        rows = []
+        for f in e.result.findings:
+            if f.attack in e.result.list_measuring_methods(description):
+                rows.append((f, f.main))
         known = [(f, m) for f, m in rows if m and _has_value(m)]
         return [
             f"{title_attack_row(e.result, f)}: {phrases.format_metric(m.name)} "

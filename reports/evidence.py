@@ -85,15 +85,16 @@ def _build_results_section_blocks(result: AuditResult) -> list[Block]:
 
 def _build_effect_causes_tables(result: AuditResult) -> list[Block]:
     """Return the causes of each defense's effect: each chain of each row, step by step."""
-    chains = [
-        (
-            f"{title_attack_row(result, f)}{phrases.format_baseline_excess(f.chain.whole)}",
-            f.target,
-            f.chain,
-        )
-        for f in phrases.sort_findings(result)
-        if f.chain
-    ]
+    chains = []
+    for f in phrases.sort_findings(result):
+        if f.chain:
+            chains.append(
+                (
+                    f"{title_attack_row(result, f)}{phrases.format_baseline_excess(f.chain.whole)}",
+                    f.target,
+                    f.chain,
+                )
+            )
     chains += [
         (f"{t.title} · {phrases.MORE_LIKELY}", t.name, t.likelihood)
         for t in result.targets
@@ -163,11 +164,10 @@ def _build_ranking_figure_blocks(result: AuditResult) -> list[Block]:
 
 
 def _build_calibration_blocks(result: AuditResult, details: SecretDetails) -> list[Block]:
-    calibrations = [
-        (f, name, r)
-        for f in phrases.sort_findings(result)
-        for name, r in _list_titled_calibrations(result, details, f)
-    ]
+    calibrations = []
+    for f in phrases.sort_findings(result):
+        for name, r in _list_titled_calibrations(result, details, f):
+            calibrations.append((f, name, r))
     if not calibrations:
         return []
     plain = [
@@ -329,17 +329,18 @@ def _build_privacy_utility_blocks(result: AuditResult) -> list[Block]:
 
 def _build_plugin_measurement_table(result: AuditResult) -> list[Block]:
     """Return the numbers that no other section shows: plug-ins', and documents' longest blocks."""
-    groups = [
-        Group(
-            f"{phrases.title_row(result, finding)} · {finding.attack}",
-            tuple(
-                (phrases.format_metric(m.name), *phrases.format_measurement_cells(m))
-                for m in finding.measurements
-                if m.name in result.metrics or m.name == LONGEST
-            ),
+    groups = []
+    for finding in phrases.sort_findings(result):
+        groups.append(
+            Group(
+                f"{phrases.title_row(result, finding)} · {finding.attack}",
+                tuple(
+                    (phrases.format_metric(m.name), *phrases.format_measurement_cells(m))
+                    for m in finding.measurements
+                    if m.name in result.metrics or m.name == LONGEST
+                ),
+            )
         )
-        for finding in phrases.sort_findings(result)
-    ]
     groups = [group for group in groups if group.rows]
     head = ("Measurement", "Value", "95% interval", "n")
     if groups:

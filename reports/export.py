@@ -77,12 +77,11 @@ def build_measurement_sheet(results: Sequence[AuditResult]) -> Sheet:
 
     A row without numbers has the reason.
     """
-    rows = [
-        (*_list_finding_values(result, finding), *measured)
-        for result in map(phrases.make_result_printable, results)
-        for finding in phrases.sort_findings(result)
-        for measured in _build_measurement_sheet_rows(finding)
-    ]
+    rows = []
+    for result in map(phrases.make_result_printable, results):
+        for finding in phrases.sort_findings(result):
+            for measured in _build_measurement_sheet_rows(finding):
+                rows.append((*_list_finding_values(result, finding), *measured))
     return Sheet({**_ABOUT, **_CLAIM, **_MEASURED}, tuple(rows))
 
 
@@ -148,10 +147,11 @@ def read_exported_run(folder: Path) -> RunOutcomes:
     names = map_aliases(folder)
     if not run.outcomes:
         raise AuditError(f"{folder} holds nothing by secret: no row was measured")
-    outcomes = {
-        row: replace(values, ids=tuple(names.get(secret, secret) for secret in values.ids))
-        for row, values in run.outcomes.items()
-    }
+    outcomes = {}
+    for row, values in run.outcomes.items():
+        outcomes[row] = replace(
+            values, ids=tuple(names.get(secret, secret) for secret in values.ids)
+        )
     return replace(run, outcomes=outcomes)
 
 
@@ -203,12 +203,11 @@ def to_parquet(sheet: Sheet) -> bytes:
 
 def to_latex(results: Sequence[AuditResult]) -> str:
     """Return each run's results and claims as `tabular`s with booktabs rules, for \\input."""
-    grids = [
-        grid
-        for result in map(phrases.make_result_printable, results)
-        for grid in (_build_main_number_row_table(result), _build_epsilon_claims_row_table(result))
-        if grid.rows
-    ]
+    grids = []
+    for result in map(phrases.make_result_printable, results):
+        for grid in (_build_main_number_row_table(result), _build_epsilon_claims_row_table(result)):
+            if grid.rows:
+                grids.append(grid)
     return "\n\\par\\bigskip\n".join(map(tables.render_latex_table, grids))
 
 

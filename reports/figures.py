@@ -180,10 +180,11 @@ def _build_wrong_guess_rows(
     """Return the first points with at least 0, 1, 2, 5, 10, … wrong guesses, and the last point."""
     counts = (0, *(step * 10**power for power in range(7) for step in (1, 2, 5)))
     # A count beyond all points gives -1, which the modulo maps to the last point.
-    indices = {
-        next((i for i, (errors, _) in enumerate(curve) if errors >= least), -1) % len(curve)
-        for least in counts
-    }
+    indices = set()
+    for least in counts:
+        indices.add(
+            next((i for i, (errors, _) in enumerate(curve) if errors >= least), -1) % len(curve)
+        )
     return [
         (f"{curve[i][0]:,}", f"{phrases.format_percent(curve[i][1])}%") for i in sorted(indices)
     ]

@@ -126,9 +126,10 @@ def _describe_deployed_form_leak(
     result: AuditResult, details: SecretDetails, names: Sequence[str]
 ) -> Iterator[str]:
     """Yield forms that are shown to leak more, or less, at 95% over all compared changes."""
-    rows = [
-        f for f in phrases.sort_findings(result) if f.target == UNDEFENDED and f.main is not None
-    ]
+    rows = []
+    for f in phrases.sort_findings(result):
+        if f.target == UNDEFENDED and f.main is not None:
+            rows.append(f)
     changes = [
         (name, f, change)
         for name in names
@@ -137,11 +138,12 @@ def _describe_deployed_form_leak(
     ]
     # Bonferroni over all changes, so that "leaks more" is wrong in at most 5% of runs.
     wide = [widen_leak_measurement(change, len(changes)) for *_, change in changes]
-    labels = [
-        f"{phrases.title_target(result, n)} ({f.attack}, {f.setting}: "
-        f"{phrases.format_difference(c)})"
-        for n, f, c in changes
-    ]
+    labels = []
+    for n, f, c in changes:
+        labels.append(
+            f"{phrases.title_target(result, n)} ({f.attack}, {f.setting}: "
+            f"{phrases.format_difference(c)})"
+        )
     for direction, significant in (
         ("more", [m.low > 0 for m in wide]),
         ("less", [m.high < 0 for m in wide]),

@@ -97,15 +97,16 @@ def render_history_page(history: History, folder: Path) -> str:
     sections = []
     lines = []
     for i, line in enumerate(history.lines):
-        runs = [
-            _ShownRun(
-                entry,
-                change,
-                phrases.make_result_printable(entry.run.result),
-                make_printable_line(_shorten_label(history.by, entry)),
+        runs = []
+        for entry, change in zip(line.entries, line.changes, strict=True):
+            runs.append(
+                _ShownRun(
+                    entry,
+                    change,
+                    phrases.make_result_printable(entry.run.result),
+                    make_printable_line(_shorten_label(history.by, entry)),
+                )
             )
-            for entry, change in zip(line.entries, line.changes, strict=True)
-        ]
         lines.append(runs)
         if len(runs) > 1:
             more = f" and {len(runs) - 1} more"

@@ -74,12 +74,11 @@ def _build_leak_location_blocks(result: AuditResult, details: SecretDetails) -> 
 
 def _build_personal_data_blocks(result: AuditResult) -> list[Block]:
     """Return the personal data that the attacks with the highest recall extracted."""
-    best = [
-        f
-        for target in result.targets
-        if not target.companion
-        for f in list_strongest_rows(result, target.name)
-    ]
+    best = []
+    for target in result.targets:
+        if not target.companion:
+            for f in list_strongest_rows(result, target.name):
+                best.append(f)
     return personal.build_personal_kind_blocks(result, best)
 
 
@@ -112,11 +111,10 @@ def _build_worst_document_blocks(
     groups = []
     for finding, values in rows:
         if counts := detailed.count_document_extractions(details, values):
-            cells = [
-                (name, f"{block:,}", f"{out:,} of {total:,}")
-                for name, (block, out, total) in counts.items()
-                if block
-            ]
+            cells = []
+            for name, (block, out, total) in counts.items():
+                if block:
+                    cells.append((name, f"{block:,}", f"{out:,} of {total:,}"))
             groups.append(Group(title_attack_row(result, finding), tuple(cells[:_DOCUMENTS])))
     caption = (
         f"Longest block extracted from a document, in tokens; at most {_DOCUMENTS} documents a row"
@@ -246,9 +244,9 @@ def _build_revealed_secret_blocks(
     result: AuditResult, texts: Mapping[str, SecretText]
 ) -> list[Block]:
     """Return at most _REVEALED_AT_MOST characters of private text, most extracted secrets first."""
-    titles = {
-        str(f.cell_key): f"{phrases.title_row(result, f)}: {f.attack}" for f in result.findings
-    }
+    titles = {}
+    for f in result.findings:
+        titles[str(f.cell_key)] = f"{phrases.title_row(result, f)}: {f.attack}"
     best = find_strongest_attack_row(result, UNDEFENDED)
     # Private texts name rows by the string of their key.
     row = str(best.cell_key) if best else ""

@@ -91,10 +91,9 @@ def render_markdown_report(
         )
     ]
     violations = _format_claim_violations(result)[:_MOST_CLAIMS]
-    verdicts = [
-        claims.describe_claim_verdict(claim)
-        for claim in claims.select_reported_claims(result)[:_MOST_CLAIMS]
-    ]
+    verdicts = []
+    for claim in claims.select_reported_claims(result)[:_MOST_CLAIMS]:
+        verdicts.append(claims.describe_claim_verdict(claim))
     parts += [_render_bullet_list(phrases.shorten(line, _MOST_CLAIM) for line in violations)]
     parts += [_render_bullet_list(phrases.shorten(line, _MOST_VERDICT) for line in verdicts)]
     if since is not None:

@@ -131,12 +131,13 @@ def _build_membership_score_table_rows(finding: Finding) -> Iterator[tuple[str, 
             continue
         rates = [finding.measurement(name_tpr_metric(name, rate)) for rate in FALSE_POSITIVES]
         partial = finding.measurement(name_partial_auc_metric(name))
-        cells = [
-            phrases.format_measurement_value(m)
-            if m
-            else f"needs {roc.count_threshold_nonmembers(rate):,} non-members"
-            for m, rate in zip(rates, FALSE_POSITIVES, strict=True)
-        ]
+        cells = []
+        for m, rate in zip(rates, FALSE_POSITIVES, strict=True):
+            cells.append(
+                phrases.format_measurement_value(m)
+                if m
+                else f"needs {roc.count_threshold_nonmembers(rate):,} non-members"
+            )
         cells.append(phrases.format_measurement_value(partial))
         yield (
             title,
@@ -177,11 +178,10 @@ def _build_copies_auc_blocks(result: AuditResult, findings: list[Finding]) -> li
 
 
 def _build_roc_curve_blocks(result: AuditResult, details: SecretDetails) -> list[Block]:
-    curves = [
-        (f, name, points)
-        for f in select_membership_rows(result)
-        for name, points in _list_roc_curves(details, f)
-    ]
+    curves = []
+    for f in select_membership_rows(result):
+        for name, points in _list_roc_curves(details, f):
+            curves.append((f, name, points))
     if not curves:
         return []
     series = tuple(

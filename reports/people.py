@@ -78,11 +78,10 @@ def _build_people_spread_blocks(
     result: AuditResult, details: SecretDetails, rows: Sequence[Finding]
 ) -> list[Block]:
     """Return people by the extracted share of their records, and the people affected worst."""
-    by_row = [
-        (f, count_person_extractions(details, details.rows[f.cell_key]))
-        for f in rows
-        if f.cell_key in details.rows
-    ]
+    by_row = []
+    for f in rows:
+        if f.cell_key in details.rows:
+            by_row.append((f, count_person_extractions(details, details.rows[f.cell_key])))
     groups = []
     spans = []
     worst = []

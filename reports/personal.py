@@ -111,9 +111,10 @@ def _describe_personal_kind_counts(result: AuditResult) -> str:
 
 def describe_unmarked_personal_kinds(result: AuditResult) -> str:
     """Name the kinds that no pattern recognises and the data did not mark; "" if there are none."""
-    titles = [
-        format_personal_kind(kind) for kind in _MARKED_ALONE if kind not in result.benchmark.kinds
-    ]
+    titles = []
+    for kind in _MARKED_ALONE:
+        if kind not in result.benchmark.kinds:
+            titles.append(format_personal_kind(kind))
     # `capitalize` lowers all other letters: none of these kinds is an abbreviation.
     if titles:
         kinds = " and ".join(titles).capitalize()

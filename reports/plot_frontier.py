@@ -139,13 +139,12 @@ def _unscale_ratio(place: Any) -> Any:
 
 
 def _set_ratio_axis(axes: Axes, block: Block) -> None:
-    ends = [
-        end
-        for s in block.series
-        for p in s.points
-        for end in (p.x, p.left, p.right)
-        if math.isfinite(end)
-    ]
+    ends = []
+    for s in block.series:
+        for p in s.points:
+            for end in (p.x, p.left, p.right):
+                if math.isfinite(end):
+                    ends.append(end)
     # The undefended model, at 1, and the margin are always visible.
     low = float(_scale_ratio(min(*ends, 0.99)))
     high = float(_scale_ratio(max(*ends, block.until)))

@@ -131,9 +131,9 @@ def _plot_copies_numbers(axes: Axes, findings: Sequence[Finding]) -> None:
     ):
         shift = spacing * (i - (len(findings) - 1) / 2)
         measured = phrases.sort_repeats(finding.by_repeats)
-        points = [
-            PlotPoint(names.index(name) + shift, m.value, m.low, m.high) for name, m in measured
-        ]
+        points = []
+        for name, m in measured:
+            points.append(PlotPoint(names.index(name) + shift, m.value, m.low, m.high))
         _draw_error_bars(axes, points, style)
     axes.set_xticks(range(len(names)), [phrases.shorten(name, 10) for name in names])
 

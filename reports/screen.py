@@ -136,9 +136,10 @@ def _build_result_screen_entry(
         # LIMITS shows the bounds of zeros.
         is_shown = bool(assessment.list_shown_signals(target))
         judged[target] = severe if is_shown else replace(severe, proof="")
-    stand = [
-        s.target.title for s in claims.select_reported_claims(result) if s.verdict == CONTRADICTED
-    ]
+    stand = []
+    for s in claims.select_reported_claims(result):
+        if s.verdict == CONTRADICTED:
+            stand.append(s.target.title)
     if stand:
         before = [f"The claim of {_format_first_titles(stand, 2)} is contradicted."]
     else:
@@ -160,13 +161,14 @@ def _build_result_screen_entry(
             if level == 2:
                 brief = replace(brief, why="")
             groups.setdefault(brief, []).append(target)
-        sentences = [
-            verdict.describe(
-                _format_first_titles([titles[target] for target in targets], names),
-                _format_perplexity_cost(result, targets),
+        sentences = []
+        for verdict, targets in groups.items():
+            sentences.append(
+                verdict.describe(
+                    _format_first_titles([titles[target] for target in targets], names),
+                    _format_perplexity_cost(result, targets),
+                )
             )
-            for verdict, targets in groups.items()
-        ]
         entry = ScreenEntry(RESULT, (*before, *sentences, *after), 4, " ")
         if len(wrap_line(" ".join(entry.items), width - GUTTER)) <= entry.most:
             break
@@ -451,11 +453,10 @@ def _build_personal_data_screen_entry(
     best = _find_highest_recall_row(result, assessment)
     if best is None or not best.by_kind:
         return ScreenEntry("WHAT", (), 2)
-    shown_rows = {
-        s.row
-        for s in assessment.signals
-        if s.kind is PERSONAL and s.target == best.target and s.status == SHOWN
-    }
+    shown_rows = set()
+    for s in assessment.signals:
+        if s.kind is PERSONAL and s.target == best.target and s.status == SHOWN:
+            shown_rows.add(s.row)
     if shown_rows and best.cell_key not in shown_rows:  # another attack extracts them
         best = next(finding for finding in result.findings if finding.cell_key in shown_rows)
     nothing_extracted = not any(m.value for m in best.by_kind.values())
@@ -476,11 +477,10 @@ def _build_defense_causes_screen_entry(result: AuditResult) -> ScreenEntry:
         row = find_strongest_chained_row(result, target.name)
         if row is not None and row.chain is not None:
             chain_steps = phrases.list_chain_steps(row.chain, target.name)
-            steps = [
-                phrases.format_brief_chain_step_effect(step)
-                for step in chain_steps
-                if step.difference is not None
-            ]
+            steps = []
+            for step in chain_steps:
+                if step.difference is not None:
+                    steps.append(phrases.format_brief_chain_step_effect(step))
             n, remark = row.chain.whole.n, phrases.format_baseline_excess(row.chain.whole)
             subject = (
                 f"{cut_line(target.title, _LONGEST)} ({row.setting}, the same "

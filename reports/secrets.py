@@ -137,9 +137,9 @@ def _count_page_json_bytes(value: Any) -> int:
 
 def _build_page_columns(details: SecretDetails) -> dict[str, Any]:
     listed = details.secrets
-    group_names = [
-        None if s.group is None else escaping.make_printable_line(s.group) for s in listed
-    ]
+    group_names = []
+    for s in listed:
+        group_names.append(None if s.group is None else escaping.make_printable_line(s.group))
     groups = [name for name in dict.fromkeys(group_names) if name is not None]
     return {
         "ids": [phrases.shorten(escaping.make_printable_line(s.alias), _ID) for s in listed],
@@ -197,9 +197,10 @@ def _build_page_token_views(
         return {"tokens": []}, 0, 0
     listed = {s.id for s in details.secrets}
     distributions = [_select_suffixes(details.tokens[t.name], listed) for t in targets]
-    ids = [
-        s.id for s in details.secrets if any(s.id in distribution for distribution in distributions)
-    ]
+    ids = []
+    for s in details.secrets:
+        if any(s.id in distribution for distribution in distributions):
+            ids.append(s.id)
     # Log-probabilities add up to the suffix's; the most likely first, unmeasured secrets last.
     ranked = sorted(ids, key=lambda id: -sum(distributions[0].get(id, (-math.inf,))))
     page_ids: set[str] = set()

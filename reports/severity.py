@@ -66,11 +66,10 @@ def rate_severity(assessment: LeakAssessment, target: str) -> Severity:
     if text_signals:
         personal = any(s.kind is PERSONAL for s in text_signals)
         copied = [coverage.format_stratum(s.worst) for s in text_signals if s.worst is not None]
-        groups = [
-            coverage.group_sentence_part(s.worst_group)
-            for s in text_signals
-            if s.worst_group is not None
-        ]
+        groups = []
+        for s in text_signals:
+            if s.worst_group is not None:
+                groups.append(coverage.group_sentence_part(s.worst_group))
         worst = "; ".join((*copied[:1], *groups[:1]))
         if personal:
             including = ", including personal data"

@@ -321,11 +321,10 @@ def group_untested_kinds(
     # Insert () first to keep it first.
     kinds_by_targets: dict[tuple[str, ...], list[LeakKind]] = {(): []}
     for kind in dict.fromkeys(s.kind for s in assessment.signals):
-        tested = {
-            s.target
-            for s in assessment.signals
-            if s.kind is kind and s.status != signals.NOT_TESTED
-        }
+        tested = set()
+        for s in assessment.signals:
+            if s.kind is kind and s.status != signals.NOT_TESTED:
+                tested.add(s.target)
         missing = tuple(target for target in measured if target not in tested)
         if missing or not tested:
             kinds_by_targets.setdefault(missing if tested else (), []).append(kind)
@@ -334,9 +333,10 @@ def group_untested_kinds(
 
 def list_doubts(assessment: LeakAssessment) -> tuple[Doubt, ...]:
     """Return all targets' doubts without repetition, contradictions first."""
-    contradictions = [
-        d for name in assessment.targets for d in assessment.contradictions.get(name, ())
-    ]
+    contradictions = []
+    for name in assessment.targets:
+        for d in assessment.contradictions.get(name, ()):
+            contradictions.append(d)
     return tuple(
         dict.fromkeys(
             (
@@ -395,11 +395,10 @@ def list_untested_signals(
             methods = (
                 () if kind is PERSONAL else result.list_measuring_methods(*kind.measured_by[:1])
             )
-            kind_signals = [
-                s
-                for s in assessment.signals
-                if s.kind is kind and s.target in (targets or assessment.targets)
-            ]
+            kind_signals = []
+            for s in assessment.signals:
+                if s.kind is kind and s.target in (targets or assessment.targets):
+                    kind_signals.append(s)
             # Give the reason for a planned test that did not run; else advise the test.
             reasons = "; ".join(dict.fromkeys(s.why for s in kind_signals if s.why))
             if methods:

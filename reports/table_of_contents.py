@@ -148,9 +148,9 @@ def _report_header_facts(result: AuditResult) -> Facts:
 
 def _summarise_target_severities(result: AuditResult) -> tuple[TargetSummary, ...]:
     assessment = assess_signals(result)
-    severities = {
-        name: severity.rate_severity(assessment, name) for name in list_judged_targets(assessment)
-    }
+    severities = {}
+    for name in list_judged_targets(assessment):
+        severities[name] = severity.rate_severity(assessment, name)
     return tuple(
         TargetSummary(
             signals.title_signal_target(result, name),

@@ -84,14 +84,15 @@ def render_csv_table(grid: RowTable) -> str:
 def render_latex_table(grid: RowTable) -> str:
     """Return a `tabular` with booktabs rules, for \\input, at most as wide as an article's line."""
     cells = list(zip(grid.head, *grid.rows, strict=True))
-    longest_words = [
-        max(
-            _measure_latex_points(word)
-            for cell in column
-            for word in cell.replace("-", " ").split(" ")
+    longest_words = []
+    for column in cells:
+        longest_words.append(
+            max(
+                _measure_latex_points(word)
+                for cell in column
+                for word in cell.replace("-", " ").split(" ")
+            )
         )
-        for column in cells
-    ]
     columns = _format_latex_columns(
         [max(map(_measure_latex_points, column)) for column in cells], longest_words
     )
@@ -99,10 +100,9 @@ def render_latex_table(grid: RowTable) -> str:
         " & ".join(map(escaping.escape_for_latex, row)) + r" \\" for row in (grid.head, *grid.rows)
     )
     # A comment ends with its line: on one line no title can continue as LaTeX.
-    about = [
-        f"% {escaping.make_printable_line(text)}"
-        for text in (grid.title, *filter(None, (grid.note,)))
-    ]
+    about = []
+    for text in (grid.title, *filter(None, (grid.note,))):
+        about.append(f"% {escaping.make_printable_line(text)}")
     lines = [
         *about,
         rf"{{\setlength{{\tabcolsep}}{{{_LATEX_GAP / 2:g}pt}}\begin{{tabular}}{{@{{}}{columns}@{{}}}}",  # noqa: E501

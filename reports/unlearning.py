@@ -45,9 +45,10 @@ _NOTE = (
 def describe_forgetting(result: AuditResult, unlearning: Unlearning) -> str:
     """Describe what remains, what relearning restores, and the cost, as far as measured."""
     title = phrases.title_target(result, unlearning.target)
-    labels = [
-        _format_unlearning_change(row) for row in unlearning.numbers if row.group == FORGOTTEN
-    ]
+    labels = []
+    for row in unlearning.numbers:
+        if row.group == FORGOTTEN:
+            labels.append(_format_unlearning_change(row))
     if not labels:
         return f"{title}: nothing was measured of what it was to forget."
     opening = (
@@ -95,16 +96,16 @@ def _describe_forgotten_records(unlearning: Unlearning) -> Iterator[str]:
         )
         return
     floors = {(row.attack, row.name): row for row in unlearning.numbers if row.group == NONMEMBERS}
-    baselines = [
-        (row, floors[row.attack, row.name]) for row in rows if (row.attack, row.name) in floors
-    ]
+    baselines = []
+    for row in rows:
+        if (row.attack, row.name) in floors:
+            baselines.append((row, floors[row.attack, row.name]))
     # Other records, so not paired: require disjoint intervals, which is stricter than a test of the
     # difference.
-    remaining = [
-        _format_recall_measure(row)
-        for row, floor in baselines
-        if row.values[AFTER].low > floor.values[AFTER].high
-    ]
+    remaining = []
+    for row, floor in baselines:
+        if row.values[AFTER].low > floor.values[AFTER].high:
+            remaining.append(_format_recall_measure(row))
     if baselines:
         sentence = f"Above records it never saw by {', '.join(remaining)}."
         yield sentence if remaining else "Not shown to be above records it never saw."
@@ -192,9 +193,10 @@ def _build_unlearning_blocks(result: AuditResult) -> list[Block]:
 
 
 def _build_forgotten_records_table(result: AuditResult, unlearning: Unlearning) -> Table:
-    shown_models = [
-        model for model in _HEADS if any(model in row.values for row in unlearning.numbers)
-    ]
+    shown_models = []
+    for model in _HEADS:
+        if any(model in row.values for row in unlearning.numbers):
+            shown_models.append(model)
     kinds = dict.fromkeys((row.attack, row.name) for row in unlearning.numbers)
     groups = tuple(
         Group(

@@ -20,12 +20,13 @@ NOTHING_MEASURED = "Nothing was measured on the undefended model."
 def write_headline(result: AuditResult) -> str:
     """Return the doubts that forbid a conclusion, then each target's severity and its reason."""
     signal_assessment = assess_signals(result)
-    sentences = [
-        severity.rate_severity(signal_assessment, target).describe(
-            signals.title_signal_target(result, target)
+    sentences = []
+    for target in list_judged_targets(signal_assessment):
+        sentences.append(
+            severity.rate_severity(signal_assessment, target).describe(
+                signals.title_signal_target(result, target)
+            )
         )
-        for target in list_judged_targets(signal_assessment)
-    ]
     doubts = (doubt.sentence for doubt in signals.list_doubts(signal_assessment))
     missing = () if UNDEFENDED in signal_assessment.targets else (NOTHING_MEASURED,)
     return " ".join((*doubts, *sentences, *missing))

@@ -215,11 +215,10 @@ def _write_audit_canaries(
         raise AuditError("expected -o, a manifest to write, got none")
     console.silence_libraries()
     of_count = ("audit", "for_epsilon", "delta")
-    chosen = {
-        name: value
-        for name, value in options.list_given_flags(coins).items()
-        if name not in of_count
-    }
+    chosen = {}
+    for name, value in options.list_given_flags(coins).items():
+        if name not in of_count:
+            chosen[name] = value
     # Without a seed, a fresh secret seed: the bound holds for coins unknown to the training.
     manifest = making_audit_canaries.make_audit_canaries(
         making_audit_canaries.CanaryRequest(count=count, times=counts[0], seed=seed, **chosen)

@@ -58,11 +58,10 @@ def list_overview_lines(found_plugins: Found, width: int | None) -> Iterator[Tex
     classes = {**found_plugins["Defense"], **trained}
     controls = [name for name, cls in sorted(classes.items()) if cls.claims.startswith(_CONTROL)]
     # A defense is more than the training of its name if it serves the trained model.
-    served = {
-        n: c
-        for n, c in found_plugins["Defense"].items()
-        if n not in trained or not _is_same_listed_plugin_class(c, trained[n])
-    }
+    served = {}
+    for n, c in found_plugins["Defense"].items():
+        if n not in trained or not _is_same_listed_plugin_class(c, trained[n]):
+            served[n] = c
     forms = {name: cls for name, cls in served.items() if getattr(cls, "form", False)}
     groups = (
         ("attack", found_plugins["Attack"]),

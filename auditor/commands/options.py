@@ -152,11 +152,10 @@ def expand_flag_groups(
                 }
             )
 
-    flags = [
-        flag
-        for parameter in parameters
-        for flag in _flag_parameters(parameter.name, kinds[parameter.name], parameter.default)
-    ]
+    flags = []
+    for parameter in parameters:
+        for flag in _flag_parameters(parameter.name, kinds[parameter.name], parameter.default):
+            flags.append(flag)
     if safe is not None:
         flags += _flag_parameters("safe", _SAFE, safe)
     spelt.__signature__ = inspect.Signature(flags)  # type: ignore[attr-defined]
@@ -244,11 +243,10 @@ def _combine_flag_values(name: str, kind: Any, flags: Mapping[str, Any]) -> Any:
     """Return a flag's value, a group built from its flags, or the given fields of a plan."""
     if (plan_flags := _get_plan_flags(kind)) is not None:
         # Only None is not given: False is given, as by --no-controls.
-        values = {
-            field_name: flags[field_name]
-            for field_name in plan_flags.names.split()
-            if flags[field_name] is not None
-        }
+        values = {}
+        for field_name in plan_flags.names.split():
+            if flags[field_name] is not None:
+                values[field_name] = flags[field_name]
         if plan_flags.forms:
             return _split_deployed_forms(values)
         return values

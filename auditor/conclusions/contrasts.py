@@ -48,10 +48,11 @@ def measure_seed_contrast(name: str, parts: Sequence[WeightedMetric]) -> Measure
     Raise AuditError for a metric that a cell lacks.
     """
     of_members = [metrics.find_metric(part.metric).is_of_member_guesses for part in parts]
-    values_by_seed = [
-        part.cell.member_outcomes_by_seed if is_of_members else part.cell.measured
-        for part, is_of_members in zip(parts, of_members, strict=True)
-    ]
+    values_by_seed = []
+    for part, is_of_members in zip(parts, of_members, strict=True):
+        values_by_seed.append(
+            part.cell.member_outcomes_by_seed if is_of_members else part.cell.measured
+        )
     seeds = sorted(set.intersection(*map(set, values_by_seed)))
     if not seeds:
         raise AuditError(f"no seed was run at every point that {name} compares")

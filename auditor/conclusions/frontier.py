@@ -82,9 +82,10 @@ def list_frontier_models(
         claims = [
             t.claim for result, _ in runs.values() for t in result.targets if t.name == target.name
         ]
-        cells = {
-            (cell.setting, cell.attack): cell for cell in replicates if cell.target == target.name
-        }
+        cells = {}
+        for cell in replicates:
+            if cell.target == target.name:
+                cells[(cell.setting, cell.attack)] = cell
         models.append(
             FrontierModel(
                 target.name,
@@ -201,11 +202,10 @@ def _measure_perplexity_ratios(models: Sequence[FrontierModel]) -> dict[str, Mea
     tokens = {seed: tuple(losses["tokens"]) for seed, losses in base.items()}
     if not tokens or len({len(counts) for counts in tokens.values()}) > 1:
         return {}
-    comparable = [
-        m
-        for m in models
-        if {seed: tuple(losses["tokens"]) for seed, losses in m.heldout.items()} == tokens
-    ]
+    comparable = []
+    for m in models:
+        if {seed: tuple(losses["tokens"]) for seed, losses in m.heldout.items()} == tokens:
+            comparable.append(m)
     # "perplexity" holds summed nats per text: (models, seeds, texts); the tokens are (seeds,
     # texts).
     nll = np.array(
@@ -235,10 +235,13 @@ def _build_metric_frontier(
     leaks = _pair_model_leakages(compared, metric, row, seeds)
     if not leaks:
         return curve
-    points = [
-        _build_frontier_point(m, ratio[m.label], leak.leakage_measurement(metric.name, metric.unit))
-        for m, leak in zip(compared, leaks, strict=True)
-    ]
+    points = []
+    for m, leak in zip(compared, leaks, strict=True):
+        points.append(
+            _build_frontier_point(
+                m, ratio[m.label], leak.leakage_measurement(metric.name, metric.unit)
+            )
+        )
     return replace(
         curve, points=tuple(_mark_frontier_corners(_flag_least_leaking_points(points, leaks)))
     )
@@ -297,10 +300,9 @@ def _pair_model_leakages(
     if not metric.scores:
         return frontier.estimate_mean_leakages(member_values.mean(axis=1))
     # Scores of the members and of the non-members, by model and seed.
-    scores = [
-        list(zip(*sides, strict=True))
-        for sides in zip(member_values, nonmember_values, strict=True)
-    ]
+    scores = []
+    for sides in zip(member_values, nonmember_values, strict=True):
+        scores.append(list(zip(*sides, strict=True)))
     if not metric.rate:
         if nonmember_values.shape[-1] > 1:
             return frontier.estimate_auc_leakages(scores)

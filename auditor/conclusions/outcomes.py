@@ -101,9 +101,9 @@ class RowValuesBySecret:
     def _list_stored_values(self) -> Mapping[str, Floats]:
         if self.outcome is None:
             return self.values or {_ASKED: np.ones(len(self.ids))}
-        judgements = {
-            name: getattr(self.outcome, name).astype(float) for name in (*_FLAGS, *_COUNTS)
-        }
+        judgements = {}
+        for name in (*_FLAGS, *_COUNTS):
+            judgements[name] = getattr(self.outcome, name).astype(float)
         score = {_PROBABILITY if self.score_is_probability else SCORE: self.outcome.score}
         return {
             **judgements,
@@ -306,11 +306,10 @@ def _build_row_values(columns: Sequence[Column]) -> RowValuesBySecret:
         raise ValueError("hits that are neither 0 nor 1, or edits that are no whole number")
     is_probability = _PROBABILITY in values_by_name
     score = values_by_name.pop(_PROBABILITY if is_probability else SCORE)
-    kinds = {
-        name[len(_OF_KIND) : -1]: values_by_name.pop(name)
-        for name in [*values_by_name]
-        if name.startswith(_OF_KIND)
-    }
+    kinds = {}
+    for name in [*values_by_name]:
+        if name.startswith(_OF_KIND):
+            kinds[name[len(_OF_KIND) : -1]] = values_by_name.pop(name)
     hit, any_hit = (values.astype(bool) for values in flags.values())
     distance, tolerance = (values.astype(np.int64) for values in counts.values())
     judged = Outcome(ids, hit, any_hit, score, repeats, member, distance, tolerance, values_by_name)

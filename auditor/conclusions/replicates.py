@@ -74,14 +74,13 @@ def _map_measurements(finding: Finding, target: TargetRecord) -> dict[str, Measu
 
     A measurement by repeat count is named like `exposure(count=16)`.
     """
-    measurements = {
-        m.name: m
-        for m in (
-            *finding.measurements,
-            *_list_model_measurements(target),
-            *_measure_cause_differences(finding.chain),
-        )
-    }
+    measurements = {}
+    for m in (
+        *finding.measurements,
+        *_list_model_measurements(target),
+        *_measure_cause_differences(finding.chain),
+    ):
+        measurements[m.name] = m
     return measurements | {f"{m.name}(count={count})": m for count, m in finding.by_repeats.items()}
 
 

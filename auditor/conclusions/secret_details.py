@@ -51,10 +51,9 @@ def build_fact_columns(
 
     salt: fingerprint of the salt of the aliases. canaries: ids of secrets that only probes query.
     """
-    columns = {
-        name: [getattr(s, name) for s in secrets]
-        for name in ("id", "alias", "member", "repeats", "group")
-    }
+    columns = {}
+    for name in ("id", "alias", "member", "repeats", "group"):
+        columns[name] = [getattr(s, name) for s in secrets]
     facts = {"salt": salt, **columns, "length": [len(secret.suffix) for secret in secrets]}
     facts["canary"] = [secret.id in canaries for secret in secrets]
     if any(secret.user is not None for secret in secrets):
@@ -62,13 +61,15 @@ def build_fact_columns(
     if all(secret.document is None for secret in secrets):
         return facts
     # Reversed, so that the first part of a document gives the document's alias.
-    alias_by_document = {
-        secret.document: secret.alias for secret in reversed(secrets) if secret.document is not None
-    }
-    document_aliases = [
-        None if secret.document is None else alias_by_document[secret.document]
-        for secret in secrets
-    ]
+    alias_by_document = {}
+    for secret in reversed(secrets):
+        if secret.document is not None:
+            alias_by_document[secret.document] = secret.alias
+    document_aliases = []
+    for secret in secrets:
+        document_aliases.append(
+            None if secret.document is None else alias_by_document[secret.document]
+        )
     return {**facts, "document": document_aliases, "at": [secret.at for secret in secrets]}
 
 
@@ -86,13 +87,12 @@ def read_secret_details(folder: Path) -> SecretDetails:
     records: dict[CellKey, dict[str, Column]] = {}
     for column in table.read_secrets_table(folder, table.RECORDS):
         records.setdefault(column.cell, {})[column.quantity] = column
-    exposure = {
-        observed.cell: {
+    exposure = {}
+    for observed in table.read_secrets_table(folder, table.OBSERVED, "null_p"):
+        exposure[observed.cell] = {
             id: -math.log2(p) if p > 0 else math.inf
             for id, p in zip(observed.ids, observed.values, strict=True)
         }
-        for observed in table.read_secrets_table(folder, table.OBSERVED, "null_p")
-    }
     facts = tuple((attacked_secrets.read_secret_facts(folder) or {}).values())
     return SecretDetails(
         facts,
@@ -116,11 +116,10 @@ def count_document_extractions(
     hit = dict(
         zip(values_by_secret.outcome.ids, values_by_secret.outcome.hit.tolist(), strict=True)
     )
-    parts = [
-        documents.DocumentPart(s.document, s.at, s.length or 0, hit[s.id])
-        for s in details.secrets
-        if s.document is not None and s.member and s.id in hit
-    ]
+    parts = []
+    for s in details.secrets:
+        if s.document is not None and s.member and s.id in hit:
+            parts.append(documents.DocumentPart(s.document, s.at, s.length or 0, hit[s.id]))
     longest = documents.measure_longest_extracted_blocks(parts)
     attacked_parts = Counter(part.document for part in parts)
     n_extracted = Counter(part.document for part in parts if part.out)
@@ -137,11 +136,10 @@ def count_person_extractions(
     """
     if values_by_secret.outcome is None:
         return {}
-    person_by_id = {
-        secret.id: secret.user
-        for secret in details.secrets
-        if secret.member and secret.user is not None
-    }
+    person_by_id = {}
+    for secret in details.secrets:
+        if secret.member and secret.user is not None:
+            person_by_id[secret.id] = secret.user
     n_attacked, n_extracted = Counter[str](), Counter[str]()
     for id, hit in zip(
         values_by_secret.outcome.ids, values_by_secret.outcome.hit.tolist(), strict=True
@@ -171,11 +169,10 @@ def measure_length_accuracy(
     Only suffixes of at least L tokens count. The last L is the longest suffix, so that its share
     equals the recall if all suffixes have one length.
     """
-    n_tokens_by_id = {
-        secret.id: secret.length
-        for secret in details.secrets
-        if secret.member and secret.length is not None
-    }
+    n_tokens_by_id = {}
+    for secret in details.secrets:
+        if secret.member and secret.length is not None:
+            n_tokens_by_id[secret.id] = secret.length
     if (
         values_by_secret.outcome is None
         or "lead" not in values_by_secret.outcome.traits
@@ -228,13 +225,14 @@ def calibrate_guess_scores(score: Floats, right: Bools) -> Reliability:
         raise AuditError("expected at least one score, each a probability in [0, 1]")
     # a score of 1 is in the last bin
     bin_index = np.minimum((score * _BINS).astype(int), _BINS - 1)
-    bins = [
-        ScoreBin(
-            float(score[bin_index == i].mean()),
-            intervals.measure_share("right", right[bin_index == i]),
+    bins = []
+    for i in np.unique(bin_index):
+        bins.append(
+            ScoreBin(
+                float(score[bin_index == i].mean()),
+                intervals.measure_share("right", right[bin_index == i]),
+            )
         )
-        for i in np.unique(bin_index)
-    ]
     error = sum(abs(b.score - b.right.value) * b.right.n for b in bins) / len(score)
     return Reliability(tuple(bins), float(error), float(np.mean((score - right) ** 2)), len(score))
 

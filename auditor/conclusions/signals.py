@@ -179,9 +179,9 @@ def assess_signals(result: AuditResult) -> LeakAssessment:
 
     signals = tuple(s for target in targets for s in _assess_target_signals(result, target))
     greedy = _build_greedy_signal(result).measured
-    contradictory = {
-        target: tuple(list_contradiction_doubts(result, target, greedy)) for target in targets
-    }
+    contradictory = {}
+    for target in targets:
+        contradictory[target] = tuple(list_contradiction_doubts(result, target, greedy))
     of_data = (*list_mismatch_doubts(result), *result.benchmark.doubts)
     doubts = dict.fromkeys(targets, of_data)
     # for these targets a doubt on likelihood adds nothing

@@ -29,9 +29,9 @@ def measure_weighted_share(finding: Finding, tail: float = _TAIL) -> Measurement
     """
     if not finding.strata:
         return None
-    counts = [
-        StratumCount(s.population, s.extracted.n, count_stratum_hits(s)) for s in finding.strata
-    ]
+    counts = []
+    for s in finding.strata:
+        counts.append(StratumCount(s.population, s.extracted.n, count_stratum_hits(s)))
     value, low, high = estimate_population_share(counts, tail)
     return Measurement(RECALL, value, low, high, sum(s.population for s in finding.strata))
 

@@ -39,11 +39,10 @@ def summarise_unlearning(
         setting = "text-only"
     rows_by_cell = read_row_values(folder)
     target = models[AFTER]
-    rows = [
-        f
-        for f in result.findings
-        if f.target == target and f.setting == setting and f.main is not None
-    ]
+    rows = []
+    for f in result.findings:
+        if f.target == target and f.setting == setting and f.main is not None:
+            rows.append(f)
     numbers = list[GroupRecall]()
     for finding in rows:
         keys = {model: finding.cell_key._replace(target=name) for model, name in models.items()}
@@ -78,10 +77,9 @@ def _measure_group_recall(
         ):
             continue
         for group in (FORGOTTEN, RETAINED, NONMEMBERS):
-            values_by_model = {
-                model: row.values_by_secret(quantity, group != NONMEMBERS)
-                for model, row in columns.items()
-            }
+            values_by_model = {}
+            for model, row in columns.items():
+                values_by_model[model] = row.values_by_secret(quantity, group != NONMEMBERS)
             # ids in every model's row
             if values_by_model:
                 ids = sorted(set.intersection(*map(set, values_by_model.values())))
@@ -89,10 +87,9 @@ def _measure_group_recall(
                 ids = []
             if group != NONMEMBERS:
                 ids = [id for id in ids if (id in forgotten) == (group == FORGOTTEN)]
-            aligned = {
-                model: np.array([values_by_id[id] for id in ids])
-                for model, values_by_id in values_by_model.items()
-            }
+            aligned = {}
+            for model, values_by_id in values_by_model.items():
+                aligned[model] = np.array([values_by_id[id] for id in ids])
             if name == _GREEDY:
                 # prod_t 1 / rank_t = 1 (formulas C3): every true token is the most probable, as in
                 # greedy decoding.

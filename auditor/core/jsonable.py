@@ -96,9 +96,9 @@ def _build_written_schema(schema: Any) -> Any:
         return [_build_written_schema(item) for item in schema]
     if not isinstance(schema, dict):  # the name of a field
         return schema
-    adapted = {
-        key: _build_written_schema(item) if key in _INNER else item for key, item in schema.items()
-    }
+    adapted = {}
+    for key, item in schema.items():
+        adapted[key] = _build_written_schema(item) if key in _INNER else item
     match adapted["type"]:
         case "float":
             # The number first: a string is examined only if it is not a number.

@@ -187,10 +187,9 @@ class Plan:
         for name, value in values.items():
             parts.setdefault(FIELDS[name].part, {})[name] = value
         plan_values = parts.pop("", {})
-        changed = {
-            part: dataclasses.replace(getattr(self, part), **part_values)
-            for part, part_values in parts.items()
-        }
+        changed = {}
+        for part, part_values in parts.items():
+            changed[part] = dataclasses.replace(getattr(self, part), **part_values)
         # __post_init__ checks the whole plan again.
         return dataclasses.replace(self, **changed, **plan_values)
 
@@ -219,10 +218,9 @@ class Plan:
         """
         if unknown := [name for name in values if name not in FIELDS]:
             raise AuditError(f"{where}: unknown field {unknown[0]!r}")
-        parsed = {
-            name: from_json(FIELDS[name].kind, value, f"{where}.{name}")
-            for name, value in values.items()
-        }
+        parsed = {}
+        for name, value in values.items():
+            parsed[name] = from_json(FIELDS[name].kind, value, f"{where}.{name}")
         return cls.from_fields(**parsed)
 
 
@@ -251,11 +249,10 @@ def _list_described_fields(kind: Any, part: str = "") -> Iterator[tuple[str, Des
     # Includes base classes: EngineOptions defines some of ComputePlan's fields. cleandoc: Python
     # 3.13 removes the indentation itself.
     docstrings = (inspect.cleandoc(item.__doc__ or "") for item in kind.__mro__)
-    helps = {
-        name: " ".join(text.split())
-        for docstring in docstrings
-        for name, text in _HELP.findall(docstring)
-    }
+    helps = {}
+    for docstring in docstrings:
+        for name, text in _HELP.findall(docstring):
+            helps[name] = " ".join(text.split())
     for item in dataclasses.fields(kind):
         hint = hints[item.name]
         if dataclasses.is_dataclass(hint):

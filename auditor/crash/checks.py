@@ -61,11 +61,10 @@ def run_all_crash_test_checks(runs: WatchedTrainings) -> list[LoopCheck]:
 
 def check_repeated_reads(runs: WatchedTrainings) -> LoopCheck:
     """Check that no step reads a record twice."""
-    repeats = [
-        (max(Counter(step.records).values()), step)
-        for step in runs.steps_but_first_of_each_training
-        if step.records
-    ]
+    repeats = []
+    for step in runs.steps_but_first_of_each_training:
+        if step.records:
+            repeats.append((max(Counter(step.records).values()), step))
     most, worst = max(
         repeats, key=lambda repeat: repeat[0], default=(0, runs.first_training.steps[0])
     )
@@ -253,9 +252,10 @@ def check_step_choice(runs: WatchedTrainings) -> LoopCheck:
     if not evaluation.evaluated:
         return LoopCheck(name, NO_FAULT, "none was read without a gradient", would, source=COUNTED)
     # None: the returned weights belong to no step (an average, for example) and show no choice.
-    chosen = [
-        (i, t) for i, t in enumerate(runs.traces) if t.returned not in (None, len(t.steps) - 1)
-    ]
+    chosen = []
+    for i, t in enumerate(runs.traces):
+        if t.returned not in (None, len(t.steps) - 1):
+            chosen.append((i, t))
     message = f"{len(evaluation.evaluated)} private records were read without a gradient"
     if not chosen:
         message += ": whatever is printed of that, or chosen by it, is outside the claim"

@@ -83,9 +83,10 @@ def _find_likeliest_seed(runs: WatchedTrainings) -> tuple[int, float, str]:
     # is no multiple of 16.
     first = runs.first_training.steps[0]
     spans = [(name, at, to) for name, (at, to) in first.shapes.items() if to - at >= 4 * _READ]
-    steps = [
-        t.steps[0] for t in runs.traces if t.steps[0].scale and t.steps[0].shapes == first.shapes
-    ]
+    steps = []
+    for t in runs.traces:
+        if t.steps[0].scale and t.steps[0].shapes == first.shapes:
+            steps.append(t.steps[0])
     if not spans or not steps:
         return 0, 1.0, ""
     heads = np.stack([step.noise[at : at + _READ] for step in steps for _, at, _ in spans])
@@ -152,11 +153,10 @@ def check_weights_follow_steps(runs: WatchedTrainings) -> LoopCheck:
         and len(first.steps) == len(other.steps)
         and first.state.keys() == other.state.keys()
     ):
-        changed = [
-            key
-            for key, value in first.state.items()
-            if not _is_weight_equal_ignoring_nan(value, other.state[key])
-        ]
+        changed = []
+        for key, value in first.state.items():
+            if not _is_weight_equal_ignoring_nan(value, other.state[key]):
+                changed.append(key)
         if not changed:
             return _counted_check(
                 name,

@@ -194,11 +194,10 @@ def check_noise_independence(runs: WatchedTrainings) -> LoopCheck:
     if len(noisy) < 2:
         return LoopCheck(name, UNKNOWN, "no noise that could be looked at", "")
     noises, size = _stack_shared_noise(noisy)
-    follow = [
-        _select_shared_noise(a, b)
-        for trace in runs.traces
-        for a, b in itertools.pairwise(trace.steps)
-    ]
+    follow = []
+    for trace in runs.traces:
+        for a, b in itertools.pairwise(trace.steps):
+            follow.append(_select_shared_noise(a, b))
     most, of_pairs, pair = _find_largest_correlation(noises, size)
     by_scope = {
         "in any two steps": (most, of_pairs),
@@ -270,14 +269,12 @@ def _stack_shared_noise(steps: Sequence[ObservedStep]) -> tuple[Floats, float]:
     """Return the noise of tensors in every step, (steps, d), and the least degrees of freedom."""
     shared = [name for name in steps[0].shapes if all(name in step.shapes for step in steps)]
     spans = [[slice(*step.shapes[name]) for name in shared] for step in steps]
-    rows = [
-        np.concatenate([np.zeros(0), *(step.noise[at] for at in slices)])
-        for step, slices in zip(steps, spans, strict=True)
-    ]
-    free = [
-        sum(_count_noise_freedoms(step, at) for at in slices)
-        for step, slices in zip(steps, spans, strict=True)
-    ]
+    rows = []
+    for step, slices in zip(steps, spans, strict=True):
+        rows.append(np.concatenate([np.zeros(0), *(step.noise[at] for at in slices)]))
+    free = []
+    for step, slices in zip(steps, spans, strict=True):
+        free.append(sum(_count_noise_freedoms(step, at) for at in slices))
     return np.stack(rows), min(free)
 
 
@@ -437,11 +434,10 @@ def check_noise_reveals_batch_size(runs: WatchedTrainings) -> LoopCheck:
     if (
         runs.few and len({size for size, _ in pairs}) < 2
     ):  # the last batch of few records holds a single record
-        pairs = [
-            (len(step.records), step.scale)
-            for step in runs.few.steps
-            if step.records and step.scale
-        ]
+        pairs = []
+        for step in runs.few.steps:
+            if step.records and step.scale:
+                pairs.append((len(step.records), step.scale))
     sizes, scales = np.array(pairs, dtype=float).reshape(-1, 2).T
     name = "batch size stays secret"
     would = "noise divided by the size of its batch"

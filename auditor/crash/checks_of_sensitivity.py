@@ -44,10 +44,9 @@ def check_record_sensitivity(runs: WatchedTrainings) -> LoopCheck:
     name, promised = "one record's reach", 1 / runs.claim.noise_multiplier
     kinds = len(SPECIMENS)
     # Trainings take the models by turns (`build_specimen`): the steps of each model.
-    turns = [
-        [step for trace in runs.traces[turn::kinds] for step in trace.steps]
-        for turn in range(kinds)
-    ]
+    turns = []
+    for turn in range(kinds):
+        turns.append([step for trace in runs.traces[turn::kinds] for step in trace.steps])
     samples = [runs.steps, *turns]
     estimates = [estimate_mean_reach(steps) for steps in samples]
     # Equal noise has no shares: those from a few degrees of freedom would add their own errors.
@@ -240,18 +239,16 @@ def check_per_record_clipping(runs: WatchedTrainings) -> LoopCheck:
     # With clipping by tensor, a record's part is no multiple of its gradient and no share of the
     # batch's.
     by_tensors = is_clipping_per_tensor(runs.steps, runs.whitened_shares or {})
-    companies = {
-        predictor: None if by_tensors else _fit_share_rise(runs.steps, parts)
-        for predictor, parts in _COMPANY.items()
-    }
-    estimates = {
-        predictor: slope_fit
-        for predictor, slope_fit in {
-            _NORM: _fit_norm_rise(runs, promised),
-            **companies,
-        }.items()
-        if slope_fit
-    }
+    companies = {}
+    for predictor, parts in _COMPANY.items():
+        companies[predictor] = None if by_tensors else _fit_share_rise(runs.steps, parts)
+    estimates = {}
+    for predictor, slope_fit in {
+        _NORM: _fit_norm_rise(runs, promised),
+        **companies,
+    }.items():
+        if slope_fit:
+            estimates[predictor] = slope_fit
     if not estimates:
         return LoopCheck(name, UNKNOWN, "no noise that it could be held against", "")
     worst = max(estimates, key=lambda key: estimates[key][0] / estimates[key][1])
@@ -397,9 +394,10 @@ def _fit_least_squares(
     Use generalised least squares: the covariance of a step's reaches is the inverse Gram matrix of
     its records' unit gradients. Return None if the fit is undetermined.
     """
-    rows = [
-        (columns(step), step.gram, step.reaches) for step in steps if step.scale and step.records
-    ]
+    rows = []
+    for step in steps:
+        if step.scale and step.records:
+            rows.append((columns(step), step.gram, step.reaches))
     if not rows:
         return None
     # Normal equations, each step weighted by its Gram matrix. Leave out a column that is 0 in every

@@ -36,11 +36,10 @@ def estimate_mean_reach(
     steps: Sequence[ObservedStep], choose: ChooseRecords = choose_all_records
 ) -> Estimate | None:
     """Estimate the mean reach of chosen records, for any other reaches; None without noise."""
-    sums = [
-        _sum_chosen_reaches(step.gram, step.reaches, choose(step))
-        for step in steps
-        if step.scale and step.records
-    ]
+    sums = []
+    for step in steps:
+        if step.scale and step.records:
+            sums.append(_sum_chosen_reaches(step.gram, step.reaches, choose(step)))
     return _average_reach_sums([pair for pair in sums if pair])
 
 
@@ -235,9 +234,9 @@ def whiten_step(step: ObservedStep, noise_shares: Mapping[str, float]) -> Observ
         np.einsum("t,tij->ij", shares**-2.0, step.tensor_grams),
         np.einsum("t,ti->i", shares**-2.0, step.tensor_products),
     )
-    scales = {
-        name: (scale / noise_shares[name], free) for name, (scale, free) in step.scales.items()
-    }
+    scales = {}
+    for name, (scale, free) in step.scales.items():
+        scales[name] = (scale / noise_shares[name], free)
     # Pool again: tensors lose directions to the records' span by turns, and with them their part of
     # a mean size.
     freedom = sum(free for _, free in scales.values())

@@ -113,8 +113,8 @@ def make_document(erasure: Erasure, command: str) -> Document:
 
 
 def format_json(erasure: Erasure) -> str:
-    layers = [
-        {**asdict(verdict), "least_sight": verdict.least_sight} for verdict in erasure.verdicts
-    ]
+    layers = []
+    for verdict in erasure.verdicts:
+        layers.append({**asdict(verdict), "least_sight": verdict.least_sight})
     stated = {**asdict(erasure), "verdicts": layers, "verdict": erasure.verdict}
     return json.dumps(to_json(stated), indent=1, allow_nan=False) + "\n"

@@ -220,13 +220,14 @@ def _stream_kept(path: Path, n_dimensions: int) -> Iterator[tuple[list[int], lis
     """Yield batches of kept rows: row numbers, texts, and vectors (rows, dimensions)."""
     numbered = enumerate(_stream_rows("--kept", path))
     while batch := list(islice(numbered, _AT_ONCE)):
-        records = [
-            _parse_record("--kept", path, *numbered_row, deleted=False) for numbered_row in batch
-        ]
-        vectors = [
-            np.full(n_dimensions, np.nan) if record.vector is None else record.vector
-            for record in records
-        ]
+        records = []
+        for numbered_row in batch:
+            records.append(_parse_record("--kept", path, *numbered_row, deleted=False))
+        vectors = []
+        for record in records:
+            vectors.append(
+                np.full(n_dimensions, np.nan) if record.vector is None else record.vector
+            )
         if any(len(vector) != n_dimensions for vector in vectors):
             raise AuditError(f"--kept {str(path)!r}: expected vectors of {n_dimensions} numbers")
         texts = [record.text for record in records]

@@ -73,24 +73,24 @@ def compare_finished_runs(runs: Sequence[RunOutcomes], metrics: Sequence[str] = 
     for i, run in enumerate(runs):
         for finding in run.result.findings:
             findings.setdefault(finding.cell_key, [None] * len(runs))[i] = finding
-    lines = [
-        ComparisonRow(
-            row,
-            metric,
-            tuple(
-                _compare_runs(runs, i, row, metric, finding)
-                for i, finding in enumerate(row_findings)
-            ),
-        )
-        for row, row_findings in findings.items()
-        for metric in metrics or dict.fromkeys(f.main.name for f in row_findings if f and f.main)
-    ]
+    lines = []
+    for row, row_findings in findings.items():
+        for metric in metrics or dict.fromkeys(f.main.name for f in row_findings if f and f.main):
+            lines.append(
+                ComparisonRow(
+                    row,
+                    metric,
+                    tuple(
+                        _compare_runs(runs, i, row, metric, finding)
+                        for i, finding in enumerate(row_findings)
+                    ),
+                )
+            )
     lines = [line for line in lines if any(cell.measured for cell in line.cells)]
     lowest = [_find_least_leaking_run(line) for line in lines]
-    rivals = [
-        _compare_rivals(runs, line, candidate)
-        for line, candidate in zip(lines, lowest, strict=True)
-    ]
+    rivals = []
+    for line, candidate in zip(lines, lowest, strict=True):
+        rivals.append(_compare_rivals(runs, line, candidate))
     # Holm (1979) over the rows; within a row the level is divided among the runs
     level = adjust_test_level(
         [partial(_is_leaking_less_than_all_rivals, others) for others in rivals], LEVEL

@@ -587,17 +587,18 @@ def _judge_epsilon_claim(row: CellKey, rule: Rule, stands: claims.ClaimEvidence)
     """Judge the claim of a target: contradicted, consistent, or undecidable."""
     claimed, bounds = stands.claimed, stands.bounds
     assert claimed is not None  # `_build_claim_case` checks it
-    audit_notes = [
-        f"{bound.row.attack} ({bound.row.setting}) {bound.audit.epsilon:.4f} of "
-        f"{bound.audit.best:.4f} provable"
-        + ("" if bound.promised == claimed else f", against {bound.promised:.4g}")
-        + (
-            f", but {bound.powerless_reason}"
-            if bound.powerless_reason and bound.audit.best > bound.promised
-            else ""
+    audit_notes = []
+    for bound in bounds:
+        audit_notes.append(
+            f"{bound.row.attack} ({bound.row.setting}) {bound.audit.epsilon:.4f} of "
+            f"{bound.audit.best:.4f} provable"
+            + ("" if bound.promised == claimed else f", against {bound.promised:.4g}")
+            + (
+                f", but {bound.powerless_reason}"
+                if bound.powerless_reason and bound.audit.best > bound.promised
+                else ""
+            )
         )
-        for bound in bounds
-    ]
     audit_notes += [
         f"{other.row.attack} ({other.row.setting}) is {other.why}" for other in stands.unheld
     ]

@@ -120,10 +120,9 @@ def load_gate_decisions(folder: Path) -> tuple[KeptDecision, ...]:
     now = digest_file(folder / RESULT)
     latest: dict[object, KeptDecision] = {}
     try:
-        decisions = [
-            from_json(KeptDecision, json.loads(line), str(path))
-            for line in _read_decision_lines(folder)
-        ]
+        decisions = []
+        for line in _read_decision_lines(folder):
+            decisions.append(from_json(KeptDecision, json.loads(line), str(path)))
     except (ValueError, RecursionError) as error:
         raise AuditError(
             f"{path}: expected a decision of a gate on every line: the file is damaged"

@@ -26,18 +26,16 @@ def downgrade_doubtful_ruling(
     """
     cell = (ruling.target, ruling.setting, ruling.attack)
     is_drawn = any(row.cell_key == cell and row.drawn for row in result.findings)
-    doubts = [
-        doubt
-        for target in result.targets
-        if target.name == ruling.target
-        for doubt in target.doubts
-    ]
+    doubts = []
+    for target in result.targets:
+        if target.name == ruling.target:
+            for doubt in target.doubts:
+                doubts.append(doubt)
     doubts += assessment.contradictions.get(ruling.target, ())
-    reasons = [
-        doubt.sentence
-        for doubt in doubts
-        if is_drawn and doubt.kind in ("answers", "contradiction")
-    ]
+    reasons = []
+    for doubt in doubts:
+        if is_drawn and doubt.kind in ("answers", "contradiction"):
+            reasons.append(doubt.sentence)
     if not ruling.metric.startswith("perplexity"):  # the cost of a defense is not a leak
         reasons += [
             doubt.sentence for doubt in result.benchmark.doubts if doubt.kind == "text form"
@@ -71,11 +69,10 @@ def find_strata_objection(
             f"of all {weighted_share.n:,} records, weighted by copies, up to "
             f"{weighted_share.high:.4f} may be extracted: {n_asked:,} of them were asked"
         )
-    copied = [
-        s
-        for s in finding.strata
-        if (s.copies or 1) > 1 and s.extracted.n and s.copies not in counts_with_a_rule
-    ]
+    copied = []
+    for s in finding.strata:
+        if (s.copies or 1) > 1 and s.extracted.n and s.copies not in counts_with_a_rule:
+            copied.append(s)
     for stratum in copied:
         # Bonferroni: each stratum gets an equal part of the level.
         low = BinomialCount(count_stratum_hits(stratum), stratum.extracted.n).low(

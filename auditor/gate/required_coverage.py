@@ -36,15 +36,16 @@ def _judge_required_attack(
         place = ""
     least = f"{required.secrets} secrets and {required.nonmembers} non-members"
     rule = f"{attack or 'an attack'} ran{place}, on at least {least}"
-    applied = [
-        finding.cell_key
-        for finding in run.result.findings
-        if finding.target == target
-        and finding.attack == (attack or finding.attack)
-        and finding.setting == (required.access or finding.setting)
-        and not finding.not_applicable
-        and finding.measurements
-    ]
+    applied = []
+    for finding in run.result.findings:
+        if (
+            finding.target == target
+            and finding.attack == (attack or finding.attack)
+            and finding.setting == (required.access or finding.setting)
+            and not finding.not_applicable
+            and finding.measurements
+        ):
+            applied.append(finding.cell_key)
     if not applied:
         reason = (
             f"required, but {attack or 'no attack'} {'did not run' if attack else 'ran'}{place}"

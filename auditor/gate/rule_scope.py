@@ -49,9 +49,10 @@ def pair_rule_rows(
     number.
     """
     if not rule.of_forms:
-        measuring = {
-            finding.attack for finding in result.findings if finding.measurement(rule.metric)
-        }
+        measuring = set()
+        for finding in result.findings:
+            if finding.measurement(rule.metric):
+                measuring.add(finding.attack)
         return [(row, rule) for row in [row for row in rows if row.attack in measuring] or rows]
     main_numbers = [(row, row.main) for row in rows]
     return [
@@ -78,11 +79,10 @@ def select_strongest_group(finding: Finding, rule: Rule) -> Rule:
         return rule
     if has_unlike_sides(finding) and finding.measurement(ADJUSTED_AUC) is not None:
         return replace(rule, metric=ADJUSTED_AUC)
-    group_aucs = {
-        count: max(m.low, 1 - m.high)
-        for count, m in finding.by_repeats.items()
-        if count.isdecimal()
-    }
+    group_aucs = {}
+    for count, m in finding.by_repeats.items():
+        if count.isdecimal():
+            group_aucs[count] = max(m.low, 1 - m.high)
     best = max(group_aucs, key=group_aucs.__getitem__, default="")
     if (
         not finding.scores_tried

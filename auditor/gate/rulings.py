@@ -96,9 +96,8 @@ class Decision:
         reading_note = {"report": "", "pass": " (let pass)", "fail": " (counted as failed)"}[
             self.inconclusive
         ]
-        parts = [
-            f"{n} {kind}{reading_note if kind == 'inconclusive' else ''}"
-            for kind, n in counts.items()
-            if n
-        ]
+        parts = []
+        for kind, n in counts.items():
+            if n:
+                parts.append(f"{n} {kind}{reading_note if kind == 'inconclusive' else ''}")
         return f"gate {self.verdict}: {', '.join(parts) or 'nothing was judged'}"

@@ -90,9 +90,10 @@ class HiddenStateCache:
     def forget_batch(self) -> None:
         """Free the keys, values and logits of the current batch of texts."""
         self._recent.clear()
-        layers = {
-            id(layer): layer for _, text_layers, _ in self._begun.values() for layer in text_layers
-        }
+        layers = {}
+        for _, text_layers, _ in self._begun.values():
+            for layer in text_layers:
+                layers[id(layer)] = layer
         self._bytes -= sum(layer.nbytes for layer in layers.values())
         self._begun.clear()
 
@@ -154,20 +155,18 @@ class HiddenStateCache:
         beginnings = begun or [
             len(text) - n_last + 1 for text, n_last in zip(texts, last, strict=True)
         ]
-        ranges = {
-            text: (n_last, begin)
-            for text, n_last, begin in zip(texts, last, beginnings, strict=True)
-        }
+        ranges = {}
+        for text, n_last, begin in zip(texts, last, beginnings, strict=True):
+            ranges[text] = (n_last, begin)
         texts_and_ranges = (
             (torch.tensor(text), *n_last)
             for text, n_last in ranges.items()
             if n_last[0] <= len(text)
         )
-        unread = [
-            entry
-            for entry in texts_and_ranges
-            if not self._has_states(_digest_text_key(entry[0]), entry[1])
-        ]
+        unread = []
+        for entry in texts_and_ranges:
+            if not self._has_states(_digest_text_key(entry[0]), entry[1]):
+                unread.append(entry)
         if len(unread) < 2:  # a single text is read when it is queried
             return
         for groups in _split_by_length(_group_by_beginning(unread)):

@@ -173,10 +173,11 @@ class _CachedMemberRows(EnsembleMemberRows):
         Earlier positions come from the cache.
         """
         member_slots = self.slot[row, part]
-        layers = [
-            pool.copy_first_positions_of_slots(member_slots, begin, input_ids.shape[1])
-            for pool in self.pool
-        ]
+        layers = []
+        for pool in self.pool:
+            layers.append(
+                pool.copy_first_positions_of_slots(member_slots, begin, input_ids.shape[1])
+            )
         distribution = self.lora.member_next_log_probs(
             input_ids[row, begin:], part, Cache(layers=list(layers))
         )

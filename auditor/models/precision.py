@@ -66,9 +66,9 @@ class Float32SingleQueryAttention(TorchFunctionMode):
     ) -> Any:
         if function is not _attention or args[0].shape[-2] != 1 or args[0].dtype == torch.float32:
             return function(*args, **(kwargs or {}))
-        float_kwargs = {
-            name: _cast_floating_tensor(value) for name, value in (kwargs or {}).items()
-        }
+        float_kwargs = {}
+        for name, value in (kwargs or {}).items():
+            float_kwargs[name] = _cast_floating_tensor(value)
         return function(*map(_cast_floating_tensor, args), **float_kwargs).to(args[0].dtype)
 
 

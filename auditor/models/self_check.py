@@ -520,9 +520,9 @@ class _SelfCheckTrial:
 
     def _whole_context_log_probs(self, contexts: Tensor) -> Tensor:
         """Return transformers' uncached next-token log-probabilities of contexts (B, n), (B, V)."""
-        logits = [
-            self.model.logits_without_cache(context.unsqueeze(0), 1)[:, 0] for context in contexts
-        ]
+        logits = []
+        for context in contexts:
+            logits.append(self.model.logits_without_cache(context.unsqueeze(0), 1)[:, 0])
         return torch.cat(logits).log_softmax(-1)
 
     def _note(self, text: str) -> None:

@@ -76,12 +76,13 @@ class SharedPrefixCache:
         """Cache the first `count` positions of a text, `n_cached` of which are cached already."""
         layers = [SlotLayer(count) for _ in range(self._count)]
         if n_cached and self._held is not None:
-            layers = [
-                layer.copy_first_positions_of_slots(
-                    torch.zeros(1, dtype=torch.long), n_cached, count
+            layers = []
+            for layer in self._held[1]:
+                layers.append(
+                    layer.copy_first_positions_of_slots(
+                        torch.zeros(1, dtype=torch.long), n_cached, count
+                    )
                 )
-                for layer in self._held[1]
-            ]
         self._held = None  # nothing is cached if reading fails
         self._read(text[None, n_cached:count], 1, Cache(layers=list(layers)))
         self._held = text[:count].clone(), layers

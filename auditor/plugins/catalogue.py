@@ -47,10 +47,9 @@ def load_plugin_classes(before: Callable[[], None]) -> PluginClasses:
                 for kind, entries in record["found"].items()
             }
     classes_by_kind = _import_all_plugins(before)
-    records = {
-        kind: [_build_plugin_class_record(cls) for cls in classes.values()]
-        for kind, classes in classes_by_kind.items()
-    }
+    records = {}
+    for kind, classes in classes_by_kind.items():
+        records[kind] = [_build_plugin_class_record(cls) for cls in classes.values()]
     with suppress(AuditError):  # there is no cache folder
         disk.replace_atomically(
             find_cache_folder() / "plugins.json",
@@ -68,9 +67,10 @@ def _import_all_plugins(before: Callable[[], None]) -> PluginClasses:
 
 def _plugin_source_files_fingerprint() -> str:
     """Return a digest that changes whenever a built-in file changes."""
-    folders = {
-        Path(place) for package in _PACKAGES for place in importlib.import_module(package).__path__
-    }
+    folders = set()
+    for package in _PACKAGES:
+        for place in importlib.import_module(package).__path__:
+            folders.add(Path(place))
     files = sorted(path for folder in folders for path in folder.rglob("*.py"))
     stats = [(str(path), path.stat()) for path in files]
     states = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
@@ -84,10 +84,9 @@ def _build_plugin_class_record(cls: Any) -> dict[str, Any]:
     else:
         options = {}
     values = list_allowed_values(cls) if options else {}
-    options_with_values = {
-        name: (None if default is MISSING else default, values.get(name))
-        for name, default in options.items()
-    }
+    options_with_values = {}
+    for name, default in options.items():
+        options_with_values[name] = (None if default is MISSING else default, values.get(name))
     return {
         **attributes,
         "module": cls.__module__,
@@ -100,10 +99,9 @@ def _build_plugin_class_record(cls: Any) -> dict[str, Any]:
 def _rebuild_plugin_class(
     module: str, called: str, doc: str, options: dict[str, Any], **attributes: Any
 ) -> type:
-    fields = [
-        (name, Literal[tuple(values)] if values else Any, default)
-        for name, (default, values) in options.items()
-    ]
+    fields = []
+    for name, (default, values) in options.items():
+        fields.append((name, Literal[tuple(values)] if values else Any, default))
     cls = make_dataclass(called, fields, namespace={"__doc__": doc, **attributes}, frozen=True)
     # From Python 3.12 on make_dataclass overwrites the namespace's value.
     cls.__module__ = module

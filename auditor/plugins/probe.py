@@ -220,9 +220,9 @@ def read_token_statistics(
 
 def observe_all_secrets(probe: Probe, view: View, secrets: Sequence[Secret]) -> Observed:
     """Return all observations of a probe for these secrets."""
-    by_secret = {
-        observation.secret: observation for observation in probe.observe_secrets(view, secrets)
-    }
+    by_secret = {}
+    for observation in probe.observe_secrets(view, secrets):
+        by_secret[observation.secret] = observation
     observations = [by_secret[secret.id] for secret in secrets]
     # Both receive the same observations: `facts` sees no values of `add_joint_values`.
     return Observed(

@@ -157,11 +157,10 @@ def check_plugin_name(name: str) -> None:
 
 def _import_plugin_modules(package: str) -> list[types.ModuleType]:
     own_package = importlib.import_module(package)
-    names = [
-        f"{package}.{info.name}"
-        for info in pkgutil.iter_modules(own_package.__path__)
-        if not info.ispkg
-    ]
+    names = []
+    for info in pkgutil.iter_modules(own_package.__path__):
+        if not info.ispkg:
+            names.append(f"{package}.{info.name}")
     # Safe mode runs no code of other distributions; `load_plugin_file` refuses files by itself.
     modules = list(map(importlib.import_module, names))
     if not safe_mode.is_safe_mode():

@@ -88,10 +88,9 @@ class Trainer:
         """Return the options for a model's record, without `later` options that have their
         defaults.
         """
-        values = {
-            field.name: (getattr(self, field.name), field.default)
-            for field in dataclasses.fields(self)
-        }
+        values = {}
+        for field in dataclasses.fields(self):
+            values[field.name] = (getattr(self, field.name), field.default)
         return {
             name: value
             for name, (value, default) in values.items()

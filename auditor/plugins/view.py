@@ -415,9 +415,10 @@ def _compute_shared_nlls(
     nlls: dict[tuple[Tokens, Tokens], float] = {}
     # Only by the prefix: `suffix_log_probs` takes suffixes of several lengths.
     for indices in group_equal_shapes([(len(prefix), 0) for prefix in prefixes], _PREFIXES_AT_ONCE):
-        pairs = [
-            (prefixes[i], suffix) for i in indices for suffix in suffixes_by_prefix[prefixes[i]]
-        ]
+        pairs = []
+        for i in indices:
+            for suffix in suffixes_by_prefix[prefixes[i]]:
+                pairs.append((prefixes[i], suffix))
         longest = max(len(prefix) + len(suffix) for prefix, suffix in pairs)
         size = max(1, choose_memory_budget(model.device, _ROWS_BYTES) // model.row_bytes(longest))
         limit = BatchSizeLimit(size)

@@ -48,13 +48,14 @@ def compute_published_query_rdp(alpha: int, q: float, beta: float, subset_size: 
     # Theorem 5.1: e^{(k-1) eps(k)} = (n - 1 + e^{(k-1) 4 beta k}) / n, hence its excess over 1 is
     # expm1(.) / n k = 0 and 1 have none: (1 - q)^(alpha - 1) (1 + (alpha - 1) q), the bracket's
     # first term, is their probability
-    terms = [
-        (
-            _log_binomial_probability(k, alpha, q) - math.log(size),
-            _log_expm1((k - 1) * factor * beta * k),
+    terms = []
+    for k in range(2, alpha + 1):
+        terms.append(
+            (
+                _log_binomial_probability(k, alpha, q) - math.log(size),
+                _log_expm1((k - 1) * factor * beta * k),
+            )
         )
-        for k in range(2, alpha + 1)
-    ]
     return _add_log1p(terms) / (alpha - 1)
 
 
@@ -265,9 +266,9 @@ def _compute_fixed_member_terms(
 
     def terms(base: float, log_moment: Callable[..., float]) -> _Terms:
         log_base = math.log(base) if base > 0 else -math.inf
-        weights = [
-            math.log(math.comb(alpha, j)) + j * math.log(share) + (1 - j) * log_base for j in orders
-        ]
+        weights = []
+        for j in orders:
+            weights.append(math.log(math.comb(alpha, j)) + j * math.log(share) + (1 - j) * log_base)
         return [
             (weight, log_moment(j, radius, log_reach))
             for weight, j in zip(weights, orders, strict=True)

@@ -111,11 +111,10 @@ def _crawl_store(
         identity = identities[
             int(make_keyed_generator("rag crawl", seed).integers(len(identities)))
         ]
-    outside = [
-        entry.head
-        for entry, is_in in zip(corpus.documents, corpus.member.tolist(), strict=True)
-        if not is_in
-    ]
+    outside = []
+    for entry, is_in in zip(corpus.documents, corpus.member.tolist(), strict=True):
+        if not is_in:
+            outside.append(entry.head)
     order = make_keyed_generator("rag crawl order", seed).permutation(len(outside)).tolist()
     follow_ups = deque[str]()
     known_texts = set[str]()

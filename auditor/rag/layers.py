@@ -314,11 +314,10 @@ class RagJudge:
                 reason = "the control cannot tell the documents in the store from the others either"
                 if not self.exchanges.control:
                     reason = "no control: name a system that shows the documents with --control"
-        varied = {
-            name: CandidateScore(values, name)
-            for name, values in zip(names, signals, strict=True)
-            if np.ptp(values) > 0 and min(member.sum(), (~member).sum()) >= roc.LEAST
-        }
+        varied = {}
+        for name, values in zip(names, signals, strict=True):
+            if np.ptp(values) > 0 and min(member.sum(), (~member).sum()) >= roc.LEAST:
+                varied[name] = CandidateScore(values, name)
         measurements: tuple[Measurement, ...] = ()
         each: dict[str, Measurement] = {}
         if varied:

@@ -92,14 +92,14 @@ def read_secret_facts(folder: Path) -> dict[str, SecretFacts] | None:
         return None
     columns = read_json_object(path, "the secrets of a run")
     # A file has both columns of a pair or neither; every other column is required.
-    pair_by_column = {
-        name: pair for pair in (("document", "at"), ("user", "user_trained")) for name in pair
-    }
-    names = [
-        field.name
-        for field in fields(SecretFacts)
-        if pair_by_column.get(field.name, ("id",))[0] in columns
-    ]
+    pair_by_column = {}
+    for pair in (("document", "at"), ("user", "user_trained")):
+        for name in pair:
+            pair_by_column[name] = pair
+    names = []
+    for field in fields(SecretFacts):
+        if pair_by_column.get(field.name, ("id",))[0] in columns:
+            names.append(field.name)
     try:
         rows = zip(*(columns[name] for name in names), strict=True)
         facts_by_id = {row[0]: SecretFacts(**dict(zip(names, row, strict=True))) for row in rows}

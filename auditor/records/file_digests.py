@@ -39,9 +39,9 @@ def digest_model_files(
     """Return `role/file` -> SHA-256. models_by_role: each role's model (folder or hub id) and its
     hub revision."""
     cache = _DigestCache()
-    digests = {
-        name: cache.cached_sha256_hex(path) for name, path in _list_role_files(models_by_role)
-    }
+    digests = {}
+    for name, path in _list_role_files(models_by_role):
+        digests[name] = cache.cached_sha256_hex(path)
     cache.save_digests()
     return digests
 

@@ -142,9 +142,9 @@ def open_journals(
 def _encode_guesses(cell: CellKey, guesses: Guesses) -> dict[str, Any]:
     # Without field names, which would be much of the file: in the order of `Guess`.
     # A score may be infinite: `json` writes and reads `Infinity`, which other programs reject.
-    ranked = [
-        [list(g.suffix), g.score, g.count, g.log_prob, g.min_log_prob] for g in guesses.ranked
-    ]
+    ranked = []
+    for g in guesses.ranked:
+        ranked.append([list(g.suffix), g.score, g.count, g.log_prob, g.min_log_prob])
     rest = to_json(replace(guesses, ranked=()))
     return {"cell": str(cell), **rest, "ranked": ranked}
 

@@ -74,11 +74,10 @@ def _list_extracted_records(out: Out, decode: Decode) -> Iterator[dict[str, Any]
     for alias in dict.fromkeys(
         alias for parts_by_alias in out.values() for alias in parts_by_alias
     ):
-        parts_by_row = {
-            row: parts_by_alias[alias]
-            for row, parts_by_alias in out.items()
-            if alias in parts_by_alias
-        }
+        parts_by_row = {}
+        for row, parts_by_alias in out.items():
+            if alias in parts_by_alias:
+                parts_by_row[row] = parts_by_alias[alias]
         longest = max((part for part, _ in parts_by_row.values()), key=len)
         text_by_row = {row: decode(generation) for row, (_, generation) in parts_by_row.items()}
         yield {
@@ -95,16 +94,15 @@ def _list_secret_texts(
     secrets: Sequence[Secret], guesses: Mapping[str, Mapping[str, Guesses]], decode: Decode
 ) -> Iterator[dict[str, Any]]:
     for secret in secrets:
-        tokens_by_row = {
-            row: guesses_by_id[secret.id].ranked[0].suffix
-            for row, guesses_by_id in guesses.items()
-            if secret.id in guesses_by_id
-        }
+        tokens_by_row = {}
+        for row, guesses_by_id in guesses.items():
+            if secret.id in guesses_by_id:
+                tokens_by_row[row] = guesses_by_id[secret.id].ranked[0].suffix
         context = secret.prefix[-CONTEXT:]
         wording = secret.wording
-        row_texts = {
-            row: decode_added_text(decode, context, tokens) for row, tokens in tokens_by_row.items()
-        }
+        row_texts = {}
+        for row, tokens in tokens_by_row.items():
+            row_texts[row] = decode_added_text(decode, context, tokens)
         if wording is None:
             prefix = decode(secret.prefix)
         else:

@@ -138,10 +138,11 @@ def _build_column_table(column: Column, schema: pa.Schema) -> pa.Table:
     import pyarrow as pa
 
     n = len(column.ids)
-    arrays_by_name = {
-        name: _build_string_array(value.encode() * n, np.full(n, len(value.encode())))
-        for name, value in zip(_NAMES, _build_column_key(column), strict=True)
-    }
+    arrays_by_name = {}
+    for name, value in zip(_NAMES, _build_column_key(column), strict=True):
+        arrays_by_name[name] = _build_string_array(
+            value.encode() * n, np.full(n, len(value.encode()))
+        )
     ids = list(map(str.encode, column.ids))
     arrays_by_name["secret"] = _build_string_array(b"".join(ids), np.array([*map(len, ids)]))
     arrays_by_name["value"] = _build_array(pa.float64(), column.values)  # NaN stays NaN
@@ -151,9 +152,10 @@ def _build_column_table(column: Column, schema: pa.Schema) -> pa.Table:
     if len(column.repeats):
         arrays_by_name["repeats"] = _build_array(pa.int64(), column.repeats)
     if column.kind == TOKENS:  # position of each token in its suffix, from 1
-        places = [
-            place for _, group in itertools.groupby(column.ids) for place, _ in enumerate(group, 1)
-        ]
+        places = []
+        for _, group in itertools.groupby(column.ids):
+            for place, _ in enumerate(group, 1):
+                places.append(place)
         arrays_by_name["token"] = _build_array(pa.int64(), places)
     arrays = [arrays_by_name.get(field.name, pa.nulls(n, field.type)) for field in schema]
     return pa.Table.from_arrays(arrays, schema=schema)

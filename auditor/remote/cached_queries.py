@@ -121,11 +121,10 @@ class CachedServerQueries:
         answers: Sequence[Sequence[WrittenAnswer]],
     ) -> None:
         """Record the kind of each answer (filtered, cut, ...) for this run and its resumptions."""
-        rows = [
-            (key, digest_question(context), answer.kind)
-            for context, context_keys, samples in zip(contexts, keys, answers, strict=True)
-            for key, answer in zip(context_keys, samples, strict=True)
-        ]
+        rows = []
+        for context, context_keys, samples in zip(contexts, keys, answers, strict=True):
+            for key, answer in zip(context_keys, samples, strict=True):
+                rows.append((key, digest_question(context), answer.kind))
         self.wire.ledger.answers.record_used_answers(self.wire.ledger.run, rows)
 
     def _build_store_key(self, body: Mapping[str, Any], *sample: int) -> bytes:
@@ -207,19 +206,20 @@ class CachedServerQueries:
             for key in keys.values()
             if (text := answers.find_stored_answer(key)) is not None
         }
-        missing = {
-            keys[place]: request for place, request in requests.items() if keys[place] not in rests
-        }
+        missing = {}
+        for place, request in requests.items():
+            if keys[place] not in rests:
+                missing[keys[place]] = request
         for answers_of_request in self._ask_watched(list(missing.values())):
             rests |= answers_of_request
         settled = [list(samples) for samples in readings]
         for i, answer in unclear:
-            going_on = [
-                reading
-                for reading in answer.readings
-                if (i, reading) in keys
-                and self.spelling.continues_reading(reading, rests[keys[i, reading]])
-            ]
+            going_on = []
+            for reading in answer.readings:
+                if (i, reading) in keys and self.spelling.continues_reading(
+                    reading, rests[keys[i, reading]]
+                ):
+                    going_on.append(reading)
             if len(going_on) == 1:
                 settled[i][0] = replace(answer, tokens=going_on[0], kind="", readings=())
         return settled
@@ -293,20 +293,18 @@ class CachedServerQueries:
         answers = self.wire.ledger.answers
         # One body may list all tokens for one token's sake, or for the likeliest.
         sample = (likeliest,) if self.dialect.scored == "forced" else ()
-        keys = {
-            text: self._build_store_key(self._build_scoring_body(text, likeliest), *sample)
-            for text in texts
-        }
+        keys = {}
+        for text in texts:
+            keys[text] = self._build_store_key(self._build_scoring_body(text, likeliest), *sample)
         entries = {
             key: answer
             for key in keys.values()
             if (answer := answers.find_stored_answer(key)) is not None
         }
-        questions = [
-            self._build_scoring_request(text, key, likeliest)
-            for text, key in keys.items()
-            if key not in entries
-        ]
+        questions = []
+        for text, key in keys.items():
+            if key not in entries:
+                questions.append(self._build_scoring_request(text, key, likeliest))
         for answers_of_request in self._ask_watched(questions):
             entries |= answers_of_request
         return {text: entries[key] for text, key in keys.items()}
@@ -326,9 +324,9 @@ class CachedServerQueries:
                 last_unknown = len(text) - 2
             else:
                 last_unknown = self.dialect.hidden
-            log_probs = [
-                0.0 if i <= last_unknown else value for i, value in enumerate(scores.log_probs)
-            ]
+            log_probs = []
+            for i, value in enumerate(scores.log_probs):
+                log_probs.append(0.0 if i <= last_unknown else value)
             if None in log_probs:
                 raise MalformedAnswer("log-probabilities are missing")
             if self.dialect.asks_for_ranks(likeliest) and scores.ranks is None:
@@ -359,9 +357,10 @@ class CachedServerQueries:
         self, requests: Sequence[ServerRequest], answers: Sequence[Mapping[bytes, Any]]
     ) -> None:
         """Raise AuditError if most requests fail, or if a request of the handshake now fails."""
-        pairs = [
-            pair for pair in zip(requests, answers, strict=True) if pair[0].on_error is not None
-        ]
+        pairs = []
+        for pair in zip(requests, answers, strict=True):
+            if pair[0].on_error is not None:
+                pairs.append(pair)
         n_errors = sum(answer is request.on_error for request, answer in pairs)
         self._n_requests += len(pairs)
         self._n_errors += n_errors
@@ -430,11 +429,10 @@ class CachedServerQueries:
         The result is None for a text that the server would tokenise differently.
         """
         scored = [self.spelling.can_score_exact_tokens(text) for text in texts]
-        questions = [
-            self._build_scoring_request(text, b"")
-            for text, can in zip(texts, scored, strict=True)
-            if can
-        ]
+        questions = []
+        for text, can in zip(texts, scored, strict=True):
+            if can:
+                questions.append(self._build_scoring_request(text, b""))
         answers = iter(
             self._ask_all_or_raise_audit_error(
                 [replace(question, stored=False) for question in questions]

@@ -130,9 +130,9 @@ class ServerWatch:
 
     def _measure_handshake_difference(self) -> None:
         pairs = self._rescore_shortened_texts(self._scored[::-1])  # reversed: models may take turns
-        differences = [
-            _measure_answer_differences(scored.log_probs, values) for scored, values in pairs
-        ]
+        differences = []
+        for scored, values in pairs:
+            differences.append(_measure_answer_differences(scored.log_probs, values))
         most, mean = (
             max((difference[i] for difference in differences), default=0.0) for i in (0, 1)
         )
@@ -227,10 +227,11 @@ class ServerWatch:
         """Score each text again without its last tokens, which must not change the other scores."""
         assert self.score is not None  # otherwise nothing was scored
         noise = make_keyed_generator("cut again", self._checks, len(scored_texts))
-        cuts = [
-            scored.text[: int(noise.integers(max(2, len(scored.text) // 2), len(scored.text)))]
-            for scored in scored_texts
-        ]
+        cuts = []
+        for scored in scored_texts:
+            cuts.append(
+                scored.text[: int(noise.integers(max(2, len(scored.text) // 2), len(scored.text)))]
+            )
         pairs = zip(scored_texts, self.score(cuts), strict=True)
         return [(scored, values) for scored, values in pairs if values is not None]
 
@@ -267,11 +268,10 @@ class ServerWatch:
             [answer for answer in self._drawn for _ in range(_BURST)]
         )
         new = [(answer, text) for answer, text in differing if text != answer.other]
-        changed = [
-            answer
-            for answer in self._drawn
-            if [repeated for repeated, _ in new].count(answer) == _BURST
-        ]
+        changed = []
+        for answer in self._drawn:
+            if [repeated for repeated, _ in new].count(answer) == _BURST:
+                changed.append(answer)
         if len(changed) >= _CHANGED:
             reply = next(text for answer, text in new if answer == changed[0])
             raise ServerChanged(

@@ -280,9 +280,10 @@ class _HandshakeInProgress:
         dialect = replace(dialect, trims=not spaced)
         codec = TokenTextCodec(self.tokenizer, dialect, (), self.model)
         parsed = codec.read_sample(context, greedy)
-        going_on = [
-            reading for reading in parsed.readings if self._goes_on(codec, context, reading)
-        ]
+        going_on = []
+        for reading in parsed.readings:
+            if self._goes_on(codec, context, reading):
+                going_on.append(reading)
         if spaced:
             fault = ""
         else:

@@ -186,10 +186,9 @@ class RemoteModel(LanguageModel):
             raise NotApplicable(f"needs the likeliest tokens; {self.name} does not give them")
         pairs = _cut_token_pairs(prefixes, suffixes)
         scores = self.asker.score_tokens(pairs, self.dialect.likeliest)
-        suffix_scores = [
-            [column[len(prefix) :] for column in columns]
-            for (prefix, _), columns in zip(pairs, scores, strict=True)
-        ]
+        suffix_scores = []
+        for (prefix, _), columns in zip(pairs, scores, strict=True):
+            suffix_scores.append([column[len(prefix) :] for column in columns])
         # float64 represents token ids exactly, which share a tensor with their log-probabilities
         log_probs, ranks, likeliest = (
             torch.tensor(column, dtype=torch.float64) for column in zip(*suffix_scores, strict=True)

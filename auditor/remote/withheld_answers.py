@@ -136,7 +136,8 @@ def format_withheld_answers(counts: Mapping[str, int]) -> str:
 def count_hiding_answers(counts: Mapping[str, int]) -> dict[str, int]:
     """Return the counts of kinds that may have hidden a leak. Complete answers are under ""."""
     total = sum(counts.values())
-    many = {
-        kind: counts[kind] for kind, share in MANY.items() if counts.get(kind, 0) > share * total
-    }
+    many = {}
+    for kind, share in MANY.items():
+        if counts.get(kind, 0) > share * total:
+            many[kind] = counts[kind]
     return {kind: counts[kind] for kind in HIDDEN if counts.get(kind)} | many

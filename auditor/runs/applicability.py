@@ -66,10 +66,9 @@ def refuse_methods_that_cannot_run(
     """
     refusals = []
     for method in scene.selection.methods:
-        reasons = [
-            _explain_inapplicable_method(method, undefended, scene, at)
-            for at in scene.selection.settings
-        ]
+        reasons = []
+        for at in scene.selection.settings:
+            reasons.append(_explain_inapplicable_method(method, undefended, scene, at))
         if None not in reasons:
             # Report the widest access, which comes last: it has the capabilities of all others.
             refusals.append(f"--attack {method.name} cannot run: {reasons[-1]}")

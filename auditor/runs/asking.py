@@ -144,10 +144,9 @@ def order_units(benchmark: Benchmark) -> list[Unit]:
     while there are any."""
     by_id = {secret.id: secret for secret in benchmark.secrets}
     in_order = [by_id[id] for id in benchmark.asking_order] or list(benchmark.secrets)
-    sides = [
-        _group_record_parts(secret for secret in in_order if secret.member is side)
-        for side in (True, False)
-    ]
+    sides = []
+    for side in (True, False):
+        sides.append(_group_record_parts(secret for secret in in_order if secret.member is side))
     return [
         (*member_parts, *nonmember_parts)
         for member_parts, nonmember_parts in zip_longest(*sides, fillvalue=())
@@ -196,18 +195,17 @@ def _count_finished_units(audit: Audit, units: Sequence[Unit]) -> int:
     """Count the leading units that an earlier session finished in every cell with answers."""
     folder = audit.folder
     target = Targets(audit).undefended
-    journals = [
-        folder.tokens.finished_secrets(f"{target.name}{end}") for end in ("", " non-members")
-    ]
+    journals = []
+    for end in ("", " non-members"):
+        journals.append(folder.tokens.finished_secrets(f"{target.name}{end}"))
     scored = {id for journal in journals for id in journal}
-    cells = [
-        CellKey(target.name, WHITE_BOX.name, method.name) for method in audit.selection.methods
-    ]
-    finished_by_cell = [
-        journal.finished_secrets(cell)
-        for cell in cells
-        for journal in (folder.guesses, folder.observations)
-    ]
+    cells = []
+    for method in audit.selection.methods:
+        cells.append(CellKey(target.name, WHITE_BOX.name, method.name))
+    finished_by_cell = []
+    for cell in cells:
+        for journal in (folder.guesses, folder.observations):
+            finished_by_cell.append(journal.finished_secrets(cell))
     finished_by_cell = [finished for finished in finished_by_cell if finished]
     count = 0
     for unit in units:
@@ -373,10 +371,9 @@ def _read_ahead(model: LanguageModel, secrets: Sequence[Secret], whole_texts: bo
     """
     # [:-1]: no query needs the distribution after the last token
     texts = [(secret.prefix + secret.suffix)[:-1] for secret in secrets]
-    last = [
-        len(text) if whole_texts and not secret.member else len(secret.suffix)
-        for text, secret in zip(texts, secrets, strict=True)
-    ]
+    last = []
+    for text, secret in zip(texts, secrets, strict=True):
+        last.append(len(text) if whole_texts and not secret.member else len(secret.suffix))
     model.read_ahead(texts, last, [len(secret.prefix) for secret in secrets])
 
 

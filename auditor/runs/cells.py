@@ -304,10 +304,9 @@ class AttackCell(Cell):
                     target.spending.seconds += result.seconds
                     target.spending.drawn += sum(guesses.drawn for guesses in result.of)
 
-        ids = [
-            query.id
-            for query in self._ask_until_stopping_rule(queries, ask, self._build_judged_row)
-        ]
+        ids = []
+        for query in self._ask_until_stopping_rule(queries, ask, self._build_judged_row):
+            ids.append(query.id)
         return ids, [id for id in ids if id in finished]
 
 
@@ -417,11 +416,10 @@ class ProbeCell(Cell):
         folder.save_probe_facts(self.key, facts)
         observations = probe.add_joint_values(secrets, values)
         # In the journal the last record of a secret counts.
-        changed = [
-            observation
-            for observation in observations
-            if observation != finished[observation.secret]
-        ]
+        changed = []
+        for observation in observations:
+            if observation != finished[observation.secret]:
+                changed.append(observation)
         if changed:
             folder.observations.append(self.key, changed)
         seen_before |= {observation.secret: observation for observation in observations}

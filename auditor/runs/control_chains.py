@@ -46,11 +46,10 @@ class CauseChains:
         if (main := finding.main) is None:
             return finding
         # [1:] of a key: setting and attack.
-        answers = {
-            key.target: row_values
-            for key, row_values in self.collector.answers.items()
-            if key[1:] == finding.cell_key[1:]
-        }
+        answers = {}
+        for key, row_values in self.collector.answers.items():
+            if key[1:] == finding.cell_key[1:]:
+                answers[key.target] = row_values
         return dataclasses.replace(
             finding, chain=self._cause_chain_of_defense_row(row, answers, main.name, main.unit)
         )

@@ -72,12 +72,11 @@ class CostEstimate:
         """Flags that would each halve the time, each with its largest sufficient value."""
         # range(1, most) holds i + 1 at i: the insertion point after the last n that is fast enough
         # equals that n; 0 if no n is fast enough.
-        limits = {
-            flag: bisect_right(
+        limits = {}
+        for flag, most in ((LIMIT, max(self.secrets)), (SAMPLES, self.samples or 0)):
+            limits[flag] = bisect_right(
                 range(1, most), self.seconds / 2, key=partial(self._seconds_with_flag, flag)
             )
-            for flag, most in ((LIMIT, max(self.secrets)), (SAMPLES, self.samples or 0))
-        }
         return tuple(f"{flag} {n}" for flag, n in limits.items() if n)
 
     def _seconds_with_flag(self, flag: str, n: int) -> float:

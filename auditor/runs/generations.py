@@ -178,10 +178,11 @@ def judge_generations(
                     best[record] = run, guesses.secret
     # Rank only by scores that all generations have.
     names = sorted(set.intersection(*map(set, scores)))
-    firsts = {
-        name: memorised.select_distinct_texts([rankings[name] for rankings in scores], text)
-        for name in names
-    }
+    firsts = {}
+    for name in names:
+        firsts[name] = memorised.select_distinct_texts(
+            [rankings[name] for rankings in scores], text
+        )
     tally = Counter(
         record for tokens_of_text in memorised_tokens for record in tokens_of_text.records
     )
@@ -260,11 +261,10 @@ def _build_record_columns(
     copies = [corpus.index.copies[record] for record in order]
     for name, values in (("generations", n_generations), ("longest", longest)):
         yield Column(RECORDS, cell, name, ids, [values[record] for record in order], (), copies)
-    inside = [
-        (secret, place)
-        for place, record in enumerate(order)
-        for secret in corpus.secret_aliases_by_record.get(record, ())
-    ]
+    inside = []
+    for place, record in enumerate(order):
+        for secret in corpus.secret_aliases_by_record.get(record, ()):
+            inside.append((secret, place))
     yield Column(
         RECORDS, cell, "record", [secret for secret, _ in inside], [place for _, place in inside]
     )

@@ -21,10 +21,9 @@ def describe_environment(device: str) -> dict[str, str]:
 
     device: as the plan names it.
     """
-    versions = {
-        name: importlib.metadata.version(name)
-        for name in ("torch", "transformers", "peft", "numpy")
-    }
+    versions = {}
+    for name in ("torch", "transformers", "peft", "numpy"):
+        versions[name] = importlib.metadata.version(name)
     device = str(resolve_model_device(device))
     if device.startswith("cuda"):
         made_of = torch.cuda.get_device_name(device)
@@ -88,11 +87,10 @@ def _run_git_without_hooks(
 
     Return None if git is missing. off: more settings, as `name=value`.
     """
-    settings = [
-        word
-        for setting in ("core.fsmonitor=false", "core.hooksPath=/dev/null", *off)
-        for word in ("-c", setting)
-    ]
+    settings = []
+    for setting in ("core.fsmonitor=false", "core.hooksPath=/dev/null", *off):
+        for word in ("-c", setting):
+            settings.append(word)
     # --no-optional-locks: do not rewrite the repository's index.
     command = ["git", "--no-optional-locks", *settings, *arguments]
     try:

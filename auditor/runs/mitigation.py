@@ -108,9 +108,9 @@ class Mitigation:
         """Return the plan of the same audit, without defenses, on the new model."""
         plan = self.plan.with_fields(defense=(), defense_options={}, submission=None)
         if self.plan.target.uses_builtin_lab:
-            values = {
-                f.name: getattr(self.trainer, f.name) for f in dataclasses.fields(self.trainer)
-            }
+            values = {}
+            for f in dataclasses.fields(self.trainer):
+                values[f.name] = getattr(self.trainer, f.name)
             return plan.with_fields(mitigation={"method": self.trainer.name, **values})
         model = self.asked.out / MODEL
         adapter = (model / "adapter_config.json").is_file()
@@ -167,11 +167,10 @@ def plan_mitigation(request: MitigationOptions, run: RunOutcomes) -> Mitigation:
         recipe = dataclasses.replace(recipe, data=request.data or recipe.data)
         kind = registry.list_mitigations()[name]
         if not issubclass(kind, DataVariant):
-            carried = {
-                key: number
-                for key, number in recipe.options.items()
-                if key in _CARRIED and key in get_option_defaults(kind)
-            }
+            carried = {}
+            for key, number in recipe.options.items():
+                if key in _CARRIED and key in get_option_defaults(kind):
+                    carried[key] = number
             options = {**carried, **options}
             recipe = dataclasses.replace(recipe, method=name, options=options)
             if kind.whole and recipe.lora:

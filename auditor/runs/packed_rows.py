@@ -120,12 +120,12 @@ def _choose_compared_records(
 ) -> list[Secret]:
     room = model.max_positions
     longest = max((sum(map(len, texts)) for texts in earlier.values()), default=0)
-    fitting = [
-        secret
-        for secret in secrets
-        if secret.id in earlier
-        and (room is None or longest + len(secret.prefix + secret.suffix) <= room)
-    ]
+    fitting = []
+    for secret in secrets:
+        if secret.id in earlier and (
+            room is None or longest + len(secret.prefix + secret.suffix) <= room
+        ):
+            fitting.append(secret)
     return select_evenly_spaced(fitting, RECORDS)
 
 
@@ -134,10 +134,9 @@ def _recite(
     model: LanguageModel, secrets: Sequence[Secret], before: Sequence[Tokens]
 ) -> _Recitation:
     """Score each suffix after the tokens in `before` and the secret's prefix."""
-    extended = [
-        replace(secret, prefix=tokens + secret.prefix)
-        for secret, tokens in zip(secrets, before, strict=True)
-    ]
+    extended = []
+    for secret, tokens in zip(secrets, before, strict=True):
+        extended.append(replace(secret, prefix=tokens + secret.prefix))
     is_greedy = np.zeros(len(extended), bool)
     log_prob = np.zeros(len(extended))
     for indices in group_equal_shapes(

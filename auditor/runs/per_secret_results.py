@@ -137,10 +137,9 @@ def build_outcome_row(
     outcome: judging.Outcome, kinds: Kinds, probable: bool = False
 ) -> RowValuesBySecret:
     # NaN: the secret has no data of the kind; means skip it.
-    of_kinds = {
-        kind: [share_by_id.get(id, math.nan) for id in outcome.ids]
-        for kind, share_by_id in kinds.items()
-    }
+    of_kinds = {}
+    for kind, share_by_id in kinds.items():
+        of_kinds[kind] = [share_by_id.get(id, math.nan) for id in outcome.ids]
     return RowValuesBySecret.from_judged_guesses(outcome, of_kinds, probable)
 
 
@@ -159,11 +158,10 @@ def _build_observation_columns(
     key: CellKey, secrets: Sequence[Secret], observations: Sequence[Observation]
 ) -> Iterator[Column]:
     for name in dict.fromkeys(name for observation in observations for name in observation.values):
-        pairs = [
-            (s, o.values[name])
-            for s, o in zip(secrets, observations, strict=True)
-            if name in o.values
-        ]
+        pairs = []
+        for s, o in zip(secrets, observations, strict=True):
+            if name in o.values:
+                pairs.append((s, o.values[name]))
         ids, member, repeats = (
             [getattr(s, field) for s, _ in pairs] for field in ("id", "member", "repeats")
         )

@@ -82,11 +82,11 @@ def find_personal_data(benchmark: Benchmark, regions: Sequence[str] = ()) -> Per
         return PersonalDataOfSecrets({}, {})
     recognisers, notes = _build_recognisers(benchmark, regions)
     decode = make_token_decoder(benchmark.tokenizer)
-    worded = {
-        record.id: record.wording
-        or Wording(decode(record.prefix), _decode_suffix(record.prefix, record.suffix, decode), ())
-        for record in benchmark.secrets
-    }
+    worded = {}
+    for record in benchmark.secrets:
+        worded[record.id] = record.wording or Wording(
+            decode(record.prefix), _decode_suffix(record.prefix, record.suffix, decode), ()
+        )
     spans_by_id = {
         id: list(_judge_personal_spans(wording, recognisers)) for id, wording in worded.items()
     }

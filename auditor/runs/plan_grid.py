@@ -193,9 +193,11 @@ def _check_variants(variants: Any) -> list[tuple[str, Values]]:
     for name in names:
         if names.count(name) > 1:
             raise AuditError(f"two variants are called {name!r}")
-    named_variants = [
-        (v["name"], {key: value for key, value in v.items() if key != "name"}) for v in variants
-    ]
+    named_variants = []
+    for v in variants:
+        named_variants.append(
+            (v["name"], {key: value for key, value in v.items() if key != "name"})
+        )
     for name, fields in named_variants:
         for key in (key for key in fields if key != "sweep"):
             if key not in IN_FILE or key == "seed":

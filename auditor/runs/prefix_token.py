@@ -293,11 +293,10 @@ def _compute_prefix_nlls(
     model: LanguageModel, candidates: Sequence[Tokens], pairs: Sequence[Pair]
 ) -> dict[Tokens, Floats]:
     """Return, for each prefix token, (pairs,) nats per suffix token, computed in one batch."""
-    texts = [
-        Pair(prefix_token + pair.prefix, pair.suffix)
-        for prefix_token in candidates
-        for pair in pairs
-    ]
+    texts = []
+    for prefix_token in candidates:
+        for pair in pairs:
+            texts.append(Pair(prefix_token + pair.prefix, pair.suffix))
     values = compute_pair_nlls(model, texts).reshape(len(candidates), len(pairs))
     return dict(zip(candidates, values, strict=True))
 

@@ -56,11 +56,10 @@ def build_quick_plan(
 
 def choose_quick_fields(has_nonmembers: bool = True) -> dict[str, Any]:
     """Return plan fields that select all cheap methods: those with options declared as `quick`."""
-    options = {
-        name: dict(kind.quick)
-        for name, kind in registry.list_methods().items()
-        if kind.quick is not None and not (has_nonmembers and kind.instead_of_nonmembers)
-    }
+    options = {}
+    for name, kind in registry.list_methods().items():
+        if kind.quick is not None and not (has_nonmembers and kind.instead_of_nonmembers):
+            options[name] = dict(kind.quick)
     return {
         "setting": "white-box",
         "attack": tuple(options),
@@ -81,9 +80,9 @@ def build_slow_plan(plan: Plan) -> Plan:
         if plan.data.nonmembers is not None or not known[name].least_nonmembers
     ]
     options = {name: dict(known[name].without_reference) for name in probes if no_adapter}
-    usual = {
-        name: FIELDS[name].default for name in ("setting", "known_fraction", "known_limit", "limit")
-    }
+    usual = {}
+    for name in ("setting", "known_fraction", "known_limit", "limit"):
+        usual[name] = FIELDS[name].default
     return plan.with_fields(
         attack=(*attacks, *probes), attack_options=_select_nonempty_options(options), **usual
     )

@@ -310,9 +310,10 @@ def _find_copied_passages(
     """Find the records' passages in the text, verbatim or nearly, and judge them like first
     guesses."""
     long = [i for i, record in enumerate(release.records) if len(record.tokens) >= n]
-    few = [
-        kind for kind in (True, False) if not any(release.records[i].member == kind for i in long)
-    ]
+    few = []
+    for kind in (True, False):
+        if not any(release.records[i].member == kind for i in long):
+            few.append(kind)
     if few:
         flag = "--data" if few[0] else "--nonmembers"
         unit = "characters" if release.is_unspaced else "words"
@@ -324,13 +325,12 @@ def _find_copied_passages(
     )
     # The target of a record is its longest released passage, else its nearest n words, else its
     # first n.
-    targets = [
-        replace(secrets[i], suffix=passage.own) for i, passage in zip(long, nearest, strict=True)
-    ]
-    guesses = [
-        Guesses(secret.id, (Guess(passage.there, float(passage.length)),), 1, 0)
-        for secret, passage in zip(targets, nearest, strict=True)
-    ]
+    targets = []
+    for i, passage in zip(long, nearest, strict=True):
+        targets.append(replace(secrets[i], suffix=passage.own))
+    guesses = []
+    for secret, passage in zip(targets, nearest, strict=True):
+        guesses.append(Guesses(secret.id, (Guess(passage.there, float(passage.length)),), 1, 0))
     outcome = judging.judge_guesses(guesses, {target.id: target for target in targets})
     parts, counts = _measure_personal_data(release, [release.records[i] for i in long])
     by_id = {target.id: i for i, target in enumerate(targets)}
@@ -474,9 +474,9 @@ def _build_membership_finding(
         "likeness": measure_jaccard_similarity(records, release.texts, kinds),
     }
     truth = ScoredRecords(np.array([record.member for record in release.records]), {})
-    scores = {
-        name: CandidateScore(values, OF_TEXT[name]) for name, values in values_by_score.items()
-    }
+    scores = {}
+    for name, values in values_by_score.items():
+        scores[name] = CandidateScore(values, OF_TEXT[name])
     widening = compute_simultaneous_widening(list(scores.values()), truth)
     strongest = choose_strongest_score(scores, truth, widening, len(scores))
     rates = [
@@ -489,10 +489,9 @@ def _build_membership_finding(
             )
         )
     ]
-    columns = {
-        name_score_column(name): values
-        for name, values in {"": strongest.values, **values_by_score}.items()
-    }
+    columns = {}
+    for name, values in {"": strongest.values, **values_by_score}.items():
+        columns[name_score_column(name)] = values
     rows.add_observations(_CELLS[MEMBERS], secrets, columns)
     notes = [
         f"the membership AUC is that of the strongest of {len(scores)} scores; the intervals of "

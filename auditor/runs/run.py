@@ -204,10 +204,9 @@ def _list_plugin_sections(
     selection: PluginSelection, findings: Sequence[Finding]
 ) -> dict[str, OwnSection]:
     """Collect the report sections that plug-ins write on their rows."""
-    sections = {
-        m.name: m.report_section([f for f in findings if f.attack == m.name])
-        for m in selection.methods
-    }
+    sections = {}
+    for m in selection.methods:
+        sections[m.name] = m.report_section([f for f in findings if f.attack == m.name])
     return {name: section for name, section in sections.items() if section is not None}
 
 
@@ -358,11 +357,10 @@ def _build_benchmark_record(
     benchmark = audit.benchmark
     members = [secret for secret in benchmark.secrets if secret.member]
     repeats = Counter(str(secret.repeats) for secret in members if secret.repeats is not None)
-    exposed = [
-        canary
-        for canary in benchmark.canaries
-        if canary.canary is None or canary.canary.coin is None
-    ]
+    exposed = []
+    for canary in benchmark.canaries:
+        if canary.canary is None or canary.canary.coin is None:
+            exposed.append(canary)
     canaries = sorted(Counter(canary.repeats for canary in exposed).items())
     return BenchmarkRecord(
         name=benchmark.name,

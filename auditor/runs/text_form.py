@@ -284,9 +284,10 @@ def _score_renderings(
             distinct.setdefault(tuple(pairs), form)
     forms = list(distinct.values())
     # Use only rows that all forms can write: the comparison is paired by row.
-    complete = [
-        i for i in range(len(conversations)) if forms and all(texts[form][i] for form in forms)
-    ]
+    complete = []
+    for i in range(len(conversations)):
+        if forms and all(texts[form][i] for form in forms):
+            complete.append(i)
     members, outside = (
         [i for i in complete if (i < len(rows)) is inside] for inside in (True, False)
     )

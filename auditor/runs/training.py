@@ -567,10 +567,9 @@ def _build_configuration(
 
 
 def _digest_training_records(records: Sequence[TrainingRecord]) -> str:
-    rows = [
-        [record.text, record.unit, *([record.learnt] if record.learnt else [])]
-        for record in records
-    ]
+    rows = []
+    for record in records:
+        rows.append([record.text, record.unit, *([record.learnt] if record.learnt else [])])
     return hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:16]
 
 

@@ -92,9 +92,9 @@ def _prefixes_of_few_texts(prefixes: Sequence[Tokens]) -> list[Tokens | None]:
     """
     counts = Counter(prefixes)
     most = len(prefixes) / FOLDS
-    is_origin = {
-        prefix: len(prefix) >= _LEAST_PREFIX and 1 < n <= most for prefix, n in counts.items()
-    }
+    is_origin = {}
+    for prefix, n in counts.items():
+        is_origin[prefix] = len(prefix) >= _LEAST_PREFIX and 1 < n <= most
     return [prefix if is_origin[prefix] else None for prefix in prefixes]
 
 

@@ -110,24 +110,29 @@ def estimate_tpr_leakages(scores: Sequence[Sequence[Scores]], rate: float) -> li
     each resample chooses a threshold and a direction, because a defense that makes members less
     likely than others reveals them too.
     """
-    pieces = [
-        [
+    pieces = []
+    for block in _draw_resample_sides(scores):
+        pieces.append(
+            [
+                np.mean(
+                    [
+                        _resample_best_direction_tpr(*seed_scores, rate, *block)
+                        for seed_scores in point
+                    ],
+                    axis=0,
+                )
+                for point in scores
+            ]
+        )
+    draws = np.concatenate(pieces, axis=1)
+    parts = []
+    for point in scores:
+        parts.append(
             np.mean(
-                [_resample_best_direction_tpr(*seed_scores, rate, *block) for seed_scores in point],
+                [_mark_members_above_fpr_threshold(*seed_scores, rate) for seed_scores in point],
                 axis=0,
             )
-            for point in scores
-        ]
-        for block in _draw_resample_sides(scores)
-    ]
-    draws = np.concatenate(pieces, axis=1)
-    parts = [
-        np.mean(
-            [_mark_members_above_fpr_threshold(*seed_scores, rate) for seed_scores in point],
-            axis=0,
         )
-        for point in scores
-    ]
     return [ModelLeakage(values, row) for values, row in zip(draws, parts, strict=True)]
 
 
@@ -142,16 +147,17 @@ def estimate_auc_leakages(scores: Sequence[Sequence[Scores]]) -> list[ModelLeaka
     # A resampled AUC is counts of members x who is ahead of whom x counts of non-members, over all
     # pairs.
     pair_matrices = [[_compare_all_pairs(*matrix) for matrix in point] for point in scores]
-    pieces = [
-        [
-            np.mean(
-                [((members @ matrix) * nonmembers).sum(1) / matrix.size for matrix in point],
-                axis=0,
-            )
-            for point in pair_matrices
-        ]
-        for members, nonmembers in _draw_resample_sides(scores)
-    ]
+    pieces = []
+    for members, nonmembers in _draw_resample_sides(scores):
+        pieces.append(
+            [
+                np.mean(
+                    [((members @ matrix) * nonmembers).sum(1) / matrix.size for matrix in point],
+                    axis=0,
+                )
+                for point in pair_matrices
+            ]
+        )
     parts = [np.mean([matrix.mean(1) for matrix in point], axis=0) for point in pair_matrices]
     return [
         ModelLeakage(values, row)

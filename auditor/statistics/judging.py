@@ -161,10 +161,9 @@ def find_near_duplicate_ids(
     completed these secrets from the known pair, not from the model (formulas.md, A7).
     """
     suffixes = sorted({pair.suffix for pair in known})
-    limits = [
-        compute_near_verbatim_limit(len(s.suffix)) if distance is None else distance
-        for s in secrets
-    ]
+    limits = []
+    for s in secrets:
+        limits.append(compute_near_verbatim_limit(len(s.suffix)) if distance is None else distance)
     pairs = index_pairs_within_edit_limits([secret.suffix for secret in secrets], suffixes, limits)
     near_ids = {secrets[i].id for near, _ in pairs for i in np.unique(near)}
     return tuple(secret.id for secret in secrets if secret.id in near_ids)

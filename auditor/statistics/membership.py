@@ -95,10 +95,9 @@ def score_windows(delta: Floats, windows: tuple[int, ...] = WINDOWS) -> float:
     A length above the text's is clamped to it; repeated lengths in `windows` count repeatedly.
     """
     total = np.concatenate([[0.0], np.cumsum(delta)])
-    shares = [
-        float(np.mean(total[w:] - total[:-w] > 0))
-        for w in (min(window, len(delta)) for window in windows)
-    ]
+    shares = []
+    for w in (min(window, len(delta)) for window in windows):
+        shares.append(float(np.mean(total[w:] - total[:-w] > 0)))
     return float(np.mean(shares))
 
 

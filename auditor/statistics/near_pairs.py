@@ -53,10 +53,11 @@ def index_pairs_within_edit_limits(
                 at, of = np.nonzero(distances <= limit)
                 of = columns[of]
             else:
-                near = [
-                    Levenshtein.distance(batch_texts[i], others[j], score_cutoff=limit) <= limit
-                    for i, j in zip(*(side.tolist() for side in pairs), strict=True)
-                ]
+                near = []
+                for i, j in zip(*(side.tolist() for side in pairs), strict=True):
+                    near.append(
+                        Levenshtein.distance(batch_texts[i], others[j], score_cutoff=limit) <= limit
+                    )
                 at, of = (side[near] for side in pairs)
             yield batch[at], of
 

@@ -188,10 +188,9 @@ def _bound_p_value(
         return len(counts) * least + spare
     needed = [_find_fewest_unlikely_right(r, math.exp(log_chances[0]), least) for r in counts]
     # how many are right of those that each count, from the fewest on, adds to the one before
-    steps = [
-        _compute_truncated_binomial_pmf(r - before, log_chances)
-        for before, r in pairwise((0, *reversed(counts)))
-    ]
+    steps = []
+    for before, r in pairwise((0, *reversed(counts))):
+        steps.append(_compute_truncated_binomial_pmf(r - before, log_chances))
     chance = _compute_enough_right_probability(needed, steps)
     # What delta adds goes where it is cheapest: to outcomes that lack one right guess, then two,
     # and so on.
@@ -200,9 +199,9 @@ def _bound_p_value(
             return chance + spare / (more + 1)
         next_more = more + 1 + more // _COARSE
         # never r + 1 of r
-        helped = [
-            max(0, v - next_more) if v <= r else v for r, v in zip(counts, needed, strict=True)
-        ]
+        helped = []
+        for r, v in zip(counts, needed, strict=True):
+            helped.append(max(0, v - next_more) if v <= r else v)
         reached = _compute_enough_right_probability(helped, steps)
         # those that lack so many or more, and get them
         used = min(spare, (more + 1) * max(0.0, reached - chance))

@@ -64,13 +64,12 @@ def measure_user_inference(
             records_by_person[secret.user_trained].setdefault(secret.user, []).append(i)
     if min(map(len, records_by_person.values())) < LEAST:
         return ()
-    means = {
-        name: [
+    means = {}
+    for name, values in scores.items():
+        means[name] = [
             np.array([values[at].mean() for at in records_by_person[side].values()])
             for side in (True, False)
         ]
-        for name, values in scores.items()
-    }
     counts = " and ".join(
         f"{len(records_by_person[side]):,} people {side_label}"
         for side, side_label in ((True, "in it"), (False, "not"))

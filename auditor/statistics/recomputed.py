@@ -115,9 +115,10 @@ def list_strongest_score_columns(columns: Columns) -> list[str]:
     scores, or the only score."""
     main = name_score_column("")
     controls = {name_score_column(control) for control in CONTROLS}
-    named_columns = [
-        name for name in columns if name.startswith(f"{main}_") and name not in controls
-    ]
+    named_columns = []
+    for name in columns:
+        if name.startswith(f"{main}_") and name not in controls:
+            named_columns.append(name)
     # The column without a name is one of those with a name, except in released text.
     is_duplicate = any(np.array_equal(columns[name], columns[main]) for name in named_columns)
     if is_duplicate:

@@ -161,14 +161,13 @@ def compute_auc_difference(
     new: tuple[Floats, Floats], base: tuple[Floats, Floats]
 ) -> AucDifference:
     """Subtract the AUC of `base` from that of `new`: scores of the same members and non-members."""
-    differences = [
-        new_side - base_side
-        for new_side, base_side in zip(
-            compute_delong_placements(*new),
-            compute_delong_placements(*base),
-            strict=True,
-        )
-    ]
+    differences = []
+    for new_side, base_side in zip(
+        compute_delong_placements(*new),
+        compute_delong_placements(*base),
+        strict=True,
+    ):
+        differences.append(new_side - base_side)
     return AucDifference(
         float(differences[0].mean()),
         sum(map(len, differences)),

@@ -85,9 +85,9 @@ def estimate_population_share(
     """
     population = sum(stratum.population for stratum in strata)
     in_part = sum(0 < stratum.asked < stratum.population for stratum in strata)
-    ends = [
-        compute_finite_population_interval(stratum, tail / max(1, in_part)) for stratum in strata
-    ]
+    ends = []
+    for stratum in strata:
+        ends.append(compute_finite_population_interval(stratum, tail / max(1, in_part)))
     if not population:
         return math.nan, 0.0, 1.0
     value = sum(

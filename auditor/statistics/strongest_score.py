@@ -69,9 +69,10 @@ class ScoredRecords:
     @property
     def groups(self) -> dict[str, Bools]:
         """Return all members, and each smaller group of copies that is large enough."""
-        large = {
-            name: members for name, members in self.copies.items() if members.sum() >= roc.LEAST
-        }
+        large = {}
+        for name, members in self.copies.items():
+            if members.sum() >= roc.LEAST:
+                large[name] = members
         return {_ALL: self.member} | {
             name: members for name, members in large.items() if members.sum() < self.member.sum()
         }
@@ -257,11 +258,12 @@ def choose_strongest_score(
     key, best = select_strongest_auc(name_auc(""), scores, member, ~member, widening)
     member_scores = scores[key].values[member]
     others = scores[key].values[~member]
-    by_copies = {
-        name: select_strongest_auc(name_auc(""), scores, group, ~member, widening)[1]
-        for name, group in records.copies.items()
-        if group.sum() >= roc.LEAST
-    }
+    by_copies = {}
+    for name, group in records.copies.items():
+        if group.sum() >= roc.LEAST:
+            by_copies[name] = select_strongest_auc(name_auc(""), scores, group, ~member, widening)[
+                1
+            ]
     corrected = tuple(
         roc.estimate_auc(
             name_auc(name),
@@ -332,10 +334,9 @@ def measure_membership_score(
     the main score."""
     members = scores[member]
     others = scores[~member]
-    rates = [
-        roc.estimate_tpr(name_tpr_metric(name, rate), members, others, rate)
-        for rate in FALSE_POSITIVES
-    ]
+    rates = []
+    for rate in FALSE_POSITIVES:
+        rates.append(roc.estimate_tpr(name_tpr_metric(name, rate), members, others, rate))
     rates.append(roc.estimate_partial_auc(name_partial_auc_metric(name), members, others, BELOW))
     return [
         roc.estimate_auc(name_auc(name), members, others, note, widen),

@@ -38,11 +38,12 @@ def measure_unlearning_group(
     """Return means by model and changes between models. columns: by model, (secrets,) finite, of
     the same secrets in order."""
     unit = find_metric(name).unit or "number"
-    changes = {
-        change: compare.measure_mean_difference(change, unit, columns[new], columns[old])
-        for change, (new, old) in _CHANGES.items()
-        if new in columns and old in columns
-    }
+    changes = {}
+    for change, (new, old) in _CHANGES.items():
+        if new in columns and old in columns:
+            changes[change] = compare.measure_mean_difference(
+                change, unit, columns[new], columns[old]
+            )
     if {AFTER, RELEARNED, RETRAINED, RETRAINED_RELEARNED} <= set(columns):
         control_gain = columns[RETRAINED_RELEARNED] - columns[RETRAINED]  # by what never saw them
         back = columns[RELEARNED] - columns[AFTER]
@@ -57,9 +58,9 @@ def measure_unlearning_group(
             changes |= {}
         else:
             changes |= {"share_back": share}
-    means = {
-        model: intervals.estimate_mean(name, values, unit) for model, values in columns.items()
-    }
+    means = {}
+    for model, values in columns.items():
+        means[model] = intervals.estimate_mean(name, values, unit)
     return GroupRecall(attack, name, group, means, changes)
 
 

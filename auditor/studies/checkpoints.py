@@ -57,11 +57,10 @@ def describe_last_checkpoint(places: Sequence[Place], name: str, most: float) ->
     }
     bounds: dict[int, Measurement] = {}
     for step, place in sorted(place_by_step.items()):
-        rows = [
-            _average_seed_metrics(name, cell)
-            for cell in place.cells
-            if _is_metric_measured(name, cell)
-        ]
+        rows = []
+        for cell in place.cells:
+            if _is_metric_measured(name, cell):
+                rows.append(_average_seed_metrics(name, cell))
         if rows:
             # The worst row decides.
             bounds[step] = max(rows, key=lambda m: m.high)

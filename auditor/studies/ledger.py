@@ -222,10 +222,9 @@ def build_ledger_row(
         plan, statement.id, statement.text, statement.paper, "", statement.expect.text, NOT_RUN
     )
     try:
-        chosen = [
-            (sign, term, _find_term_places(term, places, statement.id))
-            for sign, term in statement.signed_terms()
-        ]
+        chosen = []
+        for sign, term in statement.signed_terms():
+            chosen.append((sign, term, _find_term_places(term, places, statement.id)))
         parts = [
             # A term of several places is their mean.
             WeightedMetric(

@@ -272,11 +272,18 @@ def _measure_point(
     perplexity = measure_corpus_perplexity(possible[i], tokens)
     size = texts.target.vocab_size
     # At weight 0 uniform mixing has the perplexity |V| (Majmudar et al. 2022): 1 here.
-    relative = [bound / size for bound in (perplexity.value, perplexity.low, perplexity.high)]
+    relative = Measurement(
+        "perplexity_over_vocabulary",
+        perplexity.value / size,
+        perplexity.low / size,
+        perplexity.high / size,
+        perplexity.n,
+        "times",
+    )
     measurements = (
         perplexity,
         measure_corpus_perplexity(possible[i], tokens, possible[0]),
-        Measurement("perplexity_over_vocabulary", *relative, perplexity.n, "times"),
+        relative,
         _measure_possible_tokens(lost[i], tokens),
         slowdown,
     )

@@ -111,11 +111,10 @@ class GivenDistributions:
 
     @property
     def setting_label(self) -> str:
-        labels = {
-            name: _format_published_number(value)
-            for name, value in self.setting.items()
-            if name != "tokens"
-        }
+        labels = {}
+        for name, value in self.setting.items():
+            if name != "tokens":
+                labels[name] = _format_published_number(value)
         return ", ".join(f"{_SIGNS.get(name, name)} {value}" for name, value in labels.items())
 
 
@@ -590,9 +589,8 @@ def _describe_published_query(query: GivenDistributions) -> str:
         ("the other", query.other),
     )
     # Ten digits: 0.9999995 must not read as 1.
-    labels = [
-        f"{role} ({', '.join(map('{:.10g}'.format, masses))})"
-        for role, masses in distributions
-        if masses
-    ]
+    labels = []
+    for role, masses in distributions:
+        if masses:
+            labels.append(f"{role} ({', '.join(map('{:.10g}'.format, masses))})")
     return f"{query.name}: {'; '.join(labels)}."

@@ -217,11 +217,10 @@ def _draw_perplexities(places: Sequence[Place]) -> str:
     measured = [next(iter(place.cells[0].measured.values())) for place in places]
     curves = []
     for name in ("epsilon", "epsilon_mean"):
-        points = [
-            (numbers[name].value, numbers["perplexity"])
-            for numbers in measured
-            if name in numbers and math.isfinite(numbers[name].value)
-        ]
+        points = []
+        for numbers in measured:
+            if name in numbers and math.isfinite(numbers[name].value):
+                points.append((numbers[name].value, numbers["perplexity"]))
         points.sort(key=lambda point: point[0])
         curves.append(Curve(masked_utility.HEADINGS[name], points))
     undefended = f"undefended: {phrases.format_value(measured[0]['perplexity'])}"
@@ -278,11 +277,12 @@ class OtherLedger:
         one decides."""
         decided = (ledger.HOLDS, ledger.REFUTED)
         pairs = [(entry, self.find_same_claim(entry)) for entry in entries]
-        disagreements = [
-            f"{e.id} ({e.text}: {row.verdict} on {self.scale}, {e.verdict} on {scale})"
-            for e, row in pairs
-            if e.verdict in decided and row.verdict in decided and e.verdict != row.verdict
-        ]
+        disagreements = []
+        for e, row in pairs:
+            if e.verdict in decided and row.verdict in decided and e.verdict != row.verdict:
+                disagreements.append(
+                    f"{e.id} ({e.text}: {row.verdict} on {self.scale}, {e.verdict} on {scale})"
+                )
         n_once = sum((e.verdict in decided) != (row.verdict in decided) for e, row in pairs)
         n_alike = sum(e.verdict in decided and e.verdict == row.verdict for e, row in pairs)
         if disagreements:
@@ -335,19 +335,20 @@ def build_ledger_table(
     numbers = ("ours", "low", "high", "n", "unit", "verdict")
     # In the order of `machine`.
     names = ["plan", "id", "claim", "paper", "setting", "expect", *numbers, "note"]
-    machine = [
-        (
-            e.plan,
-            e.id,
-            e.text,
-            e.paper,
-            e.setting,
-            e.expect,
-            *_build_interval_cells(e),
-            e.note,
+    machine = []
+    for e in entries:
+        machine.append(
+            (
+                e.plan,
+                e.id,
+                e.text,
+                e.paper,
+                e.setting,
+                e.expect,
+                *_build_interval_cells(e),
+                e.note,
+            )
         )
-        for e in entries
-    ]
     if other is not None:
         names += [f"{other.scale}_{name}" for name in numbers]
         machine = [

@@ -219,10 +219,15 @@ def _write_sweep_file(
     folder: Path, points: Sequence[GridPoint], failures: Mapping[str, str], command: str
 ) -> None:
     # The fields of `_RecordedPoint`, which reads them.
-    rows = [
-        {**vars(point), "folder": point.run_folder_name, "failure": failures.get(point.name, "")}
-        for point in points
-    ]
+    rows = []
+    for point in points:
+        rows.append(
+            {
+                **vars(point),
+                "folder": point.run_folder_name,
+                "failure": failures.get(point.name, ""),
+            }
+        )
     disk.replace_atomically(
         folder / SWEEP, json.dumps({"command": command, "points": rows}, indent=1) + "\n"
     )
@@ -295,11 +300,10 @@ def build_sweep_frontiers(folder: Path) -> tuple[Frontier, ...]:
         (points[0], _list_finished_runs(points, folder))
         for points in _group_recorded_points(folder)
     )
-    models = [
-        frontier.list_frontier_models(seed_runs, first.variant, first.at)
-        for first, seed_runs in runs
-        if seed_runs
-    ]
+    models = []
+    for first, seed_runs in runs:
+        if seed_runs:
+            models.append(frontier.list_frontier_models(seed_runs, first.variant, first.at))
     return frontier.build_frontiers(frontier.merge_frontier_models(models))
 
 
@@ -379,16 +383,16 @@ def _sweep_table_metric_headings(places: Sequence[Place]) -> dict[str, str]:
     cells = [cell for place in places for cell in place.cells if cell.measured]
     always = {metric.name: metric.short for metric in COLUMNS if not metric.varies}
     varying = {metric.name: metric.short for metric in COLUMNS if metric.varies}
-    values_by_name = {
-        name: {m[name].value for c in cells for m in c.measured.values() if name in m}
-        for name in varying
-    }
+    values_by_name = {}
+    for name in varying:
+        values_by_name[name] = {
+            m[name].value for c in cells for m in c.measured.values() if name in m
+        }
     # A probe has no outcomes; its first measurement is its main number.
-    mains = [
-        next(iter(next(iter(cell.measured.values()))))
-        for cell in cells
-        if not cell.member_outcomes_by_seed
-    ]
+    mains = []
+    for cell in cells:
+        if not cell.member_outcomes_by_seed:
+            mains.append(next(iter(next(iter(cell.measured.values())))))
     probed = {name: phrases.format_metric(name) for name in mains if name not in varying}
     return (
         always
@@ -435,9 +439,10 @@ class _SweepTableRow:
         else:
             cell_key = ("", "", ", ".join(place.attacks))
         n = next((m.n for m in self.numbers if m), None)
-        bounds = [
-            getattr(m, end) if m else None for m in self.numbers for end in ("value", "low", "high")
-        ]
+        bounds = []
+        for m in self.numbers:
+            for end in ("value", "low", "high"):
+                bounds.append(getattr(m, end) if m else None)
         at = [place.at.get(key) for key in keys]
         return (place.variant, *at, *cell_key, self.seeds_label, n, *bounds, self.failure)
 
@@ -455,12 +460,13 @@ def _build_sweep_table_rows(
             if not cell.measured:
                 yield _SweepTableRow(place, cell, nothing, f"not applicable: {cell.not_applicable}")
                 continue
-            numbers = [
-                measure_seed_contrast(name, [WeightedMetric(1.0, name, cell)])
-                if _has_sweep_cell_metric(cell, name)
-                else None
-                for name in columns
-            ]
+            numbers = []
+            for name in columns:
+                numbers.append(
+                    measure_seed_contrast(name, [WeightedMetric(1.0, name, cell)])
+                    if _has_sweep_cell_metric(cell, name)
+                    else None
+                )
             # A probe has no recall to compare.
             if cell.member_outcomes_by_seed:
                 base = first.setdefault(cell.setting, cell)

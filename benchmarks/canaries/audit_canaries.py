@@ -237,10 +237,11 @@ def _list_rare_words(count: int, begun: Sequence[str], model: HuggingFaceModel) 
     tokenizer: Any = model.tokenizer
     rows = [tokenizer.encode(text, add_special_tokens=False) for text in begun]
     with torch.no_grad():
-        log_probs = [
-            model.log_probs(torch.tensor([row], device=model.device), 1)[0, 0].double()
-            for row in rows
-        ]
+        log_probs = []
+        for row in rows:
+            log_probs.append(
+                model.log_probs(torch.tensor([row], device=model.device), 1)[0, 0].double()
+            )
     words: list[str] = []
     for token in torch.stack(log_probs).mean(0).argsort().tolist():
         word = f" {tokenizer.decode([token]).strip()}"

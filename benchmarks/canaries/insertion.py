@@ -192,10 +192,9 @@ def _write_canary_parquet(copies: CanaryInsertionPlan, where: str, data: str, ou
     copies.check_insertable(
         where, table.column_names, lambda: table.column(copies.text).to_pylist()
     )
-    rows = [
-        copies.build_canary_row(entry, table.column_names, None)
-        for entry in copies.shuffle_canary_copies()
-    ]
+    rows = []
+    for entry in copies.shuffle_canary_copies():
+        rows.append(copies.build_canary_row(entry, table.column_names, None))
     for field in table.schema:
         if not field.nullable and any(row[field.name] is None for row in rows):
             raise AuditError(
@@ -220,10 +219,9 @@ def _write_canary_dataset(copies: CanaryInsertionPlan, where: str, data: str, ou
 
     with open_dataset_split(where, data) as dataset:
         copies.check_insertable(where, dataset.column_names, lambda: dataset[copies.text][:])
-        rows = [
-            copies.build_canary_row(entry, dataset.column_names, None)
-            for entry in copies.shuffle_canary_copies()
-        ]
+        rows = []
+        for entry in copies.shuffle_canary_copies():
+            rows.append(copies.build_canary_row(entry, dataset.column_names, None))
         columns: Mapping[str, list[Any]] = {
             name: [row[name] for row in rows] for name in dataset.column_names
         }

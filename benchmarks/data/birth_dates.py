@@ -112,11 +112,10 @@ def find_birth_date_places(text: str) -> Iterator[tuple[int, int]]:
 
 
 def _is_existing_date(match: re.Match[str]) -> bool:
-    parts = {
-        name[0]: value
-        for name, value in match.groupdict().items()
-        if value is not None and name != "date"
-    }
+    parts = {}
+    for name, value in match.groupdict().items():
+        if value is not None and name != "date":
+            parts[name[0]] = value
     if "a" in parts:  # day or month first: both are possible
         return _is_calendar_date(parts["y"], parts["a"], parts["b"]) or _is_calendar_date(
             parts["y"], parts["b"], parts["a"]

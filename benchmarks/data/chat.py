@@ -139,14 +139,14 @@ def render_chat(
         return chat_rendering.render_messages(tokenizer, conversation, form, changed, answering)
 
     roles = [normalise_role(message["role"]) for message in messages]
-    turn_indices = [
-        i for i, role in enumerate(roles) if role == turns or (turns == ALL and role in TURNS)
-    ]
-    spans = [
-        span
-        for i in turn_indices
-        for span in _find_assistant_answer_spans(rendered, whole_text, messages, i)
-    ]
+    turn_indices = []
+    for i, role in enumerate(roles):
+        if role == turns or (turns == ALL and role in TURNS):
+            turn_indices.append(i)
+    spans = []
+    for i in turn_indices:
+        for span in _find_assistant_answer_spans(rendered, whole_text, messages, i):
+            spans.append(span)
     remarks = tuple(_describe_ignored_input(rendered, whole_text, conversation, messages))
     mask = _mask_template_answers(tokenizer, conversation, form, messages)
     return _tokenise_rendered_chat(tokenizer, whole_text, spans, mask, remarks, turns)
@@ -180,11 +180,10 @@ def _render_chat_without_template(
         "system": any(m["role"] == SYSTEM for m in conversation.messages) and conversation.plain,
         "tools": conversation.tools,
     }
-    remarks = [
-        f"nothing of {name} is written without a template"
-        for name, is_dropped in dropped.items()
-        if is_dropped
-    ]
+    remarks = []
+    for name, is_dropped in dropped.items():
+        if is_dropped:
+            remarks.append(f"nothing of {name} is written without a template")
     return _tokenise_rendered_chat(tokenizer, text, spans, None, remarks)
 
 
@@ -247,9 +246,9 @@ def _describe_ignored_input(
         if key not in ("role", "content", NO_LOSS) and message[key]
     }
     for key in sorted(kinds):
-        without = [
-            {name: value for name, value in message.items() if name != key} for message in messages
-        ]
+        without = []
+        for message in messages:
+            without.append({name: value for name, value in message.items() if name != key})
         try:
             if rendered(without) == text:
                 yield (

@@ -228,12 +228,13 @@ def list_candidate_chat_renderings(
     if kind == MESSAGES and template is None:
         return [parse_chat_rendering(MODEL, None, tokenizer)]
     # Without variants product() yields one empty tuple: the template unchanged.
-    of_templates = [
-        ChatRendering(base, source, tuple(filter(None, variants)))
-        for base, source in ((MODEL, template), (TRL, of_trl))
-        if source is not None
-        for variants in _list_variant_combinations(tokenizer, ChatRendering(base, source), rows)
-    ]
+    of_templates = []
+    for base, source in ((MODEL, template), (TRL, of_trl)):
+        if source is not None:
+            for variants in _list_variant_combinations(
+                tokenizer, ChatRendering(base, source), rows
+            ):
+                of_templates.append(ChatRendering(base, source, tuple(filter(None, variants))))
     return [*plain, *of_templates, *([ChatRendering(NONE)] if kind == MESSAGES else [])]
 
 
@@ -269,11 +270,10 @@ def _list_chat_rendering_variant_choices(
     for variants in ((FILLED, NO_NULLS), (DECODED,), (WRAPPED,), (NO_SYSTEM,), (NO_EMPTY_TOOLS,)):
         # Only variants that change this template's text of these rows: most templates write nothing
         # for a null.
-        other = [
-            variant
-            for variant in variants
-            if _is_written_otherwise(tokenizer, usual, variant, rows)
-        ]
+        other = []
+        for variant in variants:
+            if _is_written_otherwise(tokenizer, usual, variant, rows):
+                other.append(variant)
         if other:
             yield ("", *other)
 
@@ -446,19 +446,18 @@ def build_plain_pieces(conversation: Conversation, form: ChatRendering, end: str
     if form.base == ALPACA:
         return _list_alpaca_prompt_pieces(conversation, form, end)
     if conversation.kind == MESSAGES:  # turn by turn, a line each
-        contents = [
-            (get_message_text(message.get("content")), is_assistant(message))
-            for message in conversation.messages
-        ]
+        contents = []
+        for message in conversation.messages:
+            contents.append((get_message_text(message.get("content")), is_assistant(message)))
         if any(content is None for content, _ in contents):
             raise UnusableConversation("a turn that is not text, and no template to write it")
         joined = [[("\n", False), (str(content), spoken)] for content, spoken in contents]
         return [piece for pieces in joined for piece in pieces][1:]
     questions = [text for text in conversation.plain[:-1] if text]
     if conversation.kind == INSTRUCTION:
-        before = [
-            (f"{question}\n", f"{answer}", "\n") for question, answer in _list_history(conversation)
-        ]
+        before = []
+        for question, answer in _list_history(conversation):
+            before.append((f"{question}\n", f"{answer}", "\n"))
         return [
             *_build_history_pieces(before),
             ("\n".join(questions) + "\n", False),
@@ -473,17 +472,16 @@ def build_plain_pieces(conversation: Conversation, form: ChatRendering, end: str
 def _list_history(conversation: Conversation) -> list[tuple[str, str]]:
     """Return the questions and answers before an instruction."""
     # The last two turns are the instruction and its answer (`parse_conversation`).
-    contents = [
-        str(message["content"])
-        for message in conversation.messages[conversation.system_column : -2]
-    ]
+    contents = []
+    for message in conversation.messages[conversation.system_column : -2]:
+        contents.append(str(message["content"]))
     return list(zip(contents[::2], contents[1::2], strict=True))
 
 
 def _build_history_pieces(before: Sequence[tuple[str, str, str]]) -> list[Piece]:
-    pieces = [
-        ((question, False), (answer, True), (join, False)) for question, answer, join in before
-    ]
+    pieces = []
+    for question, answer, join in before:
+        pieces.append(((question, False), (answer, True), (join, False)))
     return [piece for turn in pieces for piece in turn]
 
 

@@ -74,9 +74,10 @@ def detect_column_layout(table: RecordTable) -> tuple[str, ...]:
             raise AuditError(
                 f"{table.where}: expected one column {name!r}, got {table.columns.count(name)}"
             )
-    begun = [
-        layout for layout in (*PLAIN, *LAYOUTS) if {layout[0], layout[-1]} & set(table.columns)
-    ]
+    begun = []
+    for layout in (*PLAIN, *LAYOUTS):
+        if {layout[0], layout[-1]} & set(table.columns):
+            begun.append(layout)
     complete = [layout for layout in begun if set(layout) <= set(table.columns)]
     plain = [layout for layout in begun if layout in PLAIN]
     # Reject half of a plain layout next to a complete one, such as a prefix next to messages: the
@@ -305,10 +306,9 @@ def _filled_sides(
     layout: Sequence[str], row: dict[str, Any], kinds: ColumnKinds
 ) -> tuple[Conversation, ...] | None:
     """Return the row's conversations as Arrow returns them; None if they are unusable."""
-    filled = {
-        name: conversation_rows.fill_arrow_nulls(value, kinds.get(name))
-        for name, value in row.items()
-    }
+    filled = {}
+    for name, value in row.items():
+        filled[name] = conversation_rows.fill_arrow_nulls(value, kinds.get(name))
     try:
         return conversation_rows.parse_conversations(layout, filled, keep_nulls=True)
     except UnusableConversation:
@@ -399,10 +399,9 @@ def list_row_groups(table: RecordTable, column: str | None, needed: bool) -> Seq
     """
     if column is None or not _has_one_column(table, "--group-column", column, needed):
         return [None] * table.rows
-    values = [
-        _name_cell_group(table, row, column, value)
-        for row, value in enumerate(table.column(column))
-    ]
+    values = []
+    for row, value in enumerate(table.column(column)):
+        values.append(_name_cell_group(table, row, column, value))
     check_few_groups(table, column, len(set(values)))
     return values
 

@@ -264,12 +264,11 @@ def parse_conversation(
 
 def _is_marked_untrained(message: Mapping[str, Any]) -> bool:
     """Check a row, message or message part for marks that exclude text from the loss."""
-    spans = [
-        span
-        for name in _MARKED_SPANS
-        for span in message.get(name) or ()
-        if isinstance(span, Mapping)
-    ]
+    spans = []
+    for name in _MARKED_SPANS:
+        for span in message.get(name) or ():
+            if isinstance(span, Mapping):
+                spans.append(span)
     return any(_means_no(message.get(mark)) for mark in _MARKS) or any(
         _means_no(span.get("train")) for span in spans
     )
@@ -331,12 +330,14 @@ def _list_normalised_messages(
             parts = content
         marked = any(map(_is_marked_untrained, (renamed, *parts)))
         # Parquet and `datasets` give every message the keys of all, with null for missing ones.
-        content_keys = {
-            key: value for key, value in renamed.items() if key not in (*_MARKS, *_MARKED_SPANS)
-        }
-        turn = {
-            key: value for key, value in content_keys.items() if keep_nulls or value is not None
-        }
+        content_keys = {}
+        for key, value in renamed.items():
+            if key not in (*_MARKS, *_MARKED_SPANS):
+                content_keys[key] = value
+        turn = {}
+        for key, value in content_keys.items():
+            if keep_nulls or value is not None:
+                turn[key] = value
         turns.append({**turn, NO_LOSS: MARKED} if marked else turn)
     return turns
 
@@ -413,14 +414,12 @@ def wrap_tools(conversation: Conversation) -> Conversation:
     """
     if not isinstance(conversation.tools, list):
         return conversation
-    bare = [
-        isinstance(tool, Mapping) and "name" in tool and "function" not in tool
-        for tool in conversation.tools
-    ]
-    wrapped = [
-        {"type": "function", "function": tool} if is_bare else tool
-        for tool, is_bare in zip(conversation.tools, bare, strict=True)
-    ]
+    bare = []
+    for tool in conversation.tools:
+        bare.append(isinstance(tool, Mapping) and "name" in tool and "function" not in tool)
+    wrapped = []
+    for tool, is_bare in zip(conversation.tools, bare, strict=True):
+        wrapped.append({"type": "function", "function": tool} if is_bare else tool)
     return replace(conversation, tools=wrapped)
 
 

@@ -190,11 +190,10 @@ def find_shared_beginnings(texts: Sequence[Sequence[int]]) -> SharedBeginnings:
     }
     # A beginning that continues another for a few tokens, such as a frequent first name, does not
     # count.
-    told_apart = [
-        text
-        for text in beginnings
-        if not any(text[:-n] in beginnings for n in range(1, min(_LEAST_SHARED, len(text))))
-    ]
+    told_apart = []
+    for text in beginnings:
+        if not any(text[:-n] in beginnings for n in range(1, min(_LEAST_SHARED, len(text)))):
+            told_apart.append(text)
     return SharedBeginnings(tuple(sorted(told_apart)))
 
 

@@ -280,10 +280,9 @@ def _cut_pair(
         max(1, begun), min(ended, len(ids) - 1) + 1
     ):  # several if tokens have no width
         if decode_keeping_special_tokens(tokenizer, ids[:cut_index]) == prefix:
-            ends = [
-                max(0, end - len(prefix))
-                for end in find_token_ends(offsets[cut_index:], len(prefix + suffix))
-            ]
+            ends = []
+            for end in find_token_ends(offsets[cut_index:], len(prefix + suffix)):
+                ends.append(max(0, end - len(prefix)))
             return (
                 tuple(ids[:cut_index]),
                 tuple(ids[cut_index:]),
@@ -360,10 +359,9 @@ def _cut_conversation_answers(
     texts.append(rendered.text)
     remarks.update(rendered.remarks)
     answers = [_fit_answer(cut, answer, len(rendered.tokens)) for answer in whole_answers]
-    roles = [
-        answer.role if isinstance(answer, answer_cuts.AnswerCut) else ASSISTANT
-        for answer in answers
-    ]
+    roles = []
+    for answer in answers:
+        roles.append(answer.role if isinstance(answer, answer_cuts.AnswerCut) else ASSISTANT)
     return [
         (
             answer,

@@ -124,9 +124,10 @@ class Files(Benchmark):
         members = _build_record_source("--data", table, cut, *label_columns, unread=unread)
         read_source = partial(_read_record_source, reader=reader, cut=cut, members=members.unread)
         optional_files = (("--known", known), ("--nonmembers", nonmembers), ("--forget", forget))
-        sources = {
-            flag: read_source(flag, name) for flag, name in optional_files if name is not None
-        }
+        sources = {}
+        for flag, name in optional_files:
+            if name is not None:
+                sources[flag] = read_source(flag, name)
         for source in sources.values():
             if (source.form is None) != (members.form is None):
                 raise AuditError(
@@ -402,10 +403,9 @@ def _count_heldout_context(secrets: Sequence[Secret]) -> tuple[int, ...]:
     nonmembers = [secret for secret in secrets if not secret.member]
     if all(secret.document is None for secret in nonmembers):
         return ()
-    later = [
-        secret.document is not None and secret.document == before.document
-        for before, secret in pairwise(nonmembers)
-    ]
+    later = []
+    for before, secret in pairwise(nonmembers):
+        later.append(secret.document is not None and secret.document == before.document)
     return tuple(
         len(secret.prefix) if is_later else 1
         for secret, is_later in zip(nonmembers, [False, *later], strict=True)

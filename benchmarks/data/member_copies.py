@@ -25,12 +25,13 @@ def drop_member_copies(nonmembers: RecordSource, members: RecordSource) -> Recor
     """
     phrases: dict[str, bool] = {}  # whether the occurrence must end at the end of a word
     pairs = {record.prefix_suffix_pair for record in members.records}
-    words_of_record = [
-        None
-        if record.wording is None or record.prefix_suffix_pair in pairs
-        else _normalise_wording(record.wording)
-        for record in nonmembers.records
-    ]
+    words_of_record = []
+    for record in nonmembers.records:
+        words_of_record.append(
+            None
+            if record.wording is None or record.prefix_suffix_pair in pairs
+            else _normalise_wording(record.wording)
+        )
     for words in words_of_record:
         if words is not None and words.strip():
             phrases[words] = False  # the space after a complete word is in the text
@@ -49,12 +50,14 @@ def drop_member_copies(nonmembers: RecordSource, members: RecordSource) -> Recor
             "records that were not trained on"
         )
     rows = {record.row for record in records}
-    copied_rows = [
-        record.row for record, copied in zip(nonmembers.records, is_copy, strict=True) if copied
-    ]
-    dropped_rows = [
-        (row, STANDS_IN_MEMBER) for row in dict.fromkeys(copied_rows) if row not in rows
-    ]
+    copied_rows = []
+    for record, copied in zip(nonmembers.records, is_copy, strict=True):
+        if copied:
+            copied_rows.append(record.row)
+    dropped_rows = []
+    for row in dict.fromkeys(copied_rows):
+        if row not in rows:
+            dropped_rows.append((row, STANDS_IN_MEMBER))
     parts = [(row, STANDS_IN_MEMBER) for row in copied_rows if row in rows]
     return replace(
         nonmembers,

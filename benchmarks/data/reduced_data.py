@@ -65,10 +65,9 @@ def _reduce_json_text(where: str, path: Path, copies_by_row: Mapping[int, int]) 
     # Without the column every row counts once, so its line can stay unchanged, byte for byte.
     if lines is not None and not counted:
         return "".join(f"{lines[row]}\n" for row in sorted(copies_by_row))
-    reduced = [
-        {**objects[row], **({REPEATS: count} if counted else {})}
-        for row, count in sorted(copies_by_row.items())
-    ]
+    reduced = []
+    for row, count in sorted(copies_by_row.items()):
+        reduced.append({**objects[row], **({REPEATS: count} if counted else {})})
     if lines is None:
         return json.dumps(reduced, ensure_ascii=False) + "\n"
     return "".join(json.dumps(value, ensure_ascii=False) + "\n" for value in reduced)

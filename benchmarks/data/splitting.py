@@ -166,13 +166,14 @@ def split_data_records_into_secrets(
     if members.unread is not None:
         population += members.unread.by_copies
     attacked, unseen = (_sort_file_order(side) for side in (members_in_order, others_in_order))
-    secrets = [
-        replace(
-            _build_record_secret(label, record, record.repeats, member=True),
-            copies=copies[record.row],
+    secrets = []
+    for record in attacked:
+        secrets.append(
+            replace(
+                _build_record_secret(label, record, record.repeats, member=True),
+                copies=copies[record.row],
+            )
         )
-        for record in attacked
-    ]
     forgotten = frozenset(
         secret.id for secret, record in zip(secrets, attacked, strict=True) if record.row in lost
     )
@@ -463,10 +464,11 @@ def format_row_numbers(rows: Sequence[int]) -> str:
 
 
 def _record_source_notes(source: RecordSource) -> list[str]:
-    notes = [
-        f"{source.where}: left out {plural(len(rows), 'row')}: {cause} ({format_row_numbers(rows)})"
-        for cause, rows in source.left_out
-    ]
+    notes = []
+    for cause, rows in source.left_out:
+        n_rows = plural(len(rows), "row")
+        numbers = format_row_numbers(rows)
+        notes.append(f"{source.where}: left out {n_rows}: {cause} ({numbers})")
     copies = len(source.records) - len({record.prefix_suffix_pair for record in source.records})
     if copies:
         notes.append(f"{source.where}: merged {plural(copies, 'row')} identical to an earlier row")

@@ -124,15 +124,15 @@ class Tokenised(Benchmark):
             arguments = None
         else:
             arguments = read_trainer_arguments(Path(model))
-        tables_by_flag = {
-            flag: _read_tokenised_texts(flag, name, vocab_size, arguments)
-            for flag, name in names_by_flag.items()
-            if name is not None
-        }
-        sources = {
-            flag: _build_run_source(f"{flag} {names_by_flag[flag]!r}", texts, notes, lengths)
-            for flag, (texts, notes) in tables_by_flag.items()
-        }
+        tables_by_flag = {}
+        for flag, name in names_by_flag.items():
+            if name is not None:
+                tables_by_flag[flag] = _read_tokenised_texts(flag, name, vocab_size, arguments)
+        sources = {}
+        for flag, (texts, notes) in tables_by_flag.items():
+            sources[flag] = _build_run_source(
+                f"{flag} {names_by_flag[flag]!r}", texts, notes, lengths
+            )
         parts = split_data_records_into_secrets(sources, split, "row")
         parts.give_to(self)
         self._texts = {
@@ -539,9 +539,10 @@ def _list_boundary_notes(texts: Sequence[_Text], end_of_text: int | None) -> Ite
     """Yield a sentence if fully learnt rows hold several records without marked boundaries."""
     fully_learnt = [text for text in texts if not text.packed and None not in text.learnt]
     # Padding belongs to no record: only an end with another token after it is a boundary.
-    several = [
-        text for text in fully_learnt if any(a == end_of_text != b for a, b in pairwise(text.ids))
-    ]
+    several = []
+    for text in fully_learnt:
+        if any(a == end_of_text != b for a, b in pairwise(text.ids)):
+            several.append(text)
     if several:
         yield (
             f"{len(several)} of {len(texts)} rows hold the end of text within and mark no "

@@ -43,17 +43,15 @@ def digest_lab_cache(
     Fields that do not affect these weights are excluded: how records are cut, and the ensemble's
     fields.
     """
-    versions = {
-        name: importlib.metadata.version(name)
-        for name in ("torch", "transformers", "peft", "faker", "tokenizers")
-    }
+    versions = {}
+    for name in ("torch", "transformers", "peft", "faker", "tokenizers"):
+        versions[name] = importlib.metadata.version(name)
     # bfloat16 products round differently, so the same recipe makes other weights
     versions["bfloat16"] = str(has_native_bfloat16(CPU))
-    trained_on = {
-        name: value
-        for name, value in dataclasses.asdict(texts).items()
-        if name not in ("kinds", "marks")
-    }
+    trained_on = {}
+    for name, value in dataclasses.asdict(texts).items():
+        if name not in ("kinds", "marks"):
+            trained_on[name] = value
     return _digest_lab_part([select_digest_fields(recipe), versions | dict(more), trained_on])
 
 

@@ -29,17 +29,15 @@ class LabTrainingTexts:
 
     def private_text_copies(self) -> list[str]:
         """Return the private training texts, each record once per repeat, and the canaries."""
-        copies = [
-            text
-            for repeats, texts in self.made.private.items()
-            for text in texts
-            for _ in range(repeats)
-        ]
-        canaries = [
-            format_lab_canary(digits)
-            for digits, count in self.recipe.canaries
-            for _ in range(count)
-        ]
+        copies = []
+        for repeats, texts in self.made.private.items():
+            for text in texts:
+                for _ in range(repeats):
+                    copies.append(text)
+        canaries = []
+        for digits, count in self.recipe.canaries:
+            for _ in range(count):
+                canaries.append(format_lab_canary(digits))
         return copies + self.made.others + canaries + list(self.coined)
 
     def distinct_private_texts(self, members: bool) -> list[str]:
@@ -66,11 +64,10 @@ class LabTrainingTexts:
         # Keep the order of draws: another order is another split, which no digest of a folder would
         # show.
         noise = make_keyed_generator("lab", recipe.seed, "references", count)
-        attacked = {
-            text: times
-            for times, _, known in recipe.repeats
-            for text in texts.private[times][known:]
-        }
+        attacked = {}
+        for times, _, known in recipe.repeats:
+            for text in texts.private[times][known:]:
+                attacked[text] = times
         rising = sorted(attacked.values())
         count_of_others = len(texts.nonmembers)
         # The members' repeat counts, spread evenly over the non-members.

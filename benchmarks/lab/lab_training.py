@@ -149,10 +149,9 @@ class LabTraining:
         )
 
     def train_ensemble_members(self, path: Path, count: int) -> None:
-        folders = [
-            (get_member_folder(path, index), texts)
-            for index, texts in enumerate(self.texts.texts_by_ensemble_member(count))
-        ]
+        folders = []
+        for index, texts in enumerate(self.texts.texts_by_ensemble_member(count)):
+            folders.append((get_member_folder(path, index), texts))
         self._train_adapters("ensemble member", "lora", folders)
 
     def train_adapter_on_all_records(self, path: Path) -> None:

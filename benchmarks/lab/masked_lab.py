@@ -124,9 +124,9 @@ class MaskedLab:
         # seed of the weights, which transformers draws from torch's global generator
         torch.manual_seed(network.seed)
         # The end of text, first in the vocabulary, serves as all special tokens.
-        ends: dict[str, Any] = {
-            f"{kind}_token_id": 0 for kind in ("pad", "bos", "eos", "cls", "sep")
-        }
+        ends: dict[str, Any] = {}
+        for kind in ("pad", "bos", "eos", "cls", "sep"):
+            ends[f"{kind}_token_id"] = 0
         model = ModernBertForMaskedLM(
             ModernBertConfig(
                 vocab_size=len(tokenizer),

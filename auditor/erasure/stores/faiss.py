@@ -55,11 +55,10 @@ class FaissStore(Store):
         numbers: Sequence[int] = range(self._index.ntotal)
         lists = getattr(self._index, "invlists", None)
         if lists is not None:
-            ids = [
-                faiss.rev_swig_ptr(lists.get_ids(i), lists.list_size(i)).copy()
-                for i in range(lists.nlist)
-                if lists.list_size(i)
-            ]
+            ids = []
+            for i in range(lists.nlist):
+                if lists.list_size(i):
+                    ids.append(faiss.rev_swig_ptr(lists.get_ids(i), lists.list_size(i)).copy())
             if ids:
                 numbers = np.concatenate(ids).tolist()
             else:
