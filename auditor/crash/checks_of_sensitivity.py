@@ -84,8 +84,8 @@ def estimate_noise_multiplier_interval(runs: WatchedTrainings) -> tuple[float, f
 
     The multiplier is 1 / (the bound of a reach). The mean reach is below the bound if gradients are
     short. Assume that a reach rises with its gradient's norm up to an unknown clipping norm, and
-    equals the bound above. Each clipping norm that the steps do not contradict gives an interval;
-    return the union. Return None if reaches may rise up to the longest gradient.
+    equals the bound above. The ends are those of the 95% region of bound and clipping norm. Return
+    None if reaches may rise up to the longest gradient.
     """
     steps = [step for step in runs.steps if step.scale and step.norms.any()]
     if not steps:
@@ -104,15 +104,15 @@ def estimate_noise_multiplier_interval(runs: WatchedTrainings) -> tuple[float, f
         return None
     likeliest = max(fits, key=lambda fit: fit[2])
     ends = [
-        mean + sign * error * math.sqrt(explained - most + _CONTRADICTED)
+        mean + sign * error * math.sqrt(explained - most + _OUTSIDE)
         for mean, error, explained in fits
-        if explained > most - _CONTRADICTED
+        if explained > most - _OUTSIDE
         for sign in (-1, 1)
     ]
     mean = likeliest[0]
     low = min(ends)
     high = max(ends)
-    wider = (high - mean) / 1.96 * count_detectable_errors()
+    wider = (high - mean) / math.sqrt(_OUTSIDE) * count_detectable_errors()
     if low <= 0 or mean + wider < 1 / runs.claim.noise_multiplier:
         return None
     return 1 / mean, 1 / high, 1 / low
@@ -121,7 +121,10 @@ def estimate_noise_multiplier_interval(runs: WatchedTrainings) -> tuple[float, f
 # quantiles of the gradients' norms
 _CLIPPING_QUANTILES = (0.0, *np.linspace(0.1, 0.9, 9), 0.95, 1.0)
 _FINER = 20  # clipping norms next to the likeliest quantile
-_CONTRADICTED = float(stats.chi2.isf(0.05, 1))  # drop of twice the log likelihood from its maximum
+# Drops of twice the log likelihood from its maximum: of one number, and of bound and clipping norm
+# together. The bound of the likeliest clipping norm varies more than that of a known one.
+_CONTRADICTED = float(stats.chi2.isf(0.05, 1))
+_OUTSIDE = float(stats.chi2.isf(0.05, 2))
 
 
 def _fit_bound_above_clipping_norm(

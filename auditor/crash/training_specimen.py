@@ -12,7 +12,7 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch.func import functional_call, vmap
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
 # Many batch sizes divide it, so a missing record shows if a loop divides by the number of records.
@@ -237,13 +237,18 @@ class SpecimenRecordGradients:
         ):  # frozen weights too: `functional_call` reads missing weights from the twin
             for name, value in self.twin.named_parameters():
                 value.copy_(weights[name])
-        trained = {
-            name: value.detach() for name, value in self.twin.named_parameters() if name in names
+        rows = pad_specimen_tokens(self.records, indices)
+        # One copy of the weights for each record, so that one backward pass, which is faster than
+        # `torch.func.grad` under vmap, gives each record's gradient.
+        copies = {
+            name: value.detach().expand(len(rows), *value.shape).requires_grad_()
+            for name, value in self.twin.named_parameters()
+            if name in names
         }
-        gradients: dict[str, Tensor] = vmap(grad(self._compute_mean_nll), in_dims=(None, 0))(
-            trained, pad_specimen_tokens(self.records, indices)
-        )
-        return gradients
+        with torch.enable_grad():  # a training may take its steps without
+            total = vmap(self._compute_mean_nll)(copies, rows).sum()
+        gradients = torch.autograd.grad(total, list(copies.values()), materialize_grads=True)
+        return dict(zip(copies, gradients, strict=True))
 
     def _compute_mean_nll(self, weights: dict[str, Tensor], row: Tensor) -> Tensor:
         """Return the mean nll of one record, without an attention mask.

@@ -388,29 +388,19 @@ def _bound_observed_epsilon(
     The errors are independent. Each gives a ratio of two epsilons of the quick accountant.
     """
 
-    def part(multiplier: float, rate: float) -> float:
-        return (
-            epsilon
-            * runs.compute_noise_epsilon(multiplier, quick=True, sample_rate=min(rate, 1.0), **more)
-            / middle
-            - epsilon
-        )
-
-    middle, error = (
-        runs.compute_noise_epsilon(noise[0], quick=True, **more),
-        1.96 * runs.sampling_rate_standard_error,
-    )
+    middle = runs.compute_noise_epsilon(noise[0], quick=True, **more)
     if not 0 < middle < math.inf:
         return epsilon, epsilon
+
+    def compute_deviation(multiplier: float, rate: float) -> float:
+        other = runs.compute_noise_epsilon(multiplier, quick=True, sample_rate=rate, **more)
+        return epsilon * other / middle - epsilon
+
+    rate = runs.observed_sampling_rate
+    low_rate, high_rate = runs.sampling_rate_interval
     # Less noise and a higher rate raise epsilon; independent errors add in squares.
-    high = math.hypot(
-        part(noise[1], runs.observed_sampling_rate),
-        part(noise[0], runs.observed_sampling_rate + error),
-    )
-    low = math.hypot(
-        part(noise[2], runs.observed_sampling_rate),
-        part(noise[0], max(runs.observed_sampling_rate - error, 1e-9)),
-    )
+    high = math.hypot(compute_deviation(noise[1], rate), compute_deviation(noise[0], high_rate))
+    low = math.hypot(compute_deviation(noise[2], rate), compute_deviation(noise[0], low_rate))
     return max(0.0, epsilon - low), epsilon + high
 
 

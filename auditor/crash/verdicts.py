@@ -100,16 +100,19 @@ class WatchedTrainings:
         return min(1.0, max(n_reads / max(1, self.first_training.n * len(steps)), 1e-9))
 
     @property
-    def sampling_rate_standard_error(self) -> float:
-        """The standard error of `observed_sampling_rate`; 0 if batches are not drawn at random."""
-        chance = self.claim.sampling == "poisson" and self.observed_sampling_rate < 1
-        if chance:
-            return math.sqrt(
-                self.observed_sampling_rate
-                * (1 - self.observed_sampling_rate)
-                / (self.first_training.n * len(self.steps_but_first_of_each_training))
-            )
-        return 0.0
+    def sampling_rate_interval(self) -> tuple[float, float]:
+        """The exact 95% interval of the sampling rate; a point if batches are not drawn at random.
+
+        Clopper and Pearson's.
+        """
+        rate = self.observed_sampling_rate
+        if self.claim.sampling != "poisson" or rate >= 1:
+            return rate, rate
+        n_draws = self.first_training.n * len(self.steps_but_first_of_each_training)
+        n_reads = rate * n_draws
+        low = stats.beta.ppf(0.025, n_reads, n_draws - n_reads + 1)
+        high = stats.beta.ppf(0.975, n_reads + 1, n_draws - n_reads)
+        return max(float(low), 1e-9), float(high)
 
     def compute_noise_epsilon(
         self, noise: float, quick: bool = False, **more: int | float | str

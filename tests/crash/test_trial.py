@@ -163,6 +163,27 @@ def test_a_gradient_lies_by_a_tenth_in_each_tensor_of_one_of_our_models() -> Non
     assert min(most.values()) > 0.1, most
 
 
+@torch.no_grad()
+def test_gradients_of_all_records_are_those_of_each_by_itself() -> None:
+    """Also of a frozen tensor's neighbours, and where a training takes its steps without grad."""
+    specimen = training_specimen.SPECIMENS[0]
+    model = specimen.build_crash_test_model()
+    records = specimen.make_crash_test_records()
+    weights = {name: value.clone() for name, value in model.named_parameters()}
+    names = [name for name in weights if "embed_in" not in name]
+    gradients = SpecimenRecordGradients(model, records).record_gradients_at_weights(
+        weights, [0, 5], names
+    )
+    for at, record in enumerate((0, 5)):
+        ids = torch.tensor([records[record]["input_ids"]])
+        with torch.enable_grad():
+            loss = torch.nn.functional.cross_entropy(model(ids).logits[0, :-1], ids[0, 1:])
+        tensors = [dict(model.named_parameters())[name] for name in names]
+        for name, gradient in zip(names, torch.autograd.grad(loss, tensors), strict=True):
+            close = 1e-5 * float(gradient.abs().max())
+            torch.testing.assert_close(gradients[name][at], gradient, rtol=1e-4, atol=close)
+
+
 def test_what_lies_outside_the_records_gradients_is_what_least_squares_leave() -> None:
     made = torch.Generator().manual_seed(0)
     sizes = [30, 12, 5]

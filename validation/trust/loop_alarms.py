@@ -18,6 +18,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
@@ -37,6 +38,7 @@ from validation.trust import loop_plain
 from validation.trust.loop_faults import tested, written_out
 from validation.trust.loop_plain import Plain, plain
 from validation.trust.loop_variants import (
+    SUM_NOISE,
     WithAdaptiveClipping,
     WithMomentum,
     WithTensorBounds,
@@ -160,13 +162,16 @@ def counted(seeds: range, kinds: Sequence[str], file: Path | None) -> list[Row]:
 
 def row(seed: int, kind: str, test: CrashTest) -> Row:
     low, high = test.seen.low or 0, test.seen.high or math.inf
+    true = test.claim
+    if kind == "adaptive clipping":  # its gradients have a little more noise than its claim
+        true = replace(true, noise_multiplier=SUM_NOISE)
     return {
         "seed": seed,
         "kind": kind,
         "verdict": test.verdict,
         "broken": {check.name: f"{check.said} (p = {check.p:.2g})" for check in test.broken_checks},
         "reach": test.seen.noise_multiplier and 1 / test.seen.noise_multiplier,
-        "inside": low <= test.claim.compute_implied_epsilon() <= high,
+        "inside": low <= true.compute_implied_epsilon() <= high,
         "doubted": test.exceeds_claim_without_fault,
         "seconds": round(test.seconds, 1),
     }

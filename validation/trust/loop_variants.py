@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -85,10 +85,14 @@ class WithUnfreezing(Plain):
         )
 
 
+# noise on the count of records below the clipping norm, and what the claim leaves for gradients
+COUNT_NOISE = 3.0
+SUM_NOISE = (NOISE**-2 - (2 * COUNT_NOISE) ** -2) ** -0.5
+
+
 class WithAdaptiveClipping(Plain):
     """The clipping norm follows a noisy quantile of the norms (Andrew et al. 2021)."""
 
-    count_noise: ClassVar[float] = 3.0
     clip: float
     centred: float  # the batch's records below the clipping norm, each less 1/2
 
@@ -107,11 +111,10 @@ class WithAdaptiveClipping(Plain):
         return (self.clip / norms).clamp(max=1.0)
 
     def noise(self, step: int, i: int, name: str, p: Tensor) -> Tensor:
-        sum_noise = (NOISE**-2 - (2 * self.count_noise) ** -2) ** -0.5
-        return sum_noise * self.clip * torch.randn_like(p)
+        return SUM_NOISE * self.clip * torch.randn_like(p)
 
     def stepped(self, step: int, model: Any, records: Any) -> None:
-        below = (self.centred + self.count_noise * torch.randn(()).item()) / self.batch
+        below = (self.centred + COUNT_NOISE * torch.randn(()).item()) / self.batch
         object.__setattr__(self, "clip", self.clip * math.exp(-0.2 * below))
 
 
