@@ -123,8 +123,7 @@ def estimate_adjusted_auc(
     variance = np.sum((member_weights * (placements - value)) ** 2)
     variance += np.sum((other_weights * (other_placements - value)) ** 2)
     reach = widen * Z * math.sqrt(variance)
-    sizes = [int(worth_of_side) for worth_of_side in n_worth]
-    low, high = compute_newcombe_interval(value, *sizes, widen)
+    low, high = compute_newcombe_interval(value, int(n_worth[0]), int(n_worth[1]), widen)
     low = max(0.0, min(low, value - reach))
     high = min(1.0, max(high, value + reach))
     return Measurement(name, value, low, high, n, AUC, described), parts
