@@ -64,10 +64,14 @@ def list_mismatch_doubts(result: AuditResult) -> tuple[Doubt, ...]:
 
 def _describe_adjustment(result: AuditResult) -> str:
     """Say by which AUC membership is judged, or that no number can be trusted."""
-    rows = (finding.measurement(ADJUSTED_AUC) for finding in result.findings)
+    rows = [finding.measurement(ADJUSTED_AUC) for finding in result.findings]
     adjusted = [m for m in rows if is_measured(m)]
     if not adjusted:
-        return "no membership number here means what it says"
+        unmeasured = next((m for m in rows if m is not None), None)
+        reason = ""
+        if unmeasured is not None:
+            reason = f" (too few texts in common to adjust for it: {unmeasured.note})"
+        return f"no membership number here means what it says{reason}"
     strongest = max(adjusted, key=lambda m: max(m.low, 1 - m.high))
     number = f"{_format_auc(strongest)} ({strongest.note})"
     return f"membership is judged on what both have in common, by the adjusted {number}"

@@ -259,6 +259,7 @@ def test_members_of_another_kind_are_judged_by_the_adjusted_auc(low: float, stat
     assert found.status == status and not assess_signals(result).shows_no_leakage("undefended")
     (doubt,) = assess_signals(result).doubts["undefended"]
     assert ("judged on what both have in common" in doubt.sentence) == (status != NOT_TESTED)
+    assert ("too few texts in common" in doubt.sentence) == (status == NOT_TESTED)
 
 
 def test_an_auc_that_the_adjustment_does_not_confirm_is_a_hint() -> None:
