@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -34,9 +34,9 @@ class CellJournal(Generic[Key, Record]):
     decode: Callable[[dict[str, Any]], tuple[Key, Record]]
     _begins: dict[Key, dict[str, int]] = field(default_factory=dict)
 
-    def finished_secrets(self, key: Key) -> Mapping[str, Record]:
+    def finished_secrets(self, key: Key) -> FinishedSecrets[Record]:
         # A live view: `append` adds to this same dict.
-        return _FinishedSecrets(self._begins.setdefault(key, {}), self._read_record)
+        return FinishedSecrets(self._begins.setdefault(key, {}), self._read_records)
 
     def append(self, key: Key, batch: Sequence[Record]) -> None:
         lines = [json.dumps(self.encode(key, record)) + "\n" for record in batch]
@@ -65,12 +65,13 @@ class CellJournal(Generic[Key, Record]):
         # remove a cut-off append: the next append starts on a line of its own
         disk.truncate(self.path, at)
 
-    def _read_record(self, begin: int) -> Record:
-        """Read a record. Raise AuditError if the file has changed."""
+    def _read_records(self, begins: Iterable[int]) -> Iterator[Record]:
+        """Yield the record at each start. Raise AuditError if the file has changed."""
         try:
             with open(self.path, "rb") as file:
-                file.seek(begin)
-                return self._parse_journal_line(file.readline())[1]
+                for begin in begins:
+                    file.seek(begin)
+                    yield self._parse_journal_line(file.readline())[1]
         except OSError as error:
             raise AuditError(f"{self.path}: cannot be read: {error.strerror}") from error
 
@@ -97,14 +98,14 @@ class CellJournal(Generic[Key, Record]):
 
 
 @dataclass(eq=False)
-class _FinishedSecrets(Mapping[str, Record]):
+class FinishedSecrets(Mapping[str, Record]):
     """The finished secrets of a cell, in the order in which they finished, each read on demand.
 
     begins: the start of each secret's line, passed to `read`.
     """
 
     begins: dict[str, int]
-    read: Callable[[int], Record]
+    read: Callable[[Iterable[int]], Iterator[Record]]
 
     def __len__(self) -> int:
         return len(self.begins)
@@ -116,7 +117,11 @@ class _FinishedSecrets(Mapping[str, Record]):
         return secret in self.begins
 
     def __getitem__(self, secret: str) -> Record:
-        return self.read(self.begins[secret])
+        return next(self.read([self.begins[secret]]))
+
+    def read_records(self, secrets: Iterable[str]) -> Iterator[Record]:
+        """Yield the records of these secrets; the file is opened once."""
+        return self.read(self.begins[secret] for secret in secrets)
 
 
 def open_journals(

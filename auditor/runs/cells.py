@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from abc import ABC, abstractmethod
+from collections import ChainMap
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -17,6 +18,7 @@ from auditor.engines.engine import Engine
 from auditor.plugins.attack import Attack, CorpusAttack
 from auditor.plugins.probe import Observed, Probe
 from auditor.plugins.view import TEXT_ONLY, Setting, View
+from auditor.records.journal import FinishedSecrets
 from auditor.runs import answer_remarks, chain_steps, generations, stopping
 from auditor.runs.applicability import check_method_applies, select_probed_secrets
 from auditor.runs.audit import Audit
@@ -398,16 +400,14 @@ class ProbeCell(Cell):
     def _observe_secrets(self, secrets: Sequence[Secret]) -> tuple[Sequence[Secret], Observed]:
         """Return the queried secrets and their observations, including those of an interrupted
         run."""
-        folder, probe, (seen_before, facts) = (
-            self.audit.folder,
-            self.method,
-            self._pair_undefended_observations(),
-        )
-        secrets, finished = self._observe_missing_secrets(secrets, seen_before)
-        values = [finished[secret.id] for secret in secrets]
+        folder = self.audit.folder
+        probe = self.method
+        earlier, facts = self._pair_undefended_observations()
+        secrets, finished = self._observe_missing_secrets(secrets, earlier)
+        values = list(finished.read_records(secret.id for secret in secrets))
         # Computed once: by an earlier run of the sweep, by the resumed run, or now. `facts` is
-        # updated in place, like `seen_before` below: all these runs share both dicts. Facts of a
-        # part do not hold for a larger part.
+        # updated in place, like `earlier` below: all these runs share both. Facts of a part do not
+        # hold for a larger part.
         if self.audit.population:
             saved_facts = {}
         else:
@@ -417,23 +417,22 @@ class ProbeCell(Cell):
         observations = probe.add_joint_values(secrets, values)
         # In the journal the last record of a secret counts.
         changed = []
-        for observation in observations:
-            if observation != finished[observation.secret]:
+        for observation, value in zip(observations, values, strict=True):
+            if observation != value:
                 changed.append(observation)
         if changed:
             folder.observations.append(self.key, changed)
-        seen_before |= {observation.secret: observation for observation in observations}
+        if any(secret.id not in earlier for secret in secrets):
+            earlier.maps.insert(0, finished)
         return secrets, Observed(observations, facts)
 
     def _observe_missing_secrets(
-        self, secrets: Sequence[Secret], seen_before: Mapping[str, Observation]
-    ) -> tuple[Sequence[Secret], Mapping[str, Observation]]:
+        self, secrets: Sequence[Secret], earlier: Mapping[str, Observation]
+    ) -> tuple[Sequence[Secret], FinishedSecrets[Observation]]:
         """Observe the secrets that the run folder lacks; return all queried secrets and the
         folder's observations."""
-        folder, finished = (
-            self.audit.folder,
-            self.audit.folder.observations.finished_secrets(self.key),
-        )
+        folder = self.audit.folder
+        finished = folder.observations.finished_secrets(self.key)
         self._refuse_answers_about_other_secrets(
             finished, {secret.id for secret in secrets} | self.audit.population
         )
@@ -443,11 +442,12 @@ class ProbeCell(Cell):
         )
 
         def ask(batch: Sequence[Secret]) -> None:
-            if saved := [
-                seen_before[secret.id]
+            saved = [
+                earlier[secret.id]
                 for secret in batch
-                if secret.id in seen_before.keys() - finished.keys()
-            ]:
+                if secret.id in earlier and secret.id not in finished
+            ]
+            if saved:
                 folder.observations.append(self.key, saved)
             for result in self._stream_answers(
                 work, [secret for secret in batch if secret.id not in finished]
@@ -461,22 +461,24 @@ class ProbeCell(Cell):
         """Return the row of these observed secrets."""
         finished = self.audit.folder.observations.finished_secrets(self.key)
         return build_observation_row(
-            self.method, secrets, Observed([finished[secret.id] for secret in secrets])
+            self.method, secrets, Observed(finished.read_records(secret.id for secret in secrets))
         )
 
-    def _pair_undefended_observations(self) -> tuple[dict[str, Observation], dict[str, float]]:
+    def _pair_undefended_observations(
+        self,
+    ) -> tuple[ChainMap[str, Observation], dict[str, float]]:
         """Return the observations of the undefended model from earlier runs of a sweep: values by
         secret, and joint facts.
 
-        Every point of a sweep repeats the same queries to that model. The caller adds to both
-        dicts, which all runs of the sweep share.
+        Every point of a sweep repeats the same queries to that model. The caller adds its journal
+        and facts, which all runs of the sweep share.
         """
         if not self.target.is_undefended:
-            return {}, {}
+            return ChainMap(), {}
         key = (self.audit.sweep_cache_key_of_answers, self.audit.seed, self.method)
-        shared: tuple[dict[str, Observation], dict[str, float]] = (
+        shared: tuple[ChainMap[str, Observation], dict[str, float]] = (
             self.audit.site.shared.get_or_make(
-                f"{self.setting.name} {self.method.name}", key, lambda: ({}, {})
+                f"{self.setting.name} {self.method.name}", key, lambda: (ChainMap(), {})
             )
         )
         return shared

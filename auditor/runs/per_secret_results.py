@@ -17,13 +17,14 @@ from auditor.core.result import Measurement, StoppedEarly
 from auditor.models.vocabulary import decode_keeping_special_tokens
 from auditor.plugins.probe import Observed, Probe, score_records
 from auditor.records import private_texts, table
-from auditor.records.folder import RunFolder
+from auditor.records.folder import RunFolder, batch_finished_secrets
 from auditor.records.table import Column
 from auditor.runs.generations import JudgedGenerations
 from auditor.statistics import judging
 from auditor.statistics.metrics import RECALL
 from auditor.statistics.strongest_score import CandidateScore, ScoredRecords
 
+_SECRETS_AT_ONCE = 1000  # whose tokens are in memory at once
 # extracted share of a secret's personal data, by kind and secret
 Kinds = Mapping[str, Mapping[str, float]]
 
@@ -113,24 +114,34 @@ class PerSecretCollector:
 
     def save_results(self, secrets: Sequence[Secret], tokenizer: Any) -> None:
         """Write the collected columns and the guesses' texts to the run folder."""
-        table.write_secrets_table(self.folder.path, [*self._columns, *self._list_heldout_columns()])
+        table.write_secrets_table(
+            self.folder.path,
+            [*self._columns, *self._list_heldout_columns()],
+            self._list_token_columns(),
+        )
         guesses = {str(key): self.folder.guesses.finished_secrets(key) for key in self._attacks}
         private_texts.write_secret_texts(
             self.folder.path, secrets, guesses, make_token_decoder(tokenizer), self._texts
         )
 
     def _list_heldout_columns(self) -> Iterator[Column]:
-        for target, row in self.likelihoods.items():
-            finished = self.folder.tokens.finished_secrets(target)
-            # a check may have stopped within a batch
-            scored = {id: finished[id] for id in row.ids if id in finished}
-            ids = [id for id, scores in scored.items() for _ in scores.log_probs]
-            values = [value for scores in scored.values() for value in scores.log_probs]
-            yield Column(table.TOKENS, CellKey(target, "", ""), "log_prob", ids, values)
         for target, losses in self.heldout.items():
             for name, numbers in losses.items():
                 ids = [f"heldout-{i}" for i in range(len(numbers))]
                 yield Column(table.HELDOUT, CellKey(target, "", ""), name, ids, numbers)
+
+    def _list_token_columns(self) -> Iterator[Column]:
+        """Yield the tokens of some secrets at a time, because together they may exceed memory."""
+        for target, row in self.likelihoods.items():
+            finished = self.folder.tokens.finished_secrets(target)
+            # a check may have stopped within a batch
+            scored_ids = (id for id in row.ids if id in finished)
+            for batch in batch_finished_secrets(
+                finished.read_records(scored_ids), _SECRETS_AT_ONCE
+            ):
+                ids = [scores.secret for scores in batch for _ in scores.log_probs]
+                values = [value for scores in batch for value in scores.log_probs]
+                yield Column(table.TOKENS, CellKey(target, "", ""), "log_prob", ids, values)
 
 
 def build_outcome_row(
@@ -157,15 +168,26 @@ def build_observation_row(
 def _build_observation_columns(
     key: CellKey, secrets: Sequence[Secret], observations: Sequence[Observation]
 ) -> Iterator[Column]:
-    for name in dict.fromkeys(name for observation in observations for name in observation.values):
-        pairs = []
-        for s, o in zip(secrets, observations, strict=True):
-            if name in o.values:
-                pairs.append((s, o.values[name]))
-        ids, member, repeats = (
-            [getattr(s, field) for s, _ in pairs] for field in ("id", "member", "repeats")
-        )
-        yield Column(table.OBSERVED, key, name, ids, [value for _, value in pairs], member, repeats)
+    names = dict.fromkeys(name for observation in observations for name in observation.values)
+    whole = range(len(secrets))
+    facts = _list_secret_facts(secrets, whole)  # shared by all columns of all secrets
+    for name in names:
+        places = [i for i in whole if name in observations[i].values]
+        values = np.array([observations[i].values[name] for i in places], dtype=float)
+        if len(places) == len(secrets):
+            ids, member, repeats = facts
+        else:
+            ids, member, repeats = _list_secret_facts(secrets, places)
+        yield Column(table.OBSERVED, key, name, ids, values, member, repeats)
+
+
+def _list_secret_facts(
+    secrets: Sequence[Secret], places: Sequence[int]
+) -> tuple[tuple[str, ...], tuple[bool, ...], tuple[int | None, ...]]:
+    """Return ids, membership and repeats of the secrets at these places."""
+    ids = tuple(secrets[i].id for i in places)
+    member = tuple(secrets[i].member for i in places)
+    return ids, member, tuple(secrets[i].repeats for i in places)
 
 
 def make_token_decoder(tokenizer: Any) -> Callable[[Sequence[int]], str]:
