@@ -441,13 +441,11 @@ class InvisibleInkModel(WrappingModel):
 
         distributions: (..., 1 + B, V).
         """
-        size = self.held.size
-        changed = []
-        for j in range(size):
-            changed.append(distributions[..., list_neighbour_parts(relation, j, size), :])
-        return torch.stack(
-            [self.released_token_distribution(distribution) for distribution in changed], dim=-2
-        )
+        neighbours = []
+        for j in range(self.held.size):
+            parts = list_neighbour_parts(relation, j, self.held.size)
+            neighbours.append(self.released_token_distribution(distributions[..., parts, :]))
+        return torch.stack(neighbours, dim=-2)
 
     def row_bytes(self, positions: int, distribution: bool = True) -> int:
         # In every part a record may stand before the text.

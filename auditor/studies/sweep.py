@@ -234,24 +234,16 @@ def _write_sweep_file(
 
 
 @dataclass(frozen=True)
-class _RecordedPoint:
+class _RecordedPoint(GridPoint):
     """A point of `sweep.json`. failure: the reason of failure, or ""."""
 
-    variant: str
-    at: dict[str, Any]
-    seed: int
-    plan: dict[str, Any]
     folder: str
     failure: str
-
-    @property
-    def grid_point(self) -> GridPoint:
-        return GridPoint(self.variant, self.at, self.seed, self.plan)
 
 
 def read_sweep_points(folder: Path) -> list[GridPoint]:
     """Return the points of a started sweep. Raise AuditError if the folder has none."""
-    return [recorded.grid_point for recorded in _read_recorded_sweep_points(folder)]
+    return list(_read_recorded_sweep_points(folder))
 
 
 def read_command_that_started_sweep(folder: Path) -> str:
@@ -274,9 +266,7 @@ def _read_recorded_sweep_points(folder: Path) -> tuple[_RecordedPoint, ...]:
     )
     for point in points:
         # The plan is arbitrary JSON here; only its field `attack` is read before the plan is built.
-        from_json(
-            tuple[str, ...], point.plan.get("attack"), f"{path}: attack of {point.grid_point.name}"
-        )
+        from_json(tuple[str, ...], point.plan.get("attack"), f"{path}: attack of {point.name}")
     return points
 
 
@@ -310,7 +300,7 @@ def build_sweep_frontiers(folder: Path) -> tuple[Frontier, ...]:
 def _group_recorded_points(folder: Path) -> Iterable[list[_RecordedPoint]]:
     grouped: dict[str, list[_RecordedPoint]] = {}
     for recorded in _read_recorded_sweep_points(folder):
-        grouped.setdefault(recorded.grid_point.name_without_seed, []).append(recorded)
+        grouped.setdefault(recorded.name_without_seed, []).append(recorded)
     return grouped.values()
 
 
