@@ -9,11 +9,13 @@ calls a model anonymous.
 from __future__ import annotations
 
 import hashlib
+import importlib.resources
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import tomllib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache
 from itertools import groupby
 from pathlib import Path
 
@@ -23,6 +25,7 @@ from auditor.conclusions.leak_readings import MEMBERSHIP, PERSONAL, RANKED
 from auditor.conclusions.signals import NOT_TESTED, LeakAssessment, assess_signals
 from auditor.core.counts import format_count
 from auditor.core.errors import AuditError
+from auditor.core.jsonable import from_json
 from auditor.core.result import AuditResult, Finding, Measurement, TargetRecord
 from auditor.gate.contradictions import find_result_contradictions
 from auditor.gate.decide import read_run
@@ -56,20 +59,29 @@ class EdpbEvidence:
 
 @dataclass(frozen=True)
 class EdpbQuestion:
-    """A question in our words, its source (`of`) and paragraph, and its answer.
+    """A question of the template, in our words: its source (`of`) and paragraph (`where`).
 
-    answer: returns sentences, perhaps none. limit: the scope of an answer. measured_by: measures
-    that would answer it, as attacks and probes declare them. otherwise: the remedy if none declares
-    them.
+    answer: the name of its answer in `ANSWERS`, or metrics: whose highest values answer it; neither
+    if no run can. limit: the scope of an answer. measured_by: measures that would answer it, as
+    attacks and probes declare them. otherwise: the remedy if none declares them.
     """
 
     of: str
     where: str
     asked: str
-    answer: Callable[[EdpbEvidence], list[str]]
-    limit: str
+    answer: str = ""
+    metrics: tuple[str, ...] = ()
+    limit: str = ""
     otherwise: str = "no attack or probe of audit measures it"
     measured_by: tuple[str, ...] = ()
+
+    def list_answers(self, e: EdpbEvidence) -> list[str]:
+        """Return sentences, perhaps none."""
+        if self.answer == "main number":
+            return _describe_main_numbers(e, self.measured_by[0])
+        if self.answer:
+            return ANSWERS[self.answer](e)
+        return _describe_highest_values(e, self.metrics)
 
     def answering_command_phrase(self, e: EdpbEvidence) -> str:
         """Return the command that would answer the question, or `otherwise`."""
@@ -106,26 +118,20 @@ def _find_highest_measurement(
     return max(candidates, key=lambda row: (row[0].value, row[0].n))
 
 
-def _make_highest_value_answer(*metrics: str) -> Callable[[EdpbEvidence], list[str]]:
-    """Return a function that describes each target's highest values, next to non-members'.
-
-    metrics: the metrics to describe.
-    """
-    return lambda e: [
-        sentence
-        for target in _exclude_control_targets(e)
-        for metric in metrics
-        if (sentence := _describe_highest_value(e, target, metric))
-    ]
+def _describe_highest_values(e: EdpbEvidence, metrics: Sequence[str]) -> list[str]:
+    """Describe each target's highest values of these metrics, next to non-members'."""
+    sentences = []
+    for target in _exclude_control_targets(e):
+        sentences += [_describe_highest_value(e, target, metric) for metric in metrics]
+    return list(filter(None, sentences))
 
 
 def _describe_extraction_per_query(e: EdpbEvidence) -> list[str]:
     """Describe extraction per query, with and without the start of a record."""
     first_guess = (documents.RECALL, "recall", documents.NEAR, "near_verbatim_recall")
-    sentences = _make_highest_value_answer(*first_guess)(e) or _make_highest_value_answer(
-        "any_of_k"
-    )(e)
-    return [*sentences, *_make_highest_value_answer(RECORDS, MEMORISED)(e)]
+    sentences = _describe_highest_values(e, first_guess)
+    sentences = sentences or _describe_highest_values(e, ("any_of_k",))
+    return [*sentences, *_describe_highest_values(e, (RECORDS, MEMORISED))]
 
 
 def _describe_highest_value(e: EdpbEvidence, target: TargetRecord, metric: str) -> str:
@@ -182,8 +188,8 @@ def _describe_membership(e: EdpbEvidence) -> list[str]:
     """Describe membership over all records and, if it decides, at the best number of copies."""
     groups = [s for s in assess_signals(e.result).signals if s.kind is MEMBERSHIP and s.count]
     return [
-        *_make_highest_value_answer(name_auc(""), name_tpr_metric("", FALSE_POSITIVES[0]))(e),
-        *_make_highest_value_answer(RANKED)(e),
+        *_describe_highest_values(e, (name_auc(""), name_tpr_metric("", FALSE_POSITIVES[0]))),
+        *_describe_highest_values(e, (RANKED,)),
         *(
             f"{phrases.title_target(e.result, s.target)}: {signals.describe_signal_number(s)}."
             for s in groups
@@ -368,165 +374,37 @@ def _describe_gate_verdict(e: EdpbEvidence) -> list[str]:
     return sentences
 
 
-def _make_no_answer(e: EdpbEvidence) -> list[str]:
-    return []
+def _describe_main_numbers(e: EdpbEvidence, measure: str) -> list[str]:
+    """Describe main numbers of rows whose method declares this measure."""
+    sentences = []
+    for f in e.result.findings:
+        if f.attack in e.result.list_measuring_methods(measure) and f.main and _has_value(f.main):
+            number = f"{phrases.format_metric(f.main.name)} {_format_counted_value(f.main)}"
+            sentences.append(f"{title_attack_row(e.result, f)}: {number}.")
+    return sentences
 
 
-def _make_main_number_answer(description: str) -> Callable[[EdpbEvidence], list[str]]:
-    """Return a function that describes main numbers of rows whose method declares this measure."""
-
-    def answer(e: EdpbEvidence) -> list[str]:
-        rows = []
-        for f in e.result.findings:
-            if f.attack in e.result.list_measuring_methods(description):
-                rows.append((f, f.main))
-        known = [(f, m) for f, m in rows if m and _has_value(m)]
-        return [
-            f"{title_attack_row(e.result, f)}: {phrases.format_metric(m.name)} "
-            f"{_format_counted_value(m)}."
-            for f, m in known
-        ]
-
-    return answer
+ANSWERS: Mapping[str, Callable[[EdpbEvidence], list[str]]] = {
+    "extraction per query": _describe_extraction_per_query,
+    "worst repeat count": _describe_worst_repeat_count,
+    "scope": lambda e: edpb_summary.audit_scope_sentences(e.result),
+    "membership": _describe_membership,
+    "greedy recall": _describe_greedy_recall,
+    "defense effect": _describe_defense_effect,
+    "claimed epsilon": _describe_claimed_epsilon,
+    "provenance": _describe_provenance,
+    "personal data": _describe_personal_data_kind,
+    "gate verdict": _describe_gate_verdict,
+}
 
 
-# --- the questions
-# -----------------------------------------------------------------------------------------------
-
-_LOWER = "An attack gives a lower bound; the interval is over the choice of secrets."
-_MEAN = "A mean over the secrets: of single ones it may be far higher."
-_OF_PLUGIN = "What a plug-in measures, as it says itself."
-_FPR = f"{100 * FALSE_POSITIVES[0]:g}%"
-_opinion = partial(EdpbQuestion, "EDPB Opinion 28/2024")
-_assessment = partial(EdpbQuestion, "Impact assessment (GDPR, Article 35)")
-QUESTIONS = (
-    _opinion(
-        "¶43 (i)",
-        "How likely is personal data of the training records to be extracted directly, "
-        "probabilities included?",
-        _make_highest_value_answer(
-            "extraction_probability", "near_verbatim_probability", "exposure"
-        ),
-        f"{_MEAN} Of these suffixes, at this decoding.",
-        measured_by=("probability",),
-    ),
-    _opinion(
-        "¶43 (ii)",
-        "How likely is personal data of the training records to be obtained by queries?",
-        _describe_extraction_per_query,
-        f"{_LOWER} Asked with the start of a record, but for untargeted extraction.",
-        measured_by=("verbatim",),
-    ),
-    _opinion(
-        "¶43",
-        "Does that hold for every person, not on average?",
-        _describe_worst_repeat_count,
-        "The worst repeat count, with an interval for all of them, not the worst person: no sample "
-        "shows that.",
-        "repeat counts in the data (a repeats column) would",
-    ),
-    _opinion(
-        "¶55",
-        "What was tested: scope, quantity and quality?",
-        lambda e: edpb_summary.audit_scope_sentences(e.result),
-        "One run; how often tests are repeated, audit history shows.",
-        measured_by=("verbatim",),
-    ),
-    _opinion(
-        "¶55",
-        "Membership inference",
-        _describe_membership,
-        f"0.5 and {_FPR} are chance. It means something only where members and non-members are "
-        "alike.",
-        measured_by=("membership",),
-    ),
-    _opinion(
-        "¶55",
-        "Regurgitation of training data",
-        _describe_greedy_recall,
-        "Word for word behind the start of a record; paraphrase is not counted.",
-        "`audit run --model MODEL --data RECORDS` would, where the data have repeat counts",
-    ),
-    _opinion(
-        "¶55",
-        "Exfiltration by an attacker with many tries",
-        _make_highest_value_answer("any_of_k", "rank_bound"),
-        f"{_LOWER} Of the model's outputs; theft of the weights is another matter.",
-        measured_by=("verbatim",),
-    ),
-    *(
-        _opinion("¶55", asked, _make_main_number_answer(what), _OF_PLUGIN, measured_by=(what,))
-        for asked, what in (
-            ("Attribute inference", "attribute inference"),
-            ("Model inversion", "model inversion"),
-            ("Reconstruction of records from nothing, or from gradients", "reconstruction"),
-        )
-    ),
-    _opinion(
-        "¶58 (a), (b)",
-        "Impact assessment, and the advice of the officer",
-        _make_no_answer,
-        "",
-        _FOR_YOU,
-    ),
-    _opinion(
-        "¶58 (c), (d)",
-        "Which technical measures lower the likelihood, and by how much?",
-        _describe_defense_effect,
-        "Measures that were put in front of the model in this run; organisational ones are not "
-        "measured.",
-        "`audit run --defense NAME` would: `audit list` names them",
-    ),
-    _opinion(
-        "¶58 (e)",
-        "Theoretical resistance to re-identification",
-        _describe_claimed_epsilon,
-        "An ε holds for its unit, relation, access, decoding and number of drawn tokens; an audit "
-        "can only refute it.",
-        "a model or a defense that claims one would: `audit list` says what each claims",
-    ),
-    _opinion("¶58 (e)(i)", "Ratio of training data to parameters", _make_no_answer, ""),
-    _opinion(
-        "¶58 (e)(ii)",
-        "Metrics of the likelihood of re-identification",
-        _make_highest_value_answer(
-            "excess_recall",
-            "excess_extraction_probability",
-            "exposed_share",
-            "epsilon_lower_bound",
-            "claim_violations",
-        ),
-        "Beyond the baseline of records that were never trained on, if those are alike.",
-        measured_by=("probability", "exposure"),
-    ),
-    _opinion(
-        "¶58 (e)(iii), (iv)",
-        "How, when and on what was it tested, and where are the results?",
-        _describe_provenance,
-        "By whom, the controller adds. The hashes tie this page to the run folder.",
-        "",
-    ),
-    _opinion("¶58 (f)", "What deployers and data subjects are told", _make_no_answer, "", _FOR_YOU),
-    _assessment(
-        "35(7)(a), (b)", "Purpose, necessity, proportionality", _make_no_answer, "", _FOR_YOU
-    ),
-    _assessment(
-        "35(7)(c)",
-        "Likelihood of the risk, by kind of personal data",
-        _describe_personal_data_kind,
-        "Kinds that patterns find, or the data mark; texts that no pattern knows are not counted.",
-        "data with such texts in the attacked suffixes (`audit secrets`) would",
-    ),
-    _assessment("35(7)(c)", "Severity of the risk for the person", _make_no_answer, "", _FOR_YOU),
-    _assessment(
-        "35(7)(d)",
-        "Was the residual risk held to a limit?",
-        _describe_gate_verdict,
-        "Held: the one-sided 95% upper bound is within the controller's limit; no audit shows that "
-        "ε is small.",
-        "`audit gate RUN --max recall=0.05` would",
-    ),
-)
+@cache
+def list_questions() -> tuple[EdpbQuestion, ...]:
+    """Return the questions of the template, in order."""
+    template = importlib.resources.files("auditor.reports") / "templates" / "edpb.toml"
+    tables = tomllib.loads(template.read_text(encoding="utf-8"))["question"]
+    questions: tuple[EdpbQuestion, ...] = from_json(tuple[EdpbQuestion, ...], tables, "edpb.toml")
+    return questions
 
 
 # --- the page
@@ -552,13 +430,13 @@ def read_edpb_document(folder: Path) -> Document:
 
 def build_edpb_document(e: EdpbEvidence) -> Document:
     missing = {
-        question: "" if question.answer(e) else question.answering_command_phrase(e)
-        for question in QUESTIONS
+        question: "" if question.list_answers(e) else question.answering_command_phrase(e)
+        for question in list_questions()
     }
     n_measured, n_controller = (
         sum(remedy == reason for remedy in missing.values()) for reason in ("", _FOR_YOU)
     )
-    n_untested = len(QUESTIONS) - n_measured - n_controller
+    n_untested = len(missing) - n_measured - n_controller
     questions = [(question.where, question.asked, remedy) for question, remedy in missing.items()]
     sections = [
         edpb_summary.build_limits_section(),
@@ -566,7 +444,7 @@ def build_edpb_document(e: EdpbEvidence) -> Document:
         edpb_summary.build_coverage_section(questions),
     ]
     # A group of groupby ends when the next begins: read each in turn.
-    for n, (title, of_source) in enumerate(groupby(QUESTIONS, key=lambda question: question.of), 1):
+    for n, (title, of_source) in enumerate(groupby(missing, key=lambda question: question.of), 1):
         head = ("Where", "Question", "Measured in this run", "What that does not say")
         table = Table(
             f"questions-{n}",
@@ -579,7 +457,7 @@ def build_edpb_document(e: EdpbEvidence) -> Document:
         title=edpb_summary.write_edpb_title(e.result),
         facts=(("Run of", e.result.created), ("Record, SHA-256", e.digest)),
         headline=f"{_signal_counts_paragraph(e)} {edpb_summary.describe_audited_records(e.result)}",
-        verdict=f"{edpb_summary.describe_threat(e.result)} Of {len(QUESTIONS)} questions, "
+        verdict=f"{edpb_summary.describe_threat(e.result)} Of {len(missing)} questions, "
         f"{n_measured} have a measured "
         f"answer, {n_controller} are for the controller, {n_untested} were not tested. Brackets "
         "hold 95% intervals.",
@@ -593,6 +471,6 @@ def _build_question_table_rows(
     e: EdpbEvidence, questions: Iterator[EdpbQuestion]
 ) -> Iterator[tuple[str, ...]]:
     for question in questions:
-        answer = question.answer(e)
+        answer = question.list_answers(e)
         text = " ".join(answer) or f"Not evaluated: {question.answering_command_phrase(e)}."
         yield question.where, question.asked, text, question.limit if answer else phrases.NOTHING

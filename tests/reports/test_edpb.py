@@ -86,7 +86,7 @@ def test_each_question_is_answered_by_the_number_that_the_run_measured(
     with_probe: AuditResult,
 ) -> None:
     answers = rows(EdpbEvidence(with_probe, "0" * 64))
-    assert len(answers) >= len(edpb.QUESTIONS)
+    assert len(answers) >= len(edpb.list_questions())
     (extracted,) = [answer for asked, answer in answers.items() if "extracted directly" in asked]
     assert (
         "Extraction probability, mean 31% [27–35] of 320; of records never trained on" in extracted
@@ -238,7 +238,9 @@ def test_the_top_says_model_day_records_attacker_result_and_doubt(result: AuditR
     n_measured, n_controller, n_untested = map(
         int, re.findall(r"(\d+) (?:have|are for|were not)", page.verdict)
     )
-    assert n_measured + n_controller + n_untested == len(edpb.QUESTIONS) and n_controller == 4
+    assert (
+        n_measured + n_controller + n_untested == len(edpb.list_questions()) and n_controller == 4
+    )
     text = markdown.render_markdown_document(page)
     assert doubt.sentence in text and "| ¶58 (f) | nothing |" in text
 
