@@ -38,6 +38,7 @@ from auditor.statistics import documents
 from auditor.statistics.membership import FALSE_POSITIVES
 from auditor.statistics.memorised import MEMORISED, RECORDS
 from auditor.statistics.metrics import (
+    ADJUSTED_AUC,
     SHARES,
     find_metric,
     name_auc,
@@ -189,7 +190,7 @@ def _describe_membership(e: EdpbEvidence) -> list[str]:
     groups = [s for s in assess_signals(e.result).signals if s.kind is MEMBERSHIP and s.count]
     return [
         *_describe_highest_values(e, (name_auc(""), name_tpr_metric("", FALSE_POSITIVES[0]))),
-        *_describe_highest_values(e, (RANKED,)),
+        *_describe_highest_values(e, (ADJUSTED_AUC, RANKED)),
         *(
             f"{phrases.title_target(e.result, s.target)}: {signals.describe_signal_number(s)}."
             for s in groups
