@@ -129,7 +129,8 @@ def median_and_spread(values: Sequence[float]) -> tuple[str, str]:
 
 def write_rows(path: Path, rows: Iterable[object]) -> None:
     """A JSONL file."""
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with path.open("w") as file:
+        file.writelines(json.dumps(row) + "\n" for row in rows)
 
 
 def save_svg(figure: Figure, path: Path) -> None:

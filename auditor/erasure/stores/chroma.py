@@ -17,6 +17,7 @@ from auditor.erasure.stores.sqlite import SQLiteStore
 from auditor.erasure.windows import TEXT, VECTORS
 
 _FILE = "chroma.sqlite3"
+_AT_ONCE = 10_000  # rows
 _NEW = "no call in place: copy the kept records into a new folder"
 _NO_VECTORS = r"/header\.bin|/length\.bin|/link_lists\.bin|\.pickle"
 
@@ -67,12 +68,18 @@ class ChromaStore(SQLiteStore):
 
     def _read_collections(self) -> Iterator[Piece]:
         for collection in self._collections:
-            rows = collection.get(include=["documents", "embeddings", "metadatas"])
             place = f"collection {collection.name}"
-            values = [value for row in rows["metadatas"] or () for value in (row or {}).values()]
-            texts = [*(rows["documents"] or ()), *values]
-            yield Piece(place, [text for text in texts if isinstance(text, str)])
-            yield Piece(place, np.asarray(rows["embeddings"]))
+            for start in range(0, collection.count(), _AT_ONCE):
+                rows = collection.get(
+                    limit=_AT_ONCE,
+                    offset=start,
+                    include=["documents", "embeddings", "metadatas"],
+                )
+                metadatas = rows["metadatas"] or ()
+                values = [value for row in metadatas for value in (row or {}).values()]
+                texts = [*(rows["documents"] or ()), *values]
+                yield Piece(place, [text for text in texts if isinstance(text, str)])
+                yield Piece(place, np.asarray(rows["embeddings"]))
 
     def search_nearest(self, vectors: Floats) -> Iterator[Piece]:
         for collection in self._collections:

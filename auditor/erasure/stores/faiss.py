@@ -15,6 +15,7 @@ from auditor.erasure.store import Store
 from auditor.erasure.windows import VECTORS
 
 # First bytes by faiss.write_index: flat, inverted lists, graphs, maps of ids, transforms.
+_AT_ONCE = 10_000  # vectors
 _MAGIC = (b"IxF", b"IwF", b"IwS", b"IwP", b"IxS", b"IxP", b"IHN", b"IHS", b"IxM", b"IxT")
 
 
@@ -63,8 +64,9 @@ class FaissStore(Store):
                 numbers = np.concatenate(ids).tolist()
             else:
                 numbers = []
-        vectors = [self._index.reconstruct(int(number)) for number in numbers]
-        if vectors:
+        for start in range(0, len(numbers), _AT_ONCE):
+            batch = numbers[start : start + _AT_ONCE]
+            vectors = [self._index.reconstruct(int(number)) for number in batch]
             yield Piece(self.path.name, np.array(vectors))
 
     def search_nearest(self, vectors: Floats) -> Iterator[Piece]:

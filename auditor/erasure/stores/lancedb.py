@@ -15,6 +15,7 @@ from auditor.erasure.layers import Layer, Piece
 from auditor.erasure.store import Store
 from auditor.erasure.windows import TEXT, VECTORS
 
+_AT_ONCE = 10_000  # rows
 _RETENTION = "optimize(cleanup_older_than=timedelta(0), delete_unverified=True)"
 _NO_RECORDS = r"/_versions/|/_transactions/|/_deletions/"
 
@@ -51,13 +52,13 @@ class LanceDBStore(Store):
 
     def _read_rows(self) -> Iterator[Piece]:
         for table in self._tables:
-            yield from read_arrow(f"table {table.name}", table.to_arrow())
+            yield from _read_table(f"table {table.name}", table)
 
     def _read_older(self) -> Iterator[Piece]:
         for table in self._tables:
             for version in [entry["version"] for entry in table.list_versions()][:-1]:
                 table.checkout(version)
-                yield from read_arrow(f"table {table.name}, version {version}", table.to_arrow())
+                yield from _read_table(f"table {table.name}, version {version}", table)
             table.checkout_latest()
 
     def search_nearest(self, vectors: Floats) -> Iterator[Piece]:
@@ -66,6 +67,11 @@ class LanceDBStore(Store):
             for column in [name for name, size in sizes.items() if size == vectors.shape[1]]:
                 search = table.search(list(vectors.astype(np.float32)), vector_column_name=column)
                 yield from read_arrow(f"table {table.name}", search.limit(1).to_arrow())
+
+
+def _read_table(place: str, table: Any) -> Iterator[Piece]:
+    for batch in table.search().to_batches(_AT_ONCE):
+        yield from read_arrow(place, pyarrow.Table.from_batches([batch]))
 
 
 def _count_dimensions(kind: pyarrow.DataType) -> int:

@@ -16,6 +16,7 @@ from auditor.erasure.store import Store
 from auditor.erasure.windows import VECTORS
 
 _MAGIC = b"usearch"
+_AT_ONCE = 10_000  # vectors
 
 
 class USearchStore(Store):
@@ -50,8 +51,8 @@ class USearchStore(Store):
 
     def _read_keys(self) -> Iterator[Piece]:
         keys = np.array(list(self._index.keys), np.uint64)
-        if len(keys):
-            yield self._get(keys)
+        for start in range(0, len(keys), _AT_ONCE):
+            yield self._get(keys[start : start + _AT_ONCE])
 
     def search_nearest(self, vectors: Floats) -> Iterator[Piece]:
         if self._index.ndim == vectors.shape[1] and len(self._index):
