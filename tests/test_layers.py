@@ -39,7 +39,7 @@ MAY_IMPORT = {
     "runs": f"{LEFT} engines {RIGHT} {SIDE}",
     "studies": f"{LEFT} {RIGHT} engines {SIDE} runs",
     "crash": "core privacy statistics reports",
-    "erasure": "core statistics benchmarks reports",
+    "erasure": "core statistics benchmarks attacks records conclusions gate reports api",
     "rag": "core statistics benchmarks reports plugins providers remote",
     "api": f"{LEFT} {RIGHT} {SIDE} runs studies",
     "integrations": f"{LEFT} {RIGHT} {SIDE} runs api",

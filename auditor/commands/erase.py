@@ -1,4 +1,4 @@
-"""`audit erase`: check whether a deletion from a store removed text and vectors."""
+"""`audit erase`: check whether deleted records are gone from stores, released text and a model."""
 
 from __future__ import annotations
 
@@ -8,17 +8,20 @@ from typing import Annotated
 import typer
 
 from auditor.commands import console, options
+from auditor.core import disk
+from auditor.core.errors import AuditError
 
 _EXIT_CODES = {"still there": 1, "cannot tell": 4}
 
 
 def erase(
+    *,
     stores: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(
             metavar="STORE...", help="Folder or file of a store; KIND:PATH if it is not recognised."
         ),
-    ],
+    ] = None,
     deleted: Annotated[
         Path,
         typer.Option(metavar="FILE.jsonl", help="The deleted records: text, embedding, id."),
@@ -31,6 +34,22 @@ def erase(
             help="Records that are still in the store, all if possible: the control.",
         ),
     ],
+    model: Annotated[
+        str | None,
+        typer.Option(metavar="MODEL", help="Also ask this model: Hugging Face id or folder."),
+    ] = None,
+    nonmembers: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Records that --model never saw, for membership."),
+    ] = None,
+    released: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="FILE", help="Also search released text; repeatable."),
+    ] = None,
+    user_column: Annotated[
+        str | None,
+        typer.Option(metavar="COLUMN", help="Column of --deleted with each record's person."),
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option("-o", "--out", metavar="DIR", help="Folder for erasure.html, .md and .json."),
@@ -38,9 +57,13 @@ def erase(
     gate: Annotated[
         bool, typer.Option("--gate", help="Exit 1 if any is still there, 4 if a layer cannot tell.")
     ] = False,
+    junit: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write JUnit XML: a case for each layer.")
+    ] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Say whether deleted records are gone from a store: from its library, history and bytes.
+    """Say whether deleted records are gone from stores (library, history, bytes), released text and
+    a model.
 
     Examines a copy. Kept records are the control: a layer that does not show them cannot tell.
     Kinds of stores: chroma, duckdb, faiss, files, lancedb, langgraph, qdrant, sqlite, usearch.
@@ -48,21 +71,33 @@ def erase(
     Examples:
         audit erase --deleted gone.jsonl --kept kept.jsonl ./chroma
         audit erase --deleted gone.jsonl --kept kept.jsonl sqlite:notes.db -o erasure --gate
+        audit erase --deleted gone.jsonl --kept kept.jsonl --model ./my-model --nonmembers new.jsonl
     """
+    if not (stores or released or model):
+        raise AuditError("expected a STORE, --released or --model, got none")
+    if nonmembers is not None and model is None:
+        raise AuditError("--nonmembers goes with --model")
     console.silence_libraries()
     from auditor.erasure import page
     from auditor.erasure.examine import examine_stores
     from auditor.erasure.records import read_erasure_records
     from auditor.erasure.store import find_store_kind
 
-    for store in stores:
+    for store in stores or ():
         find_store_kind(store)
     with (
         console.open_progress_terminal(verbose=False) as reporter,
         reporter.transient_progress_bar("reading the records"),
     ):
-        records = read_erasure_records(deleted, control)
-        erasure = examine_stores(stores, records, reporter.note)
+        records = read_erasure_records(deleted, control, user_column)
+        erasure = examine_stores(
+            stores or (),
+            records,
+            reporter.note,
+            released=released or (),
+            model=model,
+            nonmembers=nonmembers,
+        )
     if as_json:
         typer.echo(page.format_json(erasure), nl=False)
     else:
@@ -73,5 +108,9 @@ def erase(
         console.write_report_folder(
             out, "erasure", document, page.format_json(erasure), to_stderr=as_json
         )
+    if junit is not None:
+        from auditor.reports.decision import render_decision_junit_xml
+
+        disk.replace_atomically(junit, render_decision_junit_xml(page.make_decision(erasure)))
     if gate:
         raise typer.Exit(_EXIT_CODES.get(erasure.verdict, 0))

@@ -1,33 +1,48 @@
-"""Examine copies of stores for leftovers of a deletion, layer by layer."""
+"""Examine copies of stores, released text and a model for deleted records, layer by layer."""
 
 from __future__ import annotations
 
+import math
 import re
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-import numpy as np
-
+from auditor.benchmarks.data import released_passages
+from auditor.core.counts import format_count
 from auditor.core.disk import open_scratch_folder
 from auditor.core.errors import wrap_library_errors
-from auditor.erasure.layers import CANNOT_TELL, GONE, STILL_THERE, Layer, LayerVerdict, judge_layer
+from auditor.erasure.layers import (
+    CANNOT_TELL,
+    GONE,
+    STILL_THERE,
+    Layer,
+    LayerVerdict,
+    Piece,
+    judge_layer,
+)
 from auditor.erasure.records import ErasureRecords
 from auditor.erasure.store import BYTES, INSTALL, Store, copy_store, find_store_kind
-from auditor.erasure.windows import VECTORS
+from auditor.erasure.windows import TEXT, VECTORS
+
+_MOST_SEARCHES = 100  # deleted records, and as many kept: without an index each reads all vectors
 
 
 @dataclass(frozen=True)
 class Erasure:
-    """The results of all stores. facts: by store, the versions for which the verdicts hold."""
+    """The results of all stores. facts: by store, the versions for which the verdicts hold.
+
+    users: the person of each deleted record, by name; empty without --user-column.
+    """
 
     n_deleted: int
     n_control: int
     n_kept: int
     facts: dict[str, tuple[str, ...]]
     verdicts: tuple[LayerVerdict, ...]
+    users: dict[str, str] = field(default_factory=dict)
 
     @property
     def verdict(self) -> str:
@@ -36,16 +51,32 @@ class Erasure:
         return next(word for word in (STILL_THERE, CANNOT_TELL, GONE) if word in verdicts)
 
     @property
+    def leftovers(self) -> frozenset[str]:
+        return frozenset(name for verdict in self.verdicts for name in verdict.leftovers)
+
+    @property
     def n_left(self) -> int:
-        return len({name for verdict in self.verdicts for name in verdict.leftovers})
+        return len(self.leftovers)
+
+    @property
+    def users_left(self) -> list[str]:
+        """Return the people with a record that is still there."""
+        return sorted({self.users[name] for name in self.leftovers if name in self.users})
 
 
 def examine_stores(
-    arguments: Sequence[str], records: ErasureRecords, tell: Callable[[str], None]
+    arguments: Sequence[str],
+    records: ErasureRecords,
+    tell: Callable[[str], None],
+    *,
+    released: Sequence[Path] = (),
+    model: str | None = None,
+    nonmembers: str | None = None,
 ) -> Erasure:
-    """Judge each layer of each store, `PATH` or `KIND:PATH`.
+    """Judge each layer of each store, `PATH` or `KIND:PATH`, of released text and of a model.
 
-    tell: called with progress messages. Raise AuditError for an invalid store.
+    tell: called with progress messages; nonmembers: records that the model never saw. Raise
+    AuditError for an invalid store or file.
     """
     kinds = [find_store_kind(argument) for argument in arguments]
     verdicts = list[LayerVerdict]()
@@ -59,10 +90,31 @@ def examine_stores(
             label = f"{kind.name}:{path}"
             facts[label] = tuple(store.describe())
             verdicts += _judge_store(store, label, records, tell)
+    for path in released:
+        tell(f"reading {path}")
+        label = f"released:{path}"
+        _, texts = released_passages.read_row_texts("--released", str(path))
+        facts[label] = (format_count(len(texts), "text"),)
+        verdicts += _judge_released_texts(label, texts, records)
+    if model is not None:
+        from auditor.erasure.model import judge_model
+
+        tell(f"asking {model}")
+        facts[f"model:{model}"] = ("one run of audit: completion, ranks, likelihood",)
+        verdicts += judge_model(model, records, nonmembers)
     n_deleted = len(records.deleted)
+    users = {record.name: record.user for record in records.targets if record.user is not None}
     return Erasure(
-        n_deleted, len(records.targets) - n_deleted, records.n_kept, facts, tuple(verdicts)
+        n_deleted, len(records.targets) - n_deleted, records.n_kept, facts, tuple(verdicts), users
     )
+
+
+def _judge_released_texts(
+    label: str, texts: Sequence[str], records: ErasureRecords
+) -> Iterator[LayerVerdict]:
+    layer = Layer("its texts", lambda: [Piece("its texts", texts)], (TEXT,), other_texts=True)
+    for verdict in judge_layer(label, layer, records):
+        yield replace(verdict, remedy="release the texts again without these passages")
 
 
 def _judge_store(
@@ -95,10 +147,16 @@ def _list_layers(store: Store, records: ErasureRecords) -> Iterator[Layer]:
     yield from store.list_layers()
     searches = type(store).search_nearest is not Store.search_nearest
     if searches and records.with_vectors and store.package_version:
-        # A target without a vector still gets a direction, so that all are searched at once.
-        directions = np.nan_to_num(records.directions, nan=1.0)
-        read_nearest = partial(store.search_nearest, directions)
-        yield Layer("nearest neighbours", read_nearest, (VECTORS,))
+        searched = [
+            *_choose_evenly(records.with_vectors & records.deleted),
+            *_choose_evenly(records.with_vectors - records.deleted),
+        ]
+        read_nearest = partial(store.search_nearest, records.directions[searched])
+        yield Layer("nearest neighbours", read_nearest, (VECTORS,), searched=frozenset(searched))
+
+
+def _choose_evenly(records: frozenset[int]) -> list[int]:
+    return sorted(records)[:: max(1, math.ceil(len(records) / _MOST_SEARCHES))]
 
 
 def _report_unseen(label: str, kind: str, files: Sequence[str]) -> LayerVerdict:

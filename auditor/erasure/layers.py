@@ -43,7 +43,7 @@ class Layer:
     """A way to read a store. kinds: the kinds of content that it may show.
 
     locate: returns the table at a byte offset of a file; other_texts: whether it may hold texts
-    derived from a record.
+    derived from a record; searched: the records that it can show, None for all.
     """
 
     name: str
@@ -51,6 +51,7 @@ class Layer:
     kinds: tuple[str, ...] = (TEXT, VECTORS)
     locate: Callable[[int], str] | None = None
     other_texts: bool = False
+    searched: frozenset[int] | None = None
 
 
 @dataclass(frozen=True)
@@ -104,11 +105,12 @@ def judge_layer(store: str, layer: Layer, records: ErasureRecords) -> list[Layer
             possible = records.with_vectors
         else:
             possible = records.windows.list_records(kind)
+        if layer.searched is not None:
+            possible &= layer.searched
         has_kind = kind != VECTORS or any(record.vector is not None for record in records.targets)
         if has_kind:
-            verdicts.append(
-                _judge(store, layer.name, kind, sightings.places.get(kind, {}), possible, records)
-            )
+            places = sightings.places.get(kind, {})
+            verdicts.append(judge_places(store, layer.name, kind, places, possible, records))
     if layer.other_texts and sightings.other_texts:
         verdicts += _judge_other_texts(store, layer, sightings, records)
     return verdicts
@@ -145,7 +147,7 @@ def _gather_other_texts(
 
 def _find_vectors(piece: Piece, records: ErasureRecords, sightings: _Sightings) -> None:
     """Find records' vectors by direction, because libraries rescale or round vectors."""
-    vectors = np.asarray(piece.content, dtype=np.float64)
+    vectors = np.asarray(piece.content)
     if vectors.ndim != 2 or vectors.shape[1] != records.directions.shape[1]:
         return
     cosines = find_likest(records.directions, vectors, [-1] * len(vectors))
@@ -155,15 +157,19 @@ def _find_vectors(piece: Piece, records: ErasureRecords, sightings: _Sightings) 
         sightings.add(VECTORS, record, piece.place)
 
 
-def _judge(
+def judge_places(
     store: str,
     layer: str,
     kind: str,
     places: Mapping[int, str],
     possible: frozenset[int],
     records: ErasureRecords,
+    remedy: str = "",
 ) -> LayerVerdict:
-    """Return the verdict, from the deleted records found and the share of the control found."""
+    """Return the verdict, from the deleted records found and the share of the control found.
+
+    places: of the records found; possible: the records that the layer could show.
+    """
     deleted = possible & records.deleted
     control = possible - records.deleted
     leftovers = {records.targets[i].name: places[i] for i in sorted(deleted & set(places))}
@@ -181,9 +187,8 @@ def _judge(
     elif n_seen < SEEN * len(control):
         verdict = CANNOT_TELL
         reason = f"{n_seen} of {len(control)} kept records are seen there"
-    return LayerVerdict(
-        store, layer, kind, verdict, len(deleted), leftovers, len(control), n_seen, reason
-    )
+    counts = (len(deleted), leftovers, len(control), n_seen)
+    return LayerVerdict(store, layer, kind, verdict, *counts, reason, remedy)
 
 
 def _judge_other_texts(
@@ -214,7 +219,7 @@ def _judge_other_texts(
         if span.text >= 0 and span.edit_distance <= limit and i not in verbatim
     }
     possible = frozenset(i for i, _ in long) - verbatim
-    verdict = _judge(store, layer.name, NEAR, places, possible, records)
+    verdict = judge_places(store, layer.name, NEAR, places, possible, records)
     if verdict.verdict == GONE and len(texts) > _MOST_TEXTS:
         reason = f"more than {_MOST_TEXTS:,} texts there are none of --kept"
         verdict = replace(verdict, verdict=CANNOT_TELL, why=reason)

@@ -8,14 +8,17 @@ from dataclasses import asdict
 
 from auditor.core.counts import format_count
 from auditor.core.jsonable import to_json
+from auditor.core.nouns import CellKey
 from auditor.erasure.examine import Erasure
 from auditor.erasure.layers import CANNOT_TELL, GONE, STILL_THERE, LayerVerdict
+from auditor.gate.rulings import Decision, Verdict, make_ruling
 from auditor.reports import escaping
 from auditor.reports.blocks import Document, FactList, Group, Paragraph, Section, Table
 
 _ORDER = (STILL_THERE, CANNOT_TELL, GONE)
 _MOST_NAMES = 5
 _MOST_PLACES = 3
+_MOST_USERS = 20
 _RULE = (
     "Gone: none of the deleted records is seen in a layer in which at least 90% of the kept ones, "
     "20 or more, are; the percentage is the exact 95% lower bound of what is seen of such records. "
@@ -28,7 +31,7 @@ def state_result(erasure: Erasure) -> str:
     """Return a sentence with the verdict over all layers."""
     deleted = format_count(erasure.n_deleted, "deleted record")
     if erasure.verdict == STILL_THERE:
-        return f"still there: {erasure.n_left:,} of {deleted} in some layer"
+        return f"still there: {erasure.n_left:,} of {deleted} in some layer{_count_users(erasure)}"
     verdicts = [verdict.verdict for verdict in erasure.verdicts]
     n_layers = verdicts.count(GONE)
     gone = f"none of {deleted} is seen; gone in {format_count(n_layers, 'layer')}"
@@ -36,6 +39,14 @@ def state_result(erasure: Erasure) -> str:
         return f"gone: {gone}, which are all"
     n_unclear = verdicts.count(CANNOT_TELL)
     return f"cannot tell: {gone}, {n_unclear:,} cannot tell"
+
+
+def _count_users(erasure: Erasure) -> str:
+    """Return whose records are still there; "" without --user-column."""
+    if not erasure.users:
+        return ""
+    people = format_count(len(set(erasure.users.values())), "person", "people")
+    return f", of {len(erasure.users_left):,} of {people}"
 
 
 def list_terminal_lines(erasure: Erasure) -> Iterator[str]:
@@ -48,11 +59,18 @@ def list_terminal_lines(erasure: Erasure) -> Iterator[str]:
             yield f"        where: {list_places(verdict)}"
             yield f"        which: {list_names(verdict)}"
             yield f"        remove: {verdict.remedy or 'no call is known to remove it'}"
+    if erasure.users_left:
+        yield f"PEOPLE  still there of: {_shorten_list(erasure.users_left, _MOST_USERS)}"
     for store, facts in erasure.facts.items():
         yield f"STORE   {store}: {'; '.join(facts) or 'its files only'}"
     yield f"LIMITS  {_RULE}"
 
 
+_RULINGS: dict[str, Verdict] = {
+    STILL_THERE: "failed",
+    CANNOT_TELL: "inconclusive",
+    GONE: "held",
+}
 _LABELS = {STILL_THERE: "THERE ", CANNOT_TELL: "?     ", GONE: "GONE  "}
 
 
@@ -101,6 +119,7 @@ def make_document(erasure: Erasure, command: str) -> Document:
         facts=(
             ("Deleted", f"{erasure.n_deleted:,} records"),
             ("Kept", f"{erasure.n_kept:,} records, {erasure.n_control:,} of them looked for"),
+            *_list_user_facts(erasure),
             ("Command", command),
         ),
         headline=state_result(erasure),
@@ -108,8 +127,28 @@ def make_document(erasure: Erasure, command: str) -> Document:
             Section("layers", "Layers", (table,)),
             Section("stores", "What this holds for", (FactList("Stores", facts), Paragraph(_RULE))),
         ),
-        source="Rendered from a copy of the stores",
+        source="Rendered from a copy of what was examined",
     )
+
+
+def _list_user_facts(erasure: Erasure) -> Iterator[tuple[str, str]]:
+    if erasure.users:
+        yield "People", f"{len(set(erasure.users.values())):,} with deleted records"
+        yield "Still there of", _shorten_list(erasure.users_left, _MOST_USERS) or "nobody"
+
+
+def make_decision(erasure: Erasure) -> Decision:
+    """Return a gate's decision with a ruling on each layer: held if gone, failed if still there."""
+    rulings = []
+    for verdict in sort_verdicts(erasure):
+        row = CellKey(verdict.store, verdict.layer, verdict.kind)
+        reason = describe_verdict(verdict)
+        if verdict.leftovers:
+            reason = f"{reason}; where: {list_places(verdict)}; which: {list_names(verdict)}"
+        rulings.append(
+            make_ruling(reason, "deleted records are gone", _RULINGS[verdict.verdict], row)
+        )
+    return Decision("erasure", "", tuple(rulings))
 
 
 def format_json(erasure: Erasure) -> str:
@@ -117,4 +156,5 @@ def format_json(erasure: Erasure) -> str:
     for verdict in erasure.verdicts:
         layers.append({**asdict(verdict), "least_sight": verdict.least_sight})
     stated = {**asdict(erasure), "verdicts": layers, "verdict": erasure.verdict}
+    stated["users_left"] = erasure.users_left
     return json.dumps(to_json(stated), indent=1, allow_nan=False) + "\n"

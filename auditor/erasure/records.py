@@ -6,7 +6,7 @@ Each file is JSONL with `text`, and optionally `id` and `embedding` or `vector`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -16,7 +16,7 @@ import numpy as np
 
 from auditor.benchmarks.data import table_blocks
 from auditor.benchmarks.data.tables import parse_table_json, require_json_object
-from auditor.core.arrays import Floats
+from auditor.core.arrays import Floats, Ints
 from auditor.core.errors import AuditError
 from auditor.erasure.windows import WindowIndex
 
@@ -24,17 +24,19 @@ CONTROL = 400  # kept records to look for
 LEAST = 20  # control records needed before a layer can be judged gone
 _AT_ONCE = 2_000  # kept rows to compare at once
 _VECTOR_NAMES = ("embedding", "vector")
+_NEARLY = 0.99  # cosine in float32 from which it is computed in float64
 ALIKE = 0.999  # cosine at which two vectors count as equal, as int8 and float16 round
 
 
 @dataclass(frozen=True)
 class StoredRecord:
-    """A record to look for. vector: (dimensions,), or None without a vector."""
+    """A record to look for. vector: (dimensions,), or None without a vector; user: its person."""
 
     name: str
     text: str
     deleted: bool
     vector: Floats | None = None
+    user: str | None = None
 
 
 @dataclass(frozen=True)
@@ -67,9 +69,14 @@ class ErasureRecords:
         return frozenset(np.flatnonzero(usable).tolist())
 
 
-def read_erasure_records(deleted: Path, remaining: Path) -> ErasureRecords:
-    """Read both files. Raise AuditError if a file is invalid or a deleted record is kept."""
-    removed = _read_deleted(deleted)
+def read_erasure_records(
+    deleted: Path, remaining: Path, user_column: str | None = None
+) -> ErasureRecords:
+    """Read both files. Raise AuditError if a file is invalid or a deleted record is kept.
+
+    user_column: the column of --deleted with each record's person.
+    """
+    removed = _read_deleted(deleted, user_column)
     by_text = {record.text: i for i, (_, record) in enumerate(removed)}
     control = _read_control(remaining)
     targets = tuple(record for _, record in (*removed, *control))
@@ -79,6 +86,7 @@ def read_erasure_records(deleted: Path, remaining: Path) -> ErasureRecords:
         windows.add_text(i, record.text)
         if record.vector is not None:
             windows.add_vector(i, record.vector)
+    windows.finish()
     directions = _list_directions(targets)
     likest = np.full(len(targets), -1.0)
     for i, record in enumerate(targets):
@@ -114,12 +122,28 @@ def find_likest(directions: Floats, vectors: Floats, owner_indices: Sequence[int
     owner_indices: (vectors,), the index of the direction to skip because it belongs to this vector;
     -1 for none.
     """
-    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
-    cosines = (vectors / np.where(lengths == 0, np.nan, lengths)) @ directions.T
-    owners = np.asarray(owner_indices)
+    highest = np.full(len(directions), -1.0)
+    owners = np.asarray(owner_indices, dtype=int)
+    singles = np.nan_to_num(directions.astype(np.float32))
+    for start in range(0, len(vectors), _AT_ONCE):
+        batch = np.asarray(vectors[start : start + _AT_ONCE], dtype=np.float64)
+        lengths = np.linalg.norm(batch, axis=1, keepdims=True)
+        units = np.nan_to_num(batch / np.where(lengths == 0, np.nan, lengths))
+        # In float32 first, which is several times as fast; in float64 what is nearly equal.
+        cosines = units.astype(np.float32) @ singles.T
+        _skip_owners(cosines, owners[start : start + _AT_ONCE])
+        near = np.flatnonzero(cosines.max(axis=1) >= _NEARLY)
+        exact = units[near] @ np.nan_to_num(directions).T
+        _skip_owners(exact, owners[start + near])
+        cosines[near] = -1.0
+        highest = np.maximum(highest, cosines.max(axis=0))
+        highest = np.maximum(highest, exact.max(axis=0, initial=-1.0))
+    return highest
+
+
+def _skip_owners(cosines: Floats, owners: Ints) -> None:
     places = np.flatnonzero(owners >= 0)
     cosines[places, owners[places]] = -1.0
-    return np.where(np.isnan(cosines), -1.0, cosines).max(axis=0, initial=-1.0)
 
 
 def _list_directions(targets: Sequence[StoredRecord]) -> Floats:
@@ -137,11 +161,18 @@ def _require_equal_dimensions(targets: Sequence[StoredRecord]) -> None:
         raise AuditError(f"expected vectors of one length in both files, got {sizes}")
 
 
-def _read_deleted(path: Path) -> list[tuple[int, StoredRecord]]:
+def _read_deleted(path: Path, user_column: str | None) -> list[tuple[int, StoredRecord]]:
     """Read the deleted records with their row numbers; skip repeated texts."""
     records = dict[str, tuple[int, StoredRecord]]()
     for row, value in enumerate(_stream_rows("--deleted", path)):
         record = _parse_record("--deleted", path, row, value, deleted=True)
+        if user_column is not None:
+            if value.get(user_column) in (None, ""):
+                raise AuditError(
+                    f"--deleted {str(path)!r}, row {row} (counted from 0): expected a person in "
+                    f"the column {user_column!r}, got none"
+                )
+            record = replace(record, user=str(value[user_column]))
         records.setdefault(record.text, (row, record))
     if not records:
         raise AuditError(f"--deleted {str(path)!r} is empty: expected at least one row")

@@ -1,0 +1,163 @@
+"""Examine a model for deleted records: what it completes, ranks of personal data, membership.
+
+One run of `audit` on the deleted and the kept records gives all numbers; its folder, which holds
+texts, is removed.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from auditor.attacks.identifiers import Identifiers
+from auditor.conclusions.outcomes import RowValuesBySecret, read_row_values
+from auditor.core.disk import open_scratch_folder
+from auditor.erasure.layers import CANNOT_TELL, LayerVerdict, judge_places
+from auditor.erasure.records import ErasureRecords
+from auditor.erasure.windows import TEXT
+from auditor.records import private_texts, table
+from auditor.statistics import rank_tests, roc
+from auditor.statistics.metrics import name_score_column
+
+if TYPE_CHECKING:
+    from auditor.api import FinishedRun
+    from auditor.core.result import Finding
+
+DISCOVERIES = 0.05  # false-discovery rate among the deleted, and among the kept records
+REMEDY = "train the model again without these records"
+_WHAT = {
+    "extraction-probability": ("greedy completion of the beginning", TEXT),
+    "identifiers": ("rank among values of its format", "personal data"),
+    "membership": ("likelihood, compared with --nonmembers", "membership"),
+}
+_SCORE = name_score_column("loss")  # fixed before any label is seen, so that p-values are exact
+
+
+def judge_model(
+    model: Any, records: ErasureRecords, nonmembers: str | None, alternatives: int = 999
+) -> list[LayerVerdict]:
+    """Return the verdict of each layer of a model, which is a folder, a hub id or an object.
+
+    nonmembers: a file of records that the model never saw, for membership; alternatives: values
+    that personal data are ranked among. Raise AuditError if the model or the file cannot be used.
+    """
+    from auditor.api import audit
+
+    rows = [{"text": record.text} for record in records.targets]
+    with open_scratch_folder(Path(tempfile.gettempdir()), "audit-erase") as scratch:
+        run = audit(
+            model,
+            data=rows,
+            nonmembers=nonmembers,
+            attacks=(Identifiers(alternatives), *_WHAT.keys() - {Identifiers.name}),
+            setting="white-box",
+            known_fraction=0.0,
+            out=scratch / "run",
+        )
+        name = model if isinstance(model, str) else run.result.targets[0].description
+        return list(_judge_layers(f"model:{name}", run, records))
+
+
+def _judge_layers(label: str, run: FinishedRun, records: ErasureRecords) -> Iterator[LayerVerdict]:
+    findings = {finding.attack: finding for finding in run.result.findings}
+    rows = {cell.attack: row for cell, row in read_row_values(run.folder).items()}
+    readers = {
+        "extraction-probability": _find_completed,
+        "identifiers": _find_ranked_first,
+        "membership": _find_members,
+    }
+    for attack, (layer, kind) in _WHAT.items():
+        reason = findings[attack].not_applicable
+        if reason:
+            yield LayerVerdict(label, layer, kind, CANNOT_TELL, 0, {}, 0, 0, reason)
+            continue
+        is_seen_by_record = readers[attack](run.folder, findings[attack], rows[attack], records)
+        places = {record: layer for record, is_seen in is_seen_by_record.items() if is_seen}
+        yield judge_places(
+            label, layer, kind, places, frozenset(is_seen_by_record), records, REMEDY
+        )
+
+
+def _find_completed(
+    folder: Path, finding: Finding, row: RowValuesBySecret, records: ErasureRecords
+) -> Mapping[int, bool]:
+    """Return whether greedy decoding gives a part of each record that no other record has."""
+    texts = private_texts.read_secret_texts(folder)
+    is_completed = dict[int, bool]()
+    for id, bound in row.values_by_secret("rank_bound", True).items():
+        record = _get_record(id)
+        windows = records.windows.find(texts[id].suffix.encode(), (TEXT,))
+        if any((origin.record, origin.kind) == (record, TEXT) for _, _, origin in windows):
+            is_completed[record] = is_completed.get(record, False) or bound == 1
+    return is_completed
+
+
+def _find_ranked_first(
+    folder: Path, finding: Finding, row: RowValuesBySecret, records: ErasureRecords
+) -> Mapping[int, bool]:
+    """Return whether a value of each record that has any ranks above chance."""
+    kinds = list(Identifiers.metrics)
+    # A kind whose alternatives are not exchangeable with the true values has no measurement.
+    accepted = {measurement.name for measurement in finding.measurements}
+    observations = table.read_probe_observations(folder)[finding.cell_key]
+    p_values = dict[int, list[float]]()
+    for id in [id for id, is_member in zip(row.ids, row.member, strict=True) if is_member]:
+        values = observations[id]
+        for i in range(sum(name.startswith("kind_") for name in values)):
+            kind = int(values[f"kind_{i}"])
+            if kind >= 0 and kinds[kind] in accepted:
+                counts = [
+                    np.array([values[f"{name}_{i}"]]) for name in ("above", "tied", "alternatives")
+                ]
+                p_value = rank_tests.compute_rank_p_values(*counts)[0]
+                p_values.setdefault(_get_record(id), []).append(float(p_value))
+    return _list_discoveries(p_values, records)
+
+
+def _find_members(
+    folder: Path, finding: Finding, row: RowValuesBySecret, records: ErasureRecords
+) -> Mapping[int, bool]:
+    """Return whether each record is more likely than records that the model never saw."""
+    scores, others = (
+        _average_parts(row.values_by_secret(_SCORE, is_member)) for is_member in (True, False)
+    )
+    conformal = roc.compute_conformal_p_values(
+        np.array(list(scores.values())), np.array(list(others.values()))
+    )
+    p_values = {
+        record: [p_value] for record, p_value in zip(scores, conformal.tolist(), strict=True)
+    }
+    return _list_discoveries(p_values, records)
+
+
+def _average_parts(values: Mapping[str, float]) -> Mapping[int, float]:
+    parts = dict[int, list[float]]()
+    for id, value in values.items():
+        parts.setdefault(_get_record(id), []).append(value)
+    return {record: float(np.mean(numbers)) for record, numbers in parts.items()}
+
+
+def _list_discoveries(
+    p_values: Mapping[int, Sequence[float]], records: ErasureRecords
+) -> Mapping[int, bool]:
+    """Return the discoveries of the deleted records, and those of the kept records.
+
+    p_values: of the parts of each record.
+    """
+    is_listed = dict[int, bool]()
+    for is_deleted in (True, False):
+        group = [record for record in p_values if (record in records.deleted) == is_deleted]
+        # The least of n p-values, times n: a p-value of the record (Bonferroni).
+        values = [min(1.0, min(p_values[record]) * len(p_values[record])) for record in group]
+        adjusted = rank_tests.adjust_false_discovery(np.array(values))
+        is_listed |= dict(zip(group, (adjusted <= DISCOVERIES).tolist(), strict=True))
+    return is_listed
+
+
+def _get_record(id: str) -> int:
+    """Return the record of a secret, whose id is `row-ROW` or, of a part, `row-ROW-PART`."""
+    return int(id.split("-")[1])

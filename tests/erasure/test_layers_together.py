@@ -1,0 +1,99 @@
+"""Stores and released text in one verdict, whose records they are, and how a gate reads it."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from auditor.erasure import records as erasure_records
+from tests.conftest import check_command
+from tests.erasure.stored import Row, make_rows, split_rows, write_rows
+
+
+def erase(tmp_path: Path, deleted: list[Row], kept: list[Row], *words: str, code: int) -> None:
+    gone = write_rows(tmp_path / "gone.jsonl", deleted)
+    files = ["--deleted", str(gone), "--kept", str(write_rows(tmp_path / "kept.jsonl", kept))]
+    out = ["-o", str(tmp_path / "out"), "--junit", str(tmp_path / "junit.xml"), "--gate"]
+    check_command("erase", *words, *files, *out, code=code)
+
+
+def test_one_verdict_names_people_of_stores_and_released_text(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = make_rows()
+    deleted, kept = split_rows(rows, 12)
+    for i, row in enumerate(deleted):
+        row["user"] = f"person {i // 3}"
+    store = str(write_rows(tmp_path / "store.json", kept))
+    words = deleted[0]["text"].split()
+    passage = {"text": "\n".join(words[4:16])}  # other bytes between the words: no window
+    released = write_rows(tmp_path / "released.jsonl", [*kept, deleted[4], passage])
+    flags = ["--released", str(released), "--user-column", "user"]
+    erase(tmp_path, deleted, kept, store, *flags, code=1)
+    screen = capsys.readouterr().out
+    assert "still there: 2 of 12 deleted records in some layer, of 2 of 4 people" in screen
+    assert "PEOPLE  still there of: person 0, person 1" in screen
+    written = json.loads((tmp_path / "out" / "erasure.json").read_text())
+    assert written["users_left"] == ["person 0", "person 1"]
+    left = {(v["store"], v["kind"]): list(v["leftovers"]) for v in written["verdicts"]}
+    assert left[f"released:{released}", "text"] == [deleted[4]["id"]]
+    assert left[f"released:{released}", "near-verbatim text"] == [deleted[0]["id"]]
+    suite = ET.parse(tmp_path / "junit.xml").getroot()
+    assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("4", "2", "0")
+    assert not any(row["text"] in (tmp_path / "junit.xml").read_text() for row in rows)
+
+
+def test_a_release_without_kept_records_cannot_tell(tmp_path: Path) -> None:
+    deleted, kept = split_rows(make_rows(60), 6)
+    released = write_rows(tmp_path / "released.jsonl", make_rows(40, seed=9))
+    erase(tmp_path, deleted, kept, "--released", str(released), code=4)
+    cases = ET.parse(tmp_path / "junit.xml").getroot()
+    assert (cases.get("errors"), cases.get("failures")) == ("1", "0")
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ([], "expected a STORE, --released or --model"),
+        (["kept.jsonl", "--nonmembers", "new.jsonl"], "--nonmembers goes with --model"),
+        (["kept.jsonl", "--user-column", "who"], "expected a person in the column 'who'"),
+        (["--released", "missing.jsonl"], "missing.jsonl"),
+    ],
+)
+def test_flags_that_do_not_fit_are_refused(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    words: list[str],
+    expected: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    deleted, kept = split_rows(make_rows(40), 3)
+    write_rows(tmp_path / "kept.jsonl", kept)
+    erase(tmp_path, deleted, kept, *words, code=2)
+    assert expected in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "out").exists() and not (tmp_path / "junit.xml").exists()
+
+
+def test_highest_cosines_are_those_of_all_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(erasure_records, "_AT_ONCE", 7)
+    normal = np.random.default_rng(0)
+    vectors = normal.normal(size=(40, 6))
+    vectors[3] = 0
+    vectors[4] = np.nan
+    vectors[30] = vectors[2] + 1e-7  # equal in float32
+    owners = np.array([*range(12), *[-1] * 28])
+    with np.errstate(invalid="ignore"):
+        units = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    directions = units[:12]
+    expected = units @ directions.T
+    expected[np.arange(12), np.arange(12)] = -1
+    expected = np.nan_to_num(expected, nan=0.0).max(axis=0)
+    highest = erasure_records.find_likest(directions, vectors, owners)
+    usable = np.delete(np.arange(12), [3, 4])
+    np.testing.assert_allclose(highest[usable], expected[usable], atol=3e-7)
+    assert abs(highest[2] - expected[2]) < 1e-15 and np.all(highest[[3, 4]] <= 0)
