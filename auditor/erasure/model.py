@@ -105,7 +105,9 @@ def _find_ranked_first(
     accepted = {measurement.name for measurement in finding.measurements}
     observations = table.read_probe_observations(folder)[finding.cell_key]
     p_values = dict[int, list[float]]()
-    for id in [id for id, is_member in zip(row.ids, row.member, strict=True) if is_member]:
+    for id, is_member in zip(row.ids, row.member.tolist(), strict=True):
+        if not is_member:
+            continue
         values = observations[id]
         for i in range(sum(name.startswith("kind_") for name in values)):
             kind = int(values[f"kind_{i}"])
@@ -122,15 +124,14 @@ def _find_members(
     folder: Path, finding: Finding, row: RowValuesBySecret, records: ErasureRecords
 ) -> Mapping[int, bool]:
     """Return whether each record is more likely than records that the model never saw."""
-    scores, others = (
-        _average_parts(row.values_by_secret(_SCORE, is_member)) for is_member in (True, False)
-    )
+    scores = _average_parts(row.values_by_secret(_SCORE, members=True))
+    others = _average_parts(row.values_by_secret(_SCORE, members=False))
     conformal = roc.compute_conformal_p_values(
         np.array(list(scores.values())), np.array(list(others.values()))
     )
-    p_values = {
-        record: [p_value] for record, p_value in zip(scores, conformal.tolist(), strict=True)
-    }
+    p_values = dict[int, list[float]]()
+    for record, p_value in zip(scores, conformal.tolist(), strict=True):
+        p_values[record] = [p_value]
     return _list_discoveries(p_values, records)
 
 

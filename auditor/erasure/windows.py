@@ -25,7 +25,9 @@ _SIZES = (SIZE, 16, _WORD_SIZE)
 _MOST = 8  # windows of a form of a record
 _LEAST_BYTES = 7  # distinct values in a window of 32 bytes; empty pages have fewer
 _BITS = 22  # hash table
-_FIRST, _LAST = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F)  # odd factors
+# Odd factors, by which the first and the last word of a window are hashed.
+_FIRST = np.uint64(0x9E3779B97F4A7C15)
+_LAST = np.uint64(0xC2B2AE3D27D4EB4F)
 _WORD = re.compile(r"\w{9,}")
 
 
