@@ -60,7 +60,7 @@ def list_terminal_lines(erasure: Erasure) -> Iterator[str]:
             yield f"        which: {list_names(verdict)}"
             yield f"        remove: {verdict.remedy or 'no call is known to remove it'}"
     if erasure.users_left:
-        yield f"PEOPLE  still there of: {_shorten_list(erasure.users_left, _MOST_USERS)}"
+        yield f"PEOPLE  still there of: {escaping.list_printable(erasure.users_left, _MOST_USERS)}"
     for store, facts in erasure.facts.items():
         yield f"STORE   {store}: {'; '.join(facts) or 'its files only'}"
     yield f"LIMITS  {_RULE}"
@@ -134,7 +134,7 @@ def make_document(erasure: Erasure, command: str) -> Document:
 def _list_user_facts(erasure: Erasure) -> Iterator[tuple[str, str]]:
     if erasure.users:
         yield "People", f"{len(set(erasure.users.values())):,} with deleted records"
-        yield "Still there of", _shorten_list(erasure.users_left, _MOST_USERS) or "nobody"
+        yield "Still there of", escaping.list_printable(erasure.users_left, _MOST_USERS) or "nobody"
 
 
 def make_decision(erasure: Erasure) -> Decision:
