@@ -23,7 +23,7 @@ from auditor.statistics.audited import audit_epsilon_bounds
 # trainings that look for the effect of other records on a record's gradient; all of them if its
 # gradients are much shorter than they should be, as a mean over a batch makes them
 _IN_COMPANY = 2
-_IN_DIVIDED_COMPANY = 4
+_IN_DIVIDED_COMPANY = 8
 _COMPANY_TRIALS = 4  # trials of weights until gradients are about as long as needed there
 _NORM_TO_SCALE = -1 / 1.6  # norms rise with the first to the second power of the weights' scale
 # gradients of single records to observe; trainings

@@ -30,6 +30,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from auditor.commands import dp_loop
 from auditor.core.errors import AuditError
 from auditor.crash import claim, report, training_specimen, trial, watch
+from auditor.crash.checks_of_company import check_company_dependence
 from auditor.crash.claim import LoopClaim
 from auditor.crash.training_specimen import SpecimenRecordGradients
 from auditor.crash.trial import (
@@ -38,11 +39,11 @@ from auditor.crash.trial import (
     bound_loop_epsilon,
     crash_test,
 )
-from auditor.crash.verdicts import NO_FAULT, LoopCheck
+from auditor.crash.verdicts import BROKEN, NO_FAULT, LoopCheck, WatchedTrainings
 from auditor.crash.watch import _project_out_record_gradients, run_watched_training
 from auditor.privacy import gaussian
 from tests.conftest import check_command, refuses
-from validation.trust import loop_faults, loop_plain
+from validation.trust import loop_faults, loop_plain, loop_variants
 from validation.trust.loop_faults import _SLOW, written_out
 
 ROOT = Path(__file__).parents[2]
@@ -75,9 +76,9 @@ def test_gradients_are_those_of_single_backward_passes() -> None:
         training_specimen.make_crash_records(0),
     )
     names = [name for name, _ in model.named_parameters()]
-    found = _SLOW(
-        SpecimenRecordGradients(model, records), dict(model.named_parameters()), [1, 5, 0], names
-    )
+    weights = dict(model.named_parameters())
+    with torch.no_grad():  # as a training may take its steps
+        found = _SLOW(SpecimenRecordGradients(model, records), weights, [1, 5, 0], names)
     for row, record in enumerate((1, 5, 0)):
         ids = torch.tensor([records[record]["input_ids"]])
         loss = torch.nn.functional.cross_entropy(model(input_ids=ids).logits[0, :-1], ids[0, 1:])
@@ -163,25 +164,17 @@ def test_a_gradient_lies_by_a_tenth_in_each_tensor_of_one_of_our_models() -> Non
     assert min(most.values()) > 0.1, most
 
 
-@torch.no_grad()
-def test_gradients_of_all_records_are_those_of_each_by_itself() -> None:
-    """Also of a frozen tensor's neighbours, and where a training takes its steps without grad."""
-    specimen = training_specimen.SPECIMENS[0]
-    model = specimen.build_crash_test_model()
-    records = specimen.make_crash_test_records()
-    weights = {name: value.clone() for name, value in model.named_parameters()}
-    names = [name for name in weights if "embed_in" not in name]
-    gradients = SpecimenRecordGradients(model, records).record_gradients_at_weights(
-        weights, [0, 5], names
+def test_a_mean_that_nothing_undoes_is_broken_under_random_allocation() -> None:
+    """Four trainings missed it under this seed: the batches' sizes vary little."""
+    train = loop_plain.plain(
+        {"sampling": "allocation"},
+        summed=loop_variants._record_mean,
+        drawn=loop_variants.allocate,
     )
-    for at, record in enumerate((0, 5)):
-        ids = torch.tensor([records[record]["input_ids"]])
-        with torch.enable_grad():
-            loss = torch.nn.functional.cross_entropy(model(ids).logits[0, :-1], ids[0, 1:])
-        tensors = [dict(model.named_parameters())[name] for name in names]
-        for name, gradient in zip(names, torch.autograd.grad(loss, tensors), strict=True):
-            close = 1e-5 * float(gradient.abs().max())
-            torch.testing.assert_close(gradients[name][at], gradient, rtol=1e-4, atol=close)
+    stated = LoopClaim(**train.claim)
+    traces = trial._train_companies(train, stated, 0, math.inf)
+    given = WatchedTrainings(stated, traces, traces[0], company=traces)
+    assert check_company_dependence(given).verdict == BROKEN
 
 
 def test_what_lies_outside_the_records_gradients_is_what_least_squares_leave() -> None:
