@@ -118,8 +118,8 @@ class Ethicist(SamplingAttack):
         else:
             losses = state["validation_loss"]
             prompt = (
-                f"soft prompt of {self.prompt_length} rows tuned on the {state['tuned_on']} model; "
-                f"best epoch {state['best_epoch']} of {len(losses)}, validation loss "
+                f"soft prompt tuned on the {state['tuned_on']} model; best epoch "
+                f"{state['best_epoch']} of {len(losses)}, validation loss "
                 f"{min(losses):.3f} nats"
             )
             if state["steps"] < self.warmup_steps:

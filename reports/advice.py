@@ -176,10 +176,13 @@ def _describe_leak_concentration(
         if (
             top := copies_effect.find_most_concentrated_part(parts, members.hit, _LEVEL)
         ) is not None:
+            if top.hits == top.of_hits:
+                hits = f"all {top.hits:,}"
+            else:
+                hits = f"{top.hits:,} of the {top.of_hits:,}"
             yield (
-                f"{top.hits:,} of the {top.of_hits:,} extracted members {top.part}, and so do "
-                f"{top.members:,} of all {format_count(top.of_members, 'member')} (Fisher p "
-                f"{top.p:.2g})"
+                f"{hits} extracted members {top.part}, as do {top.members:,} of all "
+                f"{format_count(top.of_members, 'member')} (Fisher p {top.p:.2g})"
             )
 
 
@@ -380,7 +383,11 @@ def _build_decision_blocks(result: AuditResult, details: SecretDetails) -> Seque
         for item, row in zip(listed, rows, strict=False)
     )
     # One option a line: a page breaks no line inside an option, and the block can be copied.
-    commands = [item.command.replace(" --", " \\\n  --") for item in advices if item.command]
+    commands = [
+        item.command.replace(f" {run}", f" \\\n  {run}").replace(" --", " \\\n  --")
+        for item in advices
+        if item.command
+    ]
     doubts = any(item.kind == RESOLVE for item in advices)
     if doubts or not commands:
         command = f"audit advise {run}"
@@ -392,7 +399,7 @@ def _build_decision_blocks(result: AuditResult, details: SecretDetails) -> Seque
     return blocks
 
 
-_COMMAND = "Next command (its limits are examples, yours to choose)"
+_COMMAND = "Next command (choose your own limits)"
 TOPICS = (
     Topic(
         "advice",

@@ -6,8 +6,8 @@ Strings are plain text, which renderers escape.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, ClassVar
 
@@ -61,6 +61,34 @@ class Table:
     numeric: frozenset[int] = frozenset()  # columns of numbers, right-aligned
     folded: bool = False
     links: tuple[str, ...] = ()  # link of each row's first cell, over all groups; "": no link
+
+    def fold_constant_columns(self, known: Set[str] = frozenset()) -> Table:
+        """Return the table with columns of equal cells moved into the caption: `Attack: ethicist`.
+
+        The first column stays, and so does a table with a single row or with spanning cells. known:
+        heads whose cell the caption need not repeat.
+        """
+        rows = [row for group in self.groups for row in group.rows]
+        width = len(self.head)
+        if len(rows) < 2 or any(len(row) < width for row in rows):
+            return self
+        varying = [i for i in range(width) if i == 0 or len({row[i] for row in rows}) > 1]
+        constant = [
+            f"{self.head[i]}: {rows[0][i]}"
+            for i in range(width)
+            if i not in varying and rows[0][i] not in ("", "–") and self.head[i] not in known
+        ]
+        groups = []
+        for group in self.groups:
+            kept_rows = tuple(tuple(row[i] for i in varying) for row in group.rows)
+            groups.append(Group(group.title, kept_rows))
+        return replace(
+            self,
+            caption=f"{self.caption} ({'; '.join(constant)})" if constant else self.caption,
+            head=tuple(self.head[i] for i in varying),
+            groups=tuple(groups),
+            numeric=frozenset(place for place, i in enumerate(varying) if i in self.numeric),
+        )
 
 
 @dataclass(frozen=True)
@@ -120,12 +148,13 @@ class Figure:
     plot: str  # a key of reports.plots.PLOTS
     title: str
     description: str
-    head: tuple[str, ...]
-    groups: tuple[Group, ...]
+    head: tuple[str, ...] = ()  # no head: another section has the numbers
+    groups: tuple[Group, ...] = ()
     findings: tuple[Finding, ...] = ()
     series: tuple[Series, ...] = ()
     text: frozenset[int] = frozenset()  # columns without numbers
     of: str = ""  # subject of the numbers, if the title does not name it
+    note: str = ""  # what the numbers leave out
     axes: tuple[str, str] = ("", "")  # axis labels of series: x, y
     # the series expected by chance: a line, and the upper end of its band
     null: Series | None = None
@@ -136,12 +165,16 @@ class Figure:
     until: float = math.nan  # right end of the shade over equally useful models, on the x axis
 
     @property
+    def explanation(self) -> str:
+        return " ".join(filter(None, (self.description, self.note)))
+
+    @property
     def table(self) -> Table:
         numeric = frozenset(range(len(self.head))) - self.text
         name = f"{self.id.removesuffix('-plot')}-table"
         return Table(
             name,
-            f"{self.title}: the numbers{self.of}",
+            f"Numbers{self.of}",
             self.head,
             self.groups,
             numeric,
@@ -156,20 +189,6 @@ class Figures:
 
 
 @dataclass(frozen=True)
-class Card:
-    title: str
-    text: str
-    facts: Facts
-    notes: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Cards:
-    kind: ClassVar[str] = "cards"
-    cards: tuple[Card, ...]
-
-
-@dataclass(frozen=True)
 class Secrets:
     """All secrets of the run, for a searchable page. data: input of the page's script."""
 
@@ -178,7 +197,7 @@ class Secrets:
     notes: tuple[str, ...]  # omitted secrets, and where to find them
 
 
-Block = Paragraph | Bullets | FactList | Code | Table | Forest | Figures | Cards | Secrets
+Block = Paragraph | Bullets | FactList | Code | Table | Forest | Figures | Secrets
 
 
 @dataclass(frozen=True)
@@ -213,7 +232,7 @@ class Document:
     warning: str = ""  # warning of private text; empty if there is none
     doubts: tuple[str, ...] = ()  # doubts that forbid a conclusion, shown first
     standings: tuple[TargetSummary, ...] = ()  # replace the headline and the verdict
-    rule: str = ""  # rule of the severity words
+    glossary: Facts = ()  # meaning of the words and measures
 
     @property
     def parts(self) -> tuple[tuple[str, tuple[Section, ...]], ...]:

@@ -52,6 +52,13 @@ def describe_claim_verdict(stands: ClaimEvidence) -> str:
     return f"{'; '.join(parts)}: {format_claim_verdict(stands)}."
 
 
+def describe_claim_evidence(stands: ClaimEvidence) -> str:
+    """Return `describe_claim_verdict`, without the terms of a claim that was not audited."""
+    if stands.verdict is None and not stands.bounds and not stands.unheld:
+        return f"{stands.target.title}: {_describe_missing_audit(stands)}."
+    return describe_claim_verdict(stands)
+
+
 def summarise_claim(stands: ClaimEvidence) -> str:
     """Return a short summary of the claim.
 
@@ -162,11 +169,12 @@ def _describe_missing_audit(stands: ClaimEvidence) -> str:
 def build_claim_audit_table(result: AuditResult) -> Table | None:
     """Return a table with a row per audit of a target, comparable with the claim or not.
 
-    A target without audits has one row.
+    A claim that is refuted without an audit has one row.
     """
     groups = tuple(
         Group(stands.target.title, _build_claim_audit_rows(stands))
         for stands in select_reported_claims(result)
+        if stands.bounds or stands.unheld or stands.refuted
     )
     if not groups:
         return None
@@ -219,8 +227,8 @@ def _build_claim_audit_rows(stands: ClaimEvidence) -> tuple[tuple[str, ...], ...
     )
     if stands.bounds:
         return rows
-    audit = "seen to fail" if stands.refuted else "none"
-    return (*rows, (claimed, nominal, audit, *[nothing] * 4, end))
+    audit = ("seen to fail",) if stands.refuted else ()
+    return (*rows, *((claimed, nominal, text, *[nothing] * 4, end) for text in audit))
 
 
 def _format_ceiling(audit: Audited, claim: Claim | None) -> str:

@@ -12,10 +12,11 @@ from auditor.conclusions import secret_details as detailed
 from auditor.conclusions.disagreements import EXACT
 from auditor.conclusions.secret_details import Reliability, SecretDetails
 from auditor.core.nouns import UNDEFENDED
-from auditor.core.result import AuditResult, Chain, ChainStep, Finding, Measurement
-from auditor.reports import figures, phrases
+from auditor.core.result import AuditResult, Chain, ChainStep, Finding
+from auditor.reports import figures, phrases, severity, signals
 from auditor.reports.blocks import (
     Block,
+    Facts,
     Figure,
     Figures,
     Group,
@@ -36,50 +37,44 @@ from auditor.statistics.documents import LONGEST
 from auditor.statistics.extraction import compute_any_sample_probability
 from auditor.statistics.roc import AUC
 
-_NOTE = (
-    "Excess is members minus non-members, records that were never trained on; brackets hold "
-    "two-sided 95% intervals. PPL is perplexity on held-out text: lower is more useful."
-)
-_NOTES = {  # by the unit of the row's main number
-    "probability": " Rows with a mean p are the auditor's own: computed from the model's "
-    "distribution and the "
-    "answers, not drawn; p is the probability that one sample gives the secret away.",
+_PROBED = " · extraction probability"
+_UNIT_GLOSSARY = {  # by the unit of a row's main number
+    "probability": (
+        "Mean p",
+        "the exact probability that one sample is the secret, computed from the model's "
+        "distribution and the answers, not drawn",
+    ),
     # A rank U, uniform in (0, 1], has exposure -log2 U: 1 / ln 2 = 1.44 bits on average.
-    "bits": " Rows with an exposure are about canaries, random texts that were inserted on "
-    "purpose: of the texts that "
-    "a canary could have been, 1 in 2^exposure is at least as likely as it. One that was never "
-    "inserted has "
-    "1.4 bits on average. Many copies of one canary are a group: its exposure says nothing of one "
-    "record's ε.",
-    AUC: " Rows with an AUC tell members from non-members: the probability that a member is ranked "
-    "above a "
-    "non-member, of which 0.5 is chance.",
+    "bits": (
+        "Exposure",
+        "of the texts that a canary, a random text inserted on purpose, could have been, 1 in "
+        "2^exposure is at least as likely as it; one never inserted has 1.4 bits on average. Many "
+        "copies of one canary are a group: its exposure says nothing of one record's ε",
+    ),
+    AUC: (
+        "AUC",
+        "the probability that a member is ranked above a non-member; chance is 0.5",
+    ),
 }
+
+
+def list_glossary_terms(result: AuditResult) -> Facts:
+    """Return the meaning of the words and of the measures that the report uses."""
+    units = {f.main.unit for f in result.findings if f.main}
+    measures = [term for unit, term in _UNIT_GLOSSARY.items() if unit in units]
+    return (*severity.GLOSSARY, *signals.GLOSSARY, *measures)
 
 
 def _build_results_section_blocks(result: AuditResult) -> list[Block]:
     if not result.findings:
         return [Paragraph("The run has no rows.")]
-    head = (
-        "Target",
-        "Attack",
-        "Verbatim recall",
-        "Non-members",
-        "Excess",
-        "PPL",
-    )
+    head = ("Target", "Attack", "Measured", "Baseline", "Excess")
     groups = group_table_rows(result, partial(_build_result_table_row, result))
-    caption, units = (
-        "Recall of each target, setting and attack",
-        {f.main.unit for f in result.findings if f.main},
-    )
-    note = _NOTE + "".join(text for unit, text in _NOTES.items() if unit in units)
-    table = Table("results-table", caption, head, groups, frozenset({2, 3, 4, 5}))
+    caption = "Verbatim recall, unless a row names another measure"
     return [
-        table,
+        Table("results-table", caption, head, groups, frozenset({2, 3, 4})),
         *_build_effect_causes_tables(result),
         *_build_plugin_measurement_table(result),
-        Paragraph(note),
     ]
 
 
@@ -100,49 +95,51 @@ def _build_effect_causes_tables(result: AuditResult) -> list[Block]:
         for t in result.targets
         if t.likelihood
     ]
+    # A cause is explained in the first chain that has it.
+    explained: set[str] = set()
     groups = tuple(
-        Group(title, tuple(_build_control_chain_table_rows(result, target, chain)))
+        Group(title, tuple(_build_control_chain_table_rows(result, target, chain, explained)))
         for title, target, chain in chains
     )
-    head = ("Change", "To", "Difference", "95% interval", "n", "Shown")
+    head = ("Change", "Target", "Difference", "n", "Result")
     caption = "The effect of each change, from one control row to the next, paired by secret"
     if groups:
-        return [Table("causes-table", caption, head, groups, frozenset({2, 3, 4}))]
+        return [Table("causes-table", caption, head, groups, frozenset({2, 3}))]
     return []
 
 
 def _build_control_chain_table_rows(
-    result: AuditResult, target: str, chain: Chain
+    result: AuditResult, target: str, chain: Chain, explained: set[str]
 ) -> Iterator[tuple[str, ...]]:
     for step in phrases.select_chain_steps(phrases.list_chain_steps(chain, target)):
-        yield _build_control_step_table_row(result, step)
+        yield _build_control_step_table_row(result, step, explained)
     title = phrases.title_target(result, target)
-    yield ("all of these", title, *_build_difference_table_cells(chain.whole), "")
+    yield ("all of these", title, phrases.format_difference(chain.whole), f"{chain.whole.n:,}", "")
     for step in phrases.list_chain_steps(chain, target, beyond=True):
-        yield _build_control_step_table_row(result, step)
+        yield _build_control_step_table_row(result, step, explained)
 
 
-def _build_control_step_table_row(result: AuditResult, step: ChainStep) -> tuple[str, ...]:
+def _build_control_step_table_row(
+    result: AuditResult, step: ChainStep, explained: set[str]
+) -> tuple[str, ...]:
+    title = phrases.format_chain_step_causes(step)
     causes = "; ".join(step.causes.values())
-    row = (
-        ": ".join(filter(None, (phrases.format_chain_step_causes(step), causes))),
-        phrases.title_target(result, step.after) or phrases.NOTHING,
-    )
+    if causes and title not in explained:
+        explained.add(title)
+        title = f"{title}: {causes}"
+    row = (title, phrases.title_target(result, step.after) or phrases.NOTHING)
     if step.difference is None:
         return (*row, f"no step: {step.note}")
     if phrases.is_chain_step_significant(step):
-        significance = "yes"
+        status = "shown"
     else:
-        significance = "not significant"
+        status = "not significant"
     return (
         *row,
-        *_build_difference_table_cells(step.difference),
-        significance + (f" ({step.note})" if step.note else ""),
+        phrases.format_difference(step.difference),
+        f"{step.difference.n:,}",
+        status + (f" ({step.note})" if step.note else ""),
     )
-
-
-def _build_difference_table_cells(m: Measurement) -> tuple[str, str, str]:
-    return phrases.format_point_difference(m), phrases.format_interval(m), f"{m.n:,}"
 
 
 def _build_result_table_row(result: AuditResult, finding: Finding) -> tuple[str, ...]:
@@ -153,7 +150,6 @@ def _build_result_table_row(result: AuditResult, finding: Finding) -> tuple[str,
         title,
         finding.attack,
         *phrases.format_baseline_excess_cells(finding),
-        phrases.format_target_perplexity(result, finding.target),
     )
 
 
@@ -184,11 +180,15 @@ def _build_calibration_blocks(result: AuditResult, details: SecretDetails) -> li
     groups = tuple(_reliability_bin_row_group(f"{name} · {f.setting}", r) for f, name, r in plain)
     title = "Scores and shares of right guesses"
     text = (
-        "Members' first guesses in ten bins of their score, if it is a probability; below the "
-        "diagonal the score is too high. For the extraction probability: the chance that any "
-        "sample of an attack is the secret, and the share of secrets for which one was."
+        "Members' first guesses in ten bins of their score; below the diagonal the score is too "
+        "high."
     )
-    head = ("Mean score", "Right", "95% interval")
+    if any(name.endswith(_PROBED) for _, name, _ in plain):
+        text += (
+            " For the extraction probability: the chance that any sample of an attack is the "
+            "secret, and the share of secrets for which one was."
+        )
+    head = ("Score", "Recall")
     axes = ("Score", "Share right")
     figure = Figure(
         "calibration-plot", "calibration", title, text, head, groups, series=series, axes=axes
@@ -201,26 +201,22 @@ def _build_calibration_error_table(
 ) -> Table:
     rows = tuple(
         (
-            name,
-            f.setting,
-            f"{r.n:,}",
+            f"{name} · {f.setting}",
             f"{phrases.format_percent(r.error)}%",
             phrases.format_number(r.brier),
         )
         for f, name, r in reliabilities
     )
-    head = ("Score", "Setting", "Guesses", "Calibration error", "Brier score")
-    caption = "Expected calibration error of the scores, over ten bins"
-    return Table("reliability-table", caption, head, (Group("", rows),), frozenset({2, 3, 4}))
+    head = ("Target", "Calibration error", "Brier score")
+    caption = "Expected calibration error over ten bins"
+    return Table("reliability-table", caption, head, (Group("", rows),), frozenset({1, 2}))
 
 
 def _reliability_bin_row_group(title: str, r: Reliability) -> Group:
-    error, brier = phrases.format_percent(r.error), phrases.format_number(r.brier)
     rows = tuple(
-        (f"{phrases.format_percent(b.score)}%", *phrases.format_measurement_cells(b.right)[:2])
-        for b in r.bins
+        (f"{phrases.format_percent(b.score)}%", phrases.format_share(b.right)) for b in r.bins
     )
-    return Group(f"{title}: calibration error {error}%, Brier score {brier}, n = {r.n:,}", rows)
+    return Group(title, rows)
 
 
 def _list_titled_calibrations(
@@ -239,7 +235,9 @@ def _list_titled_calibrations(
         # Rounding may push a sum of probabilities above 1.
         calibrations.append(
             (
-                f"{title} · {finding.attack}",
+                title
+                if len({f.attack for f in result.findings}) == 1
+                else f"{title} · {finding.attack}",
                 detailed.calibrate_guess_scores(o.score.clip(max=1.0), o.hit),
             )
         )
@@ -249,7 +247,7 @@ def _list_titled_calibrations(
     if known.any():
         # (known secrets,), in the order of o.any_hit[known].
         foretold = np.array([p[id] for id in o.ids if id in p])
-        name = f"{title} · extraction probability"
+        name = f"{title}{_PROBED}"
         calibrations.append((name, detailed.calibrate_guess_scores(foretold, o.any_hit[known])))
     return calibrations
 
@@ -296,32 +294,17 @@ def _build_privacy_utility_blocks(result: AuditResult) -> list[Block]:
         )
         for t, f, recall, cost in points
     )
-    rows = tuple(
-        (
-            phrases.title_row(result, f),
-            phrases.format_promised_epsilon(t.claim) if t.claim else "no claim",
-            phrases.format_measurement_value(cost),
-            phrases.format_share(recall),
-        )
-        for t, f, recall, cost in points
-    )
-    title = "Cost of a defense and remaining leakage"
     text = (
-        "The strongest attack on each target. Left: more useful; down: leaks less. ε is promised "
-        "for its unit."
+        "The strongest attack on each target; left is more useful, down leaks less. Numbers: "
+        "Results and Targets."
     )
-    head = ("Target", "ε promised", "Perplexity", "Recall")
-    axes, groups = ("Perplexity on held-out text", "Recall"), (Group("", rows),)
+    axes = ("Perplexity on held-out text", "Recall")
     figure = Figure(
         "tradeoff-plot",
         "tradeoff",
-        title,
+        "Cost of a defense and remaining leakage",
         text,
-        head,
-        groups,
-        (),
-        series,
-        frozenset({0}),
+        series=series,
         axes=axes,
     )
     return [Figures((figure,))]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from auditor.core.nouns import UNDEFENDED
 from auditor.core.result import AuditResult, Finding, Measurement
@@ -29,7 +30,12 @@ def draw_all_figures(result: AuditResult) -> list[Figure]:
             figures.append(_draw_sample_count_figure(result, setting, selected))
         if selected := tuple(f for f in findings if phrases.select_insertion_exposure(f)):
             figures.append(_draw_exposure_figure(result, setting, selected))
-    return figures
+    # The figures of both accesses share a description, which the first shows.
+    descriptions = [figure.description for figure in figures]
+    return [
+        replace(figure, description="") if figure.description in descriptions[:i] else figure
+        for i, figure in enumerate(figures)
+    ]
 
 
 def _draw_repeat_recall_figures(
@@ -57,20 +63,30 @@ def _draw_repeat_recall_figures(
     else:
         subject = metric
     description = f"{subject}, {counted}."
-    head, groups = table_by_target(
-        "Copies",
-        {
-            phrases.title_row(result, f): {
-                count: _format_counted_cell(m) for count, m in phrases.sort_repeats(f.by_repeats)
-            }
-            for f in selected
-        },
+    completed = [f for f in selected if any(m.value for m in f.by_repeats.values())]
+    cells = {}
+    notes = []
+    for f in selected:
+        row_title = phrases.title_row(result, f)
+        if attacked and completed and f not in completed:
+            notes.append(phrases.describe_no_hits(row_title, f.by_repeats.values()))
+            continue
+        cells[row_title] = {
+            count: _format_counted_cell(m) for count, m in phrases.sort_repeats(f.by_repeats)
+        }
+    head, groups = table_by_target("Copies", cells)
+    figure = Figure(
+        f"repeats-{setting}",
+        "repeats",
+        title,
+        description,
+        head,
+        groups,
+        selected,
+        text=_FIRST,
+        note=" ".join(notes),
     )
-    return [
-        Figure(
-            f"repeats-{setting}", "repeats", title, description, head, groups, selected, text=_FIRST
-        )
-    ]
+    return [figure]
 
 
 def _format_counted_cell(m: Measurement) -> str:
@@ -114,11 +130,22 @@ def _draw_wrong_guess_figure(
         "first."
     )
     head = ("Wrong guesses allowed", "Recall")
+    completed = [f for f in findings if any(recall for _, recall in f.curve)]
+    missed = [title_attack_row(result, f) for f in findings if f not in completed]
     groups = tuple(
         Group(title_attack_row(result, f), tuple(_build_wrong_guess_rows(f.curve)))
-        for f in findings
+        for f in completed or findings
     )
-    return Figure(f"errors-{setting}", "errors", title, description, head, groups, findings)
+    return Figure(
+        f"errors-{setting}",
+        "errors",
+        title,
+        description,
+        head,
+        groups,
+        findings,
+        note=f"None completed: {'; '.join(missed)}." if completed and missed else "",
+    )
 
 
 def _draw_sample_count_figure(
@@ -177,7 +204,10 @@ def _draw_exposure_figure(
 def _build_wrong_guess_rows(
     curve: Sequence[tuple[int, float]],
 ) -> list[tuple[str, ...]]:
-    """Return the first points with at least 0, 1, 2, 5, 10, … wrong guesses, and the last point."""
+    """Return the first points with at least 0, 1, 2, 5, 10, … wrong guesses, and the last point.
+
+    Omit points whose recall is that of the point before.
+    """
     counts = (0, *(step * 10**power for power in range(7) for step in (1, 2, 5)))
     # A count beyond all points gives -1, which the modulo maps to the last point.
     indices = set()
@@ -185,6 +215,7 @@ def _build_wrong_guess_rows(
         indices.add(
             next((i for i, (errors, _) in enumerate(curve) if errors >= least), -1) % len(curve)
         )
-    return [
-        (f"{curve[i][0]:,}", f"{phrases.format_percent(curve[i][1])}%") for i in sorted(indices)
-    ]
+    rows: dict[str, str] = {}
+    for i in sorted(indices):
+        rows.setdefault(f"{phrases.format_percent(curve[i][1])}%", f"{curve[i][0]:,}")
+    return [(n_wrong, recall) for recall, n_wrong in rows.items()]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from functools import cache
 from importlib import resources
@@ -72,7 +73,7 @@ def _encode_script_json(values: Mapping[str, Any]) -> Markup:
 
 @cache
 def _build_template_environment() -> Environment:
-    return Environment(
+    environment = Environment(
         loader=PackageLoader("auditor.reports", "templates"),
         autoescape=True,
         finalize=_finalize_template_value,
@@ -81,6 +82,14 @@ def _build_template_environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters["flags"] = _keep_flags_whole
+    return environment
+
+
+def _keep_flags_whole(text: str) -> Markup:
+    """Return escaped text in which no line breaks inside an option such as `--attack`."""
+    escaped = str(Markup.escape(escaping.strip_unprintable(text)))
+    return Markup(re.sub(r"--[a-z][a-z-]*", r'<span class="flag">\g<0></span>', escaped))
 
 
 def _finalize_template_value(value: object) -> object:

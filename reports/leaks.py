@@ -85,10 +85,14 @@ def _build_personal_data_blocks(result: AuditResult) -> list[Block]:
 def _build_group_recall_blocks(result: AuditResult, rows: Sequence[Finding]) -> list[Block]:
     tables = list[Group]()
     spans = list[ForestSpan | None]()
+    notes = []
+    some_extracted = any(m.value for f in rows for m in f.by_group.values())
     for finding in rows:
-        if result.target(finding.target).companion:
-            continue
         if groups := finding.by_group:
+            if some_extracted and not any(m.value for m in groups.values()):
+                title = title_attack_row(result, finding)
+                notes.append(phrases.describe_no_hits(title, groups.values()))
+                continue
             printable_groups = (
                 (escaping.make_printable_line(name), m) for name, m in groups.items()
             )
@@ -100,8 +104,11 @@ def _build_group_recall_blocks(result: AuditResult, rows: Sequence[Finding]) -> 
         caption = f"Recall by {column}"
     else:
         caption = "Recall by kind of record"
-    table = Table("groups-table", caption, ("Group", "Extracted"), tuple(tables), frozenset({1}))
-    return [Forest(table, tuple(spans))] if tables else []
+    table = Table("groups-table", caption, ("Group", "Recall"), tuple(tables), frozenset({1}))
+    return [
+        *([Forest(table, tuple(spans))] if tables else []),
+        *([Paragraph(" ".join(notes))] if notes else []),
+    ]
 
 
 def _build_worst_document_blocks(
@@ -140,10 +147,10 @@ def _draw_length_recall_figures(
             }
     title = "Recall of the first tokens of a suffix"
     text = (
-        "Share of members with at least so long a suffix whose first guess is right up to that "
-        "token, by the strongest attack on each target."
+        "Share of members with so long a suffix whose first guess is right up to that token, by "
+        "the strongest attack on each target."
     )
-    head, groups = figures.table_by_target("First tokens", cells)
+    head, groups = figures.table_by_target("Tokens", cells)
     axes = ("Tokens from the start", "Recall")
     figure = Figure("lengths", "shares", title, text, head, groups, series=tuple(series), axes=axes)
     return [figure] if cells else []
@@ -157,10 +164,12 @@ def _draw_position_probability_figures(result: AuditResult, details: SecretDetai
         if suffixes := details.tokens.get(t.name):
             means = list(enumerate(_compute_position_means(suffixes), 1))
             series.append(Series(t.title, tuple(PlotPoint(i, p) for i, p in means)))
-            cells[t.title] = {f"{i:,}": f"{phrases.format_percent(p)}%" for i, p in means}
+            # The table has places 1, 2, 4, 8, … and the last.
+            listed = [(i, p) for i, p in means if i & (i - 1) == 0 or i == len(means)]
+            cells[t.title] = {f"{i:,}": f"{phrases.format_percent(p)}%" for i, p in listed}
     title = "Probability of the true token, by its place in the suffix"
     text = "Mean over the members of each token's probability, given all tokens before it."
-    head, groups = figures.table_by_target("Token", cells)
+    head, groups = figures.table_by_target("Tokens", cells)
     axes = ("Token of the suffix", "Mean probability")
     figure = Figure(
         "positions", "shares", title, text, head, groups, series=tuple(series), axes=axes
@@ -193,7 +202,7 @@ def _build_suffix_length_blocks(result: AuditResult, details: SecretDetails) -> 
         "distribution: a short suffix is more likely than a long one, so compare only suffixes of "
         "the same length"
     )
-    head = ("Tokens of the suffix", "Secrets", "Mean probability", "95% interval")
+    head = ("Tokens", "Secrets", "Mean p", "95% interval")
     if groups:
         return [Table("suffix-lengths-table", caption, head, tuple(groups), frozenset({1, 2, 3}))]
     return []
@@ -222,21 +231,14 @@ def _build_extraction_count_blocks(result: AuditResult, details: SecretDetails) 
             continue
         o = values.outcome.select_secrets(values.outcome.member)
         # Each member counts once, by its best extraction; the first guess is one of any_hit.
-        kinds = (
-            o.hit,
-            o.any_hit & ~o.hit,
-            o.is_near_verbatim & ~o.any_hit,
-            ~(o.is_near_verbatim | o.any_hit),
-        )
-        counted = (f"{int(kind.sum()):,}" for kind in kinds)
-        rows.append(
-            (phrases.title_row(result, finding), finding.attack, *counted, f"{len(o.ids):,}")
-        )
-    head = ("Target", "Attack", "Verbatim", "Another guess", "Nearly", "Not", "Members")
-    caption = "Members by what each configuration extracts of them"
-    table = Table(
-        "counts-table", caption, head, (Group("", tuple(rows)),), frozenset({2, 3, 4, 5, 6})
-    )
+        kinds = (o.hit, o.any_hit & ~o.hit, o.is_near_verbatim & ~o.any_hit)
+        counts = [int(kind.sum()) for kind in kinds]
+        if any(counts):
+            counted = (f"{count:,}" for count in counts)
+            rows.append((phrases.title_row(result, finding), finding.attack, *counted))
+    head = ("Target", "Attack", "First guess", "Another guess", "Near-verbatim only")
+    caption = "Extracted members; configurations with none are left out"
+    table = Table("counts-table", caption, head, (Group("", tuple(rows)),), frozenset({2, 3, 4}))
     return [table] if rows else []
 
 

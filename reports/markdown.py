@@ -20,8 +20,6 @@ from auditor.reports import changes, claims, escaping, phrases
 from auditor.reports.blocks import (
     Block,
     Bullets,
-    Card,
-    Cards,
     Code,
     Document,
     FactList,
@@ -105,7 +103,7 @@ def render_markdown_report(
         ]
     # Unfolded sections show tables and lists above: their paragraphs come last, folded.
     notes = (
-        Paragraph(doc.rule),
+        FactList("", doc.glossary),
         *(block for section in plain for block in section.blocks if isinstance(block, Paragraph)),
     )
     return _fit_comment(parts, [Section("reading", "How to read this", notes), *rest])
@@ -234,29 +232,18 @@ def _render_block(block: Block) -> str:
         case Table():
             return _render_captioned_table(block)
         case Figures():
+            # Markdown shows no picture, so a figure whose numbers are elsewhere is left out.
             return "\n\n".join(
                 _render_headed_body(
-                    f.title, f"{escape(f.description)}\n\n{render_table_rows(f.table)}"
+                    f.title, f"{escape(f.explanation)}\n\n{render_table_rows(f.table)}"
                 )
                 for f in block.figures
+                if f.head
             )
         case Forest():
             return _render_captioned_table(block.table)
         case Secrets():
             return _render_bullet_list(block.notes)
-        case Cards():
-            return "\n\n".join(
-                _render_headed_body(card.title, _render_card(card)) for card in block.cards
-            )
-
-
-def _render_card(card: Card) -> str:
-    return "\n\n".join(
-        filter(
-            None,
-            (escape(card.text), _render_facts(card.facts), _render_bullet_list(card.notes)),
-        )
-    )
 
 
 def _render_headed_body(title: str, body: str) -> str:

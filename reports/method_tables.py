@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from auditor.core.nouns import UNDEFENDED, Claim
 from auditor.core.result import AuditResult, BenchmarkRecord, Finding, TargetRecord
@@ -11,11 +11,8 @@ from auditor.reports import claims, coverage, phrases
 from auditor.reports.blocks import (
     Block,
     Bullets,
-    Card,
-    Cards,
     Code,
     FactList,
-    Facts,
     Group,
     Paragraph,
     Table,
@@ -23,10 +20,9 @@ from auditor.reports.blocks import (
 from auditor.reports.topics import CHECK, Topic, title_attack_row
 
 _NEVER = (
-    "A claim is consistent where an audit could have contradicted it and did not: that does not "
-    "prove it. An audit is too weak if it had no power to refute the claim, or if its games look "
-    "at only some of the tokens that the claim covers. All audits of a model share the error level "
-    "equally."
+    "Consistent: an audit could have contradicted the claim and did not, which is no proof. Too "
+    "weak: it had no power to refute it, or its games look at only some of the covered tokens. All "
+    "audits of a model share the error level equally."
 )
 
 _TRANSCRIPT = (
@@ -35,60 +31,56 @@ _TRANSCRIPT = (
 )
 
 
-def _build_claim_blocks(result: AuditResult) -> list[Block]:
-    """Return a row per neighbouring relation: promised, spent by this audit, and left."""
-    audited = (
-        stands for stands in claims.select_reported_claims(result) if stands.verdict is not None
-    )
-    verdicts = tuple(map(claims.describe_claim_verdict, audited))
-    audit_table = claims.build_claim_audit_table(result)
-    if verdicts:
-        evidence: list[Block] = [Bullets(verdicts)]
-    else:
-        evidence = []
-    if audit_table is None:
-        evidence += []
-    else:
-        evidence += [audit_table, Paragraph(_NEVER)]
+def _build_claim_blocks(result: AuditResult, *, with_verdicts: bool = True) -> list[Block]:
+    """Return a row per neighbouring relation: promised and spent; then the audits of the claims.
+
+    with_verdicts: whether to judge each claim in a sentence.
+    """
+    blocks: list[Block] = []
     promised = [(target.title, target.claim) for target in result.targets if target.claim]
-    groups = tuple(
-        Group(f"{title}: {claim.theorem}", _build_claim_table_rows(claim))
-        for title, claim in promised
-    )
-    if not groups:
-        return evidence
-    head = (
-        "Neighbours",
-        "ε promised",
-        "ε spent",
-        "δ",
-        "Unit",
-        "Tokens covered",
-        "Drawn",
-        "Left",
-        "Status",
-    )
-    caption = "What is promised, and how much of it this audit spent"
+    if promised:
+        groups = tuple(
+            Group(f"{title}: {claim.theorem}", _build_claim_table_rows(claim))
+            for title, claim in promised
+        )
+        head = ("Neighbours", "ε promised", "ε spent", "δ", "Unit", "Tokens drawn", "Status")
+        caption = "Promised, and spent by this audit"
+        blocks.append(Table("claims-table", caption, head, groups, frozenset({1, 2, 3})))
+    notes = [f"{title}: {_format_claim_details(claim)}." for title, claim in promised]
     # A claim for any access covers the weights, however our samples were drawn.
-    covers_draws = any(not claim.any_access for _, claim in promised)
-    table = Table("claims-table", caption, head, groups, frozenset({1, 2, 3, 5, 6, 7}))
-    return [table, *([Paragraph(_TRANSCRIPT)] if covers_draws else []), *evidence]
+    if any(not claim.any_access for _, claim in promised):
+        notes.append(_TRANSCRIPT)
+    if with_verdicts:
+        notes += map(claims.describe_claim_evidence, claims.select_reported_claims(result))
+    if notes:
+        blocks.append(Bullets(tuple(notes)))
+    audit_table = claims.build_claim_audit_table(result)
+    if audit_table is not None:
+        blocks += [audit_table, Paragraph(_NEVER)]
+    return blocks
 
 
-def _build_claimed_tokens_table_cells(claim: Claim) -> tuple[str, str, str]:
-    """Return the covered, drawn and remaining tokens; private training has no query limit."""
+def _format_claim_details(claim: Claim) -> str:
+    """Return what a claim covers, and the parameters of its mechanism."""
+    details = [
+        f"{phrases.make_label(name).lower()} {phrases.format_number(value)}"
+        for name, value in claim.details.items()
+    ]
+    return ", ".join([f"covers {claim.access}, {claim.decoding} decoding", *details])
+
+
+def _format_claimed_tokens(claim: Claim) -> str:
+    """Return the drawn and covered tokens; private training has no query limit."""
     if claim.queries is None:
-        return "any number", phrases.NOTHING, "any number"
-    n_left = claim.queries - claim.spent_queries
-    return (
-        f"{claim.queries:,}",
-        f"{claim.spent_queries:,}",
-        f"{n_left:,}" if n_left >= 0 else "overdrawn",
-    )
+        return "any number"
+    tokens = f"{claim.spent_queries:,} of {claim.queries:,} covered"
+    if claim.spent_queries > claim.queries:
+        return f"{tokens}, overdrawn"
+    return tokens
 
 
 def _build_claim_table_rows(claim: Claim) -> tuple[tuple[str, ...], ...]:
-    tokens = _build_claimed_tokens_table_cells(claim)
+    tokens = _format_claimed_tokens(claim)
     return tuple(
         (
             phrases.format_relation(name) + (" (set up for)" if name == claim.relation else ""),
@@ -96,7 +88,7 @@ def _build_claim_table_rows(claim: Claim) -> tuple[tuple[str, ...], ...]:
             phrases.format_number(claim.spent_epsilon.get(name, math.nan)),
             phrases.format_number(claim.delta),
             claim.unit,
-            *tokens,
+            tokens,
             claim.status,
         )
         for name, epsilon in claim.epsilon.items()
@@ -105,38 +97,28 @@ def _build_claim_table_rows(claim: Claim) -> tuple[tuple[str, ...], ...]:
 
 def _build_adversary_access_blocks(result: AuditResult) -> list[Block]:
     """Return a table of access x decoding x budget, which merges rows of equal rights."""
-    settings = {finding.setting for finding in result.findings}
-    explained = tuple(text for setting, text in phrases.SETTINGS.items() if setting in settings)
-    if not explained:
-        return []
-    findings = phrases.sort_findings(result)
-    names = tuple(
-        dict.fromkeys((*phrases.ACCESS, *(name for finding in findings for name in finding.access)))
-    )
-    columns = (phrases.ACCESS.get(name, phrases.make_label(name)) for name in names)
-    head = ("Target", "Attacks", *columns, "Decoding", "Budget a secret", "Claim applies")
     # Keyed by every cell but the attack's: rows with equal rights share a key.
     attacks: dict[tuple[str, ...], list[str]] = {}
-    for f in findings:
-        allowed = ("yes" if name in f.access else "no" for name in names)
-        budget = phrases.attack_budget_phrase(
-            f, result.benchmark.members + result.benchmark.nonmembers
-        )
+    for f in phrases.sort_findings(result):
+        access = [phrases.ACCESS.get(name, phrases.make_label(name)).lower() for name in f.access]
+        samples = str(f.options.get("samples", phrases.NOTHING))
         title = phrases.title_row(result, f)
         decoding = f.decoding or phrases.NOTHING
-        key = (f.target, title, *allowed, decoding, budget, phrases.format_claim_scope(f))
+        scope = phrases.format_claim_scope(f)
+        # The table of claims has the status.
+        record = phrases.find_reported_target(result, f.target)
+        if record is not None and record.claim is not None:
+            scope = scope.replace(f"; {record.claim.status}", "")
+        key = (f.target, title, ", ".join(access), decoding, samples, scope)
         attacks.setdefault(key, []).append(f.attack)
     grouped: dict[str, list[tuple[str, ...]]] = {}
     for (target, title, *rest), names_of_attacks in attacks.items():
-        grouped.setdefault(target, []).append(
-            (title, ", ".join(dict.fromkeys(names_of_attacks)), *rest)
-        )
+        names = ", ".join(dict.fromkeys(names_of_attacks))
+        grouped.setdefault(target, []).append((title, names, *rest))
     groups = tuple(Group("", tuple(rows)) for rows in grouped.values())
-    caption = (
-        "What each attack could see, how and how often tokens were drawn, and whether the claim "
-        "covers it"
-    )
-    return [Bullets(explained), Table("access-table", caption, head, groups)]
+    head = ("Target", "Attack", "Access", "Decoding", "Samples", "Claim applies")
+    caption = "What each attack could see, and whether the claim covers it"
+    return [Table("access-table", caption, head, groups)] if groups else []
 
 
 def _build_attacked_records_blocks(result: AuditResult) -> list[Block]:
@@ -153,8 +135,6 @@ def _build_attacked_records_blocks(result: AuditResult) -> list[Block]:
             if (copies := _format_extracted_copies(result))
             else ()
         ),
-        ("Members attacked", f"{n.members:,}"),
-        ("Non-members attacked", f"{n.nonmembers:,}"),
         ("Known to the attacker", f"{n.known:,} pairs, never attacked"),
         ("Near-duplicates of auxiliary data", _format_near_duplicates(n)),
         *((("Canaries", canaries),) if canaries else ()),
@@ -188,37 +168,50 @@ def _format_near_duplicates(n: BenchmarkRecord) -> str:
 
 def _build_greedy_recall_table(n: BenchmarkRecord) -> Table:
     names = sorted({**n.repeats, **n.greedy_recall}, key=phrases.key_repeats)
+    rows = []
+    for name in names:
+        recall = n.greedy_recall.get(name)
+        members = f"{n.repeats.get(name, 0):,}"
+        rows.append((name, members if recall is None else phrases.format_share(recall)))
+    if not n.greedy_recall:
+        caption = "Members by copies in the data"
+        head = ("Copies", "Members")
+    else:
+        caption = "Members by copies in the data that greedy decoding extracts, undefended"
+        head = ("Copies", "Recall")
+    return Table("greedy-table", caption, head, (Group("", tuple(rows)),), frozenset({1}))
+
+
+def _build_target_cost_blocks(result: AuditResult) -> list[Block]:
+    """Return a row per target: what it is and costs; then its other numbers and notes."""
+    if not result.targets:
+        return []
+    shared = _select_shared_notes([target.notes for target in result.targets])
+    notes = [f"All targets: {'; '.join(shared)}."] if shared else []
+    for target in result.targets:
+        remarks = (
+            *_list_further_costs(target),
+            *(note for note in target.notes if note not in shared),
+        )
+        notes += [f"{target.title}: {'; '.join(remarks)}."] if remarks else []
     rows = tuple(
         (
-            name,
-            f"{n.repeats.get(name, 0):,}",
-            phrases.format_share(n.greedy_recall.get(name)),
-        )
-        for name in names
-    )
-    head = ("Copies", "Members", "Greedy recall, undefended")
-    caption = "Members by copies in the data, and the share that greedy decoding extracts"
-    return Table("greedy-table", caption, head, (Group("", rows),), frozenset({1, 2}))
-
-
-def _build_target_card_blocks(result: AuditResult) -> list[Block]:
-    shared = _select_shared_notes([target.notes for target in result.targets])
-    cards = (
-        Card(
             t.title,
             t.description,
-            (*_build_target_cost_facts(t), *_build_claim_facts(t.claim)),
-            _exclude_shared_notes(t.notes, shared),
+            phrases.format_measurement_value(t.perplexity),
+            _format_time_per_token(t),
+            phrases.NOTHING
+            if t.peak_memory_mb is None
+            else phrases.format_memory(t.peak_memory_mb),
+            phrases.format_duration(math.nan if t.training_seconds is None else t.training_seconds),
         )
         for t in result.targets
     )
-    if shared:
-        of_all: list[Block] = [Paragraph(f"Of all targets: {'; '.join(shared)}.")]
-    else:
-        of_all = []
-    if result.targets:
-        return [*of_all, Cards(tuple(cards))]
-    return []
+    head = ("Target", "Model", "PPL", "Time per token", "Peak memory", "Training time")
+    table = Table(
+        "targets-table", "Cost of each target", head, (Group("", rows),), frozenset({2, 3, 4, 5})
+    )
+    return [table, *([Bullets(tuple(notes))] if notes else [])]
 
 
 def _select_shared_notes(notes_by_run: Sequence[Sequence[str]]) -> tuple[str, ...]:
@@ -228,61 +221,38 @@ def _select_shared_notes(notes_by_run: Sequence[Sequence[str]]) -> tuple[str, ..
     return tuple(note for note in first if rest and all(note in other for other in rest))
 
 
-def _exclude_shared_notes(notes: Sequence[str], shared: Sequence[str]) -> tuple[str, ...]:
-    return tuple(note for note in notes if note not in shared)
+def _format_time_per_token(target: TargetRecord) -> str:
+    if target.milliseconds_per_token is None:
+        return phrases.NOTHING
+    return f"{phrases.format_number(target.milliseconds_per_token)} ms"
 
 
-def _build_target_cost_facts(target: TargetRecord) -> Facts:
-    per_token = target.milliseconds_per_token
-    memory = target.peak_memory_mb
-    training = target.training_seconds
-    nominal = target.nominal_epsilon  # promises nothing, as its title says
-    return (
-        ("Held-out perplexity", phrases.format_measurement_value(target.perplexity)),
-        *(
-            (phrases.format_metric(m.name), phrases.format_measurement_value(m))
-            for m in target.other_perplexities
-        ),
-        (
-            "Time per token",
-            phrases.NOTHING if per_token is None else f"{phrases.format_number(per_token)} ms",
-        ),
-        ("Peak memory", phrases.NOTHING if memory is None else phrases.format_memory(memory)),
-        (
-            "Training time",
-            phrases.format_duration(math.nan if training is None else training),
-        ),
-        *(
-            (("Nominal ε, no guarantee", phrases.format_number(nominal)),)
-            if nominal is not None
-            else ()
-        ),
-    )
-
-
-def _build_claim_facts(claim: Claim | None) -> Facts:
-    if claim is None:
-        return (("Claim", "none"),)
-    covered = phrases.format_covered_tokens(claim)
-    return (
-        ("Claim", f"{claim.theorem} ({claim.status})"),
-        ("Unit of protection", phrases.format_protection_unit(claim)),
-        ("Covers", f"{claim.access}, {claim.decoding} decoding, {covered}"),
-        *(
-            (phrases.make_label(name), phrases.format_number(value))
-            for name, value in claim.details.items()
-        ),
-    )
+def _list_further_costs(target: TargetRecord) -> list[str]:
+    """Return the other perplexities, and the nominal epsilon, which promises nothing."""
+    costs = [
+        f"{phrases.lower_first(phrases.format_metric(m.name))} "
+        f"{phrases.format_measurement_value(m)}"
+        for m in target.other_perplexities
+    ]
+    if target.nominal_epsilon is not None:
+        costs.append(f"nominal ε {phrases.format_number(target.nominal_epsilon)}, no guarantee")
+    return costs
 
 
 def _build_row_method_blocks(result: AuditResult) -> list[Block]:
     """Return each option and note of the configurations once, with the rows that it concerns."""
     rows = phrases.sort_findings(result)
     noted: dict[str, list[str]] = {}
+    titles_by_setting: dict[str, list[str]] = {"": []}
+    # The section on the targets has the notes that are of all attacks on a target.
+    of_targets = "; ".join(note for target in result.targets for note in target.notes)
     for f in rows:
         title = title_attack_row(result, f)
+        titles_by_setting[""].append(title)
+        titles_by_setting.setdefault(f" ({f.setting})", []).append(title)
         for note in (_format_options(f), *_list_row_notes(f)):
-            noted.setdefault(note, []).append(title)
+            if note not in of_targets:
+                noted.setdefault(note, []).append(title)
     costs = tuple(
         (
             phrases.title_row(result, f),
@@ -294,14 +264,24 @@ def _build_row_method_blocks(result: AuditResult) -> list[Block]:
         for f in rows
     )
     head = ("Target", "Attack", "Tokens drawn", "Forward rows", "Time")
-    caption = "How each configuration was run"
+    caption = "Cost of each configuration"
     notes = tuple(
-        note if len(titles) == len(rows) else f"{note} ({', '.join(titles)})"
+        f"{note}{_format_noted_rows(titles, titles_by_setting)}"
         for note, titles in noted.items()
         if note
     )
     table = Table("rows-table", caption, head, (Group("", costs),), frozenset({2, 3, 4}))
     return [table, *([Bullets(notes)] if notes else [])]
+
+
+def _format_noted_rows(
+    titles: Sequence[str], titles_by_setting: Mapping[str, Sequence[str]]
+) -> str:
+    """Return ` (white-box)` for all rows of this access, nothing for all rows, else the titles."""
+    for setting, setting_titles in titles_by_setting.items():
+        if titles == setting_titles:
+            return setting
+    return f" ({'; '.join(titles)})"
 
 
 def _format_options(f: Finding) -> str:
@@ -316,20 +296,29 @@ def _list_row_notes(f: Finding) -> tuple[str, ...]:
 
 
 def _build_reproduction_blocks(result: AuditResult) -> list[Block]:
-    seeds = (
-        f"Seed {result.seed}: guesses do not depend on batch size, workers or resuming. Times and "
-        "the plan are in result.json; `audit export RUN --csv FILE` writes every measurement."
+    reproducibility = (
+        "Guesses do not depend on batch size, workers or resuming. `audit export RUN --csv FILE` "
+        "writes every measurement."
     )
     return [
         Code("Command", result.command),
-        Paragraph(seeds),
+        Paragraph(reproducibility),
         *(_build_row_method_blocks(result) if result.findings else []),
         FactList("Environment", (("audit", result.tool_version), *result.environment.items())),
     ]
 
 
 TOPICS = (
-    Topic("claims", "Claims and spending", lambda m: _build_claim_blocks(m.result), CHECK, 9),
+    Topic(
+        "claims",
+        "Claims and spending",
+        lambda m: _build_claim_blocks(m.result),
+        CHECK,
+        9,
+        turn=19,
+        # Markdown judges the claims above all sections.
+        brief=lambda m: _build_claim_blocks(m.result, with_verdicts=False),
+    ),
     Topic(
         "adversary",
         "What the adversary was allowed",
@@ -348,8 +337,8 @@ TOPICS = (
     ),
     Topic(
         "targets",
-        "Targets, costs and claims",
-        lambda m: _build_target_card_blocks(m.result),
+        "Targets",
+        lambda m: _build_target_cost_blocks(m.result),
         CHECK,
         12,
         turn=9,

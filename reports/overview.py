@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from auditor.core.counts import format_count
 from auditor.core.result import AuditResult
 from auditor.gate.compare import Comparison
-from auditor.reports import changes, phrases, signals
+from auditor.reports import changes, signals
 from auditor.reports.blocks import Block, Bullets, Forest, Paragraph
 from auditor.reports.topics import BEFORE, DECIDE, Topic, build_forest_span
-from auditor.reports.verdict import count_fewest_attacked_members
 
 
 def _build_changes_since_blocks(since: Comparison) -> list[Block]:
@@ -27,20 +25,12 @@ def _build_changes_since_blocks(since: Comparison) -> list[Block]:
 
 
 def _build_limitations_blocks(result: AuditResult) -> list[Block]:
-    n = count_fewest_attacked_members(result)
-    limits = []
-    if n:
-        most = phrases.format_percent(phrases.bound_recall_without_hits(n))
-        members = format_count(n, "member was", "members were")
-        limits.append(
-            f"Zero hits is not zero leakage: if {members} attacked, the fewest of any target, "
-            f"none extracted leaves up to {most}% possible (95% interval)."
-        )
-    limits += [
+    limits = [
+        "Zero hits is not zero leakage: the upper end of the interval remains possible.",
         "An attack gives a lower bound: other attacks, more samples or more queries may extract "
-        "more. So may records that are rarer, longer, more often repeated or differently written.",
-        "Recall counts verbatim, near-verbatim recall almost verbatim completion: no paraphrase, "
-        "partial disclosure, membership or attribute inference.",
+        "more, and so may rarer, longer or more often repeated records.",
+        "Recall counts verbatim or almost verbatim text: no paraphrase, partial disclosure, "
+        "membership or attribute inference.",
         "The intervals cover the choice of secrets, but neither another training seed nor the "
         "choice of the best of many configurations.",
     ]

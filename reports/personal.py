@@ -38,38 +38,44 @@ def build_personal_kind_blocks(result: AuditResult, findings: Sequence[Finding])
     rows_with_kinds = [finding for finding in findings if finding.by_kind]
     if not rows_with_kinds:  # there is personal data, but no attack could have extracted it
         if result.benchmark.kinds and result.findings:
-            return [Paragraph(_describe_personal_kind_counts(result))]
+            return [Paragraph(_describe_personal_kind_counts(result, with_counts=True))]
         return []
-    groups = list[Group]()
-    spans = list[ForestSpan | None]()
+    # Accesses with equal rows share a group.
+    findings_by_rows: dict[tuple[str, tuple[tuple[str, ...], ...]], list[Finding]] = {}
     for f in rows_with_kinds:
         rows = []
         for kind, m in _sort_personal_kinds(f):
             floor = f.by_kind_nonmembers.get(kind)
-            rows.append(
-                (
-                    title_personal_kind(kind),
-                    format_personal_data_share(m),
-                    format_personal_data_share(floor) if floor else phrases.NOTHING,
-                )
-            )
+            baseline = phrases.NOTHING
+            if floor:
+                baseline = phrases.format_hit_count(floor)
+            rows.append((title_personal_kind(kind), format_personal_data_share(m), baseline))
+        key = (f"{f.target} {f.attack}", tuple(rows))
+        findings_by_rows.setdefault(key, []).append(f)
+    groups = list[Group]()
+    spans = list[ForestSpan | None]()
+    notes = []
+    some_extracted = any(m.value for f in rows_with_kinds for m in f.by_kind.values())
+    for (_, shares), merged in findings_by_rows.items():
+        title = " or ".join(title_attack_row(result, f) for f in merged)
+        if some_extracted and not any(m.value for m in merged[0].by_kind.values()):
+            notes.append(phrases.describe_no_hits(title, merged[0].by_kind.values()))
+            continue
+        groups.append(Group(title, shares))
+        for kind, m in _sort_personal_kinds(merged[0]):
+            floor = merged[0].by_kind_nonmembers.get(kind)
             spans.append(build_forest_span(m, floor.value if floor else None))
-        groups.append(Group(title_attack_row(result, f), tuple(rows)))
-    caption = "Personal data extracted, letter for letter, with 95% intervals"
-    head = ("Extracted", "Non-members")
-    table = Table(
-        "kinds-table", caption, ("Personal data", *head), tuple(groups), frozenset({1, 2})
-    )
-    return [
-        Forest(table, tuple(spans)),
-        Paragraph(f"{_NOTE} {_describe_personal_kind_counts(result)}"),
-    ]
+    caption = "Personal data extracted letter for letter, with 95% intervals"
+    head = ("Personal data", "Recall", "Baseline")
+    table = Table("kinds-table", caption, head, tuple(groups), frozenset({1, 2}))
+    notes += [_NOTE, _describe_personal_kind_counts(result, with_counts=False)]
+    note = Paragraph(" ".join(notes))
+    if groups:
+        return [Forest(table, tuple(spans)), note]
+    return [note]
 
 
-_NOTE = (
-    "Secrets whose first guess holds the personal data of their suffix; for several values in a "
-    "secret, the share of them."
-)
+_NOTE = "By the first guess of each secret; for several values in a secret, the share of them."
 
 
 def _sort_personal_kinds(finding: Finding) -> list[tuple[str, Measurement]]:
@@ -83,10 +89,18 @@ def format_personal_data_share(m: Measurement) -> str:
     return f"{phrases.format_measurement_value(m)} of {m.n:,}"
 
 
-def _describe_personal_kind_counts(result: AuditResult) -> str:
-    """Describe the count of values by kind, and the omitted values by reason."""
+def _describe_personal_kind_counts(result: AuditResult, *, with_counts: bool) -> str:
+    """Describe the count of values by kind, and the omitted values by reason.
+
+    with_counts: name each kind's count; without it only the kinds that no member's suffix has.
+    """
     kinds = [(format_personal_kind(k), count) for k, count in result.benchmark.kinds.items()]
-    counted = ", ".join(f"{title} {count.members:,}" for title, count in kinds)
+    if with_counts:
+        counted = ", ".join(f"{title} {count.members:,}" for title, count in kinds)
+        counts = f"Counted, whole in a member's suffix: {counted}."
+    else:
+        absent = ", ".join(title for title, count in kinds if not count.members)
+        counts = f"Whole in no member's suffix: {absent}." if absent else ""
     reasons: dict[str, list[str]] = {}
     for title, count in kinds:
         for n, reason in (
@@ -101,7 +115,7 @@ def _describe_personal_kind_counts(result: AuditResult) -> str:
         filter(
             None,
             (
-                f"Counted, whole in a member's suffix: {counted}.",
+                counts,
                 f"Left out, {left_out}." if left_out else "",
                 describe_unmarked_personal_kinds(result),
             ),

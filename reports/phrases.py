@@ -134,6 +134,12 @@ def format_share(m: Measurement | None) -> str:
     return f"{count_hits(m):,}/{m.n:,} ({format_measurement_value(m)})"
 
 
+def describe_no_hits(title: str, measurements: Iterable[Measurement]) -> str:
+    """Return `PMixED: none, up to 60% possible.`, the widest bound of shares without a hit."""
+    most = max(m.high for m in measurements)
+    return f"{title}: none, up to {format_percent(most)}% possible."
+
+
 def format_hit_count(m: Measurement) -> str:
     """Return a count of hits: `15/80`, or `15% of 80` without a count."""
     if m.unit == "share":
@@ -197,12 +203,6 @@ def format_memory(megabytes: float) -> str:
     if megabytes < 1000:
         return f"{megabytes:.0f} MB"
     return f"{megabytes / 1000:.1f} GB"
-
-
-def bound_recall_without_hits(n: int) -> float:
-    """Return the upper limit of the two-sided 95% Clopper-Pearson interval for 0 of n."""
-    # (1 - p)^n = 0.025, solved for p.
-    return 1 - 0.025 ** (1 / n) if n else 1.0
 
 
 def format_metric(name: str) -> str:
@@ -298,24 +298,6 @@ def format_claim_scope(finding: Finding) -> str:
     if finding.claim_reason:
         return f"{answer} ({finding.claim_reason})"
     return answer
-
-
-def attack_budget_phrase(finding: Finding, secrets: int) -> str:
-    """Return a row's cost per secret or generation: `10 samples, 240 tokens`."""
-    secrets = finding.options.get("generations", secrets)
-    if finding.not_applicable or not (finding.drawn or finding.rows) or not secrets:
-        return NOTHING
-    if finding.drawn:
-        samples = finding.options.get("samples")
-    else:
-        samples = None
-    if finding.drawn:
-        tokens = f"{format_number(finding.drawn / secrets)} tokens"
-    else:
-        tokens = "no tokens drawn"
-    if samples:
-        return f"{samples} samples, {tokens}"
-    return tokens
 
 
 def sort_repeats(measured: Mapping[str, Measurement]) -> list[tuple[str, Measurement]]:

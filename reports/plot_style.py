@@ -93,7 +93,7 @@ def set_percent_axis(axes: Axes) -> None:
     from matplotlib.ticker import PercentFormatter
 
     axes.set_ylim(-0.02, 1.02)
-    axes.set_yticks([0, 0.25, 0.5, 0.75, 1])
+    axes.set_yticks([0, 0.5, 1])
     axes.yaxis.set_major_formatter(PercentFormatter(xmax=1, decimals=0))
     format_axes(axes)
 

@@ -100,6 +100,7 @@ def _draw_wrong_guess_recall(axes: Axes, block: Block) -> None:
         axes.plot(*zip(*points, strict=True), markevery=mark_step, **style)
     draw_wrong_guess_line(axes, GRID)
     axes.set_xlim(left=0)
+    axes.locator_params(axis="x", nbins=4)
     axes.set(xlabel="Wrong guesses allowed", ylabel="Recall")
     set_percent_axis(axes)
 
@@ -158,7 +159,7 @@ def _draw_share_series(axes: Axes, block: Block) -> None:
     from matplotlib.ticker import MaxNLocator
 
     _draw_series(axes, block)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=4, integer=True))
     set_percent_axis(axes)
 
 
@@ -201,6 +202,7 @@ def _draw_leak_against_perplexity(axes: Axes, block: Block) -> None:
         axes.minorticks_off()
     else:
         axes.margins(x=0.12)
+        axes.locator_params(axis="x", nbins=4)
     axes.xaxis.set_major_formatter("{x:,.4g}")
     set_percent_axis(axes)
 

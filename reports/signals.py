@@ -41,12 +41,25 @@ from auditor.statistics.roc import AUC
 NEVER_DRAWN = "this decoding draws none of these suffixes, another may"
 _UNITS = {"bits": " bits", "nats": " nats", "per 1,000": " per 1,000"}
 _HEAD = ("Signal", "Measured", "Baseline", "Result")
-NOTE = (
-    "Dot: the number; bar: its 95% interval, corrected if several numbers share the level; ring: "
-    "the baseline, what the same method gives on records that were never trained on, or chance. "
-    "Shown: above it; by greedy decoding one record is enough, unless as large a share of "
-    "non-members is extracted. Text-only access is sampled text, as an API gives it; white-box "
-    "access is the model itself. PPL: perplexity on held-out text."
+GLOSSARY = (
+    (
+        "Picture",
+        "dot: the number; bar: its two-sided 95% interval, corrected if numbers share the level; "
+        "ring: the baseline",
+    ),
+    (
+        "Baseline",
+        "the same attack on records that were never trained on (non-members), or chance",
+    ),
+    (
+        "Shown",
+        "above the baseline; by greedy decoding one record is enough, unless as large a share of "
+        "non-members is extracted",
+    ),
+    ("Text-only", "tokens sampled by ancestral decoding, as an API gives them"),
+    ("White-box", "also gradients, log-probabilities and the attack's own decoding"),
+    ("PPL", "perplexity on held-out text; lower is more useful"),
+    ("Excess", "members minus non-members"),
 )
 
 
@@ -377,7 +390,7 @@ def _draw_signals_forest(result: AuditResult, assessment: LeakAssessment) -> For
             spans.append(_signal_forest_span(merged[0]))
         if rows:
             groups.append(Group(phrases.title_target_costs(result, target), tuple(rows)))
-    caption = "Measured, and the same of records that were never trained on; 95% intervals"
+    caption = "95% intervals against the baseline"
     table = Table("signals-table", caption, _HEAD, tuple(groups), frozenset({1, 2}))
     reach = max((max(span.high, span.floor or 0.0) for span in spans if span), default=1.0)
     # The scale ends at the next tenth: most shares are small.

@@ -18,7 +18,7 @@ from auditor.conclusions.signals import assess_signals
 from auditor.core.result import AuditResult, OwnSection
 from auditor.gate.compare import Comparison
 from auditor.records.private_texts import SecretText
-from auditor.reports import escaping, phrases, severity, signals, subject_line
+from auditor.reports import escaping, evidence, phrases, severity, signals, subject_line
 from auditor.reports.blocks import (
     Block,
     Document,
@@ -29,7 +29,7 @@ from auditor.reports.blocks import (
     Table,
     TargetSummary,
 )
-from auditor.reports.topics import CHECK, DECIDE, MEND, ReportMaterial, Topic
+from auditor.reports.topics import CHECK, DECIDE, MEND, Maker, ReportMaterial, Topic
 from auditor.reports.verdict import list_judged_targets, write_headline
 from auditor.statistics import documents
 
@@ -62,17 +62,15 @@ def build_markdown_document(
         phrases.make_result_printable(result), details or SecretDetails(), texts=texts
     )
     topics = sorted((topic for topic in list_topics() if topic.turn), key=lambda topic: topic.turn)
-    blocks_by_topic = (
-        (t, (t.brief or t.make)(material)) for t in (*topics, *_list_plugin_topics(material.result))
-    )
-    sections = tuple(
-        Section(topic.id, topic.title, tuple(blocks)) for topic, blocks in blocks_by_topic if blocks
-    )
+    topics += _list_plugin_topics(material.result)
+    sections = [_build_section(topic, topic.brief or topic.make, material) for topic in topics]
     if texts is None:
         source = "Rendered from result.json alone"
     else:
         source = "Rendered from result.json and texts.jsonl"
-    return replace(_build_report_document(material, sections), source=source)
+    # Markdown shows no parts.
+    plain_sections = tuple(replace(section, part="") for section in sections if section.blocks)
+    return replace(_build_report_document(material, plain_sections), source=source)
 
 
 def build_page_document(
@@ -88,16 +86,24 @@ def build_page_document(
     material = ReportMaterial(
         phrases.make_result_printable(result), details or SecretDetails(), since, texts
     )
-    blocks_by_topic = (
-        (topic, topic.make(material))
-        for topic in (*list_topics(), *_list_plugin_topics(material.result))
-    )
-    sections = tuple(
-        Section(topic.id, topic.title, tuple(blocks), topic.part)
-        for topic, blocks in blocks_by_topic
-        if blocks
-    )
-    return _build_report_document(material, sections)
+    topics = (*list_topics(), *_list_plugin_topics(material.result))
+    sections = [_build_section(topic, topic.make, material) for topic in topics]
+    return _build_report_document(material, tuple(filter(lambda s: s.blocks, sections)))
+
+
+def _build_section(topic: Topic, make: Maker, material: ReportMaterial) -> Section:
+    """Return a section whose tables have only columns that differ between rows.
+
+    The head of the report names the attack of a run with a single one.
+    """
+    is_named = _find_only_attack(material.result) is not None
+    blocks = [
+        block.fold_constant_columns({"Attack"} if is_named else set())
+        if isinstance(block, Table)
+        else block
+        for block in make(material)
+    ]
+    return Section(topic.id, topic.title, tuple(blocks), topic.part)
 
 
 def _build_report_document(material: ReportMaterial, sections: tuple[Section, ...]) -> Document:
@@ -112,8 +118,13 @@ def _build_report_document(material: ReportMaterial, sections: tuple[Section, ..
         warning="" if material.texts is None else REVEALED,
         doubts=tuple(doubt.sentence for doubt in signals.list_doubts(assess_signals(result))),
         standings=_summarise_target_severities(result),
-        rule=f"{severity.RULE} {signals.NOTE}",
+        glossary=evidence.list_glossary_terms(result),
     )
+
+
+def _find_only_attack(result: AuditResult) -> str | None:
+    attacks = {finding.attack for finding in result.findings}
+    return attacks.pop() if len(attacks) == 1 else None
 
 
 def _list_plugin_topics(result: AuditResult) -> list[Topic]:
@@ -138,9 +149,11 @@ def _report_header_facts(result: AuditResult) -> Facts:
     n = result.benchmark
     has_parts = any(finding.measurement(documents.RECALL) for finding in result.findings)
     attacked = "Parts of records" if has_parts else "Records"
+    attack = _find_only_attack(result)
     text_form = n.text_form.partition(" (")[0]
     return (
         (attacked, f"{n.members:,} trained on (members), {n.nonmembers:,} not (non-members)"),
+        *((("Attack", attack),) if attack else ()),
         *((("Text form", f"--template {text_form}"),) if text_form else ()),
         ("Run", f"{result.name}, seed {result.seed}"),
     )

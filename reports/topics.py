@@ -75,4 +75,8 @@ def build_forest_span(m: Measurement, floor: float | None = None) -> ForestSpan 
 
 
 def title_attack_row(result: AuditResult, finding: Finding) -> str:
-    return f"{phrases.title_row(result, finding)} · {finding.attack}"
+    """Return `PMixED, white-box · ethicist`, without the attack if the run has only this one."""
+    title = phrases.title_row(result, finding)
+    if len({f.attack for f in result.findings}) == 1:
+        return title
+    return f"{title} · {finding.attack}"

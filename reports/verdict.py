@@ -41,16 +41,6 @@ def list_judged_targets(assessment: LeakAssessment) -> list[str]:
     ]
 
 
-def count_fewest_attacked_members(result: AuditResult) -> int:
-    """Return the fewest members that a row attacked; zero hits there give the widest bound."""
-    counts = (
-        recall.n
-        for f in result.findings
-        if not f.not_applicable and (recall := f.measurement(RECALL))
-    )
-    return min((n for n in counts if n > 0), default=result.benchmark.members)
-
-
 def find_strongest_attack_row(
     result: AuditResult, target: str, setting: str | None = None
 ) -> Finding | None:

@@ -35,9 +35,7 @@ def describe_environment(device: str) -> dict[str, str]:
         **_describe_zlib(),
         "machine": f"{platform.system()} {platform.machine()}, {made_of}",
         "threads": threads.describe_threads(torch.get_num_threads()),
-        "gemm": f"{threads.measure_machine_gflops():.0f} GFLOP/s in float32 on the processor, by "
-        "which timings "
-        "of machines compare",
+        "gemm": f"{threads.measure_machine_gflops():.0f} GFLOP/s in float32 on the processor",
         "device": device,
         **({"commit": commit} if (commit := _format_current_commit()) else {}),
     }

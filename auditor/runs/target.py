@@ -168,7 +168,7 @@ class Target:
             nominal_epsilon=training.nominal_epsilon if training else None,
             notes=(
                 *(self.trained.notes() if self.trained else ()),
-                "asked behind the same prefix token in every row, for perplexity too: "
+                "asked with the same prefix token in every row, for perplexity too: "
                 f"{prefix_token.said}",
                 *(() if perplexities else (self._explain_missing_perplexity(),)),
                 *(

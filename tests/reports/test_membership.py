@@ -115,11 +115,11 @@ def test_the_table_has_every_score_and_says_what_too_few_non_members_cannot_show
     assert rows["main: EZ-MIA"] == (
         "0.800 [0.750–0.850]",
         "25% [10–40]",
-        "needs 999 non-members",
-        "–",
         "75/300 above 2",
     )
-    assert repeats.groups[0].rows[1] == ("64", "0.990", "[0.980–1.00]", "400", "EZ-MIA")
+    assert table.caption.endswith("(Found at 0.1% false positives: needs 999 non-members)")
+    assert repeats.groups[0].rows[1] == ("64", "0.990", "[0.980–1.00]")
+    assert repeats.caption.endswith("(n: 400; Score: EZ-MIA)")
     assert "main: EZ-MIA" in markdown.render_markdown_report(with_row(result, row()))
     assert not any(s.id in ("membership", "roc") for s in build_page_document(result).sections)
 

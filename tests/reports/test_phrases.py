@@ -93,11 +93,6 @@ def test_duration(seconds: float, text: str) -> None:
     assert phrases.format_duration(seconds) == text
 
 
-def test_zero_hits_bound_solves_its_equation() -> None:
-    assert (1 - phrases.bound_recall_without_hits(320)) ** 320 == pytest.approx(0.025)
-    assert phrases.bound_recall_without_hits(0) == 1
-
-
 def test_repeats_sort_as_numbers(result: AuditResult) -> None:
     recall = measurement(0, 0, 1)
     assert [

@@ -178,7 +178,7 @@ def test_calibration_holds_scores_to_what_came_true(
     ]
     brier = float(np.mean((own.score - own.hit) ** 2))
     assert float(
-        next(r for r in rows if r[:2] == ("Undefended · ethicist", "white-box"))[4]
+        next(r for r in rows if r[0] == "Undefended · ethicist · white-box")[2]
     ) == pytest.approx(brier, abs=0.001)
 
 
@@ -271,15 +271,8 @@ def test_claims_stand_beside_what_was_spent(result: AuditResult) -> None:
         if isinstance(block, Table)
     )
     rows = {row[0]: row for row in table.groups[0].rows}
-    assert rows["add/remove (set up for)"][1:8] == (
-        "8",
-        "8",
-        "1e-5",
-        "shard",
-        "115,200",
-        "115,200",
-        "0",
-    )
+    assert rows["add/remove (set up for)"][1:5] == ("8", "8", "1e-5", "shard")
+    assert "Tokens drawn: 115,200 of 115,200 covered" in table.caption
     claim = result.targets[1].claim
     assert claim is not None
     over = replace(result.targets[1], claim=replace(claim, spent_queries=200_000))
@@ -290,7 +283,7 @@ def test_claims_stand_beside_what_was_spent(result: AuditResult) -> None:
         )
         if isinstance(b, Table)
     )
-    assert all(row[7] == "overdrawn" for row in table.groups[0].rows)
+    assert "Tokens drawn: 200,000 of 115,200 covered, overdrawn" in table.caption
 
 
 def test_the_tradeoff_needs_two_targets(result: AuditResult) -> None:
@@ -315,5 +308,10 @@ def test_the_budget_is_part_of_the_threat_model(result: AuditResult) -> None:
         for block in blocks(table_of_contents.build_page_document(result), "adversary")
         if isinstance(block, Table)
     )
-    at = table.head.index("Budget a secret")
-    assert table.groups[0].rows[0][at] == "10 samples, 160 tokens"
+    assert table.caption.endswith("(Samples: 10)")
+    runs = {
+        block.id: block
+        for block in blocks(table_of_contents.build_page_document(result), "reproduce")
+        if isinstance(block, Table)
+    }["rows-table"]
+    assert runs.groups[0].rows[0][runs.head.index("Tokens drawn")] == "76,800"

@@ -259,7 +259,7 @@ def test_no_pipe_makes_or_eats_a_cell(result: AuditResult) -> None:
         for is_row, group in groupby(lines, key=lambda line: line.startswith("| "))
         if is_row
     ]
-    assert len(tables) == 11
+    assert len(tables) == 13
     for table in tables:
         assert len({len(re.findall(r"(?<!\\)\|", line)) for line in table}) == 1
 

@@ -31,7 +31,7 @@ from auditor.conclusions.signals import (
 )
 from auditor.core.result import AuditResult, Doubt, Measurement
 from auditor.reports import html, markdown, severity
-from auditor.reports.severity import HIGH, MODERATE, NONE, OPEN, RULE, WORDS
+from auditor.reports.severity import GLOSSARY, HIGH, MODERATE, NONE, OPEN, WORDS
 
 MEASURED = Measurement("any", 0.1, 0.0, 0.2, 60)
 
@@ -185,9 +185,11 @@ def test_what_is_said(found: LeakAssessment, word: str, why: str) -> None:
 
 def test_the_rule_stands_beside_the_word_in_both_reports(result: AuditResult) -> None:
     page, text = html.render_html_report(result), markdown.render_markdown_report(result)
-    assert "<strong>HIGH</strong><p>Training text can be extracted." in page and RULE in page
-    assert "- Undefended: **HIGH**. Training text can be extracted." in text and RULE in text
-    assert all(word.capitalize() in RULE for word in WORDS)
+    assert "<strong>HIGH</strong><p>Training text can be extracted." in page
+    assert "- Undefended: **HIGH**. Training text can be extracted." in text
+    for word, meaning in GLOSSARY:
+        assert f"<dt>{word}</dt><dd>{meaning}</dd>" in page and f"- {word}: {meaning}" in text
+    assert {word.capitalize() for word in WORDS} <= {word for word, _ in GLOSSARY}
     for said in (page[page.index("<main>") :], text):
         assert (
             said.index("Training text can be")
