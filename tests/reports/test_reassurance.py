@@ -30,7 +30,7 @@ from auditor.core.result import (
     Measurement,
     TargetRecord,
 )
-from auditor.reports import advice, edpb, history, markdown, phrases, severity, verdict
+from auditor.reports import advice, edpb, markdown, phrases, severity, verdict
 from auditor.reports.screen import build_first_screen
 from auditor.reports.signals import format_least_detectable
 from auditor.reports.terminal import summarise_run
@@ -107,10 +107,6 @@ def sentences(result: AuditResult) -> Iterator[tuple[str, str]]:
         "advise",
         " ".join(one.line for one in advice.list_advice(result, SecretDetails())),
     )
-    yield (
-        "history",
-        " ".join(history._format_strongest_leak(result, target.name) for target in result.targets),
-    )
     yield "EDPB", edpb._signal_counts_paragraph(edpb.EdpbEvidence(result, "digest"))
 
 
@@ -153,10 +149,7 @@ def test_no_verbatim_extraction_beside_membership_that_is_shown() -> None:
     )
     assert "leaks (Undefended): no text is shown to come out; another" in text["advise"]
     assert "NEXT audit advise runs/own" in text["screen"]
-    assert (
-        "leakage is shown by membership" in text["EDPB"]
-        and "membership AUC 0.642" in text["history"]
-    )
+    assert "leakage is shown by membership" in text["EDPB"]
 
 
 def test_one_greedy_hit_counts() -> None:
