@@ -66,7 +66,8 @@ def erase(
     a model.
 
     Examines a copy. Kept records are the control: a layer that does not show them cannot tell.
-    Kinds of stores: chroma, duckdb, faiss, files, lancedb, langgraph, qdrant, sqlite, usearch.
+    Kinds of stores: chroma, duckdb, faiss, files, lancedb, langgraph, parquet, qdrant, sqlite,
+    usearch.
 
     Examples:
         audit erase --deleted gone.jsonl --kept kept.jsonl ./chroma

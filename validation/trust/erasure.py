@@ -174,6 +174,14 @@ def fill_langgraph(path: Path, rows: Sequence[Row], deleted: Sequence[int]) -> P
     return path / "memory.db"
 
 
+def fill_parquet(path: Path, rows: Sequence[Row], deleted: Sequence[int]) -> Path:
+    import pandas as pd
+
+    frame = pd.DataFrame(rows).astype({"text": "category"})
+    frame[~frame["id"].isin(deleted)].to_parquet(path / "notes.parquet")
+    return path / "notes.parquet"
+
+
 FILLERS: dict[str, Callable[[Path, Sequence[Row], Sequence[int]], Path]] = {
     name.removeprefix("fill_"): value
     for name, value in list(globals().items())

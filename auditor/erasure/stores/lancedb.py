@@ -80,12 +80,27 @@ def _count_dimensions(kind: pyarrow.DataType) -> int:
     return 0
 
 
+def is_text(kind: pyarrow.DataType) -> bool:
+    return bool(pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind))
+
+
 def read_arrow(place: str, table: pyarrow.Table) -> Iterator[Piece]:
     """Yield the texts and vectors of an Arrow table."""
     for field in table.schema:
         column = table.column(field.name).combine_chunks()
-        if pyarrow.types.is_string(field.type) or pyarrow.types.is_large_string(field.type):
+        if is_text(field.type):
             yield Piece(place, [text for text in column.to_pylist() if text is not None])
-        elif (size := _count_dimensions(field.type)) and len(column):
-            flat = column.drop_null().flatten().to_numpy(zero_copy_only=False)
+            continue
+        lists = column.drop_null()
+        size = _count_dimensions(field.type)
+        if pyarrow.types.is_list(field.type) and is_number(field.type.value_type) and len(lists):
+            lengths = lists.value_lengths().unique()
+            if len(lengths) == 1:  # rows of one length are vectors
+                size = lengths[0].as_py()
+        if size and len(lists):
+            flat = lists.flatten().to_numpy(zero_copy_only=False)
             yield Piece(place, flat.reshape(-1, size))
+
+
+def is_number(kind: pyarrow.DataType) -> bool:
+    return bool(pyarrow.types.is_floating(kind) or pyarrow.types.is_integer(kind))

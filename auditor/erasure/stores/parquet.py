@@ -1,0 +1,75 @@
+"""Read Parquet: rows, and the dictionaries of columns, which may hold values of dropped rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pyarrow
+from pyarrow import parquet
+
+from auditor.erasure.layers import Layer, Piece
+from auditor.erasure.store import Store
+from auditor.erasure.stores.lancedb import is_text, read_arrow
+from auditor.erasure.stores.sqlite import read_start
+
+_AT_ONCE = 10_000  # rows
+
+
+class ParquetStore(Store):
+    """A Parquet file, or a folder of them."""
+
+    name = "parquet"
+    package = "pyarrow"
+    tested = ("26.",)
+    remedies = (
+        (r"dictionaries", "write it again after cat.remove_unused_categories(), or as dtype str"),
+        (r".", "write it again without these rows"),
+    )
+
+    @classmethod
+    def recognises(cls, path: Path) -> bool:
+        if path.is_dir():
+            return any(map(_is_parquet, path.glob("*.parquet")))
+        return _is_parquet(path)
+
+    def list_library_layers(self) -> Iterator[Layer]:
+        yield Layer("rows", partial(self._read_rows), other_texts=True)
+        yield Layer("dictionaries", partial(self._read_dictionaries), other_texts=True)
+
+    def _read_rows(self) -> Iterator[Piece]:
+        for path in filter(_is_parquet, self.list_files()):
+            with parquet.ParquetFile(path) as file:
+                for batch in file.iter_batches(_AT_ONCE):
+                    yield from read_arrow(path.name, _decode_dictionaries(batch))
+
+    def _read_dictionaries(self) -> Iterator[Piece]:
+        for path in filter(_is_parquet, self.list_files()):
+            texts = list_text_columns(path)
+            with parquet.ParquetFile(path, read_dictionary=texts) as file:
+                for group in range(file.num_row_groups):
+                    columns = file.read_row_group(group, columns=texts).columns
+                    for name, column in zip(texts, columns, strict=True):
+                        for chunk in column.chunks:
+                            values = chunk.dictionary.drop_null().to_pylist()
+                            yield Piece(f"{path.name}, column {name}", values)
+
+
+def list_text_columns(path: Path) -> list[str]:
+    """Return the columns of texts, with or without a dictionary."""
+    schema = parquet.read_schema(path)
+    return [field.name for field in schema if is_text(_get_value_type(field.type))]
+
+
+def _get_value_type(kind: pyarrow.DataType) -> pyarrow.DataType:
+    return kind.value_type if pyarrow.types.is_dictionary(kind) else kind
+
+
+def _decode_dictionaries(batch: pyarrow.RecordBatch) -> pyarrow.Table:
+    fields = [(field.name, _get_value_type(field.type)) for field in batch.schema]
+    return pyarrow.Table.from_batches([batch]).cast(pyarrow.schema(fields))
+
+
+def _is_parquet(path: Path) -> bool:
+    return path.is_file() and read_start(path, 4) == b"PAR1"

@@ -1,0 +1,46 @@
+"""Parquet: values of dropped rows that stay in the dictionary of a column."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+
+from tests.erasure.stored import (
+    count_leftovers,
+    examine,
+    make_rows,
+    split_rows,
+    verdicts_by_layer,
+)
+
+
+def test_a_dictionary_keeps_values_of_dropped_rows(tmp_path: Path) -> None:
+    rows = make_rows()
+    deleted, kept = split_rows(rows, 12)
+    path = tmp_path / "notes.parquet"
+    frame = pd.DataFrame(rows).astype({"text": "category"})
+    frame = frame[frame["id"].isin([row["id"] for row in kept])]
+    frame.to_parquet(path)
+    erasure = examine(tmp_path, deleted, kept, str(path))
+    left = count_leftovers(erasure)
+    verdicts = verdicts_by_layer(erasure)
+    assert left["dictionaries", "text"] == 12
+    assert verdicts["rows", "text"] == verdicts["rows", "vectors"] == "gone"
+    (dictionaries,) = [v for v in erasure.verdicts if v.leftovers and v.layer == "dictionaries"]
+    assert "remove_unused_categories" in dictionaries.remedy
+    frame.assign(text=frame["text"].cat.remove_unused_categories()).to_parquet(path)
+    clean = examine(tmp_path, deleted, kept, str(path))
+    assert not clean.n_left
+    assert verdicts_by_layer(clean)["dictionaries", "text"] == "gone"
+
+
+def test_rows_that_are_still_in_a_folder_of_files_are_named(tmp_path: Path) -> None:
+    rows = make_rows(60)
+    deleted, kept = split_rows(rows, 6)
+    folder = tmp_path / "notes"
+    folder.mkdir()
+    pd.DataFrame(rows).to_parquet(folder / "part.parquet")
+    erasure = examine(tmp_path, deleted, kept, str(folder))
+    left = count_leftovers(erasure)
+    assert left["rows", "text"] == left["rows", "vectors"] == 6
