@@ -11,7 +11,7 @@ import stat
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 import torch
@@ -465,3 +465,22 @@ def test_answered_ids_are_read_with_and_without_escapes(tmp_path: Path) -> None:
         journal.path.write_bytes(damaged)
         with pytest.raises(AuditError, match="expected an answer about a secret on every line"):
             read_answered_secret_ids(tmp_path)
+
+
+def test_records_are_read_on_demand_from_a_file_opened_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cell = CellKey("undefended", "white-box", "p")
+    _, journal, _ = open_journals(tmp_path)
+    finished = journal.finished_secrets(cell)
+    observations = [Observation(f"s{i}", {"p": i / 8}) for i in range(8)]
+    journal.append(cell, observations)
+    opened = []
+
+    def count(path: Path, mode: str) -> IO[Any]:
+        opened.append(path)
+        return path.open(mode)
+
+    monkeypatch.setattr("auditor.records.journal.open", count, raising=False)
+    records = finished.read_records(f"s{i}" for i in reversed(range(8)))
+    assert list(records) == observations[::-1] and opened == [journal.path]

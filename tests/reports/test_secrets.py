@@ -117,6 +117,24 @@ def test_the_likeliest_secrets_keep_their_tokens(
     )
 
 
+def test_a_long_list_shows_the_worst_secrets(
+    result: AuditResult, monkeypatch: pytest.MonkeyPatch, secret_by_secret: Secrets
+) -> None:
+    details = secret_by_secret(result, 400, length=3)
+    monkeypatch.setattr(secrets, "LISTED", 90)
+    block = secrets.build_secret_list(result, details)
+    assert block is not None
+    assert block.notes[0].startswith("This list shows the 90 of 400 secrets that")
+    worst = block.data["rows"][block.data["first"]]
+    row = next(row for cell, row in details.rows.items() if cell.attack == worst["attack"])
+    assert row.outcome is not None
+    hits = row.outcome.hit & row.member
+    assert 0 < hits.sum() < 90
+    assert block.data["members"] == "1" * 90
+    assert worst["outcome"].count("3") == hits.sum()
+    assert len(worst["score"]) == len(block.data["ids"]) == 90
+
+
 def test_hostile_ids_groups_and_texts_are_inert(
     result: AuditResult, secret_by_secret: Secrets, hostile_text: str
 ) -> None:

@@ -14,7 +14,11 @@ from auditor.core.result import Measurement
 from auditor.plugins.probe import Probe
 from auditor.records.folder import RunFolder
 from auditor.runs.chain_steps import measure_row_difference
-from auditor.runs.per_secret_results import PerSecretCollector
+from auditor.runs.per_secret_results import (
+    PerSecretCollector,
+    _build_observation_columns,
+    _list_secret_facts,
+)
 from auditor.statistics.compare import ABOVE
 
 SECRETS = tuple(Secret(f"s{i}", (1,), (2,), member=i < 4) for i in range(8))
@@ -74,3 +78,17 @@ def test_what_non_members_show_too_is_taken_off(
 def test_nothing_is_taken_off_a_canarys_rank(tmp_path: Path) -> None:
     found = change(collected(RunFolder.create(tmp_path / "run", "n", {}), OfCanaries(), 0.3, 0.3))
     assert found.value == pytest.approx(-0.315) and not found.note
+
+
+def test_columns_of_a_probe_share_their_facts_and_only_gaps_have_their_own() -> None:
+    values = [{"p": 0.5, "q": 1.0} if i else {"p": 0.5} for i in range(len(SECRETS))]
+    observations = [
+        Observation(secret.id, numbers) for secret, numbers in zip(SECRETS, values, strict=True)
+    ]
+    other = CellKey("undefended", "white-box", "other")
+    p, q = _build_observation_columns(other, SECRETS, observations)
+    assert (p.ids, p.member, p.repeats) == _list_secret_facts(SECRETS, range(len(SECRETS)))
+    assert (q.ids, list(q.values)) == (p.ids[1:], [1.0] * 7)
+    whole = [Observation(secret.id, {"p": 0.5, "q": 1.0}) for secret in SECRETS]
+    p, q = _build_observation_columns(other, SECRETS, whole)
+    assert p.ids is q.ids and p.member is q.member and p.repeats is q.repeats
