@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -172,7 +173,9 @@ def _decode_observation(record: dict[str, Any]) -> tuple[CellKey, Observation]:
     observation: Observation = from_json(
         Observation, {k: v for k, v in record.items() if k != "cell"}, "observation"
     )
-    return CellKey.parse_cell_key(record["cell"]), observation
+    # Interned: each line would otherwise have its own copy of all names.
+    values = {sys.intern(name): value for name, value in observation.values.items()}
+    return CellKey.parse_cell_key(record["cell"]), Observation(observation.secret, values)
 
 
 def _encode_token_log_probs(target: str, reading: TokenLogProbs) -> dict[str, Any]:

@@ -482,5 +482,7 @@ def test_records_are_read_on_demand_from_a_file_opened_once(
         return path.open(mode)
 
     monkeypatch.setattr("auditor.records.journal.open", count, raising=False)
-    records = finished.read_records(f"s{i}" for i in reversed(range(8)))
-    assert list(records) == observations[::-1] and opened == [journal.path]
+    records = list(finished.read_records(f"s{i}" for i in reversed(range(8))))
+    assert records == observations[::-1] and opened == [journal.path]
+    names = [name for observation in records for name in observation.values]
+    assert all(name is names[0] for name in names)  # one object for all records
