@@ -48,7 +48,7 @@ class Advice:
     """A sentence and the row of the run that it is based on. kind: subject; command: next one."""
 
     kind: str
-    said: str
+    sentence: str
     row: str
     command: str = ""
 
@@ -58,7 +58,7 @@ class Advice:
             keep = f"; hold the next model to a limit: {self.command}"
         else:
             keep = ""
-        return f"{self.kind} ({self.row}): {self.said}{keep}"
+        return f"{self.kind} ({self.row}): {self.sentence}{keep}"
 
 
 def list_advice(
@@ -106,7 +106,7 @@ def _list_severity_advice(
         proof = f" ({severe.proof})" if severe.proof else ""
         kind = LEAKS if kinds else CLEAR
         title = phrases.title_target(result, target)
-        yield Advice(kind, f"{severe.why}{proof}", title, command)
+        yield Advice(kind, f"{severe.clause}{proof}", title, command)
 
 
 def _list_verbatim_leakage_advice(
@@ -379,7 +379,7 @@ def _build_decision_blocks(result: AuditResult, details: SecretDetails) -> Seque
     listed = [item for item in advices if item.kind in (WHERE, COPIES, HELPS, HIDES)]
     rows = ["", *(item.row for item in listed)]
     items = tuple(
-        f"{item.kind.capitalize()}: {item.said}{f' ({item.row})' if item.row != row else ''}"
+        f"{item.kind.capitalize()}: {item.sentence}{f' ({item.row})' if item.row != row else ''}"
         for item, row in zip(listed, rows, strict=False)
     )
     # One option a line: a page breaks no line inside an option, and the block can be copied.

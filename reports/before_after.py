@@ -37,7 +37,8 @@ class BeforeAfter:
     """The runs before and after a mitigation.
 
     compared: their comparison. predicted: a row and its predicted recall, or None. perplexity:
-    after minus before, over the same held-out texts, or None. told: remarks of the training.
+    after minus before, over the same held-out texts, or None. training_remarks: what the
+    training reported.
     """
 
     by: str
@@ -46,7 +47,7 @@ class BeforeAfter:
     after: AuditResult
     predicted: tuple[CellKey, Measurement] | None
     perplexity: Measurement | None
-    told: tuple[str, ...]
+    training_remarks: tuple[str, ...]
     seconds: float
 
     @property
@@ -191,7 +192,7 @@ def build_mitigation_document(comparison: BeforeAfter) -> Document:
         )
     remarks = (
         f"trained in {phrases.format_duration(comparison.seconds)}",
-        *map(make_printable_line, comparison.told),
+        *map(make_printable_line, comparison.training_remarks),
     )
     expected = FactList("", _build_comparison_facts(comparison))
     deltas = [line.cells[1].delta for line in undefended.lines if line.cells[1].delta is not None]

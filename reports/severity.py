@@ -43,15 +43,15 @@ _DECISIONS: dict[Word, str] = {
 
 @dataclass(frozen=True)
 class Severity:
-    """A severity word. why: a clause; proof: the strongest number and other signals, or ""."""
+    """A severity word. clause: the reason; proof: the strongest number and other signals, or ""."""
 
     word: Word
-    why: str
+    clause: str
     proof: str = ""
 
     @property
     def reason(self) -> str:
-        return f"{self.why[:1].upper()}{self.why[1:]}."
+        return f"{self.clause[:1].upper()}{self.clause[1:]}."
 
     @property
     def decision(self) -> str:
@@ -60,7 +60,7 @@ class Severity:
     def describe(self, title: str, cost: str = "") -> str:
         """Return `Undefended: HIGH. Training text can be extracted (14% verbatim, white-box).`"""
         proof = f" ({self.proof})" if self.proof else ""
-        reason = f". {self.reason[:-1]}" if self.why else ""
+        reason = f". {self.reason[:-1]}" if self.clause else ""
         return f"{title}: {self.word.upper()}{reason}{proof}{cost}."
 
 

@@ -72,7 +72,8 @@ def check(
         # up to " [": typer adds the default of this flag, the plan's help names its own
         str,
         typer.Option(
-            metavar=FIELDS["template"].said.metavar, help=FIELDS["template"].help.partition(" [")[0]
+            metavar=FIELDS["template"].definition.metavar,
+            help=FIELDS["template"].help.partition(" [")[0],
         ),
     ] = AUTO,
     minutes: Annotated[

@@ -33,7 +33,9 @@ from auditor.core.plan_fields import AUTO
 
 Many = list[str] | None  # type of a repeatable flag
 Values = dict[str, Any]  # fields of a plan, by name
-_GIVEN = tuple(name for name, plan_field in FIELDS.items() if plan_field.said.flags is not None)
+_GIVEN = tuple(
+    name for name, plan_field in FIELDS.items() if plan_field.definition.flags is not None
+)
 _COMPLETED = {
     "attack": completion.complete_attack_names,
     "attack_options": completion.complete_attack_options,
@@ -43,7 +45,7 @@ _COMPLETED = {
 # include_extras: otherwise typing removes Annotated, which has the flags.
 _annotated_type_hints = functools.partial(get_type_hints, include_extras=True)
 _WRITTEN = {int: "N", float: "X", Path: "PATH"}  # type of a value -> its metavar
-_RISKS = tuple(name for name, plan_field in FIELDS.items() if plan_field.said.risk)
+_RISKS = tuple(name for name, plan_field in FIELDS.items() if plan_field.definition.risk)
 
 
 @dataclass(frozen=True)
@@ -63,9 +65,9 @@ class PlanFlags:
         for name in self.names.split():
             plan_field = FIELDS[name]
             option = typer.Option(
-                *(plan_field.said.flags or ()),
+                *(plan_field.definition.flags or ()),
                 help=self.told.get(name, plan_field.help),
-                metavar=plan_field.said.metavar
+                metavar=plan_field.definition.metavar
                 or choose_metavar(name, _build_flag_type(name, plan_field.kind)),
                 rich_help_panel=plan_field.panel,
                 autocompletion=_COMPLETED.get(name),
@@ -343,7 +345,7 @@ class RisksNamedOnCommandLine:
         risks = cls(_list_risky_values(values))
         for name, value in risks.named:
             if name in ("plugin", "trust_remote_code"):
-                guard.refuse_unsafe(f"{_format_flag(name, value)}: {FIELDS[name].said.risk}")
+                guard.refuse_unsafe(f"{_format_flag(name, value)}: {FIELDS[name].definition.risk}")
         return risks
 
     def format_risk_flags(self) -> list[str]:
@@ -367,8 +369,8 @@ class RisksNamedOnCommandLine:
         for name, value in _exclude_flagged_risks(_list_risky_values(plan), self.named):
             to = "" if value is True else f" to {value!r}"
             raise AuditError(
-                f"{where} sets {name}{to}, and {FIELDS[name].said.risk}: if that is meant, say it "
-                f"on the command line as well, {_format_flag(name, value)}"
+                f"{where} sets {name}{to}, and {FIELDS[name].definition.risk}: if that is meant, "
+                f"say it on the command line as well, {_format_flag(name, value)}"
             )
 
 
@@ -384,7 +386,7 @@ def _list_risky_values(values: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]
         else:
             several = []
         # "": all values are risky.
-        risks += [(name, item) for item in several if FIELDS[name].said.risky in str(item)]
+        risks += [(name, item) for item in several if FIELDS[name].definition.risky in str(item)]
     return tuple(risks)
 
 

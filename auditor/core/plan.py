@@ -60,7 +60,7 @@ class Plan:
         self._check_unlearning()
         self._check_until_conflicts()
         for name, value in self.map_field_values().items():
-            least = FIELDS[name].said.least
+            least = FIELDS[name].definition.least
             if least is not None and value is not None and value < least:
                 raise AuditError(f"expected {format_field_flag(name)} >= {least}, got {value}")
         self.compute.check(self.loading.device)
@@ -234,7 +234,7 @@ class DescribedField:
 
     part: str
     kind: Any
-    said: PlanField
+    definition: PlanField
     default: Any
     panel: str
     help: str
@@ -282,13 +282,13 @@ def list_ruled_fields(rules: FieldRule) -> tuple[str, ...]:
     return tuple(
         name
         for name, described in FIELDS.items()
-        if described.said.rules and described.said.rules & rules
+        if described.definition.rules and described.definition.rules & rules
     )
 
 
 def format_field_flag(name: str) -> str:
     """Return the command-line flag of a field."""
-    flags = FIELDS[name].said.flags
+    flags = FIELDS[name].definition.flags
     if flags:
         return flags[0].partition("/")[0]
     return f"--{name.replace('_', '-')}"

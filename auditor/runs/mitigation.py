@@ -317,7 +317,7 @@ def compare_mitigated_run(
         perplexity=_measure_perplexity_change(
             mitigation.asked.run, run.result, mitigation.asked.out, after.result
         ),
-        told=outcome.told,
+        training_remarks=outcome.told,
         seconds=outcome.seconds,
     )
 

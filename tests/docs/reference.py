@@ -125,12 +125,12 @@ def _field(name: str) -> list[str]:
     one = FIELDS[name]
     found = _DEFAULT.search(one.help)
     meaning = _DEFAULT.sub("", one.help)
-    if one.said.risk:
-        meaning += f" **Risk:** {one.said.risk}."
-    own = one.said.flags
+    if one.definition.risk:
+        meaning += f" **Risk:** {one.definition.risk}."
+    own = one.definition.flags
     spelt = "" if own is None else ", ".join(own).replace("/", " / ") or format_field_flag(name)
-    if spelt and one.said.metavar:
-        spelt += f" {one.said.metavar}"
+    if spelt and one.definition.metavar:
+        spelt += f" {one.definition.metavar}"
     default = (
         _given(one)
         if found is None or (found[1].startswith("--") and one.kind is bool)

@@ -61,7 +61,7 @@ def said(result: AuditResult, **rows: Outcome) -> dict[str, list[str]]:
             advice.TEST,
             advice.CLEAR,
         )
-        found.setdefault(one.kind, []).append(one.said)
+        found.setdefault(one.kind, []).append(one.sentence)
     return found
 
 

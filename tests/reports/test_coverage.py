@@ -64,7 +64,8 @@ def test_severity_follows_the_worst_stratum_and_says_so(result: AuditResult) -> 
     assert signal.status == SHOWN and signal.worst is not None and signal.worst.copies == 16
     said = severity.rate_severity(seen, UNDEFENDED)
     assert (
-        said.word == severity.HIGH and "all 14 records that occur 16 times are recited" in said.why
+        said.word == severity.HIGH
+        and "all 14 records that occur 16 times are recited" in said.clause
     )
     none = assess_signals(copied(result, hits=0, n=14, single=40, asked=40))
     assert all(s.worst is None for s in none.signals)
@@ -86,7 +87,7 @@ def test_the_headline_follows_the_worst_group(result: AuditResult) -> None:
     assert [signal.status for signal in signals] == [NOT_SHOWN, SHOWN]
     assert signals[1].part == "group wanted" and not signals[1].gate_rule
     said = "3 of the 12 records of the group wanted are recited"
-    assert said in severity.rate_severity(grouped, UNDEFENDED).why
+    assert said in severity.rate_severity(grouped, UNDEFENDED).clause
     screened = replace(found, findings=(replace(row, by_group=shares),))
     text = " ".join(screen.build_first_screen(screened, Path("none")).plain.split())
     assert said in text and "unwanted: 0/4,000, wanted: 3/12 (text-only)" in text

@@ -497,7 +497,7 @@ def test_a_record_that_samples_hold_is_named_though_no_text_is_significant() -> 
         in (told["screen"])
     )
     assert "extracted by 100 samples with a probability of 90% or more" in told["screen"]
-    why = severity.rate_severity(assess_signals(found), "undefended").why
+    why = severity.rate_severity(assess_signals(found), "undefended").clause
     assert why.startswith("text is extracted, but not significantly; ")
 
 

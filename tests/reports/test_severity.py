@@ -133,9 +133,9 @@ def test_an_open_result_says_all_that_is_open(found: LeakAssessment) -> None:
     stands = severity.rate_severity(found, "t")
     assume(stands.word == OPEN and found.list_tested_signals("t"))
     untested = len({s.kind for s in found.signals if s.status == NOT_TESTED})
-    assert (f"{untested} of " in stands.why) == bool(untested)
-    assert ("reason to doubt" in stands.why) == bool(found.list_target_doubts("t"))
-    assert ("not significant" in stands.why) == any(s.suspected for s in found.signals)
+    assert (f"{untested} of " in stands.clause) == bool(untested)
+    assert ("reason to doubt" in stands.clause) == bool(found.list_target_doubts("t"))
+    assert ("not significant" in stands.clause) == any(s.suspected for s in found.signals)
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def test_an_open_result_says_all_that_is_open(found: LeakAssessment) -> None:
 )
 def test_what_is_said(found: LeakAssessment, word: str, why: str) -> None:
     severe = severity.rate_severity(found, "t")
-    assert (severe.word, severe.why) == (word, why)
+    assert (severe.word, severe.clause) == (word, why)
 
 
 def test_the_rule_stands_beside_the_word_in_both_reports(result: AuditResult) -> None:
