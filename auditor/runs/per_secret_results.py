@@ -169,10 +169,10 @@ def _build_observation_columns(
     key: CellKey, secrets: Sequence[Secret], observations: Sequence[Observation]
 ) -> Iterator[Column]:
     names = dict.fromkeys(name for observation in observations for name in observation.values)
-    whole = range(len(secrets))
-    facts = _list_secret_facts(secrets, whole)  # shared by all columns of all secrets
+    all_places = range(len(secrets))
+    facts = _list_secret_facts(secrets, all_places)  # shared by all columns of all secrets
     for name in names:
-        places = [i for i in whole if name in observations[i].values]
+        places = [i for i in all_places if name in observations[i].values]
         values = np.array([observations[i].values[name] for i in places], dtype=float)
         if len(places) == len(secrets):
             ids, member, repeats = facts
