@@ -6,7 +6,7 @@ no model was trained on.
 A small GPT-NeoX (2 layers of 128, a token a character) is trained on public records, then on
 private ones of the same kinds with fresh cards, IBANs, telephone and social security numbers. Then
 the shares of members found at 5% and at 1%, beside membership with as many non-members, and the
-false alarms of 2,000 values that it never saw, with exact intervals.
+false alarms of 2,290 values that it never saw, with exact intervals.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from auditor.plugins.probe import observe_all_secrets
 from auditor.plugins.view import WHITE_BOX, View
 from validation.harness import Page, run, share
 
-COPIES, MEMBERS_EACH, FALSE_ALARMS = (1, 4, 16), 40, 2000
+COPIES, MEMBERS_EACH, FALSE_ALARMS = (1, 4, 16), 40, 2290
 ALTERNATIVES, FALSE_DISCOVERY, LEVELS = 99, 0.05, (0.05, 0.01)
 PUBLIC, PUBLIC_EPOCHS, PRIVATE_EPOCHS, BATCH = 1500, 3, 2, 16
 LETTERS = " 0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.,-+'"
