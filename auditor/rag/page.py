@@ -114,7 +114,9 @@ def describe_layer(layer: RagVerdict) -> str:
 def describe_membership(membership: MembershipVerdict) -> str:
     """Return the p-value, the strongest signal with its AUC, and the share of members found."""
     parts = [f"p = {membership.p_value:.4f}"]
-    parts += [_describe_measurement(m) for m in membership.measurements]
+    parts += [_describe_measurement(measurement) for measurement in membership.measurements]
+    if membership.measurements:
+        parts.append(f"by {membership.measurements[0].note.partition(',')[0]}")
     if not math.isnan(membership.control_p):
         parts.append(f"control p = {membership.control_p:.4f}")
     if membership.why:
@@ -124,10 +126,7 @@ def describe_membership(membership: MembershipVerdict) -> str:
 
 def _describe_measurement(measurement: Measurement) -> str:
     value = f"{measurement.value:.3f} ({measurement.low:.3f} to {measurement.high:.3f})"
-    note = ""
-    if measurement.note:
-        note = f", {measurement.note}"
-    return f"{find_metric(measurement.name).title} {value}{note}"
+    return f"{find_metric(measurement.name).title} {value}"
 
 
 def describe_crawl(crawl: Crawl) -> str:

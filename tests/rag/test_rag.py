@@ -132,6 +132,26 @@ def test_text_in_and_out_of_the_store_is_no_leak(tmp_path: Path) -> None:
     assert {v for layer, (_, _, v) in disclosed.items() if "retrieved" in layer} == {NO_LEAK}
 
 
+def test_a_sentence_that_others_begin_with_is_no_sign(tmp_path: Path) -> None:
+    """The tail of each document holds the first words of another user's document."""
+    rows = make_documents()
+    for row, following in zip(rows, [*rows[1:], rows[0]], strict=True):
+        row["text"] += " " + " ".join(following["text"].split()[:15])
+    assert audit(tmp_path, systems.PerUser(), rows, crawl=0).verdict == NO_LEAK
+
+
+def test_equal_tails_are_a_sign_of_no_document(tmp_path: Path) -> None:
+    rows = make_documents()
+    for i, row in enumerate(rows):
+        if i % 10 < 2:
+            row["text"] = f"{row['text'][:40]} {' '.join(map(str, range(100, 140)))}"
+            row["pii"] = None
+    result = audit(tmp_path, systems.OpenStore(), rows, crawl=0)
+    verbatim = result.layers[0]
+    names = {row["id"] for i, row in enumerate(rows) if i % 10 > 1}
+    assert set(verbatim.disclosed) <= names and len(verbatim.disclosed) > 30
+
+
 def test_copies_share_a_coin_and_their_owners(tmp_path: Path) -> None:
     rows = make_documents(40)
     copies = [*rows, *({**row, "identity": "user3", "id": f"copy {row['id']}"} for row in rows)]

