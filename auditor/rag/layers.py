@@ -6,6 +6,7 @@ of them. A zero proves nothing unless the control sees documents.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -317,7 +318,7 @@ class RagJudge:
     def judge_membership(self) -> MembershipVerdict:
         """Return whether the replies depend on which documents are in the store."""
         signals, member = self._measure_signals(self.exchanges.attack)
-        p_value = compute_coin_p_value(signals, member, self.seed)
+        p_value = self._compute_attack_p_value(signals, member)
         control_p = float("nan")
         if self.exchanges.control:
             of_control, control_member = self._measure_signals(self.exchanges.control)
@@ -338,7 +339,7 @@ class RagJudge:
                 is_lower = roc.auc(values[member], values[~member]) < 0.5
                 oriented = np.where(is_lower, -values, values)
                 name = (more, fewer)[int(is_lower)]
-                scores[name] = CandidateScore(oriented, name)
+                scores[name] = CandidateScore(oriented, name, self._widening)
         measurements: tuple[Measurement, ...] = ()
         each: dict[str, Measurement] = {}
         if scores:
@@ -349,6 +350,26 @@ class RagJudge:
             measurements = strongest.measurements
             each = dict(zip(scores, strongest.corrected, strict=True))
         return MembershipVerdict(verdict, p_value, control_p, measurements, each, reason)
+
+    @property
+    def _widening(self) -> float:
+        """Return the factor on the deviation of an AUC: two identities ask for each other's.
+
+        What one of them gets depends on the coins of its own documents, for which the other asks:
+        similar documents of both then count twice.
+        """
+        return math.sqrt(2) if len(self._owned) == 2 else 1.0
+
+    def _compute_attack_p_value(self, signals: Floats, member: Bools) -> float:
+        """Return the p-value of the coins; of two identities, Bonferroni's of both directions."""
+        if len(self._owned) != 2:
+            return compute_coin_p_value(signals, member, self.seed)
+        askers = np.array([exchange.identity for exchange in self.exchanges.attack])
+        p_values = [
+            compute_coin_p_value(signals[:, askers == name], member[askers == name], self.seed)
+            for name in self._owned
+        ]
+        return min(1.0, 2 * min(p_values))
 
     def _measure_signals(self, exchanges: Sequence[Exchange]) -> tuple[Floats, Bools]:
         """Return the values of `_SIGNALS`, (signals, exchanges), and the members."""

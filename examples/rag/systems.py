@@ -70,7 +70,7 @@ class ChromaStore:
 
 
 class LanceStore(ChromaStore):
-    """LanceDB with the filter after the search: the nearest of all notes, then those one may see."""
+    """LanceDB with the filter after the search for the nearest notes of all."""
 
     def index(self, documents: Rows) -> None:
         import lancedb

@@ -94,10 +94,11 @@ def test_a_shared_cache_shows_after_the_owner_asked(tmp_path: Path) -> None:
 
 
 def test_a_filter_after_the_search_tells_membership_by_what_is_missing(tmp_path: Path) -> None:
-    result = audit(tmp_path, systems.FilterAfter(), make_documents(n_identities=2))
+    rows = make_documents(240, n_identities=2)
+    result = audit(tmp_path, systems.FilterAfter(), rows, crawl=0)
     assert {layer.verdict for layer in result.layers} == {NO_LEAK}
     assert result.membership.verdict == LEAKS == result.verdict
-    assert "fewer texts retrieved" in result.membership.measurements[0].note
+    assert result.membership.measurements[0].note.startswith("fewer texts retrieved")
     assert page.state_result(result).startswith("leaks: replies tell which documents")
 
 
