@@ -29,12 +29,12 @@ Row = dict[str, Any]
 
 
 def make_documents(seed: int, n_users: int, twins: bool) -> list[Row]:
-    """Return documents of 24 random words; with twins, of the users in turn."""
+    """Return documents of 24 to 40 random words; twins belong to the users in turn."""
     draw = random.Random(seed)
     words = ["".join(draw.choices("abcdefghijklmnopqrstuvwxyz", k=6)) for _ in range(400)]
     rows: list[Row] = []
     for i in range(N_DOCUMENTS):
-        text = draw.choices(words, k=24)
+        text = draw.choices(words, k=draw.randint(24, 40))
         if twins and i % n_users:
             text = [*rows[-1]["text"].split()[:22], *text[22:]]
         rows.append({"id": i, "text": " ".join(text), "identity": f"user{i % n_users}"})
