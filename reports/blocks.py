@@ -153,7 +153,7 @@ class Figure:
     findings: tuple[Finding, ...] = ()
     series: tuple[Series, ...] = ()
     text: frozenset[int] = frozenset()  # columns without numbers
-    of: str = ""  # subject of the numbers, if the title does not name it
+    subject: str = ""  # of the numbers, if the title does not name it
     note: str = ""  # what the numbers leave out
     axes: tuple[str, str] = ("", "")  # axis labels of series: x, y
     # the series expected by chance: a line, and the upper end of its band
@@ -162,7 +162,9 @@ class Figure:
         tuple[str, str], ...
     ] = ()  # legend labels of targets that add to their titles, by name
     ticks: tuple[str, ...] = ()  # labels of x = 0, 1, 2, … if they count something
-    until: float = math.nan  # right end of the shade over equally useful models, on the x axis
+    shaded_until: float = (
+        math.nan
+    )  # right end of the shade over equally useful models, on the x axis
 
     @property
     def explanation(self) -> str:
@@ -174,7 +176,7 @@ class Figure:
         name = f"{self.id.removesuffix('-plot')}-table"
         return Table(
             name,
-            f"Numbers{self.of}",
+            f"Numbers{self.subject}",
             self.head,
             self.groups,
             numeric,

@@ -181,9 +181,9 @@ def _draw_leak_metric_figure(f: Frontier, lines: Sequence[str]) -> Figure:
         (Group("", grid.rows),),
         series=tuple(_build_defense_series(f, lines)),
         text=frozenset({0, 2, 4, 5, 6}),
-        of=f", of {f.points[0].leak.n:,} secrets",
+        subject=f", of {f.points[0].leak.n:,} secrets",
         axes=("Held-out perplexity, × undefended", phrases.format_metric(f.metric)),
-        until=1 + f.margin,
+        shaded_until=1 + f.margin,
     )
 
 

@@ -104,7 +104,7 @@ def draw_frontier(axes: Axes, block: Block, paint: Callable[[str], str] = str) -
     _set_ratio_axis(axes, block)
     # After the axis has its limits, where the shade begins.
     axes.axvspan(
-        axes.get_xlim()[0], block.until, color=paint(GRID), alpha=0.45, linewidth=0, zorder=0
+        axes.get_xlim()[0], block.shaded_until, color=paint(GRID), alpha=0.45, linewidth=0, zorder=0
     )
     axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
     if block.plot == "frontier_of_shares":
@@ -147,7 +147,7 @@ def _set_ratio_axis(axes: Axes, block: Block) -> None:
                     ends.append(end)
     # The undefended model, at 1, and the margin are always visible.
     low = float(_scale_ratio(min(*ends, 0.99)))
-    high = float(_scale_ratio(max(*ends, block.until)))
+    high = float(_scale_ratio(max(*ends, block.shaded_until)))
     # outer margin; gap between marks
     room = 0.03 * (high - low)
     far = 0.075 * (high - low)
@@ -156,7 +156,7 @@ def _set_ratio_axis(axes: Axes, block: Block) -> None:
     marks: list[float] = []
     # Place 1 and the margin first, then marks by their distance to 1.
     for mark in sorted(
-        _RATIOS, key=lambda mark: (mark != 1, mark != block.until, abs(math.log(mark)))
+        _RATIOS, key=lambda mark: (mark != 1, mark != block.shaded_until, abs(math.log(mark)))
     ):
         place = float(_scale_ratio(mark))
         if low - room <= place <= high + room and all(
@@ -190,5 +190,5 @@ def build_legend_entries(
     ink: Any = {"color": INK, "marker": "o", "linestyle": ""}
     handles += [key(**ink), key(**ink, markerfacecolor="none"), key(**_CORNERS)]
     handles.append(Patch(color=paint(GRID), alpha=0.45, linewidth=0))
-    most = f"perplexity within {phrases.format_percent(blocks[0].until - 1)}% of undefended"
+    most = f"perplexity within {phrases.format_percent(blocks[0].shaded_until - 1)}% of undefended"
     return handles, [*labels, PROVED, MEASURED, CORNERS, most]
