@@ -53,7 +53,7 @@ def judge_model(
             model,
             data=rows,
             nonmembers=nonmembers,
-            attacks=(Identifiers(alternatives), *_WHAT.keys() - {Identifiers.name}),
+            attacks=("extraction-probability", Identifiers(alternatives), "membership"),
             setting="white-box",
             known_fraction=0.0,
             out=scratch / "run",
