@@ -120,10 +120,11 @@ def _render_unfolded_sections(section: Section) -> list[str]:
     parts = list[str]()
     for block in section.blocks:
         match block:
-            case Forest() | Table():
-                parts.append(
-                    render_truncated_table(block.table if isinstance(block, Forest) else block)
-                )
+            case Forest():
+                parts.append(render_truncated_table(block.table))
+            case Table():
+                # The caption names the measure, and the columns whose cells are all equal.
+                parts.append(f"{escape(block.caption)}:\n\n{render_truncated_table(block)}")
             case Bullets():
                 n_left = len(block.items) - _MOST_POINTS
                 parts.append(

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from auditor.core.result import AuditResult
-from auditor.reports import html
+from auditor.reports import html, markdown
 from auditor.reports.blocks import Figures, Group, Table
 from auditor.reports.table_of_contents import build_page_document
 from tests.reports.conftest import detailed_run
@@ -55,6 +55,12 @@ def test_no_table_of_the_report_has_a_column_of_equal_cells(lab: AuditResult) ->
     tables = [b for s in document.sections for b in s.blocks if isinstance(b, Table)]
     assert len(tables) > 5
     assert all(table.fold_constant_columns() == table for table in tables)
+
+
+def test_markdown_says_what_its_open_tables_measure(lab: AuditResult) -> None:
+    text = markdown.render_markdown_report(lab)
+    assert "\nVerbatim recall, unless a row names another measure" in text
+    assert "\nThe effect of each change" in text
 
 
 def test_figures_of_both_accesses_are_described_once(lab: AuditResult) -> None:
