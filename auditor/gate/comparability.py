@@ -71,8 +71,8 @@ def check_comparable(run: RunOutcomes, base: RunOutcomes, description: str) -> N
         if run.result.family != base.result.family:
             both = shlex.join([base.name, run.name])
             raise AuditError(
-                f"{reason}; only models of one family and vocabulary are compared secret by secret: "
-                f"audit export {both} --csv both.csv puts their numbers side by side, unpaired"
+                f"{reason}; only models of one family and vocabulary are compared secret by "
+                f"secret: audit export {both} --csv both.csv puts their numbers side by side"
             )
         if unfinished := [
             checked for checked in (run, base) if _count_unasked_records(checked.result)
