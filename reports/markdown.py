@@ -102,11 +102,10 @@ def render_markdown_report(
             render_truncated_table(changes.build_paired_change_table(since)),
         ]
     # Unfolded sections show tables and lists above: their paragraphs come last, folded.
-    notes = (
-        FactList("", doc.glossary),
-        *(block for section in plain for block in section.blocks if isinstance(block, Paragraph)),
-    )
-    return _fit_comment(parts, [Section("reading", "How to read this", notes), *rest])
+    notes: list[Block] = [FactList("", doc.glossary)]
+    for section in plain:
+        notes += [block for block in section.blocks if isinstance(block, Paragraph)]
+    return _fit_comment(parts, [Section("reading", "How to read this", tuple(notes)), *rest])
 
 
 def _format_target_severity(standing: TargetSummary) -> str:

@@ -159,7 +159,7 @@ def _build_result_screen_entry(
             if level >= 1:
                 brief = replace(brief, proof="")
             if level == 2:
-                brief = replace(brief, why="")
+                brief = replace(brief, clause="")
             groups.setdefault(brief, []).append(target)
         sentences = []
         for verdict, targets in groups.items():

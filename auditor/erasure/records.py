@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from auditor.benchmarks.data import table_blocks
 from auditor.benchmarks.data.tables import parse_table_json, require_json_object
@@ -141,7 +142,7 @@ def find_likest(directions: Floats, vectors: Floats, owner_indices: Sequence[int
     return highest
 
 
-def _skip_owners(cosines: Floats, owners: Ints) -> None:
+def _skip_owners(cosines: NDArray[np.floating[Any]], owners: Ints) -> None:
     places = np.flatnonzero(owners >= 0)
     cosines[places, owners[places]] = -1.0
 

@@ -50,7 +50,7 @@ def write_text_forms(text: str) -> Mapping[str, bytes]:
     return _drop_equal_forms(forms)
 
 
-def _drop_equal_forms(forms: Mapping[str, bytes]) -> Mapping[str, bytes]:
+def _drop_equal_forms(forms: dict[str, bytes]) -> Mapping[str, bytes]:
     """Return each encoding once, by its first name."""
     names = {content: name for name, content in reversed(forms.items())}
     return {name: content for name, content in forms.items() if names[content] == name}

@@ -98,7 +98,7 @@ class Crawl:
     points: tuple[tuple[int, int], ...]
 
 
-def compute_coin_p_value(signals: Floats, member: Bools, seed: int) -> float:
+def compute_coin_p_value(signals: Floats | Bools, member: Bools, seed: int) -> float:
     """Return the p-value of the largest difference in mean ranks between in and out.
 
     signals: (signals, documents), in either direction. The labels are drawn again with as many in:
@@ -115,11 +115,10 @@ def compute_coin_p_value(signals: Floats, member: Bools, seed: int) -> float:
     return float((1 + (corpus >= observed - 1e-9).sum()) / (1 + _DRAWS))
 
 
-def _rank_values(values: Floats) -> Floats:
+def _rank_values(values: Floats | Bools) -> Floats:
     """Return midranks, (documents,)."""
     ordered = np.sort(values)
-    ranks: Floats = np.searchsorted(ordered, values) + np.searchsorted(ordered, values, "right")
-    return ranks / 2
+    return (np.searchsorted(ordered, values) + np.searchsorted(ordered, values, "right")) / 2
 
 
 class RagJudge:

@@ -328,12 +328,12 @@ def read_heldout_losses(folder: Path) -> dict[str, dict[str, list[float]]]:
 class SuffixLogProbs(Mapping[str, tuple[float, ...]]):
     """The log-probability of each token of the true suffix, in nats, by secret.
 
-    values: (tokens,), secret after secret; ends: (secrets,) end of each secret in them.
+    nats: (tokens,), secret after secret; ends: (secrets,) end of each secret in them.
     """
 
     ids: tuple[str, ...]
     ends: Ints
-    values: Floats
+    nats: Floats
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -343,7 +343,7 @@ class SuffixLogProbs(Mapping[str, tuple[float, ...]]):
 
     def __getitem__(self, secret: str) -> tuple[float, ...]:
         place = self._places[secret]
-        return tuple(self.values[self._begins[place] : self.ends[place]].tolist())
+        return tuple(self.nats[self._begins[place] : self.ends[place]].tolist())
 
     @cached_property
     def _places(self) -> dict[str, int]:
@@ -361,15 +361,15 @@ class SuffixLogProbs(Mapping[str, tuple[float, ...]]):
     def take_position(self, position: int) -> tuple[Ints, Floats]:
         """Return the places of the secrets with a token at this position, from 0, and its nats."""
         places = np.flatnonzero(self.lengths > position)
-        return places, self.values[self._begins[places] + position]
+        return places, self.nats[self._begins[places] + position]
 
     @cached_property
     def sums(self) -> Floats:
         """(secrets,) log-probability of each suffix; tokens are added in their order."""
         totals = np.zeros(len(self.ids))
         for position in range(int(self.lengths.max(initial=0))):
-            places, nats = self.take_position(position)
-            totals[places] += nats
+            places, terms = self.take_position(position)
+            totals[places] += terms
         return totals
 
 
@@ -406,7 +406,7 @@ def _join_suffix_parts(parts: Iterable[pa.Table]) -> SuffixLogProbs:
             counts = counts[1:]
         ids += [words[code] for code in codes[begins]]
         n_tokens.append(counts)
-        values += [np.from_dlpack(chunk) for chunk in rows["value"].chunks]
+        values += [np.asarray(chunk, dtype=np.float64) for chunk in rows["value"].chunks]
     ends = np.cumsum(np.concatenate(n_tokens))
     return SuffixLogProbs(tuple(ids), ends, np.concatenate(values))
 

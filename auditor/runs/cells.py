@@ -6,8 +6,9 @@ import dataclasses
 import time
 from abc import ABC, abstractmethod
 from collections import ChainMap
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from auditor.conclusions.outcomes import RowValuesBySecret
 from auditor.core.errors import AuditError, NotApplicable
@@ -423,7 +424,8 @@ class ProbeCell(Cell):
         if changed:
             folder.observations.append(self.key, changed)
         if any(secret.id not in earlier for secret in secrets):
-            earlier.maps.insert(0, finished)
+            # A ChainMap's type wants mutable maps; nothing is written to these.
+            earlier.maps.insert(0, cast(MutableMapping[str, Observation], finished))
         return secrets, Observed(observations, facts)
 
     def _observe_missing_secrets(
