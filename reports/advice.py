@@ -45,7 +45,10 @@ RUN = "RUN"
 
 @dataclass(frozen=True)
 class Advice:
-    """A sentence and the row of the run that it is based on. kind: subject; command: next one."""
+    """A piece of advice: a sentence, and the row of the run that it is based on.
+
+    kind: the subject; command: the next command.
+    """
 
     kind: str
     sentence: str
@@ -64,10 +67,11 @@ class Advice:
 def list_advice(
     result: AuditResult, details: SecretDetails = NO_DETAILS, run: str = RUN
 ) -> tuple[Advice, ...]:
-    """Return advice on doubts, leaks with a gate, where leaks concentrate, and helpful defenses.
+    """Return advice on doubts, leaks and their gates, where leaks concentrate, and helpful
+    defenses.
 
-    The last two are about the undefended model's attack with the highest recall, if its outcomes
-    are stored. run: the run's name in commands.
+    Concentration and defenses concern the undefended model's attack with the highest recall, if
+    its outcomes are stored. run: the run's name in commands.
     """
     assessment = assess_signals(result)
     if not any(assessment.list_tested_signals(target) for target in assessment.targets):
@@ -167,7 +171,9 @@ def _has_document_parts(details: SecretDetails, members: Outcome) -> bool:
 def _describe_leak_concentration(
     members: Outcome, facts: Mapping[str, SecretFacts]
 ) -> Iterator[str]:
-    """Describe repeats, groups and lengths with more extractions than by chance."""
+    """Describe copy counts, groups and lengths that extracted members have more often than by
+    chance.
+    """
     for parts in (
         _mask_members_per_copies(members),
         _mask_members_per_group(members, facts),
@@ -222,7 +228,7 @@ def _mask_members_per_length(
 def _predict_recall_under_copy_limits(
     members: Outcome,
 ) -> Iterator[tuple[int, Measurement]]:
-    """Yield limits on copies (each count but the highest) with the predicted recall."""
+    """Yield each copy count except the highest, as a limit on copies, with the predicted recall."""
     if None in members.repeats:
         return
     times = [count for count in members.repeats if count is not None]
@@ -247,9 +253,11 @@ def _copy_limits_sentence(limits: Sequence[tuple[int, Measurement]], members: Ou
 
 
 def describe_mildest_copy_limit(result: AuditResult, details: SecretDetails) -> str:
-    """Return the highest copy limit with predicted recall within `VERBATIM.limits`, or the lowest.
+    """Describe the highest copy limit whose predicted recall is within `VERBATIM.limits`, or the
+    lowest.
 
-    Return "" if copies are unknown, if the attack used document parts, or if nothing was extracted.
+    Return "" if copies are unknown, if the attack used document parts, or if nothing was
+    extracted.
     """
     known = _find_strongest_attack_row(result, details)
     if known is None or _has_document_parts(details, known[1]):
@@ -270,10 +278,11 @@ def describe_mildest_copy_limit(result: AuditResult, details: SecretDetails) -> 
 def predict_undefended_recall(
     result: AuditResult, details: SecretDetails, count_remaining: Callable[[int], int | None]
 ) -> tuple[Finding, Measurement] | None:
-    """Return the undefended row with the highest recall, and its recall after removing copies.
+    """Return the undefended row with the highest recall, and its predicted recall with fewer
+    copies.
 
-    count_remaining: maps a copy count to the remaining count. Return None if nothing was extracted,
-    if the attack used document parts, or if a remaining count was not measured.
+    count_remaining: maps a copy count to the count that remains. Return None if nothing was
+    extracted, if the attack used document parts, or if a remaining count was not measured.
     """
     known = _find_strongest_attack_row(result, details)
     if known is None or _has_document_parts(details, known[1]) or None in known[1].repeats:
@@ -301,9 +310,9 @@ def predict_undefended_recall(
 def _list_defense_advice(
     result: AuditResult, details: SecretDetails, worst: Finding, members: Outcome
 ) -> Iterator[Advice]:
-    """Yield advice on each defense: paired verbatim and near-verbatim recall, and cost.
+    """Yield advice on each defense: its cost, and its change of verbatim and near-verbatim recall.
 
-    Compare with the worst row. Skip controls, because they promise nothing.
+    Changes are paired with the `worst` row. Controls are skipped, because they promise nothing.
     """
     findings_by_key = {
         finding.cell_key: finding for finding in result.findings if not finding.not_applicable
@@ -370,9 +379,9 @@ def _describe_perplexity_cost(result: AuditResult, name: str) -> str:
 
 
 def _build_decision_blocks(result: AuditResult, details: SecretDetails) -> Sequence[Block]:
-    """Return the advice on a fix, and the next command.
+    """Return the advice on how to fix leaks, and the next command.
 
-    Omit leaks and untested signals, which the verdict and the picture show.
+    Leaks and untested signals are omitted, because the verdict and the picture show them.
     """
     run = f"runs/{shlex.quote(result.name)}"
     advices = list_advice(result, details, run)

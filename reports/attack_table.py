@@ -134,9 +134,10 @@ def _find_paired_difference(
     base: RowValuesBySecret | None,
     records: Mapping[str, str],
 ) -> Measurement | None:
-    """Return the metric of `new` minus that of `base` on common records, or None if missing.
+    """Return the metric of `new` minus that of `base` on common records; None if either is
+    missing.
 
-    records: maps the id of a secret that is part of a record to that record.
+    records: maps the id of a secret that is a part of a record to that record.
     """
     if new is None or base is None:
         return None
@@ -201,9 +202,9 @@ def _build_span(m: Measurement | None) -> ForestSpan | None:
 
 
 def format_attack_lines(result: AuditResult, details: SecretDetails, most: int) -> list[str]:
-    """Return a heading and a line per attack, for the target and access with most attacks.
+    """Return a heading and a line per attack, for the target and access with the most attacks.
 
-    Return nothing if only one attack ran, or if there is no room for two.
+    most: maximum number of lines. Return nothing if only one attack ran, or if two do not fit.
     """
     cells = dict.fromkeys((f.target, f.setting) for f in phrases.sort_findings(result))
     tables = [compare_attacks(result, details, *cell) for cell in cells]

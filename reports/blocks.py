@@ -45,7 +45,9 @@ class Code:
 
 @dataclass(frozen=True)
 class Group:
-    """Rows under one heading. In a row shorter than the head, the last cell spans the rest."""
+    """Rows under one heading. If a row has fewer cells than the head, its last cell spans the
+    rest.
+    """
 
     title: str
     rows: tuple[tuple[str, ...], ...]
@@ -63,10 +65,11 @@ class Table:
     links: tuple[str, ...] = ()  # link of each row's first cell, over all groups; "": no link
 
     def fold_constant_columns(self, known: Set[str] = frozenset()) -> Table:
-        """Return the table with columns of equal cells moved into the caption: `Attack: ethicist`.
+        """Move columns of equal cells into the caption, as in `Attack: ethicist`; return the
+        table.
 
-        The first column stays, and so does a table with a single row or with spanning cells. known:
-        heads whose cell the caption need not repeat.
+        The first column is never moved. A table with a single row or with spanning cells is
+        unchanged. known: column heads to leave out of the caption.
         """
         rows = [row for group in self.groups for row in group.rows]
         width = len(self.head)
@@ -93,7 +96,7 @@ class Table:
 
 @dataclass(frozen=True)
 class ForestSpan:
-    """A number with its interval on the scale of a `Forest`, and perhaps a baseline."""
+    """A number with its interval on the scale of a `Forest`, and an optional baseline (`floor`)."""
 
     low: float
     value: float
@@ -103,7 +106,7 @@ class ForestSpan:
 
 @dataclass(frozen=True)
 class Forest:
-    """A table that draws each row's interval. spans: one per row over all groups."""
+    """A table that draws each row's interval. spans: one per row, over all groups."""
 
     kind: ClassVar[str] = "forest"
     table: Table
@@ -142,7 +145,9 @@ class Series:
 
 @dataclass(frozen=True)
 class Figure:
-    """A plot of findings or series, and its numbers as a table (head, groups) for blind readers."""
+    """A plot of findings or series. Its table (head, groups) has the same numbers for blind
+    readers.
+    """
 
     id: str
     plot: str  # a key of reports.plots.PLOTS
@@ -192,7 +197,7 @@ class Figures:
 
 @dataclass(frozen=True)
 class Secrets:
-    """All secrets of the run, for a searchable page. data: input of the page's script."""
+    """All secrets of the run, for a page on which to search. data: input of the page's script."""
 
     kind: ClassVar[str] = "secrets"
     data: Mapping[str, Any]
@@ -238,7 +243,7 @@ class Document:
 
     @property
     def parts(self) -> tuple[tuple[str, tuple[Section, ...]], ...]:
-        """Group consecutive sections of one part: (part, sections)."""
+        """Return consecutive sections of one part as groups: (part, sections)."""
         return tuple(
             (part, tuple(sections)) for part, sections in groupby(self.sections, lambda s: s.part)
         )

@@ -35,8 +35,8 @@ def select_reported_claims(result: AuditResult) -> list[ClaimEvidence]:
 def describe_claim_verdict(stands: ClaimEvidence) -> str:
     """Return a sentence on the claim, its strongest audit, and the verdict.
 
-    `DP-SGD: claimed ε 1.00 (...); audited ε ≥ 0.42 (...), provable at best 5.79, and of the claimed
-    ε 1 this audit could show at most about 0.16 (...): consistent.`
+    `DP-SGD: claimed ε 1.00 (...); audited ε ≥ 0.42 (...), provable at best 5.79, and of the
+    claimed ε 1 this audit could show at most about 0.16 (...): consistent.`
     """
     parts = [
         f"{stands.target.title}: {_describe_claimed_epsilon(stands)}",
@@ -53,7 +53,7 @@ def describe_claim_verdict(stands: ClaimEvidence) -> str:
 
 
 def describe_claim_evidence(stands: ClaimEvidence) -> str:
-    """Return `describe_claim_verdict`, without the terms of a claim that was not audited."""
+    """Return `describe_claim_verdict`; omit the claim's terms if the claim was not audited."""
     if stands.verdict is None and not stands.bounds and not stands.unheld:
         return f"{stands.target.title}: {_describe_missing_audit(stands)}."
     return describe_claim_verdict(stands)
@@ -117,7 +117,7 @@ def _describe_claimed_epsilon(stands: ClaimEvidence) -> str:
 
 
 def _describe_audited_bound(stands: ClaimEvidence, bound: BoundAgainstClaim) -> str:
-    """Describe an audit with its level, and the ε promised for its game if it differs."""
+    """Describe an audited bound and its level; add the ε promised for its game if this differs."""
     audit = bound.audit
     number = phrases.format_number
     differs = stands.claimed is not None and bound.promised != stands.claimed
@@ -167,7 +167,8 @@ def _describe_missing_audit(stands: ClaimEvidence) -> str:
 
 
 def build_claim_audit_table(result: AuditResult) -> Table | None:
-    """Return a table with a row per audit of a target, comparable with the claim or not.
+    """Return a table with a row per audit of a target, even if it cannot be compared with the
+    claim.
 
     A claim that is refuted without an audit has one row.
     """

@@ -115,7 +115,9 @@ def build_comparison_document(comparison: Comparison) -> Document:
 def _format_run_table_cells(
     line: ComparisonRow, i: int, description: str = ""
 ) -> tuple[str, str, str]:
-    """Return a run's number, its difference from the first run or a reason, and a mark if best."""
+    """Return a run's number, its difference from the first run (or why none), and a mark if it is
+    best.
+    """
     cell = line.cells[i]
     if cell.delta:
         delta = f"{description}{phrases.format_measurement_value(cell.delta)}"

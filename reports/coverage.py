@@ -20,7 +20,7 @@ def format_stratum(stratum: Stratum) -> str:
 def group_sentence_part(group: tuple[str, Measurement]) -> str:
     """Return a clause such as `all 36 records of the group wanted are recited`.
 
-    group: its name and extracted share.
+    group: the group's name and its extracted share.
     """
     name, m = group
     return _format_recited_share(
@@ -64,7 +64,7 @@ def format_strata(finding: Finding) -> str:
 
 
 def format_audited_share(result: AuditResult) -> str:
-    """Return the audited and the given records as `41 of 150`; "" if not counted."""
+    """Return `41 of 150`, the audited among the given records; "" if records were not counted."""
     counts = result.benchmark.records.get("members")
     if counts is None:
         return ""
@@ -88,9 +88,11 @@ def format_coverage(result: AuditResult) -> str:
 
 
 def list_missing_attacks(result: AuditResult) -> list[str]:
-    """Return `Ethicist did not run on Undefended, white-box: WHY.` for each such attack and target.
+    """Return `Ethicist did not run on Undefended, white-box: WHY.` for each such attack and
+    target.
 
-    Omit the access if the attack ran at none. Ignore limits of accesses below the widest.
+    The access is omitted if the attack ran at no access. If an attack ran at some access, only the
+    widest access counts as missing.
     """
     ran = {(f.target, f.attack) for f in result.findings if _has_run(f)}
     widest = list(phrases.SETTINGS)[-1]
@@ -120,13 +122,16 @@ def explain_missing_attack_rows(result: AuditResult) -> dict[str, str]:
 
 
 def list_copies_phrases(finding: Finding, owner: str) -> list[str]:
-    """Return phrases on extraction by copies and, for a sample of records, over all records."""
+    """Return a phrase on extraction by number of copies.
+
+    If only a sample of the records was asked, add a phrase on the estimate over all records.
+    """
     of_all = format_weighted_share(finding)
     return [f"recited by copies: {format_strata(finding)} {owner}", *([of_all] if of_all else [])]
 
 
 def describe_asked_records(result: AuditResult) -> str:
-    """Return how many records were asked, among those with copies and among the others.
+    """Return how many records were asked, separately for records with and without copies.
 
     `41 of 135 records were asked: all 12 that occur more than once, 29 of the 123 others.` Return
     "" if all were asked, or if records were not counted.
@@ -150,7 +155,7 @@ def describe_asked_records(result: AuditResult) -> str:
 
 
 def _describe_asked_strata(strata: Sequence[Stratum], which: str) -> str:
-    """Return how many were asked: `all 12 that occur more than once`, `none of the others`."""
+    """Return how many records of these strata were asked: `all 12 that occur more than once`."""
     n_asked = sum(stratum.extracted.n for stratum in strata)
     if n_asked == sum(stratum.population for stratum in strata):
         return f"all {which}"

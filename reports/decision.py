@@ -44,7 +44,7 @@ def format_ruling_terminal_lines(decision: Decision) -> Iterator[str]:
 def render_decision_markdown(decision: Decision) -> str:
     """Return Markdown for a pull request: the verdict, then the rulings, worst first.
 
-    Rows are cut to the length of a comment next to a report; the verdict counts all rulings.
+    The rows are limited so that a comment has room for a report; the verdict counts all rulings.
     """
     title = _shorten_printable(decision.run) + (
         f" against {_shorten_printable(decision.baseline)}" if decision.baseline else ""
@@ -85,9 +85,10 @@ def _build_ruling_table_cells(ruling: Ruling) -> tuple[str, ...]:
 
 
 def render_decision_junit_xml(decision: Decision) -> str:
-    """Return a test case per ruling; some fail or have errors exactly if the exit code is not 0.
+    """Return JUnit XML with a test case per ruling.
 
-    An inconclusive ruling is an error if it counts, and skipped if it may pass.
+    A test case fails or has an error only if the exit code is not 0. An inconclusive ruling is an
+    error if it counts, and skipped if it may pass.
     """
     cases = [_ruling_junit_test_case(decision, ruling) for ruling in decision.rulings]
     # JUnit readers count a suite without cases as passed.

@@ -51,7 +51,7 @@ _FOR_YOU = "it is not a measurement: the controller's file answers it"
 
 @dataclass(frozen=True)
 class EdpbEvidence:
-    """The sources of all answers. result: cleaned; digest: SHA-256 of its file."""
+    """The sources of all answers. result: the cleaned result; digest: SHA-256 of its file."""
 
     result: AuditResult
     digest: str
@@ -62,9 +62,10 @@ class EdpbEvidence:
 class EdpbQuestion:
     """A question of the template, in our words: its source (`of`) and paragraph (`where`).
 
-    answer: the name of its answer in `ANSWERS`, or metrics: whose highest values answer it; neither
-    if no run can. limit: the scope of an answer. measured_by: measures that would answer it, as
-    attacks and probes declare them. otherwise: the remedy if none declares them.
+    answer: the key of its answer in `ANSWERS`; or metrics: the metrics whose highest values answer
+    the question. Both are empty if no run can answer. limit: the scope of an answer. measured_by:
+    measures, declared by attacks and probes, that would answer. otherwise: the remedy without such
+    a method.
     """
 
     of: str
@@ -77,7 +78,7 @@ class EdpbQuestion:
     measured_by: tuple[str, ...] = ()
 
     def list_answers(self, e: EdpbEvidence) -> list[str]:
-        """Return sentences, perhaps none."""
+        """Return the answers as sentences; the list may be empty."""
         if self.answer == "main number":
             return _describe_main_numbers(e, self.measured_by[0])
         if self.answer:
@@ -108,7 +109,7 @@ def _pair_measurements(
     target: TargetRecord,
     numbers: Callable[[Finding], Mapping[str, Measurement | None]],
 ) -> list[tuple[Measurement, str, Finding]]:
-    """Return all valid measurements of a target's rows, each with part name and row."""
+    """Return all valid measurements of a target's rows, each with its part's name and its row."""
     rows = [f for f in e.result.findings if f.target == target.name]
     return [(m, part, f) for f in rows for part, m in numbers(f).items() if m and _has_value(m)]
 
@@ -120,7 +121,7 @@ def _find_highest_measurement(
 
 
 def _describe_highest_values(e: EdpbEvidence, metrics: Sequence[str]) -> list[str]:
-    """Describe each target's highest values of these metrics, next to non-members'."""
+    """Describe each target's highest values of these metrics, next to the non-members' values."""
     sentences = []
     for target in _exclude_control_targets(e):
         sentences += [_describe_highest_value(e, target, metric) for metric in metrics]
@@ -164,7 +165,7 @@ def _format_counted_value(m: Measurement) -> str:
 
 
 def _describe_worst_repeat_count(e: EdpbEvidence) -> list[str]:
-    """Describe the repeat count and row with most extraction, for each target."""
+    """Describe, for each target, the row and the repeat count with the most extraction."""
     sentences = []
     for target in _exclude_control_targets(e):
         rows = _pair_measurements(e, target, lambda f: f.by_repeats)
@@ -186,7 +187,9 @@ def _describe_worst_repeat_count(e: EdpbEvidence) -> list[str]:
 
 
 def _describe_membership(e: EdpbEvidence) -> list[str]:
-    """Describe membership over all records and, if it decides, at the best number of copies."""
+    """Describe membership over all records; also at one number of copies if that decides the
+    signal.
+    """
     groups = [s for s in assess_signals(e.result).signals if s.kind is MEMBERSHIP and s.count]
     return [
         *_describe_highest_values(e, (name_auc(""), name_tpr_metric("", FALSE_POSITIVES[0]))),
@@ -233,7 +236,9 @@ def _build_leak_signals_section(e: EdpbEvidence) -> Section:
 
 
 def _signal_counts_paragraph(e: EdpbEvidence) -> str:
-    """Return a sentence per target: kinds of leak shown, or counts of tested and untested kinds."""
+    """Return a sentence per target: the kinds of leak shown, else the counts of tested and
+    untested kinds.
+    """
     signal_assessment = assess_signals(e.result)
     return " ".join(
         _describe_signal_count(e.result, signal_assessment, target)
@@ -301,7 +306,7 @@ def _describe_provenance(e: EdpbEvidence) -> list[str]:
 
 
 def _describe_defense_effect(e: EdpbEvidence) -> list[str]:
-    """Describe each defense's change of its row with the highest recall, and its cost."""
+    """Describe each defense's effect on the row with the highest recall, and its cost."""
     sentences = []
     for target in _exclude_control_targets(e):
         differences = _pair_measurements(
@@ -345,7 +350,10 @@ def _describe_personal_data_kind(e: EdpbEvidence) -> list[str]:
 
 
 def _generalise_personal_kind(kind: str) -> str:
-    """Return the kind of personal data if its name is ours; names from the data stay private."""
+    """Return the kind of personal data if its name is one of ours, else a general name.
+
+    Names from the data stay private.
+    """
     if kind in personal.TITLES:
         return kind
     return "other personal data"

@@ -50,7 +50,7 @@ def describe_audited_records(result: AuditResult) -> str:
 
 
 def build_coverage_section(questions: Sequence[tuple[str, str, str]]) -> Section:
-    """Return a table of paragraphs: the scope of this test, and omissions with reasons.
+    """Return a table of the Opinion's paragraphs that this test covers or omits, with reasons.
 
     questions: paragraph, question, and the reason for a missing answer ("" if answered).
     """

@@ -1,8 +1,8 @@
 """Escape text of data, models, plug-ins and users, with one function per medium.
 
-First make names, notes and paths one bounded printable line (`make_printable_line`), and make every
-character of requested private text visible (`show_invisible_characters`). Then escape everything
-that the medium would run, link, hide or reorder.
+First, `make_printable_line` turns names, notes and paths into one short printable line, and
+`show_invisible_characters` makes every character of private text visible. Then each function
+escapes all that its medium would run, link, hide or reorder.
 """
 
 from __future__ import annotations

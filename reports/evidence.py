@@ -59,7 +59,7 @@ _UNIT_GLOSSARY = {  # by the unit of a row's main number
 
 
 def list_glossary_terms(result: AuditResult) -> Facts:
-    """Return the meaning of the words and of the measures that the report uses."""
+    """Return the meaning of the words and measures that the report uses."""
     units = {f.main.unit for f in result.findings if f.main}
     measures = [term for unit, term in _UNIT_GLOSSARY.items() if unit in units]
     return (*severity.GLOSSARY, *signals.GLOSSARY, *measures)
@@ -79,7 +79,7 @@ def _build_results_section_blocks(result: AuditResult) -> list[Block]:
 
 
 def _build_effect_causes_tables(result: AuditResult) -> list[Block]:
-    """Return the causes of each defense's effect: each chain of each row, step by step."""
+    """Return tables of the causes of each defense's effect, with each row's chain step by step."""
     chains = []
     for f in phrases.sort_findings(result):
         if f.chain:
@@ -222,7 +222,11 @@ def _reliability_bin_row_group(title: str, r: Reliability) -> Group:
 def _list_titled_calibrations(
     result: AuditResult, details: SecretDetails, finding: Finding
 ) -> list[tuple[str, Reliability]]:
-    """Return calibrations of probability scores and, for sampling, of exact probabilities."""
+    """Return calibrations of guess scores that are probabilities, and of exact sampling
+    probabilities.
+
+    Each has a title.
+    """
     values = details.rows.get(finding.cell_key)
     if values is None or values.outcome is None:
         return []
@@ -255,9 +259,9 @@ def _list_titled_calibrations(
 def _list_calibration_chances(
     result: AuditResult, details: SecretDetails, finding: Finding
 ) -> Mapping[str, float]:
-    """Return each secret's exact probability to be sampled from its prefix alone, by id.
+    """Return each secret's exact probability of being sampled from its prefix alone, by id.
 
-    If attacks share samples, only the first has values.
+    If several attacks share their samples, only the first attack has values.
     """
 
     access_key = (finding.target, finding.setting, finding.decoding)
@@ -311,7 +315,9 @@ def _build_privacy_utility_blocks(result: AuditResult) -> list[Block]:
 
 
 def _build_plugin_measurement_table(result: AuditResult) -> list[Block]:
-    """Return the numbers that no other section shows: plug-ins', and documents' longest blocks."""
+    """Return the numbers that no other section shows: numbers of plug-ins, and longest document
+    blocks.
+    """
     groups = []
     for finding in phrases.sort_findings(result):
         groups.append(

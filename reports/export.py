@@ -73,9 +73,9 @@ class Sheet:
 
 
 def build_measurement_sheet(results: Sequence[AuditResult]) -> Sheet:
-    """Return a row per measurement of each run, target, setting, attack, repeats and kind.
+    """Return a row per measurement, with its run, target, setting, attack, repeats and kind.
 
-    A row without numbers has the reason.
+    A finding without numbers has one row with the reason.
     """
     rows = []
     for result in map(phrases.make_result_printable, results):
@@ -86,7 +86,7 @@ def build_measurement_sheet(results: Sequence[AuditResult]) -> Sheet:
 
 
 def _list_finding_values(result: AuditResult, f: Finding) -> tuple[Value, ...]:
-    """Return the values of the columns in _ABOUT, then in _CLAIM."""
+    """Return the values of the columns in `_ABOUT`, followed by those in `_CLAIM`."""
     target = phrases.find_reported_target(result, f.target)
     perplexity, claim = (target.perplexity, target.claim) if target else (None, None)
     run = (result.benchmark.name, result.seed, result.name, *f.cell_key)
@@ -178,7 +178,9 @@ def build_secret_sheet(runs: Sequence[RunOutcomes]) -> Sheet:
 
 
 def to_csv(sheet: Sheet) -> str:
-    """Return RFC 4180 CSV with inert formulas; missing values are empty, `nan`, `inf` literal."""
+    """Return RFC 4180 CSV without runnable formulas; missing values are empty, `nan` and `inf`
+    literal.
+    """
     return escaping.render_csv(tuple(sheet.columns), sheet.rows)
 
 

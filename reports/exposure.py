@@ -1,4 +1,4 @@
-"""Compare the canaries' exposure with its distribution under no memorisation."""
+"""Compare the canaries' exposure with its distribution for a model that memorised nothing."""
 
 from __future__ import annotations
 

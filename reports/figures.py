@@ -1,4 +1,4 @@
-"""Collect the figures of a result with their numbers, which `plots` draws."""
+"""Collect the figures of a result with their numbers; `plots` draws them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,9 @@ def draw_all_figures(result: AuditResult) -> list[Figure]:
 def _draw_repeat_recall_figures(
     result: AuditResult, setting: str, findings: Sequence[Finding]
 ) -> list[Figure]:
-    """Plot recall of the attack that did best on the undefended model; more would overlap."""
+    """Plot recall of the best attack on the undefended model only, because more lines would
+    overlap.
+    """
     best = find_strongest_attack_row(result, UNDEFENDED, setting)
     measured = [f for f in findings if f.by_repeats and f.main and f.main.unit in SHARES]
     if not measured:
@@ -90,7 +92,7 @@ def _draw_repeat_recall_figures(
 
 
 def _format_counted_cell(m: Measurement) -> str:
-    """Return `18/24 (75% [53–90])`, or `11.2 [10.9–11.5] of 24` if m is not a share."""
+    """Return `18/24 (75% [53–90])`, or `11.2 [10.9–11.5] of 24` if `m` is not a share."""
     if m.unit == "share":
         return phrases.format_share(m)
     return f"{phrases.format_measurement_value(m)} of {m.n:,}"
@@ -113,7 +115,7 @@ def table_by_target(
 
 
 def repeat_count_row_group(title: str, by_repeats: Mapping[str, Measurement]) -> Group:
-    """Return a row per repeat count: the number, its interval and n."""
+    """Return a row per repeat count, with the number, its interval and n."""
     rows = (
         (count, *phrases.format_measurement_cells(m))
         for count, m in phrases.sort_repeats(by_repeats)
@@ -174,7 +176,9 @@ def _draw_sample_count_figure(
 def _draw_exposure_figure(
     result: AuditResult, setting: str, findings: tuple[Finding, ...]
 ) -> Figure:
-    """Plot exposure by insertions (Figure 1 of the ADP paper), a line per target with its cost."""
+    """Plot exposure by insertions (Figure 1 of the ADP paper), with a line per target and its
+    cost.
+    """
     title = f"Exposure by insertions, {setting}"
     description = (
         "How far up the model ranks a canary among every text it could have been, by how often it "
@@ -206,7 +210,7 @@ def _build_wrong_guess_rows(
 ) -> list[tuple[str, ...]]:
     """Return the first points with at least 0, 1, 2, 5, 10, … wrong guesses, and the last point.
 
-    Omit points whose recall is that of the point before.
+    A point is omitted if its recall equals that of the previous point.
     """
     counts = (0, *(step * 10**power for power in range(7) for step in (1, 2, 5)))
     # A count beyond all points gives -1, which the modulo maps to the last point.

@@ -24,8 +24,8 @@ HTML = "report.html"
 def write_run_reports(folder: Path, result: AuditResult, reveal: bool = False) -> None:
     """Write report.html, report.md, manifest, result.json and any `frontier.*`, each atomically.
 
-    Render both reports before writing either. Write the result last, because it marks the folder as
-    finished. reveal: show the folder's private text in the reports.
+    Both reports are rendered before either is written. The result is written last, because it
+    marks the folder as finished. reveal: whether the reports show the folder's private text.
     """
     _write_run_reports(folder, result, None, reveal)
     write_result(folder, result)
@@ -43,9 +43,10 @@ def write_result(folder: Path, result: AuditResult) -> None:
 def rewrite_run_reports(
     folder: Path, since: Comparison | None = None, reveal: bool = False
 ) -> tuple[Path, ...]:
-    """Render the reports again from the run folder only; return their paths, the HTML first.
+    """Render the reports again from the run folder only; return their paths, the HTML report
+    first.
 
-    since: comparison of an earlier run with this run. reveal: also show the folder's private text.
+    since: a comparison of an earlier run with this run. reveal: whether to show private text too.
     """
     _write_run_reports(folder, read_result(folder), since, reveal)
     return folder / HTML, folder / MARKDOWN
@@ -89,7 +90,7 @@ def write_document(folder: Path, name: str, document: Document) -> tuple[Path, P
 
 
 def append_job_summary(path: Path, text: str) -> None:
-    """Append text to a file with other writers, such as a job summary."""
+    """Append text to a file that other processes write too, such as a job summary."""
     try:
         with open(path, "a", encoding="utf-8", newline="\n") as file:
             file.write(text)

@@ -80,7 +80,9 @@ def _build_deployed_form_blocks(result: AuditResult, details: SecretDetails) -> 
 def _build_deployed_form_table_cells(
     result: AuditResult, full: Finding, main: Measurement, name: str
 ) -> tuple[str, str, str]:
-    """Return the form's title, the full model's main number, and the form's number."""
+    """Return the form's title, the full model's main number, and the form's value of this
+    number.
+    """
     rows = [f for f in result.findings if f.cell_key == full.cell_key._replace(target=name)]
     if rows and not rows[0].not_applicable:
         measurement = rows[0].measurement(main.name)
@@ -125,7 +127,10 @@ def _find_perplexity_ratio(
 def _describe_deployed_form_leak(
     result: AuditResult, details: SecretDetails, names: Sequence[str]
 ) -> Iterator[str]:
-    """Yield forms that are shown to leak more, or less, at 95% over all compared changes."""
+    """Yield sentences on the forms shown to leak more, or less.
+
+    The level of 95% covers all compared changes together.
+    """
     rows = []
     for f in phrases.sort_findings(result):
         if f.target == UNDEFENDED and f.main is not None:

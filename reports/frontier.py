@@ -1,6 +1,7 @@
 """Show which models leak least at equal usefulness, as pictures, tables and sentences.
 
-The models are a run's defenses or a grid. `core.result.Frontier` holds the comparison.
+The models are the defenses of a run, or a grid of settings. `core.result.Frontier` has the
+comparison.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ HEAD = ("Model", "× perplexity", "Within", "Leakage", "Proved", "Leaks least", 
 
 
 def describe_frontier(f: Frontier) -> str:
-    """Describe which model is shown to leak least at equal usefulness."""
+    """Describe which model leaks least at equal usefulness, if this is shown."""
     within = [p for p in f.points if p.within == "shown"]
     unsure = [p for p in f.points if p.within == "not shown"]
     most = phrases.format_percent(f.margin)
@@ -110,7 +111,7 @@ def _format_defense_models(points: Sequence[FrontierPoint]) -> str:
 
 
 def _describe_frontier_basis(f: Frontier) -> str:
-    """Describe the test and the numbers of secrets, seeds and models behind `describe_frontier`."""
+    """Describe the comparison's basis: its test, and the numbers of secrets, seeds and models."""
     if len(f.seeds) > 1:
         seeds = f", the mean over seeds {', '.join(map(str, f.seeds))}"
     else:
@@ -188,7 +189,10 @@ def _draw_leak_metric_figure(f: Frontier, lines: Sequence[str]) -> Figure:
 
 
 def _build_defense_series(f: Frontier, lines: Sequence[str]) -> Iterator[Series]:
-    """Yield the finite points of each line, a series per stretch of one kind, then the corners."""
+    """Yield the series of a plot: for each line, its finite points, split where the kind changes.
+
+    The last series has the frontier's corners.
+    """
     finite = [p for p in f.points if math.isfinite(p.ratio.value)]
     for line in lines:
         line_points = [p for p in finite if p.line == line]
@@ -233,7 +237,7 @@ def _format_promised_epsilon(p: FrontierPoint) -> str:
 
 
 def _format_least_leaking(f: Frontier, p: FrontierPoint) -> str:
-    """Return whether the model leaks least among equally useful models, in words."""
+    """Return in words whether the model leaks least among equally useful models."""
     # None: not shown to be as useful, so not compared.
     if p.least is None:
         return phrases.NOTHING

@@ -51,7 +51,9 @@ _READING = (
 
 @dataclass(frozen=True)
 class _ShownRun:
-    """A run on the page. result: cleaned; label: its place in the order."""
+    """A run on the page. result: the cleaned result; label: the run's date, commit or
+    checkpoint.
+    """
 
     entry: HistoryEntry
     change: Comparison | None
@@ -64,7 +66,9 @@ class _ShownRun:
 
     @property
     def gate_decisions(self) -> str:
-        """The gates' decisions in order: `failed: recall <= 0.05 (baseline main); held: …`."""
+        """Return the gates' decisions in order: `failed: recall <= 0.05 (baseline main); held:
+        …`.
+        """
         decisions = []
         for gate in self.entry.gates:
             decision = gate.decision
@@ -93,7 +97,9 @@ class _ShownRun:
 
 
 def render_history_page(history: History, folder: Path) -> str:
-    """Render a self-contained page. folder: where the page will be, as base of its links."""
+    """Render a self-contained page. folder: the page's future folder, to which its links are
+    relative.
+    """
     sections = []
     lines = []
     for i, line in enumerate(history.lines):
@@ -165,7 +171,9 @@ def _get_last_part(path: str) -> str:
 
 
 def _shorten_label(by: By, entry: HistoryEntry) -> str:
-    """Return a label for a plot: the time in UTC, nine digits of a commit, or a checkpoint."""
+    """Return a short label for a plot: the time in UTC, nine digits of a commit, or a
+    checkpoint.
+    """
     if by == "date":
         return f"{entry.at:%m-%d %H:%M}"
     if by == "commit":
@@ -175,7 +183,7 @@ def _shorten_label(by: By, entry: HistoryEntry) -> str:
 
 @dataclass(frozen=True)
 class _MainNumber:
-    """A row's main number in one run. place: the run's position."""
+    """A row's main number in one run. place: the run's position in the order."""
 
     place: int
     run: _ShownRun
@@ -244,7 +252,7 @@ def _draw_leakage(
 
 
 def _build_runs_table(runs: Sequence[_ShownRun], line: int, folder: Path) -> Table:
-    """Return a row per run, the last first, with a link to its report."""
+    """Return a table with a row per run, the latest first, with a link to the run's report."""
     head = ("Run", "Date", "Records", "Perplexity", "Since the run before", "Gates")
     rows, links = [], []
     for run in reversed(runs):

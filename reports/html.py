@@ -62,7 +62,7 @@ def render_html_document(doc: Document, titles: Mapping[str, str] | None = None)
 
 
 def _encode_script_json(values: Mapping[str, Any]) -> Markup:
-    """Return JSON without text that an HTML parser reads as markup, such as `</script`."""
+    """Return JSON in which an HTML parser finds no markup, such as `</script`."""
     text = json.dumps(values, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     for (
         character
@@ -87,13 +87,13 @@ def _build_template_environment() -> Environment:
 
 
 def _keep_flags_whole(text: str) -> Markup:
-    """Return escaped text in which no line breaks inside an option such as `--attack`."""
+    """Escape the text and prevent line breaks inside options such as `--attack`."""
     escaped = str(Markup.escape(escaping.strip_unprintable(text)))
     return Markup(re.sub(r"--[a-z][a-z-]*", r'<span class="flag">\g<0></span>', escaped))
 
 
 def _finalize_template_value(value: object) -> object:
-    """Remove unprintable characters from a template expression before escaping."""
+    """Remove unprintable characters from a template expression's value before it is escaped."""
     if isinstance(value, str) and not isinstance(value, Markup):
         return escaping.strip_unprintable(value)
     return value

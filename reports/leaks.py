@@ -44,7 +44,7 @@ _REVEALED_AT_MOST = 1_000_000  # characters: browsers still handle such a page w
 def _pair_strongest_rows(
     result: AuditResult, details: SecretDetails
 ) -> list[tuple[Finding, RowValuesBySecret]]:
-    """Return the strongest row of each target with its outcomes, if they are stored."""
+    """Return each target's strongest row with its stored outcomes; omit rows without outcomes."""
     best = (find_strongest_attack_row(result, target.name) for target in result.targets)
     return [
         (finding, details.rows[finding.cell_key])
@@ -114,7 +114,9 @@ def _build_group_recall_blocks(result: AuditResult, rows: Sequence[Finding]) -> 
 def _build_worst_document_blocks(
     result: AuditResult, details: SecretDetails, rows: Sequence[tuple[Finding, RowValuesBySecret]]
 ) -> list[Block]:
-    """Return documents with several secrets, by longest extracted block, for each row."""
+    """Return tables of documents with several secrets for each row, longest extracted block
+    first.
+    """
     groups = []
     for finding, values in rows:
         if counts := detailed.count_document_extractions(details, values):
@@ -157,7 +159,7 @@ def _draw_length_recall_figures(
 
 
 def _draw_position_probability_figures(result: AuditResult, details: SecretDetails) -> list[Figure]:
-    """Plot the members' mean probability of the true token at each position of the suffix."""
+    """Plot, at each position of the suffix, the mean probability of the true token over members."""
     series = []
     cells = {}
     for t in result.targets:
@@ -223,7 +225,7 @@ def _build_per_secret_blocks(
 
 
 def _build_extraction_count_blocks(result: AuditResult, details: SecretDetails) -> list[Block]:
-    """Count each row's extracted members: the totals of the list below."""
+    """Return a count of each row's extracted members: the totals of the list below."""
     rows = []
     for finding in phrases.sort_findings(result):
         values = details.rows.get(finding.cell_key)
@@ -245,7 +247,9 @@ def _build_extraction_count_blocks(result: AuditResult, details: SecretDetails) 
 def _build_revealed_secret_blocks(
     result: AuditResult, texts: Mapping[str, SecretText]
 ) -> list[Block]:
-    """Return at most _REVEALED_AT_MOST characters of private text, most extracted secrets first."""
+    """Return private text of at most _REVEALED_AT_MOST characters, the most extracted secrets
+    first.
+    """
     titles = {}
     for f in result.findings:
         titles[str(f.cell_key)] = f"{phrases.title_row(result, f)}: {f.attack}"

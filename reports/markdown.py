@@ -115,7 +115,7 @@ def _format_target_severity(standing: TargetSummary) -> str:
 
 
 def _render_unfolded_sections(section: Section) -> list[str]:
-    """Return a section's tables, cut to size, and the first points of its lists."""
+    """Return a section's tables, shortened, and the first points of its lists."""
     parts = list[str]()
     for block in section.blocks:
         match block:
@@ -142,7 +142,9 @@ def _render_unfolded_sections(section: Section) -> list[str]:
 
 
 def _fit_comment(parts: list[str], folded: Iterable[Section]) -> str:
-    """Return the parts, as many folded sections as fit, and the titles of omitted sections."""
+    """Return the parts, as many of the folded sections as fit, and the titles of the omitted
+    ones.
+    """
     parts = list(filter(None, parts))
     cut_titles = []
     for section in folded:
@@ -168,7 +170,7 @@ def _fit_comment(parts: list[str], folded: Iterable[Section]) -> str:
 
 
 def _format_claim_violations(result: AuditResult) -> list[str]:
-    """Return claim violations that a probe found, which must stay visible."""
+    """Return claim violations that a probe found; they must stay visible."""
     return [
         f"{phrases.title_row(result, finding)}, {finding.attack}: {violation}"
         for finding in phrases.sort_findings(result)

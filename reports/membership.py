@@ -1,4 +1,4 @@
-"""Report how well scores, and baselines without a model, separate members from non-members."""
+"""Report how well scores separate members from non-members, with baselines that use no model."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def _build_membership_tables(result: AuditResult) -> list[Block]:
 
 
 def _build_reversed_score_blocks(result: AuditResult, findings: list[Finding]) -> list[Block]:
-    """Report rows with lower scores for members, as if a defense forbids training text."""
+    """Report rows in which members have lower scores, as if a defense forbade training text."""
     reversed_rows = [
         (title_attack_row(result, f), m)
         for f in findings
@@ -215,7 +215,10 @@ def _build_roc_curve_blocks(result: AuditResult, details: SecretDetails) -> list
 def _list_roc_curves(
     details: SecretDetails, finding: Finding
 ) -> Iterator[tuple[str, list[tuple[float, float]]]]:
-    """Yield curves of the strongest and blind scores and, if undefended, of stacked scores."""
+    """Yield ROC curves, by name, of the strongest score, the blind score and the stacked score.
+
+    The stacked score is included only for the undefended model.
+    """
     row = details.rows.get(finding.cell_key)
     names = ("", "blind", *(("stacked",) if finding.target == UNDEFENDED else ()))
     if row is None:
@@ -240,7 +243,10 @@ def _title_membership_score(finding: Finding, name: str) -> str:
 
 
 def _build_roc_step_table_rows(points: list[tuple[float, float]]) -> Iterator[tuple[str, ...]]:
-    """Yield all of the first steps, because few false positives matter most, then fewer steps."""
+    """Yield rows for a selection of the curve's steps, dense at the start.
+
+    Few false positives matter most.
+    """
     if points:
         at = sorted({round(x) for x in np.geomspace(1, len(points), _SHOWN)})
     else:

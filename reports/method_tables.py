@@ -32,7 +32,7 @@ _TRANSCRIPT = (
 
 
 def _build_claim_blocks(result: AuditResult, *, with_verdicts: bool = True) -> list[Block]:
-    """Return a row per neighbouring relation: promised and spent; then the audits of the claims.
+    """Return a table of what each claim promised and spent, by relation, and the claims' audits.
 
     with_verdicts: whether to judge each claim in a sentence.
     """
@@ -61,7 +61,7 @@ def _build_claim_blocks(result: AuditResult, *, with_verdicts: bool = True) -> l
 
 
 def _format_claim_details(claim: Claim) -> str:
-    """Return what a claim covers, and the parameters of its mechanism."""
+    """Return the scope of a claim and the parameters of its mechanism."""
     details = [
         f"{phrases.make_label(name).lower()} {phrases.format_number(value)}"
         for name, value in claim.details.items()
@@ -70,7 +70,9 @@ def _format_claim_details(claim: Claim) -> str:
 
 
 def _format_claimed_tokens(claim: Claim) -> str:
-    """Return the drawn and covered tokens; private training has no query limit."""
+    """Return the tokens drawn so far and covered by the claim; private training has no query
+    limit.
+    """
     if claim.queries is None:
         return "any number"
     tokens = f"{claim.spent_queries:,} of {claim.queries:,} covered"
@@ -96,7 +98,7 @@ def _build_claim_table_rows(claim: Claim) -> tuple[tuple[str, ...], ...]:
 
 
 def _build_adversary_access_blocks(result: AuditResult) -> list[Block]:
-    """Return a table of access x decoding x budget, which merges rows of equal rights."""
+    """Return a table of access, decoding and budget; rows with equal rights are merged."""
     # Keyed by every cell but the attack's: rows with equal rights share a key.
     attacks: dict[tuple[str, ...], list[str]] = {}
     for f in phrases.sort_findings(result):
@@ -183,7 +185,7 @@ def _build_greedy_recall_table(n: BenchmarkRecord) -> Table:
 
 
 def _build_target_cost_blocks(result: AuditResult) -> list[Block]:
-    """Return a row per target: what it is and costs; then its other numbers and notes."""
+    """Return a table of targets with descriptions and costs, then their other numbers and notes."""
     if not result.targets:
         return []
     shared = _select_shared_notes([target.notes for target in result.targets])
@@ -228,7 +230,7 @@ def _format_time_per_token(target: TargetRecord) -> str:
 
 
 def _list_further_costs(target: TargetRecord) -> list[str]:
-    """Return the other perplexities, and the nominal epsilon, which promises nothing."""
+    """Return the other perplexities, and the nominal epsilon, which is no promise."""
     costs = [
         f"{phrases.lower_first(phrases.format_metric(m.name))} "
         f"{phrases.format_measurement_value(m)}"
@@ -240,7 +242,10 @@ def _list_further_costs(target: TargetRecord) -> list[str]:
 
 
 def _build_row_method_blocks(result: AuditResult) -> list[Block]:
-    """Return each option and note of the configurations once, with the rows that it concerns."""
+    """Return a table of each configuration's cost, and a list of options and notes.
+
+    Each option or note appears once, with the rows that it concerns.
+    """
     rows = phrases.sort_findings(result)
     noted: dict[str, list[str]] = {}
     titles_by_setting: dict[str, list[str]] = {"": []}
@@ -277,7 +282,11 @@ def _build_row_method_blocks(result: AuditResult) -> list[Block]:
 def _format_noted_rows(
     titles: Sequence[str], titles_by_setting: Mapping[str, Sequence[str]]
 ) -> str:
-    """Return ` (white-box)` for all rows of this access, nothing for all rows, else the titles."""
+    """Return a suffix that names the rows of a note.
+
+    ` (white-box)` stands for all rows of this access; without a suffix, the note concerns all
+    rows.
+    """
     for setting, setting_titles in titles_by_setting.items():
         if titles == setting_titles:
             return setting

@@ -11,7 +11,9 @@ from auditor.reports import escaping, signals
 
 
 def suggest_next_command(assessment: LeakAssessment, folder: Path) -> str:
-    """Return `audit advise` after a leak or doubt, else a gate that keeps the result."""
+    """Return an `audit advise` command after a leak or doubt, else a gate that protects the
+    result.
+    """
     # Clean before quoting: text copied into a shell has no control characters.
     quoted_folder = shlex.quote(escaping.make_printable_line(str(folder)))
     gated = assessment.find_gate_signal()
@@ -25,7 +27,7 @@ def suggest_next_command(assessment: LeakAssessment, folder: Path) -> str:
 
 
 def build_resume_command(unasked: int, folder: Path) -> str:
-    """Return the command that resumes a check after a timeout, and the number of records left."""
+    """Return the command that resumes a check after a timeout, and how many records are left."""
     rest = f"asks the {format_count(unasked, 'record')} that {'is' if unasked == 1 else 'are'} left"
     return (
         f"audit check --resume {shlex.quote(escaping.make_printable_line(str(folder)))} --minutes "

@@ -1,4 +1,4 @@
-"""Report leakage by person, and the people affected worst, if records name people."""
+"""Report leakage by person, and the most affected people, if records name people."""
 
 from __future__ import annotations
 
@@ -77,7 +77,9 @@ def _build_person_inference_blocks(result: AuditResult) -> list[Block]:
 def _build_people_spread_blocks(
     result: AuditResult, details: SecretDetails, rows: Sequence[Finding]
 ) -> list[Block]:
-    """Return people by the extracted share of their records, and the people affected worst."""
+    """Return a table of people by the extracted share of their records, and the most affected
+    people.
+    """
     by_row = []
     for f in rows:
         if f.cell_key in details.rows:

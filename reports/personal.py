@@ -34,7 +34,7 @@ def format_personal_kind(kind: str) -> str:
 
 
 def build_personal_kind_blocks(result: AuditResult, findings: Sequence[Finding]) -> list[Block]:
-    """Return a table of these rows' extraction by kind of personal data, if there is any."""
+    """Return a table of the extraction of each kind of personal data in these rows, if any."""
     rows_with_kinds = [finding for finding in findings if finding.by_kind]
     if not rows_with_kinds:  # there is personal data, but no attack could have extracted it
         if result.benchmark.kinds and result.findings:
@@ -83,16 +83,17 @@ def _sort_personal_kinds(finding: Finding) -> list[tuple[str, Measurement]]:
 
 
 def format_personal_data_share(m: Measurement) -> str:
-    """Return `12/80 (15% [8.1–25])`, or `15% [8.1–25] of 80` if secrets hold several texts."""
+    """Return `12/80 (15% [8.1–25])`, or `15% [8.1–25] of 80` if a secret may hold several texts."""
     if m.unit == "share":
         return phrases.format_share(m)
     return f"{phrases.format_measurement_value(m)} of {m.n:,}"
 
 
 def _describe_personal_kind_counts(result: AuditResult, *, with_counts: bool) -> str:
-    """Describe the count of values by kind, and the omitted values by reason.
+    """Describe how many values of each kind there are, and how many were omitted, by reason.
 
-    with_counts: name each kind's count; without it only the kinds that no member's suffix has.
+    with_counts: whether to name each kind's count; if not, only name kinds that no member's suffix
+    has.
     """
     kinds = [(format_personal_kind(k), count) for k, count in result.benchmark.kinds.items()]
     if with_counts:
@@ -145,7 +146,9 @@ def format_personal_kinds(finding: Finding) -> str:
 
 
 def format_personal_data_counts(finding: Finding) -> str:
-    """Return `card numbers 15/80, names 22/94`, or `15% of 80` if secrets hold several texts."""
+    """Return `card numbers 15/80, names 22/94`, or `15% of 80` if a secret may hold several
+    texts.
+    """
     return ", ".join(
         f"{format_personal_kind(kind)} {phrases.format_hit_count(m)}"
         for kind, m in _sort_personal_kinds(finding)

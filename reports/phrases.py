@@ -36,7 +36,7 @@ _RELATIONS = {"add_remove": "add/remove", "zero_out": "zero-out", "replace": "re
 
 
 def make_result_printable(result: AuditResult) -> AuditResult:
-    """Return the result with all strings cleaned, so that no renderer can forget to clean one."""
+    """Return the result with all strings cleaned, so that renderers need not clean them."""
     # Use JSON, which reaches each string in any record.
     cleaned_result: AuditResult = from_json(AuditResult, _make_strings_printable(to_json(result)))
     return cleaned_result
@@ -72,7 +72,10 @@ def shorten(text: str, width: int) -> str:
 
 
 def format_percent(value: float, like: float | None = None) -> str:
-    """Return percent without the sign: `52`, `0.3`, `−47`. like: value that sets the decimals."""
+    """Return a percentage without the sign: `52`, `0.3`, `−47`.
+
+    like: a value that determines the number of decimals.
+    """
     if math.isnan(value):
         return NOTHING
     size = abs(value if like is None else like)
@@ -135,13 +138,13 @@ def format_share(m: Measurement | None) -> str:
 
 
 def describe_no_hits(title: str, measurements: Iterable[Measurement]) -> str:
-    """Return `PMixED: none, up to 60% possible.`, the widest bound of shares without a hit."""
+    """Return `PMixED: none, up to 60% possible.`, with the widest bound of shares without a hit."""
     most = max(m.high for m in measurements)
     return f"{title}: none, up to {format_percent(most)}% possible."
 
 
 def format_hit_count(m: Measurement) -> str:
-    """Return a count of hits: `15/80`, or `15% of 80` without a count."""
+    """Return `15/80`, a number of hits, or `15% of 80` if hits were not counted."""
     if m.unit == "share":
         return f"{count_hits(m):,}/{m.n:,}"
     return f"{format_value(m)} of {m.n:,}"
@@ -153,7 +156,7 @@ def count_hits(m: Measurement) -> int:
 
 
 def format_share_without_interval(m: Measurement) -> str:
-    """Return `166/320 = 52%`, for tables with own columns for interval and n."""
+    """Return `166/320 = 52%`, for tables with separate columns for interval and n."""
     if m.unit != "share" or metrics.find_metric(m.name).signed or math.isnan(m.value):
         return format_value(m)
     counted = abs(m.value * m.n - count_hits(m)) <= 1e-6 * m.n  # else a mean of shares
@@ -224,7 +227,7 @@ def title_target(result: AuditResult, name: str) -> str:
 
 
 def title_row(result: AuditResult, finding: Finding) -> str:
-    """Return the target's title, with its access if white-box: `PMixED, white-box`."""
+    """Return the target's title, with its access if that is white-box: `PMixED, white-box`."""
     title = title_target(result, finding.target)
     if finding.setting == "white-box":
         return f"{title}, white-box"
@@ -274,7 +277,7 @@ def format_bracketed_value(finding: Finding, m: Measurement | None) -> str:
 def select_any_sample_recall(
     finding: Finding, suffix: Literal["", "_nonmembers"] = ""
 ) -> dict[int, Measurement]:
-    """Return the expected recall of any of n samples by n, rising; empty if not measured."""
+    """Return the expected recall of any of n samples, by increasing n; empty if not measured."""
     # removesuffix("") changes nothing: for members, non-members' names then match no number.
     numbers = metrics.EXPECTED_ANY_OF.parse_numbers
     candidates = ((numbers(m.name.removesuffix(suffix)), m) for m in finding.measurements)
@@ -301,17 +304,19 @@ def format_claim_scope(finding: Finding) -> str:
 
 
 def sort_repeats(measured: Mapping[str, Measurement]) -> list[tuple[str, Measurement]]:
-    """Return measurements by rising repeat count, then those with other names, in their order."""
+    """Return measurements by increasing repeat count, then those with other names, in their
+    order.
+    """
     return sorted(measured.items(), key=lambda item: key_repeats(item[0]))
 
 
 def select_insertion_exposure(finding: Finding) -> list[tuple[str, Measurement]]:
-    """Return exposure by rising number of insertions; empty if not measured."""
+    """Return exposure by increasing number of insertions; empty if not measured."""
     return [item for item in sort_repeats(finding.by_repeats) if item[1].unit == "bits"]
 
 
 def list_chain_steps(chain: Chain, target: str, beyond: bool = False) -> tuple[ChainStep, ...]:
-    """Return the steps of a chain up to the target's own row. beyond: the steps after this row."""
+    """Return a chain's steps up to the target's own row, or the later steps if `beyond`."""
     steps = chain.steps
     # A chain without the target belongs to it entirely.
     n_steps = next((i for i, step in enumerate(steps, 1) if step.after == target), len(steps))
@@ -365,7 +370,9 @@ def format_difference(m: Measurement) -> str:
 
 
 def format_baseline_excess(m: Measurement) -> str:
-    """Return `, above non-members` if a difference subtracts the non-members' change; else ""."""
+    """Return `, above non-members` if the non-members' change was subtracted from a difference;
+    else "".
+    """
     return f", {m.note}" if m.note == compare.ABOVE else ""
 
 
@@ -407,12 +414,14 @@ def format_relation(name: str) -> str:
 
 
 def select_claimed_epsilon(claim: Claim) -> float:
-    """Return the epsilon of the configured relation; NaN if the claim has none."""
+    """Return the epsilon of the relation that the defense is configured for; NaN if there is
+    none.
+    """
     return claim.epsilon.get(claim.relation, math.nan)
 
 
 def format_promised_epsilon(claim: Claim) -> str:
-    """Return an epsilon with its unit, which numbers about records need: `8 (shard)`."""
+    """Return an epsilon with its unit, which matters for numbers about records: `8 (shard)`."""
     return f"{format_number(select_claimed_epsilon(claim))} ({claim.unit})"
 
 
@@ -441,7 +450,9 @@ def format_epsilon_line(claim: Claim) -> str:
 
 
 def format_covered_tokens(claim: Claim) -> str:
-    """Return `1,024 drawn tokens`, with `, all spent` if this audit drew all, or `no limit`."""
+    """Return `1,024 drawn tokens`, with `, all spent` if this audit drew them all, or `no
+    limit`.
+    """
     if claim.queries is None:
         return "any number of drawn tokens"
     if claim.spent_queries and claim.spent_queries >= claim.queries:
@@ -452,15 +463,18 @@ def format_covered_tokens(claim: Claim) -> str:
 
 
 def format_protection_unit(claim: Claim) -> str:
-    """Return the unit of protection; for a shard of records or users, add the epsilon of one."""
+    """Return the unit of protection; for a shard of records or users, add the epsilon of a single
+    one.
+    """
     return "; ".join(filter(None, (claim.unit, format_single_record_epsilon(claim))))
 
 
 def format_single_record_epsilon(claim: Claim) -> str:
     """Return `for a single record in it, ε 18.9 (replace)`; "" without shards of records or users.
 
-    Adding or removing a record or user replaces the one shard that holds all its data (formulas
-    B2.2, F5). Users who share a record share a shard, so a user who joins two others may move them.
+    Adding or removing a record or user replaces the one shard with all its data (formulas B2.2,
+    F5). Users who share a record are in one shard, so a new user who shares records with two
+    others may move them.
     """
     replaced = claim.epsilon.get("replace")
     if not claim.whole or replaced is None:
@@ -473,7 +487,7 @@ def format_single_record_epsilon(claim: Claim) -> str:
 
 
 def list_violation_warnings(finding: Finding) -> tuple[str, ...]:
-    """Return warnings to print prominently: `VIOLATED: 3 records are in more than one shard`."""
+    """Return warnings to show prominently: `VIOLATED: 3 records are in more than one shard`."""
     return tuple(f"VIOLATED: {violation}" for violation in finding.violations)
 
 
@@ -483,7 +497,7 @@ def list_claim_remarks(finding: Finding) -> tuple[str, ...]:
 
 
 def format_spent_budget(claim: Claim) -> str:
-    """Return `ε 7.9, 92,400 tokens, 10,000 left`, or `more than the 90,000 covered` if exceeded."""
+    """Return `ε 7.9, 92,400 tokens, 10,000 left`; if exceeded, `more than the 90,000 covered`."""
     epsilon = claim.spent_epsilon.get(claim.relation)
     if claim.queries is None:
         return "in training: asking the model costs nothing more"

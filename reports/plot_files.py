@@ -1,4 +1,4 @@
-"""Save plots as .svg or .png in the light colours of the page, with reproducible bytes."""
+"""Save plots as .svg or .png in the page's light colours, with reproducible bytes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def save_wrong_guesses_curve(path: Path, points: Sequence[tuple[int, float]]) ->
 
 
 def save_frontier_plot(path: Path, blocks: Sequence[Block], alt: str) -> None:
-    """Save the plots under one legend as .svg or .png. alt: text in place of the picture."""
+    """Save the plots with a common legend as .svg or .png. alt: text in place of the picture."""
 
     def paint(colour: str) -> str:
         return LIGHT.get(colour, colour)

@@ -1,4 +1,6 @@
-"""Plot leakage over perplexity: defenses as lines, the convex frontier, equally useful models."""
+"""Plot leakage over perplexity: a line per defense, the convex frontier, and equally useful
+models.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,11 @@ _RATIOS = (
 
 
 def draw_frontier(axes: Axes, block: Block, paint: Callable[[str], str] = str) -> None:
-    """Draw a line per defense with intervals; ring and join the frontier; shade equal utility."""
+    """Draw a line with intervals per defense, the frontier, and a shade over equally useful
+    models.
+
+    The frontier's corners are ringed and joined.
+    """
     names = list_distinct(s.label for s in block.series if s.kind != CORNERS)
     for i, name in enumerate(names):
         group = [s for s in block.series if s.label == name and s.kind != CORNERS]
@@ -115,7 +121,10 @@ def draw_frontier(axes: Axes, block: Block, paint: Callable[[str], str] = str) -
 def _build_frontier_line(
     corners: Sequence[tuple[float, float]],
 ) -> list[tuple[float, float]]:
-    """Return points between corners, linear in log x: random choices between two models."""
+    """Return points between the corners, on straight lines in log x.
+
+    A random choice between two models reaches these points.
+    """
     points = [corners[0]]
     # A random choice averages the leaks of the two and, over held-out texts, their
     # log-perplexities. In 24 steps: straight over log x is a bend on this axis.
@@ -170,7 +179,9 @@ def _set_ratio_axis(axes: Axes, block: Block) -> None:
 def build_legend_entries(
     blocks: Sequence[Block], paint: Callable[[str], str] = str
 ) -> tuple[list[Any], list[str]]:
-    """Return entries for defenses (colour, marker), then for filled, hollow and ringed points."""
+    """Return legend entries for defenses (colour, marker), then for filled, hollow and ringed
+    points.
+    """
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 

@@ -99,7 +99,7 @@ def set_percent_axis(axes: Axes) -> None:
 
 
 def format_axes(axes: Axes, x: str | None = None, y: str | None = None) -> None:
-    """Draw grid lines behind the plot at each mark of the y axis. x, y: axis labels."""
+    """Label the axes and draw grid lines behind the plot. x, y: axis labels."""
     axes.grid(axis="y")
     axes.set_axisbelow(True)
     axes.set(**{name: label for name, label in (("xlabel", x), ("ylabel", y)) if label is not None})
@@ -113,7 +113,7 @@ def compute_error_bars(points: Sequence[PlotPoint]) -> list[list[float]]:
 
 
 def choose_finding_styles(findings: Sequence[Finding]) -> list[dict[str, Any]]:
-    """Return a style per finding: colour and marker show the target, line style the attack."""
+    """Return a style per finding: colour and marker for the target, line style for the attack."""
     targets = list_distinct(f.target for f in findings)
     attacks = list_distinct(f.attack for f in findings)
     return [
@@ -134,7 +134,9 @@ def choose_line_style(i: int) -> Any:
 
 
 def choose_series_styles(series: Sequence[Series]) -> list[dict[str, Any]]:
-    """Return a style per series: colour and marker show the label, line and hollowness the kind."""
+    """Return a style per series: colour and marker for the label; line style and filling for the
+    kind.
+    """
     labels = list_distinct(s.label for s in series)
     kinds = list_distinct(s.kind for s in series)
     return [

@@ -91,7 +91,10 @@ def render_plot_svg(block: Block, titles: Mapping[str, str]) -> str:
 
 
 def _draw_wrong_guess_recall(axes: Axes, block: Block) -> None:
-    """Draw recall over allowed wrong guesses, most confident guesses first, a line per finding."""
+    """Draw recall by number of allowed wrong guesses, a line per finding.
+
+    The most confident guesses come first.
+    """
     findings = block.findings
     budget = max(12, min(200, POINTS // len(findings)))
     for finding, style in zip(findings, choose_finding_styles(findings), strict=True):
@@ -106,7 +109,9 @@ def _draw_wrong_guess_recall(axes: Axes, block: Block) -> None:
 
 
 def _draw_copies_recall(axes: Axes, block: Block) -> None:
-    """Draw recall by copies with intervals, a line per finding, shifted to separate error bars."""
+    """Draw recall by copies with intervals, a line per finding; lines are shifted to separate
+    bars.
+    """
     _plot_copies_numbers(axes, block.findings)
     shares = all(m.unit == "share" for f in block.findings for m in f.by_repeats.values())
     axes.set(xlabel="Repetitions in the training data", ylabel="Recall" if shares else "Mean")
@@ -140,7 +145,9 @@ def _plot_copies_numbers(axes: Axes, findings: Sequence[Finding]) -> None:
 
 
 def _draw_sample_recall(axes: Axes, block: Block) -> None:
-    """Draw recall over the log number of samples: two lines (members, non-members) per finding."""
+    """Draw recall over the log number of samples, with lines for members and non-members per
+    finding.
+    """
     for finding, style in zip(block.findings, choose_finding_styles(block.findings), strict=True):
         members = phrases.select_any_sample_recall(finding)
         nonmembers = phrases.select_any_sample_recall(finding, "_nonmembers")
@@ -175,7 +182,9 @@ def _draw_calibration(axes: Axes, block: Block) -> None:
 
 
 def _draw_exposure_tail(axes: Axes, block: Block) -> None:
-    """Draw the log share of canaries with at least x bits, its null, and the band of chance."""
+    """Draw the log share of canaries with at least x bits, the null distribution and its chance
+    band.
+    """
     if block.null is not None:
         bits, chance, band = zip(*((p.x, p.y, p.high) for p in block.null.points), strict=True)
         axes.plot(bits, chance, color=INK, **FLOOR)
@@ -208,7 +217,9 @@ def _draw_leak_against_perplexity(axes: Axes, block: Block) -> None:
 
 
 def _draw_lines_over_runs(axes: Axes, block: Block) -> None:
-    """Draw numbers over runs in order, a line per series, shifted to separate error bars."""
+    """Draw numbers over runs in order, a line per series; lines are shifted to separate error
+    bars.
+    """
     spacing = min(0.12, 0.6 / len(block.series))
     for i, (series, style) in enumerate(
         zip(block.series, choose_series_styles(block.series), strict=True)
@@ -223,7 +234,9 @@ def _draw_lines_over_runs(axes: Axes, block: Block) -> None:
 
 
 def _draw_shares_over_runs(axes: Axes, block: Block) -> None:
-    """Draw `_draw_lines_over_runs` up to the highest interval, so that a leak of 1% is visible."""
+    """Draw as `_draw_lines_over_runs`, on a scale up to the highest interval, so a leak of 1% is
+    visible.
+    """
     from matplotlib.ticker import PercentFormatter
 
     _draw_lines_over_runs(axes, block)
@@ -235,7 +248,7 @@ def _draw_shares_over_runs(axes: Axes, block: Block) -> None:
 
 
 def _draw_roc(axes: Axes, block: Block) -> None:
-    """Draw staircases on log axes; draw a rate of 0 at half of the smallest other rate."""
+    """Draw ROC staircases on log axes; a rate of 0 is drawn at half of the smallest other rate."""
     least = min((p.x for s in block.series for p in s.points if p.x > 0), default=0.01) / 2
     lowest = min((p.y for s in block.series for p in s.points if p.y > 0), default=0.01) / 2
     axes.plot([least, 1], [least, 1], color=GRID)
@@ -362,7 +375,9 @@ def _format_inline_svg(file: str, block: Block) -> str:
 
 
 def _theme_svg_tag(tag: str, id: str) -> str:
-    """Return one tag in the theme's style; text between tags is the user's and stays as it is."""
+    """Return one tag in the theme's style. Text between tags belongs to the user and is
+    unchanged.
+    """
     # The opening tag that declared `xlink` is gone; in SVG 2 `href` needs no namespace.
     tag = re.sub(r"\s*\n\s*", " ", tag).replace("xlink:href", "href")
     # Ids are page-wide: prefix this plot's ids and their references with its name.

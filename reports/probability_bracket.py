@@ -1,4 +1,4 @@
-"""Report bounds of extraction probabilities: nearby samples below, all decodings above."""
+"""Report bounds on extraction probabilities: nearby samples below, all decodings above."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
     python -m auditor.reports.schema        (rewrites that file)
 
 A new field with a default keeps SCHEMA_VERSION, because older results still fit. Any other change
-of the accepted files needs a new version, and results of another version are rejected.
+to the accepted files needs a new version; results of other versions are rejected.
 """
 
 from __future__ import annotations

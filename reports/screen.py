@@ -1,7 +1,7 @@
 """Build the first screen after a run: leaks, confidence, cost and next step, in at most 25 lines.
 
-The screen shortens the signals of all reports (`conclusions.signals`), and omits leaks last if
-space is short. `--verbose` and the report show the rest.
+The screen shortens the signals of the reports (`conclusions.signals`); if space is short, leaks
+are the last to be omitted. `--verbose` and the report show the rest.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ _SHORT_REMARKS = {RECALL: "", documents.RECALL: "records, in part"}  # by metric
 def build_first_screen(result: AuditResult, folder: Path, width: int = WIDTH) -> Text:
     """Return at most LINES lines of `width` columns.
 
-    folder: the run folder, with outcomes (to predict the effect of fewer copies) and the remarks of
-    its command.
+    folder: the run folder. Its outcomes are used to predict the effect of fewer copies, and its
+    command's remarks are shown.
     """
     remarks = read_command_remarks(folder)
     result, width = (
@@ -124,9 +124,9 @@ def _short_target_title(result: AuditResult, target: str) -> str:
 def _build_result_screen_entry(
     result: AuditResult, assessment: LeakAssessment, width: int
 ) -> ScreenEntry:
-    """Return a sentence per verdict for all targets that share the verdict, most severe first.
+    """Return a sentence per verdict, most severe first; each names all targets with this verdict.
 
-    If sentences are too many, return one per word of severity, without bounds.
+    If the sentences do not fit, shorten them: first omit numbers, then reasons.
     """
     judged: dict[str, severity.Severity] = {}
     titles: dict[str, str] = {}
@@ -187,7 +187,7 @@ def _format_first_titles(titles: Sequence[str], names: int) -> str:
 def _format_perplexity_cost(result: AuditResult, targets: Sequence[str]) -> str:
     """Return `; 3.84x the perplexity (Public model: 4.87x)` for a single defended target.
 
-    Brackets show its last control, which was trained without private data.
+    The brackets show the target's last control, which was trained without private data.
     """
     costs = {record.name: record.perplexity for record in result.targets}
     cost, base = costs.get(targets[0]), costs.get(UNDEFENDED)
@@ -217,9 +217,10 @@ def _format_perplexity_cost(result: AuditResult, targets: Sequence[str]) -> str:
 def _list_verbatim_extraction_lines(
     result: AuditResult, assessment: LeakAssessment, width: int, room: int
 ) -> list[Text]:
-    """Return verbatim extraction, a row per target and access, then the non-member baseline.
+    """Return lines on verbatim extraction, one per target and access, then the non-member
+    baseline.
 
-    If there is no room for all rows, keep those with extraction.
+    If not all rows fit, keep those with extraction.
     """
     tested = [s for s in assessment.signals if s.kind is VERBATIM and s.measured is not None]
     if not tested:
@@ -356,7 +357,7 @@ def _attack_table_lines(
 def _build_other_signals_screen_entry(
     result: AuditResult, assessment: LeakAssessment
 ) -> ScreenEntry:
-    """Return all other signals, shown ones first, except personal data that WHAT covers."""
+    """Return all other signals, shown signals first, except personal data in the entry WHAT."""
     best = _find_highest_recall_row(result, assessment)
     entries = list[tuple[tuple[bool, bool], str, str]]()
     for target in assessment.targets:
@@ -388,7 +389,9 @@ def _build_other_signals_screen_entry(
 
 
 def _find_highest_recall_row(result: AuditResult, assessment: LeakAssessment) -> Finding | None:
-    """Return the row with the highest recall, undefended if possible, else of the first target."""
+    """Return the row with the highest recall, of the undefended model if possible, else the first
+    target.
+    """
     return next(
         (
             best
@@ -496,7 +499,7 @@ def _build_defense_causes_screen_entry(result: AuditResult) -> ScreenEntry:
 def _build_limitations_screen_entry(
     result: AuditResult, assessment: LeakAssessment, remarks: CommandRemarks, most: int
 ) -> ScreenEntry:
-    """Return upper bounds for zeros, untested signals, and limits of any run."""
+    """Return upper bounds for zero counts, untested signals, and limits that apply to any run."""
     zero_signals = [s for s in assessment.signals if s.measured and s.measured.value == 0]
     zeros = [[s for s in zero_signals if s.kind is kind] for kind in (VERBATIM, PERSONAL)]
     most_open = [

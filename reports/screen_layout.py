@@ -15,7 +15,9 @@ GUTTER = 8  # columns of the labels
 
 @dataclass(frozen=True)
 class ScreenEntry:
-    """A labelled entry of the screen. items: by priority; most: maximum number of lines."""
+    """A labelled entry of the screen. items: in order of priority; most: maximum number of
+    lines.
+    """
 
     label: str
     items: tuple[str, ...]
@@ -36,9 +38,9 @@ def lay_out_entries(entries: Sequence[ScreenEntry], width: int) -> list[Text]:
 
 
 def _fit_screen_lines(entry: ScreenEntry, width: int) -> list[str]:
-    """Return the items that fit into `entry.most` lines, then how many do not.
+    """Return the items that fit into `entry.most` lines, then the number of omitted items.
 
-    Cut a single item that is too long.
+    A single item that is too long is cut.
     """
     # From all items down: only wrapping reveals their line count.
     for n_items in range(len(entry.items), 0, -1):

@@ -1,8 +1,8 @@
 """Encode the secrets of a run as compact JSON for the page's script: ids and numbers only.
 
-JSON has at most `BUDGET` bytes and `LISTED` secrets, and notes count omitted secrets. A token
-probability is one character (`CODES`), precise enough for a bar of a few pixels. Token text is
-included only if the caller passes it.
+The JSON has at most `BUDGET` bytes and `LISTED` secrets; notes count omitted secrets. A token
+probability is one character (`CODES`), which is precise enough for a bar of a few pixels. Token
+text is included only if the caller passes it.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ OUTCOMES = {
 
 
 def encode_page_log_probs(log_probs: Sequence[float]) -> str:
-    """Return one character per token, with steps below 0.07 that are finer towards 0.
+    """Return one character per token that encodes the token's probability.
 
-    The last character is below 1e-11.
+    Steps are below 0.07 and become finer towards 0; the last character means less than 1e-11.
     """
     # 1 - p^(1/6): the first code is p = 1, the last p = 0. log 0 is -inf, whose `exp` is 0: the
     # last code, and no error.
@@ -109,8 +109,9 @@ def build_secret_list(
 
 
 def _select_worst_secrets(details: SecretDetails, row: RowValuesBySecret) -> SecretDetails:
-    """Keep the `LISTED` secrets with the worst results of this row, members first, in their
-    order."""
+    """Keep the `LISTED` secrets with the worst results in this row, members first; keep their
+    order.
+    """
     codes, scores = _list_row_results(row)
     ranks = np.where(codes == ".", "0", codes).astype(int)
     order = np.lexsort((-np.nan_to_num(scores, nan=-np.inf), -ranks, ~row.member))
@@ -119,7 +120,7 @@ def _select_worst_secrets(details: SecretDetails, row: RowValuesBySecret) -> Sec
 
 
 def _list_row_results(row: RowValuesBySecret) -> tuple[NDArray[np.str_], Floats]:
-    """Return the code of each outcome (`OUTCOMES`) and the score, (secrets,) each."""
+    """Return each secret's outcome code (`OUTCOMES`) and score, (secrets,) each."""
     outcome = row.outcome
     if outcome is None:
         return np.full(len(row.ids), "."), next(iter(row.values.values()))
@@ -187,9 +188,9 @@ def _round_page_number(value: float) -> float | int | None:
 def _build_page_token_views(
     result: AuditResult, details: SecretDetails, texts: Mapping[str, SecretText], budget: int
 ) -> tuple[dict[str, Any], int, int]:
-    """Return the codes and bits of each suffix by target, and how many are shown and known.
+    """Return each suffix's codes and bits by target, and the numbers of suffixes shown and known.
 
-    If not all fit, keep secrets with the most likely suffix under the first target, the undefended
+    If not all suffixes fit, keep those that are most likely under the first target, the undefended
     model.
     """
     targets = [t for t in result.targets if t.name in details.tokens]

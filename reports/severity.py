@@ -1,9 +1,9 @@
 """Grade the severity of a target's signals: a word, its reason, and the word's rule.
 
-Severity depends on the signals only (`conclusions.signals`). The word says what can be extracted; a
-number with an interval says how much. No share is called low: an AI model is anonymous only if the
-likelihood of extracting personal data is insignificant for every person in its training data (EDPB
-Opinion 28/2024), and text reveals more than inferences about it. The order of the words is ours.
+Severity depends only on the signals (`conclusions.signals`). The word says what can be extracted;
+a number with an interval says how much. No share is called low: an AI model is anonymous only if
+personal data of every person in the training data are insignificantly likely to be extracted (EDPB
+Opinion 28/2024). Extracted text counts more than inferences about it. We chose the words' order.
 """
 
 from __future__ import annotations
@@ -65,7 +65,9 @@ class Severity:
 
 
 def rate_severity(assessment: LeakAssessment, target: str) -> Severity:
-    """Return the first matching word: text is shown, a signal is shown, or a signal is open."""
+    """Return the first matching word: for a shown text leak, any shown signal, or an undecided
+    signal.
+    """
     shown_signals = assessment.list_shown_signals(target)
     suspected = [s for s in assessment.list_target_signals(target) if s.suspected]
     text_signals = [s for s in shown_signals if s.kind.text]

@@ -1,4 +1,4 @@
-"""Put a run's signals (`conclusions.signals`) in words: a sentence, a target's text, a table.
+"""Describe a run's signals (`conclusions.signals`): as a sentence, a target's text, and a table.
 
 The texts say which signals are shown, not shown up to a bound, or not tested.
 """
@@ -117,16 +117,18 @@ def describe_signal_number(signal: LeakSignal) -> str:
 
 
 def is_excess_decisive(signal: LeakSignal) -> bool:
-    """Return whether a signal is not shown because of its excess over the non-members.
+    """Return whether a signal's excess over the non-members is the reason why no leak is shown.
 
-    For a shown signal, only its own interval matters: the lower limit is above the non-members'
+    A shown signal depends only on its own interval, whose lower limit is above the non-members'
     number.
     """
     return signal.status == signals.NOT_SHOWN and signal.excess is not None
 
 
 def format_suspicion(signal: LeakSignal) -> str:
-    """Return why a measured leak is not shown: `not significant`, or that it is only a hint."""
+    """Return why a measured leak is not shown: it is not significant, or such a number is only a
+    hint.
+    """
     if signal.alone:
         return "not significant"
     return "only a hint: such a number cannot show a leak by itself"
@@ -140,7 +142,9 @@ def format_corrected_interval(signal: LeakSignal) -> str:
 
 
 def describe_signal_baseline(signal: LeakSignal) -> str:
-    """Return the baseline: `non-members 0/160`, `chance 0.5, blind baseline 0.52`, or missing."""
+    """Return the baseline: `non-members 0/160`, `chance 0.5, blind baseline 0.52`, or that it is
+    missing.
+    """
     b = signal.baseline
     if isinstance(b, Measurement):
         return f"non-members {_format_baseline(b)}{_format_difference(signal)}"
@@ -160,7 +164,7 @@ def _bracket_text(text: str) -> str:
 
 
 def describe_signal_kind(of_a_kind: Sequence[LeakSignal]) -> str:
-    """Describe a target's signals of one kind, both access levels together.
+    """Describe a target's signals of one kind, with both access levels together.
 
     `none of 60 extracted verbatim, text-only or white-box (up to 6% not ruled out)`
     """
@@ -202,7 +206,7 @@ def describe_signal_kind(of_a_kind: Sequence[LeakSignal]) -> str:
 
 
 def format_upper_bound(signal: LeakSignal) -> str:
-    """Return `verbatim up to 6.0% (0/60)` for a signal that counted no secret."""
+    """Return `verbatim up to 6.0% (0/60)` for a signal that found no secret."""
     m = signal.measured
     assert m is not None  # it was tested
     if signal.kind is PERSONAL:
@@ -213,9 +217,9 @@ def format_upper_bound(signal: LeakSignal) -> str:
 
 
 def format_still_possible(assessment: LeakAssessment, target: str) -> str:
-    """Return `still possible: verbatim up to 6.0% (0/60)`; "" if no kind applies.
+    """Return `still possible: verbatim up to 6.0% (0/60)`; "" if all kinds found something.
 
-    The bound is the widest of the first kind that counts secrets and found none.
+    The bound is the widest one of the first kind that counts secrets and found none.
     """
     zero_signals = [s for s in assessment.list_tested_signals(target) if _has_empty_count(s)]
     first = [s for s in zero_signals if s.kind is zero_signals[0].kind]
@@ -233,9 +237,9 @@ def _has_empty_count(signal: LeakSignal) -> bool:
 def suggest_gate_command(
     assessment: LeakAssessment, target_signals: Sequence[LeakSignal], run: str
 ) -> str:
-    """Return a gate command on these signals of one target.
+    """Return a command for a gate on these signals, which belong to one target.
 
-    Without --target, a gate judges defenses first.
+    --target is added unless the gate would judge this target anyway.
     """
     targets = {s.target for s in assessment.signals}
     judged = targets - {UNDEFENDED} or targets
@@ -266,7 +270,7 @@ def pick_strongest_signal(signals: Sequence[LeakSignal]) -> LeakSignal:
 
 
 def format_no_leakage(assessment: LeakAssessment, *targets: str) -> str:
-    """Return the reassuring words, for use only if `LeakAssessment.shows_no_leakage`."""
+    """Return the reassuring words; use them only if `LeakAssessment.shows_no_leakage`."""
     all_tested = all(
         len(assessment.list_tested_signals(target)) == len(assessment.list_target_signals(target))
         for target in targets
@@ -280,7 +284,9 @@ def group_signals(signals: Sequence[LeakSignal]) -> list[list[LeakSignal]]:
 
 
 def format_proof(signals: Sequence[LeakSignal], suspected: Sequence[LeakSignal]) -> str:
-    """Return a number and the other signals: `14% verbatim, white-box; also near-verbatim`."""
+    """Return the strongest number and the other signals: `14% verbatim, white-box; also
+    near-verbatim`.
+    """
     kinds = dict.fromkeys(s.kind for s in signals)
     first = next(iter(kinds))
     best = pick_strongest_signal([s for s in signals if s.kind is first])
@@ -329,7 +335,7 @@ def format_least_detectable(signal: LeakSignal) -> str:
 def group_untested_kinds(
     assessment: LeakAssessment,
 ) -> dict[tuple[str, ...], list[LeakKind]]:
-    """Return untested kinds by targets; the first, under (), are untested on every target."""
+    """Return untested kinds of leak by the targets that lack them; (): untested on every target."""
     measured = [target for target in assessment.targets if assessment.list_tested_signals(target)]
     # Insert () first to keep it first.
     kinds_by_targets: dict[tuple[str, ...], list[LeakKind]] = {(): []}
@@ -345,7 +351,7 @@ def group_untested_kinds(
 
 
 def list_doubts(assessment: LeakAssessment) -> tuple[Doubt, ...]:
-    """Return all targets' doubts without repetition, contradictions first."""
+    """Return the doubts of all targets without repetition, contradictions first."""
     contradictions = []
     for name in assessment.targets:
         for d in assessment.contradictions.get(name, ()):
@@ -361,7 +367,7 @@ def list_doubts(assessment: LeakAssessment) -> tuple[Doubt, ...]:
 
 
 def title_signal_target(result: AuditResult, target: str) -> str:
-    """Return the target's title; "Undefended" even if the result lacks the undefended model."""
+    """Return the target's title; "Undefended" even if the result has no undefended target."""
     record = phrases.find_reported_target(result, target)
     if record:
         return record.title
@@ -400,7 +406,10 @@ def _draw_signals_forest(result: AuditResult, assessment: LeakAssessment) -> For
 def list_untested_signals(
     result: AuditResult, assessment: LeakAssessment
 ) -> Iterator[tuple[str, str]]:
-    """Yield ` on PMixED` ("" for no target), and the untested signals with their test or reason."""
+    """Yield each target's suffix, such as ` on PMixED`, with its untested signals.
+
+    The suffix is "" for signals untested on every target. Each signal has its test or a reason.
+    """
     for targets, untested in group_untested_kinds(assessment).items():
         labels = []
         for kind in untested:
@@ -447,7 +456,7 @@ def _build_signal_table_row(s: LeakSignal) -> tuple[str, ...]:
 
 
 def _format_measured_signal(s: LeakSignal) -> str:
-    """Return the number, without its metric's name if the kind implies the name."""
+    """Return the number; omit its metric's name if the kind of leak implies the name."""
     m = s.measured
     assert m is not None  # it was tested
     if is_excess_decisive(s) and m.value:

@@ -1,4 +1,4 @@
-"""Describe the audited model in the first line of a report, from a cleaned result."""
+"""Describe the audited model for the first line of a report, from a cleaned result."""
 
 from __future__ import annotations
 

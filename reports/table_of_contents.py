@@ -1,7 +1,7 @@
 """Order the sections of the Markdown report and of the HTML page.
 
-The page is for three readers: people who decide, model owners, and reviewers of methods. Markdown
-is for a pull request.
+The page has three readers: people who decide, owners of models, and reviewers of methods. The
+Markdown report is for a pull request.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ def build_markdown_document(
     details: SecretDetails | None = None,
     texts: Mapping[str, SecretText] | None = None,
 ) -> Document:
-    """Return the Markdown report, with sections that have a turn in it.
+    """Return the Markdown report, with the sections that have a `turn`.
 
-    Strings are free of control characters and unescaped. texts: private text to show, by id.
+    Strings have no control characters and are not escaped. texts: private text to show, by id.
     """
     material = ReportMaterial(
         phrases.make_result_printable(result), details or SecretDetails(), texts=texts
@@ -79,7 +79,7 @@ def build_page_document(
     since: Comparison | None = None,
     texts: Mapping[str, SecretText] | None = None,
 ) -> Document:
-    """Return the full page, with every nonempty section, by part.
+    """Return the full page with all nonempty sections, grouped by part.
 
     since: a comparison of an earlier run with this run. texts: private text to show, by id.
     """
@@ -92,9 +92,9 @@ def build_page_document(
 
 
 def _build_section(topic: Topic, make: Maker, material: ReportMaterial) -> Section:
-    """Return a section whose tables have only columns that differ between rows.
+    """Return a section; its tables keep only columns whose cells differ.
 
-    The head of the report names the attack of a run with a single one.
+    In a run with a single attack, the head of the report names the attack.
     """
     is_named = _find_only_attack(material.result) is not None
     blocks = [

@@ -22,7 +22,9 @@ _LATEX_WIDE = {"m": 8.4, "w": 7.3, "M": 9.2, "W": 10.3, "%": 8.4}
 
 @dataclass(frozen=True)
 class RowTable:
-    """Rows under one head. machine: the same rows for programs; else CSV has the readable rows."""
+    """Rows under one head. machine: the same rows for programs; if empty, CSV has the readable
+    rows.
+    """
 
     title: str
     head: tuple[str, ...]
@@ -77,7 +79,7 @@ def render_markdown_lines(grid: RowTable) -> list[str]:
 
 
 def render_csv_table(grid: RowTable) -> str:
-    """Return CSV with the rows for programs if there are any, else the readable rows."""
+    """Return CSV with the rows for programs, or with the readable rows if there are none."""
     return escaping.render_csv(grid.machine_head or grid.head, grid.machine_rows or grid.rows)
 
 
@@ -124,10 +126,11 @@ def _measure_latex_points(text: str) -> float:
 
 
 def _format_latex_columns(natural: Sequence[float], words: Sequence[float]) -> str:
-    """Return column types that fit a line. natural, words: widest cells and words, in points.
+    """Return column types that fit a line.
 
-    A column keeps its width if this is at most an equal share of the room. Other columns are
-    paragraphs that share the remaining room.
+    natural, words: the widths of each column's widest cell and word, in points. A column keeps its
+    natural width if that is at most an equal share of the line. The other columns become
+    paragraphs that share the rest.
     """
     room = _LATEX_LINE - _LATEX_GAP * (len(natural) - 1)
     wide = set(range(len(natural)))

@@ -38,7 +38,10 @@ def summarise_run(result: AuditResult, folder: Path | None = None) -> TerminalRu
 
 @dataclass(frozen=True)
 class TerminalRunSummary:
-    """A rich renderable of 80 columns. A line above a target's rows states their common facts."""
+    """The screen of `--verbose` as a rich renderable of 80 columns.
+
+    Facts that all rows of a target share are on a line above these rows.
+    """
 
     result: AuditResult
     folder: Path | None
@@ -59,7 +62,9 @@ class TerminalRunSummary:
 
 
 def share_measurement_table(measurements: Iterable[Measurement]) -> Table:
-    """Return a table of shares outside a run, to three decimals as in a challenge's ranking."""
+    """Return a table of shares that belong to no run, to three decimals as in a challenge's
+    ranking.
+    """
     table = Table("", "share", "95% interval", "hits", "n", "note")
     for m in measurements:
         cells = (
@@ -78,7 +83,7 @@ def share_measurement_table(measurements: Iterable[Measurement]) -> Table:
 
 
 def _attack_row_lines(result: AuditResult, width: int) -> Iterator[RenderableType]:
-    """Yield attack rows under their target; columns align over all groups."""
+    """Yield attack rows grouped by target; columns align over all groups."""
     cells = [_attack_row_cells(finding) for finding in result.findings]
     heads = ("attack", "verbatim recall", "non-members", "excess")
     widths = [max(map(len, column)) for column in zip(heads, *cells, strict=True)]

@@ -24,7 +24,9 @@ BEFORE = "Since the last run"
 
 @dataclass(frozen=True)
 class ReportMaterial:
-    """The inputs of sections. result: cleaned. since: an earlier run and this. texts: private."""
+    """The inputs of sections. result: cleaned; since: compares an earlier run with this run;
+    texts: private text.
+    """
 
     result: AuditResult
     details: SecretDetails = field(default_factory=SecretDetails)
@@ -37,10 +39,11 @@ Maker = Callable[[ReportMaterial], Sequence[Block]]  # no block: no section
 
 @dataclass(frozen=True)
 class Topic:
-    """A section to be built, registered in `TOPICS` of a module of this package.
+    """A section of the report, registered in `TOPICS` of a module of this package.
 
-    part: of the page, by reader; place: within the part. turn: place in the Markdown report, which
-    may omit its last sections; 0: absent. brief: the builder for Markdown, if different.
+    part: the page's part, by reader; place: the position in this part. turn: the position in the
+    Markdown report, which may omit its last sections; 0: not in it. brief: the builder for
+    Markdown, if different.
     """
 
     id: str
@@ -61,7 +64,7 @@ def build_figures_blocks(plotted: Iterable[Figure]) -> list[Block]:
 def group_table_rows(
     result: AuditResult, row: Callable[[Finding], tuple[str, ...]]
 ) -> tuple[Group, ...]:
-    """Return an untitled group of rows per target, in report order."""
+    """Return one group of rows without a title per target, in report order."""
     grouped: dict[str, list[tuple[str, ...]]] = {}
     for finding in phrases.sort_findings(result):
         grouped.setdefault(finding.target, []).append(row(finding))

@@ -26,7 +26,7 @@ _POINTS_AND_LINES = ("o-", "s--", "^-.", "v:")
 
 @dataclass(frozen=True)
 class Curve:
-    """A measurement over steps or another number, perhaps with intervals."""
+    """A measurement over training steps or another number, with optional intervals."""
 
     label: str
     points: Sequence[tuple[float, Measurement]]

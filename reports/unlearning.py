@@ -1,4 +1,6 @@
-"""Report what remains of records to forget: before, after, and after relearning."""
+"""Report how much of the records to forget remains: before and after unlearning, and after
+relearning.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,7 @@ _NOTE = (
 
 
 def describe_forgetting(result: AuditResult, unlearning: Unlearning) -> str:
-    """Describe what remains, what relearning restores, and the cost, as far as measured."""
+    """Describe what remains, what relearning restores, and the cost, if measured."""
     title = phrases.title_target(result, unlearning.target)
     labels = []
     for row in unlearning.numbers:
@@ -82,7 +84,10 @@ def _format_recall_measure(row: GroupRecall) -> str:
 
 
 def _describe_forgotten_records(unlearning: Unlearning) -> Iterator[str]:
-    """Yield whether records are forgotten, compared with a model without them, or non-members."""
+    """Yield whether the records are forgotten, compared with a model trained without them.
+
+    Without such a model, compare with non-members.
+    """
     rows = [row for row in unlearning.numbers if row.group == FORGOTTEN]
     # "left": recall minus that of the model trained without the records.
     compared = [row for row in rows if "left" in row.changes]
@@ -140,7 +145,9 @@ def _describe_relearning(unlearning: Unlearning) -> Iterator[str]:
 
 
 def _is_relearning_shown(row: GroupRecall) -> bool:
-    """Return whether relearning restores more than a model without the records learns."""
+    """Return whether relearning restores more than it teaches a model that never saw the
+    records.
+    """
     return row.changes.get("came_back", row.changes["relearned"]).low > 0
 
 

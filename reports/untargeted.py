@@ -1,4 +1,4 @@
-"""Report training data in texts drawn without a prefix: amount, records, expected growth."""
+"""Report training data in texts drawn without a prefix: amount, records, and expected growth."""
 
 from __future__ import annotations
 
@@ -39,7 +39,9 @@ _NOTE = (
 
 
 def _build_untargeted_blocks(result: AuditResult, details: SecretDetails | None) -> list[Block]:
-    """Report rows compared with all training data. details: None omits the tables by record."""
+    """Report rows that were compared with all training data. details: None omits tables by
+    record.
+    """
     rows = [finding for finding in phrases.sort_findings(result) if finding.measurement(MEMORISED)]
     if not rows:
         return []

@@ -1,7 +1,7 @@
-"""Derive the headline of a run and the strongest row of each target, from records only.
+"""Derive a run's headline and each target's strongest row, from records only.
 
-A defense is judged by the attack that did best against that defense, not against the undefended
-model.
+A defense is judged by the attack that was most successful against this defense, not against the
+undefended model.
 """
 
 from __future__ import annotations
@@ -74,7 +74,11 @@ def list_strongest_rows(result: AuditResult, target: str) -> list[Finding]:
 
 
 def find_strongest_chained_row(result: AuditResult, target: str) -> Finding | None:
-    """Return the row with a chain to report: highest recall, then largest fall, else a probe's."""
+    """Return the row with a chain that is reported for this target.
+
+    The row has the highest recall, then the largest fall; a probe's row is chosen only without
+    others.
+    """
 
     def rank(finding: Finding) -> tuple[float, float]:
         assert finding.chain is not None

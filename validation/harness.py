@@ -1,8 +1,8 @@
-"""What all checks share: flags from a signature, a page that is said and kept, a clock, a drawing.
+"""Provide what all checks share: command lines, printed and saved pages, clocks and drawings.
 
-A check is a module whose `main` says by its parameters what can be asked for: `run(main)` makes the
-command line of it. Nothing of `auditor` is imported at once: `mutants.py` loads changed modules,
-which must not be in memory before.
+A check is a module with a `main`; `run(main)` makes a command line from its parameters. This
+module does not import `auditor` at once, because `mutants.py` loads changed modules that must not
+be in memory before.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def run(main: Callable[..., int | None], arguments: Sequence[str] | None = None) -> int:
-    """The exit code of a check, called with what the command line says."""
+    """Call a check's `main` with the command line's arguments; return its exit code."""
     given = vars(flags(main).parse_args(arguments))
     return (
         main(
@@ -37,11 +37,11 @@ def run(main: Callable[..., int | None], arguments: Sequence[str] | None = None)
 
 
 def flags(main: Callable[..., object]) -> argparse.ArgumentParser:
-    """A flag a parameter, `-o` too for `out`; without a default it is an argument. The module's
-    docstring is the help.
+    """Return a parser with a flag for each parameter of `main`, also `-o` for `out`.
 
-    `Annotated[..., "a help"]` explains it, `Annotated[..., NAMES]` says what can be chosen. A tuple
-    takes several values, a Literal one of its own, a bool none.
+    A parameter without a default is a positional argument. The module's docstring is the help
+    text. `Annotated[..., "a help"]` explains a flag; `Annotated[..., NAMES]` lists its choices. A
+    tuple takes several values, a Literal one of its values, a bool none.
     """
     parser = argparse.ArgumentParser(
         description=inspect.getmodule(main).__doc__,
@@ -62,7 +62,7 @@ def flags(main: Callable[..., object]) -> argparse.ArgumentParser:
 
 
 def _asked(kind: Any) -> dict[str, Any]:
-    """What argparse wants to know of an annotation."""
+    """Return argparse's arguments for a parameter with this annotation."""
     if typing.get_origin(kind) is typing.Annotated:
         more = kind.__metadata__[0]
         return {"help" if isinstance(more, str) else "choices": more, **_asked(kind.__origin__)}
@@ -79,13 +79,13 @@ def _asked(kind: Any) -> dict[str, Any]:
 
 
 def refuse(sentence: str) -> NoReturn:
-    """Ends a check that was asked for what it cannot do."""
+    """End the check with a sentence, because it cannot do what was asked."""
     print(f"error: {sentence}", file=sys.stderr)
     raise SystemExit(2)
 
 
 class Page:
-    """Markdown, said line by line on the terminal, and kept in a file where there is one."""
+    """A Markdown page that is printed line by line, and also written to a file if one is given."""
 
     def __init__(self, file: Path | None = None) -> None:
         self.file, self.text = file, ""
@@ -98,7 +98,7 @@ class Page:
             self.file.write_text(self.text, encoding="utf-8")
 
     def head(self, *columns: str) -> None:
-        """The head of a table."""
+        """Print the header of a table."""
         self.say(markdown(columns, ()).rstrip("\n"))
 
     def row(self, *cells: object) -> None:
@@ -116,7 +116,7 @@ def line(cells: Iterable[object]) -> str:
 
 
 def share(hits: int, n: int) -> str:
-    """With its Clopper-Pearson interval (95%)."""
+    """Return the share hits / n with its Clopper-Pearson interval (95%)."""
     from auditor.statistics.intervals import clopper_pearson
 
     low, high = clopper_pearson(hits, n)
@@ -128,13 +128,13 @@ def median_and_spread(values: Sequence[float]) -> tuple[str, str]:
 
 
 def write_rows(path: Path, rows: Iterable[object]) -> None:
-    """A JSONL file."""
+    """Write rows to a JSONL file."""
     with path.open("w") as file:
         file.writelines(json.dumps(row) + "\n" for row in rows)
 
 
 def save_svg(figure: Figure, path: Path) -> None:
-    """The same drawing gives the same file."""
+    """Save a drawing so that equal drawings give equal files."""
     import matplotlib
 
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,10 +1,10 @@
-"""Measure how the code reads, package by package; tests hold each package to what it reached.
+"""Measure the readability of each package's code; tests keep each package at its recorded values.
 
     python -m validation.language            # print a table
     python -m validation.language --tighten  # record values that became better in tests/language.json
 
-`tests/test_language.py` fails if a measure of a package is worse than its recorded value. The lists
-hold names that say nothing about a value, and words that make a sentence hard to read.
+`tests/test_language.py` fails if a measure of a package is worse than its recorded value. The
+lists contain names that say nothing about a value, and words that make a sentence hard to read.
 """  # noqa: E501
 
 from __future__ import annotations
@@ -55,7 +55,9 @@ Record = Mapping[str, Mapping[str, float]]
 
 
 def list_packages() -> dict[str, list[Path]]:
-    """Return the files of each package: the folders in auditor/, and the four beside it."""
+    """Return the files of each package: the folders in auditor/, and the four packages beside
+    it.
+    """
     files: dict[str, list[Path]] = {}
     for top in ("auditor", *SIDES):
         for path in sorted((ROOT / top).rglob("*.py")):
@@ -92,7 +94,7 @@ def measure_package(paths: list[Path]) -> dict[str, float]:
 
 
 def _count_node(node: ast.AST) -> Iterator[str]:
-    """Yield the kinds that a node counts as, once each."""
+    """Yield each kind that a syntax node counts as, once."""
     if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
         yield "names"
         if node.id in VAGUE_NAMES:
@@ -154,8 +156,10 @@ def read_record() -> dict[str, dict[str, float]]:
 
 
 def list_losses(measured: Record, record: Record) -> list[str]:
-    """Return a sentence for each measure that is worse than recorded; a new package is held to the
-    worst recorded."""
+    """Return a sentence for each measure that is worse than its recorded value.
+
+    A new package is compared with the worst recorded values.
+    """
     worst = {name: max(values[name] for values in record.values()) for name in MEASURES}
     losses = []
     for package, values in measured.items():

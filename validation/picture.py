@@ -1,13 +1,13 @@
-"""Draws the pictures of a page of evidence from its own tables: a dot a row, with its 95% interval
-if the cell has one.
+"""Draw the pictures of a page of evidence from its own tables: one dot a row, with its 95%
+interval.
 
     python -m validation.picture docs/evidence/real-lab.md
 
-A page says what it shows in a comment that begins with `picture`, in TOML: `file`; `panels`, by
-their titles the number of a table of the page, from 1, and its column of numbers; `labels`, how
-many first columns name a row; `line`, where there is no leak, of all panels or by their titles.
-`together`: every panel has the same rows, named once, and its own scale; of the panels in `log` it
-is logarithmic.
+A page describes its pictures in comments that begin with `picture`, in TOML. `file`: the picture's
+file. `panels`: by title, the number of one of the page's tables, from 1, and a column of numbers.
+`labels`: how many first columns name a row. `line`: the value without a leak, of all panels or by
+title. `together`: all panels have the same rows, named once, and scales of their own. `log`: the
+panels with a logarithmic scale.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def drawn(page: Path, said: dict[str, Any]) -> Figure:
 
 
 def rows(page: Path, table: int, column: str, labels: int) -> list[Row]:
-    """The rows of a table that hold a number in this column."""
+    """Return the rows of a table with a number in this column."""
     head, _, *body = (
         _cells(line)
         for line in _TABLE.findall(page.read_text(encoding="utf-8"))[table - 1].splitlines()

@@ -1,8 +1,8 @@
 """Find the tokens of a text that an activated LoRA changes.
 
-PEFT searches for the invocation only in the current call's token ids. With a cache, that call has
-one token; with input embeddings, it has no ids. PEFT would leave the adapter off. This module finds
-the tokens from the whole text and passes them to PEFT.
+PEFT searches for the invocation only in the token ids of the current call. A call with a cache has
+only one token, and a call with input embeddings has no ids, so PEFT would leave the adapter off.
+This module finds the tokens from the whole text and passes them to PEFT.
 """
 
 from __future__ import annotations

@@ -26,10 +26,10 @@ _PLACED_BY_PEFT = re.compile(r"^prompt_embeddings$|\.modules_to_save\.(weight|bi
 
 
 def attach_adapter(base: Any, folder: str, adapter: str = "default", onto: Any = None) -> Any:
-    """Attach the PEFT adapter in `folder` to `base`, or to `onto` as a further adapter.
+    """Attach the PEFT adapter in `folder` to `base`, which this changes in place.
 
-    This changes the base in place. Raise AuditError if the adapter belongs to another base: it has
-    weights that do not fit this base, or lacks weights.
+    onto: a model that already has an adapter; the new adapter is added to it. Raise AuditError if
+    the adapter does not fit this base: it has other weights or lacks weights.
     """
     _check_adapter_fits_base(folder, PeftConfig.from_pretrained(folder), base)
     with warnings.catch_warnings():
@@ -50,9 +50,9 @@ def attach_adapter(base: Any, folder: str, adapter: str = "default", onto: Any =
 
 
 def is_adapter_mergeable(model: Any) -> bool:
-    """Return whether a model has an adapter of float32 weights on float32 weights.
+    """Return whether the model's adapter can be merged exactly: all weights are float32.
 
-    Merging would round weights of fewer bits; a tuned prompt is not in the weights.
+    Merging would round weights of fewer bits. A tuned prompt cannot be merged into weights.
     """
     if not isinstance(model, PeftModel) or not isinstance(model.base_model, BaseTuner):
         return False
@@ -63,7 +63,7 @@ def is_adapter_mergeable(model: Any) -> bool:
 def _list_unshared_missing_weights(model: Any, missing: Collection[str]) -> list[str]:
     """Return the missing weights whose tensors were not loaded under another name.
 
-    Vector banks share one tensor under several names.
+    Weights can share a tensor: a vector bank has several names.
     """
     if not missing:
         return []
@@ -73,7 +73,7 @@ def _list_unshared_missing_weights(model: Any, missing: Collection[str]) -> list
 
 
 def _find_duplicate_weights(adapter: Path, names: Sequence[str]) -> set[str]:
-    """Return the weights of trained tokens that the adapter file contains twice.
+    """Return the trained-token weights that the adapter file also contains under another name.
 
     PEFT saves tied matrices twice.
     """
@@ -121,8 +121,8 @@ def resize_embeddings(base: Any, adapter: Path) -> None:
 
     PEFT saves a matrix under its own name or inside a wrapper: `modules_to_save`, or the
     `base_layer` of trainable tokens and of LoRA. An adapter of trainable tokens may contain only
-    these tokens' rows. Raise AuditError if the adapter contains new rows of only one matrix: the
-    other's do not exist anywhere.
+    these tokens' rows. Raise AuditError if the adapter lacks new rows of the input or output
+    matrix.
     """
     input_weight = base.get_input_embeddings().weight
     n_rows = input_weight.shape[0]
@@ -149,7 +149,7 @@ def resize_embeddings(base: Any, adapter: Path) -> None:
 
 
 def _read_embedding_rows(base: Any, adapter: Path) -> dict[str, range]:
-    """Return the row ranges of the input and output matrices in an adapter, by matrix name.
+    """Return the rows that an adapter contains of the input and output embeddings, by module name.
 
     The range is empty if the adapter lacks the matrix.
     """
@@ -171,7 +171,7 @@ def _read_embedding_rows(base: Any, adapter: Path) -> dict[str, range]:
 
 
 def _list_trained_tokens(config: Any) -> list[int]:
-    """Return the token ids for which any module of an adapter has trained rows."""
+    """Return the ids of the tokens whose embedding rows the adapter trained, in any module."""
     indices = getattr(config, "trainable_token_indices", None)
     indices = indices or getattr(config, "token_indices", None) or []
     if isinstance(indices, dict):

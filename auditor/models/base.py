@@ -36,7 +36,7 @@ _TEXTS_AT_ONCE = 32  # in a batch of `compute_text_nlls`
 
 
 class _WholeRows(Rows):
-    """Decoding rows of a model without a cache: each step reads every row from the start."""
+    """Decoding rows of a model without a cache: each step reads every row from its first token."""
 
     def __init__(self, model: LanguageModel, contexts: Tensor, prompt: Tensor | None) -> None:
         self._model = model
@@ -60,7 +60,9 @@ class _WholeRows(Rows):
 
 @dataclass(frozen=True)
 class DivergenceCheck:
-    """The claimed and measured divergence of a query's distribution from each neighbour's."""
+    """A claimed bound on divergences between a query's distribution and its neighbours', and their
+    values.
+    """
 
     relation: str  # how neighbours differ: "add_remove"; or the step of the proof that is checked
     order: float  # of the Renyi divergence; inf: pure
@@ -69,7 +71,10 @@ class DivergenceCheck:
 
 
 def check_logits_finite(logits: Tensor, name: str) -> None:
-    """Raise AuditError if logits (..., V) do not define a distribution. name: of the model."""
+    """Raise AuditError if any of the logits (..., V) do not define a distribution.
+
+    name: the model's name, for the message.
+    """
     # The maximum is NaN if any logit is. If the maximum is infinite, softmax gives NaN.
     if not bool(torch.isfinite(logits.detach().amax(-1)).all()):
         raise AuditError(
@@ -89,10 +94,10 @@ def implies_capability(capabilities: frozenset[str], capability: str) -> bool:
 
 @dataclass(frozen=True)
 class Neighbours:
-    """The distributions of all neighbours: the model after one change of its private data.
+    """The distributions of all neighbour models, each after one change of the private data.
 
-    log_probs: (B, positions, neighbours, V) nats, float64. `LanguageModel.neighbour_model(relation,
-    i)` returns neighbour i.
+    log_probs: (B, positions, neighbours, V) nats, float64.
+    `LanguageModel.neighbour_model(relation, i)` returns neighbour i.
     """
 
     relation: str  # how they differ from the model: "zero_out"
@@ -100,10 +105,11 @@ class Neighbours:
 
 
 def get_max_logits(device: torch.device) -> int:
-    """Return the maximum number of logits to hold while scoring: 128 MiB of float32.
+    """Return the maximum number of logits to hold while scoring: 128 MiB of float32, 32 MiB on a
+    CPU.
 
-    On a CPU the maximum is 32 MiB. glibc returns larger blocks to the system, and new blocks then
-    cost page faults, a quarter of the measured time.
+    On a CPU, glibc returns larger blocks to the system; the page faults of new blocks took a
+    quarter of the measured time.
     """
     return 2**23 if device.type == "cpu" else 2**25
 
@@ -173,16 +179,20 @@ class LanguageModel(ABC):
         last: Sequence[int],
         begun: Sequence[int] | None = None,
     ) -> None:
-        """Announce texts that will be scored soon; text i at its last `last[i]` positions.
+        """Announce texts that will be scored soon; text i will be scored at its last `last[i]`
+        positions.
 
-        A model with a text cache reads texts of several lengths in one batch; others do nothing.
+        A model with a text cache reads texts of different lengths in one batch; other models do
+        nothing.
 
-        begun: number of first tokens of each text to be completed. None: through the first scored
-        position.
+        begun: for each text, how many of its first tokens will be completed. None: all tokens up
+        to the first scored position.
         """
 
     def forget_batch(self) -> None:  # noqa: B027 - most models cache nothing
-        """Free memory that only the last batch of texts needed; callers call this after each."""
+        """Free memory that only the last batch of texts needed; callers call this after each
+        batch.
+        """
 
     def tuning_log_probs(
         self,
@@ -191,17 +201,17 @@ class LanguageModel(ABC):
         prompt: Tensor,
         noise: torch.Generator,
     ) -> Tensor:
-        """Return `log_probs` for tuning a prompt. noise: random source.
+        """Return `log_probs`, or an estimate, for tuning a prompt.
 
-        A model with many parts may estimate the result from a few.
+        A model with many parts may estimate the result from a few parts, chosen with `noise`.
         """
         return self.log_probs(contexts, last, prompt=prompt)
 
     def row_bytes(self, positions: int, distribution: bool = True) -> int:
         """Return the memory in bytes of one decoding row with this many positions.
 
-        The memory includes the row's distributions and, if the model has one, the cache.
-        distribution: whether the caller will read `log_probs`, not only draw tokens.
+        The memory includes the row's distributions and the model's cache, if any. distribution:
+        whether the caller will read `log_probs`, not only draw tokens.
         """
         return 4 * self.vocab_size * self.parts
 
@@ -226,8 +236,8 @@ class LanguageModel(ABC):
     ) -> Completions:
         """Draw K samples of each prefix, with one forward pass per distinct partial sequence.
 
-        Each sample uses its own uniform at each position, so the result equals that of K separate
-        rows, draw by draw.
+        Each sample uses its own uniform at each position, so every draw equals that of K separate
+        rows.
 
         Args:
             prefixes: (B, n).
@@ -254,8 +264,8 @@ class LanguageModel(ABC):
     ) -> list[float]:
         """Return the log-probability of each suffix after its prefix, in nats at temperature 1.
 
-        Each prefix is read once. Suffixes of a prefix share the forward rows of their common
-        beginnings, as in `completions`. Suffixes may differ in length.
+        Each prefix is read once. Suffixes of one prefix that begin with the same tokens share the
+        forward passes of these tokens, as in `completions`. Suffixes may differ in length.
 
         Args:
             prefixes: (B, n).
@@ -307,7 +317,9 @@ class LanguageModel(ABC):
         return torch.cat(parts)
 
     def partial_distributions_of(self, prefixes: Tensor, suffixes: Tensor) -> PartialDistribution:
-        """Return log-probabilities of the suffix tokens and the likeliest tokens, B x L rows."""
+        """Return the log-probabilities of all B x L suffix tokens and of the likeliest tokens
+        there.
+        """
         parts = []
         for tokens, log_probs in self.teacher_forced_distributions(prefixes, suffixes):
             rows = log_probs.flatten(0, 1)
@@ -315,15 +327,21 @@ class LanguageModel(ABC):
         return concatenate_partial_distributions(parts)
 
     def digest(self) -> str:
-        """Return the SHA-256 (hex) that identifies the model's weights or answers; "" if none."""
+        """Return the SHA-256 (hex) of the model's weights or answers; "" if the model has no
+        digest.
+        """
         return ""
 
     def cost_sentences(self) -> tuple[str, ...]:
-        """Return sentences on the cost of all queries so far, except time; empty if free."""
+        """Return reasons why the answers so far may hide a leak, such as withheld or cut
+        answers.
+        """
         return ()
 
     def doubts(self) -> tuple[Doubt, ...]:
-        """Return reasons why answers so far may hide a leak, such as withheld or cut answers."""
+        """Return reasons why the answers so far may hide a leak, such as withheld or truncated
+        answers.
+        """
         return ()
 
     def has_withheld_answer_by_prefix(self, prefixes: Sequence[tuple[int, ...]]) -> list[bool]:
@@ -331,7 +349,7 @@ class LanguageModel(ABC):
         return [False] * len(prefixes)
 
     def check_unchanged_at_end(self) -> None:  # noqa: B027 - a local model does not change
-        """Raise AuditError if the model changed during the run. Runs call this at their end."""
+        """Raise AuditError if the model changed during the run; called at the end of each run."""
 
     def special_token_id(self, kind: str) -> int | None:
         """Return the first token id of this kind (`bos` or `eos`) in the model's configuration."""
@@ -340,9 +358,9 @@ class LanguageModel(ABC):
     def teacher_forced_distributions(
         self, prefixes: Tensor, suffixes: Tensor, *, prompt: Tensor | None = None
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield batches of suffixes (b, L) and the distribution of each suffix token (b, L, V).
+        """Yield batches of suffixes (b, L) with the distribution of each suffix token (b, L, V).
 
-        Each batch is small, to bound memory.
+        Batches are small, to bound memory.
         """
         length = suffixes.shape[1]
         # The last token of a suffix is predicted, not read.
@@ -361,15 +379,16 @@ class LanguageModel(ABC):
     ) -> Mapping[str, Sequence[float]]:
         """Return each text's summed nll (nats) after `n_context` tokens, as a paper computes it.
 
-        The keys name the perplexity. The result is empty if the paper uses the ordinary nll of
-        `compute_text_nlls`.
+        The keys name the kind of perplexity. The result is empty if the paper uses the ordinary
+        nll (`compute_text_nlls`).
         """
         return {}
 
     def divergence_checks(
         self, contexts: Tensor, last: int, at: Sequence[int], order: int = 0
     ) -> Sequence[DivergenceCheck]:
-        """Return the claimed and the realised divergence of single next-token distributions.
+        """Return the claimed and the realised divergence of the next-token distribution at each
+        position.
 
         Realised divergences depend on the private data: only the auditor may see them.
 
@@ -377,7 +396,7 @@ class LanguageModel(ABC):
             contexts: (B, n) token ids, read teacher-forced.
             last: number of last positions.
             at: checked positions within the last `last`.
-            order: of the divergence; 0 for the claimed order.
+            order: order of the divergence; 0 for the order of the claim.
 
         Raises:
             NotApplicable: if the model claims no bound.
@@ -394,8 +413,8 @@ class LanguageModel(ABC):
         """Return the distributions of all neighbours in the model's claim, one entry per relation.
 
         The model reads contexts (B, n) teacher-forced, at positions `at` within the last `last`.
-        The result is empty without neighbours. Only the auditor may see it: it reveals private
-        data.
+        The result is empty if the claim has no neighbours. The result reveals private data: only
+        the auditor may see it.
         """
         return ()
 
@@ -404,10 +423,10 @@ class LanguageModel(ABC):
         raise NotApplicable(f"{self.name} has no neighbour by {relation}")
 
     def claim_premise_counts(self) -> Mapping[str, int]:
-        """Return counts, as far as known, of facts that the privacy claim depends on.
+        """Return known counts of facts that can void the privacy claim.
 
         `shared_records`: private records in more than one shard; each voids a per-shard claim.
-        `unlisted_shards`: members with unknown training records.
+        `unlisted_shards`: members whose training records are unknown.
         """
         return {}
 
@@ -418,9 +437,9 @@ class LanguageModel(ABC):
         prompt: Tensor | None = None,
         prefix_token: int = 0,
     ) -> None:
-        """Raise AuditError for a text with more tokens than the model's maximum positions.
+        """Raise AuditError for a text with more tokens than the model has positions.
 
-        length: suffix tokens; prefix_token: number of tokens before the prefix.
+        length: number of suffix tokens; prefix_token: number of tokens before the prefix.
         """
         n_prompt = 0 if prompt is None else len(prompt)
         n_tokens = prefix_token + n_prefix + length + n_prompt

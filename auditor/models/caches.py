@@ -36,9 +36,9 @@ class NativeCache:
         return tensors_by_path
 
     def select(self, rows: Tensor, dimensions: Dimensions) -> None:
-        """Keep these rows, possibly repeated, in place.
+        """Keep only these rows of the cache, in this order; a row may be repeated.
 
-        dimensions: the row dimension of each tensor; 0 for newer tensors.
+        dimensions: the row dimension of each tensor; 0 for tensors that were added later.
         """
 
         def select_rows(path: Path, tensor: Tensor) -> Tensor:
@@ -51,9 +51,10 @@ class NativeCache:
 
 
 def find_cache_batch_dimensions(two: NativeCache, three: NativeCache) -> Dimensions:
-    """Return the dimension of each tensor that differs between caches of two and of three rows.
+    """Return the row dimension of each tensor: its size differs between caches of 2 and of 3 rows.
 
-    Both caches must contain the same number of tokens.
+    The value is None for a tensor without rows. Both caches must contain the same number of
+    tokens.
     """
     tensors_of_three = three.tensors()
     dimensions: dict[Path, int | None] = {}
@@ -70,9 +71,9 @@ def _map_tensors(
     path: Path,
     results: dict[int, tuple[Any, Any]],
 ) -> Any:
-    """Apply `change` to each tensor in `value`, in place if possible; shared tensors only once.
+    """Apply `change` once to each distinct tensor in `value`, in place if possible.
 
-    results: values and their results by the value's id; keeping a value prevents reuse of its id.
+    results: by a value's id, the value and its result; keeping the value prevents reuse of the id.
     """
     if id(value) in results:
         return results[id(value)][1]

@@ -13,8 +13,8 @@ _POSITIONS = ("max_position_embeddings", "max_seq_len", "max_target_positions")
 def get_input_device(model: Any, embedding: Any) -> torch.device:
     """Return the device on which the model expects token ids.
 
-    For offloaded weights (`device_map`), the execution device of accelerate's hook counts, not the
-    device of the weights.
+    For offloaded weights (`device_map`), this is the execution device of accelerate's hook, not
+    the weights' device.
     """
     # accelerate adds this hook to a part whose weights it loads for each use.
     hook = getattr(embedding, "_hf_hook", None)
@@ -25,7 +25,7 @@ def get_input_device(model: Any, embedding: Any) -> torch.device:
 
 
 def list_split_devices(model: Any) -> tuple[str, ...]:
-    """Return the devices over which `device_map` split a model; () if it is on one device."""
+    """Return the devices over which `device_map` split a model; () for a model on one device."""
     device_map = getattr(model, "hf_device_map", None) or {}
     devices = sorted({str(device) for device in device_map.values()})
     if len(devices) > 1 or devices == ["disk"]:

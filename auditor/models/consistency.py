@@ -37,11 +37,11 @@ def check_distribution_consistency(model: LanguageModel) -> None:
 
 @torch.no_grad()
 def find_inconsistencies(model: LanguageModel) -> Iterator[str]:
-    """Yield a clause for each inconsistency of `model`, computing comparisons lazily.
+    """Yield a clause for each inconsistency of `model`; comparisons are computed on demand.
 
-    `log_probs` of whole texts is compared with `log_probs` of single texts and of texts without
-    later tokens, with advanced and split rows, probabilities of given tokens, and samples drawn
-    twice.
+    `log_probs` of whole texts is compared with `log_probs` of single texts and of shortened texts,
+    with decoding rows that advance and split, with probabilities of given tokens, and with samples
+    drawn twice.
     """
     unknown = set(model.capabilities) - CAPABILITIES
     if unknown:
@@ -109,7 +109,9 @@ def _find_sampling_faults(model: LanguageModel, texts: Tensor, tolerance: float)
 def collect_row_log_probs(
     rows: Rows, texts: Tensor, begin: int, steps: Sequence[Sequence[int]]
 ) -> tuple[Tensor, Tensor]:
-    """Advance rows, which start after `begin` tokens of each text, by these steps.
+    """Advance rows by these steps and collect their distributions.
+
+    begin: number of tokens of each text that the rows contain at first.
 
     Returns:
         Distributions along the path of each final row, (rows, steps + 1, V).
@@ -132,7 +134,7 @@ def collect_row_log_probs(
 def compute_largest_distance(actual: Tensor, expected: Tensor) -> float:
     """Return the largest distance between paired log-distributions (..., V), in nats.
 
-    The distance of a pair is the root mean square over tokens.
+    The distance is the root mean square of the differences over the vocabulary.
     """
     actual = actual.float()
     expected = expected.float()

@@ -77,7 +77,9 @@ class Decoding:
         return self
 
     def log_distribution(self, log_probs: Tensor) -> Tensor:
-        """Return the renormalised decoding distribution, (rows, V) nats; -inf if removed."""
+        """Return the renormalised decoding distribution, (rows, V) nats; -inf if a token is
+        removed.
+        """
         distribution = torch.full_like(log_probs, -math.inf)
         for rows, tokens, weights in self.group_kept_tokens(log_probs):
             log_total = weights.sum(-1, keepdim=True, dtype=torch.float64).log()
@@ -89,9 +91,9 @@ class Decoding:
         return distribution
 
     def score_decoded_tokens(self, log_probs: Tensor, tokens: Tensor) -> Tensor:
-        """Return `log_distribution` of one token per row, (rows,) float64 nats.
+        """Return the log-probability of one token per row under decoding, (rows,) float64 nats.
 
-        This does not compute the whole distribution.
+        The result equals `log_distribution`, without the cost of the whole distribution.
         """
         if not self._truncates(log_probs.shape[-1]):
             scaled, log_total = self._scale_by_temperature(log_probs)
@@ -122,7 +124,9 @@ class Decoding:
         return ranks
 
     def rank_ties_first(self, log_probs: Tensor, tokens: Tensor) -> Tensor:
-        """Return `ranks`, but put the given token before all ties, as other decoders may do."""
+        """Return `ranks` with the given token first among equally likely tokens; other decoders
+        may do this.
+        """
         log_probs = self._mask_forbidden_tokens(log_probs)
         token_log_probs = log_probs.gather(-1, tokens.unsqueeze(-1))
         return 1 + (log_probs > token_log_probs).count_nonzero(-1)
@@ -161,9 +165,11 @@ class Decoding:
     def group_kept_tokens(
         self, log_probs: Tensor, log_total: Tensor | None = None
     ) -> Iterator[tuple[Tensor, Tensor | None, Tensor]]:
-        """Yield groups of rows with the tokens that truncation keeps, sorted by id, and weights.
+        """Yield groups of rows with their kept tokens after truncation, sorted by id, and the
+        weights.
 
-        With a narrow nucleus, grouping avoids sorting the vocabulary and copying the distribution.
+        If truncation keeps few tokens, grouping avoids sorting the vocabulary and copying the
+        distribution.
 
         Args:
             log_probs: (rows, V) log-probabilities, or logits with `log_total`.
@@ -234,7 +240,9 @@ class Decoding:
         log_probs: Tensor,
         log_total: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Return the rows after temperature, (rows, V), and their log-normalisers, (rows, 1)."""
+        """Return the rows divided by the temperature, (rows, V), and their log-normalisers, (rows,
+        1).
+        """
         distribution = self._mask_forbidden_tokens(log_probs)
         if self.temperature == 1:
             scaled = distribution
@@ -273,7 +281,7 @@ class Decoding:
             scaled_total: (rows,) log-normalisers after temperature.
 
         Returns:
-            Whether `width` tokens were enough for each row, (rows,).
+            Whether the kept tokens of each row are among these `width`, (rows,).
             Tokens and weights in the form of `group_kept_tokens`.
         """
         vocab_size = distribution.shape[-1]
@@ -316,8 +324,9 @@ class Decoding:
 class Cooling(Decoding):
     """A decoding whose temperature falls in equal steps from `hot` to `temperature`.
 
-    The fall takes `steps` tokens (Carlini et al. 2021, Section 5.1.1): texts begin diversely and
-    continue with confident tokens. `get_step_decoding` returns the decoding of each position.
+    The temperature falls over the first `steps` tokens, so that texts begin diversely and continue
+    with confident tokens (Carlini et al. 2021, Section 5.1.1). `get_step_decoding` returns the
+    decoding of each position.
     """
 
     hot: float = 10.0
@@ -360,8 +369,8 @@ GREEDY = Decoding(temperature=0)
 def select_top_k(distribution: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Return the `count` largest values of each row, descending, and their columns.
 
-    The result equals `topk`. Only the `count` blocks with the largest maxima are searched, as they
-    contain these values. The maxima take one pass without temporary memory.
+    The result equals `topk` but is faster: the row is divided into blocks, and only the `count`
+    blocks with the largest maxima are searched, because they contain these values.
     """
     width = distribution.shape[-1]
     # This block size balances the number of maxima and of tokens searched after them.
@@ -384,9 +393,10 @@ def select_top_k(distribution: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def _sort_tied_tokens(values: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-    """Reorder equal values, and their columns, so that lower columns come first.
+    """Put equal values of each row in the order of their columns, lowest first.
 
-    values: descending. In bfloat16 many logits are equal. Without ties, nothing is sorted.
+    values: sorted, descending. In bfloat16 many logits are equal. Rows without ties are not
+    sorted.
     """
     if not (values[:, 1:] == values[:, :-1]).any():
         return values, tokens
@@ -400,9 +410,9 @@ def compute_log_sum_exp(
     rows: Tensor | None = None,
     scale: float = 1.0,
 ) -> Tensor:
-    """Return log(sum(exp(scale * row))) of each row of `distribution` (rows, V), (rows,).
+    """Return log(sum(exp(scale * row))) of each row of `distribution` (rows, V), shape (rows,).
 
-    rows: indices of the rows to use; they are not copied.
+    rows: indices of the rows to use, which are not copied.
     """
     # On a CPU, the buffer of this many entries stays in a core's own cache.
     if distribution.device.type == "cpu":

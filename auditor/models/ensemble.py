@@ -28,9 +28,10 @@ class Ensemble(ABC):
     shards: Sequence[Collection[str] | None] | None = None
 
     def count_shard_overlaps(self) -> dict[str, int]:
-        """Return the number of `shared_records` (in several shards) and of `unlisted_shards`.
+        """Count records in several shards (`shared_records`) and shards without a list of their
+        records.
 
-        An unlisted shard has unknown records.
+        The second key is `unlisted_shards`.
         """
         shards = self.shards or [None] * self.size
         n_shards_by_record = Counter[str]()
@@ -53,7 +54,7 @@ class Ensemble(ABC):
         *,
         prompt: Tensor | None = None,
     ) -> Tensor:
-        """Return log-probabilities of each context b by part part[b], (B, last, V).
+        """Return log-probabilities of context b by part part[b], for all b: (B, last, V).
 
         The result is differentiable in `prompt`.
         """
@@ -66,7 +67,7 @@ class Ensemble(ABC):
         *,
         prompt: Tensor | None = None,
     ) -> Tensor:
-        """Return log-probabilities of every context by each of these parts, (B, last, parts, V).
+        """Return log-probabilities of every context by each of `parts`, (B, last, parts, V).
 
         The result is differentiable in `prompt`.
         """
@@ -83,7 +84,7 @@ class Ensemble(ABC):
         *,
         prompt: Tensor | None = None,
     ) -> EnsembleMemberRows:
-        """Start rows from `prefixes` (B, n) for queries of single members.
+        """Start rows from `prefixes` (B, n) that query single members.
 
         length: maximum number of tokens to append to a row.
         """
@@ -91,7 +92,7 @@ class Ensemble(ABC):
 
 
 class EnsembleMemberRows:
-    """Decoding rows for queries of few members per token; each query reads the whole row."""
+    """Decoding rows that query only a few members per token; each query reads the whole row."""
 
     def __init__(self, ensemble: Ensemble, prefixes: Tensor, prompt: Tensor | None) -> None:
         self.ensemble = ensemble
@@ -107,7 +108,9 @@ class EnsembleMemberRows:
 
     @torch.no_grad()
     def distributions(self, row: Tensor, part: Tensor) -> Tensor:
-        """Return the next-token distribution of row row[i] by part part[i], (pairs, V) nats."""
+        """Return the next-token distribution of each pair: row row[i] by part part[i], (pairs, V)
+        nats.
+        """
         return self.ensemble.log_probs(self.tokens[row], part, 1, prompt=self.prompt)[:, 0]
 
 
@@ -147,7 +150,7 @@ class ModelEnsemble(Ensemble):
 
 
 class _SynchronisedRows(Rows):
-    """Rows of several models that advance with the same parents and tokens."""
+    """Rows of several models, which all advance with the same parents and tokens."""
 
     def __init__(self, rows: list[Rows]) -> None:
         self.rows = rows
@@ -164,10 +167,11 @@ class _SynchronisedRows(Rows):
 
 
 class PermutedEnsemble(Ensemble):
-    """An ensemble with permuted members: part i is the inner ensemble's part places[i].
+    """An ensemble with reordered or replaced members: part i is the inner ensemble's part
+    places[i].
 
-    The place is 0 for a member without its private data, and the replacement's place for a replaced
-    member. An absent member has no entry.
+    A member without its private data has place 0; a replaced member has the place of its
+    replacement; a removed member has no entry.
     """
 
     def __init__(self, inner: Ensemble, places: Sequence[int]) -> None:

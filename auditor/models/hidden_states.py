@@ -1,8 +1,8 @@
 """Cache the last hidden states of texts, and keys and values of texts read ahead.
 
-A later query of a cached text computes only the model's head. Completing the beginning of a text
-read ahead needs no forward pass of that beginning. Weights must not change; changes are not
-detected.
+A later query of a cached text computes only the model's head. A completion of a text's beginning
+that was read ahead needs no forward pass over the beginning. Weights must not change; changes are
+not detected.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ Logits = Callable[[Tensor, int, int, list[SlotLayer] | None], Tensor]
 class HiddenStateCache:
     """Compute logits of cached texts from their hidden states.
 
-    The head's first result is compared with the model's. If body and head are not the whole model
-    (Gemma 2 caps its logits), nothing is cached and every query calls the model.
+    The head's first result is compared with the model's logits. If the head does not reproduce
+    them (Gemma 2 caps its logits), nothing is cached and every query calls the model.
 
     Args:
         body: returns hidden states (B, m, d) of the last m positions as its first output.
@@ -113,10 +113,11 @@ class HiddenStateCache:
     def logits_and_layers_behind_prefixes(
         self, prefixes: Tensor, length: int
     ) -> tuple[Tensor, list[SlotLayer]] | None:
-        """Return logits (B, V) after prefixes (B, n), and layers that contain the prefixes.
+        """Return logits (B, V) after prefixes (B, n), and layers with the prefixes' keys and
+        values.
 
-        length: the layers' capacity. Return None unless each prefix was read ahead, with `keys`, as
-        a text's beginning.
+        Return None unless `read_ahead` with `keys` read each prefix as the beginning of a text.
+        length: the layers' capacity in positions.
         """
         names = [_digest_text_key(prefix) for prefix in prefixes.cpu()]
         if not names or not all(name in self._begun for name in names):
@@ -144,13 +145,13 @@ class HiddenStateCache:
     ) -> None:
         """Read texts of several lengths in shared batches, before they are queried.
 
-        Padding follows the shorter texts, so it cannot change their states in a causal model.
+        Padding is appended, so a causal model's states of the texts do not change.
 
         Args:
             last: number of last positions to be queried in each text.
             keys: whether to cache keys and values too, for completions.
-            begun: number of first tokens of each text to be completed. None: through the first of
-                the last positions.
+            begun: how many first tokens of each text will be completed. None: all tokens up to
+                the first of the last positions.
         """
         beginnings = begun or [
             len(text) - n_last + 1 for text, n_last in zip(texts, last, strict=True)
@@ -183,7 +184,9 @@ class HiddenStateCache:
         keys: bool,
         batch: slice,
     ) -> None:
-        """Read the longest text of each group in the batch; cache the states of all its texts."""
+        """Read the longest text of each group in the batch, and cache the states of all texts in
+        the group.
+        """
         groups = all_groups[batch]
         longest = len(groups[-1][-1][0])
         padded = torch.stack(
@@ -228,10 +231,11 @@ class HiddenStateCache:
     def _logits_and_hidden_states(
         self, texts: Tensor, last: int, n_logits: int, layers: list[SlotLayer] | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """Return logits of the last `n_logits` positions, and at least the `last` last states.
+        """Return logits of the last `n_logits` positions, and states of at least the last `last`
+        positions.
 
-        The states are None if the head does not reproduce the logits from the states. The model
-        appends its layers with keys and values to `layers`.
+        The states are None if the head does not reproduce the logits. The model appends its layers
+        with keys and values to `layers`.
         """
         if self._right is False:
             return self._logits(texts, last, n_logits, layers), None
@@ -249,7 +253,7 @@ class HiddenStateCache:
         return logits, outputs[-1] if self._right else None
 
     def _hold_where_room(self, names: Sequence[bytes], states: Sequence[Tensor]) -> None:
-        """Cache all of these states if memory has room for them, else none."""
+        """Cache all of these states if free memory suffices, else none."""
         if (new := sum(state.nbytes for state in states)) <= self._remaining_bytes(
             states[0].device, _SHARE
         ):
@@ -266,9 +270,9 @@ class HiddenStateCache:
 
 
 def _group_by_beginning(texts: Sequence[TextRange]) -> list[list[TextRange]]:
-    """Group texts with the text that begins with them, which ends its group; shortest group first.
+    """Group texts in which each text begins with the previous text; the last is the longest.
 
-    A batch is padded to its longest text, the last.
+    The groups are sorted by the length of their last text, shortest first.
     """
     groups: list[list[TextRange]] = []
     before: list[int] = []
@@ -283,9 +287,9 @@ def _group_by_beginning(texts: Sequence[TextRange]) -> list[list[TextRange]]:
 
 
 def _split_by_length(groups: Sequence[list[TextRange]]) -> list[list[list[TextRange]]]:
-    """Split groups in order of length into batches that padding makes at most a quarter longer.
+    """Split groups, sorted by length, into batches that padding makes at most a quarter longer.
 
-    Small batches are not split: each pass has a cost of its own.
+    Small batches are not split, because each forward pass has a fixed cost.
     """
     batches: list[list[list[TextRange]]] = []
     n_tokens = shortest = 0

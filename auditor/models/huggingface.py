@@ -1,4 +1,4 @@
-"""Wrap Hugging Face causal LMs; decoding rows use our slot cache, the model's cache or none."""
+"""Wrap Hugging Face causal LMs; decoding rows use slots, the model's own cache, or no cache."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _CACHE_NAMES = ("past_key_values", "cache_params", "state")
 class ModelTraffic:
     """Count the work of models in this process.
 
-    rows: sequences, counted at each step; tokens: tokens read in these sequences.
+    rows: number of sequences, counted again at each step; tokens: number of tokens read.
     """
 
     rows: int = 0
@@ -66,9 +66,9 @@ traffic = ModelTraffic()  # of this process
 class HuggingFaceRows(Rows):
     """Decoding rows of a Hugging Face causal LM, each with `width` sequences.
 
-    width: 1, or the number of ensemble parts that `forward` computes in the order (row, part). A
-    row's sequences split together. Logits are normalised only if a caller needs the whole
-    distribution.
+    width: 1, or the number of ensemble parts, if `forward` computes all parts in the order (row,
+    part). All sequences of a row split together. Logits are normalised only if a caller needs the
+    whole distribution.
     """
 
     _logits: Tensor  # (rows, width, V)
@@ -97,7 +97,7 @@ class HuggingFaceRows(Rows):
     def _compute_token_logits(
         self, tokens: Tensor, prompt: Tensor | None, cache: Cache | NativeCache | None
     ) -> Tensor:
-        """Return the logits after the last of tokens (sequences, n), (sequences, width, V)."""
+        """Return next-token logits after tokens (sequences, n): (sequences, width, V)."""
         if cache is None:
             self._offsets = self.model.activation.compute_offsets(tokens)
         return self._next_logits_of_input(
@@ -105,14 +105,16 @@ class HuggingFaceRows(Rows):
         )
 
     def _next_logits_of_input(self, input_ids: Tensor, cache: Cache | NativeCache | None) -> Tensor:
-        """Return logits after the output of `input_behind_soft_prompt`, (sequences, width, V)."""
+        """Return next-token logits (sequences, width, V) after an output of
+        `input_behind_soft_prompt`.
+        """
         self._total = None
         with self.model.activation.apply_offsets(self._offsets):
             logits = self.forward(input_ids.repeat_interleave(self.width, dim=0), 1, cache)
         return logits[:, 0].unflatten(0, (-1, self.width))
 
     def _sequence_indices(self, rows: Tensor) -> Tensor:
-        """Return the indices of the sequences of these rows, (rows x width,)."""
+        """Return the indices of all sequences in these rows, (rows x width,)."""
         return (
             rows.unsqueeze(-1) * self.width + torch.arange(self.width, device=rows.device)
         ).flatten()
@@ -159,7 +161,7 @@ class HuggingFaceRows(Rows):
 
 
 class SlotRows(HuggingFaceRows):
-    """Decoding rows on `SlotLayer`s.
+    """Decoding rows that cache keys and values in `SlotLayer`s.
 
     The logits stay in slot order: sorting them by row would copy all of them.
     """
@@ -198,7 +200,7 @@ class SlotRows(HuggingFaceRows):
         return self.slots[rows]
 
     def joined(self, others: Sequence[Rows]) -> Rows:
-        """Join rows of several lengths, so that all slots end at the same position.
+        """Join rows of several lengths, so that all rows end at the same position.
 
         A mask excludes the empty positions before shorter rows.
         """
@@ -274,7 +276,9 @@ class RecomputedRows(HuggingFaceRows):
         self._recompute_row_logits()
 
     def _recompute_row_logits(self) -> None:
-        """Read the rows again in small batches, because some models compute logits everywhere."""
+        """Read all rows again, in small batches because some models compute logits at every
+        position.
+        """
         positions = self.tokens.shape[1] + (0 if self.prompt is None else len(self.prompt))
         step = max(
             1, get_max_logits(self.model.device) // (positions * self.width * self.model.vocab_size)
@@ -294,7 +298,7 @@ class RecomputedRows(HuggingFaceRows):
 class HuggingFaceModel(LanguageModel):
     """A Hugging Face causal LM (PEFT adapters included), in eval mode, parameters frozen.
 
-    The self-check finds the right arguments for a model.
+    `self_check` finds the right arguments for a model.
 
     Args:
         served: the kind of cache that decoding rows use.
@@ -372,7 +376,9 @@ class HuggingFaceModel(LanguageModel):
     def cached_prefix_logits_and_layers(
         self, prefixes: Tensor, length: int
     ) -> tuple[Tensor, list[SlotLayer]] | None:
-        """Return `HiddenStateCache.logits_and_layers_behind_prefixes`; None without that cache."""
+        """Return `HiddenStateCache.logits_and_layers_behind_prefixes`; None if that cache is
+        disabled.
+        """
         if self._seen is None:
             return None
         return self._seen.logits_and_layers_behind_prefixes(prefixes, length)
@@ -380,9 +386,10 @@ class HuggingFaceModel(LanguageModel):
     def layers_with_shared_prefix(
         self, input_ids: Tensor, last: int, length: int, shared: bool = True
     ) -> tuple[int, list[SlotLayer]]:
-        """Return `SharedPrefixCache.layers_holding_prefix`.
+        """Return the number of cached positions and layers, from
+        `SharedPrefixCache.layers_holding_prefix`.
 
-        The layers are empty unless `shared` is True and that cache is enabled.
+        Return 0 and empty layers unless `shared` is True and that cache is enabled.
         """
         if self.begins is None or not shared or input_ids.requires_grad:
             return 0, [SlotLayer(length) for _ in range(self.n_layers)]
@@ -433,7 +440,7 @@ class HuggingFaceModel(LanguageModel):
 
     @cached_property
     def _cache_bytes_fixed_and_per_position(self) -> tuple[int, int]:
-        """Return a row's cache size: its fixed bytes, and its bytes per position."""
+        """Return the size in bytes of a row's cache: a fixed part, and the part per position."""
         # Two lengths separate the part that grows with the length from the fixed part.
         two, four = (
             sum(tensor.nbytes for tensor in self._build_dummy_cache(1, n).tensors().values())
@@ -480,8 +487,8 @@ class HuggingFaceModel(LanguageModel):
     def embedding_rows(self, count: int) -> Tensor:
         """Return the first embedding rows as the model reads them, (count, d).
 
-        In some families (Gemma, XGLM, BioGPT) the look-up scales them. Raise AuditError if `count`
-        exceeds the matrix.
+        Some families (Gemma, XGLM, BioGPT) scale the rows of the matrix. Raise AuditError if the
+        matrix has fewer than `count` rows.
         """
         weight: Tensor = self.embedding.weight  # type: ignore[assignment]
         if count > len(weight):
@@ -516,8 +523,8 @@ class HuggingFaceModel(LanguageModel):
     ) -> Tensor:
         """Return logits (B, last, V), float32.
 
-        input_ids: the output of `input_behind_soft_prompt`; follows the tokens in the cache. Raise
-        AuditError for NaN logits.
+        input_ids: an output of `input_behind_soft_prompt`, which continues the tokens in the
+        cache. Raise AuditError for NaN logits.
         """
         if self._seen is not None and cache is None and not input_ids.is_floating_point():
             return self._seen.logits(input_ids, last)
@@ -532,7 +539,8 @@ class HuggingFaceModel(LanguageModel):
         n_logits: int | None = None,
         layers: list[SlotLayer] | None = None,
     ) -> Tensor:
-        """Return `logits_of_input` of whole texts without caching the texts.
+        """Return logits of whole texts; read a cached common beginning, but do not cache the
+        texts.
 
         Args:
             last: number of last positions to read.
@@ -555,7 +563,10 @@ class HuggingFaceModel(LanguageModel):
         return self._transformers_logits(texts, last, None)
 
     def log_probs_at_positions(self, texts: Tensor, positions: Tensor, last: int) -> Tensor | None:
-        """Return log-probabilities (B, last, V) of one transformers call at these positions."""
+        """Return log-probabilities (B, last, V) of texts whose tokens have these positions.
+
+        Return None if the model accepts no positions.
+        """
         if not self._takes_positions:
             return None
         # Without a cache, transformers 5.23 keeps texts apart whose positions begin again at 0.

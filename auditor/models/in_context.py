@@ -1,8 +1,8 @@
 """Treat private records in the context of one model as members of an ensemble.
 
-The records form batches. The beginning of a text selects a batch. Member j is the model with the
-batch's j-th record before the text; the public part reads only the text. This module does not
-depend on privacy.
+The records are divided into batches; the beginning of a text selects its batch. Member j is the
+model with the batch's j-th record before the text; the public part reads only the text. This
+module does not depend on privacy.
 """
 
 from __future__ import annotations
@@ -107,7 +107,10 @@ class InContextEnsemble(Ensemble):
     def _prepend_records_by_length(
         self, contexts: Tensor, parts: Sequence[int]
     ) -> Iterator[tuple[list[int], Tensor]]:
-        """Yield context indices and their inputs with a record in front, by record length."""
+        """Yield groups of contexts whose records have the same length.
+
+        A group is the contexts' indices and the inputs: each context after its record.
+        """
         batch = self.batches.batch_of_each_text(contexts)
         records = [self.batches.record(b, part) for b, part in zip(batch, parts, strict=True)]
         for length in sorted({len(record) for record in records}):
@@ -119,7 +122,7 @@ class InContextEnsemble(Ensemble):
 
 
 class _RecordPrefixedRows(Rows):
-    """Decoding rows of every (row, part) pair on the public model, grouped by record length."""
+    """Decoding rows of the public model for every (row, part) pair, grouped by record length."""
 
     def __init__(
         self, ensemble: InContextEnsemble, prefixes: Tensor, length: int, prompt: Tensor | None

@@ -1,7 +1,7 @@
 """Load models, adapters and tokenizers from a local folder or the hub.
 
-A loaded model has exactly the weights in its files: missing weights and weights that fit nowhere
-raise AuditError. Every library error becomes an error of one sentence.
+A loaded model has exactly the weights in its files: a missing or unused weight raises AuditError.
+Every library error becomes an error of one sentence.
 """
 
 from __future__ import annotations

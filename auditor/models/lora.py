@@ -1,6 +1,6 @@
 """Run LoRA adapters of one base as an ensemble in mixed batches; load single adapters.
 
-This module does not depend on privacy: defenses combine the distributions of the parts.
+This module does not depend on privacy: defenses combine the parts' distributions.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _MERGED_BYTES = 2**28  # of all members' weights, each with its merged updates
 
 
 class LoraEnsemble(Ensemble):
-    """LoRA adapters on one public base; a forward pass computes rows of different members."""
+    """LoRA adapters on one public base; one forward pass can compute rows of different members."""
 
     def __init__(self, public: HuggingFaceModel, adapters: Sequence[Path], unit: str = "") -> None:
         _require_single_device(public)
@@ -95,20 +95,20 @@ class LoraEnsemble(Ensemble):
         return _CachedMemberRows(self, prefixes.to(self._model.device), length, prompt)
 
     def member_next_log_probs(self, input_ids: Tensor, part: Tensor, cache: Cache) -> Tensor:
-        """Return the next-token log-probabilities of input b by part part[b], (B, V).
+        """Return the next-token log-probabilities of input b by part part[b], for all b: (B, V).
 
-        input_ids: (B, n [, d]); they follow the tokens in `cache`.
+        input_ids: (B, n [, d]), which continue the tokens in `cache`.
         """
         self._routing.part = part
         return self._model.log_probs_of_input(input_ids, 1, cache)[:, 0]
 
 
 class _CachedMemberRows(EnsembleMemberRows):
-    """Rows that cache keys and values of each queried (row, part) pair.
+    """Rows that cache keys and values of each queried (row, part) pair in a slot.
 
-    A query reads only the positions that the pair's slot lacks. Pairs (children of a row, rows of
-    one prefix) may share a slot as far as their tokens agree. A queried pair first gets its own
-    slot; without memory for it, the pair is not cached.
+    A query reads only the positions that the pair's slot lacks. Pairs whose tokens begin alike
+    (children of a row, rows of one prefix) may share a slot. A queried pair first gets its own
+    slot; if memory is full, the pair is not cached.
     """
 
     def __init__(
@@ -168,9 +168,9 @@ class _CachedMemberRows(EnsembleMemberRows):
     def _extend_member_caches(
         self, input_ids: Tensor, row: Tensor, part: Tensor, begin: int
     ) -> Tensor:
-        """Return the pairs' next-token distributions; read the rows from position `begin`.
+        """Return the next-token distribution of each pair (row[i], part[i]).
 
-        Earlier positions come from the cache.
+        Positions from `begin` are read; earlier positions come from the cache.
         """
         member_slots = self.slot[row, part]
         layers = []
@@ -205,7 +205,10 @@ class _CachedMemberRows(EnsembleMemberRows):
         self.users = torch.bincount(self.slot[self.slot >= 0], minlength=len(self.users))
 
     def _exclusive_slots(self, layer: SlotLayer, cached_slots: Tensor) -> Tensor:
-        """Return a slot for each pair that no other pair uses; -1 if memory is full."""
+        """Return a slot for each pair that no other pair uses; -1 if memory is full.
+
+        cached_slots: the current slot of each pair, or -1.
+        """
         # -1 (no slot) looks up slot 0; the comparison before excludes it.
         if len(self.users):
             is_exclusive = (cached_slots >= 0) & (self.users[cached_slots.clamp_min(0)] == 1)
@@ -275,7 +278,7 @@ class MixedLora(nn.Module):
         return y.transpose(0, 1).flatten(0, 1)
 
     def _lora_output_by_part(self, x: Tensor, parts: Tensor | None = None) -> Tensor:
-        """Map x (parts, m, in) to (parts, m, out) with the updates of these parts; None: all."""
+        """Map x (parts, m, in) to (parts, m, out) with these parts' updates; None: all parts."""
         if self.merged is None:
             a, b = (self.a, self.b) if parts is None else (self.a[parts], self.b[parts])
             return _add_lora_update(self.base(x), x.to(a.dtype), a, b)
@@ -300,7 +303,7 @@ def _add_lora_update(y: Tensor, x: Tensor, a: Tensor, b: Tensor) -> Tensor:
 
 
 def _merge_lora_updates_within_memory(layers: Sequence[MixedLora]) -> None:
-    """Merge the updates of all layers into their weights, if memory has room for all.
+    """Merge the updates of all layers into their weights if there is enough memory for all layers.
 
     A merged layer computes one product instead of three.
     """
@@ -358,7 +361,7 @@ def _replace_lora_layers(base: Any, adapters: Sequence[Path], routing: MixedLora
 
 
 def _scaled_lora_matrices(peft: Any, member: str) -> dict[str, tuple[Tensor, Tensor]]:
-    """Return the member's scaled matrices, (r, in) and (out, r), by name of the base's layer.
+    """Return the member's scaled LoRA matrices, (r, in) and (out, r), by the base's layer name.
 
     Raise AuditError if the member is not a plain LoRA.
     """

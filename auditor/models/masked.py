@@ -1,8 +1,8 @@
 """Query masked language models for the distributions of masked tokens.
 
-There are no decoding rows, because a masked LM does not continue texts. Only papers' plans and
-defenses that declare support (`Defense.protect_masked`) accept such a model. This module handles no
-texts, masking shares or files.
+There are no decoding rows, because a masked LM does not continue texts. Only plans of papers and
+defenses with `Defense.protect_masked` accept such a model. Texts, masking shares and files are
+handled elsewhere.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class MaskedModel(ABC):
         """
 
     def token_log_probs(self, contexts: Tensor, positions: Tensor) -> Tensor:
-        """Return the log-probability of each original token at a masked position, (B, m) nats."""
+        """Return the log-probability of each masked position's original token, (B, m) nats."""
         hidden = contexts.to(self.device).gather(1, positions.to(self.device))
         return self.log_probs(contexts, positions).gather(-1, hidden.unsqueeze(-1)).squeeze(-1)
 
@@ -104,8 +104,8 @@ def check_masked_distribution(model: HuggingFaceMaskedModel) -> None:
     """Raise AuditError if the model's distributions on random tokens are inconsistent.
 
     A distribution must not depend on the batch or change when repeated, and must depend on tokens
-    after the masked position. Tested are the longest text, and texts just longer than each length
-    at which reading may change.
+    after the masked position. The check uses the longest text, and texts just longer than each
+    length at which the model may read texts differently.
     """
     noise = torch.Generator().manual_seed(SEED)
     special = torch.tensor(model.tokenizer.all_special_ids)

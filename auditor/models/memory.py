@@ -1,6 +1,6 @@
 """Choose batch sizes by free memory, and halve a batch size that does not fit.
 
-Batch sizes change only the run time, never a result. This module uses no model.
+Batch sizes change only the run time, never a result.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _SHARE = 4
 
 
 def choose_memory_budget(device: torch.device, most: int) -> int:
-    """Return the bytes that decoding rows may use: a quarter of the free memory.
+    """Return how many bytes decoding rows may use: a quarter of the free memory.
 
-    most: upper limit on a CPU, where larger batches are not faster. An accelerator has no such
-    limit.
+    most: upper limit in bytes on a CPU, which larger batches do not speed up; no accelerator has
+    this limit.
     """
     share = measure_free_device_memory(device) // _SHARE
     return max(1, share if device.type in ("cuda", "mps") else min(most, share))
@@ -53,8 +53,8 @@ def measure_free_device_memory(device: torch.device) -> int:
 def release_unused_memory() -> None:
     """Return unused memory to the system and the accelerator.
 
-    glibc keeps freed memory for later `malloc` calls. Kernels compiled by oneDNN need pages of
-    their own, which may then be missing.
+    glibc would keep freed memory for later `malloc` calls, so kernels compiled by oneDNN, which
+    need pages of their own, might lack memory.
     """
     gc.collect()
     if torch.cuda.is_available():
@@ -66,9 +66,10 @@ def release_unused_memory() -> None:
 
 
 def wrap_threaded_work(work: Callable[[int], T]) -> Callable[[int], T]:
-    """Return a function that runs `work` in a new thread with this context and gradient mode.
+    """Return a function that runs `work` in a new thread with the current context and gradient
+    mode.
 
-    After oneDNN failed to allocate a kernel's page, it compiles no more kernels in that thread.
+    Once oneDNN fails to allocate memory for a kernel, it compiles no more kernels in that thread.
     """
     context = copy_context()
     # A decorator, because a thread begins with gradients on. Its construction also sets the mode of
@@ -84,15 +85,15 @@ def wrap_threaded_work(work: Callable[[int], T]) -> Callable[[int], T]:
 
 @dataclass
 class BatchSizeLimit:
-    """A batch size that is permanently halved whenever a batch does not fit into memory."""
+    """A batch size that is halved for good whenever a batch does not fit into memory."""
 
     size: int
     least: int = 1
 
     def run_within_memory(self, work: Callable[[int], T], most: int | None = None) -> tuple[int, T]:
-        """Run `work(size)`, halving the size until it fits; return the size and the result.
+        """Run `work(size)`, halving the size until the batch fits; return the size and the result.
 
-        most: maximum size. Raise the errors of `work`, including out of memory at size `least`.
+        most: maximum size. Raise all errors of `work`, but out of memory only at size `least`.
         """
         if most is None:
             size = self.size

@@ -1,8 +1,7 @@
 """Bound decoding probabilities if only the likeliest tokens are known, as from a server.
 
-The bounds cover all distributions that agree with the report (formulas.md C3). They limit the
-partition function after temperature and the mass kept by truncation. All functions are pure
-functions of tensors.
+The bounds cover all distributions that agree with the reported values (formulas.md C3). They limit
+the partition function after temperature and the mass that truncation keeps.
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ _EDGE = 1e-6  # relative to a threshold: a token this close to it may be kept or
 
 @dataclass(frozen=True)
 class PartialDistribution:
-    """The reported part of n next-token distributions, one for each given token: (n,) or (n, K).
+    """The reported part of n next-token distributions, each with one given token: (n,) or (n, K).
 
     log_probs: (n,) of the given tokens, nats; ranks: (n,) number of tokens at least as likely as
-    the given token, counting itself; likeliest, top: (n, K) ids and log-probabilities of the K
+    the given token, including itself; likeliest, top: (n, K) ids and log-probabilities of the K
     likeliest tokens, descending; most: upper bound on the vocabulary size.
     """
 
@@ -51,12 +50,14 @@ class PartialDistribution:
 
     @property
     def _is_among_likeliest(self) -> Tensor:
-        """Return whether each given token is one of the K likeliest, (n,)."""
+        """Return, for each given token, whether it is one of the K likeliest, (n,)."""
         return (self.likeliest == self.tokens.unsqueeze(-1)).any(-1)
 
     @property
     def _surely_ranked_higher(self) -> Tensor:
-        """Return which of the likeliest tokens certainly precede the given token, (n, K)."""
+        """Return whether each of the K likeliest tokens certainly precedes the given token, (n,
+        K).
+        """
         log_probs = self.log_probs.unsqueeze(-1)
         ids = self.tokens.unsqueeze(-1)
         return (self.top > log_probs) | ((self.top == log_probs) & (self.likeliest < ids))
@@ -65,9 +66,9 @@ class PartialDistribution:
 def reduce_to_partial_distribution(
     distribution: Tensor, tokens: Tensor, count: int
 ) -> PartialDistribution:
-    """Return what a server with distributions (n, V) would report on the given tokens (n,).
+    """Return the part of distributions (n, V) that a server would report for given tokens (n,).
 
-    count: number of likeliest tokens.
+    count: number of likeliest tokens to report.
     """
     log_probs = distribution.gather(-1, tokens.unsqueeze(-1))
     top, likeliest = distribution.topk(min(count, distribution.shape[-1]), dim=-1)
@@ -128,7 +129,7 @@ def decoded_log_prob_bounds(
 
 
 def _bound_greedy_log_probs(distribution: PartialDistribution) -> tuple[Tensor, Tensor]:
-    """Return the bounds for greedy decoding, which takes the lowest id among likeliest tokens.
+    """Return the bounds for greedy decoding, which takes the likeliest token; ties: the lowest id.
 
     The lower bound is 0 only if no unreported token can be as likely as the given one.
     """
@@ -147,9 +148,9 @@ def _bound_greedy_log_probs(distribution: PartialDistribution) -> tuple[Tensor, 
 class _UntoldTokens:
     """The numbers of unreported tokens, (n,), and the ranges of their shares.
 
-    `middle` tokens have shares in [own, cap], `rest` tokens of at most `low`. Shares and masses are
-    relative to the likeliest token's probability. A weight is a share to the power of 1 /
-    temperature.
+    A share is a probability, and a mass a sum of shares, relative to the likeliest token's
+    probability. `middle` tokens have shares in [own, cap]; `rest` tokens have shares up to `low`.
+    A weight is a share to the power of 1 / temperature.
     """
 
     power: float
@@ -168,9 +169,10 @@ class _UntoldTokens:
         return self._weigh_uneven_split(least), self._weigh_even_split(most)
 
     def _weigh_even_split(self, mass: Tensor) -> Tensor:
-        """Return the weight of maximally equal shares: the minimum if convex, else the maximum.
+        """Return the total weight if the shares are as equal as their ranges allow.
 
-        This follows from Jensen's inequality.
+        By Jensen's inequality, this is the minimum if the weight is convex in the share, else the
+        maximum.
         """
         average = mass / (self.middle + self.rest).clamp(min=1)
         middle = self.middle * torch.maximum(self.own, average)
@@ -182,7 +184,9 @@ class _UntoldTokens:
         return count * (mass / count.clamp(min=1)).pow(self.power)
 
     def _weigh_uneven_split(self, mass: Tensor) -> Tensor:
-        """Bound the weight of maximally unequal shares by the chord over each share's range."""
+        """Bound the total weight if shares are as unequal as possible, by the chord over each
+        range.
+        """
         width = self.cap - self.own
         rise = (self.cap.pow(self.power) - self.own.pow(self.power)) / torch.where(
             width > 0, width, 1.0
@@ -200,10 +204,10 @@ class _UntoldTokens:
 class _TemperedWeights:
     """Weights after temperature, relative to the likeliest token's; (n,), but `top` is (n, K).
 
-    extra: the given token's weight if it is not among the K, else 0. middle, rest: numbers of
-    unreported tokens that are at least as likely as the given token, or less likely. unknown:
-    (least, greatest) total weight of unreported tokens; any_of: the greatest weight of one such
-    token.
+    extra: the given token's weight if the token is not among the K, else 0. middle: number of
+    unreported tokens that are at least as likely as the given token; rest: number of less likely
+    ones. unknown: (least, greatest) total weight of unreported tokens; any_of: the greatest weight
+    of one unreported token.
     """
 
     log_own: Tensor
@@ -305,9 +309,9 @@ def _bound_top_p_kept(
     least: Tensor,
     most: Tensor,
 ) -> _Kept:
-    """Return bounds after top-p on tokens that top-k kept.
+    """Bound, after top-p, the given token and the kept weight; top-k has already been applied.
 
-    least, most: bounds on the total weight of these tokens.
+    least, most: bounds on the total weight of the tokens that top-k kept.
     """
     low = decoding.top_p * least * (1 - _EDGE)
     high = decoding.top_p * most * (1 + _EDGE)
@@ -327,9 +331,9 @@ def _bound_top_p_kept(
 
 
 def _nucleus_weight(top: Tensor, mass: Tensor, beyond: Tensor) -> Tensor:
-    """Return the weight of the shortest list of likeliest tokens whose weight reaches `mass`.
+    """Return the weight of the fewest likeliest tokens whose total weight reaches `mass`.
 
-    Return `beyond` if even all K tokens do not reach it.
+    Return `beyond` if even all K tokens do not reach `mass`.
     """
     cumulative = top.cumsum(-1)
     index = (cumulative < mass.unsqueeze(-1)).sum(-1)

@@ -1,4 +1,4 @@
-"""Load reference models: trained like the target, on the attacked records in `shard.json`."""
+"""Load reference models, which were trained like the target, and their records in `shard.json`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ _MODEL = ("config.json", "adapter_config.json")
 
 @dataclass(frozen=True)
 class ReferenceModels:
-    """Reference models, and for each the ids of the attacked records it was trained on."""
+    """Reference models; `saw` has, for each model, the ids of the attacked records it was trained
+    on.
+    """
 
     models: tuple[LanguageModel, ...]
     saw: tuple[frozenset[str], ...]
@@ -23,7 +25,8 @@ class ReferenceModels:
     def check_records_seen_by_references(self, attacked: Collection[str], where: str) -> None:
         """Raise AuditError if the references cannot distinguish the attacked records.
 
-        That is: fewer than 2 models, a model that saw all records, or records that all models saw.
+        This is so with fewer than 2 models, if a model saw all records, or if all models saw a
+        record.
         """
         if len(self.models) < 2:
             raise AuditError(
@@ -55,9 +58,8 @@ def load_reference_models(
 ) -> ReferenceModels:
     """Load the models in the sub-folders, in name order, and the records in their `shard.json`.
 
-    attacked: record ids by the SHA-256 of the attacked text, prefix and suffix. A `shard.json`
-    lists such digests, none if its model saw no attacked record. Raise AuditError for any other
-    content.
+    A `shard.json` lists the SHA-256 of each attacked text (prefix and suffix) that the model saw;
+    the list may be empty. Raise AuditError for any other content. attacked: record ids by digest.
     """
     if not folder.is_dir():
         raise AuditError(

@@ -15,8 +15,8 @@ from auditor.models.decoding import Decoding
 class Rows(ABC):
     """The state of incremental decoding: one row for each distinct partial sequence.
 
-    The model that makes the rows decides how to draw tokens, so a randomised defense can use
-    separate randomness for each draw.
+    The rows themselves draw tokens, so a randomised defense can use separate randomness for each
+    draw.
     """
 
     @abstractmethod
@@ -39,7 +39,7 @@ class Rows(ABC):
         uniforms: Tensor,
         decoding: Decoding,
     ) -> tuple[Tensor, Tensor]:
-        """Draw one token for each entry of `row_of_draw` (draws,), from that row.
+        """Draw one token for each entry of `row_of_draw` (draws,), from the row with this index.
 
         uniforms: (draws, CHANNELS). Return the tokens, and whether each uniform was near a CDF
         boundary.
@@ -65,8 +65,8 @@ class Completions:
     """Sampled suffixes, grouped by prefix, with the same number for each prefix.
 
     tokens: (draws, length); log_probs: (draws, length) nats at temperature 1 without truncation,
-    None if not requested; path: (draws,) an id shared exactly by equal samples of a prefix;
-    near_boundary: (draws,) number of tokens that float noise could have changed.
+    None if not requested; path: (draws,) an id that only equal samples of a prefix share;
+    near_boundary: (draws,) number of tokens that rounding could have changed.
     """
 
     tokens: Tensor
@@ -85,9 +85,9 @@ def draw_row_completions(
     vocab_size: int,
     device: torch.device,
 ) -> Completions:
-    """Draw completions as `LanguageModel.completions` does, from rows after B prefixes.
+    """Draw completions from rows after B prefixes, as `LanguageModel.completions` does.
 
-    Tokens and log-probabilities beyond the end of a shorter suffix are 0.
+    Tokens and log-probabilities after the end of a shorter suffix are 0.
 
     Args:
         uniforms: (B, K, length, CHANNELS).

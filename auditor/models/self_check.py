@@ -1,9 +1,9 @@
 """Check that all ways of querying a loaded model give one distribution.
 
-The reference is transformers' own output for token ids, on random tokens and a few records. It is
-compared with distributions from input embeddings, from advanced and split rows, and of tokens
-followed by others; logits must be finite. A wrong way of querying is disabled with a note if
-another is right; otherwise AuditError is raised.
+The reference is transformers' own output for token ids, on random tokens and a few records.
+Outputs from input embeddings, from advanced and split rows, and of texts with more tokens must
+equal this reference; logits must be finite. A wrong way of querying is disabled with a note if
+another way is right; otherwise AuditError is raised.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _kept_in: ContextVar[Path | None] = ContextVar("folder of what self-checks found
 
 @contextmanager
 def keep_self_checks(folder: Path) -> Iterator[None]:
-    """Store the self-checks of all models loaded inside this context in `folder`.
+    """Store the results of all self-checks inside this context in `folder`.
 
     The models' weights must not change.
     """
@@ -62,7 +62,7 @@ def keep_self_checks(folder: Path) -> Iterator[None]:
 
 
 def check_loaded_model(model: HuggingFaceModel) -> None:
-    """Check a newly loaded model on texts as short as possible."""
+    """Check a newly loaded model, on texts as short as possible."""
     model.choices_kept_in = _kept_in.get()
     configure_serving(model, cache=model.choices_kept_in)
 
@@ -155,8 +155,8 @@ def _is_checked_base(
 ) -> bool:
     """Return whether `other` is a checked adapter of `model`, with the same row settings.
 
-    Adapter and base share code and configuration, which determine how they compute rows, prefixes
-    and joined rows.
+    Adapter and base share code and configuration. These determine how rows, prefixes and joined
+    rows are computed, so the base needs no second check of them.
     """
     is_as_fast = (
         other.served == model.served == "slots"
@@ -202,7 +202,8 @@ def _merge_adapter(model: HuggingFaceModel) -> None:
 class _SelfCheckTrial:
     """A self-check of one model on random tokens and a few records of the run.
 
-    reached, tolerance: results of an earlier check of the model, so that it is not repeated.
+    reached, tolerance: tested length and tolerance of an earlier check, whose tests are not
+    repeated.
     """
 
     def __init__(
@@ -259,8 +260,7 @@ class _SelfCheckTrial:
             )
 
     def merge_adapter_if_exact(self) -> None:
-        """Merge an adapter into its base, which is read faster, unless this changes the
-        distribution."""
+        """Merge an adapter into its base for speed, unless this changes the distribution."""
         model = self.model
         if not is_adapter_mergeable(model.model):
             return
@@ -300,10 +300,10 @@ class _SelfCheckTrial:
         return self.is_same_distribution(log_probs[0].detach(), self.own[0, half:]) and learns
 
     def limit_text_length(self, needed: bool) -> None:
-        """Find a length beyond which the model reads the whole text differently; limit texts to it.
+        """Limit texts to the length beyond which the model reads a whole text differently, if any.
 
-        Stretched positions cause such a change. needed: raise AuditError instead, because the run
-        has texts that long.
+        Stretched positions cause such a change. needed: whether the run has longer texts; then
+        raise AuditError instead.
         """
         for mark in self._new_marks():
             end = min(mark + 3, self.room)
@@ -326,7 +326,7 @@ class _SelfCheckTrial:
     def choose_row_serving(self) -> None:
         """Choose the fastest cache for rows that gives the same distributions as whole texts.
 
-        Raise AuditError if no choice does.
+        Raise AuditError if no cache does.
         """
         # Rows on a native cache do not tell PEFT the position of an activated LoRA.
         ways = [way for way in get_args(Served) if way != "cache" or not self.model.activation]
@@ -370,7 +370,7 @@ class _SelfCheckTrial:
             )
 
     def enable_exact_row_joining(self) -> None:
-        """Enable joint advancing of rows with several prefix lengths if it changes no distribution.
+        """Let rows with different prefix lengths advance together if this changes no distribution.
 
         Otherwise each prefix length is completed separately, with equal results in more time.
         """
@@ -433,7 +433,9 @@ class _SelfCheckTrial:
         )
 
     def _prefix_lengths_to_test(self) -> Iterator[int]:
-        """Yield prefix lengths whose rows cross each critical length and reach the longest."""
+        """Yield prefix lengths so that rows cross each critical length and reach the maximum
+        length.
+        """
         lengths = [2] if not self.reached else []
         lengths += [mark - 1 for mark in self._new_marks()]
         if max((len(prefix + suffix) for prefix, suffix in self.records), default=0) < self.room:
@@ -442,7 +444,7 @@ class _SelfCheckTrial:
         yield from sorted({n for n in lengths if 1 <= n <= self.room - 1})
 
     def _marks(self) -> list[int]:
-        """Return the critical lengths, from which the model may read texts differently."""
+        """Return the critical lengths: from each, the model may read texts differently."""
         return list_tested_lengths(self.model.model.config, self.room)
 
     def _new_marks(self) -> list[int]:
@@ -464,10 +466,10 @@ class _SelfCheckTrial:
         )
 
     def _rows_follow_invocations(self) -> bool:
-        """Return whether rows switch an activated LoRA on at the same tokens as PEFT.
+        """Return whether rows turn an activated LoRA on at the same tokens as PEFT.
 
-        The test uses an invocation in the prefix, one right after the prefix, and none: random
-        tokens contain no invocation.
+        Three texts are tested, because random tokens contain no invocation: with an invocation in
+        the prefix, with one right after the prefix, and without.
         """
         invocation = self.model.activation.invocation
         begin = len(invocation) + 1
@@ -530,7 +532,7 @@ class _SelfCheckTrial:
 
 
 def _self_check_holds_without_error(question: Callable[[], bool]) -> bool:
-    """Return the check's answer; False if the model raises any error but out of memory."""
+    """Return the answer of `question`; False if it raises any error except out of memory."""
     try:
         return question()
     except Exception as error:

@@ -31,10 +31,10 @@ Records = Sequence[tuple[Tokens, Tokens]]  # prefixes with their suffixes
 def compute_rounding_tolerance(model: PreTrainedModel, logits: Tensor) -> float:
     """Return the largest distance (RMS, nats) that rounding may cause for logits (..., V).
 
-    Each of the 2 x layers additions to the residual stream rounds by a share of eps. In a random
-    walk, they shift logits by a few eps of the logits' spread; 16 is several times the observed
-    value. Float32 sums depend on shapes: 256 float32 eps. Finally, the logits themselves are
-    rounded. Unrelated distributions are 1.4 spreads apart.
+    Each of the 2 x layers additions to the residual stream has a relative rounding error of about
+    eps. As a random walk, these errors shift logits by a few eps times the logits' spread; the
+    tolerance of 16 is several times the observed value. Float32 sums depend on shapes (256 float32
+    eps), and the logits themselves are rounded. Unrelated distributions are 1.4 spreads apart.
     """
     eps = torch.finfo(model.dtype).eps
     if getattr(model.config, "quantization_config", None) is not None:
@@ -85,7 +85,7 @@ def list_special_token_ids(model: HuggingFaceModel) -> set[int]:
 
 
 def is_adapter_on(model: HuggingFaceModel, base: HuggingFaceModel) -> bool:
-    """Return whether `model` is an adapter of `base` with the same code and settings."""
+    """Return whether `model` is an adapter on `base` with the same code and settings."""
     inner = unwrap_peft(model.model)
     adapters = getattr(model.model, "peft_config", {}).values()
     names_base = any(adapter.base_model_name_or_path == base.name for adapter in adapters)
@@ -113,8 +113,8 @@ def _list_settings(inner: PreTrainedModel, model: HuggingFaceModel) -> tuple[obj
 def choose_compared_records(model: HuggingFaceModel, records: Records, room: int) -> Records:
     """Return a few records of at most `room` tokens, to complement random tokens.
 
-    They are the longest record and short records with special tokens not yet covered; for an
-    activated LoRA, which depends on more, records spread over all.
+    These are the longest record, and short records that together contain many special tokens. For
+    an activated LoRA, which depends on more, they are spread over all records.
     """
     fitting = [
         (prefix, suffix) for prefix, suffix in records if prefix and len(prefix + suffix) <= room

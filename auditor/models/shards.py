@@ -20,7 +20,7 @@ WHOLE = "whole"  # sub-folder of an ensemble: one adapter on all records, by the
 def find_control_adapter(folder: Path) -> Path | None:
     """Return the control adapter next to the members; None if there is none.
 
-    It was trained like a member, but on all members' records.
+    The control was trained like a member, but on all members' records.
     """
     control = folder / WHOLE
     if (control / "adapter_config.json").is_file():
@@ -31,7 +31,7 @@ def find_control_adapter(folder: Path) -> Path | None:
 def write_ensemble_metadata(
     folder: Path, *, method: str, promise: str, unit: str, members: int
 ) -> None:
-    """Write an ensemble's method, promise, unit and number of members.
+    """Write a file with an ensemble's method, promise, unit and number of members.
 
     All records of a unit are in one shard.
     """

@@ -1,7 +1,7 @@
 """Cache keys and values of the common beginning of texts, within and across batches.
 
-Similar records share a system turn, a template or a soft prompt. The cache contains one beginning
-at a time.
+Similar records share a system turn, a template or a soft prompt. The cache holds only one
+beginning at a time.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class SharedPrefixCache:
     """A cache of the common beginning of texts.
 
     Texts are token ids (B, n), or embeddings (B, n, d) after a soft prompt. read_texts: runs the
-    model; layers: number of layers; version: returns an id of the weights, entries with another id
-    are ignored; least: minimum length of a beginning.
+    model; layers: number of layers; version: returns an id of the weights, and entries of another
+    version are ignored; least: minimum length of a beginning.
     """
 
     def __init__(
@@ -44,10 +44,10 @@ class SharedPrefixCache:
     def layers_holding_prefix(
         self, texts: Tensor, last: int, length: int
     ) -> tuple[int, list[SlotLayer]]:
-        """Return the number of cached first positions, and layers that contain them.
+        """Return the number of cached first positions, and layers with their keys and values.
 
         The layers have room for `length` positions. At least `last` positions of each text stay
-        uncached. If the texts share too little, nothing is cached.
+        uncached. If the common beginning is too short, nothing is cached.
         """
         if self._of != (version := self._version()):
             self._held = None

@@ -13,8 +13,8 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 class SlotLayer(CacheLayerMixin):
     """Keys and values of one layer, preallocated for `length` positions, one slot per row.
 
-    Transformers' DynamicCache copies the whole cache at every token, and StaticLayer has a fixed
-    batch. This layer writes tokens in place and lets rows split.
+    This layer writes tokens in place and lets rows split. Transformers' DynamicCache copies the
+    whole cache at every token, and StaticLayer has a fixed batch.
     """
 
     is_sliding = False
@@ -48,7 +48,10 @@ class SlotLayer(CacheLayerMixin):
         return self.keys[:rows, :, :end], self.values[:rows, :, :end]
 
     def copy_slots(self, source: Tensor, destination: Tensor, slots: int) -> None:
-        """Copy slots `source` to `destination`; grow to `slots` slots, at least doubling."""
+        """Copy slots `source` to slots `destination`.
+
+        slots: number of slots needed afterwards; the layer grows if necessary, at least twofold.
+        """
         assert self.keys is not None and self.values is not None
         # The device of this layer.
         source = source.to(self.keys.device)
@@ -90,7 +93,7 @@ class SlotLayer(CacheLayerMixin):
     def put_rows_into_slots(
         self, layer: SlotLayer, rows: Tensor, slots: Tensor, capacity: int
     ) -> None:
-        """Copy rows of another layer into slots of this layer, grown to `capacity` slots."""
+        """Copy rows of another layer into slots of this layer, which grows to `capacity` slots."""
         assert layer.keys is not None and layer.values is not None
         rows = rows.to(layer.keys.device)
         slots = slots.to(layer.keys.device)
@@ -107,9 +110,9 @@ class SlotLayer(CacheLayerMixin):
 
     @classmethod
     def join_layers(cls, layers: Sequence[SlotLayer], more: int) -> SlotLayer:
-        """Return one layer with all slots of these layers, aligned at their last positions.
+        """Join layers into one with all their slots, aligned so that all end at the same position.
 
-        more: further positions to allocate.
+        more: number of positions to allocate after the end.
         """
         filled = max(layer.filled for layer in layers)
         new = cls(filled + more, filled)
@@ -131,7 +134,7 @@ class SlotLayer(CacheLayerMixin):
     def gather_slots(
         cls, rows: Sequence[tuple[SlotLayer, int]], filled: int, length: int
     ) -> SlotLayer:
-        """Return a layer that contains one slot of each given layer.
+        """Return a layer with one slot of each given layer.
 
         filled: positions copied per slot; length: capacity in positions.
         """
@@ -175,9 +178,9 @@ class PaddedCache(Cache):
 
 
 def assign_slots(parents: Tensor, slots: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Assign a slot to each child: first children keep their parent's slot, others get copies.
+    """Assign a slot in 0..children-1 to each child: the first child of a row keeps the row's slot.
 
-    The slots are always 0..children-1.
+    Other children get copies.
 
     Args:
         parents: (children,) row of each child.

@@ -20,7 +20,7 @@ _WHOLE = (
 
 @dataclass(frozen=True)
 class TrainedLength:
-    """The tokens of a row that the model was trained on: the first ones, or the last.
+    """The number of a row's tokens that the model was trained on: the first or the last `tokens`.
 
     before, after: number of special tokens that the trainer adds around a text without a chat
     template; `tokens` includes them.
@@ -34,7 +34,7 @@ class TrainedLength:
 
     @property
     def beyond_phrase(self) -> str:
-        """Return the reason for leaving out part of a row, as a phrase."""
+        """Return the reason for leaving out a part of a row, as a phrase for messages."""
         side = "last" if self.from_end else "first"
         return (
             f"beyond the {side} {self.tokens:,} tokens of a row, which were trained on "
@@ -56,9 +56,9 @@ class TrainedLength:
 def read_trained_length(folder: Path) -> tuple[TrainedLength | None, str]:
     """Return the `max_length` in a trainer's saved arguments, or None, and a note.
 
-    TRL's `SFTConfig` (1.16) has a default of 1,024. It cuts the end of rows, or the start with
+    The default of TRL's `SFTConfig` (1.16) is 1,024. It cuts the end of rows, or the start with
     `truncation_mode="keep_end"`. Packing cuts the end (`bfd`) or nothing. DPO and other trainers
-    use the same name; trainers without truncation lack this argument.
+    use the same argument name; trainers without truncation lack the argument.
     """
     path = folder / FILE
     if not path.is_file():

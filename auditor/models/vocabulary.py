@@ -30,8 +30,8 @@ def check_same_vocabulary_size(
 ) -> None:
     """Raise AuditError if two models for the same tokens differ in vocabulary size.
 
-    description: how the user passed the model, such as "--public"; name: of the model; owner: whose
-    size is expected, such as "the target's".
+    description: how the user passed the model, such as "--public"; name: the model's name; owner:
+    the possessor of the expected `size`, such as "the target's".
     """
     if model_size != size:
         raise AuditError(
@@ -41,7 +41,7 @@ def check_same_vocabulary_size(
 
 
 def decode_keeping_special_tokens(tokenizer: Any, tokens: Sequence[int]) -> str:
-    """Return the exact text of the tokens, with special tokens and spaces."""
+    """Return the exact text of the tokens, including special tokens and spaces."""
     return str(
         tokenizer.decode(
             list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False

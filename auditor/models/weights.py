@@ -116,7 +116,9 @@ def resolve_model_device(device: str) -> torch.device:
 
 @dataclass(frozen=True)
 class Weights:
-    """A model with all weights of its files. notes: sentences on changes to the weights."""
+    """A model with all weights of its files. notes: sentences on changes to the weights while
+    loading.
+    """
 
     model: PreTrainedModel
     notes: tuple[str, ...] = ()
@@ -125,8 +127,8 @@ class Weights:
 def read_weights(kind: Kind, name: str, options: LoadingOptions) -> Weights:
     """Load a model with all its weights onto its device; dtype `auto` here means float32.
 
-    Callers resolve `auto` otherwise by `resolve_dtype_option`. Raise AuditError for another kind of
-    model, and for weights that are missing, extra or of the wrong shape.
+    Callers that want another meaning of `auto` call `resolve_dtype_option` first. Raise AuditError
+    for another kind of model, and for weights that are missing, extra or of the wrong shape.
     """
     device = resolve_model_device(options.device)
     options = options.resolve_auto_dtype()
@@ -189,7 +191,7 @@ def digest_weights(model: PreTrainedModel) -> str:
 
 
 def _list_stored_tensors(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield names and tensors in the order of `state_dict()`, and the quantisation scales."""
+    """Yield names and tensors in the order of `state_dict()`, including quantisation scales."""
     for place, module in model.named_modules(remove_duplicate=False):
         for name, tensor in (*module._parameters.items(), *module._buffers.items()):
             if tensor is None or name in module._non_persistent_buffers_set:
@@ -201,7 +203,7 @@ def _list_stored_tensors(model: PreTrainedModel) -> Iterator[tuple[str, torch.Te
 
 
 def _quantisation_scales(module: Any, weight: Any) -> dict[str, torch.Tensor]:
-    """Return bitsandbytes' scales of a weight: by block for 4 bits, by row for 8 bits."""
+    """Return bitsandbytes' scales of a weight: one per block for 4 bits, one per row for 8 bits."""
     state = getattr(weight, "quant_state", None)
     if state is not None:
         return dict(state.as_dict(packed=True))
@@ -231,7 +233,7 @@ def resolve_dtype_option(name: str, options: LoadingOptions) -> LoadingOptions:
 def _list_loading_difference_notes(
     kind: Kind, name: str, config: Any, options: LoadingOptions
 ) -> tuple[str, ...]:
-    """Return notes if the loaded precision or kind of model differs from the saved files."""
+    """Return notes if the loaded precision or kind of model differs from the saved one."""
     notes = []
     architectures = " ".join(getattr(config, "architectures", None) or ())
     if kind == "causal" and "MaskedLM" in architectures:
@@ -248,8 +250,8 @@ def _list_loading_difference_notes(
 def _weight_formats_notes(name: str) -> tuple[str, ...]:
     """Return notes on a folder with weights in two formats, one of which may be outdated.
 
-    Raise AuditError for a single file and shards of the same format. Saving does not remove the
-    older set, so the choice is ambiguous.
+    Raise AuditError for a single file and shards in the same format: saving does not remove the
+    older weights, so the right ones are unknown.
     """
     sets = [[file for file in names if (Path(name) / file).is_file()] for names in FORMATS]
     for files in sets:
@@ -359,7 +361,7 @@ def _refuse_unsupported_models(
 def _format_extra_input(config: Any) -> str:
     """Return a phrase for the input that the model needs besides tokens; "" if none.
 
-    Without this input the model answers too, but in a way it was not trained for.
+    The model also answers without this input, but was not trained to.
     """
     if config.model_type == "roc_bert" and (config.enable_shape or config.enable_pronunciation):
         return "how each character looks and sounds"
@@ -369,7 +371,7 @@ def _format_extra_input(config: Any) -> str:
 
 
 def _parse_model_arg_flags(flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `from_pretrained` keyword arguments from `--model-arg`; JSON values are decoded.
+    """Return the `from_pretrained` arguments in the `--model-arg` flags; JSON values are decoded.
 
     Raise AuditError for arguments that have their own flag, and for quantisation without its
     library.

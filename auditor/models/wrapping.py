@@ -18,7 +18,7 @@ _SAME = (
 
 
 def _make_forwarding_method(question: str) -> Any:
-    """Return a method that calls the wrapped model's method of this name."""
+    """Return a method that calls the wrapped model's method named `question`."""
 
     def answer(self: WrappingModel, *of: Any, **more: Any) -> Any:
         return getattr(self.model, question)(*of, **more)
@@ -29,8 +29,8 @@ def _make_forwarding_method(question: str) -> Any:
 class WrappingModel(LanguageModel):
     """A model that wraps another; by default with the same name, sizes and capabilities.
 
-    Each subclass implements `start` and `log_probs`. All other answers are computed from these two,
-    so none bypasses a defense.
+    Each subclass implements `start` and `log_probs`. All other answers are computed from these two
+    methods, so no answer bypasses a defense.
     """
 
     def __init__(self, model: LanguageModel) -> None:
@@ -67,7 +67,7 @@ class WrappingRows(Rows):
 
 
 class MappedRows(WrappingRows):
-    """Rows whose distribution is a function of that of the wrapped rows, computed once a step."""
+    """Rows that apply a function to the wrapped rows' distribution, once per step."""
 
     def __init__(self, rows: Rows, function: Callable[[Tensor], Tensor]) -> None:
         super().__init__(rows)

@@ -1,10 +1,9 @@
-"""Whether two commands came to the same, file by file: all but times, memory and what an API was
-paid.
+"""Compare the files of two commands, except times, memory use and the cost of API calls.
 
-Numbers may differ by 1e-5, as batches of another size sum in another order; words, ids, tokens,
-counts may not. Weights and tuned prompts are compared bit by bit, journals secret by secret, and
-reports by their words and their numbers; of a drawing what is written on it, not its lines, which
-leave out points that are all but on a straight one.
+Numbers may differ by 1e-5, because batches of another size sum in another order; words, ids,
+tokens and counts must be equal. Weights and tuned prompts are compared bit by bit, journals secret
+by secret, and reports by their words and numbers. Of a drawing only its text is compared, because
+its lines leave out points that are almost on a straight line.
 """
 
 from __future__ import annotations
@@ -44,7 +43,9 @@ _LINES = re.compile(r'\sd="[^"]*"')
 
 
 def differences(found: Path, expected: Path) -> list[str]:
-    """Where the files of a folder are not what they should be: sentences, at most one a file."""
+    """Return at most one sentence for each file of a folder that differs from the expected
+    folder.
+    """
     names = [{str(path.relative_to(root)) for path in _files(root)} for root in (found, expected)]
     told = [f"{name} is missing" for name in sorted(names[1] - names[0])]
     told += [f"{name} is left over" for name in sorted(names[0] - names[1])]
@@ -60,7 +61,7 @@ def _files(root: Path) -> Iterator[Path]:
 
 
 def left_over(stand: Path) -> list[str]:
-    """Files that were never put in their place, in the folder and below."""
+    """Return the scratch files that were never renamed, in this folder and its sub-folders."""
     return [
         str(path.relative_to(stand))
         for path in stand.rglob("*")
@@ -69,7 +70,7 @@ def left_over(stand: Path) -> list[str]:
 
 
 def _alike(found: Path, expected: Path) -> str:
-    """Why not, or nothing."""
+    """Return how a file differs from the expected one; "" if they are equal."""
     one, other = found.read_bytes(), expected.read_bytes()
     if one == other:
         return ""
@@ -99,7 +100,7 @@ def _alike(found: Path, expected: Path) -> str:
 
 
 def _lines(content: bytes) -> dict[str, Any]:
-    """The records of a journal by whose they are; the last of a secret counts."""
+    """Return the records of a journal by cell and secret; the last record of a secret counts."""
     found = {}
     for line in content.splitlines():
         record = json.loads(line)
@@ -108,7 +109,7 @@ def _lines(content: bytes) -> dict[str, Any]:
 
 
 def _numbers(path: Path) -> dict[str, Any]:
-    """The table of a run by what each of its rows is about."""
+    """Return the values of a run's table, keyed by the other columns of their rows."""
     rows = pd.read_parquet(path)
     about = (" ".join(map(str, row)) for row in rows.drop(columns="value").itertuples(index=False))
     return {
@@ -117,7 +118,7 @@ def _numbers(path: Path) -> dict[str, Any]:
 
 
 def _rows(path: Path) -> list[Any]:
-    """The answers that a server was paid for."""
+    """Return all rows of the database, which holds the answers that a server was paid for."""
     with closing(sqlite3.connect(path)) as held:
         names = [
             name for (name,) in held.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
@@ -126,13 +127,13 @@ def _rows(path: Path) -> list[Any]:
 
 
 def _told(content: bytes) -> list[Any]:
-    """A report as its words and its numbers, without times."""
+    """Return the words and the numbers of a report, without times."""
     text = _SHOWN.sub("", _LINES.sub("", content.decode()))
     return [_NUMBER.split(text), [float(number) for number in _NUMBER.findall(text)]]
 
 
 def _unlike(one: Any, other: Any) -> str:
-    """Where they differ, or nothing."""
+    """Return the place where two values differ, and how; "" if they are equal."""
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
         return "" if torch.equal(one, other) else " differs"
     if (

@@ -1,9 +1,8 @@
-"""The `audit` command in a process of its own, at the cost of a fork: the parent has imported all
-that it needs.
+"""Run the `audit` command in a forked process; the parent has already imported all modules.
 
-What is forked is stopped, starved or let be, and is what a user's process would be: its own
-session, its output in files, signals as the command sets them. A moment is counted in the child's
-processor time, so it is the same one however busy the machine is.
+The child is killed, limited or left alone. It resembles a user's process: it has its own session,
+writes its output to files, and handles signals as the command sets them. Moments are counted in
+the child's processor time, so they do not depend on the load of the machine.
 """
 
 from __future__ import annotations
@@ -30,8 +29,10 @@ _LONGEST = 300.0  # seconds that any command here may take
 
 @dataclass(frozen=True)
 class Moment:
-    """So many seconds of processor time after something has happened; sent: what the process is
-    then sent."""
+    """A moment: a number of seconds of processor time after an event.
+
+    sent: the signal that the process gets at this moment.
+    """
 
     after: Happened
     seconds: float
@@ -40,8 +41,10 @@ class Moment:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a command ended. code: its exit code, less than zero where a signal ended it; at: when it
-    was sent one."""
+    """The end of a command. code: its exit code, negative if a signal ended it.
+
+    said: its stderr; sent: whether the moment's signal was sent.
+    """
 
     code: int
     said: str
@@ -49,13 +52,15 @@ class Ended:
 
     @property
     def line(self) -> str:
-        """The last line on stderr: what a user reads."""
+        """Return the last line on stderr, which a user reads."""
         return next((line.strip() for line in reversed(self.said.splitlines()) if line.strip()), "")
 
 
 class Running:
-    """`audit WORDS` under way, from the folder `stand`. before: what is done in the child, before
-    the command."""
+    """A running `audit WORDS` in the folder `stand`.
+
+    before: a function that the child calls before the command.
+    """
 
     def __init__(
         self,
@@ -78,7 +83,7 @@ class Running:
 
     @property
     def seconds(self) -> float:
-        """Processor time that it has used until now."""
+        """Return the processor time that the process has used so far."""
         return time.clock_gettime((~self.pid << 3) | 2)  # CPUCLOCK_SCHED of that process
 
     @property
@@ -89,7 +94,7 @@ class Running:
         os.kill(self.pid, number)
 
     def until(self, happened: Happened) -> bool:
-        """Waits for it; false where the process ends first."""
+        """Wait for an event; return False if the process ends first."""
         deadline = time.monotonic() + _LONGEST
         while not happened():
             if self.is_over:
@@ -101,7 +106,7 @@ class Running:
         return True
 
     def ended(self, moment: Moment | None = None) -> Ended:
-        """Waits for its end; the signal of the moment is sent when that has come."""
+        """Wait for the end of the process; send the moment's signal when the moment comes."""
         sent = False
         if moment is not None and self.until(moment.after):
             begun = self.seconds
@@ -116,7 +121,9 @@ class Running:
 
 
 def warm() -> None:
-    """Imports all that a command may import, which is most of the time that a short one takes."""
+    """Import all modules that a command may import; a short command spends most of its time on
+    this.
+    """
     for module in pkgutil.walk_packages(auditor.__path__, "auditor."):
         with contextlib.suppress(ImportError):  # of an extra that is not here
             importlib.import_module(module.name)
@@ -129,7 +136,7 @@ def _child(
     before: Callable[[], object],
     files: list[Path],
 ) -> None:
-    """Becomes the command. Never returns."""
+    """Run the command in the forked child and exit; never return."""
     code = 3
     try:
         os.setsid()

@@ -1,8 +1,7 @@
-"""SIGKILL at random moments of every command, then the command that goes on: does it end as if
-nothing had been?
+"""Send SIGKILL to every command at random moments, continue it, and compare the final files.
 
-On Ray also of the driver, whose run goes on with --resume, and of a worker, whose run goes on by
-itself.
+They must equal the files of an undisturbed command. On Ray, a driver is also killed, whose run is
+continued with --resume, and a worker, whose run continues by itself.
 """
 
 from __future__ import annotations
@@ -27,8 +26,10 @@ _AGAIN = 0.25  # how often what goes on is killed too
 
 
 def rows(world: World, case: FaultCommand, kills: int, seed: int) -> Iterator[Recovery]:
-    """So many kills in each phase of a command, at moments spread evenly over its processor time,
-    but for chance."""
+    """Yield the results of `kills` kills in each phase of a command.
+
+    The moments are spread over the phase's processor time: one random moment in each equal part.
+    """
     lasting = _lasting(world, case)
     for phase in case.phases:
         rng = random.Random(f"{seed} {case.name} {phase.name}")
@@ -38,7 +39,7 @@ def rows(world: World, case: FaultCommand, kills: int, seed: int) -> Iterator[Re
 
 
 def _lasting(world: World, case: FaultCommand) -> dict[str, float]:
-    """Seconds of processor time that each phase of the undisturbed command takes."""
+    """Return how many seconds of processor time each phase of the undisturbed command takes."""
     stand = world.stand(case)
     running = world.start(case, stand)
     found = {}
@@ -107,8 +108,11 @@ def recovered(
     during: str = "",
     **more: Any,
 ) -> Recovery:
-    """The row of a fault: what the command said of it, what was done then, and what differs from
-    the undisturbed."""
+    """Return the row of a fault, with how the final files differ from the undisturbed command's.
+
+    first: the end of the disturbed command; then: what was done next; after: the end of the
+    command that continued.
+    """
     said, then_said = (one.line.replace(str(stand), ".") for one in (first, after))
     different = tuple(compared(world, case, stand))
     return Recovery(
@@ -127,7 +131,7 @@ def recovered(
 
 
 def on_disk(stand: Path, case: FaultCommand) -> str:
-    """What there was of it: finished secrets and files."""
+    """Return how many finished secrets and files there were, as a phrase."""
     journals = {
         name: stand / case.made[0] / f"{name}.jsonl" for name in ("guesses", "observations")
     }
@@ -140,8 +144,7 @@ def on_disk(stand: Path, case: FaultCommand) -> str:
 
 
 def compared(world: World, case: FaultCommand, stand: Path) -> Iterator[str]:
-    """How what lies there differs from what the undisturbed command made: sentences, none where it
-    does not."""
+    """Yield a sentence for each difference between the files here and the undisturbed command's."""
     whole, _ = world.whole(case)
     for made in case.made:
         if not (stand / made).exists():
@@ -164,8 +167,7 @@ def rows_of_ray(world: World, kills: int, seed: int) -> Iterator[Recovery]:
 
 
 def _lost(world: World, who: str, share: float) -> Recovery:
-    """One of the processes of the run is killed when so large a share of its secrets is
-    finished."""
+    """Kill the driver or a worker when this share of the run's secrets is finished."""
     whole, _ = world.whole(RAY)
     stand = world.stand(RAY)
     lines = share * _finished(whole)
@@ -199,7 +201,7 @@ def _finished(stand: Path) -> int:
 
 
 def _workers(stand: Path) -> list[int]:
-    """The processes of the workers of the run that stands here."""
+    """Return the ids of the worker processes of the run in this folder."""
     found = []
     for process in Path("/proc").iterdir():
         try:

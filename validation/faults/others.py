@@ -1,5 +1,6 @@
-"""The faults that are no kill: signals, full and read-only disks, two commands at once, and files
-that are damaged."""
+"""Test faults other than kills: signals, full or read-only disks, two commands at once, damaged
+files.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +35,10 @@ def refused(
     after: Ended,
     during: str = "",
 ) -> Recovery:
-    """Of a fault that a command refused, or was interrupted by, and of the one that went on."""
+    """Return the row of a fault that the command refused or that interrupted it.
+
+    after: the end of the command that continued.
+    """
     expected = INTERRUPTED if first.sent else REFUSED, 0
     found = recovered(
         world, case, stand, fault, moment, first, then, after, during, expected=expected
@@ -53,7 +57,10 @@ def goes_on(
     mended: str = "",
     during: str = "",
 ) -> Recovery:
-    """The row of a command that goes on now, once something is mended."""
+    """Continue the command and return the row of its fault.
+
+    mended: how the fault was repaired first, in words.
+    """
     after = world.run(case, stand, case.again(stand))
     then = ", ".join(filter(None, (mended, case.how(stand))))
     return refused(world, case, stand, fault, moment, first, then, after, during)
@@ -62,7 +69,10 @@ def goes_on(
 def signals(
     world: World, case: FaultCommand, phase: CommandPhase, number: signal.Signals, seconds: float
 ) -> Recovery:
-    """What is asked to end says so, leaves nothing half written, and goes on afterwards."""
+    """Send a signal that ends the command, then continue the command.
+
+    The command must report the signal and leave no half-written file.
+    """
     stand = world.stand(case)
     first = world.run(case, stand, moment=phase.moment(stand, seconds, number))
     half, seen = left_over(stand), on_disk(stand, case)
@@ -78,7 +88,10 @@ def signals(
 
 @contextmanager
 def small(folder: Path, kilobytes: int) -> Iterator[Callable[[str], None]]:
-    """A file system of this size at the folder; gives what changes its options. Takes root."""
+    """Mount a file system of this size at the folder; yield a function that changes its options.
+
+    This needs root.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     options = f"size={kilobytes}k,mode=0700"
     subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)], check=True)
@@ -93,7 +106,10 @@ def small(folder: Path, kilobytes: int) -> Iterator[Callable[[str], None]]:
 
 
 def full_disk(world: World, case: FaultCommand, place: str, share: float) -> Recovery:
-    """place: the folder that lies on a disk with so large a share of the room that it will take."""
+    """Run the command with a full disk, then enlarge the disk and continue the command.
+
+    place: the folder on this disk; share: the disk's size as a share of the folder's final size.
+    """
     whole, _ = world.whole(case)
     size = sum(path.stat().st_size for path in (whole / place).rglob("*") if path.is_file())
     stand = world.stand(case)
@@ -107,7 +123,7 @@ def full_disk(world: World, case: FaultCommand, place: str, share: float) -> Rec
 
 
 def large_file(world: World, case: FaultCommand, size: int) -> Recovery:
-    """As on a full disk, without root: no file may grow beyond so many bytes (RLIMIT_FSIZE)."""
+    """Limit every file to `size` bytes (RLIMIT_FSIZE), which imitates a full disk without root."""
     stand = world.stand(case)
     limit = size, resource.RLIM_INFINITY
     first = world.start(
@@ -125,8 +141,10 @@ def large_file(world: World, case: FaultCommand, size: int) -> Recovery:
 
 
 def read_only(world: World, case: FaultCommand, phase: CommandPhase, place: str) -> Recovery:
-    """A folder that can be written to no more, of a run that was killed; it is untouched by the
-    attempt."""
+    """Continue a killed run whose folder is read-only, then writable again.
+
+    The failed attempt must not change the folder.
+    """
     stand = world.stand(case)
     with small(stand / place, 200 * 1024) as again:
         world.run(case, stand, moment=phase.moment(stand))
@@ -146,7 +164,7 @@ def read_only(world: World, case: FaultCommand, phase: CommandPhase, place: str)
 
 
 def not_ours(world: World, case: FaultCommand, phase: CommandPhase, place: str) -> Recovery:
-    """As read-only, without a mount: a folder that this user may not write to, who is not root."""
+    """Test as `read_only` does, but without root: the folder's permissions forbid writing."""
     stand = world.stand(case)
     world.run(case, stand, moment=phase.moment(stand))
     held = [stand / place, *(path for path in (stand / place).rglob("*") if path.is_dir())]
@@ -180,8 +198,9 @@ def _fingerprint(folder: Path) -> dict[str, str]:
 
 
 def second(world: World, case: FaultCommand, phase: CommandPhase, *, resume: bool) -> Recovery:
-    """The same command, or --resume, while the first is at work; the first goes on and ends as
-    ever."""
+    """Start the same command, or --resume, while the first is running; the first must end
+    normally.
+    """
     stand = world.stand(case)
     running = world.start(case, stand)
     running.until(lambda: phase.begun(stand))
@@ -197,7 +216,7 @@ def second(world: World, case: FaultCommand, phase: CommandPhase, *, resume: boo
 
 
 def together(world: World, case: FaultCommand) -> Recovery:
-    """Two that are started in the same moment: one does it, the other is told."""
+    """Start a command twice at once: one must run, and the other must refuse."""
     stand = world.stand(case)
     running = [world.start(case, stand) for _ in range(2)]
     ended = sorted((one.ended() for one in running), key=lambda one: one.code)
@@ -211,8 +230,10 @@ def together(world: World, case: FaultCommand) -> Recovery:
 
 @dataclass(frozen=True)
 class Damage:
-    """What is done to a file of a run that was killed. mended: what a user then does where it is
-    refused."""
+    """A damage to a file of a killed run.
+
+    mended: how a user repairs the damage if the command refuses the file.
+    """
 
     name: str
     files: str  # a glob
@@ -236,7 +257,7 @@ def _scribbled(held: bytes, rng: random.Random) -> bytes:
 
 
 def _lost(held: bytes, rng: random.Random) -> None:
-    """Takes the file away."""
+    """Delete the file."""
 
 
 def _zeros(held: bytes, rng: random.Random) -> bytes:

@@ -1,4 +1,4 @@
-"""A row of the fault table, and the table of many."""
+"""Define a row of the fault table, and format the table."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from validation import harness
 
 @dataclass(frozen=True)
 class Recovery:
-    """One fault: what the command said of it, what was done then, and whether all was as if it had
-    not been.
+    """One fault, what the command said, what was done then, and whether the result was
+    undisturbed.
 
-    different: where it was not, sentences. kills: processes that were killed in it. expected: exit
-    codes, of the command and of the one that goes on.
+    different: sentences on differences. kills: number of killed processes. expected: exit codes of
+    the disturbed command and of the command that continued.
     """
 
     fault: str
@@ -37,7 +37,7 @@ class Recovery:
 
     @property
     def group(self) -> tuple[str, ...]:
-        """Rows that a reader sees as one."""
+        """Return the key of the rows that are shown as one."""
         return (
             self.fault,
             self.during,
@@ -48,8 +48,10 @@ class Recovery:
 
 
 def markdown(rows: Sequence[Recovery]) -> str:
-    """A line a group: its moments, what was said, what came after and how many of them were equal
-    in the end."""
+    """Return a Markdown table with a line for each group of rows.
+
+    A line has the moments, what the command said, what came after, and how many rows ended equal.
+    """
     groups: dict[tuple[str, ...], list[Recovery]] = {}
     for row in rows:
         groups.setdefault(row.group, []).append(row)
@@ -89,7 +91,7 @@ def _moments(own: Sequence[Recovery]) -> str:
 
 
 def _plain(said: str) -> str:
-    """Without what is another each time: process ids and times."""
+    """Return the message without what changes each time, such as the process id."""
     return re.sub(r"process \d+", "process PID", re.sub(r"^error: ", "", said))
 
 

@@ -1,14 +1,12 @@
-"""One audit of many secrets: does its memory stay flat, and does its time grow with the secrets and
-no faster?
+"""Audit many secrets: memory must stay flat, and time must not grow faster than the secrets.
 
     python -m validation.faults.soak [--secrets 20000]  (some 5 minutes)
 
-A tiny model, two attacks that share their samples and a probe, so that what grows with the secrets
-is not hidden by weights. The resident memory of the process and the lines of its journals are read
-twice a second. The warm-up is what comes before the first tenth of the first attack's secrets is
-finished: libraries, weights, data, the first batches. Exits with 1 where memory leaves ±10% of its
-middle, or where the second half of any journal took 1.25 times as long as the first, or the
-reverse.
+The audit has a tiny model, two attacks that share their samples, and a probe, so weights do not
+hide what grows with the secrets. The process's resident memory and the lines of its journals are
+read twice a second. The warm-up (libraries, weights, data, first batches) ends when a tenth of the
+first attack's secrets is finished. Exits with 1 if memory leaves ±10% of its middle, or if the two
+halves of a journal differ in time by a factor of more than 1.25.
 """
 
 from __future__ import annotations
@@ -34,8 +32,10 @@ _PAGE = 4096 / 2**20  # MiB
 
 @dataclass(frozen=True)
 class Sample:
-    """Seconds since the start, MiB of resident memory, processor seconds; finished secrets of each
-    cell."""
+    """A reading: seconds since the start, MiB of resident memory, processor seconds.
+
+    finished: number of finished secrets of each cell.
+    """
 
     seconds: float
     memory: float
@@ -45,7 +45,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Soak:
-    """secrets: of each cell; samples: in the order of time."""
+    """All readings of an audit, in the order of time. secrets: number of secrets in each cell."""
 
     secrets: int
     samples: tuple[Sample, ...]
@@ -56,25 +56,27 @@ class Soak:
 
     @property
     def middle(self) -> float:
-        """MiB, half way between the least and the most after the warm-up."""
+        """Return the mean of the least and the greatest memory after the warm-up, in MiB."""
         memory = [sample.memory for sample in self.warm]
         return (min(memory) + max(memory)) / 2
 
     @property
     def off(self) -> float:
-        """The share of it that memory strays from there."""
+        """Return the largest deviation of memory from `middle`, as a share of `middle`."""
         return max(sample.memory for sample in self.warm) / self.middle - 1
 
     def under_way(self, cell: int) -> list[Sample]:
-        """From the first finished secret of a cell to the last."""
+        """Return the samples from the first finished secret of a cell to the last."""
         whole = [sample for sample in self.samples if sample.finished[cell] == self.secrets]
         return [
             sample for sample in self.samples if 0 < sample.finished[cell] < self.secrets
         ] + whole[:1]
 
     def halves(self, cell: int) -> float:
-        """Processor time of the second half of a cell's secrets, by that of the first, behind the
-        first tenth."""
+        """Return the ratio of processor times of the second and first halves of a cell's secrets.
+
+        The first tenth of the secrets is left out.
+        """
         own = self.under_way(cell)
         done, busy = [s.finished[cell] for s in own], [s.busy for s in own]
         start, half, end = np.interp(

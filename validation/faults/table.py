@@ -1,16 +1,15 @@
-"""The fault table: every command killed, stopped, starved and damaged, and whether it ends as if
-nothing had been.
+"""Write the fault table: disturb every command, and compare its result with the undisturbed one.
 
     python -m validation.faults.table [--kills 5] [--seed 0] [--only run] [--ray] [-o FOLDER]  (20 CPU minutes)
 
-A kill is SIGKILL at a random moment (seeded) of a phase, in processor time; then comes --resume, or
-the same command, which every fourth time is killed too. Compared with the undisturbed command are
-all files that it made but locks: ids, words, tokens and counts exactly, weights and tuned prompts
-bit by bit, numbers to 1e-5; not times, memory, speed of the machine, nor what an API was paid for.
-Every command is `auditor.cli.main` in a fork of this process, which has imported torch already.
-Full and read-only disks take root (mounts); elsewhere a limit of file sizes and another user's
-folder stand for them. DP-SGD is given a known key in place of a secret one, and checkpoints are
-written at every step.
+A kill is SIGKILL at a random (seeded) moment of a phase, in processor time. Then follows --resume
+or the same command, which is also killed every fourth time. All files except locks are compared
+with the undisturbed command's: ids, words, tokens and counts exactly, weights and tuned prompts
+bit by bit, numbers to 1e-5. Times, memory, the machine's speed and API costs are not compared.
+Every command is `auditor.cli.main` in a fork of this process, which has already imported torch.
+Full and read-only disks need root (mounts); otherwise a limit on file sizes and a write-protected
+folder replace them. DP-SGD gets a known key instead of a secret one, and writes checkpoints at
+every step.
 """  # noqa: E501
 
 from __future__ import annotations
@@ -102,8 +101,10 @@ def _others(
 
 @contextmanager
 def server(world: World) -> Iterator[None]:
-    """While the block runs, cases with an API find one, whose threads are in no process that is
-    forked from."""
+    """Run a model server for cases with an API, in a process of its own.
+
+    Commands are forked from this process, so its threads must not include the server's.
+    """
     folder, url = world.folder / "given" / "served", world.folder / "url"
     save(folder)
     pid = os.fork()

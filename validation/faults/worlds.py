@@ -1,8 +1,7 @@
-"""What the commands of the fault table are about: tiny models, made on the spot, and the commands
-themselves.
+"""Define the commands of the fault table, and make their tiny models and data.
 
-Every case runs in a folder of its own under the same relative names, so that two that ended alike
-are alike.
+Every case runs in a folder of its own, with the same relative names, so equal results have equal
+files.
 """
 
 from __future__ import annotations
@@ -24,8 +23,10 @@ _KEY = "5" * 64
 
 @dataclass(frozen=True)
 class CommandPhase:
-    """A part of what a command does, told by what lies in its folder: globs of files, "" for its
-    start and its end."""
+    """A phase of a command, recognised by files in its folder.
+
+    begins, ends: globs of files that appear; "" for the command's start or end.
+    """
 
     name: str
     begins: str
@@ -40,16 +41,15 @@ class CommandPhase:
     def moment(
         self, stand: Path, seconds: float = 0.0, sent: signal.Signals = signal.SIGKILL
     ) -> Moment:
-        """So many seconds of processor time into it, and what is then sent."""
+        """Return the moment `seconds` of processor time after the phase begins, with its signal."""
         return Moment(lambda: self.begun(stand), seconds, sent)
 
 
 @dataclass(frozen=True)
 class FaultCommand:
-    """A command. again: what goes on with it; made: what is compared; needs: commands whose results
-    lie there before.
+    """A command to disturb. told: its name in the table.
 
-    told: what a page calls it.
+    made: files and folders to compare; needs: commands whose results must exist before.
     """
 
     name: str
@@ -63,11 +63,13 @@ class FaultCommand:
     api: bool = False  # needs the server
 
     def again(self, stand: Path) -> tuple[str, ...]:
-        """The command that goes on: --resume where a run was begun, else the same."""
+        """Return the arguments that continue the command: --resume if a run had begun, else the
+        same.
+        """
         return self.resume if self.resume and (stand / self.resumable).exists() else self.words
 
     def how(self, stand: Path) -> str:
-        """Which of the two, in words."""
+        """Return how the command is continued, in words."""
         return "--resume" if self.again(stand) is self.resume else "the same command"
 
 
@@ -310,8 +312,7 @@ expect = "> -0.5"
 
 @dataclass
 class World:
-    """What all cases find: models, records, plans; and what undisturbed commands came to, each run
-    once."""
+    """The models, records and plans for all cases, and the results of each undisturbed command."""
 
     folder: Path
     url: str = ""
@@ -319,7 +320,7 @@ class World:
     _count: int = 0
 
     def stand(self, case: FaultCommand) -> Path:
-        """A new folder to run the case in."""
+        """Make and return a new folder in which to run the case."""
         self._count += 1
         stand = self.folder / f"{case.name}-{self._count}"
         (stand / "cache").mkdir(parents=True)
@@ -338,7 +339,10 @@ class World:
         words: Sequence[str] = (),
         before: Callable[[], object] = lambda: None,
     ) -> Running:
-        """Of the case's words, or of others. before: what else is done in the child."""
+        """Start the case's command, or `words`, in its folder.
+
+        before: a further function that the child calls first.
+        """
         own = [self.url if word == "URL" else word for word in words or case.words]
         return Running(
             own, stand, {"AUDIT_CACHE": str(stand / "cache")}, lambda: (repeatable(), before())
@@ -354,7 +358,7 @@ class World:
         return self.start(case, stand, words).ended(moment)
 
     def whole(self, case: FaultCommand) -> tuple[Path, Ended]:
-        """The folder of the undisturbed command, and how it ended."""
+        """Return the folder and the end of the undisturbed command, which is run only once."""
         if case.name not in self._whole:
             stand = self.stand(case)
             ended = self.run(case, stand)
@@ -364,9 +368,10 @@ class World:
 
 
 def repeatable() -> None:
-    """In the child: a known key where DP-SGD draws a secret one, so that two trainings can be
-    compared; and a checkpoint at every step in place of one a minute, so that there is something to
-    be cut off in.
+    """Make trainings in the child repeatable and easy to interrupt.
+
+    DP-SGD gets a known key instead of a secret one, so that trainings can be compared, and a
+    checkpoint is written at every step instead of every minute.
     """
     private_training.secrets.token_hex = lambda _: _KEY  # type: ignore[attr-defined]
     for function in (dp_loop.fit_privately, members.train_private_members):

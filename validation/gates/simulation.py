@@ -1,14 +1,13 @@
-"""How often the gate is wrong, and how often it finds a change, over synthetic runs of which the
-truth is known.
+"""Simulate the gate's errors and power on synthetic runs whose true value is known.
 
     python -m validation.gates.simulation [--runs 2000] [--seed 0] [--out FOLDER]  (some 20 minutes on one core)
 
-prints both tables; with --out they are FOLDER/simulation.md too, and the power curve is
-FOLDER/power.svg.
+prints two tables; with --out, they are also written to FOLDER/simulation.md, and the power curve
+to FOLDER/power.svg.
 
-Every run goes through the gate itself. First table: the truth lies exactly on the limit, where a
-gate errs most, so neither verdict should come more often than the stated 5%. Second: power by
-secrets, beside what `--plan` asks for.
+Every run passes through the gate itself. In the first table the truth lies exactly on the limit,
+where a gate errs most often; neither verdict should come in more than the stated 5%. The second
+table has the power by number of secrets, next to the number that `--plan` asks for.
 """  # noqa: E501
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ Draw = Callable[[Random], Sequence[tuple[Columns, Columns]]]
 
 @dataclass(frozen=True)
 class GateScenario:
-    """Rows to draw and the rules they are judged by; rule i is for row i."""
+    """Rows to draw, and the rules that judge them: rule i judges row i."""
 
     name: str
     rules: tuple[Rule, ...]
@@ -47,13 +46,14 @@ class GateScenario:
 
 
 def shares(n: int, truth: float, rows: int = 1) -> Draw:
-    """Independent rows of n secrets, each extracted with this probability."""
+    """Return a draw of independent rows of n secrets, each extracted with probability `truth`."""
     return lambda rng: [({"recall": 1.0 * (rng.random(n) < truth)}, {}) for _ in range(rows)]
 
 
 def changes(n: int, delta: float, discordant: float, rows: int = 1) -> Draw:
-    """Pairs of answers of which a share differs, so that the recall of the run is higher by
-    delta."""
+    """Return a draw of paired answers: a share `discordant` differs, and the run's recall is up by
+    delta.
+    """
     won, lost = (discordant + delta) / 2, (discordant - delta) / 2
 
     def row(rng: Random) -> tuple[Columns, Columns]:
@@ -69,8 +69,10 @@ def changes(n: int, delta: float, discordant: float, rows: int = 1) -> Draw:
 
 
 def rankings(n: int, recall: float) -> Draw:
-    """Two runs alike: hits that agree where a secret is easy, surer guesses where they are
-    right."""
+    """Return a draw of two equally leaky runs with scored guesses.
+
+    Both runs tend to hit the same easy secrets, and correct guesses have higher scores.
+    """
 
     def columns(rng: Random, easy: NDArray[np.float64]) -> Columns:
         hit = 0.7 * easy + 0.3 * rng.normal(size=n) > np.quantile(easy, 1 - recall) * 0.75
@@ -84,8 +86,9 @@ def rankings(n: int, recall: float) -> Draw:
 
 
 def probabilities(n: int) -> Draw:
-    """Two runs whose exact probabilities are mostly near nothing and sometimes near one, alike on
-    average."""
+    """Return a draw of two runs with equal mean extraction probabilities, most near 0 and some
+    near 1.
+    """
 
     def row(rng: Random) -> tuple[Columns, Columns]:
         first, second = rng.beta(0.05, 0.5, size=n), rng.beta(0.05, 0.5, size=n)
@@ -152,7 +155,7 @@ def at_the_boundary() -> list[GateScenario]:
 
 
 def outcome(scenario: GateScenario, rng: Random) -> str:
-    """Draws a run and its baseline, and lets the gate decide."""
+    """Draw a run and its baseline, and return the gate's verdict."""
     rows = scenario.draw(rng)
     new, base = (synthetic([pair[side] for pair in rows]) for side in (0, 1))
     return Decision(
@@ -190,7 +193,7 @@ def synthetic(rows: Sequence[Columns]) -> RunOutcomes:
 
 
 def _ranked(ids: tuple[str, ...], columns: Columns) -> Outcome | None:
-    """What a gate works a recall by errors out of; None for numbers of another kind."""
+    """Return the outcome from which a gate computes a recall by errors; None without scores."""
     if "score" not in columns:
         return None
     n, hit, whole = len(ids), columns["recall"] == 1, np.ones(len(ids), dtype=bool)
@@ -207,15 +210,18 @@ def _ranked(ids: tuple[str, ...], columns: Columns) -> Outcome | None:
 
 
 def rates(scenario: GateScenario, runs: int, seed: int) -> dict[str, float]:
-    """Share of the runs by verdict."""
+    """Return the share of runs with each verdict."""
     rng = np.random.default_rng(seed)
     seen = [outcome(scenario, rng) for _ in range(runs)]
     return {kind: seen.count(kind) / runs for kind in ("failed", "held", "inconclusive")}
 
 
 def power_curve(runs: int, seed: int) -> tuple[int, dict[int, float]]:
-    """What `--plan` asks for, and how often the gate fails a change of 0.05 with so many
-    secrets."""
+    """Return the number of secrets that `--plan` asks for, and the gate's power by number of
+    secrets.
+
+    Power is the share of runs in which the gate fails a change of 0.05.
+    """
     asked = count_pair_secrets(0.05, 0.0, 0.10, 0.05, 0.8)
     sizes = sorted({50, 100, 150, 200, 300, 400, 600, asked})
     return asked, {
@@ -225,7 +231,7 @@ def power_curve(runs: int, seed: int) -> tuple[int, dict[int, float]]:
 
 
 def drawn(asked: int, power: dict[int, float], runs: int) -> Figure:
-    """The power curve with its standard errors, and where `--plan` promises 0.8."""
+    """Draw the power curve with standard errors, and the point at which `--plan` promises 0.8."""
     figure = Figure(figsize=(6, 3.5), layout="constrained")
     axes = figure.subplots()
     errors = [math.sqrt(p * (1 - p) / runs) for p in power.values()]

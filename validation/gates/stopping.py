@@ -1,13 +1,13 @@
-"""How often a gate that may stop at any look (`--until decided`) is wrong, and how many secrets it
-asks.
+"""Simulate a gate that may stop at any look (`--until decided`): its errors and its sample sizes.
 
     python -m validation.gates.stopping [--runs 10000] [--seed 0] [--out FOLDER]  (a minute on one core)
 
-prints three tables; with --out they are FOLDER/stopping.md too. First: the truth lies exactly on
-the limit, where a gate errs most, and it looks at up to 5,000 secrets: neither verdict may ever
-come in more than 5% of runs; beside it, the exact bounds of a fixed size, asked at the same looks.
-Second: the secrets it asks by how far the truth is off, beside the fixed size that `--plan` asks
-for to tell twice the limit (or half of it) at power 0.8. Third: the same of a paired difference.
+prints three tables; with --out, they are also written to FOLDER/stopping.md. First: the truth lies
+exactly on the limit, where a gate errs most often, and the gate looks at up to 5,000 secrets;
+neither verdict may ever come in more than 5% of runs. Next to it are the exact bounds for a fixed
+size, used at the same looks. Second: the number of secrets by distance of the truth from the
+limit, next to the fixed size that `--plan` asks for to detect twice the limit (or half of it) at
+power 0.8. Third: the same for a paired difference.
 """  # noqa: E501
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ Odds = Sequence[float]
 def ever(
     values: Odds, odds: Odds, mean: float, runs: int, seed: int, level: float = LEVEL
 ) -> float:
-    """The share of runs in which a mean of at most this is refuted at some look."""
+    """Return the share of runs in which some look refutes a mean of at most `mean`.
+
+    values, odds: the distribution of each secret's value.
+    """
     found = simulate_stopping_sizes(
         np.array(values, dtype=float), np.array(odds), mean, level, MOST, runs, seed
     )
@@ -39,8 +42,9 @@ def ever(
 
 
 def ever_exact(limit: float, runs: int, seed: int) -> float:
-    """The share of runs in which the exact bound of a fixed size is beyond the truth at some
-    look."""
+    """Return the share of runs in which the exact fixed-size bound misses the truth at some
+    look.
+    """
     at = np.array([*yield_look_sizes(MOST)])
     hits = (
         np.random.default_rng(seed)
@@ -51,7 +55,7 @@ def ever_exact(limit: float, runs: int, seed: int) -> float:
 
 
 def mean_size(values: Odds, odds: Odds, mean: float, runs: int, seed: int) -> tuple[float, int]:
-    """Secrets asked on average, and in nine runs of ten at most."""
+    """Return the mean number of secrets used until a decision, and its 90% quantile."""
     found = simulate_stopping_sizes(
         np.array(values, dtype=float), np.array(odds), mean, LEVEL, 100_000, runs, seed
     )

@@ -1,12 +1,12 @@
-"""Whether an accelerator gives what the processor gives, and how fast it is beside `generate` of
-transformers.
+"""Compare an accelerator's results with the processor's, and its speed with transformers'
+`generate`.
 
     python -m validation.speed.accelerator [--device cuda] [--model smollm2] [--texts 32] [-o FILE]
 
-The same weights on both, in float32 for what is compared. A difference in nats or of a value is the
-largest of all; the weights of a training are compared with how far they moved. Exits 1 where a
-difference is larger than its limit. Then samples a second, 16 tokens each, in the time until the
-device is done: ours come with their log-probabilities.
+Both devices have the same weights; results are compared in float32. A difference in nats or of a
+value is the largest difference found; trained weights are compared relative to how far training
+moved them. Exits with 1 if a difference is above its limit. Then speed is measured in samples of
+16 tokens a second, until the device is done; our samples include their log-probabilities.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _WEIGHTS = 1e-2  # of how far a training moved them
 
 @dataclass(frozen=True)
 class Agreement:
-    """By how much the device differs from the processor in one thing, and by how much it may."""
+    """One measured difference between the device and the processor, and its limit."""
 
     what: str
     apart: float
@@ -73,7 +73,7 @@ Both = tuple[Bench, Bench]  # on the processor, on the device
 
 
 def compared(both: Both, scratch: Path, count: int, parts: Collection[str]) -> Iterator[Agreement]:
-    """All that an audit rests on, in the order in which it needs it."""
+    """Yield the comparisons of the requested parts, in the order in which an audit needs them."""
     if "reading" in parts:
         yield from _of_reading(both, count)
     if "decoding" in parts:
@@ -83,14 +83,14 @@ def compared(both: Both, scratch: Path, count: int, parts: Collection[str]) -> I
 
 
 def _largest(both: Both, ask: Callable[[Bench], Any]) -> float:
-    """Difference of what is asked of both."""
+    """Return the largest absolute difference between the answers of both benches."""
     one, other = (np.asarray(_on_cpu(ask(bench)), dtype=np.float64) for bench in both)
     assert one.shape == other.shape
     return float(np.abs(one - other).max())
 
 
 def _others(both: Both, ask: Callable[[Bench], Any]) -> float:
-    """The share of tokens that are not the same."""
+    """Return the share of tokens that differ between the answers of both benches."""
     one, other = (np.asarray(_on_cpu(ask(bench))) for bench in both)
     return float((one != other).mean())
 
@@ -168,7 +168,9 @@ def _of_decoding(both: Both, count: int) -> Iterator[Agreement]:
 
 
 def drawn(bench: Bench, count: int, first: int = 0) -> Tensor:
-    """(count, 8, SUFFIX) tokens by the same random numbers, whatever else is asked."""
+    """Return tokens (count, 8, SUFFIX), drawn with random numbers that depend only on the secret's
+    index.
+    """
     secrets = bench.secrets[first : first + count]
     prefixes = bench.tensor([secret.prefix for secret in secrets])
     numbers = torch.stack(
@@ -233,7 +235,7 @@ def moved(model: Any) -> Tensor:
 
 
 def learnt(folder: Path) -> Tensor:
-    """The half of an adapter that begins as zeros."""
+    """Return the LoRA B matrices of an adapter, which are initially zero, flattened."""
     every = load_file(folder / "adapter_model.safetensors")
     return torch.cat([every[name].double().flatten() for name in sorted(every) if "lora_B" in name])
 
@@ -243,7 +245,9 @@ def learnt(folder: Path) -> Tensor:
 
 
 def samples_a_second(bench: Bench, count: int, repeats: int) -> tuple[list[float], list[float]]:
-    """Ours and `generate`'s, 20 samples of each prefix, turn by turn."""
+    """Return samples a second, in turns, of our code and of `generate`, with 20 samples per
+    prefix.
+    """
     secrets, prefixes, _ = bench.some(count)
     queries = [Query(secret.id, secret.prefix, SUFFIX) for secret in secrets]
     theirs: dict[str, Any] = {"do_sample": True, "num_return_sequences": 20, "top_k": 0}
@@ -274,8 +278,11 @@ def samples_a_second(bench: Bench, count: int, repeats: int) -> tuple[list[float
 
 @torch.no_grad()
 def quantised(bench: Bench, device: str) -> str:
-    """How far the model in 4 bits is from itself, once its own self-check has passed; or why there
-    is none."""
+    """Return a sentence on the difference of the 4-bit model from float32, or on why it did not
+    load.
+
+    Loading includes the self-check.
+    """
     try:
         few = load_causal_lm(
             str(find_smollm2_folder()), LoadingOptions(device=device, quantise="4bit")
@@ -295,7 +302,7 @@ def on(device: str, model: str, dtype: str, words: Path, times: int = 1) -> Benc
 def speeds(
     page: Page, on_device: Bench, model: str, scratch: Path, samples: tuple[int, ...], repeats: int
 ) -> None:
-    """Two tables and two sentences: samples a second, steps of decoding, bfloat16, 4 bits."""
+    """Print two tables (samples a second, decoding steps) and two sentences (bfloat16, 4 bits)."""
     device = str(on_device.model.device)
     page.head(
         "precision", "prefixes at once", "our samples a second", "of `generate`", "times as fast"

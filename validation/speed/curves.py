@@ -1,13 +1,12 @@
-"""What makes an audit dearer, and how fast: processor time and memory of whole audits, one size
-grown at a time.
+"""Measure how processor time and memory of whole audits grow with each size.
 
     python -m validation.speed.curves [--only secrets ...] [--most N] [--repeats 3] [-o FILE]
 
-Models of one layer and width 16 with random weights, real ones of transformers: what grows with a
-size is the same as of a large one, and the forwards take little. An audit is what `audit run` does,
-from reading the data to the reports. Each is done in a process of its own, on one thread: its
-processor time, and by how much its memory grew beyond what was held as it began. The exponent is p
-of seconds = a + b size^p.
+Models are real ones of transformers with one layer, width 16 and random weights: what grows with a
+size grows as for a large model, and forward passes take little time. An audit is what `audit run`
+does, from reading the data to the reports. Each audit has a process of its own with one thread;
+its processor time and the growth of its memory are measured. The exponent is p in seconds = a + b
+size^p.
 """
 
 from __future__ import annotations
@@ -48,7 +47,9 @@ Parts = dict[str, float]
 
 @dataclass(frozen=True)
 class Knob:
-    """make: the files and arguments of an audit of this size, in an empty folder."""
+    """A size to vary. make: writes an audit's files into an empty folder and returns its
+    arguments.
+    """
 
     words: str
     sizes: tuple[int, ...]
@@ -57,7 +58,7 @@ class Knob:
 
 @dataclass(frozen=True)
 class AuditCost:
-    """Of one audit. memory: bytes, how far it grew at most."""
+    """The cost of one audit. memory: largest growth in bytes."""
 
     size: int
     parts: Parts
@@ -70,7 +71,7 @@ class AuditCost:
 
 @dataclass(frozen=True)
 class Growth:
-    """seconds = fixed + rest * size^power, and the interval of the power (95%)."""
+    """A fit of seconds = fixed + rest * size^power, with the 95% interval of the power."""
 
     power: float
     low: float
@@ -79,9 +80,10 @@ class Growth:
 
 
 def growth(sizes: Sequence[float], seconds: Sequence[float]) -> Growth:
-    """Least squares of relative errors; the interval has all powers that an F test does not refuse.
+    """Fit the growth of seconds with size by least squares of relative errors.
 
-    Raises ValueError for fewer than three different sizes, or fewer than four points.
+    The interval has all powers that an F test does not reject. Raise ValueError for fewer than
+    three different sizes or fewer than four points.
     """
     n, t = np.asarray(sizes, dtype=float), np.asarray(seconds, dtype=float)
     if len(n) < 4 or len(set(sizes)) < 3:
@@ -108,7 +110,7 @@ def tiny(vocabulary: int = VOCABULARY) -> GPT2LMHeadModel:
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
-    """A token a word."""
+    """Return a tokenizer with one token per word."""
     words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(VOCABULARY)}, unk_token="w0"))
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return PreTrainedTokenizerFast(tokenizer_object=words, unk_token="w0", eos_token="w0")
@@ -117,7 +119,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
 def arrays(
     folder: Path, secrets: int, suffix: int = LENGTH, vocabulary: int = VOCABULARY
 ) -> dict[str, Any]:
-    """Token ids at random, and a tenth as many non-members."""
+    """Write random token ids, with a tenth as many non-members as secrets; return the arguments."""
     for name, count in (("data", secrets), ("nonmembers", max(5, secrets // 10))):
         (folder / name).mkdir()
         ids = make_keyed_generator("curves", name).integers(
@@ -130,7 +132,7 @@ def arrays(
 
 
 def members(folder: Path, size: int) -> dict[str, Any]:
-    """PMixed over so many LoRA adapters of rank 2."""
+    """Return the arguments of an audit of PMixED with `size` LoRA adapters of rank 2."""
     from auditor.defenses.pmixed import PMixed
     from auditor.training.members import LoraAdapterRecipe, add_lora_adapter, get_member_folder
 
@@ -158,7 +160,7 @@ def members(folder: Path, size: int) -> dict[str, Any]:
 
 
 def records(folder: Path, size: int) -> dict[str, Any]:
-    """Texts of which every tenth is a copy; 200 of them are attacked."""
+    """Write texts, every tenth of which is a copy; 200 texts are attacked. Return the arguments."""
     noise, said = make_keyed_generator("curves", "records"), [f"w{i}" for i in range(VOCABULARY)]
     with (folder / "data.jsonl").open("w", encoding="utf-8") as out:
         for _ in range(
@@ -210,7 +212,7 @@ KNOBS = {
 
 
 def audited(out: Path, model: Any, tokenizer: Any = None, **asked: Any) -> Parts:
-    """Seconds of each part of one audit, as `auditor.audit` does it."""
+    """Run one audit as `auditor.audit` does; return the seconds of each part."""
     from auditor.api import open_prepared_audit
     from auditor.records.folder import RunFolder
     from auditor.reports import files
@@ -237,7 +239,9 @@ def audited(out: Path, model: Any, tokenizer: Any = None, **asked: Any) -> Parts
 
 
 def once(knob: Knob, size: int, told: Any) -> None:
-    """In a process of its own: the parts' seconds, and how far memory grew at most, in bytes."""
+    """Run one audit in this process; send the seconds of its parts and its memory growth in
+    bytes.
+    """
     with tempfile.TemporaryDirectory() as scratch:
         asked = knob.make(Path(scratch), size)
         forget_peak()
@@ -246,8 +250,10 @@ def once(knob: Knob, size: int, told: Any) -> None:
 
 
 def forget_peak() -> None:
-    """The peak is what is held now: a child begins with its parent's, and what is free of that
-    hides what it takes."""
+    """Reset the process's peak memory to its current memory.
+
+    A child begins with its parent's peak and unused memory, which would hide its own growth.
+    """
     release_unused_memory()
     with contextlib.suppress(OSError):  # a system without it: as measured before
         Path("/proc/self/clear_refs").write_text("5")
@@ -258,7 +264,7 @@ def peak() -> int:
 
 
 def measured(knob: Knob, sizes: Sequence[int], repeats: int) -> list[AuditCost]:
-    """Every size, the small ones several times."""
+    """Return the costs of audits of each size; only cheap audits are repeated."""
     found = []
     fork = multiprocessing.get_context("fork")  # what is imported is imported once, before
     for size in sizes:
@@ -287,8 +293,11 @@ def measured(knob: Knob, sizes: Sequence[int], repeats: int) -> list[AuditCost]:
 
 
 def row(knob: Knob, costs: Sequence[AuditCost]) -> tuple[str, ...]:
-    """Its cells: sizes; seconds; exponent with its interval; what does not grow; parts at the end;
-    memory."""
+    """Return the cells of a table row.
+
+    These are sizes, seconds, exponent with interval, the last step's exponent, fixed time, parts,
+    and memory.
+    """
     seconds, memory = (
         medians(costs, lambda cost: cost.seconds),
         medians(costs, lambda cost: cost.memory),
@@ -315,7 +324,7 @@ def row(knob: Knob, costs: Sequence[AuditCost]) -> tuple[str, ...]:
 
 
 def medians(costs: Sequence[AuditCost], number: Callable[[AuditCost], float]) -> dict[int, float]:
-    """By size."""
+    """Return the median of `number` over the audits of each size."""
     sizes = dict.fromkeys(cost.size for cost in costs)
     return {
         size: statistics.median(number(cost) for cost in costs if cost.size == size)

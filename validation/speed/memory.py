@@ -1,11 +1,11 @@
-"""What a live row, a member of an ensemble and a tuned prompt take of memory: predicted, and held.
+"""Compare predicted with measured memory of a decoding row, an ensemble member and a tuned prompt.
 
     python -m validation.speed.memory [--small]
 
-Random models of three sizes; no number here depends on weights. Predicted is the arithmetic of
-docs/how-to/big-models.md, from a model's configuration alone. Held are the bytes of all tensors
-that are there after a step and were not before, each storage once; of the pass that tunes a prompt,
-those that autograd keeps for its way back.
+The models are random, in three sizes; no number depends on weights. Predictions use the arithmetic
+of docs/how-to/big-models.md and a model's configuration. Measured are the bytes of all tensors
+that a step adds, each storage once; for tuning a prompt, the bytes that autograd saves for the
+backward pass.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ WIDER = 4  # times the hidden width that a block is inside
 
 @dataclass(frozen=True)
 class LlamaSize:
-    """Of a Llama: `heads` that ask, `kv` that are asked."""
+    """The size of a Llama. heads: number of query heads; kv: number of key and value heads."""
 
     hidden: int
     layers: int
@@ -55,7 +55,7 @@ class LlamaSize:
 
     @property
     def linear(self) -> list[tuple[int, int]]:
-        """(in, out) of the layers that an adapter is on: queries and values of each block."""
+        """Return (in, out) of the layers with an adapter: queries and values of each block."""
         narrow = self.hidden // self.heads * self.kv
         return [(self.hidden, self.hidden), (self.hidden, narrow)] * self.layers
 
@@ -73,7 +73,9 @@ SMALL = (LlamaSize(32, 2, 4, 2, 100), LlamaSize(48, 3, 4, 4, 300), LlamaSize(64,
 
 
 def row(size: LlamaSize, positions: int) -> int:
-    """Keys and values of every layer at every position, and one distribution."""
+    """Return the predicted bytes of a row: keys and values at all positions, and one
+    distribution.
+    """
     return (
         2 * size.layers * size.kv * (size.hidden // size.heads) * positions * FLOAT
         + size.vocab * FLOAT
@@ -81,20 +83,24 @@ def row(size: LlamaSize, positions: int) -> int:
 
 
 def member(size: LlamaSize, rank: int) -> int:
-    """Two thin matrices a layer; and the layer's weight with them in it, while all members' fit
-    into 256 MB."""
+    """Return the predicted bytes of a member: its two LoRA matrices and a merged weight per layer.
+
+    Weights are merged only if all members' weights fit into 256 MB.
+    """
     return sum(rank * (wide + out) + wide * out for wide, out in size.linear) * FLOAT
 
 
 def prompt(size: LlamaSize, rows: int) -> int:
-    """Itself, its gradient and AdamW's two moments."""
+    """Return the predicted bytes of a prompt, its gradient and AdamW's two moments."""
     return 4 * rows * size.hidden * FLOAT
 
 
 def tuning(size: LlamaSize, batch: int, tokens: int, scored: int) -> float:
-    """What autograd keeps of a batch whose weights are frozen: no input of a linear layer, but of
-    each layer and token what two norms, the attention (queries, keys, values, answer) and the gate
-    (three of the wider ones) read; and distributions.
+    """Return the predicted bytes that autograd saves for a batch with frozen weights.
+
+    No inputs of linear layers are saved. Per layer and token these are the inputs of two norms, of
+    the attention (queries, keys, values, answer) and of the gate (three wider tensors); the
+    distributions are saved too.
     """
     widths = 4 + 3 * WIDER + 2 * size.kv / size.heads
     return batch * (tokens * size.layers * widths * size.hidden + scored * size.vocab) * FLOAT
@@ -105,7 +111,7 @@ def tuning(size: LlamaSize, batch: int, tokens: int, scored: int) -> float:
 
 
 def storages() -> dict[int, int]:
-    """Every storage that a tensor holds, by its place: bytes."""
+    """Return the bytes of every storage of a tensor, by its address."""
     gc.collect()
     found = {}
     for one in gc.get_objects():
@@ -116,14 +122,14 @@ def storages() -> dict[int, int]:
 
 
 def held(step: Callable[[], Any]) -> tuple[Any, int]:
-    """What the step makes, and the bytes of the tensors that came with it."""
+    """Return the result of the step, and the bytes of the tensors that it added."""
     before = storages()
     made = step()
     return made, sum(size for place, size in storages().items() if place not in before)
 
 
 def rows_held(model: HuggingFaceModel) -> int:
-    """Of one of some rows that are all different, behind a prefix."""
+    """Return the measured bytes of one of several different rows after a prefix."""
     prefixes = torch.ones(ROWS, PREFIX, dtype=torch.long)
     rows, found = held(lambda: model.start(prefixes, SUFFIX))
     assert len(rows) == ROWS
@@ -131,7 +137,7 @@ def rows_held(model: HuggingFaceModel) -> int:
 
 
 def member_held(model: HuggingFaceModel) -> int:
-    """What the second of two members adds."""
+    """Return the measured bytes that the second of two members adds."""
     with tempfile.TemporaryDirectory() as folder:
         found = []
         for count in (1, 2):
@@ -150,7 +156,7 @@ def member_held(model: HuggingFaceModel) -> int:
 
 
 def prompt_held(model: HuggingFaceModel) -> tuple[int, int]:
-    """Of a tuned prompt after a step; and what autograd keeps of a batch of that step."""
+    """Return the measured bytes of a tuned prompt after a step, and those that autograd saved."""
     saved: dict[int, int] = {}
     weights = {p.untyped_storage().data_ptr() for p in model.model.parameters()}
 
@@ -177,7 +183,7 @@ def prompt_held(model: HuggingFaceModel) -> tuple[int, int]:
 
 
 def table(sizes: tuple[LlamaSize, ...]) -> Iterator[tuple[str, str, float, int]]:
-    """(size, what, predicted, held) in bytes."""
+    """Yield (size, object, predicted bytes, measured bytes)."""
     for size in sizes:
         torch.manual_seed(0)
         model = HuggingFaceModel(LlamaForCausalLM(size.config))

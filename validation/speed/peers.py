@@ -1,11 +1,10 @@
-"""The same work by other packages' own code, on the same model and rows: whether numbers agree, and
-the time ratio.
+"""Compare results and time of our code with other packages' code, on the same model and rows.
 
     pip install --no-deps --target PEERS memaudit==0.2.0 jax-privacy==2.0.0
     python -m validation.speed.peers PEERS [--secrets 32] [--repeats 3] [-o FILE]
 
-SmolLM2-135M in float32 for what asks a model, one thread, processor time, the two in turns. A
-package that is not in PEERS is left out, and said.
+The model is SmolLM2-135M in float32. Processor time of one thread is measured, in turns. A package
+that is not in PEERS is left out with a message.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ _K = 0.25
 
 @dataclass(frozen=True)
 class PeerPair:
-    """One piece of work by a peer and by us, each as numbers in the same order."""
+    """A piece of work done by another package and by us; both return numbers in the same order."""
 
     what: str
     peer: str

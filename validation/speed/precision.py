@@ -1,10 +1,10 @@
-"""What bfloat16 is worth on this processor, against float32, and what it changes.
+"""Measure the speed of bfloat16 on this processor against float32, and its effect on results.
 
     python -m validation.speed.precision [--repeats 5] [-o FILE]
 
-SmolLM2-135M as it is asked by an audit, read and decoded, in both precisions from the same weights,
-which are rounded to bfloat16 first; processor time of one thread, the two in turns. *Same tokens*:
-samples of each prefix, drawn alone and beside the others.
+SmolLM2-135M reads and decodes as in an audit, in both precisions with the same weights, which are
+first rounded to bfloat16. Processor time of one thread is measured, in turns. *Same tokens*:
+samples of each prefix, drawn alone and together with the other prefixes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _STEPS, _LAST = 4, 16
 
 
 def both(folder: Path) -> dict[str, HuggingFaceModel]:
-    """SmolLM2 of weights in bfloat16, by what it runs in."""
+    """Return SmolLM2 with weights rounded to bfloat16, by the precision it runs in."""
     own = smollm2()
     own.model.to(torch.bfloat16).save_pretrained(folder)
     own.tokenizer.save_pretrained(folder)
@@ -62,7 +62,10 @@ def decode(model: HuggingFaceModel, some: Tensor) -> float:
 
 
 def tune(model: HuggingFaceModel, pairs: list[Pair]) -> float:
-    """Of an epoch, all positions behind the prompt and in it, the last two pairs only read."""
+    """Return the positions a second, prompt included, of one tuning epoch.
+
+    The last two pairs are only read.
+    """
     method, start = Ethicist(epochs=1, batch=8, warmup_steps=0), time.process_time()
     method._tune_soft_prompt(model, pairs[:-2], pairs[-2:], ("precision",))
     every = sum(method.prompt_length + len(pair.prefix + pair.suffix) - 1 for pair in pairs)
@@ -70,8 +73,10 @@ def tune(model: HuggingFaceModel, pairs: list[Pair]) -> float:
 
 
 def same_tokens(model: HuggingFaceModel, prefixes: Tensor, samples: int = 8) -> tuple[int, int]:
-    """Tokens that are the same whether a prefix is asked alone or beside all others, and all of
-    them."""
+    """Count the tokens that do not depend on whether a prefix is queried alone or with others.
+
+    Return this number and the number of all tokens.
+    """
     noise = torch.stack(
         [torch.as_tensor(draw_secret_uniforms(samples, _LAST, i)) for i in range(len(prefixes))]
     )

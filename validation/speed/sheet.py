@@ -1,15 +1,14 @@
-"""What each phase of an audit costs, over the bare forward of the fewest tokens that it needs.
+"""Measure the cost of each phase of an audit relative to the necessary bare forward passes.
 
     python -m validation.speed.sheet [--model smollm2] [--only greedy ...] [--repeats 5] [-o FILE]
     python -m validation.speed.sheet --device cuda --dtype bfloat16 --times 16
 
-*Fewest tokens*: every prefix is read once, then one forward a distinct partial suffix; a text that
-is scored is read but for its last token; a step of training is a forward and the backward that its
-trained weights need. *Bare*: the module of transformers on exactly those tokens, in batches of the
-same size, on a cache where tokens follow one another; its logits are thrown away. Processor time of
-one thread, or, on an accelerator, the time until it has done all that was asked; phase and bare
-take turns, and a ratio is of two that ran one after the other, so that what else the machine does
-falls on both. Secrets are texts of these pages.
+*Fewest tokens*: every prefix is read once, then one forward per distinct partial suffix; a scored
+text is read except for its last token; a training step is a forward and the backward of its
+trained weights. *Bare*: the transformers module on exactly these tokens, in batches of the same
+size, with a cache if tokens follow one another; logits are discarded. Time is processor time of
+one thread, or on an accelerator the time until it is done. Phase and bare take turns, and a ratio
+compares two consecutive ones, so other load affects both. Secrets are texts of these pages.
 """
 
 from __future__ import annotations
@@ -76,8 +75,10 @@ WORDS = {
 
 @dataclass(frozen=True)
 class Phase:
-    """ours: the phase as a run does it; bare: the forwards that it needs; tokens: how many these
-    read."""
+    """A phase to measure. ours: the phase as a run does it; bare: the necessary forwards.
+
+    tokens: number of tokens that the bare forwards read.
+    """
 
     ours: Callable[[], object]
     bare: Callable[[], object]
@@ -86,7 +87,7 @@ class Phase:
 
 
 class Bench:
-    """One model with the secrets that its phases are asked about."""
+    """A model, and the secrets that its phases use."""
 
     def __init__(
         self, model: HuggingFaceModel, texts: Sequence[Tokens], scratch: Path, times: int = 1
@@ -105,7 +106,7 @@ class Bench:
         ]
 
     def some(self, count: int) -> tuple[list[Secret], Tensor, Tensor]:
-        """So many times `times` secrets with their prefixes and suffixes."""
+        """Return the first count x `times` secrets, their prefixes and their suffixes."""
         secrets = self.secrets[: count * self.times]
         prefixes, suffixes = ([getattr(s, side) for s in secrets] for side in ("prefix", "suffix"))
         return secrets, self.tensor(prefixes), self.tensor(suffixes)
@@ -121,7 +122,7 @@ class Bench:
 
     @torch.no_grad()
     def read(self, texts: Tensor, last: int) -> None:
-        """Forwards of whole texts with the logits of their last so many positions."""
+        """Run bare forwards of whole texts, with logits of the last `last` positions."""
         for some in texts.split(
             max(1, get_max_logits(self.model.device) // (last * self.model.vocab_size))
         ):
@@ -129,8 +130,10 @@ class Bench:
 
     @torch.no_grad()
     def decode(self, prefixes: Tensor, counts: Sequence[int]) -> None:
-        """The prefixes, then so many rows a step; which token a row reads makes no difference to
-        its time."""
+        """Read the prefixes, then counts[i] rows at step i.
+
+        The rows' tokens are arbitrary, because they do not change the time.
+        """
         cache = Cache(
             layers=self._room(max(len(prefixes), *counts), prefixes.shape[1] + len(counts))
         )
@@ -141,7 +144,7 @@ class Bench:
             )
 
     def _room(self, rows: int, length: int) -> list[Any]:
-        """A cache for so many rows, its memory in use."""
+        """Return cache layers for `rows` rows, with memory already allocated."""
         config = self.model.model.config
         shape = (
             rows,
@@ -169,7 +172,7 @@ class Bench:
     def _decoding(
         self, ours: Callable[[], object], prefixes: Tensor, counts: Sequence[int]
     ) -> Phase:
-        """Which needs the prefixes and so many rows a step."""
+        """Return a phase whose bare work is `decode(prefixes, counts)`."""
         return Phase(ours, partial(self.decode, prefixes, counts), prefixes.numel() + sum(counts))
 
     def probability(self, count: int = 16) -> Phase:
@@ -244,7 +247,10 @@ class Bench:
         )
 
     def personal(self, count: int = 16) -> Phase:
-        """Which takes no forward: beside it stands one of the texts that it looks at."""
+        """Return the phase that finds personal data, which needs no forward.
+
+        It is compared with a forward of the texts it searches.
+        """
         secrets, prefixes, suffixes = self.some(count)
         own: dict[str, Any] = {
             "tokenizer": self.model.tokenizer,
@@ -260,8 +266,11 @@ class Bench:
     # ------------------------------------------------------------------------------------
 
     def tuning(self, count: int = 6, rows: int = 100) -> Phase:
-        """One epoch: a forward and the backward of activations for the pairs, a forward for the
-        others."""
+        """Return the phase of one tuning epoch of a soft prompt.
+
+        Bare are a forward and the backward to the prompt for the pairs, and a forward for held-out
+        pairs.
+        """
         method = Ethicist(epochs=1, prompt_length=rows, batch=8)
         held, pairs = self.pairs[:2], self.pairs[2 : 2 + (count - 2) * self.times]
         texts = self.tensor([pair.prefix + pair.suffix[:-1] for pair in [*pairs, *held]])
@@ -340,7 +349,7 @@ class Bench:
         return Phase(ours, bare, (1 + parts) * texts.numel())
 
     def _adapted(self, seed: int = 0) -> Any:
-        """The model under a new adapter of rank 8, over the same weights."""
+        """Return the model with a new adapter of rank 8; the weights are shared."""
         torch.manual_seed(seed)
         adapter = ensemble.LoraAdapterRecipe(8, 16, "attention")
         return ensemble.add_lora_adapter(ensemble.copy_sharing_weights(self.model.model), adapter)
@@ -353,11 +362,10 @@ class Bench:
 def conversations(
     bench: Bench, system: int, count: int, repeats: int, only: Sequence[str]
 ) -> Iterator[tuple[str, ...]]:
-    """What it is worth to read once what all conversations begin with: a row of the table for each
-    phase.
+    """Yield a table row for each phase: the gain from reading a common beginning only once.
 
-    Every conversation has the same first `system` tokens; then come 16 to 32 of its own, and 16
-    that are asked for.
+    Every conversation begins with the same `system` tokens, continues with 16 to 32 tokens of its
+    own, and ends with 16 attacked tokens.
     """
     turn = tuple(token for pair in bench.pairs[-8:] for token in pair.prefix)[:system]
     secrets = [
@@ -407,7 +415,7 @@ def conversations(
 
 
 def took(device: torch.device, work: Callable[[], object]) -> float:
-    """Of processor time; where an accelerator does the work, of a clock, until it is done."""
+    """Return the processor seconds of `work`; on an accelerator, the seconds until it is done."""
     if device.type == "cpu":
         start = time.process_time()
         work()
@@ -420,8 +428,7 @@ def took(device: torch.device, work: Callable[[], object]) -> float:
 
 
 def ratios(phase: Phase, repeats: int, device: torch.device) -> tuple[list[float], list[float]]:
-    """Of each turn: seconds of the phase over those of the bare forward before it; and these, in
-    seconds."""
+    """Return, for each turn, the ratio of phase to bare time, and the bare seconds."""
     phase.bare(), phase.ours()
     turns = [(took(device, phase.bare), took(device, phase.ours)) for _ in range(repeats)]
     return [ours / bare for bare, ours in turns], [bare for bare, _ in turns]
@@ -432,9 +439,9 @@ def smollm2(device: str = "cpu", dtype: str = "float32") -> HuggingFaceModel:
 
 
 def llama(device: str = "cpu", dtype: str = "bfloat16") -> HuggingFaceModel:
-    """TinyLlama's shape, 1.1 billion weights at random, 2.2 GB in bfloat16.
+    """Return a model of TinyLlama's shape: 1.1 billion random weights, 2.2 GB in bfloat16.
 
-    Its head is scaled so that 70% of a distribution lies on 6 tokens (of SmolLM2's on 3), not on
+    Its head is scaled so that 70% of a distribution is on 6 tokens (SmolLM2: on 3) instead of
     10,673.
     """
     heads: dict[str, Any] = {"num_attention_heads": 32, "num_key_value_heads": 4}

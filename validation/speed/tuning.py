@@ -1,10 +1,10 @@
-"""What Ethicist's tuning comes to in half the epochs, and what its warm-up has to do with it.
+"""Compare Ethicist's tuning in all and in half of its epochs, with two lengths of warm-up.
 
     python -m validation.speed.tuning [--lab smollm2] [--pairs 96]
 
-The paper warms up for 500 of 8,440 steps. Who knows a hundred pairs takes 60 steps in all, and is
-still warming up when it ends: a warm-up of the same share of the steps is held beside it, on the
-same pairs, split the same way.
+The paper warms up for 500 of 8,440 steps. Tuning with a hundred pairs takes only 60 steps, all of
+them warm-up. It is compared with a warm-up of the same share of the steps, on the same pairs with
+the same split.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ VALIDATION = 0.1
 
 
 def variants(pairs: int) -> Iterator[tuple[str, Ethicist]]:
-    """By what is said of each: the paper's warm-up and one of its share, in all epochs and in half
-    of them."""
+    """Yield tunings with descriptions: two warm-ups, each with all epochs and with half of them."""
     for epochs in (20, 10):
         plain = Ethicist(epochs=epochs, patience=epochs, warmup_steps=500)
         yield f"{epochs} epochs, warm-up 500", plain
@@ -37,7 +36,7 @@ def variants(pairs: int) -> Iterator[tuple[str, Ethicist]]:
 
 
 def main(lab: Name = "small", pairs: int = 96, seed: int = 0, out: Path | None = None) -> None:
-    """pairs: of the lab's records, known and attacked ones alike: nothing is attacked here."""
+    """Tune prompts and print a table. pairs: number of the lab's records, known or attacked."""
     threads.set_thread_count()
     made = LABS[lab]()
     target = made.lab_target_model()

@@ -1,16 +1,15 @@
-"""Every claim of every defense against an adversary that looks for what breaks it: realised over
-claimed.
+"""Search for distributions that break a defense's claim; report realised over claimed divergence.
 
     python -m validation.trust.adversary [--settings 24] [--starts 200] [--steps 80] [--seed 0]  (10 minutes)
 
-Distributions of a few tokens are drawn at random, from mild to nearly certain, and the worst of
-them made worse (Nelder-Mead over their logits). Both neighbours are served by `protect`, each on
-its own; what PMixed releases is enumerated over all subsets of its members, and must be the
-distribution it says it has. Divergences are held against the claim of one token at every order
-claimed, and the exact delta of a few tokens against the whole claim, in both directions, in single
-and double precision. DP training is the exact delta of its Gaussian mechanism, where that has a
-formula, at the epsilon that is reported. Exits 1 where a claim said to be sound is exceeded; the
-published accounting of PMixed is known to be.
+Distributions of a few tokens are drawn at random, from mild to nearly certain, and the worst are
+made worse (Nelder-Mead over their logits). `protect` serves each neighbour separately. PMixED's
+released distribution is enumerated over all subsets of its members and must equal the one it
+reports. Divergences are compared with the claim for one token at every claimed order, and the
+exact delta of a few tokens with the whole claim, in both directions, in single and double
+precision. For DP training, the exact delta of the Gaussian mechanism is used, if it has a formula,
+at the reported epsilon. Exits with 1 if a claim that is called sound is exceeded; PMixED's
+published accounting is known to be exceeded.
 """  # noqa: E501
 
 from __future__ import annotations
@@ -56,8 +55,9 @@ _SCALES = (1.0, 4.0, 10.0, 25.0, 60.0)  # of the logits
 
 @dataclass(frozen=True)
 class Effort:
-    """How hard is looked: settings tried of each claim, random starts and Nelder-Mead's evaluations
-    of each setting."""
+    """The search effort: settings tried per claim, and random starts and Nelder-Mead steps per
+    setting.
+    """
 
     settings: int
     starts: int
@@ -67,8 +67,9 @@ class Effort:
 
 @dataclass(frozen=True)
 class Claimed:
-    """One row: a promise, and what an adversary makes of it. worst: the largest realised share, and
-    where."""
+    """A claim of a defense. worst: returns the largest ratio of realised to claimed, and its
+    setting.
+    """
 
     defense: str
     promise: str
@@ -77,7 +78,9 @@ class Claimed:
 
 
 class ToldSetting:
-    """What is served, told by `words`, one each; the last field: whether in double precision."""
+    """A setting of a defense; `words` names its fields, except the last: whether in double
+    precision.
+    """
 
     words: ClassVar[tuple[str, ...]]
 
@@ -88,8 +91,10 @@ class ToldSetting:
 
 
 def most(ratios: Ratios, distributions: int, vocab_size: int, effort: Effort) -> float:
-    """The largest ratio found: random distributions of every scale in one batch, then Nelder-Mead
-    from the worst."""
+    """Return the largest ratio found among distributions (cases, distributions, vocab_size).
+
+    Random starts of every scale come first, then Nelder-Mead from the worst.
+    """
     rng = np.random.default_rng(effort.seed)
     scales = np.resize(_SCALES, effort.starts)[:, None]
     starts = rng.standard_normal((effort.starts, distributions * vocab_size)) * scales
@@ -110,7 +115,9 @@ def most(ratios: Ratios, distributions: int, vocab_size: int, effort: Effort) ->
 def over_settings(
     settings: Sequence[Any], worst_of: Callable[[Any, Effort], float], effort: Effort
 ) -> tuple[float, str]:
-    """The worst of so many settings, drawn without replacement."""
+    """Return the largest ratio over `effort.settings` settings, drawn without replacement, and its
+    setting.
+    """
     order = (
         np.random.default_rng(effort.seed).permutation(len(settings))[: effort.settings].tolist()
     )
@@ -122,20 +129,19 @@ def over_settings(
 
 
 def delta_at(epsilon: float, p: Array, q: Array) -> Array:
-    """(cases,): the least delta at which distributions (cases, V) are epsilon apart, the larger of
-    both directions."""
+    """Return the least delta, (cases,), at which p and q (cases, V) are epsilon-close both ways."""
     return np.maximum(
         *(np.maximum(a - math.exp(epsilon) * b, 0.0).sum(-1) for a, b in ((p, q), (q, p)))
     )
 
 
 def either_way(log_p: Array, log_r: Array, order: float) -> Array:
-    """(cases,): the larger of both Renyi divergences."""
+    """Return the larger of the Renyi divergences in both directions, (cases,)."""
     return np.maximum(realised_renyi(log_p, log_r, order), realised_renyi(log_r, log_p, order))
 
 
 def several(p: Array, tokens: int) -> Array:
-    """(cases, V^tokens): of tokens that are each drawn from the same distribution (cases, V)."""
+    """Return the joint distribution (cases, V^tokens) of independent tokens from p (cases, V)."""
     many = p
     for _ in range(tokens - 1):
         many = (many[:, :, None] * p[:, None]).reshape(len(p), -1)
@@ -165,8 +171,10 @@ ENSEMBLE_SETTINGS = [
 
 
 def drawn(model: PMixedModel, distributions: Tensor) -> Array:
-    """(cases, V): what is drawn from, subset by subset of the members; distributions (cases, 1 + N,
-    V)."""
+    """Return PMixED's output distribution (cases, V), enumerated over subsets of the members.
+
+    distributions: (cases, 1 + N, V), the public one first.
+    """
     logs = distributions.log()
     exact = distributions.double()
     members, distribution = distributions.shape[1] - 1, torch.zeros_like(exact[:, 0])
@@ -184,8 +192,10 @@ def drawn(model: PMixedModel, distributions: Tensor) -> Array:
 
 
 def released(defense: PMixed, distributions: Tensor, tokens: int) -> Array:
-    """(cases, V): what `protect` serves in front of distributions (cases, 1 + N, V), the public one
-    first."""
+    """Return the distribution (cases, V) that `protect` serves.
+
+    distributions: (cases, 1 + N, V), the public one first.
+    """
     if distributions.shape[1] == 1:
         return distributions[:, 0].double().numpy()
     held = build_fixed_ensemble(*distributions.unbind(1))
@@ -209,8 +219,11 @@ def _scenario(held: Ensemble, tokens: int) -> Scenario:
 
 
 def ensemble_ratio(defense: PMixed, setting: EnsembleSetting, relation: str) -> Ratios:
-    """Distributions: public, the members, and one more for `replace`. Member 0 is the one that
-    changes."""
+    """Return the ratio function of a PMixED claim.
+
+    Its distributions are the public one, the members' and, for `replace`, one more; member 0
+    changes.
+    """
     case = _scenario(
         build_fixed_ensemble([0.5, 0.5], *[[0.5, 0.5]] * setting.members), setting.tokens
     )
@@ -272,7 +285,9 @@ def ensembles() -> Iterator[Claimed]:
 
 
 def overlapping(effort: Effort) -> tuple[float, str]:
-    """A record in two of three shards: both members are others without it."""
+    """Check that nothing is promised for a record in two of three shards, as two members depend on
+    it.
+    """
     held = build_fixed_ensemble([0.5, 0.5], *[[0.5, 0.5]] * 3)
     held.unit, held.shards = "record", [["a", "b"], ["a", "c"], ["d"]]
     claim = PMixed().claim(_scenario(held, 1024), 1024)
@@ -304,8 +319,11 @@ INK_SETTINGS = [
 
 
 def ink_ratio(setting: InkSetting, relation: str) -> Ratios:
-    """Distributions: public, the records', and one more for `replace`. Record 0 is the one that
-    changes."""
+    """Return the ratio function of an InvisibleInk claim.
+
+    Its distributions are the public one, the records' and, for `replace`, one more; record 0
+    changes.
+    """
     defense = InvisibleInk(
         clip=setting.clip, batch=setting.batch, temperature=setting.temperature, top_k=setting.top_k
     )
@@ -363,7 +381,7 @@ class MixingSetting(ToldSetting):
 
 
 class FixedGaps(MaskedModel):
-    """Fills every gap of the i-th text with the i-th distribution."""
+    """A masked model whose every masked token in text i has distribution i."""
 
     name, max_positions, device = "fixed", None, torch.device("cpu")
 
@@ -375,7 +393,9 @@ class FixedGaps(MaskedModel):
 
 
 def mixing_ratio(setting: MixingSetting, masked: bool, options: dict[str, Any]) -> Ratios:
-    """Distributions: of two private models and the public one."""
+    """Return the ratio function of a mixing claim for two private distributions and the public
+    one.
+    """
     defense = UniformMixing(weight=setting.weight, **options)
 
     def distribution_and_epsilon(target: Tensor, public: Tensor) -> tuple[Array, float]:
@@ -407,8 +427,10 @@ def mixing_ratio(setting: MixingSetting, masked: bool, options: dict[str, Any]) 
 def worst_mixing(
     masked: bool, options: dict[str, Any], setting: MixingSetting, effort: Effort
 ) -> float:
-    """Tried beside: two models that are certain of different tokens, and a public one that knows
-    nothing."""
+    """Return the largest ratio for one setting.
+
+    The search includes private models certain of different tokens with a uniform public model.
+    """
     ratio, vocab_size = mixing_ratio(setting, masked, options), 4 if options else 50_257
     opposite = torch.full((1, 3, vocab_size), 1 / vocab_size, dtype=torch.float64)
     opposite[0, :2] = torch.eye(2, vocab_size)
@@ -435,8 +457,10 @@ def mixings() -> Iterator[Claimed]:
 
 @dataclass(frozen=True)
 class GaussianSetting:
-    """sigma, sampling rate and steps. The exact delta has a formula for no sampling (q = 1), or at
-    most two steps."""
+    """A Gaussian mechanism: sigma, sampling rate and steps.
+
+    The exact delta has a formula without sampling (q = 1), or for at most two steps.
+    """
 
     sigma: float
     q: float
@@ -447,14 +471,17 @@ class GaussianSetting:
 
 
 def gaussian_delta(epsilon: float, mu: float) -> float:
-    """Of N(mu, 1) against N(0, 1) (Balle and Wang 2018, Theorem 5)."""
+    """Return delta of N(mu, 1) against N(0, 1) (Balle and Wang 2018, Theorem 5)."""
     return float(
         norm.cdf(mu / 2 - epsilon / mu) - math.exp(epsilon) * norm.cdf(-mu / 2 - epsilon / mu)
     )
 
 
 def one_step_delta(epsilon: float, sigma: float, q: float, removed: bool) -> float:
-    """Of one subsampled step; removed: of the data without the unit against the data with it."""
+    """Return delta of one subsampled step.
+
+    removed: the direction, from the data with the unit to the data without it.
+    """
     # on (with / without), whose rise is monotone in x
     bound = math.exp(-epsilon if removed else epsilon)
     if bound <= 1 - q:
@@ -468,7 +495,7 @@ def one_step_delta(epsilon: float, sigma: float, q: float, removed: bool) -> flo
 
 
 def exact_delta(epsilon: float, setting: GaussianSetting) -> float:
-    """The larger of both directions; of two steps by quadrature over the first."""
+    """Return the larger delta of both directions; two steps need quadrature over the first."""
     sigma, q = setting.sigma, setting.q
     if q == 1:
         return gaussian_delta(epsilon, math.sqrt(setting.steps) / sigma)
@@ -510,7 +537,7 @@ def worst_training(setting: GaussianSetting, effort: Effort) -> float:
 
 
 def claims() -> list[Claimed]:
-    """Every claim there is."""
+    """Return all claims."""
     training, how = (
         partial(over_settings, GAUSSIANS, worst_training),
         "the Gaussian mechanism as accounted",

@@ -1,5 +1,6 @@
-"""What checks of this folder train: a lab's public model by `audit train`, and tokenizers of their
-own texts."""
+"""Provide what the checks of this folder train: a lab's public model, and tokenizers of given
+texts.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +25,9 @@ LABS: dict[str, type[Lab]] = {"small": Lab, "smollm2": RealLab}
 
 @dataclass(frozen=True)
 class Base:
-    """save: writes it into a folder. course: how it is trained, but for the epochs."""
+    """A base model. save: writes the model into a folder; course: training options except
+    epochs.
+    """
 
     save: Callable[[Path], object]
     course: tuple[object, ...]
@@ -39,7 +42,7 @@ def _small(folder: Path) -> None:
 def byte_pair_tokenizer(
     texts: Iterable[str], size: int, special: list[str], *before: Any
 ) -> Tokenizer:
-    """Trained on the texts. before: what cuts them ahead of the byte pairs."""
+    """Train a byte-pair tokenizer on texts. before: pre-tokenizers that split the texts first."""
     made = Tokenizer(models.BPE())
     made.pre_tokenizer = pre_tokenizers.Sequence(
         [*before, pre_tokenizers.ByteLevel(add_prefix_space=False)]
@@ -63,6 +66,6 @@ BASES: dict[Name, Base] = {
 
 
 def audit(*parts: object) -> None:
-    """Runs a command of `audit`, which must end well."""
+    """Run an `audit` command, which must succeed."""
     if code := run_command_line([str(part) for part in parts]):
         refuse(f"audit {parts[0]} ended with {code}")

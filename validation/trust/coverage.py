@@ -1,13 +1,12 @@
-"""Every estimator of epsilon on mechanisms whose epsilon is known: how often it says more than the
-truth, and how much.
+"""Measure how often each estimator of epsilon exceeds the truth, on mechanisms of known epsilon.
 
     python -m validation.trust.coverage [--audits 1000] [--canaries 100 300 ...] [-o FOLDER]    (some minutes)
 
-Each audit draws its coins, plays the mechanism once and goes the way of every audit
-(`audit_epsilon_bounds`, or the counts of separate trials). A bound may exceed the truth in at most
-5% of audits: a share with its Clopper-Pearson interval. Exits 1 where that interval lies above 5%
-for a bound that is about this mechanism. The last mechanism tells all coins or none, by a coin of
-its own. A bound that assumes a shape is shown on other shapes too.
+Each audit draws its coins, plays the mechanism once and estimates epsilon as all audits do
+(`audit_epsilon_bounds`, or counts of separate trials). A bound may exceed the truth in at most 5%
+of audits; the share has a Clopper-Pearson interval. Exits with 1 if this interval is above 5% for
+a bound that is valid for the mechanism. The last mechanism reveals all coins or none, by a coin of
+its own. A bound that assumes a shape is also shown for other shapes.
 """  # noqa: E501
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ Play = Callable[[Coins, np.random.Generator], Scores]
 
 @dataclass(frozen=True)
 class KnownMechanism:
-    """A game of known epsilon: from coins to scores, all that an attacker sees of them."""
+    """A mechanism of known epsilon. play: returns an attacker's scores for given coins."""
 
     name: str
     play: Play
@@ -63,7 +62,9 @@ class KnownMechanism:
 
 @dataclass(frozen=True)
 class EstimatorCoverage:
-    """One estimator on one mechanism with so many canaries, or independent trials."""
+    """The results of one estimator on one mechanism with this many canaries or independent
+    trials.
+    """
 
     mechanism: str
     estimator: str
@@ -84,8 +85,11 @@ class EstimatorCoverage:
 
 
 def randomised_response(epsilon: float, delta: float) -> KnownMechanism:
-    """Says each coin rightly with probability e^epsilon / (1 + e^epsilon), and for sure with
-    probability delta."""
+    """Return randomised response, which reports each coin correctly with probability e^eps / (1 +
+    e^eps).
+
+    With probability delta, a coin is revealed with certainty.
+    """
 
     def play(coins: Coins, rng: np.random.Generator) -> Scores:
         right = rng.random(len(coins)) < 1 / (1 + math.exp(-epsilon))
@@ -111,8 +115,10 @@ def gaussian(mu: float) -> KnownMechanism:
 
 
 def dp_sgd(noise: float, sampling: Sampling) -> KnownMechanism:
-    """Steps of the subsampled Gaussian mechanism, a coordinate a canary; the score is their
-    likelihood ratio."""
+    """Return DP-SGD: subsampled Gaussian steps with one coordinate per canary.
+
+    A score is the log-likelihood ratio of inclusion.
+    """
     own = compute_likelihood_ratio_distribution(noise, sampling)
 
     def play(coins: Coins, rng: np.random.Generator) -> Scores:
@@ -132,8 +138,10 @@ def dp_sgd(noise: float, sampling: Sampling) -> KnownMechanism:
 
 
 def all_or_none() -> KnownMechanism:
-    """Every canary's channel is 1-GDP given the others (tests/statistics/test_one_run.py), but all
-    open together."""
+    """Return a mechanism that reveals the coins of all canaries together, or none.
+
+    Each canary's channel is 1-GDP given the others (tests/statistics/test_one_run.py).
+    """
 
     def play(coins: Coins, rng: np.random.Generator) -> Scores:
         if rng.random() >= _TELLS_ALL:
@@ -163,7 +171,7 @@ def mechanisms() -> tuple[KnownMechanism, ...]:
 def study(
     mechanism: KnownMechanism, canaries: int, audits: int, seed: int
 ) -> Iterator[EstimatorCoverage]:
-    """All estimators of the mechanism with so many canaries, on the same audits."""
+    """Yield the results of all estimators on the same audits of a mechanism."""
     said: dict[str, list[float]] = {}
     for audit in range(audits):
         rng = make_keyed_generator("coverage", mechanism.name, canaries, audit, seed)
@@ -192,7 +200,7 @@ def study(
 
 
 def tell(rows: Sequence[EstimatorCoverage], page: Page) -> None:
-    """An estimator on a mechanism, `median / truth (share that exceeds)` by number of canaries."""
+    """Print a table with `median / truth (share above)` by estimator and number of canaries."""
     sizes = sorted({row.canaries for row in rows})
     page.head(
         "mechanism", "estimator", *(f"{size:,}" for size in sizes), "worst share above the truth"
@@ -210,7 +218,7 @@ def tell(rows: Sequence[EstimatorCoverage], page: Page) -> None:
 
 
 def drawn(rows: Sequence[EstimatorCoverage]) -> Figure:
-    """Median bound / truth over the number of canaries, a panel a mechanism."""
+    """Draw the median bound / truth over the number of canaries, in one panel per mechanism."""
     names = list(dict.fromkeys(row.mechanism for row in rows))
     figure = Figure(figsize=(4 * math.ceil(len(names) / 2), 7), layout="constrained")
     for axes, name in zip(

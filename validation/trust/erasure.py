@@ -1,10 +1,10 @@
-"""How often `audit erase` is wrong, and what it costs: stores whose truth is known.
+"""Measure the errors and the cost of `audit erase` on stores whose truth is known.
 
     python -m validation.trust.erasure [--stores 50] [--seed 0] [--out FOLDER]  (ten minutes)
     python -m validation.trust.erasure --rows 1000000 [--kinds sqlite lancedb]  (ten minutes)
 
-Clean stores have never held the deleted records; in the others these were deleted by the store's
-own call and nothing else. With --rows: processor time and peak memory of the command.
+Clean stores never contained the deleted records; in the others, only the store's own delete call
+removed them. With --rows: processor time and peak memory of the command.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Row = dict[str, Any]
 
 
 def make_rows(n_rows: int, seed: int) -> list[Row]:
-    """Return rows of 20 words of one list and a number, with a vector each."""
+    """Return rows with 20 words from a list, a number and a vector each."""
     draw, normal = random.Random(seed), np.random.default_rng(seed)
     letters = "abcdefghijklmnopqrstuvwxyz"
     words = ["".join(draw.choices(letters, k=draw.randint(3, 11))) for _ in range(2_000)]
@@ -190,7 +190,10 @@ FILLERS: dict[str, Callable[[Path, Sequence[Row], Sequence[int]], Path]] = {
 
 
 def examine_made(kind: str, seed: int, is_clean: bool) -> tuple[int, int, int]:
-    """Return deleted records, how many are seen, and layers that cannot tell, of one store."""
+    """Make and examine a store; return how many records were deleted and how many are found.
+
+    The third number is how many layers cannot tell.
+    """
     draw = random.Random(seed)
     rows = make_rows(draw.randint(60, 150), seed)
     deleted = sorted(draw.sample(range(len(rows)), draw.randint(1, len(rows) // 11)))
@@ -210,7 +213,7 @@ def examine_made(kind: str, seed: int, is_clean: bool) -> tuple[int, int, int]:
 
 
 def write_large_store(kind: str, n_rows: int, seed: int, top: Path) -> None:
-    """Write a store of which every thousandth row is deleted, and both files of records."""
+    """Write a store whose every thousandth row is deleted, and both record files."""
     rows = make_rows(n_rows, seed)
     deleted = list(range(0, n_rows, max(1, n_rows // 1_000)))
     removed = set(deleted)

@@ -1,12 +1,12 @@
-"""How often `--attack identifiers` finds values of 1, 4 and 16 copies, and how often it finds what
-no model was trained on.
+"""Measure how often `--attack identifiers` finds values of 1, 4 and 16 copies, and its false
+alarms.
 
     python -m validation.trust.fresh_values [--seed 0] [--out FOLDER]   (six minutes on one core)
 
-A small GPT-NeoX (2 layers of 128, a token a character) is trained on public records, then on
-private ones of the same kinds with fresh cards, IBANs, telephone and social security numbers. Then
-the shares of members found at 5% and at 1%, beside membership with as many non-members, and the
-false alarms of 2,290 values that it never saw, with exact intervals.
+A small GPT-NeoX (2 layers of width 128, one token per character) is trained on public records,
+then on private records of the same kinds with new card, IBAN, telephone and social security
+numbers. The results are the shares of members found at 5% and at 1%, next to those of membership
+with as many non-members, and the false alarms among 2,290 unseen values, with exact intervals.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ TEXTS = {
 
 
 def make_value(kind: str, noise: random.Random) -> str:
-    """Return a fresh value of a kind, of one issuer."""
+    """Return a new value of this kind; all values of a kind have one issuer."""
     from stdnum import iban, luhn
 
     def digits(count: int) -> str:
@@ -57,7 +57,7 @@ def make_value(kind: str, noise: random.Random) -> str:
 
 
 def make_records(count: int, seed: int) -> list[tuple[str, str]]:
-    """Return the text before a value, and the value to the end; the four kinds in turn."""
+    """Return records of four kinds in turn, as (text before the value, text from the value on)."""
     from faker import Faker
 
     fake, noise = Faker("en_US"), random.Random(seed)
@@ -115,7 +115,7 @@ def train_models(folder: Path, seed: int) -> None:
 def train_model(
     model: Any, tokenizer: Any, texts: list[tuple[str, str]], epochs: int, noise: random.Random
 ) -> None:
-    """Train on texts, each in a row of its own."""
+    """Train a model on texts, one text per row."""
     import torch
 
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
@@ -143,7 +143,7 @@ def write_rows(path: Path, records: list[tuple[str, str]], copies: list[int] | N
 
 
 def make_secrets(folder: Path, name: str, member: bool, tokenizer: Any) -> list[Secret]:
-    """Return the records of a file, attacked from their value on."""
+    """Return the records of a file as secrets whose suffix begins with the value."""
     secrets = []
     for i, line in enumerate((folder / f"{name}.jsonl").read_text().splitlines()):
         row = json.loads(line)
@@ -170,7 +170,9 @@ def rank_values(
 
 
 def write_power_table(page: Page, folder: Path, tokenizer: Any) -> None:
-    """Write the shares found by copies, next to those of membership by a reference model."""
+    """Write the shares found by number of copies, next to those of a reference-model membership
+    test.
+    """
     model, base = load_model(folder / "model"), load_model(folder / "base")
     members = make_secrets(folder, "private", True, tokenizer)
     others = make_secrets(folder, "fresh", False, tokenizer)
@@ -196,7 +198,7 @@ def write_power_table(page: Page, folder: Path, tokenizer: Any) -> None:
 def score_membership(
     secrets: list[Secret], model: LanguageModel, base: LanguageModel, tokenizer: Any
 ) -> list[float]:
-    """Return the mean nll of each suffix minus that of the base, in nats a token."""
+    """Return each suffix's mean nll minus the base model's, in nats per token."""
     at = View("model", model, WHITE_BOX, 0, tokenizer=tokenizer)
     pairs = [(secret.prefix, secret.suffix) for secret in secrets]
     nlls = zip(at.mean_nll(model, pairs), at.mean_nll(base, pairs), strict=True)
@@ -204,7 +206,7 @@ def score_membership(
 
 
 def write_false_alarms(page: Page, folder: Path, tokenizer: Any) -> None:
-    """Write how many of the values that the model never saw rank above chance."""
+    """Write how many unseen values rank above chance."""
     secrets = make_secrets(folder, "alarms", True, tokenizer)
     ranks = rank_values(secrets, load_model(folder / "model"), None, tokenizer)
     page.head("kind", "values", "p <= 5%", "p <= 1%", "listed")

@@ -1,5 +1,6 @@
-"""A number of which the truth is known, measured many times: how often its interval, and a gate by
-it, is wrong."""
+"""Measure a number of known truth many times, and count errors of its interval and of a gate on
+it.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +27,11 @@ Ends = tuple[float, float, float, float]
 
 @dataclass(frozen=True)
 class IntervalCase:
-    """One number of one distribution. audit: draws records and measures them; part: of the audits,
-    where slow."""
+    """A number with a known truth on one distribution.
+
+    audit: draws records and measures the number; part: share of the audits, less than 1 for slow
+    cases.
+    """
 
     quantity: str
     distribution: str
@@ -39,7 +43,10 @@ class IntervalCase:
 
 @dataclass(frozen=True)
 class IntervalErrors:
-    """Errors among so many audits: the interval misses, a gate at the truth fails, it holds."""
+    """Errors in a number of audits.
+
+    wrong: how often the interval misses, a gate at the truth fails, and such a gate holds.
+    """
 
     case: IntervalCase
     audits: int
@@ -59,7 +66,7 @@ def ends(found: BoundedNumber) -> Ends:
 
 
 def of(found: Measurement) -> Ends:
-    """As a report prints it, and as a gate reads it."""
+    """Return a measurement's ends in a report and in a gate."""
     seen = compute_rule_bounds(found)
     return found.low, found.high, seen.low(LEVEL), seen.high(LEVEL)
 

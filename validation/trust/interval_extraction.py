@@ -1,5 +1,6 @@
-"""What attacks and generations give away, and what unlearning takes back: recall, excess, exposure,
-n-grams."""
+"""Define interval cases for extraction, generation and unlearning: recall, excess, exposure,
+n-grams.
+"""
 
 from __future__ import annotations
 
@@ -86,13 +87,15 @@ def averaged(draw: Callable[[Rng], Floats]) -> Callable[[Rng], Ends]:
 
 
 def rare(rng: Rng, n: int) -> Floats:
-    """Probabilities of which nine tenths are 0."""
+    """Return n random probabilities, nine tenths of them 0."""
     return rng.random(n) ** 0.5 * (rng.random(n) < 0.1)
 
 
 def unlearnt(n: int) -> tuple[float, Callable[[Rng], Ends]]:
-    """Exposure of n canaries over that of the first place, in a space of 20 bits: P(exposure >= e)
-    is 2^-e."""
+    """Return the mean and the audit of n canaries' exposure relative to the maximum, 20 bits.
+
+    P(exposure >= e) is 2^-e.
+    """
     bits = 20.0
     mean = (1 - 2**-bits) / math.log(2) / bits
     return mean, averaged(lambda rng: np.minimum(rng.exponential(1 / math.log(2), n), bits) / bits)
@@ -110,7 +113,7 @@ def forecast() -> tuple[float, Callable[[Rng], Ends]]:
 
 
 def of_generations() -> Iterator[IntervalCase]:
-    """What generations hold that were never asked for a record."""
+    """Yield cases on the content of generations without a prompt."""
     alike, uneven = np.full(300, 2e-3), 0.05 / np.arange(1, 301)
     for n in (400, 2000):
         size = f"{n:,} generations"
@@ -131,13 +134,16 @@ def of_generations() -> Iterator[IntervalCase]:
 
 
 def incidence(rng: Rng, draws: int, p: Floats) -> tuple[NDArray[np.int64], Floats]:
-    """In how many draws each record that was seen was; the probabilities of the others."""
+    """Return the number of draws with each record seen, and the probabilities of unseen records."""
     counts = rng.binomial(draws, p)
     return counts[counts > 0], p[counts == 0]
 
 
 def to_come(draws: int, p: Floats) -> Callable[[Rng], Ends]:
-    """Against what was truly to come, which is another number at each audit: the truth is 0."""
+    """Return an audit of the estimate of new records in the next 1,000 draws.
+
+    The true number differs between audits, so the ends are differences from it and the truth is 0.
+    """
 
     def audit(rng: Rng) -> Ends:
         seen, unseen = incidence(rng, draws, p)
@@ -162,8 +168,10 @@ def there_are(draws: int, p: Floats, at_least: bool = False) -> Callable[[Rng], 
 
 
 def holding(n: int, p: float, q: float, name: str) -> Callable[[Rng], Ends]:
-    """Of the generations that hold any, half hold one n-gram and half two; as many of held-out text
-    at a rate of q."""
+    """Return an audit of memorised n-grams: generations contain some with probability p.
+
+    Of these, half contain one n-gram and half two. Held-out texts contain some with probability q.
+    """
     corpus = memorised.CorpusCounts(1000, 1000, 300, 300)
 
     def audit(rng: Rng) -> Ends:
@@ -181,8 +189,11 @@ def holding(n: int, p: float, q: float, name: str) -> Callable[[Rng], Ends]:
 
 
 def of_unlearning() -> Iterator[IntervalCase]:
-    """A half is extracted before; of that a fifth after unlearning, and as much again of the rest
-    when relearned."""
+    """Yield cases in which half of the records are extracted before unlearning, and a fifth of
+    these after.
+
+    Relearning restores a fifth of the records lost.
+    """
     for n in (30, 100, 300):
         for change, truth in (("unlearned", -0.4), ("relearned", 0.08), ("share_back", 0.2)):
             name = f"unlearning: {change.replace('_', ' ')}, recall"
@@ -212,7 +223,9 @@ def forgetting(n: int, change: str, name: str) -> Callable[[Rng], Ends]:
 
 
 def ranked(n: int, errors: int) -> IntervalCase:
-    """40% are right, one deviation surer; so many of all that are wrong are allowed."""
+    """Return a case of recall at `errors` errors: 40% of guesses are right and score 1 deviation
+    higher.
+    """
     cut = norm.isf(errors / (0.6 * n))
 
     def audit(rng: Rng) -> Ends:
@@ -228,8 +241,10 @@ def ranked(n: int, errors: int) -> IntervalCase:
 
 
 def by_document() -> tuple[float, Callable[[Rng], Ends]]:
-    """A document is learnt or not (20%); of one that is, each of three parts is extracted in half
-    of the cases."""
+    """Return the truth and the audit of recall with clustered records.
+
+    A document is learnt with probability 20%; each of its three parts is then extracted with 50%.
+    """
     parts = itertools.product(range(60), range(3))
     secrets = [
         Secret(f"{d}.{i}", (0,), (1, 2), 1, True, document=str(d), at=10 * i) for d, i in parts

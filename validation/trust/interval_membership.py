@@ -1,5 +1,6 @@
-"""Whether a record was trained on: rates at few false positives, areas under the curve, and bounds
-of epsilon."""
+"""Define interval cases for membership: rates at few false positives, AUCs, and bounds on
+epsilon.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +33,11 @@ Distribution = Callable[[Rng, int, int], tuple[Floats, Floats]]
 
 
 def jump(rng: Rng, m: int, n: int) -> tuple[Floats, Floats]:
-    """A tenth of the members above everybody, the rest just below the top hundredth: the worst that
-    there is."""
+    """Return the scores of the worst case for a rate at 1% false positives.
+
+    A tenth of the m members are above all n non-members; the rest are just below the highest
+    hundredth.
+    """
     return np.where(rng.random(m) < 0.1, 2.0, rng.uniform(0.98, 0.99, m)), rng.random(n)
 
 
@@ -74,7 +78,7 @@ def rate_of(own: Floats, others: Floats) -> Ends:
 
 
 def of_membership(rate: Callable[[Floats, Floats], Ends] = rate_of) -> Iterator[IntervalCase]:
-    """rate: how the share found at 1% false positives is measured."""
+    """Yield the membership cases. rate: measures the share found at 1% false positives."""
     for m, n in SIZES:
         for distribution, (draw, truth) in RATES.items():
             yield IntervalCase(
@@ -109,10 +113,10 @@ STRONGEST_SIZES = ((40, 40, 0), (12, 68, 0), (61, 68, 12), (150, 150, 12))
 def draw_scores_tried_together(
     rng: Rng, m: int, n: int, shifts: Sequence[float], shared: float, often: int = 0
 ) -> tuple[dict[str, CandidateScore], ScoredRecords]:
-    """Return normal scores of m members and n non-members, and who is who.
+    """Return normal scores of m members and n non-members, and the records with their sides.
 
-    shifts: by how many deviations members score higher, by score; shared: the correlation of any
-    two scores; often: of the members those in 8 copies, a group of their own.
+    shifts: for each score, how many deviations members are higher; shared: correlation of any two
+    scores; often: number of members in 8 copies, which form a group.
     """
     member = np.arange(m + n) < m
     common = rng.normal(size=m + n)
@@ -129,10 +133,10 @@ def draw_scores_tried_together(
 
 
 def of_strongest_scores() -> Iterator[IntervalCase]:
-    """The family-wise error if no score says anything, and how often the winner's interval holds
-    its own AUC.
+    """Yield cases of the highest AUC among several scores.
 
-    Both are told as the distance of the winner's true AUC, which is to be 0.
+    They test the family-wise error without any signal, and whether the winner's interval contains
+    its own AUC. The ends are differences from the winner's true AUC, so the truth is 0.
     """
     for m, n, often in STRONGEST_SIZES:
         for shared in (0.0, 0.5, 0.9):
@@ -147,8 +151,10 @@ def of_strongest_scores() -> Iterator[IntervalCase]:
 def strongest_apart(
     rng: Rng, m: int, n: int, shifts: Sequence[float], shared: float, often: int
 ) -> Ends:
-    """Return the ends of the interval that is farthest off, over all members and by copies, less
-    the true AUC."""
+    """Return the ends, minus the true AUC, of the interval that is farthest off.
+
+    Intervals cover all members, and members by number of copies.
+    """
     scores, records = draw_scores_tried_together(rng, m, n, shifts, shared, often)
     widening = compute_simultaneous_widening(list(scores.values()), records)
     found = []
@@ -167,7 +173,9 @@ def scored(
 
 
 def auc_of(own: Floats, others: Floats) -> Ends:
-    """By the interval on record in the direction above 1/2, as in a report."""
+    """Return the ends of the AUC's recorded interval, in the direction above 1/2, as in a
+    report.
+    """
     found = roc.estimate_auc("membership_auc", own, others)
     return (
         found.low,

@@ -1,5 +1,6 @@
-"""Perplexities, and models held against each other: ratios, paired differences, the least of
-several."""
+"""Define interval cases for perplexities and model comparisons: ratios, differences, the least of
+many.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +66,7 @@ def perplexity(
 
 
 def ratio(n: int, draw: Callable[[Rng, int], Floats], mean: float) -> Callable[[Rng], Ends]:
-    """A text's nll rises by a share of a distribution of its own."""
+    """Return an audit of perplexity ratios: each text's nll rises by a random share."""
 
     def audit(rng: Rng) -> Ends:
         tokens = rng.integers(20, 100, (1, n)).astype(float)
@@ -77,7 +78,9 @@ def ratio(n: int, draw: Callable[[Rng, int], Floats], mean: float) -> Callable[[
 
 
 def perplexities_apart(n: int) -> tuple[float, Callable[[Rng], Ends]]:
-    """As a sweep, a chain of causes and a study of several runs hold two against each other."""
+    """Return the truth and the audit of a difference of perplexities, as in sweeps and studies of
+    runs.
+    """
 
     def cell(nll: Floats, tokens: Floats) -> Replicates:
         held = {"tokens": tokens.tolist(), "perplexity": nll.tolist()}
@@ -117,7 +120,7 @@ def least_of_aucs(rng: Rng) -> Ends:
 
 
 def least_named(found: Sequence[frontier.ModelLeakage]) -> Ends:
-    """1, where one is told to leak least."""
+    """Return 1 as the lower end if exactly one model may be named as leaking least, else 0."""
 
     def apart(i: int, j: int) -> BoundedNumber:
         return frontier.compare_paired_leakage(found[i], found[j])

@@ -1,13 +1,13 @@
-"""How often the intervals that we print hold the truth, and how often a gate at the truth is wrong,
-by simulation.
+"""Simulate how often printed intervals contain the truth, and how often a gate at the truth is
+wrong.
 
     python -m validation.trust.intervals [--audits 1000] [--only tpr ...] [-o FILE.md]    (some minutes)
 
-Each case draws records of a distribution whose number is known, measures them by the function that
-reports and gates use, and counts three errors of at most 5% each: the 95% interval misses the
-truth; a gate whose limit is the truth fails the run; such a gate holds it. Exits 1 where the
-Clopper-Pearson interval of one of those shares lies above 5%. Bounds of epsilon have one end, and
-mechanisms of their own: coverage.py. Sizes are those of the lab, the README and the examples.
+Each case draws records from a distribution with a known value, measures the value by the function
+that reports and gates use, and counts three errors of at most 5% each: the 95% interval misses the
+truth; a gate whose limit is the truth fails the run; such a gate holds. Exits with 1 if the
+Clopper-Pearson interval of one of these shares is above 5%. Bounds on epsilon have one end and
+separate mechanisms (coverage.py). Sizes are those of the lab, the README and the examples.
 """  # noqa: E501
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""What the lab's models remember: the target by epoch, and each member of the ensemble of its own
-shard.
+"""Measure what the lab's models remember: the target by epoch, and each ensemble member.
 
     python -m validation.trust.lab [--epochs 3 6] [--seed 0]
     python -m validation.trust.lab --private dp-sgd adp      # instead: private trainings, each with its controls
 
-Greedy recall by how often records occur, beside the held-out perplexity (of the non-members'
-prefixes and suffixes): whether the target is one that a careful engineer would ship, and whether a
-defense has anything to keep in. The target is trained as the lab does it, for other numbers of
-epochs too; members come from the lab's cache, or are trained.
+The tables have greedy recall by number of copies and held-out perplexity (of the non-members'
+prefixes and suffixes). They show whether a careful engineer would ship the target, and whether
+there is something for a defense to protect. The target is trained as in the lab, also for other
+numbers of epochs; members of the ensemble, each asked about its own shard, come from the lab's
+cache or are trained.
 """  # noqa: E501
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from validation.harness import Page, run
 
 
 def by_epoch(lab: Lab, epochs: int) -> Iterator[LanguageModel]:
-    """The target after each epoch of a training of so many."""
+    """Yield the target after each epoch of a training of `epochs` epochs."""
     recipe, public = lab.recipe, lab.lab_public_model()
     torch.manual_seed(recipe.seed)
     adapter = LoraAdapterRecipe(recipe.private_rank, recipe.private_alpha, "all")
@@ -74,7 +74,7 @@ def by_epoch(lab: Lab, epochs: int) -> Iterator[LanguageModel]:
 
 
 def own_secrets(lab: Lab, shard: Sequence[str]) -> list[Secret]:
-    """The attacked members whose whole record lies in this shard."""
+    """Return the attacked members whose whole record is in this shard."""
     names, texts = set(shard), {}
     for text in lab.texts.distinct_private_texts(members=True):
         texts[tuple(lab.tokenizer(text)["input_ids"][: 24 + lab.recipe.suffix_length])] = (
@@ -84,7 +84,9 @@ def own_secrets(lab: Lab, shard: Sequence[str]) -> list[Secret]:
 
 
 class Recalls(Page):
-    """A row a model: held-out perplexity, and greedy recall by how often records occur."""
+    """A table with a row for each model: held-out perplexity, and greedy recall by number of
+    copies.
+    """
 
     def __init__(self, lab: Lab) -> None:
         super().__init__()
@@ -113,7 +115,7 @@ class Recalls(Page):
 
 
 def trained_privately(lab: Lab, names: Sequence[str]) -> Iterator[tuple[str, LanguageModel]]:
-    """The lab's private trainings and their controls: title with epsilon, and model."""
+    """Yield the title, with epsilon, and the model of each private training and its controls."""
     known = registry.list_defenses()
     defenses = [build_plugin("defense", known, name, lab.defense_defaults[name]) for name in names]
     for row in shown_rows.list_defense_rows(defenses, lambda control: isinstance(control, Trainer)):

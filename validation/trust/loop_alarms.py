@@ -1,13 +1,12 @@
-"""How often `audit dp-loop` calls an honest training broken, and whether what it saw of its noise
-holds the claim.
+"""Measure how often `audit dp-loop` calls an honest training broken, and the coverage of its
+interval.
 
     python -m validation.trust.loop_alarms COUNT [--first 0] [--kinds NAME ...] [-o DIR]
 
-The whole crash test, of seeds FIRST and on, each with every kind of honest loop.
-Each test is a line of DIR/loop_alarms.jsonl as soon as it is done; those that are there are not
-done again. Only what costs time and decides nothing is left out: the bound from one training, the
-exact accountant (a smooth one stands in), the forward pass that a plain loop makes beside its
-gradients; models are copies of those made first.
+The whole crash test is run with seeds from FIRST on, for every kind of honest loop. Each finished
+test is a line of DIR/loop_alarms.jsonl and is not repeated. Left out is only what costs time and
+decides nothing: the bound from one training, the exact accountant (a smooth one replaces it), and
+the forward pass of a plain loop; models are copies of earlier ones.
 """
 
 from __future__ import annotations
@@ -52,9 +51,11 @@ _made = cache(training_specimen.Specimen.build_crash_test_model)
 
 @cache
 def smooth_epsilon(sigma: float, q: float, steps: int, delta: float, earlier: Any = ()) -> float:
-    """By the central limit (Bu et al. 2020), which is smooth. Whole orders of Renyi divergence have
-    kinks in sigma and q, which an interval would be off by; what is counted here is the error of
-    what was seen."""
+    """Return epsilon by the central limit theorem (Bu et al. 2020), which is smooth.
+
+    Integer Renyi orders have kinks in sigma and q, which would shift an interval; only the error
+    of the observed noise should count here.
+    """
     mu = math.sqrt(steps) / sigma if q >= 1 else q * math.sqrt(steps * math.expm1(sigma**-2))
     return compute_gaussian_epsilon(mu, delta)
 
@@ -72,12 +73,12 @@ def quickly() -> Iterator[None]:
 
 
 def _unread(self: Plain, model: Any) -> None:
-    """Its hooks, which see what is read, stay."""
+    """Replace the model's forward pass; hooks that watch its inputs remain."""
     model.forward = lambda **given: None
 
 
 def _in_turn(self: Plain, step: int, n: int) -> list[int]:
-    """Batches of one size, of an order drawn anew for each pass."""
+    """Return a batch of constant size, from a new random order in each pass."""
     at = step % (n // self.batch)
     if not at:
         object.__setattr__(self, "order", torch.randperm(n).tolist())
@@ -109,8 +110,10 @@ KINDS: dict[str, Callable[[int], Plain]] = {
 
 
 def _share_of_seed(seed: int) -> float:
-    """Return a share of the median gradient norm from 0.1 to 10; seeds in a row spread evenly on a
-    log scale."""
+    """Return a share of the median gradient norm from 0.1 to 10.
+
+    Consecutive seeds are spread evenly on a log scale.
+    """
     return float(10 ** (2 * (seed * 0.6180339887 % 1) - 1))
 
 
@@ -140,8 +143,9 @@ Row = dict[str, Any]  # what one seed's test said
 
 
 def counted(seeds: range, kinds: Sequence[str], file: Path | None) -> list[Row]:
-    """Return a row for each seed and kind. file: of rows that were done before, to which each new
-    one is added."""
+    """Return a row for each seed and kind. file: earlier rows, to which each new row is
+    appended.
+    """
     rows = {}
     if file is not None and file.exists():
         rows = {
@@ -178,8 +182,7 @@ def row(seed: int, kind: str, test: CrashTest) -> Row:
 
 
 def summed(held: list[Row], page: Page) -> int:
-    """Says how many were called broken, and how the noise multiplier and its interval did -> how
-    many."""
+    """Print alarms and the noise estimates of each kind; return the number of alarms."""
     for one in held:
         for check, said in one["broken"].items():
             page.say(f"seed {one['seed']}, {one['kind']}: {check}: {said}")

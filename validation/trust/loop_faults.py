@@ -1,12 +1,12 @@
-"""Faults planted in four kinds of private training loop: which of them `audit dp-loop` calls
+"""Plant faults in four kinds of private training loop, and list which `audit dp-loop` calls
 broken.
 
     python -m validation.trust.loop_faults [-o DIR] [--only NAME ...] [--seed 0]
 
-A plain PyTorch loop, Opacus, the Hugging Face Trainer with a callback, and our own trainer, each
-with one thing broken from outside. Controls have no fault. A control that is broken, or a fault of
-which nothing is seen though it does harm, makes it exit 1. Gradients of single records come from
-the layers written out, which each test's first step holds against those of the crash test.
+The loops are plain PyTorch, Opacus, the Hugging Face Trainer with a callback, and our own trainer,
+each with one thing broken from outside. Controls have no fault. Exits with 1 if a control is
+called broken, or if a harmful fault is not seen. A faster implementation computes gradients of
+single records; the first step of each test compares them with the crash test's.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ CONTROLS: dict[str, Loop] = {**HONEST_PLAIN, **HONEST_VARIANTS, **HONEST_PACKAGE
 
 
 def tested(train: Loop, seed: int = 0) -> CrashTest:
-    """Without the bound of one training, which decides nothing."""
+    """Run the crash test without the bound from one training, which decides nothing."""
     with (
         warnings.catch_warnings(),
         patch.object(trial, "bound_loop_epsilon", lambda *given: None),
@@ -57,7 +57,7 @@ def tested(train: Loop, seed: int = 0) -> CrashTest:
 
 
 def row(name: str, found: CrashTest | AuditError) -> tuple[str, ...]:
-    """A line of the table; of a loop that cannot be told, what keeps the test from it."""
+    """Return a table row; if the test refused the loop, the row has the reason."""
     if isinstance(found, AuditError):
         return name, "refused", "", "-", str(found), ""
     worst = min(found.broken_checks, key=lambda check: check.p, default=None)
@@ -102,8 +102,10 @@ _SLOW = SpecimenRecordGradients.record_gradients_at_weights
 
 
 def logits(w: dict[str, Tensor], ids: Tensor) -> Tensor:
-    """The subject's model, with other weights for each row. w: name -> (b, *shape); ids: (b, n) ->
-    (b, n, words)."""
+    """Return the logits of the test model with separate weights for each row, (b, n, words).
+
+    w: weights (b, *shape) by name; ids: (b, n).
+    """
     layer = {name.removeprefix("gpt_neox.layers.0."): value for name, value in w.items()}
 
     def linear(x: Tensor, name: str) -> Tensor:
@@ -126,7 +128,7 @@ def logits(w: dict[str, Tensor], ids: Tensor) -> Tensor:
 
 
 def _turned(x: Tensor) -> Tensor:
-    """Rotary positions on a quarter of a head, here two of eight numbers."""
+    """Apply rotary positions to a quarter of each head, here two of eight numbers."""
     angle = torch.arange(x.shape[2], dtype=torch.float)
     one, other = x[..., 0], x[..., 1]
     turned = torch.stack(
@@ -137,8 +139,7 @@ def _turned(x: Tensor) -> Tensor:
 
 @dataclass
 class Quick:
-    """`SpecimenRecordGradients` of the plain model: layers written out, and what loop or test asked
-    last."""
+    """A faster `SpecimenRecordGradients` of the plain model, which caches the last query."""
 
     weights: Tensor | None = None
     rows: Tensor | None = None  # (b, n) token ids
@@ -165,7 +166,10 @@ class Quick:
 
 
 def quick(ids: Tensor, weights: dict[str, Tensor], names: list[str]) -> dict[str, Tensor]:
-    """ids: (b, n) -> name -> (b, *shape), by torch's own backward pass."""
+    """Return each record's gradients, (b, *shape) by name, for token ids (b, n).
+
+    One backward pass of torch computes them.
+    """
     own = {
         name: value.detach().expand(len(ids), *value.shape).requires_grad_()
         for name, value in weights.items()
@@ -180,8 +184,7 @@ def quick(ids: Tensor, weights: dict[str, Tensor], names: list[str]) -> dict[str
 
 @contextmanager
 def written_out() -> Iterator[None]:
-    """One copy of the model, which gets its weights anew wherever it is read, and its layers
-    written out."""
+    """Use one copy of the model, reloaded with weights at each query, and the faster gradients."""
     last, twin = (
         Quick(),
         copy_watched_model_without_hooks(training_specimen.build_tiny_specimen_model(0)),

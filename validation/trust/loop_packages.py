@@ -1,5 +1,6 @@
-"""Loops of real packages, Opacus, the Hugging Face Trainer and our own, and faults planted in them
-from outside."""
+"""Define loops of Opacus, the Hugging Face Trainer and our own trainer, and faults planted in
+them.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +33,10 @@ from validation.trust.planted_faults import (
 
 
 def _mean_of_record_means(logits: Tensor, targets: Tensor) -> Tensor:
-    """Return the mean over records of their mean nll: a mean over the batch's tokens weighs a
-    record by the others."""
+    """Return the mean over records of each record's mean nll.
+
+    In a mean over the batch's tokens, the other records would change a record's weight.
+    """
     losses = cross_entropy(
         logits.transpose(1, 2), targets, ignore_index=training_specimen.PAD, reduction="none"
     )
@@ -50,11 +53,11 @@ def opacus(
     begun: Callable[[Any], Any] = lambda model: model,
     sampler: Callable[[Any], Any] = lambda records: None,
 ) -> Loop:
-    """Opacus's `make_private` as its tutorials use it. after: what is done to its optimizer; sides:
-    before a step.
+    """Return a loop with Opacus's `make_private`, as in its tutorials.
 
-    told: the claim is what its accountant tells. begun: the model -> what is trained. sampler: the
-    loader's.
+    after: changes the optimizer; sides: called before each step; told: whether the claim comes
+    from Opacus's accountant; begun: returns the model to train; sampler: returns the loader's
+    sampler.
     """
 
     def train(model: Any, records: Any) -> Any:
@@ -98,7 +101,7 @@ def opacus(
 
 
 def _rows(rows: Any) -> Tensor:
-    """None of them too: an empty batch."""
+    """Return the padded rows, or an empty batch (0, 2) without rows."""
     return _padded(rows) if len(rows) else torch.zeros(0, 2, dtype=torch.long)
 
 
@@ -111,7 +114,7 @@ def _set(**values: Any) -> Callable[[Any], object]:
 
 
 def _bypassed(optimizer: Any, step: int) -> None:
-    """Every fifth step is taken by the optimizer underneath, with the gradient as it is."""
+    """Take every fifth step with the wrapped optimizer and the raw gradient."""
     if step % 5 == 4:
         optimizer.original_optimizer.step()
 
@@ -121,8 +124,9 @@ def _seeded(optimizer: Any) -> None:
 
 
 def _summed_later(optimizer: Any) -> None:
-    """Clipping as it is replaced in tutorials: sums of the gradients as they are, clipped as
-    one."""
+    """Replace clipping as some tutorials do: clip the sum of the gradients instead of each
+    gradient.
+    """
 
     def clip_and_accumulate() -> None:
         whole = [p.grad_sample.sum(0) for p in optimizer.params]
@@ -134,7 +138,7 @@ def _summed_later(optimizer: Any) -> None:
 
 
 def _adapted(model: Any) -> Any:
-    """LoRA by PEFT: the layers that are trained stand inside the model's own."""
+    """Add LoRA with PEFT, which puts the trained layers inside the model's own layers."""
     from peft import LoraConfig, get_peft_model
 
     layers = ["query_key_value", "dense_h_to_4h"]
@@ -144,8 +148,11 @@ def _adapted(model: Any) -> Any:
 
 
 def _weighted(share: float) -> Callable[[Any], Any]:
-    """So many draws a pass, by weights, with replacement. Opacus puts Poisson sampling in its place
-    where it may."""
+    """Return a sampler with replacement and unequal weights; it draws `share` of the records per
+    pass.
+
+    Opacus replaces it with Poisson sampling if it may.
+    """
     return lambda records: WeightedRandomSampler(
         torch.linspace(1, 4, len(records)),
         num_samples=round(share * len(records)),
@@ -183,11 +190,11 @@ def trainer(
     claim: dict[str, Any] | None = None,
     quiet: bool = True,
 ) -> Loop:
-    """A callback that clips after each forward pass of one record, and adds noise before the
-    optimizer's step.
+    """Return a Trainer loop whose callback clips after each forward pass and adds noise before a
+    step.
 
-    last: clips the pass before the step too, which `on_substep_end` does not see; each: one record
-    a pass. quiet: the Trainer's own printing of losses is taken away.
+    last: whether to clip the pass before the step too, which `on_substep_end` does not see; each:
+    whether a pass has only one record; quiet: whether to hide the Trainer's loss output.
     """
     from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
@@ -265,7 +272,9 @@ TRAINER: dict[str, Loop] = {
 
 
 def ours(plant: Callable[[], Any] = contextlib.nullcontext, ghost: bool = False) -> Loop:
-    """`fit_privately`, which `audit train dp-sgd` runs."""
+    """Return a loop with `fit_privately`, which `audit train dp-sgd` runs. plant: plants a
+    fault.
+    """
 
     def train(model: Any, records: Any) -> Any:
         key = f"{torch.initial_seed()}"
@@ -282,7 +291,7 @@ def ours(plant: Callable[[], Any] = contextlib.nullcontext, ghost: bool = False)
 
 
 def stream(made: Callable[[str, int], NoiseStream]) -> Callable[[], Any]:
-    """Noise of this stream, of a training's key and step."""
+    """Return a fault that replaces the noise stream of a key and step."""
     return lambda: patch.object(dp_loop, "NoiseStream", made)
 
 

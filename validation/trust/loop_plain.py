@@ -1,5 +1,4 @@
-"""DP-SGD written out in plain PyTorch, a method a part, so that a fault can be planted in each of
-them."""
+"""Write DP-SGD in plain PyTorch, with a method for each part, so that faults can be planted."""
 
 from __future__ import annotations
 
@@ -29,7 +28,7 @@ Loop = Callable[[Any, Any], Any]
 
 @dataclass(frozen=True)
 class Plain:
-    """No fault as it stands."""
+    """A DP-SGD loop without faults; subclasses replace single parts."""
 
     claim: dict[str, Any] = field(default_factory=lambda: dict(CLAIM))
     steps: int = STEPS
@@ -73,17 +72,17 @@ class Plain:
         return names
 
     def left_out(self, drawn: list[int]) -> bool:
-        """Whether no step is taken on this batch."""
+        """Return whether to skip the step for this batch."""
         return False
 
     def stepped(self, step: int, model: Any, records: Any) -> None:
-        """Behind each update."""
+        """Do something after each update."""
 
     def begun(self, model: Any) -> None:
-        """Before the optimizer is made."""
+        """Change the model before the optimizer is made."""
 
     def halfway(self, model: Any, optimizer: Any) -> Any:
-        """In the middle of the training -> the optimizer that goes on."""
+        """Do something in the middle of the training; return the optimizer to continue with."""
         return optimizer
 
     def rate(self, records: Any) -> float:
@@ -93,7 +92,9 @@ class Plain:
         return torch.nonzero(torch.rand(n) < self.sampling_rate).flatten().tolist()
 
     def read(self, model: Any, records: Any, drawn: list[int]) -> None:
-        """The forward pass of the batch; its gradients come from a faster way, one by one."""
+        """Run the forward pass of the batch; gradients are computed separately, record by
+        record.
+        """
         if drawn:
             model(input_ids=training_specimen.pad_specimen_tokens(records, drawn))
 
@@ -123,14 +124,16 @@ class Plain:
 def plain(
     claim: dict[str, Any] | None = None, steps: int = STEPS, base: type[Plain] = Plain, **parts: Any
 ) -> Plain:
-    """The plain loop, or another one like it, with some of its parts replaced."""
+    """Return the plain loop, or a loop of class `base`, with some parts replaced."""
     kind = type("Broken", (base,), parts)
     made: Plain = kind({**CLAIM, **(claim or {})}, steps)
     return made
 
 
 def draw_in_turn(self: Plain, step: int, n: int) -> list[int]:
-    """Draw shuffled batches, in a new order for each pass; the last one holds what is left."""
+    """Draw shuffled batches in a new order for each pass; the last batch has the remaining
+    records.
+    """
     place = step % math.ceil(n / BATCH)
     if not place:
         object.__setattr__(self, "order", torch.randperm(n).tolist())

@@ -1,5 +1,4 @@
-"""Faults planted in the plain loop, a part of it replaced for each, and honest changes of the same
-parts."""
+"""Define faults and honest changes of the plain loop; each replaces one part."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ from validation.trust.loop_plain import BATCH, CLIP, NOISE, RATE, STEPS, Plain, 
 
 
 def _without(*left_out: str) -> Callable[..., Tensor]:
-    """Norms that do not count the tensors whose names hold one of these."""
+    """Return norms that ignore tensors whose names contain any of these words."""
 
     def norms(self: Plain, found: dict[str, Tensor]) -> Tensor:
         kept = {
@@ -35,7 +34,7 @@ def _without(*left_out: str) -> Callable[..., Tensor]:
 
 
 def _silent(*names: str) -> Callable[..., Tensor]:
-    """No noise on the tensors whose names hold one of these."""
+    """Return noise that is 0 for tensors whose names contain any of these words."""
 
     def noise(self: Plain, step: int, i: int, name: str, p: Tensor) -> Tensor:
         return Plain.noise(self, step, i, name, p) * (not any(word in name for word in names))
@@ -50,7 +49,7 @@ def _batch_clipped(self: Plain, found: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _pairs_clipped(self: Plain, found: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The loss is averaged over two records before its gradient is clipped."""
+    """Average gradients over pairs of records, then clip each average."""
     pairs = {
         name: torch.stack([one[at : at + 2].mean(0) for at in range(0, len(one), 2)])
         if len(one)
@@ -66,8 +65,9 @@ def _read_in_pairs(self: Plain, model: Any, records: Any, drawn: list[int]) -> N
 
 
 def _best_kept(self: Plain, step: int, model: Any, records: Any) -> None:
-    """The checkpoint whose loss on the private records is least, of every fifth, is the one that is
-    given back."""
+    """Restore the checkpoint, of every fifth, with the lowest loss on the private records at the
+    end.
+    """
     if step % 5 == 0:
         with torch.no_grad():
             ids = training_specimen.pad_specimen_tokens(records, list(range(len(records))))
@@ -81,7 +81,7 @@ def _best_kept(self: Plain, step: int, model: Any, records: Any) -> None:
 
 
 def _pushed_on(self: Plain, step: int, model: Any, records: Any) -> None:
-    """Halfway, and by hand, an update by the records' own gradients: no optimizer, no noise."""
+    """Add one update with the raw gradients halfway, without an optimizer or noise."""
     if step == self.steps // 2:
         names = [name for name, _ in model.named_parameters()]
         weights = {name: value.detach().clone() for name, value in model.named_parameters()}
@@ -95,8 +95,7 @@ def _pushed_on(self: Plain, step: int, model: Any, records: Any) -> None:
 
 @dataclass(frozen=True)
 class _PaddedLeft(SpecimenRecordGradients):
-    """Rows padded in front to the longest of the batch, with no mask: a gradient depends on who
-    else is drawn."""
+    """Gradients of rows padded on the left without a mask, so they depend on the other rows."""
 
     def record_gradients_at_weights(
         self, weights: dict[str, Tensor], wanted: list[int], names: list[str]
@@ -112,8 +111,7 @@ class _PaddedLeft(SpecimenRecordGradients):
 
 
 def _each_tensor(self: Plain, found: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Every tensor is clipped to C by itself: together they reach C times the root of their
-    number."""
+    """Clip each tensor to C separately; together they reach C times the root of their number."""
     factors = {
         name: self.factors(one.flatten(1).norm(dim=1).clamp(min=1e-9))
         for name, one in found.items()
@@ -122,8 +120,7 @@ def _each_tensor(self: Plain, found: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _float16(self: Plain, found: dict[str, Tensor]) -> Tensor:
-    """Norms summed in half precision: 65,504 is the most it holds, and what overflows to infinity
-    is skipped over."""
+    """Sum squared norms in float16, whose maximum is 65,504, and ignore overflows to infinity."""
     squares = torch.stack(
         [(one.flatten(1).square().sum(1) * 400).half() for one in found.values()]
     ).sum(0)
@@ -131,8 +128,9 @@ def _float16(self: Plain, found: dict[str, Tensor]) -> Tensor:
 
 
 def _one_by_one(self: Plain, found: dict[str, Tensor]) -> Tensor:
-    """Norms whose squares are summed in bfloat16, one after the other: what is small beside the sum
-    is lost."""
+    """Sum squared norms one by one in bfloat16, which loses numbers that are small beside the
+    sum.
+    """
     squares = torch.cat([one.flatten(1).square() for one in found.values()], dim=1).bfloat16()
     total = squares[:, 0].clone()
     for column in squares.T[1:]:
@@ -141,13 +139,15 @@ def _one_by_one(self: Plain, found: dict[str, Tensor]) -> Tensor:
 
 
 def _overflowing(self: Plain, summed: Tensor, noise: Tensor, divisor: float) -> Tensor:
-    """A loss scale for float16, undone behind it: 65,504 is the most it holds."""
+    """Scale the update in float16, whose maximum is 65,504, then undo the scale."""
     return ((summed + noise) * 2**15).half().float() / 2**15 / divisor
 
 
 def _resumed(generator_too: bool) -> Callable[[Plain, Any, Any], Any]:
-    """Killed halfway: model and optimizer go on from a file; the generator of noise and batches
-    with them, or anew."""
+    """Return a restart halfway that loads model and optimizer from a file.
+
+    generator_too: whether the generator of noise and batches is restored too, or starts anew.
+    """
 
     def halfway(self: Plain, model: Any, optimizer: Any) -> Any:
         with io.BytesIO() as file:
@@ -186,14 +186,15 @@ def _rounded(self: Plain, summed: Tensor, noise: Tensor, divisor: float) -> Tens
 
 
 def _every_other(self: Plain, found: dict[str, Tensor]) -> Tensor:
-    """Norms estimated from every other number: right in the mean, and blind to a gradient of one
-    number."""
+    """Estimate norms from every second number: right on average, but blind to single-number
+    gradients.
+    """
     squares = torch.cat([one.flatten(1).square() for one in found.values()], dim=1)
     return (2 * squares[:, 1::2].sum(1)).sqrt()
 
 
 def _unclipped(which: Callable[[int], Tensor]) -> Callable[..., dict[str, Tensor]]:
-    """which: records of a batch of this size, that are not clipped -> (size,) bool."""
+    """Return a sum in which some records are not clipped. which: size -> (size,) bool."""
 
     def summed(self: Plain, found: dict[str, Tensor]) -> dict[str, Tensor]:
         factors = self.factors(self.norms(found))
@@ -211,7 +212,9 @@ def _embedding_as_it_is(self: Plain, found: dict[str, Tensor]) -> dict[str, Tens
 
 
 def _from_generator(seed: Callable[[], int], once: bool = False) -> Callable[..., Tensor]:
-    """Noise of a generator of its own, which gets a seed at each step, or at the first alone."""
+    """Return noise from a generator of its own, seeded at each step, or only at the first if
+    `once`.
+    """
 
     def noise(self: Plain, step: int, i: int, name: str, p: Tensor) -> Tensor:
         if not i and not (step and once):
@@ -222,14 +225,14 @@ def _from_generator(seed: Callable[[], int], once: bool = False) -> Callable[...
 
 
 def _seeded(seed: Callable[[int, int], int]) -> Callable[..., Tensor]:
-    """Noise whose seed is a function of step and tensor."""
+    """Return noise whose seed is a function of step and tensor index."""
     return lambda self, step, i, name, p: torch.randn(
         p.shape, generator=torch.Generator().manual_seed(seed(step, i))
     )
 
 
 class _BatchNormed(nn.Module):
-    """A norm over the batch, in place of a layer norm."""
+    """A batch norm in place of a layer norm."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -256,7 +259,7 @@ def _losses_kept(self: Plain, model: Any, records: Any, drawn: list[int]) -> Non
 
 
 def _said(words: Callable[[Plain, int, Any, Any], str]) -> Callable[[Plain, int, Any, Any], None]:
-    """Every tenth step something is printed."""
+    """Return a part that prints `words` at every tenth step."""
 
     def stepped(self: Plain, step: int, model: Any, records: Any) -> None:
         if step % 10 == 9:
@@ -271,7 +274,7 @@ def _released(self: Plain, step: int, model: Any, records: Any) -> str:
 
 
 def tied(model: Any) -> Any:
-    """The model, its output layer tied to its embedding."""
+    """Tie the model's output layer to its embedding; return the model."""
     with torch.no_grad():
         model.gpt_neox.embed_in.weight.mul_(0.1)
     model.lm_head.weight = model.gpt_neox.embed_in.weight
@@ -284,7 +287,7 @@ def _tied(self: Plain, model: Any) -> None:
 
 @dataclass(frozen=True)
 class _Untied(SpecimenRecordGradients):
-    """Of a model whose weights are tied: beside each gradient, those of the tensor's two uses."""
+    """Gradients of a model with tied weights, which also keep the gradients of both uses apart."""
 
     def record_gradients_at_weights(
         self, weights: dict[str, Tensor], wanted: list[int], names: list[str]
@@ -309,8 +312,10 @@ def _last_use(self: Plain, twin: Any, records: Any) -> SpecimenRecordGradients:
 
 
 def _norms_of_uses(*left_out: str) -> Callable[..., Tensor]:
-    """Norms of the gradients that a tied weight has in each of its uses, or in one of them
-    alone."""
+    """Return norms in which the two uses of a tied weight count separately.
+
+    left_out: uses that do not count.
+    """
 
     def norms(self: Plain, found: dict[str, Tensor]) -> Tensor:
         uses = (
@@ -338,7 +343,7 @@ def _padded_left(mask: bool) -> Callable[[Plain, Any, Any, list[int]], None]:
 
 
 def _averaged(self: Plain, step: int, model: Any, records: Any) -> None:
-    """The mean of the weights of all steps is given back."""
+    """Replace the final weights by their mean over all steps."""
     held = vars(self).get("mean") if step else None
     now = {name: p.detach().clone() for name, p in model.named_parameters()}
     mean = (

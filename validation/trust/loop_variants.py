@@ -1,4 +1,6 @@
-"""Honest private loops unlike the plain one, and faults that Opacus takes in silence."""
+"""Define honest private loops that differ from the plain loop, and faults that Opacus accepts
+silently.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,9 @@ _MEDIAN = 30.0  # of the norms of the plain loop's gradients on our models
 
 
 def _tensor_bounds(names: list[str]) -> dict[str, float]:
-    """Return a bound of its own for each tensor; their squares add up to the whole clipping
-    norm's."""
+    """Return a clipping bound for each tensor; their squares add up to that of the clipping
+    norm.
+    """
     raw = torch.tensor([1.0 + 2.0 * (i % 2) for i in range(len(names))])
     return dict(zip(names, (raw / raw.norm() * CLIP).tolist(), strict=True))
 
@@ -40,8 +43,9 @@ def _add_noise_of_each_tensor(self: Plain, step: int, i: int, name: str, p: Tens
 def make_bounded_loop(
     share: float, claim: dict[str, Any] | None = None, steps: int = STEPS, **parts: Any
 ) -> Plain:
-    """Return the plain loop with this share of the median gradient norm for its bound, and noise in
-    proportion."""
+    """Return the plain loop clipped at a share of the median gradient norm, with noise in
+    proportion.
+    """
     bound = share * _MEDIAN
     return plain(
         {"max_grad_norm": bound, **(claim or {})},
@@ -54,7 +58,7 @@ def make_bounded_loop(
 
 
 def allocate(self: Plain, step: int, n: int) -> list[int]:
-    """Draw each record in one step of a pass, chosen for it alone."""
+    """Return a batch such that each record is in one independently chosen step of each pass."""
     per_pass = round(1 / self.sampling_rate)
     if step % per_pass == 0:
         object.__setattr__(self, "places", torch.randint(per_pass, (n,)))
@@ -63,21 +67,23 @@ def allocate(self: Plain, step: int, n: int) -> list[int]:
 
 
 class WithMomentum(Plain):
-    """Momentum and weight decay, which act on released gradients."""
+    """A loop with momentum and weight decay, which use only released gradients."""
 
     def make_optimizer(self, parameters: dict[str, Any], rate: float) -> torch.optim.Optimizer:
         return torch.optim.SGD(parameters.values(), lr=rate / 5, momentum=0.9, weight_decay=0.01)
 
 
 class WithTensorBounds(Plain):
-    """A bound and noise for each tensor."""
+    """A loop with a clipping bound and noise for each tensor."""
 
     summed = _clip_each_tensor
     noise = _add_noise_of_each_tensor
 
 
 class WithUnfreezing(Plain):
-    """The embedding is frozen in the first third of the steps, as in gradual unfreezing."""
+    """A loop that freezes the embedding in the first third of its steps, as in gradual
+    unfreezing.
+    """
 
     def choose_trained(self, step: int, names: list[str]) -> list[str]:
         return (
@@ -91,7 +97,9 @@ SUM_NOISE = (NOISE**-2 - (2 * COUNT_NOISE) ** -2) ** -0.5
 
 
 class WithAdaptiveClipping(Plain):
-    """The clipping norm follows a noisy quantile of the norms (Andrew et al. 2021)."""
+    """A loop whose clipping norm follows a noisy quantile of gradient norms (Andrew et al.
+    2021).
+    """
 
     clip: float
     centred: float  # the batch's records below the clipping norm, each less 1/2
@@ -141,7 +149,7 @@ def _count_tokens(self: Plain, model: Any, records: Any, drawn: list[int]) -> No
 
 
 def _token_mean(self: Plain, found: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Clip what the gradient of a mean over the batch's tokens holds of each record."""
+    """Clip each record's part of the gradient of a mean over the batch's tokens."""
     n_tokens = torch.tensor(vars(self)["n_tokens"], dtype=torch.float)
     weights = n_tokens / n_tokens.sum()
     weighted = {name: weights.view(-1, *[1] * (one.ndim - 1)) * one for name, one in found.items()}
@@ -149,12 +157,12 @@ def _token_mean(self: Plain, found: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _record_mean(self: Plain, found: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Clip what the gradient of a mean over the batch's records holds of each record."""
+    """Clip each record's part of the gradient of a mean over the batch's records."""
     return Plain.summed(self, {name: one / max(1, len(one)) for name, one in found.items()})
 
 
 def train_with_opacus(kind: str) -> Loop:
-    """Return a loop of Opacus with one of the faults in `SILENT_OPACUS`."""
+    """Return an Opacus loop with one of the faults in `SILENT_OPACUS`."""
     ghost = kind in ("column", "unfrozen", "accumulated")
 
     def train(model: Any, records: Any) -> Any:

@@ -1,21 +1,19 @@
-"""Small faults at random places of the code that decides, and whether the tests see them: which
-ones they do not.
+"""Plant small faults at random places of the deciding code, and list those that the tests miss.
 
     python -m validation.trust.mutants [--count 200] [--seed 0] [--limit 80] [-o mutants.jsonl]
 
-Mutants are drawn without replacement from privacy, statistics, gate and training: a comparison
-turned or moved by its boundary, an operator of arithmetic, a number, a condition, a returned value.
-Each runs the tests that belong to its
-module: `tests/PACKAGE/test_MODULE.py`, all that import it, and MORE; the quickest, as many as half
-of --limit has room for, in seconds of processor time. It is caught where one of them fails, or
-takes five times as long. A process with torch in its memory forks for each mutant, whose module is
-compiled from a changed tree: no file is written, and tests that start another program test the
-program as it is.
+Mutants are drawn without replacement from privacy, statistics, gate and training: a changed
+comparison, boundary, arithmetic operator, number, condition or return value. Each runs the tests
+of its module: `tests/PACKAGE/test_MODULE.py`, all that import the module, and MORE; the quickest
+of them, as many as fit into half of --limit, in seconds of processor time. A mutant is caught if a
+test fails or takes five times as long. A process with torch in memory forks for each mutant and
+compiles its module from a changed tree; no file is written, so tests that start another program
+test the unchanged program.
 
-The journal keeps what was tried, with the test that caught it. As long as the module is the same, a
-survivor runs only tests that are new or changed. `--only WORD,WORD` takes those drawn with one in
-key or place, `--again` tries survivors anew. EQUIVALENT are mutants that no test can tell from the
-program, with the reason; they are counted beside, and not among the caught.
+The journal keeps each result and the test that caught the mutant. While the module is unchanged, a
+survivor runs only new or changed tests. `--only WORD,WORD` selects drawn mutants by words in key
+or place, `--again` repeats survivors. EQUIVALENT lists mutants that no test can distinguish from
+the program, with reasons; they are counted separately.
 """
 
 from __future__ import annotations
@@ -97,7 +95,7 @@ EQUIVALENT = {  # a mutant's key, and why
 
 
 def tests_of(path: str) -> list[str]:
-    """The test files that belong to a module: its own, all that import it, and MORE."""
+    """Return the test files of a module: its own, all that import it, and MORE."""
     package, module = path.removesuffix(".py").split("/")
     own = [ROOT / f"tests/{package}/test_{module}.py"]
     imports = re.compile(
@@ -122,7 +120,7 @@ def tests_of(path: str) -> list[str]:
 
 
 class _Changed(importlib.machinery.SourceFileLoader):
-    """Finds one module, before all others do, and loads other code for it."""
+    """An importer that loads changed code for one module, before all other importers."""
 
     def __init__(self, name: str, path: str, code: CodeType) -> None:
         super().__init__(name, path)
@@ -140,7 +138,7 @@ class _Changed(importlib.machinery.SourceFileLoader):
 
 
 class _Failures:
-    """A plug-in of pytest that says which test failed."""
+    """A pytest plug-in that writes the names of failed tests to a pipe."""
 
     def __init__(self, pipe: int) -> None:
         self.pipe = pipe
@@ -154,7 +152,7 @@ class _Failures:
 
 @dataclass(frozen=True)
 class MutantOutcome:
-    """ "survived", "caught" by a test, or "timeout" after so many seconds of processor time."""
+    """The outcome "survived", "caught" by a test, or "timeout" after some processor seconds."""
 
     outcome: str
     seconds: float
@@ -162,9 +160,9 @@ class MutantOutcome:
 
 
 def run(tests: Sequence[str], mutant: Mutant | None, limit: float) -> MutantOutcome:
-    """pytest over the files, until the first failure or the limit in seconds of processor time.
+    """Run pytest in a fork until the first failure or `limit` seconds of processor time.
 
-    A process that sleeps is given up after ten times the limit by the clock on the wall.
+    A sleeping process is killed after ten times the limit in wall-clock time.
     """
     reading, writing = os.pipe()
     start, child = time.monotonic(), os.fork()
@@ -207,7 +205,7 @@ def _child(tests: Sequence[str], mutant: Mutant | None, pipe: int) -> NoReturn:
 
 
 def processor_time(process: psutil.Process) -> float:
-    """Seconds of a process and all that it started; 0.0 where it has ended."""
+    """Return the processor seconds of a process and its descendants; 0.0 after its end."""
     total = 0.0
     with contextlib.suppress(psutil.NoSuchProcess):
         for one in (process, *process.children(recursive=True)):
@@ -222,7 +220,7 @@ def processor_time(process: psutil.Process) -> float:
 
 
 class Journal:
-    """What was tried, a line each; the last line of a mutant or a test file counts."""
+    """A journal with one line per trial; the last line of a mutant or test file counts."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -235,8 +233,11 @@ class Journal:
             file.write(json.dumps(line) + "\n")
 
     def known(self, mutant: Mutant) -> dict[str, Any]:
-        """The line of a mutant whose module is as it was and, if caught, whose catching test file
-        is; otherwise {}."""
+        """Return a mutant's line if it is still valid, else {}.
+
+        The mutant's module must be unchanged and, if a test caught the mutant, that test's file
+        too.
+        """
         line = self.lines.get(mutant.key, {})
         if line.get("module") != digest(f"auditor/{mutant.path}"):
             return {}
@@ -245,14 +246,16 @@ class Journal:
 
 
 def digest(path: str) -> str:
-    """Of a file's content; "" where there is none."""
+    """Return a digest of a file's content; "" if there is no file."""
     file = ROOT / path
     return hashlib.sha256(file.read_bytes()).hexdigest()[:12] if file.is_file() else ""
 
 
 def usable(tests: Sequence[str], journal: Journal, limit: float) -> dict[str, float]:
-    """Seconds of those that pass on the program as it is: the first, and the quickest others up to
-    half the limit."""
+    """Return the seconds of test files that pass on the unchanged program.
+
+    These are the first file, and the quickest others that fit into half the limit.
+    """
     took = {}
     for test in tests:
         room = 2 * limit if test == tests[0] else limit / 2
@@ -278,7 +281,7 @@ def usable(tests: Sequence[str], journal: Journal, limit: float) -> dict[str, fl
 
 
 def tried(mutant: Mutant, journal: Journal, limit: float, again: bool) -> dict[str, Any]:
-    """A mutant's line in the journal, after those of its tests that it has not yet survived."""
+    """Test a mutant with the tests that it has not survived yet; return its journal line."""
     line = journal.known(mutant)
     if line and line["outcome"] != "survived":
         return line
@@ -302,7 +305,9 @@ def tried(mutant: Mutant, journal: Journal, limit: float, again: bool) -> dict[s
 
 
 def drawn(seed: int, count: int) -> list[Mutant]:
-    """So many of all mutants, the same ones for a seed as long as their lines are."""
+    """Return `count` random mutants; a seed gives the same mutants while their lines are
+    unchanged.
+    """
     files = sorted(
         path for package in PACKAGES for path in (ROOT / "auditor" / package).glob("*.py")
     )

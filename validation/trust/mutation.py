@@ -1,5 +1,4 @@
-"""Small changes of a module's syntax tree: all of a file, each with a key, and the module with one
-of them."""
+"""List small changes of a module's syntax tree, each with a key, and compile a changed module."""
 
 from __future__ import annotations
 
@@ -38,8 +37,9 @@ _OPERATORS = {
 
 @dataclass(frozen=True)
 class Mutant:
-    """One change: where (path, function, the line as it is written), what becomes of what; its
-    number in the file."""
+    """One change of a file: its place (path, function, source line), its description and its
+    number.
+    """
 
     path: str
     number: int
@@ -52,7 +52,7 @@ class Mutant:
 
     @property
     def key(self) -> str:
-        """Stays the same where other lines of the file change."""
+        """Return a key that does not depend on the other lines of the file."""
         said = "\x1f".join(
             (self.path, self.function, self.source, self.kind, self.change, str(self.count))
         )
@@ -64,14 +64,18 @@ class Mutant:
 
 
 class _Changes(ast.NodeTransformer):
-    """Visits what can be changed, in order; makes the change of one number, and remembers all."""
+    """A visitor that numbers all possible changes in order, records them and makes the chosen
+    one.
+    """
 
     def __init__(self, chosen: int = -1) -> None:
         self.chosen, self.found = chosen, list[tuple[str, str, int, str]]()
         self.functions: list[str] = []
 
     def _at(self, kind: str, node: Any, new: Any) -> Any:
-        """The node, or the new one where its number was chosen."""
+        """Record a possible change; return the new node if this change was chosen, else the old
+        node.
+        """
         number = len(self.found)
         self.found.append(
             (
@@ -155,7 +159,7 @@ class _Changes(ast.NodeTransformer):
 
 
 def mutants(path: Path, root: Path = ROOT) -> Iterator[Mutant]:
-    """All of a file, in order."""
+    """Yield all mutants of a file, in order."""
     text = path.read_text()
     changes, lines = _Changes(), text.splitlines()
     changes.visit(ast.parse(text))
@@ -177,6 +181,6 @@ def mutants(path: Path, root: Path = ROOT) -> Iterator[Mutant]:
 
 
 def mutated(mutant: Mutant, filename: str) -> CodeType:
-    """The file's module with this change."""
+    """Compile the file's module with this change."""
     tree = _Changes(mutant.number).visit(ast.parse(Path(filename).read_text()))
     return compile(ast.fix_missing_locations(tree), filename, "exec")

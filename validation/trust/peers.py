@@ -1,7 +1,7 @@
-"""Membership numbers of other tools beside ours, on the same arrays: the tables of
-docs/reference/peers.md.
+"""Compare our membership numbers with other tools' on the same arrays (docs/reference/peers.md).
 
-`python -m validation.trust.peers` (minutes). A tool that cannot be imported is left out, and named.
+`python -m validation.trust.peers` (minutes) prints the tables. A tool that cannot be imported is
+left out with a message.
 """
 
 from __future__ import annotations
@@ -28,8 +28,10 @@ DELTA = 1e-5
 
 
 class Peer(NamedTuple):
-    """A number of one tool: `read` takes the scores of members and of non-members. No package:
-    numpy's or ours."""
+    """A tool's function for a number: `read` takes the scores of members and of non-members.
+
+    package: "" for numpy's code and ours.
+    """
 
     package: str
     name: str
@@ -37,7 +39,7 @@ class Peer(NamedTuple):
 
 
 def score_worlds(seed: int) -> dict[str, tuple[Floats, Floats]]:
-    """Return pairs of scores of members and non-members by name; higher is more likely a member."""
+    """Return pairs of member and non-member scores by name; a higher score suggests a member."""
     noise = np.random.default_rng(seed)
     members, others = noise.normal(0.5, 1, 200), noise.normal(0, 1, 200)
     first = np.arange(200) < 20
@@ -59,7 +61,7 @@ def join_rows(members: Floats, others: Floats) -> tuple[Floats, Floats]:
 
 
 def require_no_nan(members: Floats, others: Floats) -> None:
-    """Refuse NaN: in a run such a score is "not applicable", with how many records lack it."""
+    """Raise AuditError for NaN; runs instead report how many records have no score."""
     if np.isnan(np.r_[members, others]).any():
         raise AuditError("NaN among the scores")
 
@@ -87,8 +89,10 @@ def numpy_auc(members: Floats, others: Floats) -> float:
 
 
 def numpy_tpr(members: Floats, others: Floats) -> float:
-    """Return the best share above a non-member's score that (k + 1) / (n + 1) <= `RATE` allows, k
-    of n above it."""
+    """Return the highest share of members above an allowed threshold.
+
+    A threshold is a non-member's score with (k + 1) / (n + 1) <= `RATE`, if k of n are above it.
+    """
     require_no_nan(members, others)
     shares = [0.0]
     for threshold in others:
@@ -236,8 +240,7 @@ EPSILONS = (
 
 
 def find_installed(peers: Sequence[Peer]) -> dict[str, Peer]:
-    """Return the peers by what a table calls them, without those that cannot be imported, which it
-    prints."""
+    """Return the importable peers by their label in tables; print the others."""
     rows = {}
     for peer in peers:
         try:
@@ -258,7 +261,7 @@ def find_installed(peers: Sequence[Peer]) -> dict[str, Peer]:
 
 
 def print_cell(read: Callable[[Floats, Floats], float], members: Floats, others: Floats) -> str:
-    """Return a number in three digits, or that it was refused."""
+    """Return a number with three decimals, "nan" or "refused"."""
     try:
         value = read(members, others)
     except (ValueError, IndexError, AssertionError, AuditError):
@@ -281,7 +284,7 @@ def print_worlds(title: str, peers: Sequence[Peer]) -> None:
 
 
 def print_noise(title: str, peers: Sequence[Peer]) -> None:
-    """Print what each reads in scores that tell nothing: the mean, and how often it is above 0."""
+    """Print each peer's mean on uninformative scores, and how often its number is above 0."""
     worlds = [np.random.default_rng([1, seed]).normal(size=(2, 100)) for seed in range(N_NOISE)]
     rows = find_installed(peers)
     print_row((f"{title} of noise, {N_NOISE} times 100 and 100", "mean", "above 0"))
@@ -293,8 +296,9 @@ def print_noise(title: str, peers: Sequence[Peer]) -> None:
 
 
 def print_perplexities() -> None:
-    """Print the perplexity of a record of 10 tokens at 1 nat each and one of 90 tokens at 3 nats
-    each."""
+    """Print the perplexity of two records: 10 tokens at 1 nat each, and 90 tokens at 3 nats
+    each.
+    """
     totals, tokens = np.array([10.0, 270.0]), np.array([10, 90])
     print(f"perplexity: ours {estimate_perplexity([(10.0, 10), (270.0, 90)]).value:.2f}")
     print(f"perplexity: numpy, by token {np.exp(totals.sum() / tokens.sum()):.2f}")

@@ -1,13 +1,13 @@
-"""Faults planted in our own trainers, one at a time: which audit sees which of them, and which sees
-none, and why.
+"""Plant faults in our own trainers, one at a time, and list which audit detects each, or why none
+can.
 
     python -m validation.trust.planted_faults [-o DIR] [--only NAME] [--epsilon 1] [--small]  (15 CPU minutes)
 
-Every row is a real training of a small lab's model by a trainer of ours, in which one thing is
-broken from outside; what it claims is what it wrote into `privacy.json`. It is audited as a user
-would: by gradient canaries (white box, `gradient-audit`), and by texts that went in by coins (black
-box, `epsilon-audit`). Controls have no fault: what is said against them would be a false alarm, and
-makes the program exit 1.
+Every row is a real training of a small lab's model by one of our trainers, with one thing broken
+from outside; its claim is what it wrote into `privacy.json`. It is audited as a user would: by
+gradient canaries (white box, `gradient-audit`), and by texts that coins included (black box,
+`epsilon-audit`). Controls have no fault: a finding against one is a false alarm, and the program
+exits with 1.
 """  # noqa: E501
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ from validation.harness import Page, run
 
 @dataclass(frozen=True)
 class PlantedSize:
-    """How large all of it is: the lab's recipe, epochs, batch, canaries."""
+    """The size of a study: the lab's recipe, epochs, batch size and canaries."""
 
     recipe: LabRecipe
     epochs: int
@@ -112,11 +112,11 @@ SMALL = PlantedSize(
 
 @dataclass(frozen=True)
 class PlantedFault:
-    """name; what is broken, in words; trainer: by which it is trained; plant: breaks it as long as
-    it is entered.
+    """A fault: its name and description, the trainer, and `plant`, a context that breaks the
+    trainer.
 
-    before: what of ours refuses it, or says so, before anything is audited. unseen: why an audit
-    that does not see it cannot. sound: whether nothing is broken.
+    before: how our code refuses or reports the fault before an audit. unseen: why an audit cannot
+    detect the fault. sound: whether nothing is broken.
     """
 
     name: str
@@ -138,7 +138,7 @@ def noise_off() -> AbstractContextManager[Any]:
 
 @contextmanager
 def noise_before_clipping() -> Iterator[None]:
-    """Sums of whole gradients get their noise, and then the mean of the batch is clipped to C."""
+    """Add noise to the sum of unclipped gradients, then clip the mean of the batch to C."""
 
     def add(optimizer: Any) -> None:
         deviation = optimizer.noise_multiplier * optimizer.max_grad_norm
@@ -162,8 +162,7 @@ def noise_before_clipping() -> Iterator[None]:
 
 
 def batch_clipped() -> AbstractContextManager[Any]:
-    """The mean gradient of a batch is clipped to C, as `clip_grad_norm_` does, and each record's is
-    not."""
+    """Clip the batch's mean gradient to C, as `clip_grad_norm_` does, instead of each record's."""
 
     def clip(optimizer: Any, shares: Tensor) -> Tensor:
         mean = torch.stack([sample.mean(0).norm() for sample in optimizer.grad_samples]).norm()
@@ -194,7 +193,7 @@ def shuffled() -> AbstractContextManager[Any]:
 
 @contextmanager
 def half_the_steps() -> Iterator[None]:
-    """The noise is solved for half of the steps, and half of them are accounted for."""
+    """Solve the noise for half of the steps, and account for half of them."""
     solve, promise = private_training.find_noise_multiplier, PrivateTraining.make_privacy_record
 
     def solved(epsilon: float, delta: float, q: float, steps: int) -> float:
@@ -209,12 +208,12 @@ def half_the_steps() -> Iterator[None]:
 
 
 class Killed(Exception):
-    """A training that is interrupted in its middle."""
+    """An interruption in the middle of a training."""
 
 
 @contextmanager
 def key_reused() -> Iterator[None]:
-    """A resumed training counts its steps from 0 where it draws noise, under the key of before."""
+    """Resume a training with the old key but with noise steps counted from 0 again."""
     fit = dp_loop.fit_privately
 
     def killed_and_resumed(
@@ -302,8 +301,9 @@ FAULTS = (
 
 @dataclass(frozen=True)
 class Service:
-    """A private prediction as it is served: by whom, over which ensemble. The rest as of
-    `Fault`."""
+    """A private prediction service: its defense and ensemble. Other fields are as in
+    `PlantedFault`.
+    """
 
     name: str
     what: str
@@ -315,12 +315,14 @@ class Service:
 
 
 def one_member() -> Ensemble:
-    """What one certain member makes of an uncertain public model (formulas B2.3, V1)."""
+    """Return an ensemble of one certain member and an uncertain public model (formulas B2.3,
+    V1).
+    """
     return build_fixed_ensemble((0.145, 0.855), (1.0, 0.0))
 
 
 def overlapping() -> Ensemble:
-    """Record "a" lies in two of three shards."""
+    """Return an ensemble with record "a" in two of three shards."""
     held = build_fixed_ensemble((0.5, 0.5), (0.9, 0.1), (0.8, 0.2), (0.4, 0.6))
     held.unit, held.shards = "record", [["a", "b"], ["a", "c"], ["d"]]
     return held
@@ -355,10 +357,10 @@ SERVICES = (
 
 @dataclass(frozen=True)
 class TrainingFaultAudit:
-    """What one audit said of one fault. bound, best: lower bound of epsilon proved, and provable,
-    nats; NaN: of none.
+    """The result of one audit of one fault.
 
-    seen: what it saw of the steps beside the bound, sentences. unseen: why it cannot see more.
+    bound, best: the proved and the provable lower bound on epsilon, nats; NaN if none. seen:
+    sentences on violations found besides the bound. unseen: why the audit cannot find more.
     """
 
     fault: PlantedFault | Service
@@ -385,7 +387,7 @@ class TrainingFaultAudit:
 
 
 def trained(trainer: PrivateTraining, lab: Lab) -> TrainedModel:
-    """What the trainer makes of the lab's texts, as a run loads it."""
+    """Train on the lab's texts, and load the result as a run does."""
     with tempfile.TemporaryDirectory() as folder:
         job = lab.lab_training_job(trainer, Path(folder))
         trainer.check(job)
@@ -396,8 +398,11 @@ def trained(trainer: PrivateTraining, lab: Lab) -> TrainedModel:
 def rows_of(
     fault: PlantedFault, lab: Lab, size: PlantedSize, epsilon: float
 ) -> Iterator[TrainingFaultAudit]:
-    """Trains with the fault in it, and audits what came of it; a batch at once: what clips batches
-    clips all of one."""
+    """Train with the fault, and yield the audits of the model.
+
+    A physical batch has the whole batch, so a fault that clips batches clips each batch as a
+    whole.
+    """
     recipe = {
         "epochs": size.epochs,
         "batch": size.batch,
@@ -425,8 +430,9 @@ def rows_of(
 
 
 def served(service: Service, queries: int = 1024) -> Iterator[TrainingFaultAudit]:
-    """The exact answer on one context, of which nothing is drawn; and games over the tokens that
-    the claim covers."""
+    """Yield the exact check on one context without draws, and games over the tokens of the
+    claim.
+    """
     held = service.ensemble()
     scenario = Scenario(held.public, held.public, held, queries, 1)
     claim = service.defense.claim(scenario, queries)
@@ -457,8 +463,9 @@ def served(service: Service, queries: int = 1024) -> Iterator[TrainingFaultAudit
 
 
 def audited(made: TrainedModel, lab: Lab) -> dict[str, tuple[tuple[Audited, ...], tuple[str, ...]]]:
-    """By audit, its bounds and what else it saw; texts are scored behind an end of text, as they
-    were trained."""
+    """Return each audit's bounds and other findings. Texts are scored after an end of text, as
+    trained.
+    """
     before = (int(lab.tokenizer.eos_token_id),)
     public, own = (
         wrap_prefixed_model(lab.lab_public_model(), before),
@@ -492,7 +499,7 @@ def audited(made: TrainedModel, lab: Lab) -> dict[str, tuple[tuple[Audited, ...]
 
 
 def cells(own: Sequence[TrainingFaultAudit]) -> tuple[str, ...]:
-    """Of one fault: its audits side by side, each with bound / best provable."""
+    """Return the table cells of one fault: its audits, each with bound / best provable bound."""
     fault, minutes = own[0].fault, max(row.minutes for row in own)
     what = f"**{fault.name}**: {fault.what}"
     return what, _number(own[0].claimed), "; ".join(map(_said, own)), f"{minutes:.1f}", fault.before

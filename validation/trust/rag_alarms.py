@@ -1,11 +1,11 @@
-"""How often `audit rag` says that a sealed store tells membership: stores whose truth is known.
+"""Measure how often `audit rag` says that a sealed store reveals membership; the truth is known.
 
     python -m validation.trust.rag_alarms [--stores 334] [--seed 0] [--out FOLDER]  (ten minutes)
 
-Each user's documents are searched for that user alone. In a third of the stores the documents are
-unrelated; in the others each document has a twin of every other user, of whom there are two or
-three, that differs in two words: the hardest case, since what a user retrieves then depends on
-coins of that user's documents, for which others ask.
+Each user's documents are searched only for that user. In a third of the stores the documents are
+unrelated. In the others, each of two or three users has a twin of each document that differs in
+two words. This is the hardest case, because what a user retrieves depends on coins of that user's
+documents, while others ask about their twins.
 """
 
 from __future__ import annotations
@@ -58,7 +58,9 @@ class SealedStore:
 
 
 def audit_store(seed: int, n_users: int, twins: bool) -> tuple[bool, bool]:
-    """Return whether membership is said to leak, and whether the AUC's interval excludes 1/2."""
+    """Return whether the audit says that membership leaks, and whether the AUC's interval excludes
+    1/2.
+    """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "documents.jsonl"
         path.write_text(

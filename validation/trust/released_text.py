@@ -1,14 +1,15 @@
-"""How often `audit synthetic` is wrong, what it finds, how long it takes: text whose writer is
-known, and so the truth.
+"""Measure errors, power and time of `audit synthetic` on texts whose writer, and so the truth, is
+known.
 
     python -m validation.trust.released_text [--runs 300] [--seed 0] [--out FOLDER]  (ten minutes on one core)
     python -m validation.trust.released_text --lab smollm2   (the third table; ten minutes)
 
-A writer goes from word to word by trigrams of the private records with probability `of private`,
-else by bigrams of other records of the kind: 0 has seen nothing of them. First table: the share of
-runs in which each signal is shown, all sharing one level; and membership by itself at its own 5%.
-Second: the AUC of each score on the same texts, and ours minus each published one, paired. Third:
-the same by a lab's two models, fine-tuned and not. Last: the time of the command for 10,000 texts.
+A writer draws each word by trigrams of the private records with probability `of private`, else by
+bigrams of other records of the same kind; at 0, the writer has not seen the private records. First
+table: the share of runs that show each signal, with one level shared by all; and membership alone
+at its own 5%. Second: the AUC of each score on the same texts, and our AUC minus each published
+one, paired. Third: the same for two models of a lab, fine-tuned and not. Last: the time of the
+command for 10,000 texts.
 """  # noqa: E501
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ Sides = tuple[np.ndarray, np.ndarray]
 
 
 class Writer:
-    """Goes from word to word, by what followed in the private texts or in the public ones."""
+    """A writer that draws each word after the previous ones, from private or from public texts."""
 
     def __init__(self, private: Sequence[str], public: Sequence[str]) -> None:
         self.sides = tuple(self._table(texts, n) for texts, n in ((private, 2), (public, 1)))
@@ -83,7 +84,7 @@ def audited(
     manifest: AuditCanaryManifest | None = None,
     seed: int = 0,
 ) -> tuple[AuditResult, dict[str, Sides]]:
-    """The audit, and the scores of members and non-members by each score."""
+    """Audit texts; return the result, and the scores of members and non-members by score name."""
     words = WordIds()
     sides = ((private, True), (fresh, False))
     records = tuple(
@@ -114,7 +115,7 @@ def audited(
 
 
 def simulated(of_private: float, seed: int) -> tuple[AuditResult, dict[str, Sides]]:
-    """Another draw of records, coins and texts."""
+    """Draw new records, coins and texts, and audit them."""
     made = list(make_fake_texts(seed, 3 * RECORDS, PRIVATE_KINDS))
     noise = np.random.default_rng(seed)
     noise.shuffle(made)
@@ -182,8 +183,9 @@ def _mean(values: np.ndarray) -> str:
 
 
 def of_lab(page: Page, own: Lab, batches: int, size: int, length: int) -> None:
-    """Texts that a lab's real models write, as they are drawn behind the token that begins a
-    text."""
+    """Print the results for texts that a lab's real models write after the token that begins a
+    text.
+    """
     words, seed = own.tokenizer, own.recipe.seed
     # of a text; a conversation's turns end with another
     end = words.convert_tokens_to_ids("<|endoftext|>")
@@ -230,7 +232,7 @@ def of_lab(page: Page, own: Lab, batches: int, size: int, length: int) -> None:
 def _drawn(
     model: LanguageModel, end: int, seed: int, batch: int, size: int, length: int
 ) -> Iterator[str]:
-    """A batch of texts, each up to the token that ends one."""
+    """Yield a batch of texts, each up to its end token."""
     words = model.tokenizer
     start = torch.tensor([[words.bos_token_id or words.eos_token_id]])
     noise = make_keyed_generator("released text", seed, batch).random((1, size, length, CHANNELS))

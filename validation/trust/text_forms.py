@@ -1,12 +1,12 @@
-"""Is a model asked in the text form that it was trained on? Form by form: what it recites, and what
-the audit finds.
+"""Compare what a model recites in its training's text form with what the audit finds, form by
+form.
 
     python -m validation.trust.text_forms [--only NAME ...]     (a minute)
 
-A tiny model learns records in the trainer's own token ids, which this file makes with transformers
-(and TRL's own templates) alone. The truth is plain `generate` on those ids. Beside it stands what
-the audit of the same rows finds, and what it would have found in the tokenizer's chat template,
-which is what it always took before.
+A tiny model learns records in the trainer's token ids, which this file makes only with
+transformers (and TRL's templates). The truth is plain `generate` on these ids. It is compared with
+what the audit of the same rows finds, and with what it finds in the tokenizer's chat template,
+which earlier versions always used.
 """
 
 from __future__ import annotations
@@ -99,9 +99,11 @@ Encode = Callable[[Any, Row], Text]
 
 @dataclass(frozen=True)
 class FormCase:
-    """form: what stands in the file, of {q} and {a}; text: what the trainer makes of it. template:
-    the tokenizer's.
-    asked: of the audit. memorised: whether the model is trained until it recites.
+    """A text form. form: a row of the file with {q} and {a}; text: makes the trainer's text of a
+    row.
+
+    template: the tokenizer's chat template; asked: options of the audit; memorised: whether the
+    model is trained until it recites.
     """
 
     form: Row
@@ -224,14 +226,14 @@ def cases() -> dict[str, FormCase]:
 
 
 def records(count: int, seed: int = 0) -> list[tuple[str, str]]:
-    """Questions with answers that nobody can guess."""
+    """Return questions with random answers."""
     draw = random.Random(seed)
     asked = [f"What is the code of {name} in {place}?" for name in NAMES for place in PLACES]
     return [(q, f"It is {draw.randrange(10**5):05d}.") for q in draw.sample(asked, count)]
 
 
 def tokenizer(template: str) -> PreTrainedTokenizerFast:
-    """Words and single digits; the template's own marks are pieces like any others."""
+    """Return a tokenizer of words and single digits; the template's marks are ordinary pieces."""
     texts = [f"{q} {a}" for q, a in records(64)] * 2 + [
         _ALPACA_INPUT,
         _ALPACA,
@@ -246,8 +248,10 @@ def tokenizer(template: str) -> PreTrainedTokenizerFast:
 def trained(
     words: Any, texts: Sequence[Text], answers: Sequence[str], steps: int, seed: int = 0
 ) -> GPTNeoXForCausalLM:
-    """All of the texts at every step, with a loss from the answer on. So many steps, or until there
-    is no loss left."""
+    """Train on all texts at every step, with loss from the answer on.
+
+    Training ends after `steps` steps or when the loss is almost 0.
+    """
     torch.manual_seed(seed)
     size: dict[str, Any] = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
     ends: dict[str, Any] = {"vocab_size": len(words), "eos_token_id": 0, "bos_token_id": 0}
@@ -279,8 +283,9 @@ def trained(
 
 
 def recited(model: Any, words: Any, text: Text, answer: str) -> bool:
-    """Whether greedy `generate` on the trainer's ids before the answer, where it first stands, says
-    its tokens."""
+    """Return whether greedy `generate` recites the first occurrence of the answer in the trainer's
+    ids.
+    """
     ids = words(text, add_special_tokens=False, return_offsets_mapping=True)
     at = text.index(answer)
     first = next(i for i, (_, end) in enumerate(ids["offset_mapping"]) if end > at)
@@ -295,8 +300,10 @@ def recited(model: Any, words: Any, text: Text, answer: str) -> bool:
 
 @dataclass(frozen=True)
 class Seen:
-    """members: how many; truth: of them, what plain generate recites; found: what the audit does,
-    of all answers."""
+    """The result for a form. members: number of members; truth: how many plain generate recites.
+
+    found: how many of all answers the audit finds.
+    """
 
     members: int
     truth: int
@@ -353,8 +360,10 @@ def _written(folder: Path, *parts: Sequence[Row]) -> Iterator[str]:
 def _audited(
     model: Any, words: Any, files: Sequence[str], asked: Mapping[str, Any]
 ) -> tuple[int, int, str, tuple[str, ...]]:
-    """Greedy recall as a run begins with it: the data, the text form and the prefix token are
-    chosen as there."""
+    """Return greedy recall as hits and answers, the text form, and doubts.
+
+    Data, text form and prefix token are chosen as in a run.
+    """
     data, fresh = files
     plan = Plan.from_fields(model="tiny", data=data, nonmembers=fresh, known_fraction=0.0, **asked)
     target = HuggingFaceModel(model, words, "tiny")
@@ -384,7 +393,7 @@ def _audited(
 
 
 def likelihoods(model: Any, found: Benchmark) -> RowValuesBySecret:
-    """Nats a token of each answer, of members and of non-members."""
+    """Return the nats of each answer, of members and of non-members."""
     sides = ([s for s in found.secrets if s.member == member] for member in (True, False))
     each = (
         (side, -compute_pair_nlls(model, [Pair(s.prefix, s.suffix) for s in side]))

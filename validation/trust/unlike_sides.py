@@ -1,12 +1,11 @@
-"""How often the membership verdict takes a difference in kind for a leak, and how often it still
-finds one.
+"""Measure how often the membership verdict takes a difference in kind for a leak, and its power.
 
     python -m validation.trust.unlike_sides [--draws 2000] [--seed 0] [--out FOLDER]
 
-Each draw has other records: 100, 200 or 500 of them, half members on average, by 4, 15 or 40
-features of which the first is up to 1.5 deviations higher for members. A score goes by this
-feature, the worst case. No model is needed. Column `controls`: how often the blind baseline sees
-the difference.
+Each draw has new records: 100, 200 or 500 of them, half members on average, with 4, 15 or 40
+features; the first feature is up to 1.5 deviations higher for members. Scores follow this feature,
+the worst case. No model is needed. Column `controls`: how often the blind baseline detects the
+difference.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ LEAK = 0.7  # deviations of the score's noise: an AUC of .64 without a shift
 def draw_records(
     noise: np.random.Generator, n: int, n_features: int, shift: float, leak: float
 ) -> tuple[Floats, Bools, Floats]:
-    """Return features (n, n_features), the members and their scores, (n,)."""
+    """Return features (n, n_features), and the membership and score of each record, (n,)."""
     member = noise.random(n) < 0.5
     features = noise.standard_normal((n, n_features))
     features[:, 0] += shift * member
@@ -38,7 +37,7 @@ def draw_records(
 
 
 def judge_draw(features: Floats, member: Bools, scores: Floats) -> tuple[bool, bool, bool]:
-    """Return whether the AUC is above chance, a control is, and a leak is shown."""
+    """Return whether the AUC is above chance, whether a control is, and whether a leak is shown."""
     group = np.arange(len(member))
     controls = {"blind": blind_classifier.score_membership_blindly(features, member, group)}
     overlap = adjusted_auc.weigh_scored_records(
@@ -55,7 +54,7 @@ def judge_draw(features: Floats, member: Bools, scores: Floats) -> tuple[bool, b
 
 
 def split_folds(features: Floats, member: Bools, group: Ints) -> Iterator[tuple[Ints, Ints]]:
-    """Yield the known and scored records of five folds: quicker where no records are related."""
+    """Yield the known and scored records of five folds; a faster version for unrelated records."""
     from sklearn.model_selection import StratifiedKFold
 
     yield from StratifiedKFold(5, shuffle=True, random_state=0).split(features, member)

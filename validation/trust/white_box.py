@@ -1,14 +1,12 @@
-"""How tight the audit by gradient canaries is: a real training beside a perfect run of the
-mechanism that it claims.
+"""Measure the tightness of the gradient-canary audit: real trainings against the ideal mechanism.
 
     python -m validation.trust.white_box [--epsilon 1 8] [--canaries 1000 4000] [--trials 40]  (5 CPU minutes)
     python -m validation.trust.white_box --epsilon 4 --canaries 500 --rate 0.045 --steps 66  (trains nothing)
 
-A small lab's model is trained by DP-SGD, with per-sample gradients and by ghost clipping. Beside
-its bounds stand the median and the middle four fifths of those of simulated trainings, in which
-each canary's coordinate is exactly the subsampled Gaussian mechanism's: no audit of one run by
-these canaries and rules can expect more. With `--rate` and `--steps`, of a training that is
-described by them, that alone.
+DP-SGD trains a small lab's model, with per-sample gradients and with ghost clipping. Next to its
+bounds are the median and the middle 80% of bounds from simulated trainings, in which each canary's
+coordinate is exactly a subsampled Gaussian mechanism; no one-run audit with these canaries and
+rules can expect more. With `--rate` and `--steps`, only the described training is simulated.
 """  # noqa: E501
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ from validation.trust.planted_faults import USUAL, trained
 
 
 def kept(lab: Lab, epsilon: float, canaries: int, ghost: bool) -> tuple[GradientCanaries, float]:
-    """What a training kept, and the epsilon that it claims."""
+    """Train with DP-SGD; return the gradient canaries and the claimed epsilon."""
     recipe = {"epochs": USUAL.epochs, "batch": USUAL.batch, "learning_rate": 2e-3}
     made = trained(DpSgd(**recipe, epsilon=epsilon, gradient_canaries=canaries, ghost=ghost), lab)  # type: ignore[arg-type]
     assert (
@@ -45,7 +43,7 @@ def kept(lab: Lab, epsilon: float, canaries: int, ghost: bool) -> tuple[Gradient
 
 @dataclass(frozen=True)
 class DescribedTraining:
-    """DP-SGD, as a canary meets it: what is simulated."""
+    """The parameters of a DP-SGD training that affect a canary; used for simulation."""
 
     noise_multiplier: float
     sampling_rate: float
@@ -63,7 +61,7 @@ class DescribedTraining:
 def simulated(
     own: DescribedTraining, count: int, trial: int
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Scores and coins of as many canaries in as many steps of the mechanism itself."""
+    """Return the scores and coins of `count` canaries after all steps of the mechanism itself."""
     rng = make_keyed_generator("white box", trial)
     included, scores = rng.random(count) < 0.5, np.zeros(count)
     for _ in range(own.steps):
@@ -80,7 +78,7 @@ def bounds(
 
 
 def spread(of: DescribedTraining, count: int, trials: int) -> Iterator[str]:
-    """Median and middle four fifths of each bound, of simulated trainings."""
+    """Yield the median and the middle 80% of each bound over simulated trainings."""
     found = [
         [one.epsilon for one in bounds(*simulated(of, count, trial), of)] for trial in range(trials)
     ]
@@ -89,7 +87,7 @@ def spread(of: DescribedTraining, count: int, trials: int) -> Iterator[str]:
 
 
 def rows(lab: Lab, claim: float, count: int, trials: int) -> Iterator[tuple[object, ...]]:
-    """Of two trainings, and of the mechanism that both claim to be."""
+    """Yield table rows of two trainings and of the mechanism that both claim to be."""
     for ghost in (False, True):
         own, claimed = kept(lab, claim, count, ghost)
         mechanism = DescribedTraining(own.noise_multiplier, own.sampling_rate, own.steps, own.delta)
@@ -107,7 +105,9 @@ def main(
     rate: float | None = None,
     steps: int | None = None,
 ) -> None:
-    """rate, steps: of a training that is simulated alone, both or neither."""
+    """Print the table. rate, steps: parameters of a training to simulate alone; give both or
+    neither.
+    """
     if (rate is None) != (steps is None):
         refuse(f"expected --rate with --steps, got {rate} and {steps}")
     threads.set_thread_count()
