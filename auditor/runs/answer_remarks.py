@@ -13,7 +13,8 @@ from auditor.plugins.view import View
 def list_guess_remarks(
     guesses: Sequence[Guesses], attacked: Sequence[Secret], benchmark: Benchmark, n_queried: int
 ) -> tuple[str, ...]:
-    """Return remarks on a cell's guesses. n_queried: number of queried attacked secrets."""
+    """Return remarks on a cell's guesses. n_queried: number of attacked secrets that were
+    queried."""
     remarks = [
         *list_subset_remarks(attacked, benchmark),
         *_list_dependence_remarks(
@@ -35,7 +36,7 @@ def list_guess_remarks(
 
 
 def list_boundary_remarks(guesses: Sequence[Guesses]) -> tuple[str, ...]:
-    """Return a remark with the number of draws within 1e-6 of a CDF boundary, if there are any."""
+    """Return a remark that counts the draws within 1e-6 of a CDF boundary; () if there are none."""
     # A draw this close to a boundary of the CDF may select the neighbouring token on another
     # machine.
     n_near = sum(g.near_boundary for g in guesses)
@@ -46,8 +47,10 @@ def list_boundary_remarks(guesses: Sequence[Guesses]) -> tuple[str, ...]:
 
 
 def list_subset_remarks(attacked: Sequence[Secret], benchmark: Benchmark) -> tuple[str, ...]:
-    """Return a remark if only a subset of the secrets was attacked. Comparisons with other rows use
-    the secrets attacked in both."""
+    """Return a remark if only some of the secrets were attacked.
+
+    A comparison with another row then uses the secrets attacked in both rows.
+    """
     if len(attacked) == len(benchmark.secrets):
         return ()
     n_attacked, n_members = (
@@ -73,8 +76,8 @@ def _list_dependence_remarks(
 
 
 def list_single_sample_remarks(view: View, attack: Attack) -> tuple[str, ...]:
-    """Return a remark if the attack draws one sample because all samples of a prefix would be
-    equal."""
+    """Return a remark if the attack draws only one sample, because this setting's decoding would
+    give equal samples."""
     sampling = attack.sampling()
     if (
         sampling is None
@@ -92,8 +95,10 @@ def list_single_sample_remarks(view: View, attack: Attack) -> tuple[str, ...]:
 def list_budget_remarks(
     view: View, attack: Attack, guesses: Sequence[Guesses], description: str = "secrets"
 ) -> tuple[str, ...]:
-    """Return a remark with the number of answers paid in full by a fixed budget; the public model
-    answered the rest."""
+    """Return a remark that counts the answers which a fixed query budget paid in full.
+
+    The public model gave the other answers.
+    """
     if view.allowance is None:
         return ()
     allowance = view.allowance
@@ -115,7 +120,7 @@ def list_budget_remarks(
 
 
 def _list_certificate_remarks(certificates: Sequence[Certificate]) -> tuple[str, ...]:
-    """Summarise the certificates of a tree search over all secrets."""
+    """Return a remark that sums up the tree-search certificates of all secrets."""
     if not certificates:
         return ()
     reached = sum(c.reached for c in certificates)

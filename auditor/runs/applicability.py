@@ -1,4 +1,4 @@
-"""Check if a method can run on a target: before a run's first query, and again in every cell."""
+"""Check that a method can run on a target: before a run's first query, and again in every cell."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def refuse_methods_that_cannot_run(
 ) -> None:
     """Raise AuditError if a requested method would measure nothing in this run.
 
-    A method passes if a defended model may have a capability that the undefended model lacks.
+    A method that needs a capability passes if only a defended model may have the capability.
     only_if_none_can: raise only if no method can run (for a run of all cheap methods).
     """
     refusals = []

@@ -1,7 +1,7 @@
-"""Query the records in batches, worst first, until the time limit. No query is repeated.
+"""Query the records in batches, worst record first, until the time limit. No query is repeated.
 
-The results of a record depend only on the record, so batches and sessions do not change a number.
-This module prints nothing and calls only `ask_ahead` of attacks and probes.
+The results of a record depend only on the record, so batches and resumed sessions change no number.
+This module prints nothing. Of attacks and probes it calls only `ask_ahead`.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ Unit = tuple[Secret, ...]  # a record with all its parts, and a non-member
 
 @dataclass(frozen=True)
 class TimeLimit:
-    """Time limit: `seconds` after the start `begun` (a value of `time.perf_counter`)."""
+    """Time limit that ends `seconds` after `begun`, a value of `time.perf_counter`."""
 
     begun: float
     seconds: float
@@ -61,14 +61,15 @@ class TimeLimit:
         return self.begun + self.seconds - time.perf_counter()
 
     def estimate_reserve(self) -> float:
-        """Return the seconds to keep for a first result, from the time passed until now."""
+        """Return the seconds to keep for computing a first result, estimated from the time already
+        used."""
         passed = self.seconds - self.seconds_left()
         return min(_RESERVE_OF_START * passed, _RESERVE_OF_LIMIT * self.seconds)
 
 
 @dataclass
 class Pace:
-    """Measured seconds of earlier records.
+    """Measured speed of earlier records, in seconds.
 
     reading: to read and probe a record of the last part. completing: to complete the last
     `n_completed` records together.
@@ -79,8 +80,11 @@ class Pace:
     n_completed: int = 0
 
     def count_fitting(self, most: int, n_read: int, seconds_left: float) -> int:
-        """Return how many of `most` records can be read, and completed with the `n_read` records
-        already read, in `seconds_left` seconds. First records need no time left."""
+        """Return how many of `most` records can be read and completed in `seconds_left` seconds.
+
+        The `n_read` records already read must be completed in the same time. Return `most` if no
+        record was timed yet.
+        """
         if not self.reading:
             return most
         if self.n_completed:
@@ -100,11 +104,11 @@ def ask_worst_first(
     measure: Callable[[Audit], AuditResult],
     publish: Publish,
 ) -> AuditResult:
-    """Query as many records as the time allows, at least one batch, and return their result.
+    """Query as many records as the time limit allows (at least one batch) and return their result.
 
     Args:
-        measure: computes the result of an audit after all its secrets were queried.
-        publish: shows an intermediate result and stores it with its reports, like the final result.
+        measure: computes the result of an audit whose secrets were all queried.
+        publish: shows an intermediate result, and stores it and its reports like a final result.
     """
     site, whole_benchmark = audit.site, audit.site.benchmark
     units = order_units(whole_benchmark)
@@ -140,8 +144,11 @@ def ask_worst_first(
 
 
 def order_units(benchmark: Benchmark) -> list[Unit]:
-    """Return the units, worst record first. A unit is a record with all its parts, and a non-member
-    while there are any."""
+    """Return the units to query, worst record first.
+
+    A unit holds a member with all its parts, and a non-member with all its parts while any are
+    left.
+    """
     by_id = {secret.id: secret for secret in benchmark.secrets}
     in_order = [by_id[id] for id in benchmark.asking_order] or list(benchmark.secrets)
     sides = []
@@ -161,8 +168,7 @@ def _group_record_parts(secrets: Iterable[Secret]) -> list[Unit]:
 
 
 def narrow_benchmark_copy(benchmark: Benchmark, units: Sequence[Unit]) -> Benchmark:
-    """Return a copy of the benchmark with only these records, and with counts of the omitted
-    records."""
+    """Return a copy of the benchmark with only the records of `units`, and their record counts."""
     ids = {secret.id for unit in units for secret in unit}
     part = copy.copy(benchmark)  # a shallow copy suffices: tuples are replaced, never changed
     part.secrets = tuple(secret for secret in benchmark.secrets if secret.id in ids)
@@ -227,8 +233,7 @@ def _ask_about_batch(
     limit: TimeLimit,
     reserve: float,
 ) -> int:
-    """Run the audit's queries on as many leading units of the batch as time allows; return their
-    number.
+    """Query as many leading units of the batch as time allows, and return their number.
 
     Each model reads each text once. Units are read and probed part by part, while their logits are
     in memory. Then all units are completed together.
@@ -277,7 +282,7 @@ def _ask_about_batch(
 
 
 def _count_ready_units(units: Sequence[Unit], vocab_size: int) -> int:
-    """Count the leading units whose logits fit in memory together; at least 1."""
+    """Return how many leading units have logits that fit in memory together; at least 1."""
     n_bytes = 0
     for count, unit in enumerate(units):
         n_bytes += 4 * vocab_size * sum(len(secret.suffix) for secret in unit)
@@ -306,7 +311,8 @@ def _score_units(target_run: TargetRun) -> None:
 
 
 def _read_references(target_run: TargetRun) -> list[LanguageModel]:
-    """Read the texts with the models that probes compare with; return all models that read them."""
+    """Read the texts with the reference models that probes use; return all models that read the
+    texts."""
     target = target_run.target
     references = _list_probed_references(target_run.audit, target_run.place, target)
     for reference in references:
@@ -331,7 +337,7 @@ def _mark_recited_records(target_run: TargetRun) -> dict[str, bool]:
 
 
 def _announce_recited_records(target_run: TargetRun, recited: Mapping[str, bool]) -> None:
-    """Announce a number before records are completed and the first result is there."""
+    """Announce how many records were recited, before the first result is computed."""
     if not recited:
         return
     introduction = "first number"
@@ -344,7 +350,7 @@ def _announce_recited_records(target_run: TargetRun, recited: Mapping[str, bool]
 
 
 def _ask_cells(target_run: TargetRun, kind: type[Attack] | type[Probe]) -> None:
-    """Run the queries of all attacks (or all probes) on this audit's secrets."""
+    """Run the queries of all attacks (or of all probes) on this audit's secrets."""
     for cell in list_target_cells(target_run):
         if not isinstance(cell.method, kind):
             continue
@@ -365,9 +371,9 @@ def _list_probed_references(audit: Audit, place: Workplace, target: Target) -> l
 
 
 def _read_ahead(model: LanguageModel, secrets: Sequence[Secret], whole_texts: bool) -> None:
-    """Make the model read the secrets' texts before the queries.
+    """Make the model read the secrets' texts before the methods query the model.
 
-    whole_texts: score every token of a non-member, as held-out perplexity does.
+    whole_texts: score every token of a non-member, as held-out perplexity requires.
     """
     # [:-1]: no query needs the distribution after the last token
     texts = [(secret.prefix + secret.suffix)[:-1] for secret in secrets]
@@ -378,7 +384,7 @@ def _read_ahead(model: LanguageModel, secrets: Sequence[Secret], whole_texts: bo
 
 
 def list_greedy_guesses(audit: Audit, target: Target) -> Mapping[str, Guesses]:
-    """Return the guesses by secret of this run's greedy attack; empty without such an attack."""
+    """Return the guesses of this run's greedy attack by secret; {} without such an attack."""
     view = audit.make_target_view(target, WHITE_BOX)
     for attack in audit.selection.attacks:
         sampling = attack.sampling()

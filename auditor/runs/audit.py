@@ -1,7 +1,7 @@
 """Prepare an audit: its site, its attacks and defenses, and the prefix token shared by all cells.
 
-Every bad input that can be detected before the first query to a model is refused here. Remote
-workers have only a `RunContext`; the run folder belongs to the main process.
+Bad input is refused here if it can be detected before the first query to a model. Remote workers
+have only a `RunContext`; the run folder belongs to the main process.
 """
 
 from __future__ import annotations
@@ -71,7 +71,8 @@ class RunContext:
         return self.benchmark.challenge()
 
     def make_target_view(self, target: Target, setting: Setting) -> View:
-        """Make a new view, without draws; a fixed budget is divided among the secrets."""
+        """Make a new view of the target, without draws. A fixed query budget is divided among the
+        secrets."""
         public, reference = (
             model and wrap_prefixed_model(model, self.prefix_token.tokens)
             for model in (self.site.public_model, self.site.reference_model)
@@ -115,8 +116,8 @@ class RunContext:
     def check_models_self_consistent(self, models: Iterable[LanguageModel | None]) -> None:
         """Check that each model returns the same distribution for every kind of query.
 
-        Texts have the length of this run's longest text with soft prompt. Remarks go to the
-        benchmark's notes.
+        The checked texts are as long as this run's longest text with its soft prompt. Remarks are
+        added to the benchmark's notes.
         """
         texts = [len(query.prefix) + query.length for query in self.challenge.queries]
         texts += [len(canary.prefix + canary.suffix) for canary in self.benchmark.canaries]
@@ -146,8 +147,11 @@ class RunContext:
                     self.site.reporter.note(note)
 
     def _list_packed_row_notes(self) -> tuple[str, ...]:
-        """Return notes on how earlier records of a packed row affect later records; add doubts to
-        the benchmark."""
+        """Return notes on whether a record is recited better after the earlier records of its
+        packed row.
+
+        Doubts are added to the benchmark.
+        """
         model = wrap_prefixed_model(self.site.model, self.prefix_token.tokens)
         remark, doubts = packed_rows.compare_packed_records(
             model, self.benchmark.secrets, self.benchmark.earlier_in_row
@@ -158,7 +162,7 @@ class RunContext:
         return (remark,)
 
     def refuse_unanswerable_probes(self) -> None:
-        """Raise AuditError for inputs that a probe would otherwise refuse only after hours."""
+        """Raise AuditError now for inputs that a probe would refuse only after hours."""
         for method in self.selection.methods:
             if isinstance(method, Probe) and method.of == "secrets":
                 method.check_secrets(self.benchmark.secrets)
@@ -212,8 +216,10 @@ class Audit(RunContext):
 
     @property
     def secrets_in_run_fingerprint(self) -> tuple[Secret, ...]:
-        """Secrets and canaries in the run's fingerprint. Canaries that every lab has are included
-        only for an epsilon audit."""
+        """Secrets and canaries of the run's fingerprint.
+
+        The canaries that every lab contains are included only for an epsilon audit.
+        """
         canaries = self.benchmark.canaries
         with_coin = [item for item in canaries if item.canary and item.canary.coin is not None]
         return (
@@ -243,7 +249,7 @@ class Audit(RunContext):
         return generations.choose_ngram_length(attack, self.benchmark, index)
 
     def check_corpus_attacks_feasible(self, target: Target) -> None:
-        """Raise AuditError for generations that would otherwise be refused after the first draw."""
+        """Raise AuditError now for a corpus attack that would fail at its first draw."""
         view = self.make_target_view(target, WHITE_BOX)
         for attack in self.selection.attacks:
             if not isinstance(attack, CorpusAttack):
@@ -257,8 +263,8 @@ class Audit(RunContext):
                         model.check_text_fits(n_prefix, length)
 
     def load_or_fit_attack_state(self, target: Target, view: View, attack: Attack) -> State:
-        """Load the attack's state from this run, the resumed run or the same sweep; otherwise tune
-        the attack."""
+        """Return the attack's tuned state: saved by this run or an earlier run of the sweep,
+        otherwise tuned now."""
         key = (attack.name, attack.fitted_state_name(view))
         if key not in self._tuned:
             name = "-".join(key)
@@ -297,8 +303,8 @@ class Audit(RunContext):
 def choose_prefix_token(site: Site, longest: int, folder: RunFolder) -> PrefixToken:
     """Choose the run's prefix token on the undefended model; a resumed run keeps its token.
 
-    longest: maximum number of tokens of a context without the prefix token. Raise AuditError if the
-    plan of a resumed run gives another prefix token.
+    longest: most tokens of a context without the prefix token. Raise AuditError if the plan of a
+    resumed run requests another prefix token.
     """
     saved = folder.prefix_token()
     data_plan = site.data_plan
@@ -321,7 +327,7 @@ def choose_prefix_token(site: Site, longest: int, folder: RunFolder) -> PrefixTo
 
 
 def resolve_site_prefix(site: Site, known: Sequence[Pair], longest: int) -> PrefixToken:
-    """Return the plan's prefix token; without a token in the plan, choose one on these known
+    """Return the plan's prefix token. If the plan leaves the token open, choose it on the known
     pairs."""
     benchmark = site.benchmark
     options = (benchmark.canaries, benchmark.framed, benchmark.as_trained, site.hurried)
@@ -329,7 +335,7 @@ def resolve_site_prefix(site: Site, known: Sequence[Pair], longest: int) -> Pref
 
 
 def count_longest_context(benchmark: Benchmark, prompt_rows: int) -> int:
-    """Return the maximum number of tokens of a context without the prefix token."""
+    """Return the largest number of tokens in a context, not counting the prefix token."""
     pairs: list[Pair | Secret] = [*benchmark.known, *benchmark.secrets]
     prompted_lengths = [prompt_rows + len(pair.prefix + pair.suffix) for pair in pairs]
     # Held-out texts and canaries are read without a soft prompt.

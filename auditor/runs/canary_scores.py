@@ -1,5 +1,5 @@
-"""Score canaries (`audit canaries score`): the exposure of each canary of a manifest, on a model or
-from a finished run."""
+"""Score canaries (`audit canaries score`): measure the exposure of each canary of a manifest, on a
+model or from a finished run."""
 
 from __future__ import annotations
 

@@ -55,8 +55,10 @@ class Workplace:
         self._views = {}
 
     def get_shared_view(self, target: str, setting: str) -> View:
-        """Return the view shared by all queries to a target in a setting. Attacks with the same
-        recipe run one pass."""
+        """Return the view that all queries to this target in this setting share.
+
+        Attacks with the same recipe therefore draw their samples only once.
+        """
         if self._target is None or self._target.name != target:
             self.set_current_target(self.targets.find_or_build_target(target))
         assert self._target is not None  # just taken
@@ -69,9 +71,9 @@ class Workplace:
 class CellWork(Generic[Asked, Answer]):
     """Queries of a cell.
 
-    allowance: tokens that each (recipe, secret) may still draw, divided by the main process. meter:
-    tokens drawn inside the target's claim until now, and their charge to the claim. state: an
-    attack's tuned state; empty for a probe.
+    allowance: tokens that each (recipe, secret) may still draw; the main process divides them.
+    meter: tokens drawn so far inside the target's claim, and their charge to the claim. state: an
+    attack's tuned state; {} for a probe.
     """
 
     key: CellKey
@@ -115,7 +117,7 @@ class CellWork(Generic[Asked, Answer]):
 
 @dataclass(frozen=True)
 class WorkerSite:
-    """Builder of a plan's site on a worker, from the weights, data and plug-ins on the worker's
+    """Builder of a plan's site on a worker, from weights, data and plug-ins of the worker's
     machine.
 
     counted: large tables that the run has already counted, by flag and name.
@@ -145,8 +147,8 @@ def fingerprint_inputs(plan: Plan, site: Site) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class WorkerWorkplace:
-    """Builder of a worker's `Workplace`. read: digests of the run's inputs, by name, to compare
-    with the worker's."""
+    """Builder of a worker's `Workplace`. read: digests of the run's inputs by name, which the
+    worker's inputs must match."""
 
     site: WorkerSite
     prefix_token: PrefixToken

@@ -68,7 +68,7 @@ class Cell(TargetRun, ABC):
         return f"{self.target.title}: {self.method.name} ({self.setting.name})"
 
     def measure(self) -> Finding:
-        """Return a finding with measurements, or with the reason for having none; add the results
+        """Return a finding with measurements or with the reason why there are none; add the results
         per secret to the collector."""
         start = time.perf_counter()
         blank = self._build_finding()
@@ -108,7 +108,8 @@ class Cell(TargetRun, ABC):
 
     @abstractmethod
     def _complete_finding(self, blank: Finding) -> Finding:
-        """Fill in the blank finding. Raise NotApplicable if there is nothing to measure."""
+        """Add measurements to the blank finding. Raise NotApplicable if there is nothing to
+        measure."""
 
     def _stream_answers(
         self, work: CellWork[Asked, Answer], items: Sequence[Asked]
@@ -124,8 +125,10 @@ class Cell(TargetRun, ABC):
         ask: stopping.Ask[stopping.Item],
         count_seen: stopping.Seen[stopping.Item],
     ) -> Sequence[stopping.Item]:
-        """Query all items, or under `--until` as many as the stopping rule needs; return these
-        items in order."""
+        """Query all items, or under `--until` only as many as the stopping rule needs.
+
+        Return the queried items in order.
+        """
         if (stop := self.audit.stops.get(self.key)) is None:
             ask(items)
             return items
@@ -221,8 +224,7 @@ class AttackCell(Cell):
         )
 
     def _build_member_strata(self, members: judging.Outcome) -> tuple[Stratum, ...]:
-        """Return the members by copies; empty if the row queried only a part of the run's
-        sample."""
+        """Group the members by copies; () if only a part of the run's sample was queried."""
         counts = self.audit.benchmark.record_counts.get("members")
         whole_sample = len(members.ids) == sum(
             secret.member for secret in self.audit.benchmark.secrets
@@ -233,16 +235,20 @@ class AttackCell(Cell):
         return extraction.group_copies_strata(counts.by_copies, secrets, members.hit)
 
     def _measure_group_shares(self, members: judging.Outcome) -> dict[str, Measurement]:
-        """Return the extracted share by group. Empty for a row that may stop early: these intervals
-        need a fixed sample size."""
+        """Return the extracted share of each group; {} for a row that `--until` may stop.
+
+        The intervals of these shares need a fixed sample size.
+        """
         if self.key in self.audit.stops:
             return {}
         secrets = map(self.audit.secrets_by_id.__getitem__, members.ids)
         return extraction.measure_group_shares(secrets, members.hit)
 
     def _measure_undefended_difference(self) -> Iterator[Measurement]:
-        """Yield the paired difference to the undefended target in the same setting, over the
-        members answered in both rows."""
+        """Yield the paired difference to the undefended target in the same setting.
+
+        Only members answered in both rows are compared.
+        """
         if self.key in self.collector.stopped:
             return  # the interval needs a fixed sample size
         # The undefended target comes first in a run, so its answers exist.
@@ -254,8 +260,11 @@ class AttackCell(Cell):
             yield chain_steps.measure_row_difference(RECALL, "share", row, base_row)
 
     def _judge_guesses(self, ids: Sequence[str]) -> tuple[judging.Outcome, list[Guesses], Kinds]:
-        """Return the judged answers, their costs (guesses without candidates), and shares of
-        personal data. Read answers one by one: together they may exceed memory."""
+        """Return the judged answers, the guesses without candidates (for costs), and shares of
+        personal data.
+
+        Answers are read one at a time, because all answers may exceed memory.
+        """
         finished, costs = self.audit.folder.guesses.finished_secrets(self.key), list[Guesses]()
 
         def read() -> Iterator[Guesses]:  # fills `costs` while `judge_guesses` iterates over it
@@ -283,7 +292,8 @@ class AttackCell(Cell):
         return build_outcome_row(outcome, kinds)
 
     def _guess_remaining_secrets(self, state: State) -> tuple[list[str], list[str]]:
-        """Attack the unanswered secrets; return the ids of all queries and of all answers."""
+        """Attack the secrets without an answer. Return the ids of all queries, then the ids with
+        answers."""
         # A view of the journal: it grows when `ask` appends, and reads the file at each access.
         finished, target = self.audit.folder.guesses.finished_secrets(self.key), self.target
         attacked = {secret.id for secret in target.secrets}
@@ -399,7 +409,7 @@ class ProbeCell(Cell):
         )
 
     def _observe_secrets(self, secrets: Sequence[Secret]) -> tuple[Sequence[Secret], Observed]:
-        """Return the queried secrets and their observations, including those of an interrupted
+        """Return the queried secrets and all their observations, including those of an interrupted
         run."""
         folder = self.audit.folder
         probe = self.method
@@ -431,8 +441,11 @@ class ProbeCell(Cell):
     def _observe_missing_secrets(
         self, secrets: Sequence[Secret], earlier: Mapping[str, Observation]
     ) -> tuple[Sequence[Secret], FinishedSecrets[Observation]]:
-        """Observe the secrets that the run folder lacks; return all queried secrets and the
-        folder's observations."""
+        """Observe the secrets without an observation in the run folder.
+
+        Return all queried secrets and all observations in the folder. earlier: observations of
+        earlier runs of the sweep, which are not repeated.
+        """
         folder = self.audit.folder
         finished = folder.observations.finished_secrets(self.key)
         self._refuse_answers_about_other_secrets(
@@ -469,11 +482,11 @@ class ProbeCell(Cell):
     def _pair_undefended_observations(
         self,
     ) -> tuple[ChainMap[str, Observation], dict[str, float]]:
-        """Return the observations of the undefended model from earlier runs of a sweep: values by
-        secret, and joint facts.
+        """Return this probe's observations of the undefended model in earlier runs of a sweep.
 
-        Every point of a sweep repeats the same queries to that model. The caller adds its journal
-        and facts, which all runs of the sweep share.
+        Return values by secret, and joint facts, because every run of a sweep would repeat these
+        queries. Both are empty for a defended model. The caller adds the observations of its own
+        run.
         """
         if not self.target.is_undefended:
             return ChainMap(), {}

@@ -16,8 +16,8 @@ from auditor.statistics import compare
 
 @dataclass(frozen=True)
 class ChainRow:
-    """A row of a chain. answers: values as for `build_cause_chain`; None if the row was not
-    measured because `absent` is missing."""
+    """A row of a chain. answers: values as in `build_cause_chain`; None if the row was not measured
+    because `absent` is missing."""
 
     cause: Cause
     target: str
@@ -32,13 +32,15 @@ def build_cause_chain(
     name: str,
     unit: str,
 ) -> Chain | None:
-    """Return the steps from the base row to each of `chain_rows`, which include the target's row.
+    """Return the steps from the base row along `chain_rows`, which include the target's row.
 
-    A step compares members' means. If rows have non-members, the step subtracts the non-members'
-    change, which is not memorisation. A cause without a measured row is merged with the next step.
-    Return None if the target's row was not measured, or if no secret has an answer in all rows.
+    A step is the difference of members' means. If the rows have non-members, the non-members'
+    change, which is not memorisation, is subtracted. A cause without a measured row is merged with
+    the next step. Return None if the target's row was not measured, or if no secret has an answer
+    in all rows.
 
-    base: the base row's name and values. name, unit: of the compared number, finite in every row.
+    base: the base row's name and values. name, unit: the compared number, which is finite in every
+    row.
     """
     start, answers = base
     measured = {
@@ -86,10 +88,10 @@ def measure_row_difference(
     base: RowValuesBySecret,
     rows: Iterable[RowValuesBySecret] = (),
 ) -> Measurement:
-    """Measure the mean of `new` minus `base`, with its paired 95% interval, over members.
+    """Measure the members' mean of `new` minus `base`, with its paired 95% interval.
 
-    The members have the number in `new`, `base` and all `rows`. The change of non-members with the
-    number in all these rows is subtracted.
+    Only members with this number in `new`, `base` and all `rows` count. The same difference over
+    non-members, if there are any, is subtracted.
     """
     aligned = [new, base, *rows]
     _, (after, before, *_) = align_rows(aligned, name, True)

@@ -1,5 +1,4 @@
-"""Build each defense's chain of causes from the rows of a run, and add the chains to its
-findings."""
+"""Build each defense's chain of causes from a run's rows, and add the chain to the findings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Describe the estimated cost of a run, and flags that would halve its time. No model is
+"""Describe the estimated cost of a run, and the flags that would halve its time. No model is
 queried."""
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ _SIDE = 0.025  # error on each side of a two-sided 95% interval
 class RunPartCost:
     """Cost of a part of a run.
 
-    of: number of texts; asked: number of timed texts. rows: sequences read by a network, a sequence
-    again for each token; tokens: tokens read. memory: peak bytes, including the models. why: reason
-    for having no numbers. cut: the flags (`--limit`, `--samples`) that shorten the part.
+    of: number of texts; asked: number of timed texts. rows: sequences that a network reads, counted
+    again for each generated token; tokens: tokens read. memory: peak bytes, including the models.
+    why: reason if there are no numbers. cut: the flags (`--limit`, `--samples`) that shorten the
+    part.
     """
 
     name: str
@@ -43,9 +44,9 @@ class RunPartCost:
 class CostEstimate:
     """Estimated cost of a run, part by part.
 
-    preparing: measured seconds to load models and data and make targets, by name. probe: seconds of
-    queries to the models. secrets: numbers of attacked members and non-members. samples: per
-    prefix, if all attacks draw the same number.
+    preparing: measured seconds of each step that loads models and data or makes targets. probe:
+    seconds spent on this estimate's queries. secrets: numbers of attacked members and non-members.
+    samples: number per prefix, if all attacks draw the same number.
     """
 
     costs: tuple[RunPartCost, ...]
@@ -69,7 +70,7 @@ class CostEstimate:
 
     @property
     def flags_that_halve_time(self) -> tuple[str, ...]:
-        """Flags that would each halve the time, each with its largest sufficient value."""
+        """Flags that would each halve the run's time, each with the largest value that suffices."""
         # range(1, most) holds i + 1 at i: the insertion point after the last n that is fast enough
         # equals that n; 0 if no n is fast enough.
         limits = {}
@@ -80,8 +81,10 @@ class CostEstimate:
         return tuple(f"{flag} {n}" for flag, n in limits.items() if n)
 
     def _seconds_with_flag(self, flag: str, n: int) -> float:
-        """Return the run's seconds with `flag n`. Parts cut by the flag shrink in proportion to
-        their secrets or samples."""
+        """Return the seconds of the run with `flag n`.
+
+        A part that the flag cuts shrinks in proportion to its secrets or samples.
+        """
 
         def share(cost: RunPartCost) -> float:
             if flag not in cost.cut:
@@ -105,7 +108,7 @@ class CostEstimate:
 
 
 def run_cost_estimate_table(estimate: CostEstimate) -> RowTable:
-    """Return the estimate as a table."""
+    """Return the cost estimate as a table."""
     time = phrases.format_duration(estimate.seconds)
     peak = phrases.format_memory(estimate.estimated_peak_memory_bytes / 1e6)
     if estimate.parts_without_estimate:

@@ -55,8 +55,8 @@ _CELLS = 6  # weight of cells: their share of the time, compared with other part
 class TimedPart:
     """A part of a run, to be timed on some of its texts.
 
-    of: number of all texts; 0: no queries, for the reason `why`. at_once: texts in memory together.
-    times: number of repetitions. cut: see `RunPartCost`.
+    of: number of all texts; 0 if there are no queries, for the reason `why`. at_once: number of
+    texts in memory together. times: number of repetitions. cut: see `RunPartCost`.
     """
 
     name: str
@@ -142,7 +142,7 @@ def _time_preparing(site: Site) -> list[tuple[str, float]]:
 
 
 class _RunPartTimer:
-    """Timer of the parts in order; each part may take its share of the remaining time."""
+    """Timer that runs the parts in order and gives each a share of the remaining time."""
 
     def __init__(self, scene: RunContext, seconds: float) -> None:
         self.scene, self.end = scene, time.perf_counter() + seconds
@@ -170,8 +170,7 @@ class _RunPartTimer:
     # --- the parts, in the order of a run ---
 
     def time_choosing_prefix_token(self) -> None:
-        """Choose the prefix token, and time the choice if the plan leaves it to the auxiliary
-        data."""
+        """Choose the prefix token, and time this step if the token is chosen on auxiliary data."""
         scene, whole_benchmark = self.scene, self.scene.benchmark
         longest = count_longest_context(
             whole_benchmark, scene.selection.longest_soft_prompt_row_count
@@ -266,7 +265,7 @@ class _RunPartTimer:
         self.time_part_within_its_share(tokens)
 
     def time_target_cells(self, target: Target, setting: Setting) -> None:
-        """Time tuning the attacks, then all cells of the target and setting together: cells share
+        """Time the attacks' tuning, then all cells of a target and setting together, as cells share
         draws."""
         states: dict[str, State] = {}
         for attack in self.scene.selection.attacks:
@@ -279,8 +278,10 @@ class _RunPartTimer:
         )
 
     def time_tuning(self, attack: Attack, target: Target, setting: Setting) -> State:
-        """Time tuning on a few known pairs and return the state. Attacks with the same state are
-        tuned once. Raise NotApplicable if there is nothing to tune."""
+        """Time the attack's tuning on a few known pairs, and return the tuned state.
+
+        Attacks with the same state are tuned once. Raise NotApplicable if there is nothing to tune.
+        """
         view, known = self.scene.make_target_view(target, setting), self.scene.challenge.known
         state = self.states.setdefault(f"{attack.name} {attack.fitted_state_name(view)}", {})
         rehearsal, times = attack.timing_stand_in()
@@ -376,7 +377,7 @@ class _RunPartTimer:
     def time_part_within_its_share(
         self, steps: TimedParts, least: int = 1, weight: int = 1
     ) -> None:
-        """Time the steps on `least` texts, then on more texts within the part's share of time."""
+        """Time the steps on `least` texts, then on more texts while the part's time share lasts."""
         start = time.perf_counter()
         # The right side is evaluated first: the share uses the old weight. `max`: more parts may
         # come than were counted, and each of them may take all remaining time.
@@ -414,7 +415,7 @@ class _RunPartTimer:
             )
 
     def _extrapolate_cost(self, step: TimedPart, attempts: Sequence[RunPartCost]) -> RunPartCost:
-        """Extrapolate a part's cost to all its texts, from attempts on some of them."""
+        """Extrapolate a part's cost to all its texts from timed attempts on some texts."""
         *earlier, last = attempts
         if last.why:
             return RunPartCost(step.name, last.of, why=last.why)
@@ -446,7 +447,7 @@ class _RunPartTimer:
 
 
 def _compute_attempt_cost(step: TimedPart, n: int, device: torch.device) -> RunPartCost:
-    """Run a part on n texts and return its cost. n = 0: no time is left for a query."""
+    """Run a part on n texts and return its cost. n = 0: there is no time left for a query."""
     if not step.of:
         skipped = "nothing to ask"
     elif n:

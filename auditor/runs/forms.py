@@ -1,7 +1,7 @@
-"""List the deployed forms of a model (`--forms`), each shown in a row next to the model.
+"""List the deployed forms of a model (`--forms`); each has its own row next to the model's.
 
-A form is built here from the attacked model's weights (`Defense.form`), or is a separate model that
-a provider loads or queries. Nothing is loaded here.
+A form is either built here from the attacked model's weights (`Defense.form`), or is a separate
+model that a provider loads or queries. Nothing is loaded here.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from auditor.runs.unlearning import UnlearningBaseline
 
 @dataclass(frozen=True)
 class NamedForm(UnlearningBaseline):
-    """A separate model, named as a form of the attacked model."""
+    """A separate model that the user names as a form of the attacked model."""
 
     name = "form"
     place: str = ""
@@ -30,7 +30,7 @@ class NamedForm(UnlearningBaseline):
 def list_form_rows(target: TargetPlan, others: Sequence[ShownRow] = ()) -> list[ShownRow]:
     """Return the rows of `--forms` in order. others: the run's other rows.
 
-    Raise AuditError for an invalid form, and if two rows have the same name.
+    Raise AuditError for an invalid form, or if two rows have the same name.
     """
     rows = list[ShownRow]()
     names = {UNDEFENDED, *(row.name for row in others)}
