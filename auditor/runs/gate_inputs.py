@@ -1,5 +1,5 @@
-"""Judge a finished run by a gate policy, from its record and the deployed model files, without
-loading a model."""
+"""Judge a finished run by a gate policy. This reads the run's record and the deployed model's
+files, and loads no model."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ _AT_ONCE = 1000  # generations in a lookup batch
 class TrainingCorpus:
     """Training texts to compare generations with.
 
-    n: tokens of an n-gram; said: the reason for n if no option sets n.
+    n: n-gram length in tokens; said: the reason for this n if no option sets n.
     """
 
     benchmark: Benchmark
@@ -49,7 +49,7 @@ class TrainingCorpus:
 
     @cached_property
     def secret_aliases_by_record(self) -> dict[int, tuple[str, ...]]:
-        """Aliases of attacked secrets by the index of their training record."""
+        """Aliases of the attacked secrets in each training record, by the record's index."""
         aliases: dict[int, tuple[str, ...]] = {}
         records: dict[Tokens, Sequence[int]] = {}  # records that contain a text
         for secret in self.benchmark.secrets:
@@ -63,7 +63,8 @@ class TrainingCorpus:
 
     @cached_property
     def record_counts_by_copies(self) -> dict[int | None, int]:
-        """Numbers of trained records with at least n tokens, by copies in the training data."""
+        """Number of trained records with at least n tokens, by their copies in the training
+        data."""
         lengths = self.index.text_lengths[: len(self.index.copies)]
         return dict(
             Counter(
@@ -100,10 +101,10 @@ class TrainingCorpus:
 
 @dataclass(frozen=True)
 class JudgedGenerations:
-    """Judged generations of a row.
+    """A row's generations, compared with the training texts.
 
-    costs: each generation without its text; texts: each record's extracted text, by alias; columns:
-    table columns on the generations and on their records.
+    costs: the generations without their texts; texts: by record alias, the extracted text and its
+    generation; columns: table columns on the generations and the extracted records.
     """
 
     measurements: tuple[Measurement, ...]
@@ -116,10 +117,10 @@ class JudgedGenerations:
 def choose_ngram_length(
     attack: CorpusAttack, benchmark: Benchmark, index: NGramIndex
 ) -> TrainingCorpus:
-    """Return the corpus with the attack's n; without that option, the smaller of `_N` and the
-    median suffix length.
+    """Return the corpus with the attack's n; without this option n is the median suffix length, at
+    most `_N`.
 
-    Raise AuditError if n exceeds the length of generations or of the longest record.
+    Raise AuditError if n exceeds the length of the generations or of the longest record.
     """
     lengths = sorted(len(secret.suffix) for secret in benchmark.secrets if secret.member)
     middle = lengths[len(lengths) // 2]
@@ -148,8 +149,10 @@ def judge_generations(
     row_ids: Sequence[str],
     corpus: TrainingCorpus,
 ) -> JudgedGenerations:
-    """Compare generations with the corpus. generations_by_id: all generations; row_ids: this row's
-    ids, in order."""
+    """Compare a row's generations with the corpus.
+
+    generations_by_id: all generations; row_ids: the ids of this row's generations, in order.
+    """
     memorised_tokens = list[MemorisedTokens]()
     costs = list[Guesses]()
     scores = list[dict[str, float]]()
@@ -252,10 +255,10 @@ def _build_record_columns(
     n_generations: Mapping[int, int],
     longest: Mapping[int, int],
 ) -> Iterator[Column]:
-    """Yield columns on the extracted records, most frequent first.
+    """Yield columns on the extracted records, most frequently extracted first.
 
-    The columns: these records; the attacked secrets with their record's position (from 0); the
-    numbers of trained records by copies.
+    The columns are: numbers of these records; the attacked secrets, each with its record's position
+    (from 0); the numbers of trained records by copies.
     """
     ids = [aliases[record] for record in order]
     copies = [corpus.index.copies[record] for record in order]

@@ -1,5 +1,4 @@
-"""Provide the built-in lab as an audit's site: make models and data on demand, from the lab's
-recipe."""
+"""Make models and data on demand for an audit of the built-in lab, from the lab's recipe."""
 
 from __future__ import annotations
 
@@ -35,7 +34,8 @@ AUDIT_CANARIES = 1000
 
 
 class LabSite(Site):
-    """Site of the lab that a plan names. Raise AuditError for an unknown field of the recipe."""
+    """Site of an audit in the lab that the plan names. Raise AuditError for an unknown recipe
+    field."""
 
     trains_on_demand: ClassVar[bool] = True
     relearn_rate: ClassVar[float] = 1e-4
@@ -114,7 +114,7 @@ class LabSite(Site):
 
     @cached_property
     def mitigated_model(self) -> TrainedModel | None:
-        """The model that the plan's mitigation trains to replace the target; None without a
+        """The model trained by the plan's mitigation, which replaces the target; None without a
         mitigation."""
         if (trainer := self.mitigation) is None:
             return None
@@ -146,8 +146,7 @@ class LabSite(Site):
 
     @property
     def default_defense_options(self) -> Mapping[str, Mapping[str, Any]]:
-        """Options of the lab's defenses. For a probe of a training they include the canaries
-        planted for the probe."""
+        """Options of the lab's defenses, with the canaries that the plan's probes need planted."""
         defaults = choose_lab_defaults(self.kind, self.recipe)
         for attack in self.attack_plan.attack:
             for name, options in self.kind.planted_for.get(attack, {}).items():
@@ -213,8 +212,10 @@ def make_site(
 
 
 def choose_lab_defaults(lab: type[Lab], recipe: BaseLabRecipe) -> dict[str, dict[str, Any]]:
-    """Return options of defenses, sized to a lab. A variant of the target's training inherits the
-    training's other options."""
+    """Return the defenses' default options for this lab's size.
+
+    A variant of the target's training method inherits that training's other options.
+    """
     defaults = {name: dict(options) for name, options in lab.defense_defaults.items()}
     for name, kind in registry.list_trainers().items():
         if issubclass(kind, Variant):
@@ -223,7 +224,7 @@ def choose_lab_defaults(lab: type[Lab], recipe: BaseLabRecipe) -> dict[str, dict
 
 
 def build_mitigation_trainer(target: TargetPlan, recipe: BaseLabRecipe) -> Trainer | None:
-    """Build the trainer that replaces the training of the lab's target; None without a mitigation.
+    """Build the trainer of the plan's mitigation, for the lab's target; None without a mitigation.
 
     Raise AuditError if the trainer does not make a single model of the lab's records.
     """
@@ -258,8 +259,8 @@ def parse_reference_model_count(text: str) -> int:
 def build_lab_recipe(plan: Plan) -> BaseLabRecipe:
     """Build the recipe of the plan's lab. Raise AuditError for an unknown field.
 
-    If a probe uses coins, the lab contains audit canaries, and all models are trained with them.
-    With lab seed "run" the seed of the run also decides the texts and the trained models.
+    If a probe uses coins, the lab plants audit canaries in the training data of all models. With
+    lab seed "run" the run's seed also decides the texts and the trained models.
     """
     fields: dict[str, Any] = dict(plan.target.lab_recipe)
     if fields.get("seed") == "run":

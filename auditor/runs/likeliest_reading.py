@@ -1,6 +1,7 @@
-"""Choose the reading of texts that a model finds most likely: the prefix token, or the text format.
+"""Choose how to read texts, by what a model finds most likely: the prefix token, or the text
+format.
 
-Every choice uses the same rule: keep the usual reading unless another is significantly more likely.
+Every choice uses one rule: keep the usual reading unless another is significantly more likely.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ def compute_pair_nlls(model: LanguageModel, pairs: Sequence[Pair]) -> Floats:
 
 
 def _name_choice(model: LanguageModel, texts: Sequence[object]) -> str:
-    """Return a cache file name: a hash of weights, libraries, device and texts, salted because the
-    texts are private."""
+    """Return a file name for a cached choice: a salted hash of weights, libraries, device and
+    private texts."""
     versions = [importlib.metadata.version(name) for name in ("torch", "transformers")]
     subject = json.dumps([model.digest(), str(model.device), versions, __version__, texts])
     return (
@@ -58,8 +59,8 @@ def choose_likeliest_reading(
 ) -> Reading:
     """Return the usual reading unless another reading is significantly more likely.
 
-    nll: (texts,) nats per token of the same texts in each reading. The test is Student's interval,
-    paired by text, corrected for the numbers of other readings and of looks.
+    nll: (texts,) nats per token of the same texts in each reading. The test is Student's paired
+    interval, with Bonferroni correction for the other readings and for `looks` at the data.
     """
     other_readings = [reading for reading in nll if reading != usual]
     likelier = [
@@ -77,10 +78,11 @@ def is_choice_clear(
     looks: int,
     hurried: bool = False,
 ) -> bool:
-    """Test if the intervals rule out a reading that is more likely by `margin` nats per token.
+    """Test if every other reading is significantly less than `margin` nats per token likelier than
+    `best`.
 
-    hurried: use one-sided 95% intervals. They choose no reading; they only show that more texts
-    would not reveal such a difference.
+    hurried: use one-sided 95% intervals without correction; they choose no reading, but show that
+    more texts would not reveal such a difference.
     """
     other_readings = [reading for reading in nll if reading != best]
     if hurried:
@@ -94,7 +96,8 @@ def is_choice_clear(
 
 
 def bound_mean_gain(gain: Floats, comparisons: float) -> float:
-    """Return the lower end of the interval of the mean paired difference; -inf below 2 pairs.
+    """Return the lower end of Student's interval for the mean of paired differences; -inf for fewer
+    than 2 pairs.
 
     comparisons: divides the error level; 0.5 gives a one-sided interval for a single comparison.
     """

@@ -32,10 +32,9 @@ def is_live_model(kind: str, value: Any) -> bool:
 
 
 def check_no_shared_weights(models: Mapping[str, Any]) -> None:
-    """Raise AuditError if two models share weights. An adapter changes its base in place, so both
-    models would be equal.
+    """Raise AuditError if two models share weights, except `public` and `reference`.
 
-    The same model may be `public` and `reference`.
+    An adapter changes its base model in place, so two such models would be equal.
     """
     for (role, model), (other, other_model) in combinations(models.items(), 2):
         if other_model is model and role != "model":
@@ -59,10 +58,9 @@ def name_live_model(model: Any) -> str:
 
 
 def wrap_live_model(model: Any, tokenizer: Any) -> LanguageModel:
-    """Wrap a causal LM in memory, and check it like a loaded model. A `LanguageModel` keeps its
-    tokenizer.
+    """Wrap and check a causal LM in memory like a loaded model; return a `LanguageModel` unchanged.
 
-    Raise AuditError if the model's distributions do not agree.
+    Raise AuditError if the model's distributions are inconsistent between kinds of query.
     """
     if isinstance(model, LanguageModel):
         consistency.check_distribution_consistency(model)
@@ -74,12 +72,11 @@ def wrap_live_model(model: Any, tokenizer: Any) -> LanguageModel:
 
 @contextmanager
 def restore_training_state(*models: Any) -> Iterator[None]:
-    """Let an audit use models that are being trained; afterwards restore their training mode and
-    the `requires_grad` of weights.
+    """Return a context in which an audit may use models that are in training.
 
-    Inside, a model computes in the precision of its weights. Under mixed precision accelerate wraps
-    `forward` in autocast (bfloat16 by default in TRL's trainers), whose rounding depends on the
-    batch shape.
+    On leaving, training mode and the weights' `requires_grad` are restored. Inside, a model
+    computes in the precision of its weights: under mixed precision accelerate wraps `forward` in
+    autocast (bfloat16 by default in TRL's trainers), whose rounding depends on the batch shape.
     """
     models = tuple(model for model in models if isinstance(model, torch.nn.Module))
     # Module by module: frozen dropout or batch norms inside a training model keep their mode.

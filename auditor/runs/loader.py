@@ -70,8 +70,8 @@ class ModelLoader:
 
     @cached_property
     def live_model_digests(self) -> dict[str, str]:
-        """Digests of models in memory by role. They are computed once: hub files may change during
-        a run, but weights in memory do not."""
+        """Digests by role of the models in memory, computed once because their weights do not
+        change."""
         return {
             f"{role}/in memory": digest
             for role, live in self.live.items()
@@ -79,9 +79,9 @@ class ModelLoader:
         }
 
     def check_model_obtainable(self, fields: Sequence[str]) -> None:
-        """Raise AuditError if the plan's options do not fit the provider of the attacked model.
+        """Raise AuditError if the plan's options do not suit the provider of the attacked model.
 
-        fields: the plan's fields on the access to models.
+        fields: the plan's fields on access to models.
         """
         if "model" in self.live:
             return
@@ -105,7 +105,7 @@ class ModelLoader:
     def load_role_model(
         self, kind: str, name: str, options: LoadingOptions | None = None
     ) -> LanguageModel:
-        """Load the model of a role. options: loading options; None: those of a companion model."""
+        """Load the model of a role. options: how to load the model; None: as a companion model."""
         if kind in self.live:
             return self.live[kind]
         if kind == "model":
@@ -125,8 +125,8 @@ class ModelLoader:
         return self._load_once_if_memory_suffices(kind, provider, request)
 
     def load_deployed_form(self, place: str) -> LanguageModel:
-        """Load a form of the attacked model, with the attacked model's tokenizer, from any
-        provider."""
+        """Load a form of the attacked model from any provider, with the attacked model's
+        tokenizer."""
         provider, request = self._resolve_form(place)
         provider.check(request)
         return self._load_once_if_memory_suffices("form", provider, request)

@@ -1,4 +1,4 @@
-"""Describe the machine of a run, which may affect the run's numbers, and measure memory use."""
+"""Describe a run's machine, which may affect the numbers, and measure memory use."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from auditor.models.weights import resolve_model_device
 def describe_environment(device: str) -> dict[str, str]:
     """Describe the software and hardware that may affect numbers, and the working folder's commit.
 
-    device: as the plan names it.
+    device: the device as named by the plan.
     """
     versions = {}
     for name in ("torch", "transformers", "peft", "numpy"):
@@ -42,7 +42,7 @@ def describe_environment(device: str) -> dict[str, str]:
 
 
 def _describe_zlib() -> dict[str, str]:
-    """Name the zlib library. zlib-ng, built into some Pythons, gives other compressed sizes."""
+    """Name the zlib library: some Pythons contain zlib-ng, whose compressed sizes differ."""
     try:
         import zlib  # some Pythons are built without it
     except ImportError:

@@ -1,4 +1,4 @@
-"""Make canaries for `audit canaries make --audit`, and models extended by the canaries' tokens."""
+"""Make the canaries of `audit canaries make --audit`, and models extended by canary tokens."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class CanaryRequest:
 
 
 def make_audit_canaries(request: CanaryRequest) -> AuditCanaryManifest:
-    """Draw the canaries' texts and coins. Raise AuditError for inputs that this kind of canary
-    lacks or does not use."""
+    """Draw the canaries' texts and coins. Raise AuditError if an input is missing or unused for
+    this kind of canary."""
     if request.kind not in KINDS:
         raise make_unknown_name_error("--kind", request.kind, KINDS)
     for flag, kinds in {"data": BEGUN, "model": BY_MODEL, "temperature": ("sampled",)}.items():
@@ -70,8 +70,8 @@ def make_audit_canaries(request: CanaryRequest) -> AuditCanaryManifest:
 
 
 def check_new_tokens_trainable(manifest: AuditCanaryManifest, model: str) -> None:
-    """Raise AuditError for canaries of new tokens on an adapter, unless the adapter trains
-    embeddings."""
+    """Raise AuditError if the canaries are new tokens and the model is an adapter that does not
+    train embeddings."""
     if manifest.kind != "new-tokens" or not (Path(model) / ADAPTER).is_file():
         return
     config = read_json_object(Path(model) / ADAPTER, "the configuration of an adapter")
@@ -83,7 +83,7 @@ def check_new_tokens_trainable(manifest: AuditCanaryManifest, model: str) -> Non
 
 
 def refuse_extended_adapter(model: str) -> None:
-    """Raise AuditError for an adapter on a model extended by canaries' tokens."""
+    """Raise AuditError if the model is an adapter whose base was extended by canary tokens."""
     if (Path(model) / MARK).is_file():
         raise AuditError(
             f"expected all of {model!r} to be trained, as it was extended by new tokens of "
@@ -92,11 +92,11 @@ def refuse_extended_adapter(model: str) -> None:
 
 
 def write_token_extended_model(manifest: Path, model: str, out: Path) -> int:
-    """Write the model with a new token for each canary of the manifest; return the number of
+    """Write the model with one new token for each canary of the manifest; return the number of
     tokens.
 
-    The seed, which reveals no coins, draws the tokens' embedding rows like those of a fresh model.
-    Raise AuditError for a manifest of another kind, an adapter, and an existing folder.
+    The seed reveals no coins. It draws the tokens' embedding rows like those of a fresh model.
+    Raise AuditError for a manifest of another kind, an adapter, or an existing folder.
     """
     canary_manifest = manifests.read_canary_manifest(manifest)
     if not isinstance(canary_manifest, AuditCanaryManifest) or canary_manifest.kind != "new-tokens":

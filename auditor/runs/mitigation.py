@@ -1,5 +1,4 @@
-"""Turn a finished audit into the plan of a second audit (`audit mitigate --by`): data and a
-training.
+"""Turn a finished audit into a new training and the plan of a second audit (`audit mitigate --by`).
 
 The lab trains by its own recipe. A user's model is trained again by its `training.json` or by a
 command. A mitigation that drops records edits the data file; other mitigations replace the training
@@ -65,7 +64,8 @@ _CARRIED = ("epochs", "batch", "learning_rate")  # options that methods share
 class MitigationOptions:
     """Options of `audit mitigate`.
 
-    by: NAME or NAME:VALUE. train: a command with {data} and {out}; None: the recorded training.
+    by: NAME or NAME:VALUE. train: a command with {data} and {out}; None: repeat the recorded
+    training.
     """
 
     run: Path
@@ -78,8 +78,8 @@ class MitigationOptions:
 
 @dataclass(frozen=True)
 class TrainingOutcome:
-    """Outcome of a training. told: the training's messages, as sentences. seconds: its duration,
-    now or in an earlier session."""
+    """Outcome of a training. told: sentences that the training reported. seconds: training time,
+    also if an earlier session trained."""
 
     told: tuple[str, ...]
     seconds: float
@@ -131,7 +131,8 @@ class Mitigation:
         return self.asked.data or str(self.plan.data.data)
 
     def configuration(self) -> dict[str, Any]:
-        """Return the output folder's configuration; other configurations are refused."""
+        """Configuration to record in the output folder; a folder with another configuration is
+        refused."""
         choices = {
             "run": str(self.asked.run.resolve()),
             "by": self.asked.by,
@@ -265,8 +266,8 @@ def _split_training_command(command: str, trainer: Trainer) -> tuple[str, ...]:
 def audit_mitigated_model(
     mitigation: Mitigation, run: RunOutcomes, reporter: Reporter, command: str
 ) -> TrainingOutcome:
-    """Train and audit the mitigated model; skip finished steps. An AuditError leaves no partial
-    output."""
+    """Train and audit the mitigated model; skip finished steps. After an AuditError no partial
+    output is left."""
     # Share a cache: the audit attacks the model that the lab trains now.
     shared = SweepCache()
     out = mitigation.asked.out
@@ -325,7 +326,8 @@ def compare_mitigated_run(
 def _measure_perplexity_change(
     first: Path, before: AuditResult, second: Path, after: AuditResult
 ) -> Measurement | None:
-    """Return the perplexity after minus before, paired by held-out text; None if one is missing."""
+    """Return the perplexity after minus before, paired by held-out text; None if a run lacks the
+    texts' losses."""
     cells = []
     for place, result in ((second, after), (first, before)):
         measured = result.target(UNDEFENDED).perplexity
@@ -354,8 +356,8 @@ def train_mitigated_model(
 ) -> TrainingOutcome:
     """Train the model in a locked folder, unless it is already trained.
 
-    Raise AuditError for a folder of another mitigation or a refused training; then remove partial
-    output.
+    Raise AuditError for a folder of another mitigation and for a refused training, whose partial
+    output is removed.
     """
     out = mitigation.asked.out
     configuration = mitigation.configuration()
@@ -422,7 +424,8 @@ def _discard_refused_training(out: Path) -> None:
 def _train_own_model(mitigation: Mitigation, reporter: Reporter) -> tuple[str, ...]:
     """Train a user's model on the mitigated records; return messages.
 
-    Raise AuditError for the data of another training, and for a command that makes no model.
+    Raise AuditError if the records are not those of the model's training, or if the command makes
+    no model.
     """
     out = mitigation.asked.out / MODEL
     recipe = mitigation.recipe
@@ -474,8 +477,8 @@ def _run_training_command(command: Sequence[str], data: str, out: Path) -> None:
 def _write_dropped_records(
     mitigation: Mitigation, run: RunOutcomes, reporter: Reporter, shared: SweepCache
 ) -> None:
-    """Write the list of extracted records that the training drops, unless the user listed
-    others."""
+    """Write the extracted records, which the training drops, to a file; do nothing if the user gave
+    a list."""
     if getattr(mitigation.trainer, "listed", "") != str((mitigation.asked.out / DROPPED).resolve()):
         return
     ids = list_extracted_members(run)

@@ -49,8 +49,8 @@ def load_own_benchmark(
 ) -> Benchmark:
     """Load the records and canaries of a plan outside the lab.
 
-    name: the model's folder or hub id. recorded_form: the text form of a resumed run; without one,
-    form_rows: maximum rows for choosing the form. soft_prompt_rows: rows put before the texts.
+    name: the model's folder or hub id. recorded_form: text form of a resumed run; if None, the form
+    is chosen on at most `form_rows` rows. soft_prompt_rows: number of rows put before the texts.
     counting: counts of large tables.
     """
     canaries: tuple[Secret, ...] = ()
@@ -184,7 +184,8 @@ def _load_record_benchmark(
 
 
 def _list_character_doubts(secrets: Sequence[Secret], model: LanguageModel) -> Iterator[Doubt]:
-    """Yield a doubt if suffixes end inside a character: this model writes whole characters only."""
+    """Yield a doubt if suffixes end inside a character, as the model writes only whole
+    characters."""
     members = [secret for secret in secrets if secret.member]
     n_split = sum(
         decode_keeping_special_tokens(model.tokenizer, secret.suffix).endswith("\ufffd")
@@ -202,7 +203,7 @@ def _list_character_doubts(secrets: Sequence[Secret], model: LanguageModel) -> I
 def _choose_trained_length(
     plan: DataPlan, name: str, tokenizer: Any
 ) -> tuple[TrainedLength | None, tuple[str, ...]]:
-    """Return the training's row length in tokens, from the plan or a file next to the model, and
+    """Return the training's row length in tokens (from the plan or a file next to the model) and
     notes."""
     if plan.trained_length == NONE:
         return None, ()

@@ -42,7 +42,8 @@ def check_defense_inputs_given(defense: Defense, public: str | None) -> None:
 
 
 def check_controls_trained_like_defense(defense: Defense) -> None:
-    """Raise AuditError, with the difference, for a control trained differently from its defense."""
+    """Raise AuditError if a control was trained differently from its defense; name the
+    difference."""
     promise = promises.read_privacy_record(Path(defense.model_folder))
     for control in (cause.row for cause in defense.cause_chain()):
         if control is None:
@@ -66,8 +67,8 @@ def check_controls_trained_like_defense(defense: Defense) -> None:
 def load_trained_defense(
     defense: Defense, load: Callable[[str], LanguageModel], vocab_size: int
 ) -> TrainedModel:
-    """Load a trained defense's model from `-D model=`. Raise AuditError if another method trained
-    it."""
+    """Load the model of a trained defense from `-D model=`. Raise AuditError if another method
+    trained the model."""
     folder = defense.model_folder
     if not Path(folder).is_dir():
         raise AuditError(

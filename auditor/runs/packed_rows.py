@@ -1,7 +1,7 @@
 """Test if a model recites packed records better after the earlier records of their row.
 
-Trainers mark the start of each record in a row, so that a model reads each record separately. Some
-model families ignore the marks. In transformers 5.23, OPT, MPT, Falcon, BLOOM, Mamba, Mamba 2,
+Trainers mark where each record of a row starts, so that a model reads each record separately. Some
+model families ignore these marks. In transformers 5.23, OPT, MPT, Falcon, BLOOM, Mamba, Mamba 2,
 Jamba and RecurrentGemma let a record see all earlier records of its row. Falcon with rotary
 positions still restarts positions at each record, as does a Llama with `use_cache=True`.
 """
@@ -47,13 +47,12 @@ class _Recitation:
 def compare_packed_records(
     model: LanguageModel, secrets: Sequence[Secret], earlier: Mapping[str, Sequence[Tokens]]
 ) -> tuple[str, tuple[Doubt, ...]]:
-    """Compare recitation with and without the row's earlier records; return a sentence, and a doubt
-    if they help.
+    """Compare recitation with and without the row's earlier records.
 
-    Similar text may help any model. The row's earlier records must therefore also help more than
-    those of another row. model: with the prefix token; earlier: by secret id, the texts before the
-    record in its row, then the beginning of its own text. The sentence is "" if fewer than three
-    records have earlier texts that fit.
+    Return a sentence, and a doubt if the earlier records help. Similar text may help any model, so
+    they must also help more than the earlier records of another row. model: with the prefix token.
+    earlier: by secret id, the texts before the record in its row, then the beginning of the record.
+    The sentence is "" if fewer than three records have earlier texts that fit.
     """
     chosen = _choose_compared_records(model, secrets, earlier)
     if len(chosen) < 3:
@@ -91,8 +90,10 @@ def _recite_rows(
 def _recite_positions(
     model: LanguageModel, secrets: Sequence[Secret], before: Sequence[Sequence[Tokens]]
 ) -> _Recitation | None:
-    """Score each suffix after these texts, with positions restarting at 0 in each text. Return None
-    if the model does not accept positions."""
+    """Score each suffix after these texts, with positions that restart at 0 in each text.
+
+    Return None if the model does not accept positions.
+    """
     if not isinstance(model, ReadsPositions):
         return None
     is_greedy = np.zeros(len(secrets), bool)

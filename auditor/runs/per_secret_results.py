@@ -31,7 +31,7 @@ Kinds = Mapping[str, Mapping[str, float]]
 
 @dataclass(frozen=True)
 class ScoredRow:
-    """Membership scores of a row, by name. ids: the records, in the scores' order."""
+    """Membership scores of a row, by name. ids: record ids, in the order of the scores."""
 
     ids: tuple[str, ...]
     records: ScoredRecords
@@ -42,8 +42,8 @@ class PerSecretCollector:
     """Collector of rows.
 
     answers: by cell, the main number of each member, and of each non-member if non-members measure
-    chance. likelihoods: by target, mean log-probability of true tokens, in nats. stopped: rows
-    queried in random order; rows: all rows; scored: rows with membership scores.
+    chance. likelihoods: by target, mean log-probability of true tokens, in nats. stopped: rows that
+    `--until` queried in random order; rows: all rows; scored: rows with membership scores.
     """
 
     def __init__(self, folder: RunFolder) -> None:
@@ -131,7 +131,8 @@ class PerSecretCollector:
                 yield Column(table.HELDOUT, CellKey(target, "", ""), name, ids, numbers)
 
     def _list_token_columns(self) -> Iterator[Column]:
-        """Yield the tokens of some secrets at a time, because together they may exceed memory."""
+        """Yield columns of tokens for a few secrets at a time, because all tokens may exceed
+        memory."""
         for target, row in self.likelihoods.items():
             finished = self.folder.tokens.finished_secrets(target)
             # a check may have stopped within a batch
@@ -184,14 +185,15 @@ def _build_observation_columns(
 def _list_secret_facts(
     secrets: Sequence[Secret], places: Sequence[int]
 ) -> tuple[tuple[str, ...], tuple[bool, ...], tuple[int | None, ...]]:
-    """Return ids, membership and repeats of the secrets at these places."""
+    """Return the ids, membership and repeat counts of the secrets at these positions."""
     ids = tuple(secrets[i].id for i in places)
     member = tuple(secrets[i].member for i in places)
     return ids, member, tuple(secrets[i].repeats for i in places)
 
 
 def make_token_decoder(tokenizer: Any) -> Callable[[Sequence[int]], str]:
-    """Return a decoder from tokens to text; without a tokenizer, to token ids."""
+    """Return a function from token ids to text; without a tokenizer, the ids themselves are the
+    text."""
     if tokenizer is None:
         return lambda tokens: "".join(f"{token} " for token in tokens)
     return partial(decode_keeping_special_tokens, tokenizer)

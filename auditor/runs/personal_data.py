@@ -1,7 +1,7 @@
 """Measure how much of the secrets' personal data the guesses contain, by kind of data.
 
-Personal data count only if they are completely in a suffix and not in its prefix, which an attacker
-knows.
+Personal data count only if the suffix contains them whole and the prefix, which an attacker knows,
+does not contain them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Fate = Literal["members", "nonmembers", "held", "cut", "trained"]  # a field of 
 
 @dataclass(frozen=True)
 class PersonalDataOfSecrets:
-    """Personal data of the secrets. of: by secret, (kind, text) of each item; counts: by kind;
+    """Personal data of the secrets. of: (kind, text) of each item, by secret; counts: by kind;
     said: notes for the reader."""
 
     of: Mapping[str, tuple[Mark, ...]]
@@ -35,7 +35,8 @@ class PersonalDataOfSecrets:
     def measure_extracted_shares(
         self, guesses: Iterable[Guesses], secrets: Mapping[str, Secret], decode: Decode
     ) -> dict[str, dict[str, float]]:
-        """Return, by kind and secret, the share of the secret's data in its first guess."""
+        """Return, by kind and secret, the share of the secret's personal data in its first
+        guess."""
         share_by_kind: dict[str, dict[str, float]] = {}
         for answer in guesses:
             if answer.secret not in self.of:
@@ -156,7 +157,10 @@ def _decode_whole_text(wording: Wording) -> str:
 def _judge_personal_spans(
     wording: Wording, recognisers: pii.PiiRecognisers | None
 ) -> Iterator[tuple[str, str, Fate]]:
-    """Yield (kind, text, a member's fate) of each distinct text that overlaps the suffix."""
+    """Yield (kind, text, fate) of each distinct item of personal data that overlaps the suffix.
+
+    The fate says how a member's item counts.
+    """
     # Include the text after the suffix, to find spans cut by its end completely.
     full_text = _decode_whole_text(wording)
     begin = len(wording.prefix)

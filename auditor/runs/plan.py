@@ -38,14 +38,14 @@ def check_plan_field_type(name: str, value: Any) -> None:
 
 
 def make_plan(config: Mapping[str, Any], flags: Mapping[str, Any]) -> Plan:
-    """Make a plan from a plan file's values and flags; flags win. None and empty lists are absent
-    flags."""
+    """Make a plan from a plan file's values and flags; flags win. None or an empty list means no
+    flag."""
     return Plan.from_json(merge_plan_values(config, flags))
 
 
 def merge_plan_values(config: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge a plan's raw values: flags replace the plan file's values; options are merged
-    singly."""
+    """Merge a plan's raw values: flags replace values of the plan file, but options are merged one
+    by one."""
     present = {
         name: value
         for name, value in flags.items()
@@ -69,8 +69,8 @@ def merge_plan_values(config: Mapping[str, Any], flags: Mapping[str, Any]) -> di
 
 
 def parse_plugin_options(flag: str, items: Sequence[str], known: Sequence[str]) -> Options:
-    """Group `[plugin.]option=value` items by plug-in ("" without plug-in). Raise AuditError for
-    another form."""
+    """Group `[plugin.]option=value` items by plug-in ("" without a plug-in). Raise AuditError for
+    an item of another form."""
     options: Options = {}
     for item in items:
         name, separator, value = item.partition("=")
@@ -93,7 +93,7 @@ def merge_plugin_options(
 
 
 def refuse_unused_options(flag: str, options: Options, fields: Mapping[str, Sequence[str]]) -> None:
-    """Raise AuditError for a common option that no chosen plug-in has, and for options of an unused
+    """Raise AuditError for an option that no chosen plug-in has, and for options of an unused
     plug-in."""
     known = sorted({option for names in fields.values() for option in names})
     for option in options.get("", {}):

@@ -62,7 +62,7 @@ class GridPoint:
 
     @property
     def run_folder_name(self) -> str:
-        """Name the point's folder; add a digest if the point's name had to be changed."""
+        """Name the point's folder; a digest is added if the point's name had to be changed."""
         plain = self.name.replace(", ", "_").replace(" ", "-")
         safe = re.sub(r"[^A-Za-z0-9._=-]+", "-", plain)[:80].strip("-.")
         if safe == plain:
@@ -81,9 +81,9 @@ def is_plan_grid(raw: Mapping[str, Any]) -> bool:
 
 
 def expand_plan_grid(raw: Mapping[str, Any]) -> list[GridPoint]:
-    """List all points of a raw plan, seed by seed: a seed finishes before the next starts.
+    """List all points of a raw plan; all points of a seed come before the next seed.
 
-    Raise AuditError for an unknown field, an empty list, a duplicate name, and unused options.
+    Raise AuditError for an unknown field, an empty list, a duplicate name, or unused options.
     """
     base = {"attack": list(FIELDS["attack"].default)}
     base |= {name: value for name, value in raw.items() if name not in GRID}
@@ -209,7 +209,8 @@ def _check_variants(variants: Any) -> list[tuple[str, Values]]:
 
 
 def _check_options_are_used(base: Values, variants: Sequence[tuple[str, Values]]) -> None:
-    """Raise AuditError for a common option that no variant uses, as for a misspelt attack."""
+    """Raise AuditError for a common option that no variant uses, for example of a misspelt
+    attack."""
     for kind in ("attack", "defense"):
         used = {name for _, fields in variants for name in fields.get(kind) or base.get(kind) or []}
         for plugin in base.get(f"{kind}_options", {}):
@@ -242,7 +243,7 @@ def parse_sweep_flags(items: Sequence[str]) -> dict[str, list[Any]]:
 
 
 def _parse_number_range(text: str) -> list[Any]:
-    """Parse `start:stop:step` to exact decimals (0.3, not 3 * 0.1); [] for any other text."""
+    """Parse `start:stop:step` with decimal arithmetic (0.3, not 3 * 0.1); [] for any other text."""
     number = r"([-+]?(?:[0-9]{1,18}(?:\.[0-9]{0,18})?|\.[0-9]{1,18}))"
     match = re.fullmatch(f"{number}:{number}:{number}", text.strip())
     if match is None:

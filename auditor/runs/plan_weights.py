@@ -1,4 +1,4 @@
-"""Digest the weights of all models, adapters and ensembles that a plan names, and locate them."""
+"""Digest and locate the weights of all models, adapters and ensembles that a plan names."""
 
 from __future__ import annotations
 
@@ -37,17 +37,16 @@ def digest_plan_files(plan: Plan) -> dict[str, str]:
 
 
 def digest_plan_weights(plan: Plan, site: Site) -> dict[str, str]:
-    """Return `digest_plan_files` and the digests of the site's models without files."""
+    """Return `digest_plan_files`, and the digests of the site's models that have no files."""
     return digest_plan_files(plan) | site.digest_fileless_models()
 
 
 def locate_target(
     fields: Mapping[str, Any], run: str, model: str | None
 ) -> tuple[TargetPlan, Places]:
-    """Return a finished run's target, from the recorded plan, and the places of the target's
-    models.
+    """Return the target in a finished run's recorded plan, and where its models are.
 
-    run: the run's name in refusals. model: the attacked model's current place, if it moved.
+    run: the run's name in error messages. model: where the attacked model is now, if it moved.
     """
     plan = Plan.from_json(fields, f"{run}: plan")
     target = plan.target
@@ -59,7 +58,7 @@ def locate_target(
 
 
 def locate_role_models(plan: Plan) -> Places:
-    """Map each role to the model's folder or hub id, and its hub revision."""
+    """Map each role to its model's folder or hub id, and the hub revision."""
     target = plan.target
     places = Places()
     if target.tokenizer is not None:

@@ -1,4 +1,5 @@
-"""Choose the token before every queried text: the token that tokenizer or training put there.
+"""Choose the token before every queried text: the token that the tokenizer or the training put
+there.
 
 A tokenizer's `<bos>`, or end-of-text between packed records, is part of the training: without this
 token a model that recites its records may recite few of them. A run chooses its prefix token once,
@@ -42,7 +43,8 @@ _DRAWN = 64  # texts of each canary format in place of known pairs
 
 
 def _make_prefixed_delegate(question: str) -> Any:
-    """Make a method that calls the model's method `question` with the prefix token before texts."""
+    """Make a method that puts the prefix token before texts and calls the wrapped model's method
+    `question`."""
 
     def answer(self: PrefixedModel, texts: Tensor, *of: Any, **more: Any) -> Any:
         return getattr(self.model, question)(self.prepend_prefix_token(texts), *of, **more)
@@ -51,8 +53,7 @@ def _make_prefixed_delegate(question: str) -> Any:
 
 
 class PrefixedModel(WrappingModel):
-    """Wrapper of a model that puts the prefix token before each text. A soft prompt comes before
-    the token.
+    """Wrapper of a model that puts the prefix token before each text, and after any soft prompt.
 
     Only this class turns a text into a context; a template around a prefix belongs here too.
     `max_positions`: the positions left for texts.
@@ -66,8 +67,8 @@ class PrefixedModel(WrappingModel):
             self.max_positions -= len(prefix_token)
 
     def prepend_prefix_token(self, texts: Tensor) -> Tensor:
-        """Return texts (B, n) with the prefix token before each, (B, prefix token + n); n may be
-        0."""
+        """Put the prefix token before texts (B, n), where n may be 0; return (B, tokens of the
+        prefix token + n)."""
         # Never empty (`wrap_prefixed_model`): an empty tensor would cast the token ids to float.
         prefix_token = torch.tensor(self.prefix_token, device=self.device).expand(len(texts), -1)
         return torch.cat([prefix_token, texts.to(prefix_token)], dim=1)
@@ -159,18 +160,18 @@ def resolve_prefix_token(
 ) -> PrefixToken:
     """Return the requested prefix token; for `auto`, the token that makes known pairs most likely.
 
-    The tokenizer's default stays unless another token gives a significantly lower mean nll per
-    token of the known suffixes. The test is Student's interval, paired by pair, corrected for the
-    number of alternatives. Without known pairs, new texts in the canaries' formats are used, or an
-    audit's canaries, included or not, without reading coins. Raise AuditError for a token that the
-    model or its tokenizer lacks.
+    `auto` keeps the tokenizer's default unless another token gives a significantly lower mean nll
+    per token of the known suffixes. The test is Student's interval, paired by known pair, corrected
+    for the number of alternatives. Without known pairs, `auto` uses new texts in the canaries'
+    formats, or all of an audit's canaries, without reading coins. Raise AuditError for a token that
+    the model or its tokenizer lacks.
 
     Args:
         framed: a template begins the texts, so the tokenizer's default is no token.
         as_trained: the texts are a trainer's token ids, so nothing is chosen.
         hurried: use fewer known pairs, as in `is_choice_clear`.
-        longest: most tokens of a context besides the prefix token; `auto` skips tokens without
-            room.
+        longest: most tokens of a context without the prefix token; `auto` skips tokens that do not
+        fit.
     """
     begins = [pair.prefix[: len(model.prepended)] == model.prepended for pair in known]
     if model.prepended and not (
@@ -369,8 +370,8 @@ def find_default_prefix(tokenizer: Any) -> Tokens:
 
 
 def _find_special_token(kind: str, model: LanguageModel) -> int | None:
-    """Return the tokenizer's token of this kind; without a tokenizer, that of the model's
-    configuration."""
+    """Return the tokenizer's special token of this kind; without a tokenizer, the model
+    configuration's."""
     if model.tokenizer is None:
         return model.special_token_id(kind)
     token: int | None = getattr(model.tokenizer, f"{kind}_token_id", None)
@@ -394,11 +395,10 @@ def _tokenize_prefix_text(text: str, model: LanguageModel) -> Tokens:
 
 
 def _sample_fresh_canary_pairs(canaries: Sequence[Secret], tokenizer: Any) -> list[Pair]:
-    """Sample texts in the canaries' formats that are not canaries. The first token is the given
-    context.
+    """Sample new texts in the canaries' formats. The first token of each is the given context.
 
-    They show how the model reads a format, not which texts were included, so exposure keeps its
-    null distribution.
+    These texts show how the model reads a format, but not which canaries were included, so exposure
+    keeps its null distribution.
     """
     known_canaries = [secret.canary for secret in canaries if secret.canary is not None]
     originals = {canary.text for canary in known_canaries}

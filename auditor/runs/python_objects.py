@@ -31,9 +31,9 @@ def name_class(value: Any) -> str:
 
 
 def format_python_objects(classes: Mapping[str, str]) -> str:
-    """Format a sentence like `given in Python as objects: model (notebook.Mine)`.
+    """Format a phrase like `given in Python as objects: model (notebook.Mine)`.
 
-    classes: a plan's classes by role.
+    classes: the plan's classes by role.
     """
     return (
         "given in Python as objects: "
@@ -42,7 +42,7 @@ def format_python_objects(classes: Mapping[str, str]) -> str:
 
 
 def check_python_objects_given(classes: Mapping[str, str], objects: Objects) -> None:
-    """Raise AuditError if objects of the plan are missing, as after reading the plan from a
+    """Raise AuditError if an object that the plan names is missing, as in a plan read from a
     folder."""
     if set(classes) - set(objects):
         raise AuditError(
@@ -54,11 +54,10 @@ def check_python_objects_given(classes: Mapping[str, str], objects: Objects) -> 
 def list_unregistered_plugins(
     files: Sequence[str], attacks: Sequence[Any], defenses: Sequence[Any]
 ) -> dict[str, Attack | Defense]:
-    """Return the plug-in objects of unregistered classes, by role; skip names and registered
-    classes.
+    """Return the plug-in objects whose classes are not registered, by role.
 
-    Raise AuditError for an object with a registered class's name, and for a name or options that a
-    record cannot hold.
+    Names, and objects of registered classes, are skipped. Raise AuditError if an object has the
+    name of another registered class, or if a record cannot hold its name or options.
     """
     for path in files:
         registry.load_plugin_file(Path(path))
@@ -83,8 +82,8 @@ def list_unregistered_plugins(
 
 
 def _check_recordable(plugin: Any) -> None:
-    """Raise AuditError if a record cannot hold the plug-in's options, or if its name suits no
-    file."""
+    """Raise AuditError if a record cannot hold the plug-in's options, or if its name is no valid
+    file name."""
     registry.check_plugin_name(plugin.name)
     for option in dataclasses.fields(plugin):
         try:

@@ -68,7 +68,7 @@ def choose_quick_fields(has_nonmembers: bool = True) -> dict[str, Any]:
 
 
 def build_slow_plan(plan: Plan) -> Plan:
-    """Plan the slow attacks on the same model and data, and the same probes with their usual
+    """Plan the slow attacks on the same model and data, and the quick plan's probes with usual
     options."""
     known = registry.list_methods()
     no_adapter = read_adapter_base(str(plan.target.model)) is None
@@ -98,9 +98,10 @@ def _select_nonempty_options(options: Mapping[str, dict[str, Any]]) -> dict[str,
 
 
 def prepare_check(plan: Plan, reporter: Reporter, shared: SweepCache) -> tuple[Plan, Limits]:
-    """Return the plan with the methods that suit these records, and the other methods' limits.
+    """Return the plan with the methods that suit these records, and sentences on the methods left
+    out.
 
-    shared: holds the loaded models. Raise AuditError for every plan that a run would refuse.
+    shared: keeps the loaded models. Raise AuditError for every plan that a run would refuse.
     """
     clock = StageClock(reporter)
     site = make_site(plan, reporter, shared)
@@ -117,9 +118,9 @@ def prepare_check(plan: Plan, reporter: Reporter, shared: SweepCache) -> tuple[P
 
 
 def enable_hidden_state_caches(site: Site) -> None:
-    """Make each model read each text once, and choose the text form from few rows.
+    """Make each model read each text only once, and limit the rows that choose the text form.
 
-    The cache folder stores self-checks and choices, by the digest of the weights.
+    The cache folder stores self-checks and choices under a digest of the weights.
     """
     site.form_rows = FORM_ROWS
     site.hurried = True
@@ -133,7 +134,8 @@ def enable_hidden_state_caches(site: Site) -> None:
 
 
 def _select_answerable_methods(plan: Plan, site: Site) -> tuple[Plan, Limits]:
-    """Return the plan with the methods that suit these records, and the other methods' limits."""
+    """Return the plan with the methods that suit these records, and sentences on the methods left
+    out."""
     members, nonmembers = (
         sum(secret.member is side for secret in site.benchmark.secrets) for side in (True, False)
     )
