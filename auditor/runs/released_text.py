@@ -1,4 +1,4 @@
-"""Audit released text without a model: search it for private records, and test it for membership.
+"""Audit released text without a model: search for private records, and test membership.
 
 The result is a usual run folder for reports, gates, comparisons and attestations. This module does
 not import torch.
@@ -83,8 +83,8 @@ CHARACTERS = 20
 
 @dataclass(frozen=True)
 class ReleasedText:
-    """Inputs of the audit. records: members first; texts: the released texts as word ids; written:
-    the released texts."""
+    """Inputs of the audit. records: members first; texts: released texts as word ids; written: as
+    strings."""
 
     plan: Plan
     words: WordIds
@@ -136,8 +136,8 @@ def build_release_plan(
 
 
 def read_released_text(plan: Plan, text: Path) -> ReleasedText:
-    """Read all files before measuring anything. Raise AuditError for too few records, and for
-    exposure canaries."""
+    """Read all files before measuring anything. Raise AuditError for too few records or exposure
+    canaries."""
     data = plan.data.data
     nonmembers = plan.data.nonmembers
     words = WordIds()
@@ -177,10 +177,10 @@ def read_released_text(plan: Plan, text: Path) -> ReleasedText:
 def audit_released_text(
     release: ReleasedText, n: int | None, folder: RunFolder, reporter: Reporter
 ) -> AuditResult:
-    """Audit the released text. n: words of a passage; None: `usual_passage_length`, or the median
-    length of private records if shorter.
+    """Audit the released text.
 
-    Raise AuditError if all members (or all non-members) have fewer than n words.
+    n: words of a passage; None: `usual_passage_length`, or the median length of private records if
+    that is shorter. Raise AuditError if all members (or all non-members) have fewer than n words.
     """
     clock = StageClock(reporter)
     secrets = release.secrets
@@ -253,7 +253,7 @@ def audit_released_text(
 
 
 class _ReleasedTextResults:
-    """Collector of the run folder's data, by row."""
+    """Collector of the data for the run folder, by row."""
 
     def __init__(self, folder: RunFolder) -> None:
         self.folder, self.columns = folder, list[Column]()
@@ -307,7 +307,7 @@ def _build_release_finding(
 def _find_copied_passages(
     release: ReleasedText, n: int, secrets: Sequence[Secret], rows: _ReleasedTextResults
 ) -> tuple[Finding, dict[str, KindCount]]:
-    """Find the records' passages in the text, verbatim or nearly, and judge them like first
+    """Find passages of the records in the text, verbatim or nearly, and judge them like first
     guesses."""
     long = [i for i, record in enumerate(release.records) if len(record.tokens) >= n]
     few = []
@@ -392,10 +392,10 @@ def _describe_released_passages(
 def _measure_personal_data(
     release: ReleasedText, records: Sequence[ReleasedRecord]
 ) -> tuple[dict[str, list[float]], dict[str, KindCount]]:
-    """Return, by kind, the released share of each record's personal data; NaN for records without
-    such data.
+    """Return the released share of each record's personal data, by kind; NaN for a record without
+    any.
 
-    A string of both members and non-members does not count: its source is ambiguous.
+    A string in both members and non-members does not count: its source is ambiguous.
     """
     if pii.has_pii_packages():
         recognisers = pii.PiiRecognisers()
@@ -450,8 +450,8 @@ def _measure_personal_data(
 
 
 def _find_strings(strings: Mapping[str, bool], texts: Sequence[str]) -> set[str]:
-    """Return the strings that the texts contain. strings: True for a number that must not be part
-    of a longer number."""
+    """Return the strings that the texts contain. strings: True if a string counts only as a whole
+    word."""
     return {text for text, count in count_text_occurrences(strings, texts).items() if count}
 
 
@@ -462,8 +462,8 @@ def _find_strings(strings: Mapping[str, bool], texts: Sequence[str]) -> set[str]
 def _build_membership_finding(
     release: ReleasedText, secrets: Sequence[Secret], rows: _ReleasedTextResults
 ) -> Finding:
-    """Score membership: by n-grams of the released text against other records, and by published
-    scores."""
+    """Score membership by the records' n-grams in the released text, against other records, and by
+    published scores."""
     # + 1: any unknown word.
     records = [record.tokens for record in release.records]
     kinds = len(release.words.ids) + 1
@@ -511,8 +511,10 @@ def _build_membership_finding(
 def _build_epsilon_finding(
     release: ReleasedText, manifest: AuditCanaryManifest, rows: _ReleasedTextResults
 ) -> tuple[Finding, tuple[Secret, ...]]:
-    """Bound epsilon by the canaries in the text. Coins decide which canaries --data contains, so
-    only --nonmembers are a reference."""
+    """Bound epsilon by the canaries in the text, with --nonmembers as the reference.
+
+    The data of --data are no reference, because coins decide which canaries they contain.
+    """
     words = WordIds(dict(release.words.ids))  # a copy, as reading adds words
     texts = [words(canary.text) for canary in manifest.canaries]
     prefix_lengths = [len(words(canary.prefix)) for canary in manifest.canaries]

@@ -19,17 +19,17 @@ class Reporter(Protocol):
     def progress(self, description: str, n_done: int, total: int) -> None: ...
 
     def note(self, text: str) -> None:
-        """Report a note to the user at once; the run's record has the note too."""
+        """Report a note to the user at once. The run's record also holds the note."""
 
     def announce(self, text: str) -> None:
-        """Report a message that the user is waiting for, even in quiet modes."""
+        """Report a message that the user waits for, even in quiet modes."""
 
     def show_greedy_recall(self, recall: Mapping[str, Measurement]) -> None:
         """Show the first result: greedy recall by repeat count."""
 
 
 class SilentReporter:
-    """Reporter that reports nothing."""
+    """Reporter that does nothing."""
 
     def stage(self, name: str) -> AbstractContextManager[None]:
         return nullcontext()

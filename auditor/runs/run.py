@@ -1,4 +1,4 @@
-"""Run a plan: each target (the undefended target first), setting and attack in order, to a result.
+"""Run a plan and compute its result: each target (undefended first), setting and method in order.
 
 Messages go to a `Reporter`.
 """
@@ -72,15 +72,13 @@ def run_audit(
     publish: Publish = lambda result: None,
     is_check: bool = False,
 ) -> AuditResult:
-    """Run the audit and return its result. Every refusable input is refused before a model is
-    queried.
-
-    limit: deadline of a check, which queries the worst secrets first; None: query all secrets.
-    `publish` gets the result of the first secrets, and again after each doubling. is_check: run all
-    cheap methods; some may not apply to these records.
+    """Run the audit and return its result. Bad input is refused before a model is queried.
 
     site: the plan's site. objects: Python objects by role, for `select_plugins`. policy, baseline:
-    inputs of `--until decided`.
+    inputs of `--until decided`. limit: deadline of a check, which queries the worst secrets first;
+    None: query all secrets. publish: called with the result of the first secrets, and again each
+    time their number has doubled. is_check: the run has all cheap methods, and some need not apply
+    to these records.
     """
     site.attach_run_folder(folder)
     selection, clock = select_plugins(plan, site, objects), StageClock(site.reporter)
@@ -119,7 +117,8 @@ def _measure_audit(
     clock: StageClock,
     loaded: dict[str, str],
 ) -> AuditResult:
-    """Query all missing answers and compute the result. loaded: digests of the weights."""
+    """Make all queries that have no answer yet, and compute the result. loaded: digests of the
+    weights."""
     site = audit.site
     selection = audit.selection
     folder = audit.folder
@@ -203,7 +202,7 @@ def _measure_audit(
 def _list_plugin_sections(
     selection: PluginSelection, findings: Sequence[Finding]
 ) -> dict[str, OwnSection]:
-    """Collect the report sections that plug-ins write on their rows."""
+    """Return the report sections that plug-ins write about their rows."""
     sections = {}
     for m in selection.methods:
         sections[m.name] = m.report_section([f for f in findings if f.attack == m.name])
@@ -213,8 +212,11 @@ def _list_plugin_sections(
 def _measure_unlearning(
     result: AuditResult, audit: Audit, models: Mapping[str, str], rate: float
 ) -> Unlearning:
-    """Measure how much an unlearned model retained. models: row names of the model and its
-    baselines."""
+    """Measure how much an unlearned model retained.
+
+    models: by role, the row of the unlearned model and of each baseline. rate: learning rate of
+    relearning.
+    """
     benchmark = audit.benchmark
     steps = audit.defenses.relearn
     summary = summarise_unlearning(result, audit.folder.path, models, benchmark.forgotten)
@@ -226,8 +228,8 @@ def _measure_unlearning(
 def prepare_selection(
     plan: Plan, policy: Policy | None = None, baseline: RunOutcomes | None = None
 ) -> PluginSelection:
-    """Select the plan's plug-ins and check them before building anything. Raise AuditError for a
-    bad plan."""
+    """Select and check the plan's plug-ins before anything is built. Raise AuditError for a bad
+    plan."""
     personal_data.parse_phone_regions(plan.data.phone_region)
     site = make_site(plan)
     selection = select_plugins(plan, site)
@@ -239,8 +241,8 @@ def prepare_selection(
 def _prepare_audit(
     plan: Plan, site: Site, selection: PluginSelection, folder: RunFolder, objects: Objects
 ) -> Audit:
-    """Load the models and data and bind the run folder to them. Raise AuditError for inconsistent
-    inputs."""
+    """Load the models and data, and bind the run folder to them. Raise AuditError if inputs
+    conflict."""
     benchmark = site.benchmark
     if site.attacked_adapter_base_name and site.reference_model is None:
         # Select again: only now the adapter's base is known to be no reference.
@@ -266,8 +268,10 @@ def _prepare_audit(
 def _measure_greedy_recall(
     audit: Audit, target: Target, clock: StageClock
 ) -> tuple[dict[str, Measurement], Measurement | None]:
-    """Return members' greedy recall by repeat count, and non-members' greedy recall (None if no
-    member is recalled)."""
+    """Return members' greedy recall by repeat count, and non-members' greedy recall.
+
+    The second is None if no member is recalled.
+    """
     secrets = audit.benchmark.secrets
     if audit.population:
         guesses = list_greedy_guesses(audit, target)

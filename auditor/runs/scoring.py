@@ -1,7 +1,7 @@
-"""Measure a model besides the attacks: greedy recall, held-out perplexity, likelihood of true
+"""Measure a model apart from attacks: greedy recall, held-out perplexity, likelihood of true
 tokens.
 
-These queries are not an attacker's, so they charge no claim.
+These are not an attacker's queries, so no claim is charged.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ def measure_repeat_recall(
     secrets: Sequence[Secret],
     guesses: Mapping[str, Guesses] = MappingProxyType({}),
 ) -> dict[str, Measurement]:
-    """Return members' verbatim recall by greedy decoding, by repeat count ("all" if unknown).
+    """Return members' verbatim recall by greedy decoding, for each repeat count ("all" if unknown).
 
-    guesses: greedy guesses, if an attack has recorded them for all these secrets.
+    guesses: greedy guesses, if an attack has recorded a guess for all these secrets.
     """
     members = [secret for secret in secrets if secret.member]
     hits = mark_greedy_hits(model, members, guesses)
@@ -66,7 +66,7 @@ def measure_nonmember_recall(
     secrets: Sequence[Secret],
     guesses: Mapping[str, Guesses] = MappingProxyType({}),
 ) -> Measurement | None:
-    """Return greedy recall of untrained secrets, the baseline; None without such secrets."""
+    """Return greedy recall of untrained secrets, as a baseline; None without such secrets."""
     nonmembers = [secret for secret in secrets if not secret.member]
     if nonmembers:
         return intervals.measure_share(
@@ -83,8 +83,8 @@ def mark_greedy_hits(
 ) -> Bools:
     """Return (secrets,): True if greedy decoding after the prefix gives the suffix.
 
-    Equivalently, each suffix token is the most likely token after those before it. A model with
-    distributions therefore needs no decoding.
+    Equivalently, each suffix token is the most likely token after the tokens before it. A model
+    with distributions therefore needs no decoding.
     """
     if guesses and all(secret.id in guesses for secret in secrets):
         return np.array(
@@ -121,7 +121,7 @@ def _batch_equal_shapes(
 
 
 def decode_greedily(model: LanguageModel, secrets: Sequence[Secret]) -> list[Tokens]:
-    """Decode greedily after each prefix, as many tokens as the secret's suffix has."""
+    """Decode greedily after each prefix, to the length of the secret's suffix."""
     decoded_suffixes: list[Tokens] = [()] * len(secrets)
     at_once = BatchSizeLimit(GREEDY_AT_ONCE)
     for batch in batch_lengths(model, [(len(s.prefix), len(s.suffix)) for s in secrets]):
@@ -140,11 +140,11 @@ def decode_greedily(model: LanguageModel, secrets: Sequence[Secret]) -> list[Tok
 
 
 def compute_heldout_losses(audit: Audit, target: Target) -> Mapping[str, Sequence[float]]:
-    """Return the number of predicted `tokens` of each held-out text, and its summed nll by
-    perplexity name.
+    """Return two kinds of lists over held-out texts: the number of predicted `tokens`, and summed
+    nll by perplexity name.
 
-    The distribution's perplexity comes first. Empty without held-out texts, or if the model gives
-    no likelihoods.
+    The perplexity of the model's own distribution comes first. Return {} without held-out texts or
+    likelihoods.
     """
     texts = audit.benchmark.heldout
     if not texts or not implies_capability(target.model.capabilities, "likelihood"):
@@ -172,7 +172,8 @@ def compute_heldout_losses(audit: Audit, target: Target) -> Mapping[str, Sequenc
 def _compute_record_losses(
     audit: Audit, target: Target, context_lengths: Sequence[int]
 ) -> Mapping[str, Sequence[float]]:
-    """Compute `compute_heldout_losses` for each non-member text; reuse texts in the run folder."""
+    """Compute `compute_heldout_losses` of each non-member's text; reuse results in the run
+    folder."""
     texts = audit.benchmark.heldout
     ids = [secret.id for secret in audit.benchmark.secrets if not secret.member]
     first = context_lengths or [1] * len(texts)
@@ -197,8 +198,10 @@ def _compute_record_losses(
 def compute_published_nlls(
     model: LanguageModel, texts: Sequence[Tokens], context_lengths: Sequence[int], seed: int
 ) -> Mapping[str, Sequence[float]]:
-    """Return the summed nll of each text by perplexity name. Texts with equally many given tokens
-    form a group."""
+    """Return each text's summed nll, by perplexity name.
+
+    context_lengths: number of given tokens of each text. Texts with the same number form a group.
+    """
     nll_by_name: dict[str, list[float]] = {}
     for first in dict.fromkeys(context_lengths):
         rows = [i for i, count in enumerate(context_lengths) if count == first]
@@ -221,10 +224,10 @@ def measure_perplexities(nlls_by_name: Mapping[str, Sequence[float]]) -> tuple[M
 
 
 def measure_true_token_likelihoods(audit: Audit, target: Target) -> RowValuesBySecret:
-    """Score each member's true suffix tokens by teacher forcing, to show where to fix leaks.
+    """Score each secret's true suffix tokens by teacher forcing, to show where leaks need fixing.
 
-    Return each secret's mean log-probability per token. The run folder stores members' scores,
-    except those of companion targets, which nobody fixes.
+    Return each secret's mean log-probability per token. The run folder stores the members' scores,
+    but not for companion targets, which nobody fixes.
     """
     folder = audit.folder
     size = audit.batch_size
@@ -279,12 +282,11 @@ _ALIKE = next(kind for kind in KINDS if kind.alike).measured_by[0]
 def doubt_if_members_likelier(
     title: str, answers: RowValuesBySecret, methods: Collection[str] = ()
 ) -> tuple[Doubt, ...]:
-    """Doubt zero extraction if members' true tokens are significantly more likely than
+    """Doubt a result of zero extraction if members' true tokens are significantly more likely than
     non-members'.
 
     The test is a one-sided Welch test at 2.5% of mean log-probabilities, in nats per token; it does
-    not measure extractable text. methods: names of the run's methods, which the doubt does not
-    advise again.
+    not measure extractable text. methods: the run's methods, which the doubt need not recommend.
     """
     values = answers.values[LIKELIHOOD]
     members = values[answers.member]
@@ -332,7 +334,8 @@ def batch_suffix_log_probs(
 
 
 def list_withheld_doubts(audit: Audit, target: Target) -> Iterator[Doubt]:
-    """Yield a doubt if answers were withheld, with their members' likelihood, if known."""
+    """Yield a doubt if the model withheld answers. The doubt states the likelihood of these
+    secrets, if known."""
     members = [secret for secret in target.secrets if secret.member]
     withheld = target.model.has_withheld_answer_by_prefix([secret.prefix for secret in members])
     hidden = [secret for secret, is_withheld in zip(members, withheld, strict=True) if is_withheld]

@@ -1,5 +1,7 @@
-"""Select a plan's plug-ins: attacks, probes, defenses with their controls, and settings. Each
-plug-in is built once, without a model."""
+"""Select a plan's plug-ins (attacks, probes, defenses with their controls) and settings.
+
+Each plug-in is built once, without a model.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ from auditor.statistics.metrics import is_builtin_metric
 class PluginSelection:
     """Plug-ins of a plan.
 
-    methods: attacks and probes in the plan's order. rows: defenses, each before its controls.
+    methods: attacks and probes in the plan's order. rows: defenses, each followed by its controls.
     settings: from the narrowest access to the widest.
     """
 
@@ -59,7 +61,8 @@ class PluginSelection:
 
     @property
     def own_methods(self) -> tuple[str, ...]:
-        """Name the user's own attacks and probes; the table of metrics may lack their metrics."""
+        """Names of the user's own attacks and probes, whose metrics the table of metrics may
+        lack."""
         return tuple(
             method.name
             for method in self.methods
@@ -68,17 +71,17 @@ class PluginSelection:
 
     @property
     def declared_metric_titles(self) -> dict[str, str]:
-        """Map metrics that the methods declare to their titles."""
+        """Titles of the metrics that the methods declare, by metric name."""
         return {name: title for method in self.methods for name, title in method.metrics.items()}
 
     @property
     def defenses_by_row_name(self) -> dict[str, Defense]:
-        """Map row names to defenses."""
+        """Defenses by row name."""
         return {row.name: row.defense for row in self.rows}
 
     @property
     def reference_models_asked_by_probes(self) -> tuple[str, ...]:
-        """Name the reference models that probes need besides the model shared by all attacks."""
+        """Reference models that probes need besides the reference model shared by all attacks."""
         probes = (method for method in self.methods if isinstance(method, Probe))
         return tuple(
             dict.fromkeys(names for probe in probes if (names := probe.wanted_reference_models()))
@@ -86,12 +89,12 @@ class PluginSelection:
 
     @property
     def longest_soft_prompt_row_count(self) -> int:
-        """Count the rows of the longest soft prompt that an attack tunes."""
+        """Number of rows of the longest soft prompt that an attack tunes."""
         return max((attack.soft_prompt_rows() for attack in self.attacks), default=0)
 
     def list_row_settings(self, companion: bool) -> tuple[Setting, ...]:
-        """Return the settings of a row. companion: a control, which needs only the strongest
-        attacker."""
+        """Return the settings of a row. companion: the row is a control, which needs only the
+        strongest attacker."""
         if companion:
             return self.settings[-1:]
         return self.settings
@@ -217,8 +220,10 @@ def _build_methods(
 def _default_attack_options(
     site: Site, known: Mapping[str, type[Attack | Probe]]
 ) -> dict[str, dict[str, Any]]:
-    """Return default options: the site's, and those for a model's limits. The user's options
-    replace them."""
+    """Return default options of attacks, which the user's options replace.
+
+    They come from the site, and from methods for models without reference or without distributions.
+    """
     defaults = {name: dict(options) for name, options in site.default_attack_options.items()}
     if not site.names_reference_model:
         for name, kind in known.items():
@@ -232,7 +237,8 @@ def _default_attack_options(
 def _note_options_without_distributions(
     site: Site, methods: Sequence[Attack | Probe], options: Options
 ) -> None:
-    """Announce each option that was set because an API gives no complete distributions."""
+    """Announce each option that differs from its default because an API gives no complete
+    distributions."""
     if not site.is_model_asked_over_network:
         return
     for method in methods:
@@ -252,8 +258,8 @@ def _build_plugins(
     defaults: Mapping[str, Mapping[str, Any]],
     objects: Objects,
 ) -> list[Any]:
-    """Build each plug-in once, from the site's defaults and the user's options. An object keeps its
-    own options."""
+    """Build each plug-in from the site's defaults and the user's options; an object keeps its own
+    options."""
     chosen: list[Any] = []
     for name in dict.fromkeys(names):
         if (instance := objects.get(f"{kind} {name}")) is not None:

@@ -1,4 +1,4 @@
-"""List the rows of a run: the requested defenses, and the controls of their chains."""
+"""List the rows of a run: the requested defenses, and the controls in their chains of causes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from auditor.plugins.options import get_plugin_title
 
 @dataclass(frozen=True)
 class ShownRow:
-    """A row: a defense's name and title, and whether it is shown only for another defense."""
+    """A row: a defense's name and title. companion: the row is shown only for another defense."""
 
     name: str
     title: str
@@ -24,11 +24,10 @@ def list_defense_rows(
     is_available: Callable[[Defense], bool],
     others: Sequence[Defense] = (),
 ) -> list[ShownRow]:
-    """List every defense before the controls of its chain. Equal controls of several defenses share
-    a row.
+    """List every defense, each followed by the controls in its chain of causes.
 
-    is_available: tests if a control is available and differs from the undefended target. others:
-    controls that attacks need.
+    Equal controls of several defenses share a row. is_available: tests if a control is available
+    and differs from the undefended target. others: controls that attacks need.
     """
     rows = list[ShownRow]()
     displayed = list(defenses)

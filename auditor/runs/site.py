@@ -1,7 +1,7 @@
-"""Represent the place of an audit: the undefended model, the models related to it, and the data.
+"""Represent an audit's site: the undefended model, models related to it, and the data.
 
-The lab (`lab_site.py`) trains the counterparts of a user's models. No other module distinguishes
-kinds of sites.
+The lab (`lab_site.py`) trains what a user's site loads. No other module distinguishes kinds of
+sites.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ from auditor.runs.sweep_cache import SweepCache
 class SiteModels:
     """Models of a plan: the attacked model and related models, each loaded on first use.
 
-    live: models in memory by role, as for `ModelLoader`. The folder of such a model is ignored,
-    since the weights may have changed: no privacy promise is read there, and the digest is that of
-    the weights in memory, if the model reports one.
+    live: models in memory by role, as in `ModelLoader`. The folder of such a model is ignored, as
+    the weights may have changed: no privacy promise is read there, and the digest is that of the
+    weights in memory, if the model reports a digest.
     """
 
     def __init__(
@@ -81,20 +81,20 @@ class SiteModels:
 
     @property
     def is_model_asked_over_network(self) -> bool:
-        """Tell if the model is queried over a network; then a single owner has its budget and
+        """True if the model is queried over a network. A single process then holds its budget and
         answers."""
         return self.models.is_attacked_model_over_network
 
     @property
     def attacked_adapter_base_name(self) -> str:
-        """Name the base model of an attacked adapter; "" for a complete model."""
+        """Name of an attacked adapter's base model; "" for a complete model."""
         if self._adapter_base_and_revision is None:
             return ""
         return self._adapter_base_and_revision[0]
 
     @property
     def names_reference_model(self) -> bool:
-        """Tell if there will be a reference model, as far as known before loading models."""
+        """True if there will be a reference model, as far as known before models are loaded."""
         if "reference_model" in self.__dict__:  # already loaded: an adapter's base may be unfit
             return self.reference_model is not None
         if {"reference", "public"} & self.models.live.keys():
@@ -104,8 +104,8 @@ class SiteModels:
         return self.target.public is not None or self._adapter_base_and_revision is not None
 
     def read_auto_dtype_as_float32(self) -> None:
-        """Make `--dtype auto` mean float32, for methods that are correct only in float32. Call this
-        before loading models."""
+        """Make `--dtype auto` mean float32, as some methods need float32. Call this before loading
+        models."""
         self.models.loading = self.models.loading.resolve_auto_dtype()
 
     def check_plan_model_is_obtainable(self, fields: Sequence[str]) -> None:
@@ -136,8 +136,8 @@ class SiteModels:
 
     @property
     def undefended_trained_model(self) -> TrainedModel:
-        """Return the undefended model with its training's known promises, canaries and messages
-        (`notes`)."""
+        """The undefended model with the known promises, canaries and messages (`notes`) of its
+        training."""
         if "model" in self.models.live:
             return TrainedModel(self.model, None)
         folder = Path(str(self.target.model))
@@ -176,8 +176,7 @@ class SiteModels:
 
     @cached_property
     def _adapter_base_and_revision(self) -> tuple[str, str | None] | None:
-        """Return the base model of an attacked adapter and its revision; None for a complete
-        model."""
+        """Base model of an attacked adapter and its revision; None for a complete model."""
         if self.target.model is None:
             return None
         recorded = read_adapter_base(self.target.model)
@@ -187,7 +186,7 @@ class SiteModels:
         return (base, None)
 
     def notes_on_models(self) -> tuple[str, ...]:
-        """List sentences on the models for a reader."""
+        """Sentences on the models, for a reader."""
         models = (self.model, self.public_model, self.reference_model)
         notes = [note for model in models if model is not None for note in model.notes]
         if (
@@ -259,13 +258,13 @@ class SiteModels:
 
 
 class Site(SiteModels):
-    """Place of an audit. A new site is cheap: models are loaded or trained on first use.
+    """Site of an audit. A new site is cheap: models are loaded or trained on first use.
 
     Args:
         subject: the plan's values that decide the attacked model and the secrets: runs with the
-            same subject share both.
-        trains_on_demand: train a defense's inputs in its turn. If False, the inputs exist before,
-            and the run can refuse a promise before spending hours.
+        same subject share both.
+        trains_on_demand: a defense's inputs are trained when the defense's turn comes. If False,
+        they exist from the start, and the run can refuse a promise before spending hours.
         may_train: make missing models; if False, refuse them on use.
     """
 
@@ -340,12 +339,13 @@ class Site(SiteModels):
         return benchmark
 
     def narrow_benchmark(self, benchmark: Benchmark) -> None:
-        """Replace the benchmark by a part of it; the run is now about these secrets."""
+        """Replace the benchmark by a part of itself; the run then covers only these secrets."""
         self.__dict__["benchmark"] = benchmark  # the cached property reads this entry
 
     @property
     def reference_fault_sentence(self) -> str:
-        """Explain that the reference model was trained on private data; "" if it was not."""
+        """Sentence saying that the reference model was trained on private data; "" if it was
+        not."""
         name = self.target.reference or self.target.public or self.attacked_adapter_base_name
         if not name or self.reference_model is None:
             return ""
@@ -406,11 +406,11 @@ class Site(SiteModels):
     # --- inputs of defenses ---
 
     def missing_input_phrase(self, defense: Defense) -> str:
-        """Name the inputs that this defense still needs; "" if none."""
+        """Name the inputs that this defense lacks; "" if none is missing."""
         return format_missing_input(defense, self.target.public)
 
     def refuse_unservable_defense(self, defense: Defense) -> None:
-        """Raise AuditError for a defense that cannot work here with its options."""
+        """Raise AuditError if this site cannot serve the defense with its options."""
         if not self.models.has_next_token_distributions:
             raise AuditError(
                 f"--defense {defense.name} stands before a model whose distributions are read "
@@ -421,8 +421,8 @@ class Site(SiteModels):
         check_controls_trained_like_defense(defense)
 
     def is_control_the_undefended_model(self, control: Defense) -> bool:
-        """Test if the undefended model is this control: trained by the members' recipe on all
-        data."""
+        """Test if the undefended model is itself this control: an adapter trained on all data by
+        the recipe of the ensemble's members."""
         if "whole" not in control.needs:
             return False
         # The user may attack the very adapter that is the control of an ensemble.
@@ -464,16 +464,16 @@ class Site(SiteModels):
         return public
 
     def training_seconds(self, defense: Defense | None, building: float) -> float | None:
-        """Return the training seconds of a row's models, if known. building: seconds just spent.
+        """Return the training seconds of a row's models; None if unknown.
 
-        defense: None for the undefended model.
+        defense: None for the undefended model. building: seconds that making the models just took.
         """
         return None if defense is None else building
 
 
 def limit_known_pairs(benchmark: Benchmark, limit: int | None, seed: int) -> None:
-    """Give the attacker only `limit` known pairs. With the same seed, a larger limit includes the
-    pairs of a smaller limit."""
+    """Limit the attacker's known pairs to `limit`. With the same seed, a larger limit adds
+    pairs."""
     known = benchmark.known
     if limit is None or limit >= len(known):
         return
@@ -502,7 +502,8 @@ def _require_same_vocabulary(
 
 
 def _describe_adapter_base(name: str, is_reference: bool) -> str:
-    """Describe the base model of an adapter if the user named no reference."""
+    """Explain whether an adapter's base model serves as the reference that the user did not
+    name."""
     if not is_reference:
         return (
             f"the adapter's base, {name}, has another vocabulary and is no reference: --reference "

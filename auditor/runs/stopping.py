@@ -1,7 +1,7 @@
-"""Implement `--until`: query secrets in random order, and stop a row at a conclusive look.
+"""Implement `--until`: query secrets in random order, and stop a row once a look is conclusive.
 
-Looks come at fixed counts of secrets, and the order depends only on the seed, so batches, workers
-and resuming do not change the result.
+The looks come at fixed numbers of secrets, and the order depends only on the seed. Batches, workers
+and resuming therefore do not change the result.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ Seen = Callable[[Sequence[Item]], RowValuesBySecret]
 class StoppingRule:
     """Rule that decides when to stop a row.
 
-    rules: gate rules to decide. A rule is held at the gate's level; a rule has failed at `level`,
-    which all decisions share. base: the baseline's values of the same row. require: minimum counts
-    before any stop.
+    width: a metric and the half-width of its interval that suffices. rules: gate rules to decide. A
+    rule passes at the gate's level and fails at `level`, which all decisions share. base: the
+    baseline's values of the same row. require: minimum counts before any stop.
     """
 
     width: tuple[str, float] | None = None
@@ -57,7 +57,7 @@ class StoppingRule:
     require: Required = NOTHING
 
     def explain_stop(self, row: RowValuesBySecret) -> str:
-        """Explain why the row can stop; "" if the row needs more secrets."""
+        """Return why the row can stop; "" if the row needs more secrets."""
         members = int(row.member.sum())
         if members < self.require.secrets or len(row.ids) - members < self.require.nonmembers:
             return ""
@@ -79,7 +79,7 @@ class StoppingRule:
         return ""
 
     def _format_rule_verdict(self, rule: Rule, row: RowValuesBySecret) -> str:
-        """Return `failed` or `was held`, as the gate will decide; "" while undecided."""
+        """Return the gate's verdict on the rule, `failed` or `was held`; "" while undecided."""
         evidence = row.build_anytime_evidence(rule.metric, rule.count, rule.kind)
         if rule.against_undefended:
             return ""  # the undefended row stops at another look
@@ -109,7 +109,8 @@ class StoppingRule:
     def ask_randomly(
         self, items: Sequence[Item], seed: int, ask: Ask[Item], count_seen: Seen[Item]
     ) -> tuple[StoppedEarly, set[str]]:
-        """Query as many items as needed, in random order; return how many and their ids."""
+        """Query items in random order until the row can stop. Return how it stopped, and the
+        queried ids."""
         # Each item draws its rank: the order of two items does not depend on the rest.
         order = sorted(
             items,
@@ -130,8 +131,11 @@ class StoppingRule:
 def bound_stopped_finding(
     finding: Finding, row: RowValuesBySecret, stopped: StoppedEarly
 ) -> Finding:
-    """Replace the finding's fixed-size intervals by bounds that hold at every look; drop other
-    measurements."""
+    """Replace the finding's intervals, valid for a fixed sample size, by bounds valid at every
+    look.
+
+    Measurements without such a bound are dropped.
+    """
 
     def again(
         m: Measurement, count: int | None = None, kind: str | None = None
@@ -159,7 +163,7 @@ def bound_stopped_finding(
 
 
 def digest_stopping_rules(stops: Mapping[CellKey, StoppingRule]) -> str:
-    """Hash the rules: equal rules have equal digests; "" if no row stops."""
+    """Return a hash of the rules; "" if no row stops early."""
     digest = hashlib.sha256()
     for row, stop in stops.items():
         # `repr` of a float is exact.
@@ -176,8 +180,10 @@ def digest_stopping_rules(stops: Mapping[CellKey, StoppingRule]) -> str:
 def build_stopping_rules(
     plan: AttackPlan, selection: PluginSelection, policy: Policy | None, base: RunOutcomes | None
 ) -> dict[CellKey, StoppingRule]:
-    """Return the rule of each row that `--until` may stop. Raise AuditError if no row could satisfy
-    --until."""
+    """Return the stopping rule of each row that `--until` may stop.
+
+    Raise AuditError if no row could satisfy --until.
+    """
     if plan.until is None:
         return {}
     if (width := plan.until_metric_and_half_width) is not None:
@@ -224,7 +230,8 @@ def build_stopping_rules(
 
 
 def _is_row_ruled(rule: Rule, row: CellKey, selection: PluginSelection) -> bool:
-    """Test if the gate applies the rule to the row. A companion row must be named by the rule."""
+    """Test if the gate applies the rule to the row. A companion row counts only if the rule names
+    it."""
     defended = [
         row_of_defense.name for row_of_defense in selection.rows if not row_of_defense.companion
     ] or [UNDEFENDED]
@@ -246,7 +253,7 @@ def _list_mean_metrics(method: Attack | Probe) -> tuple[str, ...]:
 
 
 def _is_stopping_metric(method: Attack | Probe, metric: str) -> bool:
-    """Test if this metric can stop the method's rows."""
+    """Test if this metric can stop rows of the method."""
     names = _list_mean_metrics(method)
     return metric in names or any(
         metric in (name_nonmember_metric(name), name_excess_metric(name)) for name in names
@@ -254,12 +261,13 @@ def _is_stopping_metric(method: Attack | Probe, metric: str) -> bool:
 
 
 def _is_rule_without_stopping_row(rule: Rule) -> bool:
-    """Test if the rule can stop no row: its metric is an epsilon bound or a membership rate."""
+    """Test if no row can stop by the rule, as its metric is an epsilon bound or a membership
+    rate."""
     return rule.of_claim or rule.metric in BOUNDS.values() or bool(find_metric(rule.metric).scores)
 
 
 def _has_deciding_row(rule: Rule, row: CellKey, selection: PluginSelection) -> bool:
-    """Test if the gate may decide the rule on this row; False if only other attacks have the
+    """Test if the gate may decide the rule on this row; False if only other methods have the
     metric."""
     method = selection.methods_by_name[row.attack]
     methods = selection.methods

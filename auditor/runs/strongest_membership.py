@@ -1,6 +1,6 @@
-"""Replace each row's `membership_auc` by the AUC of its strongest score.
+"""Replace each row's `membership_auc` by the AUC of its strongest membership score.
 
-The AUC is corrected for all scores tried on the target, by the membership probe and by plug-ins.
+The AUC is corrected for all scores that the membership probe and plug-ins tried on the target.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from auditor.statistics.strongest_score import (
 def add_strongest_membership(
     findings: Sequence[Finding], collector: PerSecretCollector
 ) -> list[Finding]:
-    """Return a target's findings, each membership row with the AUC of its strongest score.
+    """Return a target's findings, with the AUC of the strongest score in each membership row.
 
-    The rows of a setting that scored the same records share one error level. In the collector, the
-    main score's column becomes that of the strongest score, so that the numbers can be recomputed.
+    Rows of a setting that scored the same records share one error level. The strongest score also
+    replaces the main score's column in the collector, so that the numbers can be recomputed.
     """
     changed = {}
     for family in _group_row_families(findings, collector.scored):
@@ -70,7 +70,7 @@ def _group_row_families(
 
 
 def _align_scores(family: Mapping[CellKey, ScoredRow]) -> Iterator[CandidateScore]:
-    """Yield the scores of all rows, with the records in the first row's order."""
+    """Yield the scores of all rows, each in the order of the first row's records."""
     first = next(iter(family.values()))
     for row in family.values():
         place = {secret: i for i, secret in enumerate(row.ids)}

@@ -1,6 +1,6 @@
 """Write a run's guesses on LM-Extraction arrays as a submission, which `audit score` reads.
 
-The file has only token ids, but of private text: only its owner may read it.
+The file holds token ids of private text, so only its owner may read it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from auditor.records.folder import RunFolder
 def check_plan_allows_submission(
     submission: str | None, data: DataPlan, attacks: AttackPlan
 ) -> None:
-    """Raise AuditError for a plan whose run cannot be written as a submission."""
+    """Raise AuditError if this plan's run could not be written as a submission."""
     if submission is None:
         return
     if data.data is None or not has_extraction_arrays(Path(data.data)):
@@ -59,13 +59,12 @@ def check_plan_allows_submission(
 
 
 def write_submission(path: Path, attacks: AttackPlan, folder: RunFolder) -> tuple[CellKey, int]:
-    """Write the submission of a finished run, readable by its owner only; return the cell and the
-    number of guesses.
+    """Write the submission of a finished run; return the cell and the number of guesses.
 
-    The cell is the undefended target with white-box access (text-only if only text-only was run).
-    The file lists the first guess of each attacked member by falling score; equal scores are in the
-    order of the arrays. Raise AuditError if the attack gave no guesses or the file cannot be
-    written.
+    The cell is the undefended target with white-box access, or with text-only access if no other
+    was run. The file lists the first guess of each attacked member by falling score; equal scores
+    are in the order of the arrays. Only the file's owner may read it. Raise AuditError if the
+    attack gave no guesses or the file cannot be written.
     """
     cell = CellKey(
         UNDEFENDED,

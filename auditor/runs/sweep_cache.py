@@ -11,7 +11,8 @@ T = TypeVar("T")
 
 
 class SweepCache:
-    """Cache of the last object of each kind, so that two large models never coexist."""
+    """Cache of only the last object of each kind, so that two large models are never in memory
+    together."""
 
     def __init__(self) -> None:
         self._held: dict[str, tuple[Any, Any]] = {}

@@ -1,4 +1,4 @@
-"""Represent an attacked target: its model, defense, claim, and the tokens drawn from the model."""
+"""Represent an attacked target: its model, defense, claim, and the tokens drawn from its model."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from auditor.runs import machine
 
 @dataclass
 class TokenSpending:
-    """Tokens drawn from a target. spent: tokens inside the claim, by recipe and secret.
+    """Tokens drawn from a target. spent: tokens inside the claim, by (recipe, secret).
 
-    seconds, drawn: time and tokens of the draws in this process.
+    seconds, drawn: seconds and tokens of this process's draws.
     """
 
     meter: ClaimTokenMeter
@@ -35,7 +35,7 @@ class TokenSpending:
     drawn: int = 0
 
     def charge_claim(self, view: View, attack: Attack, answers: Sequence[Guesses]) -> None:
-        """Charge each token drawn inside the claim once: attacks that share a pass share its
+        """Charge the claim once for each token drawn inside it; attacks that share a pass share the
         charge."""
         for recipe in attack.sample_counts_by_recipe(view):
             for guesses in answers:
@@ -55,10 +55,10 @@ class TokenSpending:
 
 @dataclass
 class Target:
-    """A target. secrets: the secrets attacked on this target. companion: True if the target is
-    shown only for another defense.
+    """An attacked target. secrets: secrets attacked on this target. companion: True if the target
+    is shown only for another defense.
 
-    trained: the model of a private training, with its promise and canaries; for the undefended
+    trained: the model of a private training, with its promise and canaries; of the undefended
     target, the attacked model.
     """
 
@@ -99,7 +99,7 @@ class Target:
 
     @property
     def claim(self) -> Claim | None:
-        """Return the claim at the tokens spent until now; None without a claim."""
+        """The claim for the tokens spent so far; None without a claim."""
         # Lots share no record, so the largest spending counts for all: parallel composition
         # (McSherry 2009).
         n_tokens = count_largest_lot(self.spending.spent, self.lot_number_by_secret)
@@ -114,12 +114,11 @@ class Target:
 
     @property
     def privacy_record_of_target(self) -> PrivacyRecord | None:
-        """Return the privacy promise of this model's training; None for a training without
-        privacy."""
+        """Privacy promise of this model's training; None if the training was not private."""
         return self.trained.privacy if self.trained else None
 
     def judge_claim_coverage(self, setting: Setting) -> tuple[bool | None, str]:
-        """Return whether the claim covers this access and decoding (None without a claim), and the
+        """Return if the claim covers this access and decoding (None without a claim), and the
         reason."""
         claim = self.claim
         if claim is None:
@@ -150,8 +149,8 @@ class Target:
     ) -> TargetRecord:
         """Make the target's record.
 
-        perplexities: the distribution's own first; empty without held-out texts. doubts: added to
-        the model's own doubts.
+        perplexities: first that of the model's own distribution; empty without held-out texts.
+        doubts: added to the model's own doubts.
         """
         training = self.privacy_record_of_target
         return TargetRecord(

@@ -22,7 +22,7 @@ from auditor.statistics.unlearning import AFTER
 
 
 class Targets:
-    """Builder of each target in its turn; only the undefended target is kept."""
+    """Builder of one target after another; only the undefended target is kept in memory."""
 
     def __init__(self, scene: RunContext) -> None:
         self.scene = scene
@@ -41,7 +41,7 @@ class Targets:
         )
 
     def check_defense_claims(self) -> None:
-        """Raise AuditError early for impossible promises and rows, rather than after hours."""
+        """Raise AuditError for impossible promises and rows now, rather than after hours."""
         if not self.scene.site.trains_on_demand:
             for row in self.scene.selection.rows:
                 if "beside" in row.defense.needs:
@@ -57,7 +57,7 @@ class Targets:
             yield target
 
     def find_or_build_target(self, name: str) -> Target:
-        """Return the target of this name. A target with a defense is rebuilt."""
+        """Return the target of this name. A defended target is built anew."""
         rows = {row.name: row for row in self.scene.selection.rows}
         if name == UNDEFENDED:
             return self.undefended
@@ -84,11 +84,11 @@ class Targets:
         )
 
     def list_attacked_secrets(self, defense: Defense) -> tuple[Secret, ...]:
-        """Return the secrets attacked with this defense. --ensemble-limit or the lab limits their
-        number for an ensemble or records in a context.
+        """Return the secrets attacked with this defense.
 
-        Such a defense queries all its parts for each token. The lab's limit suits the lab's
-        ensemble; an ensemble of few members, by the defense's count, has no limit.
+        A defense with an ensemble or with records in its context queries all parts for each token,
+        so --ensemble-limit limits its secrets. Without that flag the lab's limit applies, but not
+        to an ensemble whose defense fixes its number of members.
         """
         benchmark = self.scene.benchmark
         if defense.required_member_count is None:
@@ -101,7 +101,8 @@ class Targets:
         return benchmark.few(limit)
 
     def build_defense_scenario(self, defense: Defense) -> Scenario:
-        """Build the defense's scenario, with the tokens that its row will draw inside the claim."""
+        """Return the defense's scenario, with the number of tokens that its row will draw inside
+        the claim."""
         site = self.scene.site
         scene = self.scene
         view = scene.make_target_view(self.undefended, TEXT_ONLY)
@@ -158,7 +159,7 @@ class Targets:
 
 
 def _list_distinct_texts(benchmark: Benchmark) -> tuple[Tokens, ...]:
-    """Return the distinct training texts, complete and as cut for the attacks."""
+    """Return the distinct training texts, both complete and as cut for the attacks."""
     # The base class gives the texts as cut for attacks; a benchmark may give complete texts.
     texts = (
         *benchmark.texts_with_repeat_counts(True),

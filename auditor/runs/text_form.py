@@ -1,7 +1,7 @@
-"""Choose the rendering of conversations that the training used: template, day, roles, reasoning.
+"""Choose how the training rendered conversations: template, day, roles, reasoning.
 
 Renderings are defined in `chat_rendering.py`. In a rendering other than its training's, a model may
-recite nothing, and then zero extraction means nothing. Therefore a sample of the training data is
+recite nothing, and zero extraction then means nothing. Therefore a sample of the training data is
 scored in every rendering that trainers use for such rows.
 """
 
@@ -54,7 +54,7 @@ Scores = Mapping[ChatRendering, Floats]
 
 
 class _ScoresOnDemand(Scores):
-    """Scores in each rendering, computed on first read."""
+    """Scores by rendering, computed when first read."""
 
     def __init__(
         self,
@@ -75,8 +75,8 @@ class _ScoresOnDemand(Scores):
 
 @dataclass(frozen=True)
 class _RenderingScores:
-    """Scores of the same rows in every rendering. others: of non-members, may be empty. what: a
-    phrase for the rows."""
+    """Scores of the same rows in every rendering. others: of non-members' rows, may be empty. what:
+    a phrase that names the rows."""
 
     members: Scores
     others: Scores
@@ -94,12 +94,12 @@ def choose_text_form(
     most: int = ROWS,
     reader: TableReader | None = None,
 ) -> tuple[ChatRendering, TextForm] | None:
-    """Choose the rendering of `--data`, and notes on the choice; None for texts and tokens, which
-    have no rendering.
+    """Choose the rendering of `--data`. Return notes on the choice too; None for texts and tokens,
+    which have no rendering.
 
     **Choice.** The rows are at most `most` of `--known`, otherwise of `--data`. Each answer has a
-    mean nll per token in every candidate. If `most` is below `ROWS`, the beginnings of a few
-    answers decide if they make the choice clear. The default rendering stays unless another is
+    mean nll per token in every candidate rendering. If `most` is below `ROWS`, the beginnings of a
+    few answers decide, if they make the choice clear. The default rendering stays unless another is
     significantly more likely (`choose_likeliest_reading`). If the template writes the day, the day
     is then chosen by the same rule. `--template` and `--date` replace the choice. The alternatives
     are still scored, and a more likely alternative is a doubt. A requested form needs no
@@ -107,16 +107,16 @@ def choose_text_form(
 
     **Doubt.** If members are as unlikely as non-members in every candidate (one-sided Welch test,
     Bonferroni over the renderings), either the model memorised nothing or the rendering is wrong.
-    That is a doubt, unless evidence without memory confirms the rendering. For this, non-members'
-    answers must be more likely than in every candidate of another kind (a template, Alpaca's text,
-    no template) by at least `MARGIN` nats per token, at the lower end of the paired interval. This
-    is no proof: a model tuned on an untried template of its trainer, after a tried template,
-    passes. Non-members do not confirm a day: without `--date` the chosen day must be more likely
-    than every other day.
+    That is a doubt, unless evidence that does not depend on memorisation confirms the rendering.
+    For this, non-members' answers must be more likely than in every candidate of another kind (a
+    template, Alpaca's text, no template) by at least `MARGIN` nats per token, at the lower end of
+    the paired interval. This is no proof: a model passes if it was first tuned on a tried template
+    and then on an untried template of its trainer. Non-members do not confirm a day: without
+    `--date` the chosen day must be more likely than every other day.
 
     name: the model's folder or hub id. recorded_form: the form at the run's start, which stays.
-    reader: reads large tables. Raise AuditError if the form's meaning has changed since, and for
-    flags that do not apply to the data.
+    reader: reads large tables. Raise AuditError if the recorded form's meaning has changed since,
+    and for flags that do not apply to the data.
     """
     assert plan.data is not None
     flag, file = ("--data", plan.data) if plan.known is None else ("--known", plan.known)
@@ -200,7 +200,7 @@ def _parse_form_checking_digest(
 def _list_renderings(
     plan: DataPlan, tokenizer: object, rows: Sequence[Conversation], days: Sequence[str]
 ) -> tuple[ChatRendering, list[ChatRendering]]:
-    """Return the default rendering and all candidates, all with the same day."""
+    """Return the default rendering, and all candidates including it, all with the same day."""
     if plan.template == AUTO:
         requested = None
     else:
@@ -227,7 +227,8 @@ def _list_renderings(
 def _list_plausible_days(requested_day: str | None, model: str) -> list[str]:
     """List days that a template may have written in training, the most plausible first.
 
-    These are `--date`; otherwise the days of the model's files, the days before, and today.
+    With `--date`, this is its day. Otherwise: the days of the model's files, the days before, and
+    today.
     """
     if requested_day is not None:
         return [requested_day]
@@ -262,10 +263,10 @@ def _score_renderings(
     description: str,
     hurried: bool,
 ) -> _RenderingScores:
-    """Score the members' rows in each rendering, and the rows of `others` on demand.
+    """Score members' rows in each rendering, and non-members' rows (`others`) on demand.
 
-    Drop a rendering that writes less than half of the rows of another, and duplicates of an earlier
-    rendering. Raise AuditError for a row that the usual rendering refuses.
+    A rendering is dropped if it can write less than half as many rows as another, or equals an
+    earlier rendering. Raise AuditError for a row that the usual rendering refuses.
     """
     conversations = (*rows, *others)
     texts = {
@@ -317,8 +318,12 @@ def _render_answer_pairs(
     usual: bool,
     n_tokens: int,
 ) -> tuple[Pair, ...]:
-    """Pair the first `n_tokens` tokens of a row's answers with their contexts, if they fit in the
-    model."""
+    """Return the first `n_tokens` tokens of a row's answers, each paired with the context before
+    them.
+
+    Return () if the rendering cannot write the row. usual: raise AuditError for a row that the
+    template refuses.
+    """
     try:
         rendered = chat.render_chat(model.tokenizer, conversation, form)
     except UnusableConversation:
@@ -394,7 +399,8 @@ def _choose_likeliest_day(
 def _describe_form_choice(
     sample: _RenderingScores, best: ChatRendering, usual: ChatRendering, settled: bool
 ) -> str:
-    """Describe the chosen form with its margin."""
+    """Describe the chosen form and its mean loss next to other forms. settled: the user requested
+    the form."""
     if settled:
         origin = "as asked for (--template)"
     else:
@@ -427,7 +433,8 @@ def _describe_form_choice(
 def _describe_form_doubts(
     sample: _RenderingScores, best: ChatRendering, settled: bool
 ) -> list[str]:
-    """List reasons why the rendering may explain zero extraction (see `choose_text_form`)."""
+    """List the doubts that the wrong rendering explains zero extraction (see
+    `choose_text_form`)."""
     doubts = []
     if best not in sample.members:
         return [

@@ -16,8 +16,10 @@ Draws = dict[tuple[str, str], int]  # tokens by (recipe, secret)
 
 
 def plan_token_counts(view: View, attacks: Sequence[Attack], secrets: Sequence[Secret]) -> Draws:
-    """Count the tokens that each (recipe, secret) will draw in this view's setting, by attack, then
-    by secret."""
+    """Return how many tokens each (recipe, secret) will draw in this view's setting.
+
+    The order is by attack, then by secret. Attacks with the same recipe share their draws.
+    """
     draws: Draws = {}
     for attack in attacks:
         if not all(
@@ -38,7 +40,7 @@ def plan_token_counts(view: View, attacks: Sequence[Attack], secrets: Sequence[S
 
 
 def list_attack_queries(view: View, attack: Attack, secrets: Sequence[Secret]) -> Sequence[Query]:
-    """Return the attack's queries for these secrets; () if the attack does not apply."""
+    """Return the attack's queries for these secrets; () if the attack does not apply here."""
     try:
         return attack.queries(
             view, [Query(secret.id, secret.prefix, len(secret.suffix)) for secret in secrets]
@@ -50,11 +52,11 @@ def list_attack_queries(view: View, attack: Attack, secrets: Sequence[Secret]) -
 def divide_query_budget(
     budget: QueryBudget, draws: Mapping[tuple[str, str], int], lots: Mapping[str, int] | None = None
 ) -> Draws:
-    """Divide a fixed budget over the (recipe, secret) keys in their order, before any draw, so that
-    scheduling does not matter.
+    """Divide a fixed budget over the (recipe, secret) keys in order, before any draw.
 
-    `stop`: pay only complete answers, until the first that is too long. `public`: the public model
-    answers what is not paid. lots: by secret, if each lot has its own budget (`Defense.lots`).
+    Scheduling therefore does not change the shares. When the budget is exhausted, `stop` pays only
+    complete answers, until the first that is too long; with `public` the public model answers the
+    rest. lots: by secret, if each lot has its own budget (`Defense.lots`).
     """
     rest_by_lot = dict[int | None, int]()
     allowance = Draws()

@@ -1,7 +1,7 @@
 """Run `audit train`: read the records, load the base model, train with a `Trainer`, and resume.
 
-The folder's `training.json` records the configuration. The same configuration continues where it
-stopped; another configuration is refused.
+The output folder's `training.json` records the configuration. A training of the same configuration
+continues; another configuration is refused.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _LONGEST = 512  # tokens of a sequence by default: memory grows with its square
 
 @dataclass(frozen=True)
 class TrainingRequest:
-    """Arguments of one `audit train`."""
+    """Arguments of `audit train`."""
 
     method: str
     model: str
@@ -78,9 +78,9 @@ class TrainingRequest:
 def train_model_into_folder(
     request: TrainingRequest, progress: Callable[[str, int, int], None]
 ) -> tuple[str, ...]:
-    """Train, or continue training, into `request.out`. Return sentences for the user.
+    """Start or continue the training in `request.out`. Return sentences for the user.
 
-    Raise AuditError, before writing anything, for every error that a user can fix.
+    Raise AuditError, before anything is written, for every error that a user can fix.
     """
     request.engine.check(request.loading.device)
     trainer: Trainer = build_plugin(
@@ -193,16 +193,16 @@ def _build_training_job(
 
 @dataclass(frozen=True)
 class _TrainingJobOnWorker:
-    """Builder of the trainer and its job on a worker, which reads base model and records from the
-    command's paths."""
+    """Builder of the trainer and its job on a worker, which reads the base model and records
+    itself, from the command's paths."""
 
     asked: TrainingRequest
     configuration: dict[str, Any]
     there: WorkerStart = field(default_factory=WorkerStart)
 
     def __call__(self) -> tuple[Trainer, TrainingJob]:
-        """Build trainer and job. Raise AuditError if the worker's base model or records differ from
-        the command's."""
+        """Build the trainer and its job. Raise AuditError if the worker's base model or records
+        differ from the command's."""
         self.there.enter_folder()
         for path in self.asked.plugin:
             registry.load_plugin_file(Path(path))
@@ -239,8 +239,11 @@ class _TrainingsByIndex:
 def _train_recorded_job(
     trainer: Trainer, job: TrainingJob, settings: dict[str, Any], engine: Engine
 ) -> tuple[str, ...]:
-    """Train the job and record it. settings: the configuration that decides the weights, and the
-    recipe to repeat the training."""
+    """Train the job and record it.
+
+    settings: the configuration, which decides the weights, and the recipe that repeats the
+    training.
+    """
     record = {"tool_version": __version__, **settings, "finished": False}
     configuration = settings["configuration"]
     disk.replace_atomically(job.out / RECORD, json.dumps(record, indent=1), sync=True)
@@ -291,8 +294,10 @@ def _tokenize_records(
     rows: Sequence[str | Conversation],
     units: list[str] | None,
 ) -> tuple[tuple[TrainingRecord, ...], tuple[str, ...]]:
-    """Tokenize the rows; return records and notes. Without a column of units, copies of a text are
-    one unit."""
+    """Tokenize the rows; return records and notes.
+
+    units: privacy unit of each row; None: equal texts form a unit.
+    """
     if base.tokenizer is None:
         raise AuditError(f"expected a model with a tokenizer, but {base.name} has none")
     conversations = [row for row in rows if not isinstance(row, str)]
@@ -334,7 +339,7 @@ def _check_record_roles(
     forget: Sequence[TrainingRecord],
     records: Sequence[TrainingRecord],
 ) -> None:
-    """Raise AuditError if a `heldout` record is in `records`, or a `forget` record is not."""
+    """Raise AuditError if a record to hold out is in the training, or a record to forget is not."""
     texts = {record.text for record in records}
     if shared := len({record.text for record in heldout} & texts):
         raise AuditError(
@@ -361,8 +366,8 @@ def _tokenize_texts(tokenizer: Any, texts: list[str]) -> list[TrainingRecord]:
 def _choose_chat_rendering(
     request: TrainingRequest, tokenizer: Any, talks: Sequence[Conversation]
 ) -> ChatRendering:
-    """Return the requested rendering, otherwise the usual rendering. Raise AuditError if the day is
-    missing."""
+    """Return the requested rendering, or the usual rendering if none was requested. Raise
+    AuditError if the rendering needs a day and none is given."""
     if request.date is not None:
         check_date_format(request.date)
     if request.template == AUTO:
@@ -381,8 +386,8 @@ def _choose_chat_rendering(
 def _tokenize_conversations(
     tokenizer: Any, talks: Sequence[Conversation], loss_on: str, form: ChatRendering
 ) -> tuple[list[TrainingRecord], tuple[str, ...]]:
-    """Render the conversations as records. Raise AuditError with an unusable conversation's
-    number."""
+    """Render conversations as records. Raise AuditError with the number of a conversation that
+    cannot be used."""
     records = []
     remarks = dict[str, None]()
     for number, conversation in enumerate(talks):
@@ -411,8 +416,8 @@ def _tokenize_conversations(
 
 
 def _read_learnt_mask(rendered: RenderedChat, loss_on: str) -> tuple[bool, ...]:
-    """Return (tokens,), True for tokens to learn. Raise UnusableConversation if an answer cannot be
-    located."""
+    """Return (tokens,), True if the token is learnt. Raise UnusableConversation if an answer is not
+    found in the tokens."""
     if rendered.marked is None:
         for answer in rendered.answers:
             if isinstance(answer, UnusableConversation):
@@ -456,8 +461,8 @@ def _load_public_model(request: TrainingRequest, base: HuggingFaceModel) -> Hugg
 
 
 def _load_trainable_model(request: TrainingRequest) -> Any:
-    """Load a new model in training mode. All parameters are trainable, or only those of a new LoRA
-    adapter."""
+    """Load a new model in training mode, with all parameters or only a new LoRA adapter's
+    trainable."""
     model: Any = load_causal_lm(request.model, request.loading).model
     torch.manual_seed(request.seed)  # of the adapter's random half
     if request.lora:
@@ -490,8 +495,10 @@ def _encode_training_arguments(request: TrainingRequest) -> dict[str, Any]:
 
 
 def read_recorded_training_request(folder: Path, out: Path) -> TrainingRequest:
-    """Return the request that made the folder's model, for another `out`. Raise AuditError if the
-    folder has no record."""
+    """Return the request that trained the folder's model, with another output folder `out`.
+
+    Raise AuditError if the folder has no record.
+    """
     try:
         record = json.loads((folder / RECORD).read_text())
         recipe = dict(record["recipe"])
@@ -512,8 +519,8 @@ def read_recorded_training_request(folder: Path, out: Path) -> TrainingRequest:
 
 
 def check_same_training_records(folder: Path, request: TrainingRequest) -> None:
-    """Raise AuditError if the folder's model was trained on other data, as shown by a recorded
-    digest."""
+    """Raise AuditError if the recorded digest shows that the folder's model was trained on other
+    data."""
     digest = _read_data_digest(str(folder))
     if digest is None:
         return
@@ -586,8 +593,8 @@ def _read_data_digest(model: str) -> str | None:
 
 
 def _has_finished_training(out: Path, configuration: dict[str, Any]) -> bool:
-    """Test if the folder holds this training, finished. Raise AuditError if the folder holds
-    anything else."""
+    """Test if the folder holds this training, and finished. Raise AuditError if it holds another
+    training or other files."""
     if not any(path.name != locks.LOCK for path in out.iterdir()):
         return False
     try:

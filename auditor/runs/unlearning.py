@@ -1,4 +1,5 @@
-"""Select the baselines of an unlearned model, in which the records to forget are measured too."""
+"""List the baselines of an unlearned model. The records to forget are measured on each baseline
+too."""
 
 from __future__ import annotations
 
@@ -19,8 +20,8 @@ from auditor.training.unlearning import UnlearningTrainer
 
 @dataclass(frozen=True)
 class UnlearningBaseline(Defense):
-    """Base class of models compared with an unlearned model. They are no defenses, but share a
-    run's rows with defenses."""
+    """Base class of models compared with an unlearned model. They share a run's rows with defenses
+    but defend nothing."""
 
     needs = ("beside",)
 
@@ -41,7 +42,7 @@ class BeforeUnlearning(UnlearningBaseline):
 class RetrainedBaseline(UnlearningBaseline):
     """A model trained without the records to forget.
 
-    relearned: trained some steps more, like the relearned model.
+    relearned: also trained for some more steps, like the relearned model.
     """
 
     name = "retrained"
@@ -51,7 +52,7 @@ class RetrainedBaseline(UnlearningBaseline):
 
 @dataclass(frozen=True)
 class RelearnedBaseline(UnlearningBaseline):
-    """The unlearned model, trained some steps more on records that were not to be forgotten.
+    """The unlearned model after some more training steps, on records that were not to be forgotten.
 
     of: the unlearning defense; None: the attacked model is the unlearned model.
     """
@@ -68,8 +69,11 @@ UnlearnedModel = Mapping[str, str]
 def list_companion_rows(
     target: TargetPlan, plan: DefensePlan, forget: str | None, defenses: Sequence[Defense]
 ) -> tuple[list[ShownRow], tuple[UnlearnedModel, ...]]:
-    """Return the rows of the baselines of this run's unlearned models. Raise AuditError for unused
-    flags."""
+    """Return the rows of the baselines of this run's unlearned models, and each model's baselines
+    by role.
+
+    Raise AuditError for flags that need an unlearned model or conflict.
+    """
     unlearning = [defense for defense in defenses if isinstance(defense, UnlearningTrainer)]
     if target.before is not None and unlearning:
         raise AuditError(
@@ -127,8 +131,8 @@ def list_companion_rows(
 
 
 def _name_retrained_rows(target: TargetPlan, plan: DefensePlan) -> dict[str, str]:
-    """Name the rows of models retrained without the forgotten records: the lab's controls, or a
-    model that the user names."""
+    """Return row names of models retrained without the forgotten records (the lab's controls, or a
+    model that the user names), by role."""
     if not (plan.controls if target.uses_builtin_lab else target.retrained):
         return {}
     return {

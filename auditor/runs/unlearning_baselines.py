@@ -1,5 +1,5 @@
-"""Load or train the baselines of an unlearned model: before unlearning, retrained without the
-forgotten records, and relearned."""
+"""Load or train the baselines of an unlearned model: the model before unlearning, a model retrained
+without the forgotten records, and relearned models."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from auditor.training.unlearning import train_relearned_copy
 
 
 class UnlearningBaselines:
-    """Loader or trainer of the baselines of unlearned models, each once. asked: steps and rate of
-    relearning."""
+    """Loader or trainer of the baselines of unlearned models, each only once. asked: steps and
+    learning rate of relearning."""
 
     def __init__(self, site: Site, plan: DefensePlan, seed: int) -> None:
         self.site = site
@@ -42,7 +42,7 @@ class UnlearningBaselines:
         return self._made[defense]
 
     def refuse_unobtainable_baseline(self, defense: Defense) -> None:
-        """Raise AuditError early for an unavailable baseline, without training."""
+        """Raise AuditError early, without training, if the baseline is unavailable."""
         if isinstance(defense, RelearnedBaseline) or (
             isinstance(defense, RetrainedBaseline) and defense.relearned
         ):
@@ -71,8 +71,8 @@ class UnlearningBaselines:
         )
 
     def _choose_relearning_texts(self) -> Sequence[Tokens]:
-        """Return records that are neither attacked nor to forget. Raise AuditError if there are
-        none."""
+        """Return records that are neither attacked nor to be forgotten. Raise AuditError if there
+        are none."""
         if not (texts := self.site.benchmark.unattacked_training_tokens):
             raise AuditError(
                 "expected auxiliary data to relearn on (--known or --known-fraction), got none"
