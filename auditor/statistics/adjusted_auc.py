@@ -1,11 +1,12 @@
-"""Estimate a membership AUC on the kind of text that members and non-members share.
+"""Estimate a membership AUC that does not count differences in kind between members and
+non-members.
 
-If the two sides differ in kind, a score of a model that saw neither distinguishes them too. A
-logistic regression on what the texts alone tell (the blind baseline, the score that a text is
-expected to have) gives each record its propensity e, the probability of being a member. Members
-weigh 1 - e and non-members e (overlap weights: Li, Morgan and Zaslavsky 2018), after which both
-sides have the same mean of each of these covariates. Correcting an audit by propensities is the
-idea of zero-run auditing (arXiv 2605.14591). Differences that the covariates miss remain.
+If the two sides differ in kind, even the score of a model that saw neither distinguishes them. A
+logistic regression on what the texts alone tell (the blind baseline, and the score predicted from
+the text) gives each record its propensity e: the probability of being a member. Members weigh 1 - e
+and non-members e (overlap weights: Li, Morgan and Zaslavsky 2018). Both sides then have the same
+mean of each covariate. Zero-run auditing (arXiv 2605.14591) corrects audits by propensities too.
+Differences that the covariates miss remain.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ _ITERATIONS = 1000
 
 @dataclass(frozen=True)
 class OverlapWeights:
-    """Weights of one score's records, (records,), of each side adding up to 1.
+    """Weights of the records for one score: (records,), summing to 1 over each side.
 
-    widen: factor on the deviation of the adjusted AUC.
+    widen: factor on the standard deviation of the adjusted AUC.
     """
 
     weights: Floats
@@ -53,12 +54,12 @@ def weigh_scored_records(
 ) -> dict[str, OverlapWeights]:
     """Return the weights of the records for each score; {} without a blind baseline.
 
-    If a control distinguishes the two sides, the weights share its classifiers, and the interval is
-    widened as that of a cross-fitted AUC is.
+    If a control distinguishes the two sides, the weights depend on its classifiers, so the interval
+    is widened like that of a cross-fitted AUC.
 
     Args:
-        scores: (records,) each, by name; controls: the same, of scores that saw no target.
-        features: of the texts, from `build_text_features`; group: (records,) related records.
+        scores: by name, (records,); controls: likewise, from scores that saw no target model.
+        features: from `build_text_features`; group: (records,) code shared by related records.
     """
     if "blind" not in controls:
         return {}
@@ -79,9 +80,9 @@ def weigh_scored_records(
 
 
 def compute_overlap_weights(member: Bools, covariates: Floats) -> Floats:
-    """Return the (records,) weights of members, adding up to 1, and of non-members, likewise.
+    """Return (records,) overlap weights, which sum to 1 over members and to 1 over non-members.
 
-    covariates: (records, k), each with mean 0 and deviation 1.
+    covariates: (records, k), each with mean 0 and standard deviation 1.
     """
     from sklearn.linear_model import LogisticRegression
 
@@ -101,9 +102,10 @@ def estimate_adjusted_auc(
     note: str = "",
     widen: float = 1.0,
 ) -> tuple[Measurement, Floats]:
-    """Return the weighted AUC, and the (records,) parts of it whose mean over each side it is.
+    """Return the weighted AUC, and (records,) parts whose mean over either side is the AUC.
 
-    NaN if a side is worth fewer than `FEWEST` records. widen: factor on the deviation.
+    The AUC is NaN if a side's effective number of records is below `FEWEST`. widen: factor on the
+    standard deviation.
     """
     member_weights = weights[member]
     other_weights = weights[~member]
@@ -130,13 +132,14 @@ def estimate_adjusted_auc(
 
 
 def _count_effective_records(weights: Floats) -> float:
-    """Return how many records of equal weight vary as much (Kish 1965). weights add up to 1."""
+    """Return the effective number of records (Kish 1965), 1 / sum of squared weights. weights sum
+    to 1."""
     squares = float(np.sum(weights**2))
     return 1 / squares if squares else 0.0
 
 
 def _sum_weight_below(scores: Floats, others: Floats, weights: Floats) -> Floats:
-    """Return the (scores,) weight of the others below each score; ties count half."""
+    """Return (scores,), the total weight of the `others` below each score; ties count half."""
     order = np.argsort(others, kind="stable")
     sums = np.concatenate([[0.0], np.cumsum(weights[order])])
     ordered = others[order]

@@ -1,13 +1,13 @@
-"""Bound a mean at every look at once, by betting, so that a run may stop early.
+"""Bound a mean by betting, at every look at the data, so that a run may stop early.
 
-The run asks secrets in random order. A gambler stakes a share f of the capital on each number x in
-[0, 1], against a mean of at most m: 1 turns into prod (1 - f + f x / m). If the mean is at most m,
-this capital does not grow on average, so it ever reaches 1 / level with probability at most `level`
-(Ville). Waudby-Smith and Ramdas (2024, arXiv 2010.09686) choose each stake from earlier numbers;
-here all stakes of a fixed grid are played in parallel and their capitals averaged, as in Cover's
-universal portfolio (Ryu and Bhatt, 2207.12382). So a bound does not depend on the order, and can be
-recomputed from the recorded number of each secret. Like fixed-size bounds, it bounds the mean of
-the population from which the secrets are sampled.
+The run queries secrets in random order. A gambler bets a share f of the capital on each number x in
+[0, 1], against a mean of at most m: capital 1 becomes prod (1 - f + f x / m). If the mean is at
+most m, this capital does not grow on average, so the probability that it ever reaches 1 / level is
+at most `level` (Ville). Waudby-Smith and Ramdas (2024, arXiv 2010.09686) choose each stake from
+earlier numbers; here all stakes of a fixed grid are played in parallel and their capitals averaged,
+as in Cover's universal portfolio (Ryu and Bhatt, 2207.12382). A bound therefore does not depend on
+the order, and can be recomputed from the recorded number of each secret. Like fixed-size bounds, it
+bounds the mean of the population from which the secrets are sampled.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ CAPITAL = np.append(np.full(8, (1 - _ALL) / 8), _ALL)
 
 
 def yield_look_sizes(n: int) -> Iterator[int]:
-    """Yield how many of n secrets are asked by each look; these sizes depend only on n."""
+    """Yield the number of secrets queried at each look; these numbers depend only on n."""
     at = _FIRST
     while at < n:
         yield at
@@ -44,7 +44,8 @@ def yield_look_sizes(n: int) -> Iterator[int]:
 
 
 def log_betting_capital(values: Floats, counts: Ints, mean: float) -> Floats:
-    """Return the log of the averaged capital against a mean of at most `mean`, (...,).
+    """Return the log of the capital, averaged over stakes, against a mean of at most `mean`:
+    (...,).
 
     Args:
         values: (v,) distinct values.
@@ -63,8 +64,7 @@ def log_betting_capital(values: Floats, counts: Ints, mean: float) -> Floats:
 
 @dataclass(frozen=True)
 class BettingMean:
-    """A mean of numbers in [least, 1], with one-sided bounds at any level that hold at every
-    look."""
+    """Mean of numbers in [least, 1]. Its one-sided bounds at any level hold at every look."""
 
     values: Floats
     least: float = 0.0
@@ -99,7 +99,8 @@ class BettingMean:
 
 
 def _compute_lower_mean_bound(values: Floats, counts: Ints, level: float) -> float:
-    """Return the largest mean that is refuted as an upper limit, at `level`; 0 if no mean is."""
+    """Return the largest m for which "the mean is at most m" is refuted at `level`; 0 if none
+    is."""
     most = float(values @ counts) / max(1, int(counts.sum()))
     if not most > 0:
         return 0.0
@@ -121,9 +122,10 @@ def simulate_stopping_sizes(
     runs: int = 1000,
     seed: int = 0,
 ) -> Ints:
-    """Simulate the numbers of secrets at which runs refute a mean of at most `mean`, (runs,).
+    """Simulate how many secrets each run queries until it refutes a mean of at most `mean`:
+    (runs,).
 
-    A run that does not refute it within `most` secrets gets 2 * most. odds: (v,) the true
+    A run that does not refute this within `most` secrets gets 2 * most. odds: (v,) the true
     probability of each value.
     """
     rng = np.random.default_rng(seed)
@@ -138,8 +140,8 @@ def simulate_stopping_sizes(
 
 @dataclass(frozen=True)
 class BettingExcess:
-    """The mean of one group minus the mean of another, unpaired: each end combines one end of
-    either group at half the level."""
+    """Mean of one group minus mean of another, unpaired. Each bound combines a bound of either
+    group at half the level."""
 
     own: BettingMean
     other: BettingMean

@@ -1,21 +1,21 @@
 """Bound epsilon from below by canaries of one shape that are independent given shared randomness.
 
-The shape is the distribution of a canary's log-likelihood ratio, in against out, under T steps of a
-Gaussian mechanism of unknown noise, sampled at rate q: DP-SGD's own shape, or with (1, 1) the
-Gaussian mechanism's. The bound assumes: given all randomness that the canaries share and the
-release shows, canaries are independent, and each is distinguished no better than the shape allows
-at some noise. The shared randomness may determine this noise.
+The shape is the distribution of a canary's log-likelihood ratio, included against excluded, under T
+steps of a Gaussian mechanism of unknown noise, sampled at rate q: DP-SGD's own shape, or with (q,
+T) = (1, 1) the Gaussian mechanism's. The bound assumes: given all randomness that the canaries
+share and the release shows, canaries are independent, and each is distinguished no better than the
+shape allows at some noise. The shared randomness may determine this noise.
 
-Proof. Given the shared randomness Z, the right guesses among the r surest of m are at most those of
-the shape (order statistics; Xiang et al. 2025 put the means into a Chernoff bound, here they are
-exact). This bounds the noise, with part of the level. The mechanism's epsilon at delta covers all
-Z: delta_Z(epsilon) has a mean of at most delta, so it is at most delta / part except with the other
-part of the level (Markov). The bound is epsilon of the refuted noise at this larger delta. It
-covers a mechanism that reveals all coins or none by another coin.
+Proof. Given the shared randomness Z, the number of right guesses among the r surest of m is at most
+that of the shape (order statistics; Xiang et al. 2025 put the means into a Chernoff bound, here
+they are exact). This bounds the noise, with part of the level. The mechanism's epsilon at delta
+covers all Z: delta_Z(epsilon) has a mean of at most delta, so with the other part of the level as
+error probability it is at most delta / part (Markov). The bound is epsilon of the refuted noise at
+this larger delta. It also covers a mechanism that tosses one more coin to reveal all coins or none.
 
-The surer half of the guesses bounds the noise. The surest eighth checks the shape: if fewer are
-right than in one of twenty audits at that noise, nothing is bounded. This detects most other
-mechanisms.
+The surer half of the guesses bounds the noise. The surest eighth checks the shape: if so few of
+them are right that fewer occur in less than one of twenty audits at that noise, nothing is bounded.
+This detects most other mechanisms.
 """
 
 from __future__ import annotations
@@ -60,23 +60,23 @@ _NOTHING = 1e-14  # of a distribution
 
 
 class LikelihoodRatioDistribution(NamedTuple):
-    """Probability masses of the log-likelihood ratio at the values `at` (nats): `inside` for an
-    included canary, `out` for an excluded canary."""
+    """Distribution of the log-likelihood ratio: probabilities of the values `at` (nats), `inside`
+    for an included canary and `out` for an excluded canary."""
 
     at: Floats
     inside: Floats
     out: Floats
 
     def delta(self, epsilon: float) -> float:
-        """Return the least delta with which this mechanism is (epsilon, delta)-DP."""
+        """Return the smallest delta for which this mechanism is (epsilon, delta)-DP."""
         factor = math.exp(min(epsilon, 700.0))
         more = self.inside - factor * self.out
         less = self.out - factor * self.inside
         return float(max(np.maximum(more, 0).sum(), np.maximum(less, 0).sum()))
 
     def compute_guess_probabilities(self) -> tuple[Floats, Floats]:
-        """Return P[a guess is at least this sure] and P[it is also right], from the surest guess
-        on."""
+        """Return P[a guess is at least this sure] and P[it is also right], for each sureness,
+        highest first."""
         order = np.argsort(-np.abs(self.at), kind="stable")
         said_in = self.at[order] > 0
         inside = self.inside[order]
@@ -89,8 +89,11 @@ def compute_likelihood_ratio_distribution(
     noise: float,
     sampling: Sampling,
 ) -> LikelihoodRatioDistribution:
-    """Compose all steps by Fourier transforms. A step shows x ~ (1 - q) N(0, noise^2) + q N(1,
-    noise^2) for an included canary, N(0, noise^2) for an excluded canary."""
+    """Return the distribution for all steps, composed by Fourier transforms.
+
+    For an included canary a step shows x ~ (1 - q) N(0, noise^2) + q N(1, noise^2), for an excluded
+    canary x ~ N(0, noise^2).
+    """
     q, steps = sampling
     x = np.linspace(-_TAILS * noise, 1 + _TAILS * noise, _CELLS)
     # In against out at x: log(1 - q + q e^((2x - 1) / (2 noise^2))), which never falls below log(1
@@ -155,7 +158,7 @@ def compute_final_model_distribution(
 
 
 def _compute_step_cdfs(x: Floats, noise: float, q: float) -> tuple[Floats, Floats]:
-    """Return P[a step shows at most x] for an included and for an excluded canary."""
+    """Return P[a step shows at most x] for an included canary and for an excluded canary."""
     out = ndtr(x / noise)
     return (1 - q) * out + q * ndtr((x - 1) / noise), out
 
@@ -177,7 +180,7 @@ def _compute_nonempty_guess_probabilities(
     noise: float,
     sampling: Sampling,
 ) -> tuple[Floats, Floats]:
-    """Return `compute_guess_probabilities` without cells of (almost) no mass."""
+    """Return `compute_guess_probabilities` without values of (almost) zero probability."""
     as_sure, right = compute_likelihood_ratio_distribution(
         noise,
         sampling,
@@ -217,7 +220,7 @@ def bound_shape_epsilon(
     copies: int = 1,
     sampling: Sampling = GAUSSIAN,
 ) -> float:
-    """Return epsilon at delta of the least refuted noise; 0 if no noise is refuted, or if the
+    """Return epsilon at delta of the smallest refuted noise; 0 if no noise is refuted, or if the
     surest eighth contradicts the shape.
 
     Raise AuditError for impossible counts, for delta 0, and for several copies of sampled canaries.
@@ -258,10 +261,10 @@ def bound_shape_epsilon(
 
 
 def bound_shape_mu(m: int, right: Counts, level: float, copies: int = 1) -> tuple[float, float]:
-    """Return the two-sided interval of mu of one record, if canaries are independent and Gaussian.
+    """Return a two-sided interval of one record's mu, if canaries are independent and Gaussian.
 
-    The right guesses among the surer half refute each end at half the level. The upper end holds
-    for these scores only: a better score may reveal more.
+    The right guesses among the surer half bound mu from each side at half the level. The upper end
+    holds for these scores only: a better score may reveal more.
     """
     counts = list_guess_counts(m)
     bounding = min(_BOUNDED_BY, len(counts) - 1)
@@ -294,8 +297,8 @@ def convert_shape_noise(noise: float, sampling: Sampling, delta: float) -> float
 
 
 def find_largest_passing_noise(enough: Callable[[float], bool]) -> float | None:
-    """Return the largest noise that passes `enough`, in steps of half a percent; None if none does.
-    All smaller noise must pass too."""
+    """Return the largest noise for which `enough` is True, in steps of half a percent; None if
+    there is none. `enough` must be True for all smaller noise."""
     low = -1
     high = math.ceil(math.log(_MOST_NOISE / _LEAST_NOISE, _STEP))
     while high - low > 1:
@@ -311,8 +314,8 @@ def _find_least_refuted_noise(
     level: float,
     sampling: Sampling,
 ) -> float | None:
-    """Return the least refuted noise, in steps of half a percent; None if none is. All larger noise
-    is refuted too."""
+    """Return the smallest refuted noise, in steps of half a percent; None if no noise is refuted.
+    All larger noise is refuted too."""
 
     def refuted(k: int) -> bool:
         return compute_canary_shape_p_value(m, r, v, _LEAST_NOISE * _STEP**k, sampling) < level

@@ -1,10 +1,10 @@
 """Compute lower bounds of epsilon from the scores and coins of one run's canaries.
 
-A higher score means more confidence that the canary was included. Scores above the middle are
-guessed "in", scores below it "out", the farthest from it first. Ties in score or distance count
-against the guesser, so the order of the canaries reveals nothing about their coins. Distances are
-used, not ranks: high scores identify included canaries best and low scores hardly any, so the upper
-tail is longer.
+A higher score means more confidence that the canary was included. A score above the middle is
+guessed "in", a score below it "out". The farther from the middle, the surer the guess. Ties in
+score or distance count against the guesser, so the order of the canaries reveals nothing about
+their coins. Sureness is a distance, not a rank: high scores identify included canaries best and low
+scores hardly any, so the upper tail is longer.
 
 All numbers of guesses in `list_guess_counts(m)` are tested together
 (`one_run.compute_one_run_p_value`), without dividing the level among them. (jax_privacy's
@@ -73,11 +73,11 @@ def audit_epsilon_bounds(
     copies: int = 1,
     sampling: Sampling = GAUSSIAN,
 ) -> tuple[Audited, ...]:
-    """Return one bound for each estimator, the (epsilon, delta) bound first; at delta 0 no other.
+    """Return one bound per estimator, the (epsilon, delta) bound first; at delta 0 only this bound.
 
     scores, included: (canaries,). Each bound is at `level` by itself. sampling: rate and steps of
-    the shape that the last bound assumes. Raise AuditError for scores that are NaN or all equal,
-    unfair coins, and fewer canaries than any bound needs.
+    the shape that the last bound assumes. Raise AuditError for NaN or all equal scores, unfair
+    coins, or fewer canaries than any bound needs.
     """
     _check_audit_inputs(scores, included, delta, level, copies)
     right = count_right_guesses(scores, included)
@@ -127,7 +127,7 @@ def plan_audit(
     copies: int = 1,
     sampling: Sampling = GAUSSIAN,
 ) -> Audited:
-    """Return an audit by the (epsilon, delta) bound with no guess right: its epsilon is not yet
+    """Return an audit by the (epsilon, delta) bound before any guess: none is right, and nothing is
     proved."""
     _check_audit_parameters(m, delta, level, copies)
     none_right = tuple(0 for _ in list_guess_counts(m))
@@ -135,8 +135,8 @@ def plan_audit(
 
 
 def repeat_audit(audit: Audited, level: float) -> Audited:
-    """Repeat the audit and its best provable bound at another level, e.g. a level shared by several
-    audits of one model.
+    """Recompute the audit's bound and its best provable bound at another level, such as a level
+    shared by several audits of one model.
 
     Raise AuditError for an audit that `audit_epsilon_bounds` cannot have made.
     """
@@ -166,8 +166,8 @@ def explain_powerless_audit(audit: Audited, limit: float) -> str:
     """Return why no outcome of this audit could exceed the limit on epsilon; "" if some outcome
     could.
 
-    A game over some of the tokens that a claim covers proves at most what these tokens reveal. If
-    that is within the limit, no guess can contradict the claim on all tokens.
+    A game over only some of the tokens that a claim covers proves at most what these tokens reveal.
+    If that is within the limit, no guesses can contradict the claim about all tokens.
     """
     if audit.best <= limit:
         return "the audit had no power to refute it: every guess right would not have exceeded it"
@@ -204,8 +204,8 @@ def count_right_guesses(scores: NDArray[np.floating], included: Bools) -> Counts
 
 
 def _score_cut_nearest_middle(ordered: NDArray[np.floating]) -> float:
-    """Return the midpoint of two adjacent different scores: those nearest to the middle of the
-    sorted scores."""
+    """Return the score that separates "in" from "out": of the midpoints between different
+    neighbours in the sorted scores, the one nearest the middle."""
     steps = np.flatnonzero(np.diff(ordered)) + 1
     if not len(steps):
         return float(ordered[0])
@@ -223,8 +223,8 @@ def compute_best_provable_epsilon(
     level: float = LEVEL,
     copies: int = 1,
 ) -> float:
-    """Return the epsilon that m canaries would prove if every guess were right: they refute no
-    larger claim."""
+    """Return the epsilon that m canaries prove if every guess is right. They can refute no larger
+    claim."""
     return epsilon_one_run(m, list_guess_counts(m), delta, level, copies)
 
 
@@ -234,7 +234,7 @@ def count_needed_canaries(
     level: float = LEVEL,
     copies: int = 1,
 ) -> int:
-    """Return the least m with compute_best_provable_epsilon(m, ...) >= epsilon.
+    """Return the smallest m with compute_best_provable_epsilon(m, ...) >= epsilon.
 
     Raise AuditError if a million canaries cannot prove this epsilon.
     """
@@ -279,7 +279,7 @@ def _find_fewest_canaries(
     level: float,
     copies: int,
 ) -> int:
-    """Return the least m that is enough, by bisection. Raise AuditError like
+    """Return the smallest m for which `enough` is True, by bisection. Raise AuditError like
     `count_needed_canaries`."""
     # Doubled until it is enough, then bisected: both take it that more canaries never prove less.
     low = 1
@@ -297,11 +297,10 @@ def _find_fewest_canaries(
 
 
 def audit_measurements(audits: Sequence[Audited]) -> list[Measurement]:
-    """Return the measurements of an audit: each bound, the best provable one, and the right
-    guesses.
+    """Return an audit's measurements: each bound, the best provable bound, and the right guesses.
 
-    A bound's interval is one-sided, [bound, inf), and its n is the number of canaries. Claims are
-    compared with the audits themselves, which a probe also returns by `Probe.audits`.
+    A bound's interval is one-sided, [bound, inf), and its n is the number of canaries. To compare a
+    claim, use the audits themselves, which a probe returns by `Probe.audits`.
     """
     main = audits[0]
     measurements = list[Measurement]()

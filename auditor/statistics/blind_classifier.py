@@ -30,13 +30,13 @@ def compute_cross_fit_deviation_factor(
     member: Bools,
     group: Ints,
 ) -> float:
-    """Return the factor on the deviation of a cross-fitted AUC; 1 if there are too few groups to
-    fold.
+    """Return the factor on the standard deviation of a cross-fitted AUC; 1 if there are too few
+    groups for folds.
 
     Scores of one fold share a classifier: the variance of a mean over J folds is 1/J +
-    n_test/n_train of a fold's, not 1/J (Nadeau and Bengio 2003). Texts of a group share words, so
-    their scores are similar: the variance is multiplied by the mean group size of a text, as if a
-    group's scores were equal (Kish 1965).
+    n_test/n_train of a fold's variance, not 1/J (Nadeau and Bengio 2003). Texts of a group share
+    words, so their scores are similar: the variance is multiplied by the mean group size of a text,
+    as if a group's scores were equal (Kish 1965).
     """
     folds = count_cross_fit_folds(member, group)
     if folds < 2:
@@ -50,12 +50,13 @@ def group_related_texts(
     texts: Sequence[Tokens],
     *origins: Sequence[Hashable | None],
 ) -> Ints:
-    """Return the (texts,) group of each text: related texts share one, directly or through others.
+    """Return (texts,), the group of each text. Texts related directly or through others share a
+    group.
 
     Args:
         texts: near-duplicates are texts within `compute_near_verbatim_limit` token edits of each
-            other.
-        origins: the source of each text, e.g. its document or person; None if unknown.
+        other.
+        origins: the source of each text, such as its document or person; None if unknown.
     """
     limits = [compute_near_verbatim_limit(len(text)) for text in texts]
     pairs = list(index_pairs_within_edit_limits(texts, texts, limits))
@@ -84,11 +85,11 @@ def assign_folds(secrets: Sequence[Secret]) -> Ints:
 
 
 def _prefixes_of_few_texts(prefixes: Sequence[Tokens]) -> list[Tokens | None]:
-    """Return each prefix if it identifies an origin, such as a prompt with several answers; else
-    None.
+    """Return each prefix if it identifies an origin, such as a prompt with several answers;
+    otherwise None.
 
-    A short prefix, or a prefix of over a fifth of the texts, is a common phrase; and these texts
-    would not fit into one fold.
+    A short prefix, or a prefix of more than a fifth of the texts, is a common phrase; and so many
+    texts would not fit into one fold.
     """
     counts = Counter(prefixes)
     most = len(prefixes) / FOLDS
@@ -99,18 +100,19 @@ def _prefixes_of_few_texts(prefixes: Sequence[Tokens]) -> list[Tokens | None]:
 
 
 def score_membership_blindly(features: Any, member: Bools, group: Ints) -> Floats:
-    """Return the (texts,) log-odds of membership by bags of tokens and lengths, without a language
-    model.
+    """Return (texts,) log-odds of membership from tokens and lengths, without a language model.
 
-    features: from `build_text_features`. NaN if there are too few groups to fold.
+    features: from `build_text_features`. NaN if there are too few groups for folds.
     """
     return _predict_cross_fitted_log_odds(features, member, group)
 
 
 def predict_scores_from_texts(features: Any, scores: Floats, member: Bools, group: Ints) -> Floats:
-    """Return the (records, k) ranks, in [0, 1], that the texts predict for (records, k) scores.
+    """Return (records, k) ranks in [0, 1] of the given (records, k) scores, predicted from the
+    texts.
 
-    Ridge regression, cross-fitted as the blind score is. NaN if there are too few groups to fold.
+    The predictor is ridge regression, cross-fitted like the blind score. NaN if there are too few
+    groups for folds.
     """
     from sklearn.linear_model import Ridge
 
@@ -124,15 +126,15 @@ def predict_scores_from_texts(features: Any, scores: Floats, member: Bools, grou
 
 
 def _rank_scores(scores: Floats) -> Floats:
-    """Return the (records,) share of scores that are at most each score."""
+    """Return (records,), for each score the share of scores that are not larger."""
     ranks: Floats = np.searchsorted(np.sort(scores), scores, side="right") / len(scores)
     return ranks
 
 
 def build_text_features(texts: Sequence[Tokens], lengths: Floats) -> Any:
-    """Return the sparse (texts, features) rows: how often each token is in a text, and its sizes.
+    """Return sparse (texts, features): counts of each token in a text, and sizes of the text.
 
-    lengths: (texts, k) other sizes of each text.
+    lengths: (texts, k) further sizes of each text.
     """
     from sklearn.feature_extraction.text import TfidfTransformer
 
@@ -152,8 +154,8 @@ def combine_membership_scores(
     member: Bools,
     group: Ints,
 ) -> Floats:
-    """Return the (records,) log-odds of membership by logistic regression on (records, k) finite
-    scores."""
+    """Return (records,) log-odds of membership by logistic regression on finite scores (records,
+    k)."""
     return _predict_cross_fitted_log_odds(standardise_columns(scores), member, group)
 
 
@@ -179,7 +181,8 @@ def _predict_cross_fitted_log_odds(
 def _split_cross_fit_folds(
     features: Any, member: Bools, group: Ints
 ) -> Iterator[tuple[Ints, Ints]]:
-    """Yield each fold's known and scored records; nothing if there are too few groups to fold."""
+    """Yield, for each fold, the records to fit and the records to score; nothing if there are too
+    few groups."""
     from sklearn.model_selection import StratifiedGroupKFold
 
     folds = count_cross_fit_folds(member, group)
@@ -190,13 +193,13 @@ def _split_cross_fit_folds(
 
 
 def count_cross_fit_folds(member: Bools, group: Ints) -> int:
-    """Return the number of folds, at most 5, into which members and non-members can be divided with
-    related records together."""
+    """Return the number of folds, at most 5, that keeps related records together and has both sides
+    in each fold."""
     return min(FOLDS, *(len(np.unique(group[member == side])) for side in (True, False)))
 
 
 def standardise_columns(values: Floats) -> Floats:
-    """Scale columns to mean 0 and deviation 1; constant columns become 0."""
+    """Scale columns to mean 0 and standard deviation 1; constant columns become 0."""
     away = values - values.mean(0)
     spread = away.std(0)
     return np.divide(away, spread, out=np.zeros_like(away), where=spread > 0)

@@ -1,7 +1,7 @@
 """Resample secrets, texts or draws: count how often each of n occurs in a resample (the bootstrap,
 Efron 1979).
 
-Every resample is a function of the stream's name and n. So numbers over the same secrets use the
+Resamples depend only on the stream's name and n. Numbers over the same secrets therefore use the
 same resamples, and shared variation cancels in a difference.
 """
 
@@ -27,13 +27,13 @@ Values = Floats  # (resamples,); NaN where a resample holds nothing to take a nu
 
 
 def draw_resample_counts(noise: np.random.Generator, n: int, size: int) -> Draws:
-    """Count how often each of n items occurs among n draws with replacement: (size, n)."""
+    """Draw n of n items with replacement, `size` times, and count each item: (size, n)."""
     return noise.multinomial(n, np.full(n, 1 / n), size=size)
 
 
 def draw_dirichlet_weights(noise: np.random.Generator, n: int, size: int) -> Floats:
-    """Draw weights that sum to 1, uniform on the simplex: Dirichlet(1, ..., 1) (Rubin 1981), (size,
-    n)."""
+    """Draw (size, n) weights that sum to 1 per row: Dirichlet(1, ..., 1), uniform on the simplex
+    (Rubin 1981)."""
     # over their sum, exponentials are Dirichlet(1, ..., 1)
     exponentials = noise.standard_exponential((size, n))
     return exponentials / exponentials.sum(1, keepdims=True)
@@ -62,8 +62,8 @@ def draw_resample_blocks(
 
 @functools.lru_cache(maxsize=4)
 def _draw_cached_resamples(n: int, stream: str, size: int, draw: Callable[..., Any]) -> Any:
-    """Cache resamples: drawing them takes longer than most uses of them, and they are needed
-    often."""
+    """Draw resamples and cache them, as they are used often and drawing takes longer than most
+    uses."""
     resamples = draw(make_keyed_generator("bootstrap", stream, n), n, size)
     resamples.flags.writeable = False  # all who ask share this array
     return resamples
@@ -105,9 +105,9 @@ def compute_percentile_interval(
     values: Any,
     method: Literal["linear", "inverted_cdf"] = "linear",
 ) -> tuple[float, float]:
-    """Return the two-sided 95% interval of resampled values.
+    """Return the two-sided 95% percentile interval of resampled values.
 
-    method: of `numpy.quantile`; "inverted_cdf" returns a drawn value, for infinite values that
+    method: as in `numpy.quantile`; "inverted_cdf" returns one of the values, as infinite values
     cannot be interpolated.
     """
     low, high = np.quantile(values, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2], method=method)
@@ -121,17 +121,17 @@ def estimate_rate_statistic(
     stream: str,
     size: int = RESAMPLES,
 ) -> tuple[float, float, float]:
-    """Return (value, low, high) of a smooth function of rates: `sums` over `counts`, each summed
-    over n texts (ratio estimators).
+    """Return (value, low, high) of a smooth function of rates. A rate is `sums` over `counts`, each
+    summed over n texts (ratio estimators).
 
     sums: (rates, n), inf if a text makes the rate infinite; counts: (rates, n) or (1, n), above 0.
     statistic: maps (rows, rates) to values (rows,) and slopes (rows, rates).
 
-    Each end of the 95% interval is the farther of two: Student's t with the delta-method error,
-    which is too near on the side of a long tail, and the bootstrap-t (Efron and Tibshirani 1993,
-    12.5), which is too near if there are outliers on both sides. Resamples of a single text have
-    error 0 and are left out. With one text the ends are infinite; with an infinite sum they are
-    plain quantiles of the resamples.
+    Each end of the 95% interval is the farther of two ends: Student's t with the delta-method
+    error, which is too near on the side of a long tail, and the bootstrap-t (Efron and Tibshirani
+    1993, 12.5), which is too near if there are outliers on both sides. Resamples of a single text
+    have error 0 and are left out. With one text the ends are infinite; with an infinite sum they
+    are plain quantiles of the resamples.
     """
     sums = np.asarray(sums, dtype=float)
     counts = np.asarray(counts, dtype=float)

@@ -1,7 +1,8 @@
-"""Bound what a gate tests from one side: shares, recorded intervals, paired differences.
+"""Bound numbers that a gate tests from one side: shares, recorded intervals, paired differences.
 
-`low(level)`: a lower bound that exceeds the truth with probability at most `level`; `high(level)`
-likewise from above. Levels are below 1/2. Works on counts and numpy arrays, not on rules or files.
+`low(level)` is a lower bound that exceeds the truth with probability at most `level`; `high(level)`
+is likewise an upper bound. Levels are below 1/2. This module knows counts and arrays, not rules or
+files.
 """
 
 from __future__ import annotations
@@ -63,10 +64,10 @@ class BinomialCount:
 
 @dataclass(frozen=True)
 class RecordedInterval:
-    """A number with only a two-sided 95% interval on record.
+    """A number of which only a two-sided 95% interval is recorded.
 
-    At levels from 2.5% the bounds are the ends of the interval (conservative). At lower levels they
-    move out as for a normal distribution. NaN stays NaN.
+    At levels from 2.5% up, the bounds are the ends of the interval (conservative). At lower levels
+    they move out as for a normal distribution. NaN stays NaN.
     """
 
     value: float
@@ -83,8 +84,7 @@ class RecordedInterval:
 
 @dataclass(frozen=True)
 class AucEitherDirection:
-    """An AUC or 1 - AUC, whichever is larger: members with consistently lower scores are revealed
-    too."""
+    """The larger of an AUC and 1 - AUC, since consistently lower scores reveal members too."""
 
     auc: BoundedNumber
 
@@ -107,7 +107,7 @@ class AucEitherDirection:
 
 @dataclass(frozen=True)
 class SharedLevel:
-    """The largest of `tried` numbers: the lower bound uses level / tried, the upper bound the full
+    """The largest of `tried` numbers. The lower bound uses level / tried, the upper bound the full
     level."""
 
     number: BoundedNumber
@@ -136,8 +136,8 @@ def _compute_interval_stretch(level: float) -> float:
 
 @dataclass(frozen=True)
 class DiscordantPairs:
-    """Difference of two shares on the same n secrets: `wins` are hits of the first only, `losses`
-    of the second only.
+    """Difference of two shares of the same n secrets: `wins` are hits of only the first, `losses`
+    of only the second.
 
     Exact unconditional bounds invert the score test of a paired difference (Tango 1998, Statistics
     in Medicine 17:891); at a difference of 0 the statistic is McNemar's.
@@ -160,8 +160,8 @@ class DiscordantPairs:
 
 @dataclass(frozen=True)
 class ResampledNumber:
-    """A number with its bootstrap draws. Its bounds always contain those of `floor`, which includes
-    effects that resampling misses."""
+    """A number with bootstrap draws. Its bounds always contain those of `floor`, a second number
+    that covers what resampling misses."""
 
     value: float
     n: int
@@ -177,8 +177,8 @@ class ResampledNumber:
 
 @dataclass(frozen=True)
 class LeastIntervalWidth:
-    """The narrowest bounds for n secrets: the sample may have missed a rare value of `size`, which
-    would move the mean."""
+    """Narrowest plausible bounds of a mean over n secrets: a rare value of `size` may be missing
+    from the sample."""
 
     value: float
     n: int
@@ -214,7 +214,7 @@ def make_measurement(
 
 
 def count_discordant_pairs(new: Bools, base: Bools) -> DiscordantPairs:
-    """Return the share of hits in `new` minus that in `base`, both (secrets,)."""
+    """Return the share of hits in `new` minus the share in `base`, both (secrets,)."""
     return DiscordantPairs(int((new & ~base).sum()), int((base & ~new).sum()), len(new))
 
 
@@ -224,8 +224,8 @@ def count_discordant_pairs(new: Bools, base: Bools) -> DiscordantPairs:
 def compute_tango_statistic(
     wins: NDArray[Any] | float, losses: NDArray[Any] | float, n: int, delta: float
 ) -> Floats:
-    """Return Tango's z of the hypothesis that the difference is delta; 0 if the variance and the
-    deviation are 0.
+    """Return Tango's z for the hypothesis that the difference is delta; 0 if variance and deviation
+    are 0.
 
     Under the hypothesis the share q of losses is the larger root of 2n q^2 + (-wins - losses + (2n
     - wins + losses) delta) q - losses delta (1 - delta) = 0.
@@ -245,11 +245,11 @@ def compute_tango_statistic(
 
 
 def compute_paired_p_value(wins: int, losses: int, n: int, delta: float) -> float:
-    """Return the p-value of "the difference is at most delta" against "it is larger".
+    """Return the exact, unconditional p-value of "the difference is at most delta".
 
     This is the largest probability, over the unknown discordance, of a statistic at least as large
-    as observed (exact, unconditional). The discordance ranges over a confidence interval that
-    misses it with probability gamma, which is added (Berger and Boos 1994, JASA 89:1012).
+    as observed. The discordance ranges over a confidence interval that misses it with probability
+    gamma, which is added to the p-value (Berger and Boos 1994, JASA 89:1012).
     """
     if delta <= -1:
         return 0.0 if wins - losses > -n else 1.0
@@ -295,8 +295,8 @@ def _find_needed_wins(
     delta: float,
     observed: float,
 ) -> Ints:
-    """Return the fewest wins with which, given `losses`, the statistic reaches `observed`; n + 1 -
-    losses if none do."""
+    """Return the smallest number of wins with which the statistic reaches `observed`, for each
+    number of losses; n + 1 - losses if no number does."""
     # The statistic rises with the wins: one bisection for all losses side by side.
     low = np.zeros_like(losses)
     high = n + 1 - losses
@@ -311,7 +311,8 @@ def _find_needed_wins(
 
 @lru_cache(maxsize=4096)
 def _bound_paired_difference(wins: int, losses: int, n: int, level: float) -> float:
-    """Return the largest difference that is refuted as an upper limit, to 2 / 2^16 = 3e-5."""
+    """Return the lower bound: the largest d for which "the difference is at most d" is refuted, to
+    an accuracy of 2 / 2^16 = 3e-5."""
     observed = (wins - losses) / n
     return find_largest_refuted_value(
         lambda delta: compute_paired_p_value(wins, losses, n, delta) <= level,

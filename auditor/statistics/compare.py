@@ -1,17 +1,16 @@
 """Compare one number of the same secrets in two runs, with bounds at any level.
 
-Works on plain arrays, `new` and `base`; each index is a resampled unit: a secret, a document or a
-person. Several comparisons at once: `statistics.holm`.
+The inputs are arrays `new` and `base`; each index is a resampled unit: a secret, a document or a
+person. For several comparisons at once see `statistics.holm`.
 
 A paired difference of shares always has the exact bounds of `count_discordant_pairs` (bounds.py),
-and other numbers those of a bootstrap, so gates, causes and tables show the same interval. The
-exact bounds hold at every level and every n; Holm's rule asks at level/m, where a bootstrap has few
-resamples. Only a sum of several shares, or of means over seeds (conclusions/contrasts.py), is
-resampled: a secret's part in the sum takes more than three values, so wins and losses do not
-determine it.
+other numbers have bootstrap bounds, so gates, causes and tables show the same interval. The exact
+bounds hold at every level and n; Holm's rule asks for level/m, where a bootstrap has few resamples.
+Only a sum of several shares, or of means over seeds (conclusions/contrasts.py), is resampled: a
+secret's part in the sum takes more than three values, so wins and losses do not determine it.
 
-Differences from non-members compare two independent groups: Newcombe's rule for two shares
-(intervals.py), Welch's for two changes.
+Differences from non-members compare two independent groups: by Newcombe's rule for two shares
+(intervals.py), by Welch's for two changes.
 """
 
 from __future__ import annotations
@@ -51,12 +50,12 @@ def compare_columns(
     errors: int | None = None,
     rate: float | None = None,
 ) -> BoundedNumber:
-    """Subtract a number of `base` from the same number of `new`. The arguments determine the number
-    and its interval.
+    """Subtract a number in `base` from the same number in `new`. The arguments decide which number
+    and interval.
 
-    One column of finite numbers: the mean, with exact bounds if all are 0 or 1. (hits, scores):
-    recall before the `errors`-th wrong guess. (members' scores, non-members' scores): the
-    true-positive rate at the false-positive rate `rate`, or the AUC for rate 0.
+    One column of finite numbers: their mean, with exact bounds if all are 0 or 1. (hits, scores)
+    and `errors`: recall before that many wrong guesses. (members' scores, non-members' scores) and
+    `rate`: the true-positive rate at this false-positive rate, or the AUC for rate 0.
     """
     if rate is not None:
         if rate:
@@ -77,10 +76,10 @@ def measure_mean_difference(
     base: NDArray[Any],
     floor: tuple[Floats, Floats] | None = None,
 ) -> Measurement:
-    """Return the mean of `new` minus that of `base`, with the bounds of `compare_columns`.
+    """Return the mean of `new` minus the mean of `base`, with the bounds of `compare_columns`.
 
-    For hits, the note has McNemar's exact p. floor: new and base of non-members; their change is
-    subtracted, as the difference of two independent means of paired differences (Welch).
+    For hits, the note has McNemar's exact p. floor: `new` and `base` of non-members. Their change
+    is subtracted, as the difference of two independent means of paired differences (Welch).
     """
     if floor is not None:
         with np.errstate(invalid="ignore"):  # -inf less -inf
@@ -127,7 +126,7 @@ def _measure_welch_difference(
     members: Floats,
     nonmembers: Floats,
 ) -> Measurement:
-    """Return the difference of two means with Welch's interval; no interval if a group has only one
+    """Return the difference of two means with Welch's interval; no interval if a group has one
     value."""
     # not where a distribution gives a true token nothing
     finite = np.isfinite(members).all() and np.isfinite(nonmembers).all()
@@ -150,8 +149,8 @@ def compute_welch_interval(
     second: Floats,
     confidence: float = CONFIDENCE,
 ) -> tuple[float, float]:
-    """Return Welch's interval of mean(`first`) - mean(`second`); NaN for a group of one, two
-    constant groups, or infinite values.
+    """Return Welch's interval of mean(`first`) - mean(`second`); NaN if a group has one value, both
+    are constant, or a value is infinite.
 
     The lower end is above 0 exactly if Welch's one-sided test at (1 - confidence) / 2 shows that
     `first` has the higher mean.
@@ -171,7 +170,7 @@ def compute_welch_interval(
 
 
 def resample_paired_means(new: Floats, base: Floats) -> ResampledNumber:
-    """Bootstrap the mean of `new` minus that of `base`, finite numbers of the same secrets."""
+    """Bootstrap mean(`new`) - mean(`base`), where both hold finite numbers of the same secrets."""
     delta = new - base
     n = len(delta)
     value = float(delta.mean())
@@ -185,10 +184,10 @@ def resample_paired_means(new: Floats, base: Floats) -> ResampledNumber:
 def resample_paired_recall(
     new: tuple[Bools, Floats], base: tuple[Bools, Floats], errors: int
 ) -> ResampledNumber:
-    """Bootstrap recall before the `errors`-th wrong guess (ranking.measure_error_recall), new minus
-    base.
+    """Bootstrap the difference, new minus base, of recall before the `errors`-th wrong guess
+    (ranking.measure_error_recall).
 
-    new, base: (hits, scores). A secret is drawn with its guesses in both runs. The bounds always
+    new, base: (hits, scores). A resampled secret brings its guesses of both runs. The bounds always
     contain those of the paired counts at the two observed thresholds.
     """
     n = len(new[0])

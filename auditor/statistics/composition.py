@@ -1,7 +1,7 @@
-"""Compute the epsilon at a delta, in both directions, of repeated independent draws from two known
-distributions.
+"""Compute the exact epsilon at a delta of repeated independent draws from two known distributions.
 
-This exact answer is compared with guessing games. A column is a token.
+Epsilon covers both directions. It is compared with guessing games. A column of the distributions is
+a token.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _ABOVE = (0.25, 0.5, 1, 2, 4, 8, 16, 32, 64)
 
 
 def bound_game_epsilon(log_p: Floats, log_q: Floats, draws: int, delta: float) -> Floats:
-    """Bound `compute_exact_game_epsilon` from above (nats) for many pairs of distributions at once:
-    (..., V) -> (...).
+    """Bound `compute_exact_game_epsilon` from above (nats), for many pairs of distributions
+    together: (..., V) -> (...).
 
     Uses Renyi divergences of a few orders, composed and converted (Canonne, Kamath and Steinke
     2020, Proposition 12).
@@ -40,19 +40,19 @@ def bound_game_epsilon(log_p: Floats, log_q: Floats, draws: int, delta: float) -
 
 
 def compute_renyi_conversion_penalty(order: float, delta: float) -> float:
-    """Return the nats to add to a Renyi divergence of this order for epsilon at delta (same
+    """Return the nats that turn a Renyi divergence of this order into epsilon at delta (same
     Proposition)."""
     return math.log1p(-1 / order) - (math.log(delta) + math.log(order)) / (order - 1)
 
 
 def compute_exact_game_epsilon(log_p: Floats, log_q: Floats, draws: int, delta: float) -> float:
-    """Return the least epsilon (nats, >= 0) at which this many draws of two distributions (V,) are
-    (epsilon, delta)-indistinguishable.
+    """Return the smallest epsilon (nats, >= 0) for which `draws` of two distributions (V,) are
+    (epsilon, delta)-indistinguishable, in both directions.
 
-    The larger of both directions. inf if, with probability above delta, one distribution produces
-    outcomes that the other cannot. Closed form for delta 0 and for one draw; else FFT sums the
-    privacy loss on a grid that keeps its mean, accurate to about a millionth of the sum's range.
-    Raise AuditError on bad input.
+    inf if, with probability above delta, one distribution gives outcomes impossible under the
+    other. Closed form for delta 0 and for one draw; otherwise FFT sums the privacy loss on a grid
+    that keeps its mean, accurate to about a millionth of the sum's range. Raise AuditError on bad
+    input.
     """
     if draws < 1 or not 0 <= delta < 1:
         raise AuditError(f"expected draws >= 1 and delta in [0, 1), got {draws} and {delta}")
@@ -63,8 +63,8 @@ def compute_exact_game_epsilon(log_p: Floats, log_q: Floats, draws: int, delta: 
 
 
 def compute_best_game_advantage(log_p: Floats, log_q: Floats, draws: int) -> float:
-    """Return the total variation between this many draws of each distribution: the largest
-    advantage of any guesser."""
+    """Return the largest advantage of any guesser: the total variation between `draws` of each
+    distribution."""
     total = PrivacyLossDistribution.from_log_probs(log_p, log_q)
     # Delta at epsilon 0 is the total variation.
     return _compute_summed_loss_delta(
@@ -76,8 +76,7 @@ def compute_best_game_advantage(log_p: Floats, log_q: Floats, draws: int) -> flo
 
 @dataclass(frozen=True)
 class PrivacyLossDistribution:
-    """The privacy loss of one draw of P against Q: log P/Q (nats), and the probability of each
-    value under P.
+    """Privacy loss log P/Q (nats) of one draw of P, and the probability of each value under P.
 
     certain: probability under P of outcomes impossible under Q.
     """
@@ -104,7 +103,7 @@ class PrivacyLossDistribution:
         return -math.expm1(draws * math.log1p(-self.certain))
 
     def sum_range(self, draws: int) -> tuple[float, float]:
-        """Return a range that the sum leaves with probability at most `_CUT` at either end
+        """Return a range of the summed loss; each end is passed with probability at most `_CUT`
         (Chernoff)."""
         ends = []
         for sign in (-1.0, 1.0):
@@ -156,8 +155,8 @@ def _compute_summed_loss_distribution(
     loss: PrivacyLossDistribution,
     draws: int,
 ) -> tuple[Floats, Floats]:
-    """Return the sum of `draws` independent losses: ascending values (cells,) and the probability
-    of each."""
+    """Return the distribution of the sum of `draws` independent losses: ascending values (cells,)
+    and their probabilities."""
     if draws == 1:
         order = np.argsort(loss.values)
         return loss.values[order], loss.p[order]

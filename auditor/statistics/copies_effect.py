@@ -1,4 +1,4 @@
-"""Measure the effect of copies: which repeat counts leak most, and how much fewer copies would
+"""Measure the effect of copies: which repeat counts leak most, and how much less fewer copies
 leak."""
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ def predict_recall(
     copies_left: Sequence[int],
     never: Bools | None = None,
 ) -> Measurement:
-    """Predict recall with fewer copies, by the recall measured at the repeat counts `copies_left`.
+    """Predict recall with fewer copies from the recall measured at the repeat counts `copies_left`.
 
-    Returns sum_c w_c r_c over these counts c; w_c is the share of secrets with c copies left, r_c
-    their recall. never: whether each untrained secret is extracted, for c = 0. Interval: MOVER (Zou
-    and Donner 2008) of the counts' exact intervals. The prediction is from one training, in which
-    all other secrets kept their copies: see docs/evidence/results.md. Raise ValueError for a count
-    that was not measured.
+    The prediction is sum_c w_c r_c over these counts c; w_c is the share of secrets with c copies
+    left, r_c the recall at c. never: whether each untrained secret is extracted, for c = 0.
+    Interval: MOVER (Zou and Donner 2008) of the counts' exact intervals. All other secrets kept
+    their copies in the one training measured: see docs/evidence/results.md. Raise ValueError for a
+    count that was not measured.
     """
     times = np.asarray(repeats)
     after = np.asarray(copies_left)
@@ -50,7 +50,7 @@ def predict_recall(
 
 @dataclass(frozen=True)
 class ConcentratedLeakage:
-    """A part of the members with a larger share of the extracted secrets than its size. p: Fisher's
+    """A part of the members that has more than its share of the extracted secrets. p: Fisher's
     exact, corrected."""
 
     part: str
@@ -64,10 +64,10 @@ class ConcentratedLeakage:
 def find_most_concentrated_part(
     parts: Mapping[str, Bools], hit: Bools, level: float
 ) -> ConcentratedLeakage | None:
-    """Return the part with most hits among the parts that are hit more than the rest (Fisher,
-    Bonferroni); None if no part is.
+    """Return the part with the most hits among parts hit significantly more often than other
+    members; None if there is none.
 
-    parts: maps each name to a mask of the members.
+    The test is Fisher's with Bonferroni correction. parts: by name, a mask of the members.
     """
     concentrated = []
     for name, inside in parts.items():
