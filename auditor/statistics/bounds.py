@@ -1,8 +1,7 @@
 """Bound numbers that a gate tests from one side: shares, recorded intervals, paired differences.
 
 `low(level)` is a lower bound that exceeds the truth with probability at most `level`; `high(level)`
-is likewise an upper bound. Levels are below 1/2. This module knows counts and arrays, not rules or
-files.
+is likewise an upper bound. Levels are below 1/2. Inputs are counts and arrays, not rules or files.
 """
 
 from __future__ import annotations

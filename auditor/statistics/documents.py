@@ -1,4 +1,4 @@
-"""Measure leakage by record, if several secrets are parts of one: windows of a text, answers of a
+"""Measure leakage by record if secrets are parts of a record: windows of a text, answers of a
 conversation.
 
 Parts of one record are not independent, so an interval over secrets is too narrow. This module
@@ -23,8 +23,8 @@ LONGEST = "longest_block"
 
 @dataclass(frozen=True)
 class DocumentPart:
-    """A secret that is a part of a document. at: start of its suffix in the document; length: of
-    the suffix (tokens); out: whether it was extracted."""
+    """A secret that is a part of a document. at: where its suffix starts in the document; length:
+    tokens of the suffix; out: whether the suffix was extracted."""
 
     document: str
     at: int
@@ -33,8 +33,10 @@ class DocumentPart:
 
 
 def measure_longest_extracted_blocks(parts: Iterable[DocumentPart]) -> dict[str, int]:
-    """Return the tokens of the longest extracted block of each document. Suffixes that overlap or
-    touch are one block."""
+    """Return the length in tokens of each document's longest extracted block.
+
+    Suffixes that overlap or touch form one block.
+    """
     parts_by_document: dict[str, list[DocumentPart]] = {}
     for part in parts:
         parts_by_document.setdefault(part.document, []).append(part)
@@ -61,8 +63,8 @@ def measure_document_recall(
     member.
 
     Args:
-        hit, near: whether each secret was extracted verbatim, or near-verbatim; only the secrets in
-            `hit` count.
+        hit, near: whether each secret was extracted verbatim, or near-verbatim; only secrets in
+        `hit` count.
 
     Returns:
         The verbatim share of members and of non-members, the longest block in tokens, and the

@@ -30,24 +30,24 @@ def compute_exposure(rank: float, bits: float) -> float:
 
 
 def estimate_sampled_exposure(nll: float, references: Floats) -> float:
-    """Return log2 n - log2(c + 1) <= log2 n; c is the number of the n uniform references with at
-    most the canary's nll (TF Privacy)."""
+    """Return log2 n - log2(c + 1), where c of n uniform references have at most the canary's nll
+    (TF Privacy)."""
     return math.log2(len(references)) - math.log2(1 + int((references <= nll).sum()))
 
 
 def compute_canary_p_value(nll: float, references: Floats) -> float:
-    """Return the exact p-value (c + 1) / (n + 1): an uninserted canary is exchangeable with its
+    """Return the exact p-value (c + 1) / (n + 1), as an uninserted canary is exchangeable with its
     references."""
     return (1 + int((references <= nll).sum())) / (1 + len(references))
 
 
 def bound_null_exposure_tail(bits: float, n: int) -> float:
-    """Bound the share of n canaries with at least this exposure if none was learnt: an upper bound
-    (95%), for all `bits` at once.
+    """Return a 95% upper bound on the share of n canaries with at least this exposure if none was
+    learnt.
 
-    Dvoretzky-Kiefer-Wolfowitz, one-sided with Massart's constant (1990, Theorem 1; confidence >=
-    1/2): for n independent draws P(the tail exceeds its distribution somewhere by more than t) <=
-    exp(-2 n t^2). The distribution is at most 2^-bits.
+    The bound holds for all `bits` at once: Dvoretzky-Kiefer-Wolfowitz, one-sided with Massart's
+    constant (1990, Theorem 1; confidence >= 1/2). For n independent draws P(the tail exceeds its
+    distribution somewhere by more than t) <= exp(-2 n t^2). The distribution is at most 2^-bits.
     """
     return min(1.0, 2.0**-bits + math.sqrt(-math.log(1 - CONFIDENCE) / (2 * n)))
 
@@ -57,10 +57,11 @@ def bound_null_exposure_tail(bits: float, n: int) -> float:
 
 @dataclass(frozen=True)
 class WeightedDraws:
-    """n draws that estimate ranks in a large space: the first `drawn` from q, the others uniform.
+    """n draws that estimate ranks in a large space: the first `drawn` from a distribution q, the
+    others uniform.
 
-    nll, log_q: (n,) nats; counts: (n,) whether a draw is a text of the space in the tokenizer's own
-    tokenization.
+    nll, log_q: (n,) nats; counts: (n,) True if the draw is a text of the space in the tokenizer's
+    own tokenization.
     """
 
     texts: tuple[str, ...]
@@ -72,8 +73,8 @@ class WeightedDraws:
 
     @property
     def weights(self) -> Floats:
-        """Return 1/density of each draw in the mixture of q and uniform: at most n/uniform * size
-        for any q."""
+        """Return the weight of each draw: 1/density in the mixture of q and uniform, at most
+        n/uniform * size for any q."""
         n = len(self.nll)
         with np.errstate(divide="ignore"):  # no draw from one of the two
             log_share_drawn = np.log(self.drawn / n)
@@ -84,9 +85,8 @@ class WeightedDraws:
         return np.where(self.counts, weights, 0.0)
 
     def bound_draw_weight(self, nll: float) -> float:
-        """Return the largest weight of a draw with at most this nll, since q >= the model's
-        probability.
-        """
+        """Return the largest weight of a draw with at most this nll, given that q >= the model's
+        probability."""
         n = len(self.nll)
         uniform = len(self.nll) - self.drawn
         # The largest float is about e^709.
@@ -99,7 +99,7 @@ class WeightedDraws:
 
 @dataclass(frozen=True)
 class RankEstimate:
-    """A rank with its two-sided 95% interval."""
+    """A rank and its two-sided 95% interval."""
 
     rank: float
     low: float
@@ -138,15 +138,15 @@ def rank_upper_bound(nll: float, size: int) -> float:
 
 @dataclass(frozen=True)
 class SkewNormal:
-    """A skew-normal distribution fitted to the references' nll, and how badly it fits."""
+    """Skew-normal distribution fitted to the references' nll, with the p-value of its fit."""
 
     parameters: tuple[float, float, float]  # shape, location, scale
     # of `compute_skew_normal_p_value` of the references; small: the distribution does not fit
     fit_p: float
 
     def extrapolate_exposure(self, nll: float, most: float) -> float:
-        """Return -log2 of the cdf, at most `most`. There is no interval: nobody knows the
-        distribution's form far out in a tail."""
+        """Return -log2 of the fitted cdf, at most `most`; without interval, as the form of the far
+        tail is unknown."""
         _, location, scale = self.parameters
         if scale == 0:  # all references alike
             return 0.0 if nll >= location else most
@@ -154,8 +154,8 @@ class SkewNormal:
 
 
 def fit_skew_normal(references: Floats) -> SkewNormal:
-    """Fit by maximum likelihood, like TF Privacy. Far in the tail the estimate depends only on the
-    assumed shape."""
+    """Fit a skew-normal by maximum likelihood, like TF Privacy. Far in the tail, estimates depend
+    only on its assumed shape."""
     references = np.minimum(references, _IMPOSSIBLE)
     if np.ptp(references) < 1e-9:
         return SkewNormal((0.0, float(references.mean()), 0.0), 0.0)
@@ -177,13 +177,14 @@ _MAYBE_SKEWEST = 0.9
 
 
 def compute_skew_normal_p_value(values: Floats, noise: np.random.Generator) -> float:
-    """Return a p-value that values (n,) are independent draws of some skew-normal distribution.
+    """Return the p-value of the hypothesis that values (n,) are independent draws of some
+    skew-normal.
 
-    The test of Kolmogorov and Smirnov against a distribution fitted to the same values almost never
-    rejects (Lilliefors 1967), and sees the middle, while exposure depends on the tail. So the
-    parameters are refitted, by moments, to each of `_SIMULATED` samples from the fitted
-    distribution. Two statistics share the level: the absolute difference of the excess kurtosis
-    from what the skewness implies, for the tails; and the distance of Kolmogorov and Smirnov.
+    The Kolmogorov-Smirnov test against a distribution fitted to the same values almost never
+    rejects (Lilliefors 1967), and is sensitive in the middle, while exposure depends on the tail.
+    So the parameters are refitted, by moments, to each of `_SIMULATED` samples from the fitted
+    distribution. Two statistics share the level: for the tails, the absolute difference between the
+    excess kurtosis and the one that the skewness implies; and the Kolmogorov-Smirnov distance.
     """
     delta, kurtosis, distance = _measure_skew_normal_misfit(values[None])
     normals = noise.normal(size=(2, _SIMULATED, len(values)))
@@ -203,8 +204,8 @@ def _compute_misfit_p_value(
     delta: float,
     normals: Floats,
 ) -> float:
-    """Return the p-value of both statistics if values are skew-normal with this delta. normals: (2,
-    m, n) draws."""
+    """Return the joint p-value of both statistics for skew-normal values with this delta. normals:
+    (2, m, n) standard normal draws."""
     # Azzalini 1985: delta |u| + sqrt(1 - delta^2) v of independent standard normal u, v.
     samples = delta * np.abs(normals[0]) + math.sqrt(1 - delta**2) * normals[1]
     _, kurtoses, distances = _measure_skew_normal_misfit(samples)
@@ -224,8 +225,8 @@ def _compute_exceeded_share(value: float, simulated: Floats) -> float:
 def _measure_skew_normal_misfit(
     samples: Floats,
 ) -> tuple[Floats, Floats, Floats]:
-    """Return delta, the excess kurtosis beyond that of delta, and Kolmogorov's distance of samples
-    (m, n), (m,) each."""
+    """Return three (m,) numbers of samples (m, n): delta, excess kurtosis minus the kurtosis that
+    delta implies, and Kolmogorov's distance."""
     z = samples - samples.mean(-1, keepdims=True)
     z /= z.std(-1, keepdims=True)
     skewness = (z**3).mean(-1)

@@ -1,4 +1,5 @@
-"""Measure the row of one attack: every metric of its guesses, by repeat count, and as a curve."""
+"""Measure the row of an attack: every metric of its guesses, also by repeat count and as a
+curve."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ _COMPARABLE = 0.75  # of a suffix's length: shorter ones are compared with only 
 
 
 def measure_extraction(outcome: Outcome) -> list[Measurement]:
-    """Return every measurement of the metrics table that these guesses determine, in its order."""
+    """Return the measurements that these guesses determine, in the order of the metrics table."""
     members = outcome.select_secrets(outcome.member)
     others = outcome.select_secrets(~outcome.member)
     return [
@@ -31,7 +32,7 @@ def measure_extraction(outcome: Outcome) -> list[Measurement]:
 
 
 def compute_recall_error_curve(outcome: Outcome) -> tuple[tuple[int, float], ...]:
-    """Return pairs (wrong guesses allowed, recall) along the ranking."""
+    """Return pairs (allowed number of wrong guesses, recall) along the ranking of guesses."""
     hit, before = rank_guesses(outcome.hit, outcome.score)
     wrong = int((~hit).sum())
     allowed = sorted({round(x) for x in np.linspace(0, wrong, 60)})
@@ -40,8 +41,7 @@ def compute_recall_error_curve(outcome: Outcome) -> tuple[tuple[int, float], ...
 
 
 def compute_any_sample_probability(log_p: Floats, n: int) -> Floats:
-    """Return 1 - (1 - p)^n, the probability that at least one of n samples is right, precise for
-    tiny p."""
+    """Return 1 - (1 - p)^n, the probability that any of n samples is right; precise for tiny p."""
     p = np.minimum(np.exp(log_p), 1.0)  # the logarithm of a sum may round to just above 0
     with np.errstate(divide="ignore"):  # p = 1
         result: Floats = -np.expm1(n * np.log1p(-p))
@@ -51,12 +51,12 @@ def compute_any_sample_probability(log_p: Floats, n: int) -> Floats:
 def compute_suffix_p_values(
     log_p: Floats, lengths: Ints, other_log_p: Floats, other_lengths: Ints, rate: float
 ) -> Floats:
-    """Return the conformal p-value of each suffix against non-members' suffixes of similar length.
+    """Return each suffix's conformal p-value against non-members' suffixes of similar length.
 
-    A short suffix is more likely than a long one, trained on or not (arXiv 2607.12649). So each
-    suffix is compared with the non-members' suffixes of 3/4 of its length up to its length. If
-    these are too few for a threshold at this false-positive rate, it is compared with the longest
-    that are no longer than itself: these are likelier, so the p-value only grows. 1 if every
+    A short suffix is more likely than a long one, trained on or not (arXiv 2607.12649). Each suffix
+    is therefore compared with non-members' suffixes of 3/4 of its length up to its length. If these
+    are too few for a threshold at this false-positive rate, the longest suffixes that are no longer
+    than it are used: these are likelier, so the p-value only grows. The p-value is 1 if every
     non-member's suffix is longer.
     """
     p_values = np.ones(len(log_p))
@@ -77,19 +77,20 @@ def compute_suffix_p_values(
 
 
 def compute_least_window_bits(bits: Floats, length: int) -> Floats:
-    """Return the least bits of any window of `length` tokens, (n,). bits: of each token, (n, L).
+    """Return the smallest sum of bits over a window of `length` tokens, (n,). bits: (n, L) by
+    token.
 
-    With log2 of the ranks as bits: given the preceding tokens, no decoder that keeps the order of
+    Let bits be log2 of token ranks. Given the preceding tokens, no decoder that keeps the order of
     tokens draws a window with a probability above 2^-bits; a text is (length, bits)-inextractable
-    (2604.18697). A window longer than the text is the whole text.
+    (2604.18697). If the text is shorter than a window, the whole text is the window.
     """
     least: Floats = _make_sliding_windows(bits, length).sum(-1).min(-1)
     return least
 
 
 def compute_greedy_window_share(bits: Floats, length: int) -> Floats:
-    """Return the share of windows of `length` tokens that greedy decoding produces given the
-    preceding tokens, (n,)."""
+    """Return (n,), the share of windows of `length` tokens that greedy decoding gives after the
+    tokens before them."""
     greedy: Floats = (_make_sliding_windows(bits, length).sum(-1) == 0).mean(-1)
     return greedy
 
@@ -100,7 +101,7 @@ def _make_sliding_windows(bits: Floats, length: int) -> Floats:
 
 
 def measure_hit_shares(name: str, outcome: Outcome) -> dict[str, Measurement]:
-    """Return the share of hits for each known repeat count."""
+    """Return the share of hits at each known repeat count."""
     counts = sorted({r for r in outcome.repeats if r is not None})
     repeats = np.array([-1 if r is None else r for r in outcome.repeats])
     return {str(r): measure_share(name, outcome.hit[repeats == r]) for r in counts}
@@ -128,13 +129,12 @@ def measure_group_shares(secrets: Iterable[Secret], hit: Bools) -> dict[str, Mea
 def group_copies_strata(
     population: Mapping[str, int], secrets: Iterable[Secret], hit: Bools
 ) -> tuple[Stratum, ...]:
-    """Return the records of each number of copies, most copies first. A record is extracted if any
-    of its parts is.
+    """Group records by their number of copies, most copies first; a record is extracted if any of
+    its parts is.
 
     Args:
         population: the number of attackable records, by copies as in `RecordCounts.by_copies`.
-        secrets: the members asked, each a part of a record; hit: (secrets,) whether each was
-            extracted.
+        secrets: the members queried, each a part of a record; hit: (secrets,) True if extracted.
     """
     copies = dict[str, int | None]()
     extracted = dict[str, bool]()
@@ -157,5 +157,5 @@ def group_copies_strata(
 
 
 def format_copies(copies: int | None) -> str:
-    """Return a number of copies as named in `RecordCounts.by_copies`: "8"; "" if unknown."""
+    """Format a number of copies as a key of `RecordCounts.by_copies`: "8"; "" if unknown."""
     return "" if copies is None else str(copies)

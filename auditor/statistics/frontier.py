@@ -1,8 +1,8 @@
-"""Find the models that leak least at the same usefulness: points with two costs, their convex
+"""Find the models that leak least at equal usefulness: points with two costs, their convex
 frontier, and the possible minima.
 
-All points use the same resamples of the secrets, so that the variation of the secrets cancels in a
-difference of leakages; likewise for perplexities over held-out texts. Works on numbers only.
+All points use the same resamples of secrets, so the variation of secrets cancels in a difference of
+leakages; likewise for perplexities over held-out texts. Inputs are only numbers.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ _COUNTS = 2**20  # of a block, as of members and of non-members at once
 
 @dataclass(frozen=True)
 class ModelLeakage:
-    """One model's leakage. parts: (secrets,) the values whose mean is the leakage; draws:
-    (resamples,) bootstrap means.
+    """Leakage of one model. parts: (secrets,) values whose mean is the leakage; draws: (resamples,)
+    bootstrap means.
 
-    If a value needs a threshold (TPR at an FPR), `parts` use that of the full sample.
+    If a value depends on a threshold (TPR at an FPR), `parts` use the threshold of the full sample.
     """
 
     draws: Values
@@ -60,7 +60,7 @@ class ModelLeakage:
 
 
 def compare_paired_leakage(first: ModelLeakage, second: ModelLeakage) -> BoundedNumber:
-    """Subtract the second leakage from the first, paired by secret."""
+    """Return the first leakage minus the second, paired by secret."""
     return _build_floored_bootstrap(
         first.value - second.value,
         first.draws - second.draws,
@@ -74,11 +74,11 @@ def _build_floored_bootstrap(
     draws: Values,
     *parts: Floats,
 ) -> BoundedNumber:
-    """Return a bootstrap that is at least as wide as this many secrets require, for one model or
-    for two paired by secret.
+    """Return a bootstrap with a minimal width for this many secrets. parts: of one model, or of two
+    paired by secret.
 
-    For shares this minimum is the exact interval; for other numbers, a rare secret of value 1 or
-    more that the sample missed.
+    The minimum is the exact interval for shares. For other numbers it allows for a rare secret of
+    value 1 or more that the sample missed.
     """
     n = len(parts[0])
     hits = [part == 1 for part in parts]
@@ -103,12 +103,12 @@ Scores = tuple[Floats, Floats]  # of members and of non-members
 
 
 def estimate_tpr_leakages(scores: Sequence[Sequence[Scores]], rate: float) -> list[ModelLeakage]:
-    """Return the leakage of each point: the share of members found at this false-positive rate,
-    averaged over seeds.
+    """Return each point's leakage: the share of members found at this false-positive rate, averaged
+    over seeds.
 
     scores: by point and seed, of the same members and non-members in the same order. Each seed and
-    each resample chooses a threshold and a direction, because a defense that makes members less
-    likely than others reveals them too.
+    resample chooses its threshold and direction, because a defense that makes members less likely
+    than non-members reveals them too.
     """
     pieces = []
     for block in _draw_resample_sides(scores):
@@ -137,12 +137,10 @@ def estimate_tpr_leakages(scores: Sequence[Sequence[Scores]], rate: float) -> li
 
 
 def estimate_auc_leakages(scores: Sequence[Sequence[Scores]]) -> list[ModelLeakage]:
-    """Return the leakage of each point: the AUC of members against non-members, averaged over
-    seeds.
+    """Return each point's leakage: the AUC of members against non-members, averaged over seeds.
 
-    scores: as in `estimate_tpr_leakages`. Each seed has one direction for all resamples, in which
-    its AUC is above 1/2. Choosing a direction per resample would give AUCs above 1/2 even at
-    chance.
+    scores: as in `estimate_tpr_leakages`. For each seed the direction with an AUC above 1/2 is used
+    in all resamples. A direction chosen per resample would give AUCs above 1/2 even at chance.
     """
     # A resampled AUC is counts of members x who is ahead of whom x counts of non-members, over all
     # pairs.
@@ -166,7 +164,7 @@ def estimate_auc_leakages(scores: Sequence[Sequence[Scores]]) -> list[ModelLeaka
 
 
 def _draw_resample_sides(scores: Sequence[Sequence[Scores]]) -> Iterator[tuple[Draws, ...]]:
-    """Yield blocks of resamples of the members, (rows, m), and of the non-members, (rows, n)."""
+    """Yield blocks of resample counts: of members (rows, m) and of non-members (rows, n)."""
     sizes = [len(side) for side in scores[0][0]]
     streams = ("frontier members", "frontier non-members")
     at_once = max(1, _COUNTS // max(sizes))
@@ -188,7 +186,7 @@ def _mark_members_above_fpr_threshold(
     others: Floats,
     rate: float,
 ) -> Bools:
-    """Mark the members found, in the direction that finds more, (members,)."""
+    """Return (members,), True for members found at this rate in the direction that finds more."""
     upwards, downwards = (
         side * member_scores > compute_conformal_threshold(side * others, rate) for side in (1, -1)
     )
@@ -241,8 +239,8 @@ def _resample_tpr(
 
 
 def estimate_perplexity_ratios(nll: Floats, tokens: Floats, base: Floats) -> list[Measurement]:
-    """Return each point's perplexity divided by the base's on the same texts: the geometric mean
-    over seeds, paired by text.
+    """Return each point's perplexity over the base's on the same texts: geometric mean over seeds,
+    paired by text.
 
     nll: (points, seeds, texts), summed nats; base: (seeds, texts); tokens: (seeds, texts), the
     number of predicted tokens. Infinite if a text has probability 0.
@@ -274,9 +272,9 @@ def estimate_perplexity_ratios(nll: Floats, tokens: Floats, base: Floats) -> lis
 def select_possibly_least_leaking(
     count: int, difference: Callable[[int, int], BoundedNumber], level: float = LEVEL
 ) -> list[bool]:
-    """Return whether each point may be the least leaking: subset selection (Gupta 1965; Hsu 1984).
+    """Return if each point may leak least of all: subset selection (Gupta 1965; Hsu 1984).
 
-    difference(i, j): evidence about the leakage of i minus that of j. A point is ruled out when it
+    difference(i, j): the leakage of i minus that of j, with bounds. A point is ruled out if it
     leaks significantly more than some other point. Every pair is tested, each side at level / (2
     (count - 1)) (Bonferroni), so no point is selected and tested on the same numbers. The point
     that truly leaks least is ruled out with probability at most level / 2. If several points are
@@ -298,11 +296,11 @@ def select_possibly_least_leaking(
 
 
 def find_convex_frontier(points: Sequence[tuple[float, float]]) -> list[int]:
-    """Return the lower left corners of the convex hull, from left to right: less of one cost means
-    more of the other.
+    """Return the lower left corners of the convex hull, from left to right: each has less of one
+    cost and more of the other than the next.
 
-    No point lies below the lines between them. Only the first of equal points is returned. Points
-    must be finite.
+    No point lies below the lines between corners. Of equal points only the first is returned.
+    Points must be finite.
     """
     corners: list[int] = []
     for i in sorted(range(len(points)), key=lambda i: (points[i], i)):

@@ -1,9 +1,9 @@
 """Bound epsilon from below by the scores of independent games.
 
-Each game was played with the model or with its neighbour, by a fair coin. Independent games satisfy
-the assumptions of Clopper and Pearson: enough games prove any epsilon, unlike canaries of one run.
-The first quarter of the games chooses a threshold and is not counted, so the threshold is fixed
-before the counted games.
+A fair coin decides if a game is played with the model or with its neighbour. Independent games
+satisfy the assumptions of Clopper and Pearson: enough games can prove any epsilon, unlike canaries
+of one run. The first quarter of the games chooses a threshold and is not counted, so the threshold
+is fixed before the counted games.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ def count_confusion(
     """Return the confusion counts of the counted games.
 
     Args:
-        scores: (games,) higher: more confident that the model was used.
-        included: (games,) whether the model was used.
+        scores: (games,) higher scores mean more confidence that the model was used.
+        included: (games,) True if the model was used.
 
     Raises:
-        AuditError: for too few games and for scores that are NaN.
+        AuditError: for too few games or NaN scores.
     """
     if scores.shape != included.shape or scores.ndim != 1 or len(scores) < FEWEST:
         raise AuditError(
@@ -62,8 +62,8 @@ def make_confusion_matrix(guessed: Bools, included: Bools) -> Table:
 
 
 def audit_games(games: Table, delta: float, level: float) -> Audited:
-    """Return the epsilon that the counted guesses prove, and the epsilon that right guesses only
-    would prove."""
+    """Return an audit with two epsilons: proved by the counted guesses, and provable if all were
+    right."""
     tp, fn, fp, tn = games
     played = tp + fn + fp + tn
     proved = epsilon_clopper_pearson(tp, fn, fp, tn, delta, level)
@@ -72,7 +72,7 @@ def audit_games(games: Table, delta: float, level: float) -> Audited:
 
 
 def _choose_best_threshold(scores: Floats, included: Bools, delta: float, level: float) -> float:
-    """Return the threshold that proves most on these games, scaled to the number of counted
+    """Return the threshold that proves most on these games, if scaled to the number of counted
     games."""
     if included.all() or not included.any():
         # one side alone teaches nothing: no game is then guessed to be with the model
@@ -92,7 +92,7 @@ def _choose_best_threshold(scores: Floats, included: Bools, delta: float, level:
 
 
 def _select_candidate_thresholds(scores: Floats) -> Sequence[float]:
-    """Return at most `_THRESHOLDS` / 2 of these scores, dense at both ends, where few scores prove
+    """Return at most `_THRESHOLDS` / 2 of the scores, denser near both ends, where few scores prove
     most."""
     ordered = np.sort(scores)
     steps = np.unique(np.geomspace(1, len(ordered), _THRESHOLDS // 4).astype(int)) - 1

@@ -1,8 +1,8 @@
 """Find where runs of tokens occur in texts, by sorted hashes of n-grams.
 
-A key holds the upper bits of the 64-bit hash of an n-gram and, in its lower bits, the place where
-the n-gram begins: keys with equal hashes keep the order of the texts. Two n-grams may share a hash,
-so callers compare the tokens.
+A key holds the upper bits of the 64-bit hash of an n-gram and, in its lower bits, the position
+where the n-gram begins. Keys with equal hashes therefore keep the order of the texts. Two n-grams
+may share a hash, so callers compare the tokens.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _BASE = np.uint64(0x9E3779B97F4A7C15)
 
 @dataclass(frozen=True, eq=False)
 class HashedNGrams:
-    """An index of n-grams. tokens: of all texts, end to end; starts: (texts + 1,) the start of each
-    text, and the end."""
+    """Index of n-grams. tokens: all texts, one after another; starts: (texts + 1,) start of each
+    text, then the total length."""
 
     tokens: TokenArray
     starts: Ints
@@ -39,7 +39,7 @@ class HashedNGrams:
         return np.diff(self.starts)
 
     def find_hashes(self, hashes: Hashes, n: int) -> tuple[Ints, Ints]:
-        """Return low and high, (k,) each: keys[low:high] have the upper bits of each hash."""
+        """Return low and high, (k,) each: keys[low:high] match the upper bits of each hash."""
         keys = self._sort_keys(n)
         return (
             np.searchsorted(keys, hashes & ~self._place_bits),
@@ -47,11 +47,11 @@ class HashedNGrams:
         )
 
     def list_places(self, n: int, selection: Ints | slice) -> Ints:
-        """Return where the n-grams of the selected keys begin."""
+        """Return the positions where the selected keys' n-grams begin."""
         return (self._sort_keys(n)[selection] & self._place_bits).astype(np.int64)
 
     def find_owners(self, places: Ints) -> Ints:
-        """Return the index of the text that contains each place, (k,)."""
+        """Return the index of the text that contains each position, (k,)."""
         return np.searchsorted(self.starts, places, side="right") - 1
 
     @property
@@ -74,7 +74,8 @@ class HashedNGrams:
 
 
 def join_texts(texts: Sequence[Any]) -> tuple[TokenArray, Ints]:
-    """Return all tokens end to end, and the start of each text and the end, (texts + 1,)."""
+    """Return all tokens one after another, and (texts + 1,) the start of each text, then the total
+    length."""
     arrays = [np.asarray(text, dtype=np.uint32) for text in texts]
     starts = np.cumsum([0, *map(len, arrays)], dtype=np.int64)
     return np.concatenate([np.empty(0, np.uint32), *arrays]), starts
@@ -88,7 +89,7 @@ def view_ngrams(tokens: TokenArray, n: int) -> TokenArray:
 
 
 def hash_ngrams(tokens: TokenArray, starts: Ints, n: int) -> Iterator[tuple[Ints, Hashes]]:
-    """Yield blocks of the places at which n-grams of texts begin, and of their hashes."""
+    """Yield blocks: positions where n-grams begin within a text, and the n-grams' hashes."""
     is_whole = np.ones(len(tokens), dtype=bool)
     for start, end in pairwise(starts.tolist()):
         is_whole[max(start, end - n + 1) : end] = False
@@ -99,7 +100,7 @@ def hash_ngrams(tokens: TokenArray, starts: Ints, n: int) -> Iterator[tuple[Ints
 
 
 def hash_token_pieces(pieces: TokenArray) -> Hashes:
-    """Hash pieces of tokens, (n, size), to (n,)."""
+    """Return (n,), the hashes of pieces (n, size) of tokens."""
     # Arrays of uint64 wrap without a warning; two pieces with one hash cost a comparison, and make
     # no pair.
     total = np.zeros(len(pieces), dtype=np.uint64)

@@ -2,7 +2,7 @@
 the level.
 
 The test with the smallest of m p-values is decided at level/m, the next at level/(m - 1), and so on
-until a test does not reject. The rule has two forms here: for tests that can be run at a level, and
+until a test does not reject. There are two functions: for tests that can be run at any level, and
 for p-values.
 """
 
@@ -30,7 +30,7 @@ def adjust_test_level(tests: Sequence[Callable[[float], bool]], level: float) ->
 
 
 def adjust_p_values(p_values: Sequence[float]) -> list[float]:
-    """Return the adjusted p-values in the order given: the least level at which each test
+    """Return the adjusted p-values, in the given order: the smallest level at which each test
     rejects."""
     order = np.argsort(p_values, kind="stable")
     adjusted = [0.0] * len(p_values)

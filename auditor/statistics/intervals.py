@@ -46,7 +46,7 @@ def subtract_nonmember_share(
     members: Bools,
     nonmembers: Bools,
 ) -> Measurement:
-    """Return a share of members minus that of non-members, with Newcombe's hybrid score interval
+    """Return the members' share minus the non-members' share, with Newcombe's hybrid score interval
     (1998, method 10)."""
     sides = [(len(hit), int(hit.sum())) for hit in (members, nonmembers)]
     return subtract_nonmember_mean(
@@ -68,9 +68,9 @@ def estimate_perplexity(
     texts: Sequence[tuple[float, int]],
     name: str = "perplexity",
 ) -> Measurement:
-    """Return exp of the mean nll a token. texts: (summed nll in nats, tokens) of each text.
+    """Return exp of the mean nll per token. texts: (summed nll in nats, tokens) of each text.
 
-    Infinite if a text has probability 0: the note then gives the number of such texts and the
+    Infinite if a text has probability 0. The note then gives the number of such texts and the
     perplexity of the others.
     """
     nll, tokens = (np.array(column, dtype=float) for column in zip(*texts, strict=True))
@@ -95,8 +95,8 @@ def estimate_perplexity(
 
 
 def compute_mean_probability(name: str, values: Floats, note: str = "") -> Measurement:
-    """Return the mean probability over secrets with the interval of `compute_gaffke_interval`; NaN
-    for an empty array."""
+    """Return a mean probability with the interval of `compute_gaffke_interval`; NaN for an empty
+    array."""
     n = len(values)
     if not n:
         return Measurement(name, math.nan, 0.0, 1.0, 0, "probability", note)
@@ -114,8 +114,8 @@ def compute_gaffke_interval(values: Floats, stream: str) -> tuple[float, float]:
     """Return the two-sided 95% interval of the mean of numbers in [0, 1] (Gaffke 2005;
     Learned-Miller and Thomas 2019).
 
-    The upper end is a quantile of weighted means of the sample and a further value 1, with weights
-    uniform on the simplex; the lower end has a further value 0. So the interval allows for a rare
+    The upper end is a quantile of weighted means of the sample and one more value 1, with weights
+    uniform on the simplex; for the lower end that value is 0. So the interval allows for a rare
     large value that the sample missed, unlike a bootstrap. For zeros and ones it is Clopper and
     Pearson's. Coverage is proved for these cases; no counterexample is known. stream: names the
     random weights.
@@ -144,8 +144,8 @@ def estimate_mean(
     unit: str,
     note: str = "",
 ) -> Measurement:
-    """Return the mean with the interval for its unit: exact for shares (0 or 1), Gaffke's for
-    probabilities, else a bootstrap."""
+    """Return the mean with an interval that depends on the unit: exact for shares (0 or 1),
+    Gaffke's for probabilities, otherwise a bootstrap."""
     if unit == "share":
         return measure_share(name, values == 1, note)
     if unit == "probability":
@@ -154,7 +154,7 @@ def estimate_mean(
 
 
 def estimate_mean_share(name: str, values: Floats) -> Measurement:
-    """Return the mean of a share per secret; the interval is exact if all are 0 or 1 (a count)."""
+    """Return the mean of a share per secret; the interval is exact if all shares are 0 or 1."""
     return estimate_mean(
         name,
         values,
@@ -167,7 +167,8 @@ def subtract_nonmember_mean(
     members: Measurement,
     nonmembers: Measurement,
 ) -> Measurement:
-    """Subtract the non-members' mean; Newcombe's rule combines the two intervals."""
+    """Return the members' mean minus the non-members', with both intervals combined by Newcombe's
+    rule."""
     ends = combine_independent_intervals([(1.0, members), (-1.0, nonmembers)])
     return Measurement(name, *ends, members.n + nonmembers.n, members.unit)
 
@@ -175,11 +176,10 @@ def subtract_nonmember_mean(
 def combine_independent_intervals(
     terms: Iterable[tuple[float, Measurement]],
 ) -> tuple[float, float, float]:
-    """Return (value, low, high) of a sum of coefficient x number over independent numbers, by
-    MOVER.
+    """Return (value, low, high) of a sum of coefficient x independent number, by MOVER.
 
-    The squared distances of the terms' ends on one side add up to that of the sum's end (Zou and
-    Donner 2008).
+    The squared distance of the sum's end from its value is the sum of the terms' squared distances
+    on that side (Zou and Donner 2008).
     """
     value = reach_down = reach_up = 0.0
     for times, m in terms:

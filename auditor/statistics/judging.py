@@ -19,11 +19,11 @@ from auditor.statistics.near_pairs import index_pairs_within_edit_limits
 
 @dataclass(frozen=True)
 class Outcome:
-    """The judged guesses of one cell, a row per secret.
+    """Judged guesses of one cell, an entry per secret.
 
-    hit: first guess right; any_hit: any guess right; distance: token edits from the first guess to
-    the answer; tolerance: `compute_near_verbatim_limit`, the most edits of a near-verbatim guess;
-    traits: see `_compute_guess_traits`, (n,) each, by name; NaN if unknown.
+    hit: the first guess is right; any_hit: any guess is right; distance: token edits from the first
+    guess to the answer; tolerance: `compute_near_verbatim_limit`, the most edits of a near-verbatim
+    guess; traits: by name, (n,), see `_compute_guess_traits`; NaN if unknown.
     """
 
     ids: tuple[str, ...]
@@ -56,10 +56,9 @@ class Outcome:
 
 
 def judge_guesses(guesses: Iterable[Guesses], secrets: Mapping[str, Secret]) -> Outcome:
-    """Compare guesses with the answers, in the order of the secret ids. A hit is the suffix
-    verbatim.
+    """Compare guesses with the answers, in the order of secret ids. A hit is the verbatim suffix.
 
-    Each secret's guesses are read once and not kept: all together may exceed memory.
+    Each secret's guesses are read once and not kept, because all guesses may exceed memory.
     """
     rows = sorted(
         (_judge_one_secret(g, secrets[g.secret]) for g in guesses),
@@ -121,9 +120,9 @@ def _compute_guess_traits(guesses: Guesses, answer: Secret) -> tuple[float, ...]
     and 7).
 
     rank: place of the true suffix among the candidates, from 1, infinite if absent; count: number
-    of samples equal to the first guess; min_log_prob: log-probability of its least likely token,
-    nats; passed_over: whether another candidate is more likely as a whole than the first guess;
-    lead: right tokens of the first guess before its first wrong token.
+    of samples equal to the first guess; min_log_prob: log-probability of the first guess's least
+    likely token, nats; passed_over: True if another candidate is more likely as a whole than the
+    first guess; lead: number of right tokens at the start of the first guess.
     """
     first, *others = guesses.ranked
     rank = next((i for i, g in enumerate(guesses.ranked, 1) if g.suffix == answer.suffix), math.inf)
@@ -146,7 +145,7 @@ def compute_near_verbatim_limit(length: int) -> int:
     """Return the most token edits of a near-verbatim suffix of this length: a fifth, rounded down,
     at least 1.
 
-    0 for a single token: with one edit any token would be near-verbatim.
+    The limit is 0 for a single token: with one edit any token would be near-verbatim.
     """
     return min(length - 1, max(1, length // 5))
 
@@ -154,10 +153,10 @@ def compute_near_verbatim_limit(length: int) -> int:
 def find_near_duplicate_ids(
     secrets: Sequence[Secret], known: Sequence[Pair], distance: int | None = None
 ) -> tuple[str, ...]:
-    """Return the ids of secrets with a suffix within `distance` token edits (Levenshtein) of a
-    known pair's suffix.
+    """Return ids of secrets whose suffix is within `distance` token edits (Levenshtein) of a known
+    pair's suffix.
 
-    distance: `compute_near_verbatim_limit` of the secret's suffix if None. An attacker may have
+    distance: None: `compute_near_verbatim_limit` of the secret's suffix. An attacker may have
     completed these secrets from the known pair, not from the model (formulas.md, A7).
     """
     suffixes = sorted({pair.suffix for pair in known})

@@ -1,7 +1,7 @@
-"""Score the membership of one text from the log-probabilities of its tokens; members score higher.
+"""Score a text's membership from the log-probabilities of its tokens; members score higher.
 
 `log_probs`: (L,) nats, of a text's tokens under the target; `delta`: (L,) log p_target - log
-p_reference of each token, nats. Needs no model, and no labels except where a formula needs records
+p_reference of each token, nats. No model is needed, and no labels unless a formula needs records
 known to be members or non-members.
 """
 
@@ -47,11 +47,11 @@ def average_lowest(values: Floats, share: float) -> float:
 
 
 def standardise_log_probs(log_probs: Floats, mean: Floats, deviation: Floats) -> Floats:
-    """Standardise each token's log-probability by the mean and deviation of its distribution, (L,)
+    """Standardise each token's log-probability by its distribution's mean and deviation, (L,)
     (Min-K%++, Zhang et al. 2024).
 
-    mean, deviation: (L,) of log p(v) for v drawn from the distribution itself. 0 if the deviation
-    is 0: then every possible token is as likely as the mean.
+    mean, deviation: (L,) of log p(v) for v drawn from the distribution itself. The result is 0 if
+    the deviation is 0, as every possible token is then as likely as the mean.
     """
     away = log_probs - mean
     return np.divide(
@@ -63,14 +63,14 @@ def standardise_log_probs(log_probs: Floats, mean: Floats, deviation: Floats) ->
 
 
 def score_error_zone(delta: Floats, wrong: Bools) -> float:
-    """Return EZ-MIA's P / (P + N), over the tokens that are not the target's likeliest (`wrong`);
-    it orders texts like P / N.
+    """Return EZ-MIA's P / (P + N) over tokens that are not the target's likeliest (`wrong`); texts
+    are ordered as by P / N.
 
     P and N are the sums of the positive delta and of the absolute negative delta (2601.12104). If N
     is 0, P / N is infinite: such texts score from 1 to 2, ordered by P, as P / (N + e) orders them
-    for small e; else a tenth of short non-members may be tied for first. A text without wrong
-    tokens scores 2, the highest. The authors' code scores it lowest, although the best memorised
-    texts are such.
+    for small e. Otherwise a tenth of short non-members may be tied for first. A text without wrong
+    tokens gets the highest score, 2. The authors' code gives it the lowest, although the best
+    memorised texts have no wrong tokens.
     """
     zone = delta[wrong]
     if not len(zone):
@@ -92,7 +92,8 @@ def score_windows(delta: Floats, windows: tuple[int, ...] = WINDOWS) -> float:
     """Return WBC: the share of windows with a positive sum of delta, averaged over window lengths
     (2601.02751).
 
-    A length above the text's is clamped to it; repeated lengths in `windows` count repeatedly.
+    A length above the text's is reduced to the text's; a length repeated in `windows` counts
+    repeatedly.
     """
     total = np.concatenate([[0.0], np.cumsum(delta)])
     shares = []
@@ -105,7 +106,7 @@ def score_windows(delta: Floats, windows: tuple[int, ...] = WINDOWS) -> float:
 
 
 def compute_logit_confidence(mean_log_prob: Floats) -> Floats:
-    """Return log(p / (1 - p)) of p = exp(mean log-probability), which LiRA assumes to be normal
+    """Return log(p / (1 - p)) for p = exp(mean log-probability), which LiRA assumes to be normal
     (formulas A9)."""
     nll = np.maximum(-np.asarray(mean_log_prob, dtype=float), _LEAST_LOSS)
     # log p - log(1 - p); expm1 keeps the digits of 1 - p where p is near 1.
@@ -113,23 +114,23 @@ def compute_logit_confidence(mean_log_prob: Floats) -> Floats:
 
 
 def has_both_model_kinds(saw: Bools) -> bool:
-    """Return whether every record has reference models that saw it and models that did not. saw:
+    """Return if every record has reference models that saw it and models that did not. saw:
     (records, models).
 
-    There is one answer for all records: an answer per record would reveal which records were ever
+    The answer is for all records together: answers per record would reveal which records were ever
     put into training.
     """
     return bool(saw.any(1).all() and (~saw).any(1).all())
 
 
 def compute_lira_ratio(target: Floats, references: Floats, saw: Bools) -> Floats:
-    """Return the (records,) log-likelihood ratio of LiRA (Carlini et al. 2022), "saw the record"
-    against "did not".
+    """Return (records,), LiRA's log-likelihood ratio of "saw the record" against "did not" (Carlini
+    et al. 2022).
 
-    target: (records,), references: (records, models), of `compute_logit_confidence`. Offline: log
-    P[out-model below the target]. Below 64 models the two deviations are shared by all records,
-    each record about its own mean. NaN if no record has two models of a kind, so that no deviation
-    can be estimated.
+    target: (records,), references: (records, models), from `compute_logit_confidence`. Offline: log
+    P[a model that did not see the record scores below the target]. Below 64 models all records
+    share the two deviations, each record about its own mean. NaN if no record has two models of a
+    kind, so that no deviation can be estimated.
     """
     per_record = references.shape[1] >= SHADOWS
     out_mean, out_deviation = _estimate_moments(references, ~saw, per_record)
@@ -141,7 +142,7 @@ def compute_lira_ratio(target: Floats, references: Floats, saw: Bools) -> Floats
 
 
 def _compute_normal_log_density(values: Floats, mean: Floats, deviation: Floats) -> Floats:
-    """Return log density plus log sqrt(2 pi), which cancels in a ratio."""
+    """Return the normal log density plus log sqrt(2 pi), a constant that cancels in ratios."""
     return -(((values - mean) / deviation) ** 2) / 2 - np.log(deviation)
 
 
@@ -172,8 +173,9 @@ def compute_rmia_log_ratio(target: Floats, references: Floats, saw: Bools) -> Fl
     `mean_log_prob`.
 
     target: (records,), references: (records, models), mean log-probabilities. p(x) is the mean over
-    models that saw x and models that did not, equally many of each; offline, (1 + a) / 2 times the
-    mean over the latter, plus (1 - a) / 2 (Zarifzadeh et al. 2024; a: `OFFLINE`).
+    models that saw x and models that did not, equally many of each. Offline, p(x) is (1 + a) / 2
+    times the mean over models that did not, plus (1 - a) / 2 (Zarifzadeh et al. 2024; a:
+    `OFFLINE`).
     """
     p = np.exp(references)
     outside = np.where(saw, 0.0, p).sum(1) / (~saw).sum(1)
@@ -189,11 +191,11 @@ def compute_rmia_share(
     population: Bools,
     group: Ints,
 ) -> Floats:
-    """Return RMIA: the share of the population z with a ratio below that of x, (records,):
-    Pr_z[ratio(x) / ratio(z) > 1].
+    """Return RMIA's score (records,): Pr_z[ratio(x) / ratio(z) > 1], the share of the population z
+    with a smaller ratio than x.
 
     population: the known non-members. Records of x's group (itself, near-duplicates) never count
-    against x: an attacker who asks about x does not know what x is.
+    against x: an attacker who asks about x does not know if x is in the population.
     """
     z = np.sort(ratio[population])
     of = group[population]
