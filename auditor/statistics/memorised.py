@@ -1,6 +1,6 @@
-"""Measure how much of the training data generations contain, and how well a ranking finds it.
+"""Measure how much of the training data generations contain, and how well rankings find it.
 
-Works on n-grams of generations marked as present in training data and in held-out text.
+The input is n-grams of generations, marked if they occur in training data or in held-out text.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ UNIT = f"per {PER:,}"
 
 @dataclass(frozen=True)
 class NGramMatches:
-    """The k n-grams of one text that occur in other texts; arrays are (k,).
+    """The k n-grams of a text that occur in other texts; arrays are (k,).
 
-    at: start of the n-gram in the text. trained, heldout: whether it occurs in training data and in
-    held-out text. record: the index of the only text that contains it; -1 if several do.
+    at: where the n-gram starts in the text. trained, heldout: True if it occurs in training data,
+    in held-out text. record: index of the only other text that contains it; -1 if several do.
     """
 
     at: Ints
@@ -58,11 +58,11 @@ class TokenRun:
 
 @dataclass(frozen=True)
 class MemorisedTokens:
-    """Counts of n-grams without overlap in one generation.
+    """Counts of non-overlapping n-grams in a generation.
 
-    memorised: in the training data and not in held-out text; common: in both; heldout: only in
-    held-out text. records: the longest run of each training record with an n-gram that occurs in no
-    other text; strangers: held-out records with such an n-gram.
+    memorised: in training data only; common: in training data and held-out text; heldout: in
+    held-out text only. records: by training record with an n-gram found in no other text, its
+    longest run; strangers: held-out records with such an n-gram.
     """
 
     memorised: int
@@ -90,8 +90,7 @@ def find_longest_memorised_runs(
     mask: Bools,
     n: int,
 ) -> dict[int, TokenRun]:
-    """Return the longest run in each text that alone contains some of the n-grams in `mask`,
-    (k,)."""
+    """Return the longest run of each text that is the only one with some n-gram in `mask`, (k,)."""
     runs = {}
     for record in np.unique(matches.record[mask & (matches.record >= 0)]).tolist():
         at = matches.at[mask & (matches.record == record)]
@@ -102,7 +101,7 @@ def find_longest_memorised_runs(
 
 
 def _count_disjoint_ngrams(at: Ints, n: int) -> int:
-    """Return the largest number of n-grams with these starts that do not overlap."""
+    """Return the largest number of n-grams at these starts that do not overlap."""
     # to take the first that fits is best: all are of one length, in rising order
     count = 0
     free = 0
@@ -115,8 +114,8 @@ def _count_disjoint_ngrams(at: Ints, n: int) -> int:
 
 @dataclass(frozen=True)
 class CorpusCounts:
-    """Sizes of the data. trained, heldout: starts of n-grams; records, strangers: training and
-    held-out records with an n-gram."""
+    """Sizes of the data. trained, heldout: positions where an n-gram starts; records, strangers:
+    training and held-out records of at least n tokens."""
 
     trained: int
     heldout: int
@@ -131,10 +130,10 @@ def measure_generation_memorisation(
     length: int,
     firsts: Mapping[str, Sequence[int]],
 ) -> list[Measurement]:
-    """Return one row's measurements. length: tokens of a generation; firsts: indices of the `TOP`
-    first generations of each ranking.
+    """Return a row's measurements. length: tokens of a generation; firsts: by ranking, indices of
+    its `TOP` first generations.
 
-    The baseline, n-grams of held-out text alone, is scaled to the size of the training data.
+    The baseline, n-grams in held-out text only, is scaled to the size of the training data.
     """
     memorised, common, heldout_only = (
         np.array([getattr(generation, name) for generation in generations], dtype=float)
@@ -215,8 +214,8 @@ def _estimate_rate_per_thousand(
     most: float,
     note: str = "",
 ) -> Measurement:
-    """Return the mean of values per 1,000, with `compute_mean_probability`'s interval; rare values
-    may reach `most`."""
+    """Return the mean per 1,000 with `compute_mean_probability`'s interval. most: the largest
+    possible value, which may be rare."""
     mean = compute_mean_probability(name, values / most, note)
     scale = PER * most
     return replace(
@@ -233,7 +232,7 @@ def select_distinct_texts(
     text: Callable[[int], Tokens],
     count: int = TOP,
 ) -> list[int]:
-    """Return the places of the surest texts (ties in their order), without near-duplicates of surer
+    """Return indices of the surest texts (ties in given order), without near-duplicates of surer
     texts.
 
     Two texts are near-duplicates if they share half of their trigrams, counted as often as they

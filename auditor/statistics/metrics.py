@@ -1,8 +1,8 @@
-"""Define the measurements in one table: their names, units and formulas.
+"""Define all measurements in one table: their names, units and formulas.
 
-All code that treats measurements differently reads this table: an attack's row, the pairing of runs
-by secret, the bounds of a gate, the columns of a sweep, the words of a report. A name that is not
-in the table is a plug-in's: reports show its name, and comparisons pair its values by secret.
+Code that treats measurements differently reads this table: an attack's row, the pairing of runs by
+secret, a gate's bounds, a sweep's columns, a report's words. A name that is not in the table
+belongs to a plug-in: reports show the name, and comparisons pair its values by secret.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ OfSecrets = Callable[[Outcome], Floats | Bools]
 
 @dataclass(frozen=True)
 class Metric:
-    """One measurement, or a family whose names hold numbers in place of `{n}` and `{p}`.
+    """A measurement, or a family whose names hold numbers in place of `{n}` and `{p}`.
 
-    The fields from `values` on compute the measurement from an attack's guesses; a probe computes
-    its own. The measurement is the mean of `values` over the secrets `among`, or with `errors`
+    The fields from `values` on say how to compute the measurement from an attack's guesses; a probe
+    computes its own. It is the mean of `values` over the secrets `among`, or with `errors` the
     recall before so many wrong guesses.
     """
 
@@ -85,12 +85,13 @@ class Metric:
 
     @property
     def per_secret_column_name(self) -> str:
-        """Return the name of the column of numbers by secret whose mean the metric is."""
+        """Return the name of the column with one number per secret, whose mean is the metric."""
         return self.name.removesuffix(_OTHERS)
 
     @property
     def columns_to_recompute(self) -> tuple[str, ...]:
-        """Return the columns that must be kept of each secret to recompute the metric."""
+        """Return the columns that a run must keep per secret, so that the metric can be
+        recomputed."""
         if self.scores:
             return (self.scores,)
         if self.errors:
@@ -99,7 +100,7 @@ class Metric:
 
     @property
     def is_of_member_guesses(self) -> bool:
-        """Return whether an attack's guesses for single members determine the metric."""
+        """Return whether the metric follows from an attack's guesses for single members."""
         return (
             self.members
             and not self.signed
@@ -108,13 +109,13 @@ class Metric:
         )
 
     def compute_wrong_guess_limit(self, n: int) -> int:
-        """Return how many wrong guesses end the ranking of n secrets; right guesses after the last
-        of them do not count."""
+        """Return after how many wrong guesses right guesses no longer count, if n secrets are
+        ranked."""
         assert self.errors is not None  # whoever asks has seen to it
         return self.errors(n, self.number)
 
     def fill_numbers(self, *numbers: str) -> Metric:
-        """Return the member of a family with these numbers in its name."""
+        """Return the metric of this family whose name has these numbers."""
         values = dict(zip(("n", "p"), numbers, strict=False))
         return replace(
             self,
@@ -124,7 +125,7 @@ class Metric:
         )
 
     def parse_numbers(self, name: str) -> tuple[str, ...] | None:
-        """Return the numbers in a name of this family; None for other names."""
+        """Return the numbers in a name of this family; None if the name is not in the family."""
         pattern = (
             re.escape(self.name)
             .replace(r"\{n\}", "([0-9]{1,15})")
@@ -137,7 +138,7 @@ class Metric:
     # ------------------------------------------------------------------------------------
 
     def measure(self, members: Outcome, others: Outcome) -> Measurement | None:
-        """Return the number with its interval; None if these guesses cannot determine it."""
+        """Return the number with its interval; None if these guesses do not determine it."""
         outcome = members if self.members else others
         if self.errors is not None:
             return measure_error_recall(
@@ -166,7 +167,7 @@ class Metric:
         return estimate_mean(self.name, chosen.astype(float), self.unit, self.note)
 
     def compute_resampled_values(self, outcome: Outcome, draws: Draws) -> Values:
-        """Return the number at every resample of the members, (resamples,). Needs
+        """Return the number at every resample of the members, (resamples,), if
         `is_of_member_guesses`."""
         if self.errors is not None:
             return compute_resampled_recall(
@@ -204,7 +205,7 @@ ADJUSTED_AUC = "adjusted_membership_auc"
 
 
 def name_auc(score: str) -> str:
-    """Return the name of the AUC of a membership score; "": of the strongest score."""
+    """Return the name of a membership score's AUC. score: "" for the strongest score."""
     if score in CONTROLS:
         return f"{score}_auc"
     if score:
@@ -225,7 +226,7 @@ def name_partial_auc_metric(score: str) -> str:
 
 
 def name_score_column(score: str) -> str:
-    """Return the name of the column of a membership score; "": of the strongest score."""
+    """Return the name of a membership score's column. score: "" for the strongest score."""
     return "_".join(filter(None, ("membership_score", score)))
 
 
@@ -250,7 +251,7 @@ def _list_score_metrics(score: str, title: str) -> Iterator[Metric]:
 
 def _find_plugin_score_metric(name: str) -> Metric | None:
     """Return the metric of a plug-in's membership score, such as `membership_auc_mine`; None for
-    other names."""
+    other metrics."""
     for prefix in (
         name_auc(""),
         *(name_tpr_metric("", rate) for rate in FALSE_POSITIVES),
@@ -339,8 +340,8 @@ def _mark_extracted_against_likelihood(o: Outcome) -> Floats:
 def _list_guess_metrics(
     name: str, title: str, unit: str, values: OfSecrets, trait: str = ""
 ) -> Iterator[Metric]:
-    """Yield two metrics: the mean of `values` over the right first guesses, and over the wrong
-    ones."""
+    """Yield two metrics: the mean of `values` over right first guesses, and over wrong first
+    guesses."""
     for end, among in (("right", lambda o: o.hit), ("wrong", lambda o: ~o.hit)):
         yield Metric(
             f"{name}_{end}", title.format(end), unit, trait=trait, values=values, among=among
@@ -544,8 +545,7 @@ _DECLARED: dict[str, str] = {}  # titles of plug-ins' numbers
 
 
 def register_plugin_titles(titles: Mapping[str, str]) -> None:
-    """Register titles of plug-ins' numbers by name, at the start of a run or when a record is
-    read."""
+    """Register titles of plug-ins' numbers by name, at a run's start or when a record is read."""
     _DECLARED.update(titles)
     # it may have been asked before, and kept a name in place of the title
     find_metric.cache_clear()
@@ -553,10 +553,10 @@ def register_plugin_titles(titles: Mapping[str, str]) -> None:
 
 @cache
 def find_metric(name: str) -> Metric:
-    """Return the entry of this name, or an entry derived from it: NAME_nonmembers, excess_NAME, or
-    a plug-in's.
+    """Return the metric of this name: of the table, derived (NAME_nonmembers, excess_NAME), or a
+    plug-in's.
 
-    NAME_at_least and NAME_at_most are the ends of a bracket around NAME.
+    NAME_at_least and NAME_at_most are lower and upper bounds of NAME.
     """
     if name in _BY_NAME:
         return _BY_NAME[name]
@@ -587,18 +587,19 @@ def find_metric(name: str) -> Metric:
 
 
 def is_builtin_metric(name: str) -> bool:
-    """Return whether the name is built in, as for NAME_nonmembers of a built-in metric; else it may
-    be a plug-in's."""
+    """Return whether the name, or NAME in NAME_nonmembers, is built in. Other names may be a
+    plug-in's."""
     return find_metric(name).unit != ""  # which no entry is without
 
 
 def name_nonmember_metric(name: str) -> str:
-    """Return the name of the same number on non-members."""
+    """Return the name of this metric for non-members."""
     return f"{name}{_OTHERS}"
 
 
 def name_upper_bound_metric(name: str) -> str:
-    """Return the name of a bracket's upper end from that of its lower end; "" for other names."""
+    """Return the name of the upper bound that belongs to this lower bound's name; "" for other
+    names."""
     if name in (NEAR_PROBABILITY, name_nonmember_metric(NEAR_PROBABILITY)):
         return name.replace(NEAR_PROBABILITY, f"{NEAR_PROBABILITY}{AT_MOST}")
     if AT_LEAST in name:
@@ -607,11 +608,11 @@ def name_upper_bound_metric(name: str) -> str:
 
 
 def name_excess_metric(name: str) -> str:
-    """Return the name of a number's difference, members minus non-members."""
+    """Return the name of this metric's difference, members minus non-members."""
     return f"{EXCESS}{name}"
 
 
 def make_label(name: str) -> str:
-    """Return a name as a label: `peak_rate` is `Peak rate`."""
+    """Turn a name into a label: `peak_rate` becomes `Peak rate`."""
     text = name.replace("_", " ")
     return text[:1].upper() + text[1:]

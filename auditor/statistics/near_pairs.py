@@ -1,8 +1,8 @@
 """Find pairs of texts that are near in token edits, without comparing every pair.
 
-If a text is cut into d + 1 pieces, every text within d edits contains a piece unchanged, near its
-place (Li et al. 2011, PASS-JOIN). Only such texts are compared, exactly, so the result is exactly
-the near pairs.
+If a text is cut into d + 1 pieces, every text within d edits contains a piece unchanged, near the
+same position (Li et al. 2011, PASS-JOIN). Only such texts are compared, so exactly the near pairs
+are found.
 """
 
 from __future__ import annotations
@@ -27,8 +27,10 @@ _SHARE = 32  # one in so many pairs to compare: above that all are compared at o
 def index_pairs_within_edit_limits(
     texts: Sequence[Tokens], others: Sequence[Tokens], limits: Sequence[int]
 ) -> Iterator[tuple[Ints, Ints]]:
-    """Yield blocks of pairs, (k,) indices each: of `texts`, and of the `others` within the text's
-    limit of token edits (Levenshtein)."""
+    """Yield blocks of near pairs as two (k,) arrays: index in `texts`, index in `others`.
+
+    limits: for each text, the most token edits (Levenshtein) of a near pair.
+    """
     index = HashedNGrams(*join_texts(others))
     groups = _group_positions([(len(t), d) for t, d in zip(texts, limits, strict=True)])
     # By the size of pieces: the index keeps neighbours.
@@ -63,13 +65,14 @@ def index_pairs_within_edit_limits(
 
 
 def group_texts_within_edit_limits(texts: Sequence[Tokens], limits: Sequence[int]) -> Ints:
-    """Return the (texts,) group of each text: near texts share a group, directly or through
-    others."""
+    """Return (texts,), the group of each text. Texts that are near, directly or through others,
+    share a group."""
     return label_connected_texts(len(texts), index_pairs_within_edit_limits(texts, texts, limits))
 
 
 def label_connected_texts(n_texts: int, pairs: Iterable[tuple[Ints, Ints]]) -> Ints:
-    """Return the (texts,) group of each text, numbered from 0 in the order of their first texts."""
+    """Return (texts,), the group of each text. Groups are numbered from 0 in the order of their
+    first texts."""
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
 
@@ -91,11 +94,11 @@ def _group_positions(keys: Sequence[Any]) -> Mapping[Any, Ints]:
 def _find_pairs_sharing_a_piece(
     index: HashedNGrams, texts: Sequence[Tokens], ends: Sequence[int], limit: int, most: int
 ) -> tuple[Ints, Ints] | None:
-    """Return pairs of texts and indexed texts that share a piece; None if there are more than
+    """Return pairs of a text and an indexed text that share a piece; None if there are more than
     `most`.
 
-    The places of the piece and the lengths of the two texts differ by at most `limit` tokens. All
-    `texts` have one length. ends: the start of the first piece and the end of each piece.
+    The positions of the piece and the lengths of the two texts differ by at most `limit` tokens.
+    All `texts` have one length. ends: the start of the first piece, then the end of each piece.
     """
     tokens = np.array(texts, dtype=np.uint32)
     lengths = index.text_lengths

@@ -1,9 +1,9 @@
-"""Score membership without a model: the likelihood of texts under n-grams of other texts, and their
-similarity.
+"""Score membership without a model: by a record's likelihood under n-grams of other texts, or its
+similarity to them.
 
 Texts are word ids above 0. Scores are means over the words of a text, in nats; a higher score means
-more confidence that the source of the other texts saw it. No labels are needed: a reference is made
-of other records, members or not.
+more confidence that the source of the other texts saw the record. No labels are needed: a reference
+is made of other records, members or not.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _AT_ONCE = 256  # records compared with all texts at once
 
 @dataclass(frozen=True)
 class NGramCounts:
-    """Counts of n-grams by hash, of orders 1 to `order`, over `kinds` distinct words.
+    """Hashed counts of n-grams of orders 1 to `order`, over `kinds` distinct words.
 
-    grams: (ascending hashes, counts) by order; contexts: (hashes, counts, numbers of distinct next
-    words) by order.
+    grams: by order, (ascending hashes, counts); contexts: by order, (hashes, counts, numbers of
+    distinct next words).
     """
 
     grams: tuple[tuple[Hashes, Floats], ...]
@@ -73,7 +73,7 @@ class NGramCounts:
         return np.log(p)
 
     def average_laplace_log_prob(self, texts: Sequence[Tokens]) -> Floats:
-        """Return the mean log p by bigrams with add-one smoothing, (texts,): the published score
+        """Return the mean log p by bigrams with add-one smoothing, (texts,): a published score
         (2502.14921, Algorithm 1, which uses the sum)."""
         _, (context, gram) = _hash_ngrams(texts, 2)
         count = _look_up_hashes(gram, *self.grams[1])
@@ -82,8 +82,8 @@ class NGramCounts:
 
 
 def _hash_ngrams(texts: Sequence[Tokens], order: int) -> Iterator[tuple[Hashes, Hashes]]:
-    """Yield, for each order k from 1, the hashes of the k - 1 words before each word, and of the k
-    words ending with it.
+    """Yield two hashes per word for each order k from 1: of the k - 1 words before it, and of the k
+    words that end with it.
 
     Zeros precede each text.
     """
@@ -105,19 +105,19 @@ def _look_up_hashes(hashes: Hashes, known: Hashes, values: Floats) -> Floats:
 
 
 def average_per_text(values: Floats, texts: Sequence[Tokens]) -> Floats:
-    """Return the mean of each text's word values, (texts,); 0 for an empty text. values: of all
-    texts, end to end."""
+    """Return (texts,), the mean of each text's word values; 0 for an empty text. values: of all
+    texts, one after another."""
     lengths = np.array([len(text) for text in texts])
     owner = np.repeat(np.arange(len(texts)), lengths)
     return np.bincount(owner, values, len(texts)) / np.maximum(lengths, 1)
 
 
 def score_against_other_records(model: NGramCounts, records: Sequence[Tokens], seed: int) -> Floats:
-    """Return the mean log p under the model's n-grams minus that under other records' n-grams,
-    (records,).
+    """Return (records,), the mean log p under the model's n-grams minus that under n-grams of other
+    records.
 
-    A record's reference is four fifths of the records, without itself, chosen without labels: if
-    the model saw nothing, scores of members and non-members are exchangeable.
+    Each record is compared with four fifths of the records, without itself, chosen without labels:
+    if the model saw nothing, scores of members and non-members are exchangeable.
     """
     fold = (
         make_keyed_generator("folds of released text", seed, len(records)).permutation(
@@ -138,8 +138,8 @@ def score_against_other_records(model: NGramCounts, records: Sequence[Tokens], s
 def measure_jaccard_similarity(
     records: Sequence[Tokens], texts: Sequence[Tokens], kinds: int, nearest: int = NEAREST
 ) -> Floats:
-    """Return the mean Jaccard similarity, as sets of words, to the nearest texts, (records,): the
-    published score (2502.14921)."""
+    """Return each record's mean Jaccard similarity to its `nearest` most similar texts, as sets of
+    words: (records,), a published score (2502.14921)."""
     record_words = _build_word_presence_matrix(records, kinds)
     text_words = _build_word_presence_matrix(texts, kinds)
     sizes = np.asarray(text_words.sum(1)).ravel()
@@ -158,7 +158,7 @@ def measure_jaccard_similarity(
 
 
 def _build_word_presence_matrix(texts: Sequence[Tokens], kinds: int) -> sparse.csr_matrix:
-    """Return a (texts, kinds + 1) matrix with 1 for each word in a text."""
+    """Return a sparse (texts, kinds + 1) matrix, 1 if the text contains the word."""
     different = [np.unique(np.array(text, dtype=np.int64)) for text in texts]
     ends = np.concatenate([[0], np.cumsum([len(words_of_text) for words_of_text in different])])
     if different:

@@ -9,22 +9,24 @@ the presence of a canary. Scores: see `audited`.
 | bound | what it refutes | source |
 |---|---|---|
 | `epsilon_one_run` | (epsilon, delta)-DP | below; Steinke, Nasr and Jagielski 2023 for one r |
-| `epsilon_fdp` | mu-GDP of every canary given the others, said as (epsilon, delta) | Mahloujifar et al. 2024 |
-| `audit_by_shape.bound_shape_epsilon` | canaries independent but for a common coin, of one shape | see there |
+| `epsilon_fdp` | mu-GDP of every canary given the others, said as (epsilon, delta) | Mahloujifar et
+al. 2024 |
+| `audit_by_shape.bound_shape_epsilon` | canaries independent but for a common coin, of one shape |
+see there |
 
 Proof of `compute_one_run_p_value`. Take the coins one by one, with an order and guesses that the
 release determines. Given the release and the earlier coins, a guess is right with probability at
 most p + (1 - p) d, where p = e^epsilon / (1 + e^epsilon) and d = max(0, P[right] - e^epsilon
 P[wrong]). Over releases and coins, a canary's d has a mean of at most delta: half for each guess.
-Draw each guess by one uniform number: the right guesses are then those of a row B of independent
-coins of p, and on average (1 - p) m delta more. A statistic that increases with right guesses
-reaches a value at most as often as with B plus that many right guesses, placed where they help
-most.
+Draw each guess by one uniform number. The right guesses are then those of a row B of independent
+coins with probability p, plus on average (1 - p) m delta more. A statistic that increases with
+right guesses reaches a value at most as often as with B plus that many right guesses, placed where
+they help most.
 
 copies: number of insertions of each included canary. A bound is of one record's epsilon; the
 guesses are about a group of k copies, which has (k epsilon, delta (e^(k epsilon) - 1) / (e^epsilon
 - 1))-DP, or k mu.
-"""  # noqa: E501
+"""
 
 from __future__ import annotations
 
@@ -59,8 +61,7 @@ Counts = tuple[int, ...]  # one for each of `list_guess_counts(m)`
 
 
 def list_guess_counts(m: int) -> tuple[int, ...]:
-    """Return the decreasing numbers of guesses to test with m canaries: m, and halves down to
-    16."""
+    """Return the numbers of guesses to test with m canaries, falling: m, then halves down to 16."""
     return tuple(m >> i for i in range(m.bit_length()) if not i or m >> i >= _FEWEST)
 
 
@@ -72,13 +73,14 @@ def epsilon_one_run(
     level: float = 0.05,
     copies: int = 1,
 ) -> float:
-    """Return the largest epsilon of `yield_epsilon_grid` up to which all (epsilon, delta)-DP is
+    """Return the largest epsilon of `yield_epsilon_grid` up to which every (epsilon, delta)-DP is
     refuted; 0 if none is.
 
     right: how many of the surest guesses are right, for each of `list_guess_counts(m)`. The search
-    goes from 0 to the first epsilon that is not refuted, because the p-value need not be monotone:
-    the most surprising r changes. So the bound exceeds the truth only if the first epsilon of the
-    grid at or above the truth is refuted. Raise AuditError for impossible counts.
+    goes up from 0 to the first epsilon that is not refuted. It cannot bisect, because the p-value
+    need not be monotone: the most surprising r changes. So the bound exceeds the truth only if the
+    first epsilon of the grid at or above the truth is refuted. Raise AuditError for impossible
+    counts.
     """
     check_one_run_arguments(m, right, delta, level, copies)
     # The best single r, at delta 0 and the whole level: `compute_one_run_p_value`, which looks at
@@ -130,11 +132,11 @@ def compute_one_run_p_value(
     """Return an upper bound on the probability of guesses as good as these under (epsilon,
     delta)-DP.
 
-    enough: the level to compare with. If the comparison is decided early, a looser bound is
-    returned.
+    enough: the level to compare with; a looser bound is returned if it already decides the
+    comparison.
 
-    The statistic is min_r P[Binomial(r, p) >= v(r)]. Its distribution follows from the counts of
-    one row of independent coins, step by step from the surest guess.
+    The statistic is min_r P[Binomial(r, p) >= v(r)]. Its distribution follows from one row of
+    independent coins, counted step by step from the surest guess.
     """
     counts = list_guess_counts(m)
     p = 1 / (1 + math.exp(-epsilon))
@@ -149,8 +151,8 @@ def compute_one_run_p_value(
 
 
 def find_refuting_right_counts(m: int, epsilon: float, delta: float, level: float) -> Counts:
-    """Return how many of the surest guesses must be right to refute (epsilon, delta)-DP, for each
-    of `list_guess_counts`.
+    """Return how many right guesses among the surest refute (epsilon, delta)-DP, for each of
+    `list_guess_counts`.
 
     The count is r + 1 if not even r right guesses of r refute it.
     """
@@ -173,8 +175,8 @@ def _bound_p_value(
     delta: float,
     enough: float,
 ) -> float:
-    """Bound P[for some r, the right guesses have a tail probability of at most `least`]; see
-    `compute_one_run_p_value`."""
+    """Bound P[the right guesses have a tail probability of at most `least` for some r]
+    (`compute_one_run_p_value`)."""
     # log p and log(1 - p): neither loses digits where p is near 1.
     counts = list_guess_counts(m)
     log_chances = (-np.logaddexp(0, -epsilon), -np.logaddexp(0, epsilon))
@@ -214,8 +216,8 @@ def _bound_p_value(
 
 
 def _find_fewest_unlikely_right(r: int, p: float, chance: float) -> int:
-    """Return the fewest right guesses of r with an upper tail of at most `chance`; r + 1 if no
-    number has."""
+    """Return the smallest number of right guesses of r whose upper tail is at most `chance`; r + 1
+    if there is none."""
 
     def is_unlikely(v: int) -> bool:
         return float(compute_binomial_upper_tail(v, r, np.array([p]))[0]) <= chance * (1 + _ROUNDED)
@@ -227,8 +229,8 @@ Step = tuple[int, Floats]
 
 
 def _compute_enough_right_probability(needed: Sequence[int], steps: Sequence[Step]) -> float:
-    """Return P[for some r, at least `needed` of the r surest are right], if each guess is right
-    independently."""
+    """Return P[at least `needed` of the r surest are right, for some r], for independent
+    guesses."""
     mass = np.ones(1)
     first = 0
     reached = 0.0
@@ -248,8 +250,8 @@ def _compute_enough_right_probability(needed: Sequence[int], steps: Sequence[Ste
 
 
 def _compute_truncated_binomial_pmf(n: int, log_chances: tuple[float, float]) -> Step:
-    """Return the first count and the masses from this count on, without counts `_FAR` standard
-    deviations away."""
+    """Return the first count, and the probabilities from this count on, without counts beyond
+    `_FAR` standard deviations."""
     right, wrong = log_chances  # log p and log(1 - p)
     mean = n * math.exp(right)
     spread = math.sqrt(n * math.exp(right + wrong))
@@ -265,11 +267,11 @@ def _compute_truncated_binomial_pmf(n: int, log_chances: tuple[float, float]) ->
 
 @lru_cache(maxsize=2**16)
 def epsilon_fdp(m: int, right: Counts, delta: float, level: float = 0.05, copies: int = 1) -> float:
-    """Return epsilon at delta of the largest refuted mu. Under mu-GDP each canary's trade-off is at
-    least the Gaussian's.
+    """Return epsilon at delta of the largest refuted mu, where mu-GDP bounds each canary's
+    trade-off by the Gaussian's.
 
     Tests all guesses, half, an eighth and a 32nd, each at its share of the level. Raise AuditError
-    for impossible counts, and for delta 0, at which no Gaussian mechanism has a finite epsilon.
+    for impossible counts, and for delta 0, for which no Gaussian mechanism has a finite epsilon.
     """
     check_one_run_arguments(m, right, delta, level, copies)
     if delta == 0:
@@ -309,7 +311,7 @@ def find_largest_refuted_mu(m: int, r: int, v: int, level: float = 0.05) -> floa
 
 
 def compute_binomial_upper_tail(v: int, r: int, q: Floats) -> Floats:
-    """Return P[B >= v] of B, binomial of r draws with probability q."""
+    """Return P[B >= v] for binomial B of r draws with probability q."""
     if v:
         tail: Floats = betainc(v, r - v + 1, q)
     else:
@@ -340,7 +342,7 @@ def compute_gaussian_delta(epsilon: float, mu: float) -> float:
 
 
 def compute_group_delta(epsilon: float, delta: float, copies: int) -> float:
-    """Return delta of a group of k `copies`, if one record has (epsilon, delta)-DP: delta (e^(k
+    """Return delta of a group of k `copies` if one record has (epsilon, delta)-DP: delta (e^(k
     epsilon) - 1) / (e^epsilon - 1)."""
     if copies == 1:
         return delta
@@ -357,7 +359,7 @@ def find_largest_refuted_value(
     close: float = _CLOSE,
     low: float = 0.0,
 ) -> float:
-    """Return the largest refuted value in [low, high], from below; `low` if no value is refuted.
+    """Return the largest refuted value in [low, high], rounded down; `low` if no value is refuted.
 
     Bisects to an accuracy of `close`, relative above 1.
     """
@@ -370,7 +372,7 @@ def find_largest_refuted_value(
 
 
 def bound_share_logit(r: int, v: int, level: float) -> float:
-    """Return the logit of the Clopper-Pearson lower bound of v right in r (level^(1/r) for v =
+    """Return the logit of the Clopper-Pearson lower bound for v right of r (level^(1/r) for v =
     r)."""
     if v == 0:
         return 0.0
@@ -382,7 +384,7 @@ def bound_share_logit(r: int, v: int, level: float) -> float:
 
 
 def check_audit_parameters(delta: float, level: float) -> None:
-    """Raise AuditError for a delta outside [0, 1), and for a level outside (0, 1)."""
+    """Raise AuditError for delta outside [0, 1) or level outside (0, 1)."""
     if not 0 <= delta < 1:
         raise AuditError(f"expected delta in [0, 1), got {delta:g}")
     if not 0 < level < 1:

@@ -1,4 +1,4 @@
-"""Measure leakage by person: people are counted and resampled, however many records each has.
+"""Measure leakage by person: each person counts once and is resampled with all records.
 
 Records of one person are not independent, so an interval over records is too narrow. People are
 codes, not names.
@@ -22,9 +22,10 @@ INFERENCE_CONTROL = f"{INFERENCE}_reference_alone"
 
 
 def encode_people(secrets: Sequence[Secret]) -> Floats:
-    """Return a code per person for each secret, (secrets,); NaN if unknown.
+    """Return the code of each secret's person, (secrets,); NaN if unknown.
 
-    Also NaN for untrained records of a person with trained records, which are no baseline.
+    The code is also NaN for an untrained record of a person with trained records, as such records
+    are no baseline.
     """
     names = sorted({s.user for s in secrets if s.user is not None})
     at = {name: float(i) for i, name in enumerate(names)}
@@ -40,7 +41,8 @@ def average_per_person(
     values: Floats | Bools,
     user: Floats,
 ) -> Floats:
-    """Return the mean of each person's records, (people,); empty for fewer than `LEAST` people."""
+    """Return the mean over each person's records, (people,); empty for fewer than `LEAST`
+    people."""
     known = ~np.isnan(user)
     people, of = np.unique(user[known], return_inverse=True)
     if len(people) < LEAST:
@@ -54,9 +56,9 @@ def measure_user_inference(
     """Measure by AUC whether untrained records reveal whose data was trained on (Kandpal et al.
     2024).
 
-    A person's score is the mean over the untrained records. The AUC compares people with and
-    without trained records. scores: by metric, (secrets,) each. Returns () if either side has fewer
-    than `LEAST` people.
+    A person's score is the mean over the person's untrained records. The AUC compares people with
+    trained records and people without. scores: by metric, (secrets,). Return () if either group has
+    fewer than `LEAST` people.
     """
     records_by_person: dict[bool, dict[str, list[int]]] = {True: {}, False: {}}
     for i, secret in enumerate(secrets):

@@ -19,9 +19,9 @@ LEAST_CONTROLS = 20  # ranks that are needed to look at whether they are uniform
 def count_alternatives_above(
     nll: float, tie_limit: float, alternative_nlls: Floats
 ) -> tuple[int, int]:
-    """Return how many alternatives are more likely than a value, and how many are as likely.
+    """Return how many alternatives are more likely than a value, and how many are equally likely.
 
-    nll: of the value, in nats; tie_limit: the largest nll that counts as a tie.
+    nll: of the value, in nats; tie_limit: the largest nll that counts as equal.
     """
     # Symmetric about the value: what rounding may have put before it is a tie as well.
     margin = tie_limit - nll
@@ -31,7 +31,7 @@ def count_alternatives_above(
 
 
 def compute_rank_p_values(n_above: Floats, tied: Floats, alternatives: Floats) -> Floats:
-    """Return rank / (R + 1), (values,). Among equally likely values the true value ranks last."""
+    """Return rank / (R + 1), (values,). The true value ranks last among equally likely values."""
     p_values: Floats = (n_above + tied + 1) / (alternatives + 1)
     return p_values
 
@@ -42,8 +42,8 @@ def compute_rank_bits(p_values: Floats) -> Floats:
 
 
 def adjust_false_discovery(p_values: Floats) -> Floats:
-    """Return the least false-discovery rate at which each value is listed (Benjamini and Hochberg
-    1995)."""
+    """Return the smallest false-discovery rate at which each value is listed (Benjamini and
+    Hochberg 1995)."""
     if not len(p_values):
         return p_values
     adjusted: Floats = scipy.stats.false_discovery_control(p_values, method="bh")
@@ -53,9 +53,9 @@ def adjust_false_discovery(p_values: Floats) -> Floats:
 def compute_uniformity_p_value(
     n_above: Floats, tied: Floats, alternatives: Floats, noise: Floats
 ) -> float:
-    """Return the p-value that ranks are uniform (Kolmogorov and Smirnov); NaN for too few ranks.
+    """Return the p-value of uniform ranks (Kolmogorov and Smirnov); NaN for too few ranks.
 
-    noise: (values,) uniforms in [0, 1), which place each value among its ties and within its rank.
+    noise: (values,) uniform in [0, 1); places each value among its ties and within its rank.
     """
     if len(n_above) < LEAST_CONTROLS:
         return math.nan

@@ -1,5 +1,4 @@
-"""Measure recall of guesses ranked by score up to a number of wrong guesses, also at every
-resample."""
+"""Measure the recall of ranked guesses up to a number of wrong guesses, also at every resample."""
 
 from __future__ import annotations
 
@@ -19,8 +18,10 @@ def rank_guesses(
     hit: Bools,
     score: Floats,
 ) -> tuple[Bools, Ints]:
-    """Return the hits by falling score, and the number of wrong guesses before each. Among equal
-    scores wrong guesses are first, so ties never flatter."""
+    """Return the hits by falling score, and the number of wrong guesses before each.
+
+    Among equal scores wrong guesses come first, so ties never raise recall.
+    """
     order = np.lexsort((hit, -score))
     ranked = hit[order]
     return ranked, np.cumsum(~ranked) - ~ranked
@@ -36,12 +37,12 @@ def measure_error_recall(name: str, outcome: Outcome, errors: int) -> Measuremen
 def measure_ranked_recall(
     name: str, secret: Ints, right: Bools, n: int, errors: int
 ) -> Measurement:
-    """Return the share of n secrets with a right guess that has fewer than `errors` wrong guesses
-    before it.
+    """Return the share of n secrets with a right guess that fewer than `errors` wrong guesses
+    precede.
 
-    secret, right: (guesses,), surest first: index of the guessed secret, below n, and whether the
-    guess is right. A secret may have no guess or several; it is solved once, but each wrong guess
-    is an error. Interval: bootstrap over secrets with all their guesses; if it has no width, or
+    secret, right: (guesses,), surest first: index of the guessed secret, below n, and True for a
+    right guess. A secret may have no guess or several; it is solved once, but each wrong guess is
+    an error. Interval: bootstrap over secrets with all their guesses. If this has no width, or
     there are fewer errors, Clopper-Pearson of the same count.
     """
     # (solved secrets,) the guess that solves each
@@ -78,7 +79,7 @@ def find_first_right_guesses(
     secret: Ints,
     right: Bools,
 ) -> Ints:
-    """Return the positions of the first right guess of each solved secret, in the order of the
+    """Return the position of each solved secret's first right guess, in the order of the
     guesses."""
     hits = np.flatnonzero(right)
     # `unique` points at the first of each, and sorts by secret: back into the order of the guesses
@@ -86,8 +87,8 @@ def find_first_right_guesses(
 
 
 def compute_resampled_recall(hit: Bools, score: Floats, draws: NDArray[Any], errors: int) -> Floats:
-    """Return recall at `errors` errors of each resample. hit, score: (n,); draws: (resamples, n)
-    counts of each secret."""
+    """Return the recall before `errors` wrong guesses at each resample. hit, score: (n,); draws:
+    (resamples, n) counts of each secret."""
     order = np.lexsort((hit, -score))  # equal scores: wrong ones first
     right = hit[order]
     ranked_draws = draws[:, order]

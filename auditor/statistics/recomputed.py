@@ -1,4 +1,4 @@
-"""Recompute numbers from what a run keeps of each secret, so that a gate can check a result."""
+"""Recompute numbers from a run's values per secret, so that a gate can check a result."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ from auditor.statistics.strongest_score import (
 
 
 def recompute_metric(metric: Metric, members: Columns, others: Columns) -> tuple[float, int] | None:
-    """Return the number recomputed from the kept columns, and its n; None if the columns cannot
-    determine it."""
+    """Return the number recomputed from the kept columns, and its n; None if the columns do not
+    suffice."""
     columns = members if metric.members else others
     if metric.scores:
         return _recompute_membership_metric(metric, members, others)
@@ -65,8 +65,8 @@ def repeat_measurement(
     members: Columns,
     others: Columns,
 ) -> Measurement | None:
-    """Recompute the number with its interval from the columns that a probe keeps; None if they
-    cannot determine it."""
+    """Recompute the number with its interval from a probe's kept columns; None if they do not
+    suffice."""
     if metric.signed and metric.name.startswith(EXCESS):
         base = metric.name.removeprefix(EXCESS)
         member_mean, floor = (
@@ -99,7 +99,7 @@ def repeat_measurement(
 
 
 def _repeat_strongest_auc(members: Columns, others: Columns) -> Measurement:
-    """Return the AUC of the strongest of the kept scores, corrected for how many there are."""
+    """Return the AUC of the strongest kept score, corrected for the number of scores."""
     columns = list_strongest_score_columns(members)
     n = len(members[columns[0]])
     m = len(others[columns[0]])
@@ -111,8 +111,8 @@ def _repeat_strongest_auc(members: Columns, others: Columns) -> Measurement:
 
 
 def list_strongest_score_columns(columns: Columns) -> list[str]:
-    """Return the columns of the scores among which `membership_auc` is the strongest: all named
-    scores, or the only score."""
+    """Return the score columns from which `membership_auc` takes the strongest: all named scores,
+    or the only score."""
     main = name_score_column("")
     controls = {name_score_column(control) for control in CONTROLS}
     named_columns = []

@@ -2,7 +2,8 @@
 intervals.
 
 Members should score higher. `members`: (members,) scores, `others`: (non-members,) scores. Ties
-never flatter: a tie is half a win in an AUC, and a rate counts only members above the threshold.
+never raise a result: a tie is half a win in an AUC, and a rate counts only members above the
+threshold.
 """
 
 from __future__ import annotations
@@ -48,13 +49,13 @@ def compute_delong_placements(members: Floats, others: Floats) -> tuple[Floats, 
     """Return the share of non-members below each member, (members,), and of members above each
     non-member, (non-members,).
 
-    Ties count half. The mean of either is the AUC (DeLong et al. 1988).
+    Ties count half. The mean of either array is the AUC (DeLong et al. 1988).
     """
     return _compute_share_below(members, others), 1 - _compute_share_below(others, members)
 
 
 def _compute_share_below(scores: Floats, others: Floats) -> Floats:
-    """Return the (scores,) share of the others below each score; ties count half."""
+    """Return (scores,), the share of the others below each score; ties count half."""
     if np.isnan(scores).any() or np.isnan(others).any():
         return np.full(len(scores), np.nan)
     ordered = np.sort(others)
@@ -63,13 +64,13 @@ def _compute_share_below(scores: Floats, others: Floats) -> Floats:
 
 
 def auc(members: Floats, others: Floats) -> float:
-    """Return the probability that a member outranks a non-member."""
+    """Return the probability that a member scores higher than a non-member."""
     return float(compute_delong_placements(members, others)[0].mean())
 
 
 def orient_scores(members: Floats, others: Floats) -> tuple[Floats, Floats]:
-    """Return the scores, negated if members score lower: an AUC below 1/2 also separates the
-    groups."""
+    """Return both arrays, negated if members score lower, because an AUC below 1/2 separates the
+    groups too."""
     if auc(members, others) < 0.5:
         return (-members, -others)
     return (members, others)
@@ -82,10 +83,10 @@ def estimate_auc(
     note: str = "",
     widen: float = 1.0,
 ) -> Measurement:
-    """Return the AUC with, at each end, the wider of DeLong's and Newcombe's intervals.
+    """Return the AUC; each end of its interval is the wider of DeLong's and Newcombe's.
 
-    DeLong's depends on the scores; Newcombe's has a width even at AUC 1. widen: factor on the
-    deviation, for scores that are less independent than they look.
+    DeLong's interval depends on the scores; Newcombe's has a width even at AUC 1. widen: factor on
+    the standard deviation, for scores that are less independent than they look.
     """
     value = auc(members, others)
     deviation = widen * compute_delong_deviation(*compute_delong_placements(members, others))
@@ -109,8 +110,8 @@ def compute_delong_deviation(member_placements: Floats, nonmember_placements: Fl
 
 
 def _compute_delong_variance(*placed: Floats) -> float:
-    """Return the variance of an AUC from its placements, or of a difference of AUCs from the
-    placements' differences (DeLong et al. 1988, Eq. 5)."""
+    """Return an AUC's variance from its placements (DeLong et al. 1988, Eq. 5). Differences of
+    placements give the variance of a difference of AUCs."""
     return sum(float(np.var(side, ddof=1)) / len(side) for side in placed)
 
 
@@ -120,7 +121,7 @@ def compute_newcombe_interval(
     n: int,
     widen: float = 1.0,
 ) -> tuple[float, float]:
-    """Return the interval of AUCs not refuted by the value and both group sizes (Newcombe 2006,
+    """Return the interval of AUCs that this value and the group sizes do not refute (Newcombe 2006,
     method 5)."""
 
     def reach(x: float) -> float:
@@ -143,7 +144,7 @@ def compute_newcombe_interval(
 
 @dataclass(frozen=True)
 class AucDifference:
-    """The difference of two AUCs of the same records: normal, with DeLong's variance for correlated
+    """Difference of two AUCs of the same records: normal, with DeLong's variance for correlated
     AUCs."""
 
     value: float
@@ -160,7 +161,8 @@ class AucDifference:
 def compute_auc_difference(
     new: tuple[Floats, Floats], base: tuple[Floats, Floats]
 ) -> AucDifference:
-    """Subtract the AUC of `base` from that of `new`: scores of the same members and non-members."""
+    """Return the AUC of `new` minus the AUC of `base`. Both hold scores of the same (members,
+    non-members)."""
     differences = []
     for new_side, base_side in zip(
         compute_delong_placements(*new),
@@ -180,10 +182,11 @@ def compute_auc_difference(
 
 @dataclass(frozen=True)
 class TprAtThreshold:
-    """The members above a threshold that, in expectation, at most `rate` of all non-members exceed.
+    """Counts of members above a threshold that, in expectation, at most `rate` of all non-members
+    exceed.
 
-    The threshold is a non-member's score; only scores above it count. tied: the numbers of members
-    and non-members with exactly that score, not counted.
+    The threshold is a non-member's score; only scores above it count. tied: numbers of members and
+    non-members with exactly that score, not counted.
     """
 
     rate: float
@@ -200,8 +203,8 @@ class TprAtThreshold:
 
 
 def count_allowed_false_positives(nonmembers: int, rate: float) -> int:
-    """Return how many of these non-members may be above the threshold; -1 if none of their scores
-    is a valid threshold.
+    """Return how many of these non-members may be above the threshold; -1 if there are too few for
+    a valid threshold.
 
     A new score exceeds the k-th highest of n exchangeable scores with probability at most k / (n +
     1). So k = floor((n + 1) rate), and k - 1 scores are above it (conformal prediction: Vovk et al.
@@ -213,7 +216,8 @@ def count_allowed_false_positives(nonmembers: int, rate: float) -> int:
 
 
 def count_threshold_nonmembers(rate: float) -> int:
-    """Return the fewest non-members whose highest score is a threshold of this rate: 99 for 1%."""
+    """Return the smallest number of non-members whose highest score is a threshold of this rate: 99
+    for 1%."""
     return math.ceil(1 / rate - 1 - _ROUNDING)
 
 
@@ -221,7 +225,7 @@ def compute_conformal_threshold(others: Floats, rate: float) -> float:
     """Return the lowest score that at most `count_allowed_false_positives` non-members exceed; +inf
     for too few non-members.
 
-    A record exchangeable with the non-members exceeds it with probability at most `rate`
+    A record exchangeable with the non-members exceeds this score with probability at most `rate`
     (formulas.md A7).
     """
     may = count_allowed_false_positives(len(others), rate)
@@ -238,7 +242,8 @@ def compute_conformal_p_values(scores: Floats, others: Floats) -> Floats:
 
 
 def tpr_at_fpr(members: Floats, others: Floats, rate: float) -> TprAtThreshold:
-    """Count the members above the threshold of these non-members; zero for too few non-members."""
+    """Count the members above the threshold of these non-members; no members for too few
+    non-members."""
     threshold = compute_conformal_threshold(others, rate)
     n_found = int((members > threshold).sum())
     false = int((others > threshold).sum())
@@ -255,8 +260,8 @@ def estimate_tpr(name: str, members: Floats, others: Floats, rate: float) -> Mea
 
 
 def describe_tpr_counts(tpr: TprAtThreshold) -> str:
-    """Say how many members and non-members are above the threshold, and up to which rate other
-    records may be."""
+    """Describe how many members and non-members are above the threshold, and at most which share of
+    other records."""
     worst = clopper_pearson(tpr.false, tpr.nonmembers)[1]
     at = f"{tpr.found}/{tpr.members} above {tpr.threshold:.4g}"
     realised = f"of non-members {tpr.false}/{tpr.nonmembers}, which may be {worst:.1%} of others"
@@ -272,7 +277,7 @@ def describe_tpr_counts(tpr: TprAtThreshold) -> str:
 
 @dataclass(frozen=True)
 class BoundedTprAtFpr:
-    """The share of all members above the threshold that exactly `rate` of all non-members exceed (a
+    """Share of all members above the threshold that exactly `rate` of all non-members exceed (a
     point of the ROC), with bounds.
 
     With ties, the threshold is the lowest that at most `rate` exceed. Bounds cover the sampling of
@@ -317,12 +322,13 @@ class BoundedTprAtFpr:
 
 @dataclass(frozen=True)
 class PartialAuc:
-    """The share of members found, averaged over all false-positive rates up to `below`; half of
-    `below` by chance.
+    """Share of members found, averaged over all false-positive rates up to `below`; half of `below`
+    by chance.
 
-    This is the partial AUC over its range. Each end averages those of `BoundedTprAtFpr` on a grid
-    of rates, which share the level: a ROC never falls, so the mean lies between the steps below and
-    above it. Holds for any two distributions. A member tied with non-members counts as below them.
+    This is the partial AUC divided by its range. Each end averages the ends of `BoundedTprAtFpr` on
+    a grid of rates, which share the level: a ROC never falls, so the mean lies between the steps
+    below and above it. The bounds hold for any two distributions. A member tied with non-members
+    counts as below them.
     """
 
     own: Floats
@@ -372,8 +378,8 @@ def estimate_partial_auc(
 
 
 def count_bound_nonmembers(rate: float, level: float) -> int:
-    """Return the fewest non-members for a positive lower bound at this rate and level: 390 for 1%
-    in a two-sided 95% interval."""
+    """Return the smallest number of non-members for a positive lower bound at this rate and level:
+    390 for 1% in a two-sided 95% interval."""
     # (1 - rate)^n is the chance that none of n is above the true threshold.
     return math.ceil(math.log(level * _OF_THRESHOLD) / math.log1p(-rate))
 
@@ -384,8 +390,8 @@ def _mark_members_surely_above(
     rate: float,
     share: float,
 ) -> tuple[Bools, float]:
-    """Mark members (members,) above a threshold that is too low with probability at most `share`;
-    also return that probability.
+    """Return (members,), True above a threshold that is too low with probability at most `share`;
+    also that probability.
 
     The k-th highest score is too low if fewer than k of n reach the true threshold.
     """
@@ -404,7 +410,8 @@ def _mark_members_possibly_above(
     rate: float,
     share: float,
 ) -> tuple[Bools, float]:
-    """Mark members above a threshold that is seldom too high; see `_mark_members_surely_above`.
+    """Return (members,), True above a threshold that is rarely too high; see
+    `_mark_members_surely_above`.
 
     The k-th highest score is too high if k or more pass the true threshold.
     """
@@ -421,12 +428,12 @@ def _mark_members_possibly_above(
 
 @dataclass(frozen=True)
 class TprDifference:
-    """The difference of two `BoundedTprAtFpr` of the same records. new, base: paired (members,
-    others).
+    """Difference of two `BoundedTprAtFpr` of the same records. new, base: (members, others),
+    paired.
 
     The same non-members bound each threshold at two fifths of the level; the shares of members
     above the two thresholds are then a paired difference. With too few non-members for a lower
-    bound, no difference is shown either.
+    bound, no difference is shown.
     """
 
     new: tuple[Floats, Floats]
@@ -462,7 +469,7 @@ class TprDifference:
 
 def compute_roc_curve(members: Floats, others: Floats) -> list[tuple[float, float]]:
     """Return pairs (false-positive rate, largest true-positive rate at this rate) of these records,
-    rising to (1, 1)."""
+    up to (1, 1)."""
     limits = np.unique(others)[::-1]  # a threshold between two of these only loses members
     false, tpr = (
         1 - np.searchsorted(np.sort(side), limits, side="right") / len(side)

@@ -1,7 +1,7 @@
-"""Estimate a share of a finite population that is asked only in part, by strata: many copies first,
-then a random sample.
+"""Estimate a share of a finite population that is queried only in part, by strata: first records
+with many copies, then a random sample.
 
-The population is all attackable records. A fully asked stratum is known; an unasked stratum can
+The population is all attackable records. A fully queried stratum is known; an unqueried stratum can
 have any value.
 """
 
@@ -19,7 +19,7 @@ from auditor.statistics.bootstrap import CONFIDENCE
 
 @dataclass(frozen=True)
 class StratumCount:
-    """The hits among the asked records of a stratum, a random sample of its `population`."""
+    """Hits among a stratum's queried records, which are a random sample of its `population`."""
 
     population: int
     asked: int
@@ -37,9 +37,9 @@ def compute_finite_population_interval(
 ) -> tuple[int, int]:
     """Return the two-sided interval of the number of hits in a whole stratum.
 
-    Exact: the numbers in [hits found, population - misses found] that hypergeometric tests at
-    `tail` on either side do not reject (Buonaccorsi 1987, The American Statistician 41:215; Wright
-    1991). A fully asked stratum has just its hits.
+    The interval is exact: the numbers in [hits found, population - misses found] that
+    hypergeometric tests at `tail` on either side do not reject (Buonaccorsi 1987, The American
+    Statistician 41:215; Wright 1991). For a fully queried stratum it is the number of hits.
     """
     size = stratum.population
     n = stratum.asked
@@ -59,8 +59,8 @@ def compute_finite_population_interval(
 
 
 def _find_first_true(first: int, end: int, holds: Callable[[int], bool]) -> int:
-    """Return the least integer of [first, end) for which the monotone condition `holds`; `end` if
-    none."""
+    """Return the smallest integer in [first, end) for which the monotone condition `holds`; `end`
+    if there is none."""
     while first < end:
         middle = (first + end) // 2
         if holds(middle):
@@ -74,14 +74,14 @@ def estimate_population_share(
     strata: Sequence[StratumCount],
     tail: float = (1 - CONFIDENCE) / 2,
 ) -> tuple[float, float, float]:
-    """Return (value, low, high) of the share of hits in all strata together, weighted by their
-    populations.
+    """Return (value, low, high) of the share of hits in all strata together, weighted by
+    population.
 
-    value: sum over strata of population x share of hits among the asked, over the total population;
-    NaN if a stratum was not asked. The interval adds up those of the strata. With copies first, at
-    most one stratum is asked in part: then the interval is exact. With more, each has an equal part
-    of the tail (Bonferroni): wider than the exact interval of Wendell and Schmee (1996, JASA
-    91:825), and valid for any sizes.
+    value: sum over strata of population x share of hits among queried records, over the total
+    population; NaN if a stratum was not queried. The interval adds up the strata's intervals. If
+    records with many copies are queried first, at most one stratum is queried in part, and the
+    interval is exact. With more such strata, each has an equal part of the tail (Bonferroni): wider
+    than the exact interval of Wendell and Schmee (1996, JASA 91:825), and valid for any sizes.
     """
     population = sum(stratum.population for stratum in strata)
     in_part = sum(0 < stratum.asked < stratum.population for stratum in strata)

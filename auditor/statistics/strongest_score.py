@@ -1,10 +1,10 @@
 """Choose the membership score that distinguishes members best among all scores tried, with a valid
 interval.
 
-The interval of the best of many AUCs by itself would promise too much. So one factor widens all
-intervals of a family: that of the bootstrap of the maximum. Members and non-members are resampled
-separately. All scores and groups of copies use the same resamples, so scores that agree count as
-one. Related records (of a person, or parts of a document) are drawn together.
+The best AUC's own interval would be too narrow. So one factor widens all intervals of a family:
+that of the bootstrap of the maximum. Members and non-members are resampled separately. All scores
+and groups of copies use the same resamples, so scores that agree count as one. Related records (of
+a person, or parts of a document) are drawn together.
 
 The strongest score is the one whose corrected interval is farthest from chance.
 """
@@ -41,10 +41,10 @@ _ALL = ""  # the group of all members
 
 @dataclass(frozen=True)
 class CandidateScore:
-    """One score of every record, (records,); members score higher.
+    """A score of every record, (records,); members score higher.
 
-    title: its name in reports; widen: factor on the deviation of its AUC, if the scores are less
-    independent than they look; overlap: weights for the adjusted AUC, None without a blind
+    title: name in reports; widen: factor on the standard deviation of the AUC, if the scores are
+    less independent than they look; overlap: weights for the adjusted AUC, None without a blind
     baseline.
     """
 
@@ -56,10 +56,10 @@ class CandidateScore:
 
 @dataclass(frozen=True)
 class ScoredRecords:
-    """Masks of scored records, (records,): members, and members of each group of copies.
+    """Masks of scored records, (records,): the members, and the members of each group of copies.
 
-    unit: (records,) a code of each record's person or document, which are resampled as a whole;
-    None: each record by itself.
+    unit: (records,) code of each record's person or document, which is resampled as a whole; None:
+    each record by itself.
     """
 
     member: Bools
@@ -82,7 +82,7 @@ def compute_simultaneous_widening(
     scores: Sequence[CandidateScore],
     records: ScoredRecords,
 ) -> float:
-    """Return the factor, at least 1, that makes all intervals hold together at 95%.
+    """Return the factor, at least 1, on all intervals that makes them hold together at 95%.
 
     This is the 95% quantile of the maximum over scores and groups of |AUC* - AUC| / deviation,
     divided by the normal quantile of one interval. AUC* is linear in DeLong's placements, weighted
@@ -142,8 +142,8 @@ def _compute_placement_parts(
     unit: Ints | None,
     n: int,
 ) -> Floats:
-    """Return what each record adds to AUC* - AUC each time that it is drawn, (records,); 0 for
-    records not in `at`."""
+    """Return (records,), what each draw of a record adds to AUC* - AUC; 0 for records not in
+    `at`."""
     if unit is None:
         units = len(at)
     else:
@@ -164,8 +164,8 @@ def _compute_resampled_sums(
     unit: Ints | None,
     stream: str,
 ) -> Floats:
-    """Return sums over the drawn units of one side, (resamples, entries). parts: (records,) of each
-    entry."""
+    """Return each entry's sum over the resampled units of a side, (resamples, entries). parts: by
+    entry, (records,)."""
     columns = np.array(parts)[:, side]
     if unit is not None:
         units, of = np.unique(unit[side], return_inverse=True)
@@ -180,10 +180,10 @@ def _compute_resampled_sums(
 def select_strongest_auc(
     name: str, scores: Mapping[str, CandidateScore], members: Bools, others: Bools, widening: float
 ) -> tuple[str, Measurement]:
-    """Return the name of the strongest score on these members and non-members, and its AUC with a
-    corrected interval.
+    """Return the strongest score's name, and its AUC with a corrected interval, on these members
+    and non-members.
 
-    The strongest is the one whose interval is farthest from chance in either direction.
+    The strongest score is the one whose interval is farthest from chance in either direction.
     """
     corrected = _estimate_corrected_aucs(name, scores, members, others, widening)
     strongest = max(
@@ -203,10 +203,10 @@ def select_strongest_auc(
 def bound_strongest_auc(
     name: str, scores: Mapping[str, CandidateScore], members: Bools, others: Bools, widening: float
 ) -> Measurement:
-    """Return the strongest score's AUC; its interval reaches as far as that of any score, so that
-    limits hold.
+    """Return the strongest score's AUC, with an interval that reaches as far as any score's, so
+    that upper limits hold.
 
-    The score that is truly strongest may differ from the strongest on these records.
+    The truly strongest score may differ from the strongest on these records.
     """
     reach = max(
         max(m.high, 1 - m.low)
@@ -235,11 +235,11 @@ def _estimate_corrected_aucs(
 
 @dataclass(frozen=True)
 class StrongestScore:
-    """The strongest score of a row: its values, (records,), its measurements, and its AUC by number
-    of copies.
+    """Strongest score of a row: its values, (records,), its measurements, and its AUC by number of
+    copies.
 
-    corrected: the AUC of every score of the row, with intervals that hold for all together.
-    adjusted: the strongest adjusted AUC, and its (records,) parts; None without a blind baseline.
+    corrected: AUCs of all the row's scores, with intervals that hold together. adjusted: the
+    strongest adjusted AUC, and its (records,) parts; None without a blind baseline.
     """
 
     values: Floats
@@ -252,8 +252,8 @@ class StrongestScore:
 def choose_strongest_score(
     scores: Mapping[str, CandidateScore], records: ScoredRecords, widening: float, tried: int
 ) -> StrongestScore:
-    """Return the strongest of a row's scores. widening: of the family; tried: the family's number
-    of scores, in all rows."""
+    """Return the strongest of a row's scores. widening: the family's factor; tried: number of
+    scores in all rows of the family."""
     member = records.member
     key, best = select_strongest_auc(name_auc(""), scores, member, ~member, widening)
     member_scores = scores[key].values[member]
@@ -307,8 +307,8 @@ def _select_strongest_adjusted_auc(
 
 
 def _measure_shared_rates(members: Floats, others: Floats, tried: int) -> list[Measurement]:
-    """Return the share of members found at each false-positive rate, at a level shared among the
-    `tried` scores."""
+    """Return the share of members found at each false-positive rate; the `tried` scores share the
+    level."""
     measurements = []
     for rate in FALSE_POSITIVES:
         if len(others) >= roc.count_threshold_nonmembers(rate):
@@ -330,8 +330,8 @@ def _measure_shared_rates(members: Floats, others: Floats, tried: int) -> list[M
 def measure_membership_score(
     name: str, scores: Floats, member: Bools, widen: float = 1.0, note: str = ""
 ) -> list[Measurement]:
-    """Return AUC, TPRs and partial AUC of one score, as far as non-members suffice. name: "" for
-    the main score."""
+    """Return a score's AUC, and the TPRs and partial AUC for which there are enough non-members.
+    name: "" for the main score."""
     members = scores[member]
     others = scores[~member]
     rates = []

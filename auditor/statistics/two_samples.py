@@ -1,9 +1,9 @@
 """Bound epsilon by independent trials: separate trainings or separate games, each with or without
 the record.
 
-tp, fn: trials with the record, classified as with / without it; fp, tn: trials without it. Fix the
-classification rule beforehand. Canaries that share one run are not independent trials: for them see
-`one_run`. Epsilons in nats. copies: as in `one_run`.
+tp, fn: trials with the record, classified as with / without it; fp, tn: trials without it,
+likewise. Fix the classification rule beforehand. Canaries that share one run are not independent
+trials: for them see `one_run`. Epsilons in nats. copies: as in `one_run`.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ def epsilon_clopper_pearson(
     """Return a lower bound that exceeds the truth with probability at most `level`; 0 if nothing is
     refuted.
 
-    max log((TPR_lo - delta) / FPR_hi), log((TNR_lo - delta) / FNR_hi), one-sided Clopper-Pearson at
-    level / 2 each: both ratios are of the same two events (formulas.md B5). Raise AuditError for
-    trials of one kind only.
+    The bound is the larger of log((TPR_lo - delta) / FPR_hi) and log((TNR_lo - delta) / FNR_hi),
+    one-sided Clopper-Pearson at level / 2 each: both ratios are of the same two events (formulas.md
+    B5). Raise AuditError for trials of one kind only.
     """
     tpr, fpr = _compute_rate_intervals(tp, fn, fp, tn, delta, level)
 
     def refuted(epsilon: float) -> bool:
-        """Return whether a ratio exceeds the bound for a group of this many records."""
+        """Return whether a ratio exceeds the bound for a group of `copies` records."""
         most = math.exp(copies * epsilon)
         slack = compute_group_delta(epsilon, delta, copies)
         # The second by complements: TNR_lo = 1 - FPR_hi and FNR_hi = 1 - TPR_lo.

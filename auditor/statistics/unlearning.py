@@ -1,5 +1,5 @@
-"""Measure how much a model still knows about forgotten records: one quantity of a group of secrets
-in related models."""
+"""Measure how much a model still knows about forgotten records, by one quantity in related
+models."""
 
 from __future__ import annotations
 
@@ -35,8 +35,10 @@ def measure_unlearning_group(
     group: str,
     columns: Mapping[str, Floats],
 ) -> GroupRecall:
-    """Return means by model and changes between models. columns: by model, (secrets,) finite, of
-    the same secrets in order."""
+    """Return a group's mean in each model, and the changes between models.
+
+    columns: by model, (secrets,), finite, of the same secrets in the same order.
+    """
     unit = find_metric(name).unit or "number"
     changes = {}
     for change, (new, old) in _CHANGES.items():
@@ -68,8 +70,8 @@ def _estimate_relearned_share(before: Floats, after: Floats, again: Floats) -> M
     """Return the share of the forgotten quantity that relearning restored; negative if relearning
     removed more.
 
-    None if a bootstrap cannot estimate its error: for few secrets, if nothing came back, or if a
-    resample holds nothing forgotten.
+    None if a bootstrap cannot estimate its error: with few secrets, if nothing was restored, or if
+    nothing is forgotten in some resample.
     """
     forgotten = before - after
     back = again - after
