@@ -80,7 +80,10 @@ def format_coverage(result: AuditResult) -> str:
     if counts is None:
         return ""
     rules = {"identical copies": counts.copies, **counts.left_out, **counts.not_attacked}
-    rest = ", ".join(f"{n:,} {rule}" for rule, n in rules.items() if n)
+    omissions = [f"{n:,} {rule}" for rule, n in rules.items() if n]
+    for rule, n in counts.parts_left_out.items():
+        omissions.append(f"{format_count(n, 'part')} {rule}")
+    rest = ", ".join(omissions)
     tokens = ""
     if counts.attacked_tokens < counts.tokens:  # half of a short record is the prefix
         tokens = f", {counts.attacked_tokens / counts.tokens:.0%} of their tokens attacked"

@@ -14,6 +14,7 @@ from auditor.conclusions.signals import NOT_SHOWN, SHOWN, assess_signals
 from auditor.conclusions.strata import find_worst_group, measure_weighted_share
 from auditor.core.nouns import UNDEFENDED, Secret
 from auditor.core.result import AuditResult, Finding, Measurement, RecordCounts, Stratum
+from auditor.models.trained_length import TrainedLength
 from auditor.reports import coverage, phrases, screen, severity
 from auditor.statistics.extraction import group_copies_strata, measure_group_shares
 from auditor.statistics.intervals import measure_share
@@ -175,6 +176,16 @@ def test_the_share_of_tokens_that_was_attacked_is_said(result: AuditResult) -> N
     benchmark = replace(made.benchmark, records={"members": counts})
     label = coverage.format_coverage(replace(made, benchmark=benchmark))
     assert label == "41 of 141 records audited, 95% of their tokens attacked (6 too short)"
+
+
+def test_parts_beyond_the_trained_length_are_counted_with_the_length(result: AuditResult) -> None:
+    made = copied(result, 3, 12, 123, 29)
+    counts = replace(
+        made.benchmark.records["members"], parts_left_out={TrainedLength(90).beyond_phrase: 20}
+    )
+    made = replace(made, benchmark=replace(made.benchmark, records={"members": counts}))
+    parts = "20 parts beyond the first 90 tokens of a row, which were trained on (--trained-length)"
+    assert coverage.format_coverage(made) == f"41 of 141 records audited (6 too short, {parts})"
 
 
 def test_an_attack_that_lost_its_widest_access_is_said(result: AuditResult) -> None:
