@@ -1,6 +1,6 @@
-"""Check a defense's claim for one query against the realised divergence after given prefixes.
+"""Check a defense's claim for one query against the divergence measured after given prefixes.
 
-The target provides its claim and its realised values. A claim that holds here is not proven,
+The target provides its claim and its measured values. A claim that holds here is not proven,
 because other contexts and neighbours remain. A claim that fails here is refuted.
 """
 
@@ -64,7 +64,8 @@ class ClaimCheck(Probe):
         require_options_at_least(self, 0, "positions", "order", "draws")
 
     def sampling(self) -> Sampling:
-        """Return ancestral draws in any setting, because no claim covers another decoding."""
+        """Return ancestral draws, whatever the setting, because no claim covers another
+        decoding."""
         return Sampling(1, ANCESTRAL)
 
     def check_inputs(self, view: View, secrets: Sequence[Secret]) -> None:
@@ -100,7 +101,8 @@ class ClaimCheck(Probe):
     def facts(
         self, view: View, secrets: Sequence[Secret], observations: Sequence[Observation]
     ) -> dict[str, float]:
-        """Return the counts that the claim relies on besides the distributions."""
+        """Return counts on which the claim depends besides distributions, such as uncharged
+        tokens."""
         premises = {
             **view.target.claim_premise_counts(),
             "uncharged_tokens": view.meter.uncharged_token_count,
@@ -111,10 +113,10 @@ class ClaimCheck(Probe):
     def _drawn_token_probability_excess(
         self, view: View, secrets: Sequence[Secret], prefixes: Tensor
     ) -> dict[str, Tensor]:
-        """Return the sum of p(y) - E p(Y) over each secret's drawn tokens y, (B,), and its
-        variance.
+        """Return the sum of p(y) - E p(Y) over each secret's drawn tokens y, and its variance, (B,)
+        each.
 
-        Y ~ p; the variance assumes y ~ p.
+        Y is distributed as p, the model's distribution; the variance assumes that y is too.
         """
         model = view.target
         key = (view.seed, view.target_name, self.name)
@@ -235,10 +237,10 @@ def space_suffix_positions(positions: int, length: int) -> list[int]:
 def summarise_text_checks(
     checks: Sequence[DivergenceCheck], row: int, at: Sequence[int]
 ) -> dict[str, float]:
-    """Summarise one text: by relation, the values nearest to a violation of the claim, and the
-    violations.
+    """Summarise the checks of a text: for each relation, the values nearest to a violation; and the
+    number of violations.
 
-    A relation without a claim has the total cost of all positions.
+    A relation without a claim gets the total cost of all positions.
     """
     is_violated = torch.zeros(len(at), dtype=torch.bool, device="cpu")
     worst: dict[str, tuple[float, dict[str, float]]] = {}
@@ -277,19 +279,18 @@ def summarise_text_checks(
 
 
 def list_claimed_relations(observations: Sequence[Observation]) -> list[str]:
-    """Return the relations with a claim, in the order of the checks."""
+    """Return the relations for which there is a claim, in the order of the checks."""
     return strip_observed_prefix("claimed_", observations[0].values if observations else ())
 
 
 def list_unclaimed_relations(observations: Sequence[Observation]) -> list[str]:
-    """Return the measured relations without a claim, in the order of the checks."""
+    """Return the measured relations for which there is no claim, in the order of the checks."""
     return strip_observed_prefix("loss_", observations[0].values if observations else ())
 
 
 def compose_query_epsilons(observations: Sequence[Observation], relation: str) -> float:
-    """Return epsilon (nats) at `DELTA` of all checked queries together, from their own
-    distributions.
-    """
+    """Return epsilon (nats) at `DELTA` of all checked queries together, from their measured
+    divergences."""
     loss = float(value_column(observations, f"loss_{relation}").sum())
     order = observations[0].values[f"order_{relation}"]
     # Identical distributions cost 0, without the constant that the conversion to epsilon adds
@@ -300,7 +301,7 @@ def compose_query_epsilons(observations: Sequence[Observation], relation: str) -
 
 
 def list_claim_faults(observations: Observed) -> list[str]:
-    """Return sentences about faults of the claim other than divergences."""
+    """Return sentences on faults of the claim, other than divergences above it."""
     faults = []
     excess, variance = (
         float(value_column(observations, name).sum()) for name in ("draw_excess", "draw_variance")
@@ -348,9 +349,9 @@ def _find_tightest_observation(observations: Sequence[Observation], relation: st
 
 
 def _compute_realised_ratio(realised: float, claimed: float) -> float:
-    """Return the realised over the claimed divergence.
+    """Return the measured divergence over the claimed divergence.
 
-    The ratio is 0 for an infinite claim, and inf if the realised value is NaN or the claim is 0.
+    The ratio is 0 for an infinite claim, and inf if the measured value is NaN or the claim is 0.
     """
     if math.isnan(realised):
         return math.inf
@@ -360,5 +361,5 @@ def _compute_realised_ratio(realised: float, claimed: float) -> float:
 
 
 def _measure_checked_queries(name: str, value: float, n: int, unit: str, note: str) -> Measurement:
-    """Return a number about the checked queries only; its interval is thus a point."""
+    """Return a number that concerns only the checked queries, so that its interval is a point."""
     return Measurement(name, value, value, value, n, unit, note)

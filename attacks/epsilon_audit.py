@@ -1,9 +1,9 @@
 """Audit epsilon as a black box: guess which canaries the training data of a model included.
 
-The guesses bound epsilon from below. A fair coin decided whether to insert each canary. The bound
-is valid for any guesses, because only the data depend on the coins; a poor score only makes it
-lower. So no floor is subtracted. The control is a model trained without canaries, which must give
-no bound above 0. The bounds are computed in `audited.py`.
+The guesses bound epsilon from below. A fair coin decided whether each canary was inserted. The
+bound is valid for any guesses, because only the data depend on the coins; a poor score only lowers
+it. No baseline is therefore subtracted. As a control, a model trained without canaries must give no
+bound above 0. The bounds are computed in `audited.py`.
 """
 
 from __future__ import annotations
@@ -101,7 +101,8 @@ class EpsilonAudit(Probe):
     def _observe_canary_losses(
         self, view: View, secrets: Sequence[Secret]
     ) -> Iterator[Observation]:
-        """Yield the secret's mean nll, in nats a token, after its prefix, which is not scored."""
+        """Yield each secret's mean nll after its prefix, in nats per token; the prefix is not
+        scored."""
         models = {"nll": view.target}
         if self.score != "loss" and view.reference is not None:
             models["reference_nll"] = view.reference
@@ -115,7 +116,7 @@ class EpsilonAudit(Probe):
     def _observe_canary_agreement(
         self, view: View, secrets: Sequence[Secret]
     ) -> Iterator[Observation]:
-        """Yield the mean number of leading tokens that samples share with the secret."""
+        """Yield how many leading tokens a sample shares with the secret, averaged over samples."""
         if view.setting is TEXT_ONLY and view.claim is not None and view.claim.queries is not None:
             raise NotApplicable(
                 f"the claim is for {view.claim.queries:,} drawn tokens, and these draws would not "
@@ -135,7 +136,8 @@ class EpsilonAudit(Probe):
     def facts(
         self, view: View, secrets: Sequence[Secret], observations: Sequence[Observation]
     ) -> dict[str, float]:
-        """Return the bound's delta, and the claim for the same unit and relation, if any."""
+        """Return the bound's delta, and the claimed epsilon for the same unit and relation, if
+        any."""
         claim = view.claim
         delta = self.delta or (claim.delta if claim is not None and claim.delta > 0 else DELTA)
         # A claim for a user holds for each record of that user.
@@ -150,7 +152,7 @@ class EpsilonAudit(Probe):
     def add_joint_values(
         self, secrets: Sequence[Secret], observations: Sequence[Observation]
     ) -> list[Observation]:
-        """Add the score, which is higher for a canary that was more probably inserted."""
+        """Add each canary's score; a higher score means more confidence that it was inserted."""
         scores = self._canary_inclusion_scores(observations).tolist()
         return [
             replace(o, values={**o.values, "score": x})
@@ -166,9 +168,8 @@ class EpsilonAudit(Probe):
         return value_column(observations, "reference_nll") - nll
 
     def _has_reference(self, observations: Sequence[Observation]) -> bool:
-        """Check whether losses are compared with a reference; `auto` compares no model with
-        itself.
-        """
+        """Check whether losses are compared with a reference; with `auto`, a model is not compared
+        with itself."""
         if self.draws_samples or "reference_nll" not in observations[0].values:
             return False
         differences = np.abs(
@@ -196,9 +197,10 @@ class EpsilonAudit(Probe):
         return plan_audit(len(secrets), delta, self.level, self._count_unit_copies(secrets))
 
     def _count_unit_copies(self, secrets: Sequence[Secret]) -> int:
-        """Return how many copies of an inserted canary are separate units.
+        """Return how many privacy units the copies of an inserted canary are.
 
-        A user's copies are one unit, so the bound is not divided by their number, unlike a group's.
+        All copies of a user are one unit, so the bound is not divided by their number, as a group's
+        is.
         """
         if self.unit == "user":
             return 1
@@ -247,9 +249,9 @@ class EpsilonAudit(Probe):
 def _bound_canary_epsilon(
     scores: tuple[float, ...], coins: tuple[bool, ...], delta: float, level: float, copies: int
 ) -> tuple[Audited, ...]:
-    """Return the bounds, cached because a row needs them three times.
+    """Return the bounds, cached because each row needs them three times.
 
-    Raise NotApplicable for uninformative scores, so that the run continues.
+    Raise NotApplicable for scores that no bound can use, so that the run continues.
     """
     try:
         return audit_epsilon_bounds(np.array(scores), np.array(coins), delta, level, copies)

@@ -85,7 +85,8 @@ class Ethicist(SamplingAttack):
         return self.prompt_length
 
     def choose_tuning_model_label(self, view: View) -> str:
-        """Return the model to tune the prompt on. Raise NotApplicable for an impossible choice."""
+        """Return which model the prompt is tuned on. Raise NotApplicable for an impossible
+        choice."""
         if self.tune_on == "target":
             view.require_capability("embeddings")
         if self.tune_on == "public" and view.public is None:
@@ -141,7 +142,8 @@ class Ethicist(SamplingAttack):
         }
 
     def timing_stand_in(self) -> tuple[Attack, float]:
-        """Return an attack that tunes for one epoch, and the maximum epochs of a full tuning."""
+        """Return a copy that tunes for one epoch, to be timed, and how many epochs a full tuning
+        takes at most."""
         return dataclasses.replace(self, epochs=1), float(self.epochs)
 
     def soft_prompt(self, state: dict[str, Any]) -> Tensor | None:
@@ -154,7 +156,8 @@ class Ethicist(SamplingAttack):
             split_tuning_pairs(known, self.validation, view.seed)
 
     def fit(self, view: View, known: Sequence[Pair]) -> dict[str, Any]:
-        """Tune a prompt (P, d); return the best epoch's prompt and the losses that determined it.
+        """Tune a prompt (P, d); return the prompt of the best epoch, and the losses that selected
+        the epoch.
 
         Return no prompt if there is no model to tune on.
         """
@@ -245,9 +248,10 @@ class Ethicist(SamplingAttack):
         size: int,
         learn: Callable[[Tensor], None],
     ) -> float:
-        """Return the mean loss over the pairs, `size` per pass. `learn` receives each pass's part.
+        """Return the mean loss over the pairs, `size` pairs per pass. `learn` receives each pass's
+        part.
 
-        All passes of a group of pairs query the same ensemble members, like a single pass.
+        All passes of a group of pairs query the same ensemble members, as a single pass would.
         """
         total = 0.0
         for share, group in _list_tuning_groups(pairs, len(prompt)):
@@ -265,10 +269,9 @@ class Ethicist(SamplingAttack):
     def _prompt_tuning_loss(
         self, model: LanguageModel, pairs: Sequence[Pair], prompt: Tensor, noise: torch.Generator
     ) -> Tensor:
-        """Return the mean of L_MLE + alpha L_smooth (Eq. 3) over pairs whose suffixes have one
-        length.
+        """Return the mean of L_MLE + alpha L_smooth (Eq. 3) over pairs with suffixes of one length.
 
-        Shorter pairs are padded at the end, on which no earlier distribution depends.
+        Shorter pairs are padded at the end, which changes no earlier distribution.
         """
         suffixes = torch.tensor([pair.suffix for pair in pairs], device=model.device)
         most = max(len(pair.prefix) for pair in pairs)
@@ -309,7 +312,8 @@ class Ethicist(SamplingAttack):
         )
 
     def _choose_ranking(self, view: View) -> tuple[str, Callable[[Any], Tensor]]:
-        """Return the ranking in words, and the function that scores a prefix's candidates."""
+        """Return a description of the ranking, and the function that scores a prefix's
+        candidates."""
         if self.confidence != "calibrated":
             if self.confidence == "reference":
                 words = "perplexity against the reference model's"
@@ -350,10 +354,11 @@ def compute_prompt_tuning_loss(nll: Tensor, smooth_tokens: int, alpha: float) ->
 
 
 def calibrate_confidence(candidates: SuffixCandidates) -> Tensor:
-    """Return C_i = r_i exp(-nll_i) / sum_j r_j exp(-nll_j) over distinct samples (Ethicist, Eq. 4).
+    """Return (distinct,), C_i = r_i exp(-nll_i) / sum_j r_j exp(-nll_j) over distinct samples
+    (Ethicist, Eq. 4).
 
-    Shape (distinct,). nll_i is a sum; the authors' exp(-50 * mean loss) is equal for 50 tokens.
-    Computed in log space to avoid 0/0.
+    nll_i is a sum; the authors' exp(-50 * mean loss) is equal for 50 tokens. Computed in log space
+    to avoid 0/0.
     """
     return torch.softmax(candidates.counts.double().log() - candidates.nll, dim=-1)
 
@@ -374,7 +379,7 @@ def split_tuning_pairs(
 
 
 def count_warmup_steps(steps: int) -> int:
-    """Return the number of warm-up steps: the paper's share, 500 of 8,440.
+    """Return the number of warm-up steps among `steps`: the paper's share, 500 of 8,440.
 
     The paper has 15,000 pairs, a tenth held out, and 20 epochs of batches of 32.
     """
@@ -382,11 +387,11 @@ def count_warmup_steps(steps: int) -> int:
 
 
 def _list_tuning_groups(pairs: Sequence[Pair], rows: int) -> Iterator[tuple[float, list[Pair]]]:
-    """Yield groups for one pass each: the group's share of the pairs, and its pairs.
+    """Yield groups of pairs, each for one pass: the group's share of all pairs, and its pairs.
 
-    Means weighted by the shares add up to the mean. A group's suffixes have one length, its
-    prefixes a similar length: with the `rows` of a prompt, its longest text is at most an eighth
-    longer than its shortest.
+    The groups' means, weighted by the shares, sum to the mean over all pairs. In a group, suffixes
+    have one length and prefixes a similar length: with the `rows` of a prompt, the longest text is
+    at most an eighth longer than the shortest.
     """
     group: list[Pair] = []
     for pair in sorted(pairs, key=lambda pair: (len(pair.suffix), len(pair.prefix))):

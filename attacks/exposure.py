@@ -1,6 +1,5 @@
-"""Measure the exposure of canaries: the model's rank of the inserted text among all
-possible texts.
-"""
+"""Measure the exposure of canaries: the inserted text's rank by the model among all possible
+texts."""
 
 from __future__ import annotations
 
@@ -63,7 +62,7 @@ class Exposure(Probe):
             raise AuditError(f"expected alpha in (0, 1), got {self.alpha}")
 
     def sampling(self) -> Sampling:
-        """Return the recipe of the inspected distribution, without truncation."""
+        """Return the recipe of the distribution to inspect, without truncation."""
         return Sampling(1, ANCESTRAL)
 
     def check_inputs(self, view: View, secrets: Sequence[Secret]) -> None:
@@ -190,7 +189,7 @@ class Exposure(Probe):
 
 
 def _group_space_secrets(secrets: Sequence[Secret]) -> dict[CanarySpace, list[Secret]]:
-    """Return the canaries by their space of possible texts.
+    """Group the canaries by their space of possible texts.
 
     Raise NotApplicable if a canary's space is unknown.
     """
@@ -213,7 +212,7 @@ _FITTED = (
 
 
 class _CanarySpaceRanking:
-    """Rank the canaries of one space on one target."""
+    """Ranking of the canaries of one space on one target."""
 
     def __init__(self, probe: Exposure, view: View, space: CanarySpace) -> None:
         self.probe = probe
@@ -241,7 +240,7 @@ class _CanarySpaceRanking:
     def _require_token_before_canaries(self, head: Tokens) -> Tokens:
         """Return `head`, the common beginning of all texts.
 
-        Raise NotApplicable if no token precedes the first token of the texts.
+        Raise NotApplicable if no token precedes a text's first token, which then cannot be scored.
         """
         if not (self.view.target.prefix_token or head):
             raise NotApplicable(
@@ -374,7 +373,7 @@ def _get_canary(secret: Secret) -> Canary:
 
 
 def _compute_maximum_exposure(observations: Sequence[Observation]) -> float:
-    """Return the bits of the largest space, an upper bound of every exposure."""
+    """Return the bits of the largest space, which no exposure can exceed."""
     return float(value_column(observations, "space_bits").max())
 
 
@@ -384,8 +383,9 @@ def _scale_exposure_bits(m: Measurement, most: float) -> Measurement:
 
 
 def _widen_exposure_interval(m: Measurement, observations: Sequence[Observation]) -> Measurement:
-    """Widen the interval to the mean bounds of the exposures, for incomplete searches and estimated
-    ranks.
+    """Widen the interval to include the mean lower and upper bounds of the exposures.
+
+    The bounds differ from the exposures for incomplete searches and estimated ranks.
     """
     if not observations or math.isnan(m.value):
         return m

@@ -1,4 +1,5 @@
-"""Compute, without sampling, the exact probability that one sample, or any of n, is the secret."""
+"""Compute, without sampling, the exact probability that one sample, or any of n, equals the
+secret."""
 
 from __future__ import annotations
 
@@ -110,7 +111,7 @@ class ExtractionProbability(DistributionProbe):
 
     @property
     def required_capabilities(self) -> tuple[str, ...]:
-        """The capabilities that the decoding needs.
+        """The capabilities that this decoding needs.
 
         Ancestral decoding needs only the log-probabilities of a secret's own tokens; other
         decodings also need the likeliest tokens.
@@ -163,8 +164,7 @@ class ExtractionProbability(DistributionProbe):
         self, secrets: Sequence[Secret], observations: Sequence[Observation]
     ) -> list[Observation]:
         """Add each member's conformal p-value: the share of non-members that are at least as likely
-        (A7).
-        """
+        (A7)."""
         member = mask_members(secrets)
         if member.all() or not _has_exact_probability(observations):
             return list(observations)
@@ -183,9 +183,8 @@ class ExtractionProbability(DistributionProbe):
     def _member_p_values(
         self, secrets: Sequence[Secret], observations: Sequence[Observation]
     ) -> Floats:
-        """Return the conformal p-value of each member, compared with non-members of its suffix
-        length.
-        """
+        """Return (members,) conformal p-values, compared with non-members of similar suffix
+        length."""
         member = mask_members(secrets)
         log_p = value_column(observations, "log_p")
         lengths = np.array([len(secret.suffix) for secret in secrets])
@@ -249,7 +248,7 @@ class ExtractionProbability(DistributionProbe):
     def _measure_shares(
         self, member: Bools, observations: Sequence[Observation]
     ) -> Iterator[Measurement]:
-        """Yield the lower and upper bounds, and the shares of secrets that reach 1 in `one_in`."""
+        """Yield the mean bounds, and the shares of secrets whose value reaches 1 in `one_in`."""
         width = f"within {self.near_distance} token edits, {self.near_beams} beams"
         near = f"at least: {width}; one sample of this decoding"
         window = f"the likeliest of each secret, behind the text before it; {_CEILING}"
@@ -268,9 +267,8 @@ class ExtractionProbability(DistributionProbe):
                 yield measure_share(name_nonmember_metric(name), reached[~member], "the baseline")
 
     def _bound_brackets(self, observations: Sequence[Observation]) -> dict[str, Floats]:
-        """Return the lower bounds, upper bounds and greedy shares by measurement,
-        (secrets,) each.
-        """
+        """Return lower bounds, upper bounds and greedy shares, each (secrets,), by measurement
+        name."""
         bounds = {
             _NEAR: compute_any_sample_probability(value_column(observations, "log_p_near"), 1)
         }
@@ -285,7 +283,7 @@ class ExtractionProbability(DistributionProbe):
         return bounds
 
     def _mask_one_in_n(self, observations: Sequence[Observation]) -> dict[str, Bools]:
-        """Return for each measurement a mask (secrets,) of values of at least 1 in `one_in`."""
+        """Return by measurement name a mask (secrets,) of values of at least 1 in `one_in`."""
         columns = {
             "extraction": compute_any_sample_probability(value_column(observations, "log_p"), 1),
             **self._bound_brackets(observations),
@@ -301,10 +299,11 @@ class ExtractionProbability(DistributionProbe):
     def _mask_extracted_secrets(
         self, secrets: Sequence[Secret], observations: Sequence[Observation]
     ) -> dict[str, Bools]:
-        """Return the (secrets,) mask of discoverable secrets without the members whose suffix is no
-        likelier than the non-members' threshold at its length, by measurement.
+        """Return by measurement name a mask (secrets,) of discoverable secrets, without usual
+        members.
 
-        A measurement without such members is left out: it equals the discoverable share.
+        A member is usual if its suffix is no likelier than the non-members' threshold at its
+        length. A measurement without usual members is left out: it equals the discoverable share.
         """
         member = mask_members(secrets)
         n_nonmembers = int((~member).sum())
@@ -325,9 +324,8 @@ class ExtractionProbability(DistributionProbe):
     def _conformal_extracted_share(
         self, secrets: Sequence[Secret], observations: Sequence[Observation]
     ) -> Measurement:
-        """Return the share of members that are likelier than non-members' suffixes of the same
-        length.
-        """
+        """Return the share of members whose suffix is likelier than the non-members' threshold at
+        its length."""
         p_values = self._member_p_values(secrets, observations)
         controls = value_column(observations, "log_p")[~mask_members(secrets)]
         threshold = compute_conformal_threshold(controls, self.alpha)
@@ -445,7 +443,8 @@ def _has_exact_probability(observations: Sequence[Observation]) -> bool:
 def _list_log_prob_columns(
     observations: Sequence[Observation],
 ) -> list[tuple[str, Floats]]:
-    """Return (end of a measurement's name, log p in nats): the exact value, or its two bounds."""
+    """Return (ending of a measurement's name, log p in nats) of the exact probability, or of its
+    two bounds."""
     if _has_exact_probability(observations):
         ends = {"": "log_p"}
     else:
@@ -454,7 +453,8 @@ def _list_log_prob_columns(
 
 
 def _mask_discoverable_secrets(log_p: Floats, n: int, p: float) -> Bools:
-    """Return which secrets one of n samples equals with probability at least p, up to rounding."""
+    """Return (secrets,), True if any of n samples equals the secret with probability at least p, up
+    to rounding."""
     reached: Bools = compute_any_sample_probability(log_p, n) >= p - _ROUNDING
     return reached
 
@@ -473,14 +473,14 @@ def compute_suffix_log_probs(
 ) -> dict[str, Tensor]:
     """Return log_p and log_p_ancestral in nats, and rank_bits, each (B,) float64.
 
-    prefixes: (B, n); suffixes: (B, L). windows: lengths of windows that add window_bits_N and
+    prefixes: (B, n); suffixes: (B, L). windows: window lengths N that add window_bits_N and
     greedy_windows_N, for a model with distributions. For a model that returns only its likeliest
     tokens, log_p_least and log_p_most replace log_p.
 
     rank_bits = sum_t log2 rank_t: under any monotone decoding q_t(z_t) <= 1/rank_t, so -log2 p is
-    at least rank_bits. Equally likely tokens each count as the first, because a product may order
-    them so; a server's ranks use the server's order. Ancestral decoding needs only the tokens' own
-    log-probabilities.
+    at least rank_bits. Among equally likely tokens each counts as the first, because a product may
+    order them so; a server's ranks use the server's order. Ancestral decoding needs only the
+    tokens' own log-probabilities.
     """
     if not implies_capability(model.capabilities, "distribution"):
         if not decoding.is_ancestral:
@@ -519,9 +519,9 @@ def compute_suffix_log_probs(
 def _bound_suffix_log_probs(
     decoding: Decoding, distribution: PartialDistribution, suffixes: Tensor
 ) -> dict[str, Tensor]:
-    """Bound the log-probabilities of suffixes (B, L) from the likeliest tokens at each position.
+    """Bound the log-probabilities of suffixes (B, L) by the likeliest tokens at each position.
 
-    The names are those of `compute_suffix_log_probs`.
+    The keys are those of `compute_suffix_log_probs`.
     """
     least, most = decoded_log_prob_bounds(decoding, distribution)
     # Each token is bounded after the same text, so sums of bounds bound the suffix.

@@ -1,7 +1,7 @@
 """Bound epsilon from below by the released gradients of canaries in a private training.
 
-White box: the attacker sees every noisy sum and each record's contribution. An attacker with only
-the model sees less, and a claim for any access covers this attacker too.
+This is white box: the attacker sees every noisy sum and each record's contribution. An attacker
+with only the model sees less; a claim for any access covers the white-box attacker too.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ class GradientAudit(Probe):
 
 
 def _describe_accounting_faults(counts: Mapping[str, float]) -> Iterator[str]:
-    """Yield how the observed steps contradict the accounting: releases, sampling or noise."""
+    """Yield how the observed releases, sampling or noise contradict the training's accounting."""
     steps, releases, values, size = (
         counts[name] for name in ("steps", "releases", "noise_values", "noise_size")
     )

@@ -101,11 +101,11 @@ class Identifiers(Probe):
         return int(np.ceil(1 / self.fdr - 1e-9)) - 1
 
     def _is_too_few(self, alternatives: int) -> bool:
-        """Check whether even the best rank among these alternatives would be no discovery."""
+        """Check whether there are too few alternatives for even the best rank to be a discovery."""
         return alternatives < self._least_alternatives
 
     def sampling(self) -> Sampling:
-        """Return the unmodified distribution, which is inspected."""
+        """Return the model's unmodified distribution, which is only inspected."""
         return Sampling(1, ANCESTRAL)
 
     def check_inputs(self, view: View, secrets: Sequence[Secret]) -> None:
@@ -282,7 +282,7 @@ class FoundValue:
 
 
 class _ValueFinder:
-    """Find the values in records whose format is known."""
+    """Finder of values with a known format in records."""
 
     def __init__(self, probe: Identifiers) -> None:
         self.after = probe.after
@@ -292,8 +292,8 @@ class _ValueFinder:
         self.recognisers = pii.PiiRecognisers(self.regions) if installed else None
 
     def find_record_values(self, secret: Secret, unknown: Counter[str]) -> Iterator[FoundValue]:
-        """Yield the values of known format that are completely in the suffix and not in the text
-        before them.
+        """Yield values of known format that the suffix contains whole and the text before them does
+        not contain.
 
         unknown: counts values without a known format, by kind.
         """
@@ -323,9 +323,8 @@ class _ValueFinder:
 def _count_above(
     view: View, model: LanguageModel, context: Tokens, tails: Sequence[Tokens]
 ) -> tuple[float, float]:
-    """Count the alternatives that are likelier than the first tail, and those that are equally
-    likely.
-    """
+    """Return how many alternatives are likelier than the first tail, and how many are equally
+    likely."""
     order = sorted(range(len(tails)), key=lambda i: tails[i])
     means = view.mean_nll(model, [(context, tails[i]) for i in order])
     nlls = np.empty(len(tails))
@@ -337,7 +336,7 @@ def _count_above(
 
 @dataclass(frozen=True)
 class RanksOfValues:
-    """Hold the ranks of values and their owners in columns (values,). copies: -1 if unknown."""
+    """Ranks of values and their owners, in columns (values,). copies: -1 if unknown."""
 
     kind: Ints
     above: Floats
@@ -383,7 +382,7 @@ class RanksOfValues:
 
     @cached_property
     def listed(self) -> Bools:
-        """The mask of members' values that are discoveries, (values,)."""
+        """Mask (values,) of members' values that count as discoveries."""
         discoveries = np.zeros(len(self.kind), dtype=bool)
         adjusted = rank_tests.adjust_false_discovery(self.p_values[self.member])
         discoveries[self.member] = adjusted <= self.fdr
@@ -395,9 +394,10 @@ class RanksOfValues:
         return {_KINDS[kind]: self.kind == kind for kind in kinds}
 
     def uniformity_p_value(self, chosen: Bools) -> float:
-        """Test whether the ranks of these values by the base model are uniform; return the p-value.
+        """Return the p-value that the base model ranks these values uniformly.
 
-        Without a base model, use the non-members among the values. Return NaN for too few values.
+        Without a base model, the target's ranks of the non-members' values are tested. NaN for too
+        few values.
         """
         if self.has_base:
             ranks = self.base_above, self.base_tied, self.alternatives, self.place
@@ -407,7 +407,8 @@ class RanksOfValues:
         return rank_tests.compute_uniformity_p_value(*(column[chosen] for column in ranks))
 
     def without_refused_kinds(self) -> RanksOfValues:
-        """Return the ranks without kinds whose control fails, at a level shared by all kinds."""
+        """Return the ranks without kinds whose control fails; all kinds share the level of this
+        test."""
         by_kind = self.mask_kinds()
         p_values = {kind: self.uniformity_p_value(mask) for kind, mask in by_kind.items()}
         n_tested = sum(not np.isnan(p) for p in p_values.values())
@@ -427,7 +428,7 @@ class RanksOfValues:
         return "the non-members"
 
     def fault(self) -> str:
-        """Explain why the ranks are no evidence; "" if they may be."""
+        """Explain why the ranks are no evidence; "" if no reason is known."""
         p_value = self.uniformity_p_value(np.ones(len(self.kind), dtype=bool))
         if p_value >= CONTROL_LEVEL or (np.isnan(p_value) and self.member.any()):
             return ""

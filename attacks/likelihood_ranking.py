@@ -1,4 +1,5 @@
-"""Rank candidates by likelihood, alone or relative to size, lower case or a reference model."""
+"""Rank candidates by likelihood, alone or relative to compressed size, lower case or a reference
+model."""
 
 from __future__ import annotations
 
@@ -154,7 +155,7 @@ class LowercaseRanking(SamplingAttack):
 
 
 def _score_capitals(scores: Tensor, candidates: Any) -> Tensor:
-    """Return the scores (distinct,), or -1 for all if the likeliest candidate has no capitals."""
+    """Return the scores (distinct,); all are -1 if the likeliest candidate has no capitals."""
     # Among digits or a script without case, a capital is an unlikely draw and would lead for lack
     # of a rival.
     likeliest = int(compute_mean_nlls(candidates).argmin())
@@ -169,11 +170,11 @@ def score_lower_case(
     """Return -(nll of the text / nll of its lower case) for each suffix, both tokenised again.
 
     A suffix without capitals scores -1. A drawn suffix may consist of other, less likely tokens
-    than the tokenizer chooses. If only the lower case were tokenised again, digits in unusual
-    tokens would score highest.
+    than the tokenizer chooses for its text. If only the lower case were tokenised again, digits in
+    unusual tokens would score highest.
 
     view: target with log-probabilities and a tokenizer. pairs: prefix and suffix of each text. nll:
-    mean nll of each suffix in its own tokens, nats a token.
+    mean nll of each suffix in its own tokens, nats per token.
     """
     assert view.tokenizer is not None
     texts_by_index: dict[int, tuple[tuple[Tokens, Tokens], tuple[Tokens, Tokens]]] = {}
@@ -253,9 +254,8 @@ def score_reference_model(view: View, batch: Batch, form: str = "ratio") -> list
 
 
 def score_against_reference_nll(nll: Tensor, reference: Tensor, form: str) -> Tensor:
-    """Return a score from a text's mean nll (nats a token) under both models; higher means more
-    confident.
-    """
+    """Return a score from a text's mean nll (nats per token) under both models; higher means more
+    confident."""
     if form == "difference":
         return -(nll - reference)
     if form == "perplexity-ratio":

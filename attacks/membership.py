@@ -1,4 +1,5 @@
-"""Measure how well scores separate training records from others, next to a blind baseline."""
+"""Measure how well scores separate training records from other records, next to a blind
+baseline."""
 
 from __future__ import annotations
 
@@ -94,7 +95,7 @@ class Membership(Probe):
             )
 
     def sampling(self) -> Sampling:
-        """Return the unmodified distribution, which is inspected."""
+        """Return the model's unmodified distribution, which is only inspected."""
         return Sampling(1, ANCESTRAL)
 
     def wanted_reference_models(self) -> str:
@@ -155,9 +156,8 @@ class Membership(Probe):
         )
 
     def _cut_scored_secret(self, secret: Secret) -> Secret:
-        """Return the part that is scored: the suffix after its prefix, or all after the first
-        token.
-        """
+        """Return the secret cut to the scored part: the suffix after its prefix, or all after the
+        first token."""
         if self.text == "suffix" or not secret.prefix:
             return secret
         first, *rest = secret.prefix  # no context predicts the first token
@@ -166,7 +166,7 @@ class Membership(Probe):
     def _usable_reference_model(self, view: View) -> LanguageModel | None:
         """Return the reference model; None if it is missing or unfit.
 
-        Raise NotApplicable if the main score needs it.
+        Raise NotApplicable if the main score needs a reference model.
         """
         if view.reference_fault:
             usable = None
@@ -218,7 +218,8 @@ class Membership(Probe):
     def _score_text_forms(
         self, view: View, secret: Secret, mean: float, lowered: float | None
     ) -> dict[str, float]:
-        """Return the scores that need the text instead of its tokens; empty without a tokenizer."""
+        """Return the scores that need a record's text rather than tokens; {} without a
+        tokenizer."""
         if view.tokenizer is None:
             return {}
         suffix, text = (
@@ -249,9 +250,8 @@ class Membership(Probe):
         prefixes: Tensor,
         suffixes: Tensor,
     ) -> list[dict[str, float]]:
-        """Return each text's mean log-probability under each reference model, and whether that
-        model saw it.
-        """
+        """Return, for each text and reference model, the mean log-probability, and whether the
+        model saw the text."""
         values_by_text: list[dict[str, float]] = [{} for _ in batch]
         pairs = zip(references.models, references.saw, strict=True) if references else ()
         for i, (model, saw) in enumerate(pairs):
@@ -267,7 +267,8 @@ class Membership(Probe):
     def add_joint_values(
         self, secrets: Sequence[Secret], observations: Sequence[Observation]
     ) -> list[Observation]:
-        """Add scores that need other records: RMIA's population, LiRA's deviations, classifiers."""
+        """Add scores that depend on other records: RMIA (population), LiRA (deviations),
+        classifiers."""
         member = mask_members(secrets)
         if _explain_too_few_records(member):
             return list(observations)
@@ -350,9 +351,8 @@ class Membership(Probe):
     def _user_inference_aucs(
         self, secrets: Sequence[Secret], observations: Observed
     ) -> tuple[Measurement, ...]:
-        """Return AUCs of detecting a person's data from untrained records, by the target and the
-        reference.
-        """
+        """Return AUCs of telling from a person's untrained records, by the target and the reference
+        model, whether that person's data was trained on."""
         if all(secret.user is None for secret in secrets):
             return ()
         if "reference" in self._select_usable_scores(observations):
@@ -369,9 +369,8 @@ class Membership(Probe):
     def _target_free_baseline_scores(
         self, observations: Sequence[Observation]
     ) -> dict[str, Floats]:
-        """Return the baselines without target queries: the blind classifier and the reference
-        model.
-        """
+        """Return the baselines that do not query the target: blind classifier and reference
+        model."""
         baselines = {}
         for name in ("blind", "reference_alone"):
             baselines[name] = _align_record_scores(name, observations)
@@ -403,7 +402,7 @@ class Membership(Probe):
     def main_number_by_repeats(
         self, secrets: Sequence[Secret], observations: Observed
     ) -> dict[str, Measurement]:
-        """Return, for each repeat count, the main AUC of its members against all non-members."""
+        """Return the main AUC for each repeat count, of its members against all non-members."""
         main = _align_record_scores(self.score, observations)
         member = mask_members(secrets)
         widen = _map_auc_widening(observations, member)[self.score]
@@ -416,7 +415,7 @@ class Membership(Probe):
     def per_secret_values(
         self, secrets: Sequence[Secret], observations: Observed
     ) -> dict[str, list[float]]:
-        """Return the scores, from which every number of the row can be computed."""
+        """Return the scores, from which all numbers of the row can be recomputed."""
         main = _align_record_scores(self.score, observations)
         sound = self._select_usable_scores(observations)
         columns = {"": main, **self._target_free_baseline_scores(observations), **sound}
@@ -425,9 +424,8 @@ class Membership(Probe):
     def membership_candidates(
         self, secrets: Sequence[Secret], observations: Observed
     ) -> dict[str, CandidateScore]:
-        """Return every score that ranks the records, without baselines that do not query the
-        target.
-        """
+        """Return all scores that can rank the records, except baselines, which do not query the
+        target."""
         member = mask_members(secrets)
         widen = _map_auc_widening(observations, member)
         usable = self._select_usable_scores(observations)
@@ -479,7 +477,7 @@ class Membership(Probe):
         )
 
     def _missing_score_reasons(self, observations: Sequence[Observation]) -> dict[str, str]:
-        """Return by score name the reason why the score is not shown."""
+        """Return, by name, why a score is not shown."""
         reasons = {}
         for name in SCORES:
             if name in observations[0].values:
@@ -531,7 +529,7 @@ class Membership(Probe):
 
 
 def _build_text_features(secrets: Sequence[Secret], observations: Sequence[Observation]) -> Any:
-    """Return the sparse (records, features) rows of the texts, without any model."""
+    """Return sparse (records, features) of the texts, for which no model is needed."""
     sizes = [value_column(observations, size) for size in _SIZES if size in observations[0].values]
     if sizes:
         lengths = np.column_stack(sizes)
@@ -555,9 +553,8 @@ def _list_rmia_lira_notes(observations: Sequence[Observation]) -> Iterator[str]:
 
 
 def _map_auc_widening(observations: Sequence[Observation], member: Bools) -> Mapping[str, float]:
-    """Return by score a factor for its AUC's deviation: cross-fitted scores are less
-    independent.
-    """
+    """Return by score the factor on its AUC's standard deviation, as cross-fitted scores are less
+    independent."""
     cross_fit = blind_classifier.compute_cross_fit_deviation_factor(
         member, value_column(observations, "group").astype(int)
     )
@@ -572,7 +569,7 @@ def _align_record_scores(name: str, observations: Sequence[Observation]) -> Floa
 
 
 def _explain_unrankable_scores(scores: Floats) -> str:
-    """Explain why a score cannot rank: NaN for a record, or all scores equal; "" if it can."""
+    """Explain why a score cannot rank: it is NaN for a record, or all are equal; "" if it can."""
     if missing := int(np.isnan(scores).sum()):
         return f"is no number for {missing} of {len(scores)} records"
     if (scores == scores[0]).all():
@@ -581,7 +578,7 @@ def _explain_unrankable_scores(scores: Floats) -> str:
 
 
 def _explain_too_few_records(member: Bools) -> str:
-    """Explain which records are missing for a comparison; "" if none are."""
+    """Explain which records are too few for a comparison; "" if there are enough."""
     n_members = int(member.sum())
     n_nonmembers = int((~member).sum())
     if min(n_members, n_nonmembers) >= roc.LEAST:
@@ -604,11 +601,11 @@ def _count_rmia_lira_references(observations: Sequence[Observation]) -> int:
 
 @dataclass(frozen=True)
 class TokenReadings:
-    """Hold the log-probabilities of suffix tokens under one model, (B, L), or (L,) for one suffix,
-    in nats.
+    """Log-probabilities of suffix tokens under one model, in nats: (B, L), or (L,) for one suffix.
 
     mean, deviation: of log p(v) with v drawn from the distribution (None without distributions);
-    wrong: the likeliest token is not the text's token (None if ranks are missing too).
+    wrong: True if the likeliest token is not the text's token (None without distributions and
+    ranks).
     """
 
     log_probs: NDArray[Any]
@@ -653,9 +650,8 @@ def measure_token_readings(
 def _compute_token_statistics(
     distribution: Tensor, tokens: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return four (rows,) tensors: the token's log p, mean and deviation of log p under the
-    distribution, and whether another token is likelier.
-    """
+    """Return four (rows,) tensors: log p of the token, mean and deviation of log p under the
+    distribution, and True if another token is likelier."""
     log_prob = distribution.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
     leads = distribution.argmax(-1) == tokens
     log_p = distribution.clamp_min(_LEAST_LOG)  # a copy, overwritten below

@@ -38,10 +38,10 @@ _BOUNDS = ("log_p_near", "log_p_near_most", "log_p")  # observed, as in `NearVer
 
 
 class NearVerbatimBounds(NamedTuple):
-    """Bounds on log P[edits(sample, suffix) <= distance] and log P[sample = suffix], in nats.
+    """Bounds on log P[edits(sample, suffix) <= distance], and log P[sample = suffix], in nats.
 
-    Each is (B,) float64. most: `least` and the mass of all partial samples that a beam dropped
-    while they could still end within the distance.
+    Each is (B,) float64. most: `least` plus the probability of all partial samples that a beam
+    dropped while they could still end within the distance.
     """
 
     least: Tensor
@@ -120,7 +120,7 @@ class NearVerbatim(DistributionProbe):
     ) -> Measurement:
         """Return the share of members whose lower bound exceeds the non-members' threshold.
 
-        As both sides have the same beams, the bound is a score like any other.
+        The bound can be compared like any other score, because both sides have equally many beams.
         """
         member = mask_members(secrets)
         log_p = value_column(observations, "log_p_near")
@@ -170,7 +170,7 @@ class NearVerbatim(DistributionProbe):
 
 
 def check_near_verbatim_beam_options(distance: int, beams: int) -> None:
-    """Raise AuditError for invalid options of the beams."""
+    """Raise AuditError for an invalid distance or number of beams."""
     if distance < 0:
         raise AuditError(f"expected distance >= 0, got {distance}")
     if beams < 1:
@@ -178,7 +178,7 @@ def check_near_verbatim_beam_options(distance: int, beams: int) -> None:
 
 
 def choose_batch_size(model: LanguageModel, beams: int) -> int:
-    """Return the number of secrets whose beams are computed together."""
+    """Return the number of secrets whose beams are computed in one batch."""
     rows = min(_ROWS_AT_ONCE, _DISTRIBUTION_AT_ONCE // model.vocab_size) // model.parts
     return max(1, rows // (beams + 1))
 
@@ -192,7 +192,7 @@ def bound_near_verbatim_probability(
     distance: int,
     beams: int,
 ) -> NearVerbatimBounds:
-    """Return bounds on the probability of a sample within the distance.
+    """Return bounds on the probability that a sample is within the distance of the suffix.
 
     prefixes: (B, n); suffixes: (B, L). A row is a distinct partial sample; each secret has its own
     beam.
@@ -250,8 +250,8 @@ def bound_near_verbatim_probability(
 
 
 def _extend_edit_distances(edits: Tensor, aims: Tensor) -> tuple[Tensor, Tensor]:
-    """Return Levenshtein rows of children: (rows, L, L+1) for suffix tokens, (rows, L+1) for other
-    tokens.
+    """Return Levenshtein rows after one more token: (rows, L, L+1) for each suffix token, (rows,
+    L+1) for any other token.
 
     edits: (rows, L+1), where edits[j] is the distance from the row's tokens to the first j suffix
     tokens; aims: (rows, L).
@@ -274,7 +274,7 @@ def _extend_edit_distances(edits: Tensor, aims: Tensor) -> tuple[Tensor, Tensor]
 
 
 def _bound_fewest_edits(edits: Tensor, position: int) -> Tensor:
-    """Return a row's smallest possible number of final edits.
+    """Return the smallest number of edits with which each row can end.
 
     After edits[j], the remaining L - position tokens must become the remaining L - j.
     """
@@ -285,9 +285,8 @@ def _bound_fewest_edits(edits: Tensor, position: int) -> Tensor:
 def _prune_beams_keep_verbatim(
     children: Tensor, owner: Tensor, beams: int, exact: Tensor, truth: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return (parents, tokens) of each secret's `beams` likeliest children and its verbatim
-    child.
-    """
+    """Return (parents, tokens) of the children to keep: each secret's `beams` likeliest and its
+    verbatim child."""
     width = min(beams, children.shape[-1])
     values, tokens = children.topk(width, dim=-1)  # a row has at most this many of the likeliest
     parents = torch.arange(len(owner), device=owner.device).unsqueeze(-1).expand_as(tokens)

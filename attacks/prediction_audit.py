@@ -10,11 +10,11 @@ reports for them.
 The adversary is the strongest at low cost. It repeats one context, teacher-forced on a record: the
 context after which the model and any neighbour differ most over this many tokens. It knows both
 distributions and adds up the log-ratios of drawn tokens. Separate games, which are not counted, set
-the threshold of the sum. Another adversary may do better, so a bound far below the claim does not
+the threshold for this sum. Another adversary may do better, so a bound far below the claim does not
 prove the claim.
 
-The tokens belong to the auditor: no game releases them or charges the claim. The target names its
-neighbour models; the public model replaces them if there are none.
+No game releases its tokens or charges the claim. The target names its neighbour models; without
+neighbours, the public model is used instead.
 """
 
 from __future__ import annotations
@@ -100,7 +100,8 @@ class PredictionAudit(Probe):
         check_audit_parameters(self.delta, self.level)
 
     def sampling(self) -> Sampling:
-        """Return ancestral draws in any setting, because no claim covers another decoding."""
+        """Return ancestral draws, whatever the setting, because no claim covers another
+        decoding."""
         return Sampling(1, ANCESTRAL)
 
     # --- where to ask: what each secret's contexts would give away ---
@@ -163,7 +164,8 @@ class PredictionAudit(Probe):
         yield from observe_in_batches(view, secrets, size, look)
 
     def _game_terms(self, claim: Claim | None) -> dict[str, float]:
-        """Return the numbers of tokens and games, delta, and the claimed epsilon, by name."""
+        """Return the games' terms by name: numbers of tokens and games, delta, and the claimed
+        epsilon."""
         if claim is not None and claim.any_access:
             raise TargetLacks(
                 "its claim is about how it was trained, not about drawn tokens: see epsilon-audit"
@@ -335,7 +337,7 @@ class PredictionAudit(Probe):
 
 @dataclass(frozen=True)
 class PredictionDistinguishingGame:
-    """Define the game: which of two models drew these tokens after one context, (1, n)?"""
+    """Game: guess which of two models drew these tokens after one context, (1, n)."""
 
     inside: LanguageModel
     outside: LanguageModel
@@ -344,7 +346,7 @@ class PredictionDistinguishingGame:
 
     @cached_property
     def log_distributions_of_both_models(self) -> tuple[Floats, Floats]:
-        """The next-token distribution that each model reports, (V,) nats each."""
+        """Next-token log-probabilities that either model reports, (V,) nats each."""
         first, second = (
             _normalise_log_probs(m.log_probs(self.context, 1)[0, 0])
             for m in (self.inside, self.outside)
@@ -353,9 +355,8 @@ class PredictionDistinguishingGame:
 
     @torch.no_grad()
     def draw_game_scores(self, games: int, *key: str | int) -> tuple[Floats, Bools]:
-        """Return the sums of log-ratios, (games,), which are higher if `inside` is likelier, and
-        the coins.
-        """
+        """Return each game's sum of log-ratios, (games,), which is higher if `inside` is likelier,
+        and its coin."""
         # Tokens are independent, so their sum is a game's log-likelihood ratio: no test is stronger
         # (Neyman-Pearson).
         ratio = torch.from_numpy(_compute_token_log_ratios(*self.log_distributions_of_both_models))
@@ -377,7 +378,7 @@ class PredictionDistinguishingGame:
     def _draw_game_token_batches(
         self, model: LanguageModel, games: int, noise: np.random.Generator
     ) -> Iterator[Tensor]:
-        """Yield tokens (some games, tokens) in batches, drawn as the model itself serves them."""
+        """Yield batches of (games, tokens), drawn as the model serves tokens."""
         # Never advance: all tokens of all games follow the single context.
         rows = model.start(self.context, 1, distribution=False)
         at_once = max(1, _AT_ONCE // self.tokens)
@@ -405,6 +406,6 @@ def _compute_token_log_ratios(log_p: Floats, log_q: Floats) -> Floats:
 
 
 def _choose_relation(observations: Observed) -> str:
-    """Return the relation of the neighbours in the games."""
+    """Return the relation between the neighbours in the games."""
     (relation,) = strip_observed_prefix("exact_", observations.facts)
     return relation

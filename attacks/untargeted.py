@@ -59,7 +59,8 @@ class Untargeted(CorpusAttack):
         return {view.sampling_recipe_name(self.sampling(), ""): 1}
 
     def generation_beginnings(self, view: View) -> list[Tokens]:
-        """Return the beginnings of generations. Raise AuditError for unreadable prompts."""
+        """Return the tokens with which generations begin. Raise AuditError for unreadable
+        prompts."""
         if self.prompts:
             return read_untargeted_prompts(Path(self.prompts), view.tokenizer)
         if view.target.prefix_token:
@@ -101,9 +102,8 @@ class Untargeted(CorpusAttack):
                 yield replace(rank_candidates(query, candidates, score, 1), rankings=scores_of_text)
 
     def candidate_scores_by_ranking(self, view: View, batch: Batch) -> Mapping[str, list[Tensor]]:
-        """Return the candidates' scores by ranking name; a ranking needs likelihoods, some a
-        tokenizer or reference too.
-        """
+        """Return the candidates' scores by ranking. A ranking needs likelihoods, and some a
+        tokenizer or reference model too."""
         if not view.has_capability("likelihood"):
             return {}
         rankings = {"perplexity": PerplexityRanking().candidate_scores(view, batch)}

@@ -1,7 +1,7 @@
 """Check a training's steps against its claim, with one check per fault.
 
 Each check returns the measured number and the smallest violation that the check could detect. This
-file checks which records are read and what is accounted. Other files check the rest.
+file checks which records are read and what the claim accounts for. Other files check the rest.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ def check_poisson_batch_sizes(runs: WatchedTrainings) -> LoopCheck:
 
 
 def _bound_shuffled_epsilon(runs: WatchedTrainings) -> float:
-    """Return an upper bound of epsilon at the claimed noise, for one read of each record per pass.
+    """Return an upper bound of epsilon at the claimed noise if each record is read once per pass.
 
     The bound holds for any order of the records.
     """
@@ -245,7 +245,7 @@ def check_claimed_epsilon(runs: WatchedTrainings) -> LoopCheck:
 
 
 def check_step_choice(runs: WatchedTrainings) -> LoopCheck:
-    """Check that no step is chosen by reading private records without a gradient."""
+    """Check that no step is selected by reading private records without a gradient."""
     name = "evaluation on private records"
     would = "a step but the last given back, of trainings that evaluate"
     evaluation = max(runs.traces, key=lambda trace: len(trace.evaluated))

@@ -34,8 +34,8 @@ _APART = 0.05  # relative to the logits' size; rounding in half precision is sma
 def check_noise_seed_guessable(runs: WatchedTrainings) -> LoopCheck:
     """Check that nobody can reproduce the noise by trying seeds.
 
-    No small seed may give the noise, and the noise must depend on more than 32 bits of the seed. On
-    the CPU, torch's generator uses only the lowest 32 bits of a seed.
+    No small seed may give the noise, and the noise must depend on more than the lowest 32 bits of
+    the seed, the only bits that torch's CPU generator uses.
     """
     name = "secret noise"
     would = f"noise that begins as torch's generator does under a seed below {_TRIED:,}"
@@ -67,7 +67,7 @@ def check_noise_seed_guessable(runs: WatchedTrainings) -> LoopCheck:
 def _list_guessable_normals() -> Floats:
     """Return the first 16 normal numbers of each seed, scaled to unit length: (seeds, 16).
 
-    Every tensor of at least 32 numbers begins with these numbers.
+    Every tensor of at least 32 numbers begins with these numbers of its seed.
     """
     generator = torch.Generator()
     normals = torch.empty(_TRIED, _READ)
@@ -78,7 +78,8 @@ def _list_guessable_normals() -> Floats:
 
 
 def _find_likeliest_seed(runs: WatchedTrainings) -> tuple[int, float, str]:
-    """Return the seed that best matches a tensor's first noise, the p-value, the tensor's name."""
+    """Return the seed that best explains a tensor's first noise, its p-value, and the tensor's
+    name."""
     # torch draws 16 normal numbers at a time, and draws the last 16 of a tensor again if its size
     # is no multiple of 16.
     first = runs.first_training.steps[0]
@@ -121,8 +122,8 @@ _counted_check = functools.partial(LoopCheck, source=COUNTED)
 def check_batch_dependence(runs: WatchedTrainings) -> LoopCheck:
     """Check that a record's logits do not depend on the other records of its batch.
 
-    If they do, clipping cannot bound the record's reach. Causes are batch norm, attention to
-    padding, and experts of fixed capacity.
+    If they do, clipping cannot bound how far the record moves a gradient. Causes are batch norm,
+    attention to padding, and experts of fixed capacity.
     """
     name = "each record by itself"
     would = f"logits that change by {_APART:.0%}"
@@ -196,7 +197,8 @@ def _is_weight_equal_ignoring_nan(weight: torch.Tensor, other: torch.Tensor) -> 
 
 
 def check_printed_output_leaks(runs: WatchedTrainings) -> LoopCheck:
-    """Check that printed text depends on the steps only; a private record's loss does not."""
+    """Check that printed text depends on the steps only, not on a private record's loss, for
+    example."""
     name = "printed text"
     would = "a number, of standard output or a log, that follows the record that was left out"
     if len(runs.first_training.steps) != len(runs.fewer.steps):
@@ -218,7 +220,8 @@ def check_printed_output_leaks(runs: WatchedTrainings) -> LoopCheck:
 
 
 def _list_mixed_steps(runs: WatchedTrainings) -> list[ObservedStep]:
-    """Return steps, except each training's first, that mix records with foreign rows."""
+    """Return the steps whose batches hold both records and foreign rows, without each training's
+    first step."""
     return [step for step in runs.steps_but_first_of_each_training if step.foreign and step.records]
 
 
@@ -241,7 +244,8 @@ def check_rows_are_records(runs: WatchedTrainings) -> LoopCheck:
 
 
 def check_empty_batch_noise(runs: WatchedTrainings) -> LoopCheck:
-    """Check that an empty batch of Poisson sampling gives a noisy step like any other batch."""
+    """Check that an empty batch of Poisson sampling gives a step with noise like any other
+    batch."""
     name = "empty batches"
     would = "one that is left out, is filled with a made-up row, or has no noise"
     if runs.few_error:

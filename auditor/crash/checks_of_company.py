@@ -1,9 +1,10 @@
 """Check that a record's gradient does not depend on the other texts of its batch.
 
-A mean loss over the tokens of a batch weights a record by its tokens over the batch's tokens. A
-mean that is not undone also divides by the batch's number of records. Clipping hides both effects
-if gradients exceed the clipping norm. If gradients are shorter, one more text shortens all of them:
-the record then moves the sum by more than its own clipped gradient.
+If the loss is a mean over the tokens of a batch, a record's weight is its share of the batch's
+tokens. If the training does not undo this mean, the weight is also divided by the batch's number of
+records. Clipping hides both effects if gradients exceed the clipping norm. If gradients are
+shorter, one more text shortens all of them: the record then moves the sum by more than its own
+clipped gradient.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _DIVIDED = 1.5  # clipping norms: longer gradients were made so for a mean that 
 
 
 def check_company_dependence(runs: WatchedTrainings) -> LoopCheck:
-    """Check that a record's clipped gradient is the same with any other texts in its batch."""
+    """Check that a record's clipped gradient is the same whatever other texts are in its batch."""
     would = "a loss that is a mean over the tokens or the records of a batch"
     if not runs.company:
         return LoopCheck(
@@ -103,9 +104,11 @@ def _list_least_errors(
     fits: dict[tuple[str, str], tuple[float, float]],
     claim: LoopClaim,
 ) -> list[float]:
-    """Return the standard error for each mean over a batch that these gradients can reveal.
+    """Return the smallest standard error for each kind of batch mean that these gradients can
+    reveal.
 
-    Long gradients can reveal a mean that nothing undoes; other gradients, a mean that is undone.
+    Long gradients can reveal a mean that the training does not undo; other gradients, one that it
+    undoes.
     """
     norms = np.concatenate([step.norms for step in steps])
     is_divided = np.median(norms) > _DIVIDED * claim.max_grad_norm
@@ -117,9 +120,9 @@ def _list_least_errors(
 
 
 def measure_reach_share(trace: TrainingTrace, claim: LoopClaim) -> float:
-    """Return the mean reach divided by the mean reach that the claim's clipping would give.
+    """Return the mean reach over the mean reach that the claim's clipping would give.
 
-    Return 1 if the share may be at least a half. The share is never below that of a mean over a
+    Return 1 if the share may be at least a half. It is never below the share under a mean over a
     batch.
     """
     steps = [step for step in trace.steps if step.scale and step.records]
@@ -141,11 +144,12 @@ def _fit_company_weight(
     weight: str,
     by_pass: bool,
 ) -> tuple[float, float] | None:
-    """Fit reaches on the effect of a mean over a batch; return the coefficient and its error.
+    """Fit reaches on the effect of a mean over a batch; return the coefficient and its error, in
+    units of the noise.
 
-    Units: the noise. Other columns: a constant and the clipped norm for each length, because a
-    record's own gradient and length, or a constant divisor, are no fault. Return None if no batch
-    differs.
+    The fit also has a constant and the clipped norm for each length, because effects of a record's
+    own gradient and length, or of a constant divisor, are no fault. Return None if no batch differs
+    from the others.
     """
     n_tokens = np.array([len(record["input_ids"]) - 1 for record in records], dtype=float)
     kinds = sorted(set(n_tokens))
@@ -189,7 +193,8 @@ def _fit_company_weight(
 def _weigh_company(
     parts: Sequence[Sequence[int]], records: Sequence[int], n_tokens: Floats, weight: str
 ) -> Floats | None:
-    """Return the weight of each gradient under a mean over its batch, as in `_WEIGHTS`: (records,).
+    """Return each gradient's weight if the loss is a mean over its batch, by a rule of `_WEIGHTS`:
+    (records,).
 
     Return None if a record was read twice.
     """

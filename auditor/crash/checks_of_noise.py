@@ -38,7 +38,8 @@ _SURELY_SILENT = 3
 
 
 def check_noise_every_tensor(runs: WatchedTrainings) -> LoopCheck:
-    """Check that every tensor has noise, of any size: reaches are in units of this noise."""
+    """Check that every tensor has noise, of any size, because reaches are in units of this
+    noise."""
     name = "noise in every tensor"
     would = "a tensor without noise"
     if not runs.steps_with_noise:
@@ -70,7 +71,7 @@ def check_noise_every_tensor(runs: WatchedTrainings) -> LoopCheck:
 
 
 def _find_tensors_without_noise(runs: WatchedTrainings) -> set[str]:
-    """Return tensors without noise in all of their steps, or in a step that would show noise."""
+    """Return tensors with no noise in any step, or in a step where noise would surely show."""
     silent = set()
     largest: dict[str, float] = {}
     freedoms: dict[str, int] = {}
@@ -86,9 +87,9 @@ def _find_tensors_without_noise(runs: WatchedTrainings) -> set[str]:
 
 
 def whiten_unequal_noise(runs: WatchedTrainings) -> WatchedTrainings:
-    """Return the trainings with each tensor in units of its noise, if the noise is unequal.
+    """Return the trainings with each tensor divided by its noise, if tensors have unequal noise.
 
-    Leave equal noise unscaled: the estimated scales would add error.
+    Equal noise is not divided by: the estimated scales would add error.
     """
     shares = runs.noise_shares
     if not _has_unequal_noise(runs, shares):
@@ -188,7 +189,7 @@ def check_gaussian_noise(runs: WatchedTrainings) -> LoopCheck:
 def check_noise_independence(runs: WatchedTrainings) -> LoopCheck:
     """Check that noise is independent between tensors, and between steps of all trainings.
 
-    Each training has a different seed.
+    Every training has its own seed.
     """
     name, noisy = "fresh noise", runs.steps_with_noise
     if len(noisy) < 2:
@@ -239,7 +240,8 @@ def check_noise_independence(runs: WatchedTrainings) -> LoopCheck:
 
 
 def _find_largest_correlation(noises: Floats, free: float) -> tuple[float, float, tuple[int, int]]:
-    """Return the largest correlation of two rows, its p-value among all pairs, and the pair.
+    """Return the largest correlation of two rows, its p-value among all pairs, and the two row
+    indices.
 
     Given one row, the other row's direction is uniform in its own dimensions (at least `free`). The
     correlation is at most that of a uniform direction with a fixed direction.
@@ -258,7 +260,7 @@ def _find_largest_correlation(noises: Floats, free: float) -> tuple[float, float
 
 
 def _count_noise_freedoms(step: ObservedStep, of: slice = slice(None)) -> float:
-    """Count the degrees of freedom of a step's noise outside the records' span.
+    """Return the degrees of freedom of a step's noise outside the span of the records' gradients.
 
     of: the elements to count.
     """
@@ -266,7 +268,8 @@ def _count_noise_freedoms(step: ObservedStep, of: slice = slice(None)) -> float:
 
 
 def _stack_shared_noise(steps: Sequence[ObservedStep]) -> tuple[Floats, float]:
-    """Return the noise of tensors in every step, (steps, d), and the least degrees of freedom."""
+    """Return the noise of tensors that every step has, (steps, d), and the smallest degrees of
+    freedom."""
     shared = [name for name in steps[0].shapes if all(name in step.shapes for step in steps)]
     spans = [[slice(*step.shapes[name]) for name in shared] for step in steps]
     rows = []
@@ -282,7 +285,8 @@ _Pair = tuple[Floats, Floats, float]  # noise, noise, and the first one's dimens
 
 
 def _select_shared_noise(step: ObservedStep, other: ObservedStep) -> _Pair:
-    """Return two steps' noise on shared tensors, and the first step's degrees of freedom there."""
+    """Return both steps' noise on the tensors that both have, and the first step's degrees of
+    freedom there."""
     shared = [name for name in step.shapes if name in other.shapes]
     slices = [slice(*step.shapes[name]) for name in shared]
     other_slices = [slice(*other.shapes[name]) for name in shared]
@@ -295,7 +299,7 @@ def _select_shared_noise(step: ObservedStep, other: ObservedStep) -> _Pair:
 
 
 def _pair_noises(step: ObservedStep) -> Iterator[_Pair]:
-    """Yield pairs of tensors of equal size, whose noise is equal if the generator is reseeded."""
+    """Yield pairs of equally large tensors, whose noise is equal if the generator is reseeded."""
     spans = sorted(step.shapes.values(), key=lambda span: span[1] - span[0])
     for (a, b), (c, d) in itertools.pairwise(spans):
         if b - a == d - c:
@@ -303,11 +307,12 @@ def _pair_noises(step: ObservedStep) -> Iterator[_Pair]:
 
 
 def _pool_noise_correlations(pairs: Sequence[_Pair]) -> tuple[float, float]:
-    """Return the correlation of all pairs together and its p-value; (0, 1) without pairs.
+    """Return the correlation over all pairs (a, b, degrees of freedom of a) and its p-value; (0, 1)
+    without pairs.
 
     Given b, the variance of a @ b is at most b @ b times the variance of an element of a. That
-    variance is a @ a over the dimensions of a, not over its length: two tensors with similar
-    gradients have lost the same directions.
+    variance is a @ a divided by a's degrees of freedom, not by its length, because two tensors with
+    similar gradients have lost the same directions.
     """
     # A tensor whose records span all its dimensions has no noise to correlate.
     pairs = [pair for pair in pairs if pair[2] > 0.5]
@@ -405,7 +410,7 @@ def check_noise_size_public(runs: WatchedTrainings) -> LoopCheck:
 
 
 def _group_steps(runs: WatchedTrainings) -> list[list[ObservedStep]]:
-    """Group steps with noise by their index, if at least two trainings have this index."""
+    """Group the steps with noise by step index; omit an index that only one training has."""
     by_place = itertools.zip_longest(*(trace.steps for trace in runs.traces))
     places = [[step for step in steps if step is not None and step.scale] for steps in by_place]
     return [steps for steps in places if len(steps) > 1]

@@ -80,7 +80,7 @@ def check_record_sensitivity(runs: WatchedTrainings) -> LoopCheck:
 
 
 def estimate_noise_multiplier_interval(runs: WatchedTrainings) -> tuple[float, float, float] | None:
-    """Return the observed noise multiplier and the ends of its 95% interval; None without a bound.
+    """Return the observed noise multiplier and its 95% interval; None if reaches show no bound.
 
     The multiplier is 1 / (the bound of a reach). The mean reach is below the bound if gradients are
     short. Assume that a reach rises with its gradient's norm up to an unknown clipping norm, and
@@ -130,9 +130,9 @@ _OUTSIDE = float(stats.chi2.isf(0.05, 2))
 def _fit_bound_above_clipping_norm(
     weighted: Sequence[tuple[ObservedStep, Floats, float]], clipping_norm: float
 ) -> tuple[float, float, float]:
-    """Fit the bound of reaches that rise with the norm up to this clipping norm.
+    """Fit the bound of reaches that rise with the gradient's norm up to this clipping norm.
 
-    weighted: each step, the weights of its mean reach, and that mean's deviation. Return the bound,
+    weighted: (step, weights of its mean reach, standard deviation of that mean). Return the bound,
     its standard error, and the squared reaches explained by the least squares fit, in units of the
     noise.
     """
@@ -151,7 +151,8 @@ def _fit_bound_above_clipping_norm(
 
 
 def _estimate_longest_reach(runs: WatchedTrainings) -> tuple[float, float] | None:
-    """Estimate the mean reach of records with norms in the top quarter of their training so far."""
+    """Estimate the mean reach of records whose gradient norms are in the top quarter of their
+    training so far."""
     ranks = rank_training_norms(runs.traces)
     return estimate_mean_reach(runs.steps, lambda step: ranks[id(step)] >= 0.75)
 
@@ -202,7 +203,7 @@ def _find_worst_violation(
 ) -> WorstViolation:
     """Return the record whose reach exceeds the bound by the most standard errors.
 
-    mean: the mean reach in units of the bound.
+    mean: the mean reach, in units of the bound, for the message.
     """
     violations = []
     for step in (
@@ -236,7 +237,8 @@ def _find_worst_violation(
 def check_per_record_clipping(runs: WatchedTrainings) -> LoopCheck:
     """Check that a record's reach depends on neither its gradient's norm nor its batch.
 
-    A reach below the bound may rise with the norm.
+    A reach below the bound may rise with the norm, because clipping leaves short gradients
+    unchanged.
     """
     name, promised = "clipped by record", 1 / runs.claim.noise_multiplier
     # With clipping by tensor, a record's part is no multiple of its gradient and no share of the
@@ -290,9 +292,8 @@ def check_per_record_clipping(runs: WatchedTrainings) -> LoopCheck:
 def _fit_norm_rise(runs: WatchedTrainings, promised: float) -> tuple[float, float] | None:
     """Estimate whether reach rises with the gradient's norm and exceeds the bound at large norms.
 
-    Return (estimate, standard error) of the slope, or of the top quarter's reach minus the bound,
-    whichever is less significant. A reach below the bound may rise, because clipping leaves short
-    gradients unchanged.
+    Return (estimate, standard error) of the less significant of two numbers: the slope, and the top
+    quarter's reach minus the bound. Both are needed, because a reach below the bound may rise.
     """
     slope = _fit_log_norm_slope(runs.steps)
     top = _estimate_longest_reach(runs)
@@ -320,12 +321,13 @@ _COMPANY: dict[str, Callable[[ObservedStep], Sequence[Sequence[int]]]] = {
 def _fit_share_rise(
     steps: Sequence[ObservedStep], parts: Callable[[ObservedStep], Sequence[Sequence[int]]]
 ) -> tuple[float, float] | None:
-    """Return the slope of reach on a record's share of its part's gradient, and the slope's error.
+    """Return the slope of reach against a record's share of its part's gradient, and the slope's
+    error.
 
-    If a sum is clipped as a whole, the reach is the share; if records are clipped, it is constant.
-    Return None if the constant is at least a third of the slope (some records may be clipped
-    harder), if the record's norm or log norm explains as much (records below the clipping norm), or
-    if all shares are alike (records read singly).
+    If a sum is clipped as a whole, the reach is this share; if each record is clipped, it is
+    constant. Return None if the constant is at least a third of the slope (some records may be
+    clipped harder), if the record's norm or log norm explains reach equally well (records below the
+    clipping norm), or if all shares are equal (records read singly).
     """
     fit = _fit_sensitivity_line(steps, lambda step: _compute_record_shares(step, parts(step)))
     norm_fits = [
@@ -353,14 +355,14 @@ def _fit_sensitivity_line(
 
 
 def _compute_explained_deviation(fit: tuple[Floats, Floats]) -> float:
-    """Return the decrease in squared deviations due to a fit, in units of the noise."""
+    """Return how much a fit reduces the squared deviations, in units of the noise."""
     coefficients, covariance = fit
     # The inverse covariance is X' G X: this is the squared length of the fitted values.
     return float(coefficients @ np.linalg.solve(covariance, coefficients))
 
 
 def _compute_record_shares(step: ObservedStep, parts: Sequence[Sequence[int]]) -> Floats:
-    """Return each gradient's norm divided by the norm of its part's summed gradient: (records,)."""
+    """Return each gradient's norm over the norm of its part's summed gradient: (records,)."""
     records = sorted(set(step.records))
     shares = np.ones(len(step.norms))
     # (records, records) inner products before clipping: a part's block adds up to the squared norm
@@ -392,10 +394,11 @@ def _estimate_first_coefficient(
 def _fit_least_squares(
     steps: Sequence[ObservedStep], columns: _Columns
 ) -> tuple[Floats, Floats] | None:
-    """Fit all reaches on these columns; return coefficients of nonzero columns and covariance.
+    """Fit all reaches on these columns; return the nonzero columns' coefficients and their
+    covariance.
 
-    Use generalised least squares: the covariance of a step's reaches is the inverse Gram matrix of
-    its records' unit gradients. Return None if the fit is undetermined.
+    The fit is generalised least squares: the covariance of a step's reaches is the inverse Gram
+    matrix of its records' unit gradients. Return None if the fit is undetermined.
     """
     rows = []
     for step in steps:

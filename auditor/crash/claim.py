@@ -78,7 +78,7 @@ class LoopClaim:
 
     @classmethod
     def from_stated_claim(cls, claim_or_pair: Any, with_epsilon: bool = True) -> Self:
-        """Build a claim from a LoopClaim, a mapping of its fields, or (model, claim).
+        """Build a claim from a LoopClaim, a mapping of its fields, or a pair (model, claim).
 
         A mapping may hold `engine`, an Opacus engine whose accountant supplies missing fields.
         with_epsilon: also read the engine's epsilon, which takes a second. Raise AuditError if the
@@ -116,10 +116,12 @@ class LoopClaim:
         return cls(**claim_or_pair)
 
     def compute_implied_epsilon(self, quick: bool = False) -> float:
-        """Return epsilon of the claim's noise, rate, steps and sampling; 10% higher if `quick`.
+        """Return the epsilon that follows from the claim's noise, rate, steps and sampling; quick:
+        10% higher.
 
-        Shuffled batches hide no record among others, so each pass counts as one step that reads all
-        data. Allocation counts the same way, but hides more: its result is an upper bound.
+        In shuffled batches no record is hidden among others, so each pass counts as one step that
+        reads all data. Allocation counts the same way, but hides more: its result is an upper
+        bound.
         """
         rate = self.sample_rate
         steps = self.steps

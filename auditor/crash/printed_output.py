@@ -1,6 +1,6 @@
-"""Capture the printed text of a training and compare two trainings' texts.
+"""Capture the text that a training prints, and compare the texts of two trainings.
 
-The claim does not cover printed numbers that depend on the records.
+A claim does not cover printed numbers that depend on the records.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _Lines = dict[str, list[tuple[str, ...]]]
 
 @dataclass
 class PrintedText:
-    """The text of standard output, standard error and the root logger.
+    """Text from standard output, standard error and the root logger.
 
     before_step: True after the model's forward pass and before its step. Such text may describe the
-    gradient to be released, so it is stored separately.
+    gradient that the step will release, so it is stored separately.
     """
 
     before_step: bool = False
@@ -40,7 +40,7 @@ class PrintedText:
 
     @contextmanager
     def capture_printed_text_context(self) -> Iterator[None]:
-        """Capture all text printed inside the context, and still print it."""
+        """Capture all text printed in the context, and print it as well."""
         handler = _Handler(self.append_before_or_after_step)
         # The root logger receives all loggers except those that do not propagate.
         logging.getLogger().addHandler(handler)
@@ -86,9 +86,11 @@ class _Handler(logging.Handler):
 
 
 def find_differing_line(first_text: str, other: str, again: str) -> tuple[str, str] | None:
-    """Return the first line whose numbers differ between two texts, in both versions, or None.
+    """Return the first line whose numbers differ between two texts, as in each of them; None if all
+    agree.
 
-    again: the text of a repeated training. Ignore numbers that differ there too, such as times.
+    again: the text of a repeated training. Numbers that differ there too, such as times, are
+    ignored.
     """
     first, second, third = map(_read_line_numbers, (first_text, other, again))
     for line, rows in first.items():

@@ -1,8 +1,8 @@
 """Estimate each record's reach: how far it moves a released gradient, in units of the noise.
 
 Reaches are coefficients of the least squares fit of a step's released gradient on its records' unit
-gradients. Each estimate is unbiased, whatever the other reaches. If every reach is within the
-bound, a weighted sum with nonnegative weights is at most the bound times the sum of weights;
+gradients. Each estimate is unbiased, whatever the other reaches are. If every reach is within the
+bound, a sum of reaches with nonnegative weights is at most the bound times the sum of weights; the
 reaches need not be equal. Weights depend only on gradients computed before the step's noise.
 """
 
@@ -28,14 +28,15 @@ _PINV = 1e-15  # likewise; `numpy.linalg.pinv` drops a direction below it
 
 
 def choose_all_records(step: ObservedStep) -> Chosen:
-    """Return True for every record: (records,)."""
+    """Return (records,), True for every record."""
     return np.ones(len(step.gram), dtype=np.bool_)
 
 
 def estimate_mean_reach(
     steps: Sequence[ObservedStep], choose: ChooseRecords = choose_all_records
 ) -> Estimate | None:
-    """Estimate the mean reach of chosen records, for any other reaches; None without noise."""
+    """Estimate the mean reach of the chosen records, whatever the other reaches are; None without
+    noise."""
     sums = []
     for step in steps:
         if step.scale and step.records:
@@ -46,9 +47,10 @@ def estimate_mean_reach(
 def _sum_chosen_reaches(
     gram: Floats, reaches: Floats, chosen: Chosen
 ) -> tuple[float, float] | None:
-    """Return the sum of weights and the sum of weighted reaches of the chosen records.
+    """Return the sum of the chosen records' weights, and the weighted sum of their reaches.
 
-    Both are divided by the latter's standard deviation. Return None if no record is chosen.
+    Both are divided by the standard deviation of the weighted sum. Return None if no record is
+    chosen.
     """
     if not chosen.any():
         return None
@@ -59,7 +61,8 @@ def _sum_chosen_reaches(
 
 
 def weigh_all_records(gram: Floats) -> tuple[Floats, float]:
-    """Return the nonnegative weights of the most precise mean reach, and the sum's deviation."""
+    """Return nonnegative weights (records,) for the most precise mean reach, and the standard
+    deviation of the weighted sum."""
     return _weigh_chosen_records(gram, np.ones(len(gram), dtype=np.bool_))
 
 
@@ -77,10 +80,12 @@ def _average_reach_sums(sums: Sequence[tuple[float, float]]) -> Estimate | None:
 
 
 def _weigh_chosen_records(gram: Floats, chosen: Chosen) -> tuple[Floats, float]:
-    """Return nonnegative weights of the chosen records' most precise mean, and the sum's deviation.
+    """Return nonnegative weights for the chosen records' most precise mean reach, and the standard
+    deviation of the weighted sum.
 
-    gram: (records, records) of unit gradients, the inverse of the reaches' covariance. Use the
-    weights of the generalised least squares mean if all are positive, else of the constrained mean.
+    gram: (records, records) of unit gradients, the inverse of the reaches' covariance. The weights
+    are those of the generalised least squares mean if all are positive, otherwise of the
+    constrained mean.
     """
     precision = gram[np.ix_(chosen, chosen)]
     if not chosen.all():
@@ -104,7 +109,8 @@ def _weigh_chosen_records(gram: Floats, chosen: Chosen) -> tuple[Floats, float]:
 
 
 def rank_training_norms(traces: Sequence[Trace]) -> dict[int, Floats]:
-    """Return the share of the training's earlier norms below each norm: step `id` -> (records,)."""
+    """Return by step `id` (records,): the share of gradient norms so far in this training that are
+    smaller."""
     ranks = {}
     for trace in traces:
         earlier = np.zeros(0)
@@ -117,7 +123,8 @@ def rank_training_norms(traces: Sequence[Trace]) -> dict[int, Floats]:
 def estimate_tensor_reaches(
     trainings: Sequence[Sequence[ObservedStep]], noise_shares: Mapping[str, float]
 ) -> list[Estimate | None]:
-    """Estimate a record's reach if each tensor has its own bound: for all trainings, then for each.
+    """Estimate a record's reach if each tensor has its own bound: in all trainings together, then
+    in each.
 
     With clipping by tensor, each tensor's part of a contribution is a multiple of that tensor's
     gradient. If its length is at most 1, a contribution adds at most b(u) along a direction u: the
@@ -133,7 +140,7 @@ def estimate_tensor_reaches(
 def _sum_tensor_reaches(
     steps: Sequence[ObservedStep], noise_shares: Mapping[str, float]
 ) -> list[tuple[float, float]]:
-    """Return the sum of the records' bounds b(u) and the released gradient along u, for each step.
+    """Return for each step the sum of its records' bounds b(u), and the released gradient along u.
 
     u is a unit vector. In each tensor it points along the sum of the records' unit gradients. Its
     length there depends on the tensor's reach in earlier steps, never on the step's own noise.
@@ -188,7 +195,8 @@ def is_clipping_per_tensor(
 ) -> bool:
     """Test whether a step combines tensors' gradients in other proportions than the records do.
 
-    If not, the part of a step that only the tensors' gradients explain is noise, so chi-squared.
+    If it does not, the part of a step that only separate tensors' gradients explain is noise, and
+    chi-squared.
     """
     excess = 0.0
     freedom = 0
@@ -208,10 +216,11 @@ def is_clipping_per_tensor(
 
 
 def _explain_products(grams: Floats, products: Floats) -> tuple[float, int]:
-    """Return the squared length of a unit-noise gradient within a span, and the span's dimension.
+    """Return how much of a unit-noise gradient lies in a span (squared length), and the span's
+    dimension.
 
-    grams: (parts, records, records) of the spanning gradients; products: (parts, records) with the
-    unit-noise gradient. Both are summed over parts.
+    grams: (parts, records, records) inner products of the spanning gradients; products: (parts,
+    records), theirs with the unit-noise gradient. Both results are summed over parts.
     """
     values, vectors = np.linalg.eigh(grams)
     used = values > _ROUNDING * np.maximum(values[:, -1:], 1e-300)
@@ -224,7 +233,7 @@ def whiten_step(step: ObservedStep, noise_shares: Mapping[str, float]) -> Observ
     """Return the step with each tensor divided by its own noise.
 
     A reach is then the length of a record's contribution in units of the noise that hides it, as in
-    the Gaussian mechanism. noise_shares: each tensor's noise over that of all tensors.
+    the Gaussian mechanism. noise_shares: by tensor, its noise over that of all tensors.
     """
     if not step.scale or not len(step.tensor_grams):
         return step

@@ -41,9 +41,9 @@ _SAYS = (
 
 
 def format_crash_test_lines(test: CrashTest, again: str) -> Iterator[str]:
-    """Yield the verdict, broken checks with reproductions, detectable violations, and limits.
+    """Yield the verdict, each broken check with a reproduction, detectable violations, and limits.
 
-    again: the command of this test; a reproduction adds the check's name.
+    again: the command of this test; a reproduction adds the check's name to it.
     """
     yield f"RESULT  {write_headline(test)}"
     yield f"LOOP    {describe_observed_loop(test)}"
@@ -98,7 +98,8 @@ def describe_observed_loop(test: CrashTest) -> str:
 
 
 def describe_one_run_bound(test: CrashTest) -> str:
-    """Describe the bound of one training and the largest bound that it could have shown."""
+    """Describe the bound of epsilon from one training, and the largest bound that it could have
+    shown."""
     bound = test.one_run
     if bound is None:
         return "no time was left for a bound of epsilon from one training."
@@ -110,7 +111,7 @@ def describe_one_run_bound(test: CrashTest) -> str:
 
 
 def describe_reproduction(test: CrashTest, check: LoopCheck, again: str) -> str:
-    """Describe a broken check for an issue: command, worst violation, epsilon and versions."""
+    """Describe a broken check for a bug report: command, worst violation, epsilon and versions."""
     witness = check.witness
     facts = {"check": f"{check.name}: {check.verdict}"}
     if witness is not None:
@@ -184,7 +185,8 @@ def _sort_worst_first(test: CrashTest) -> list[LoopCheck]:
 
 
 def build_crash_test_document(test: CrashTest, source: str, again: str) -> Document:
-    """Return the document of the page and the Markdown. again: the command of this test."""
+    """Return the document from which the page and the Markdown are made. again: the command of this
+    test."""
     claim = tuple(
         (name.replace("_", " "), str(value))
         for name, value in vars(test.claim).items()

@@ -1,4 +1,4 @@
-"""Crash-test a Hugging Face Trainer with its settings and callbacks on our model and records."""
+"""Crash-test a Hugging Face Trainer, with its settings and callbacks, on our model and records."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def is_transformers_trainer(value: Any) -> bool:
 def wrap_trainer(trainer: Any, claim: Mapping[str, Any] | None) -> Callable[[Any, Any], Any]:
     """Return `train(model, records)`, which runs a copy of this Trainer.
 
-    If the claim states no steps, use the Trainer's steps. Raise AuditError if the Trainer was given
-    an optimizer, because that optimizer trains another model.
+    If the claim states no steps, the Trainer's steps are used. Raise AuditError if the Trainer was
+    given an optimizer, because that would train another model.
     """
     if trainer.optimizer is not None:
         raise AuditError(
@@ -122,7 +122,7 @@ def _pad_crash_records(rows: Any) -> dict[str, torch.Tensor]:
 
 
 class _Caught(BaseException):
-    """An exception that ends a script when its Trainer is about to train."""
+    """Exception that ends a script when its Trainer is about to train."""
 
     def __init__(self, trainer: Any) -> None:
         super().__init__()
@@ -131,7 +131,8 @@ class _Caught(BaseException):
 
 @contextmanager
 def catch_trainer_before_training_context(trainers: list[Any]) -> Iterator[None]:
-    """End the inner code before a Trainer trains, and append that Trainer to `trainers`."""
+    """End the code in the block when a Trainer is about to train, and append that Trainer to
+    `trainers`."""
     from transformers import Trainer
 
     def train(trainer: Any, *_: Any, **__: Any) -> None:

@@ -30,13 +30,13 @@ Record = dict[str, list[int]]
 
 @dataclass(frozen=True)
 class Specimen:
-    """The model and records that a training receives.
+    """Model and records that a training receives.
 
     scales: (end of a weight's name, factor); large factors move much of a gradient into some
     tensors, so that a tensor missing from the clipped norm is noticed. alike: all records have one
     text, so their gradients are parallel and a batch moves the model as far as possible. one_hot:
-    one number holds 88% of a squared gradient, which a norm over only some numbers misses. lengths:
-    tokens of the records' texts, in turn.
+    one number holds 88% of a squared gradient; a norm over only some numbers would miss it.
+    lengths: tokens of the records' texts, used in turn.
     """
 
     scales: tuple[tuple[str, float], ...] = ()
@@ -61,7 +61,7 @@ class Specimen:
         return model
 
     def scale_weights(self, factor: float) -> Specimen:
-        """Return a specimen whose scales are multiplied by this factor."""
+        """Return a specimen with all scales multiplied by this factor."""
         return replace(self, scales=tuple((end, scale * factor) for end, scale in self.scales))
 
     def make_crash_test_records(self, n: int = RECORDS) -> list[Record]:
@@ -128,7 +128,7 @@ SPECIMENS = (
 
 
 def build_specimen(training: int) -> Specimen:
-    """Return the specimen of a training (from 0). Trainings use the specimens in turn."""
+    """Return the specimen of a training (numbered from 0). Trainings use all specimens in turn."""
     return SPECIMENS[training % len(SPECIMENS)]
 
 
@@ -160,7 +160,8 @@ def build_tiny_specimen_model(seed: int) -> GPTNeoXForCausalLM:
 def make_company_specimen(clipping_norm: float) -> Specimen:
     """Build a specimen with gradients mostly below the clipping norm and texts of unequal lengths.
 
-    Clipping leaves such gradients unchanged, so that an effect of other records stays visible.
+    Clipping leaves such gradients unchanged, so an effect of other records in the batch stays
+    visible.
     """
     # bounds of the log factor of the last norm and the last layer
     low = -12.0
@@ -219,7 +220,7 @@ def find_row_records(ids: Tensor) -> list[int | None]:
 
 @dataclass(frozen=True)
 class SpecimenRecordGradients:
-    """Reference gradients of single records at any weights of a model."""
+    """Reference gradients of single records, at any given weights of a model."""
 
     # the model as the training changed it (an adapter, for example), without any hooks
     twin: nn.Module
@@ -228,9 +229,9 @@ class SpecimenRecordGradients:
     def record_gradients_at_weights(
         self, weights: dict[str, Tensor], indices: list[int], names: list[str]
     ) -> dict[str, Tensor]:
-        """Return gradients of each record's mean nll by tensor name: (records wanted, *shape).
+        """Return the gradient of each record's mean nll, by tensor name: (records wanted, *shape).
 
-        The nll is in nats, over all tokens but the record's first.
+        The nll is in nats, over all tokens except the record's first.
         """
         with (
             torch.no_grad()

@@ -65,7 +65,7 @@ class ObservedLoop:
 class OneRun:
     """A lower bound of epsilon with 95% confidence. best: the bound if every guess were right.
 
-    claimed: the claim's epsilon for this training, which received half of the records.
+    claimed: the claimed epsilon of this training, which received half of the records.
     """
 
     epsilon: float
@@ -92,7 +92,8 @@ class CrashTest:
     one_run: OneRun | None = None  # None if time ran out
 
     def keep_named_checks(self, names: Sequence[str]) -> CrashTest:
-        """Keep these checks, or all if no name is given. Raise AuditError for an unknown name."""
+        """Return the test with only these checks, or all if no name is given. Raise AuditError for
+        an unknown name."""
         known = [check.name for check in self.checks]
         if unknown := [name for name in names if name not in known]:
             raise AuditError(f"there is no check {unknown[0]!r}; the checks are {', '.join(known)}")
@@ -116,7 +117,7 @@ class CrashTest:
 
     @property
     def exceeds_claim_without_fault(self) -> bool:
-        """Tell whether the interval of epsilon exceeds the claim although no check is broken."""
+        """Tell whether the interval of epsilon lies above the claim although no check is broken."""
         return (
             not self.broken_checks
             and self.seen.low is not None
@@ -140,10 +141,10 @@ def crash_test(
 
     train: trains the model in place with a torch.optim optimizer, or is a transformers Trainer,
     copied for each training. records: a list of {"input_ids": [token, ...]}. claim: a `LoopClaim`
-    or a mapping of its fields; None if `train` returns (model, claim). The test repeats trainings
-    until it has about a thousand gradients, on each specimen if half of the time suffices. tell:
-    called with the number of finished trainings and the total. Raise AuditError if the training
-    ignores its model or its records, states no claim, or exceeds the minutes.
+    or a mapping of its fields; None if `train` returns (model, claim). tell: called with the number
+    of finished trainings and the total. The test repeats trainings until it has about a thousand
+    gradients, and uses every specimen if half of the time suffices. Raise AuditError if the
+    training ignores its model or its records, states no claim, or exceeds the minutes.
     """
     start = time.monotonic()
     until = start + 60 * minutes
@@ -224,7 +225,8 @@ def _replay_shifted_seed(
 def _replay_shortened_training(
     train: Train, claim: LoopClaim, first: TrainingTrace, seed: int, until: float
 ) -> tuple[TrainingTrace, TrainingTrace | None]:
-    """Replay the first training's steps without its last record, or with another if n is public.
+    """Replay the first training's steps without its last record, or with another last record if n
+    is public.
 
     If the printed text differs, also return a replay on the original records.
     """
@@ -242,7 +244,8 @@ def _replay_shortened_training(
 def _train_companies(
     train: Train, claim: LoopClaim, seed: int, until: float
 ) -> tuple[TrainingTrace, ...]:
-    """Train with gradients below the claimed clipping norm, on one long text among short texts."""
+    """Run trainings with gradients below the claimed clipping norm, on one long text among short
+    texts."""
     if not claim.max_grad_norm:
         return ()
     seeds = [derive_training_seed(seed, _MOST + 2 + at) for at in range(_IN_DIVIDED_COMPANY)]
@@ -270,7 +273,8 @@ def _train_companies(
 
 
 def _measure_company_share(trace: TrainingTrace, clipping_norm: float) -> float:
-    """Return the median norm of the first gradients over the target norm; 1 without gradients."""
+    """Return the median norm of the first step's gradients over the intended norm; 1 without
+    gradients."""
     norms = next((step.norms for step in trace.steps if step.norms.any()), None)
     if norms is None:
         return 1.0
@@ -280,7 +284,8 @@ def _measure_company_share(trace: TrainingTrace, clipping_norm: float) -> float:
 def _train_few_records(
     train: Train, stated: object, first: TrainingTrace, seed: int, until: float
 ) -> tuple[TrainingTrace | None, int | None, str]:
-    """Train on one record more than a batch holds; return the trace, claimed steps and error.
+    """Train on one record more than a batch holds on average; return the trace, claimed steps and
+    error.
 
     At the claimed rate, a batch then holds one record or none. If the training raises an exception,
     as many loops do on an empty batch, the trace is None and the error holds the message.
@@ -308,8 +313,8 @@ def _train_few_records(
 def bound_loop_epsilon(train: Train, claim: object, seed: int, until: float) -> OneRun:
     """Bound epsilon by guessing which records a training read (`statistics/one_run.py`).
 
-    A fair coin includes each record; guess "in" for records of the largest reach. claim: of all
-    trainings; None: use this training's claim.
+    A fair coin includes each record; the guess is "in" for records of the largest reach. claim: for
+    all trainings; None: use the claim that this training returns.
     """
     coins = np.random.default_rng(seed).random(training_specimen.RECORDS) < 0.5
     chosen = [int(i) for i in np.flatnonzero(coins)]
@@ -331,7 +336,8 @@ def bound_loop_epsilon(train: Train, claim: object, seed: int, until: float) -> 
 
 
 def derive_training_seed(seed: int, training: int) -> int:
-    """Return the 32-bit seed of one training of a test (from 0), which no person would choose.
+    """Return the 32-bit seed of a training (numbered from 0) of a test. No person would choose such
+    a seed.
 
     Different test seeds give different training seeds.
     """
@@ -340,10 +346,10 @@ def derive_training_seed(seed: int, training: int) -> int:
 
 
 def summarise_observed_loop(runs: WatchedTrainings, checks: tuple[LoopCheck, ...]) -> ObservedLoop:
-    """Return the loop's numbers; epsilon follows from its noise, rate, sampling and steps.
+    """Return the loop's observed numbers; epsilon follows from its noise, rate, sampling and steps.
 
-    If a kind of record, or a single record, has a larger epsilon than all together, use that
-    epsilon.
+    If some kind of record, or a single record, has a larger epsilon than all records together, that
+    epsilon is returned.
     """
     broken_checks = {check.name: check for check in checks if check.verdict == BROKEN}
     steps = max(len(trace.steps) for trace in runs.traces)
@@ -383,7 +389,8 @@ def summarise_observed_loop(runs: WatchedTrainings, checks: tuple[LoopCheck, ...
 def _bound_observed_epsilon(
     runs: WatchedTrainings, noise: tuple[float, float, float], epsilon: float, more: dict[str, Any]
 ) -> tuple[float, float]:
-    """Return the 95% interval of epsilon from the errors of noise multiplier and sampling rate.
+    """Return the 95% interval of epsilon, from the errors of the noise multiplier and the sampling
+    rate.
 
     The errors are independent. Each gives a ratio of two epsilons of the quick accountant.
     """

@@ -1,4 +1,4 @@
-"""Define what checks share: watched trainings, verdicts, and one significance level.
+"""Define what all checks share: watched trainings, verdicts, and one significance level.
 
 Every p-value is one-sided against the claim. Bonferroni's rule divides the level among the checks,
 which bounds the probability of calling an honest training broken. Estimates are sums over thousands
@@ -30,7 +30,7 @@ PLANTED = "by a planted fault"
 
 @dataclass(frozen=True)
 class WatchedTrainings:
-    """The watched trainings, with several seeds and all specimens; one lacks a record."""
+    """Watched trainings with several seeds and all specimens; one of them lacks a record."""
 
     claim: LoopClaim
     traces: tuple[TrainingTrace, ...]
@@ -60,7 +60,8 @@ class WatchedTrainings:
 
     @property
     def steps_but_first_of_each_training(self) -> list[ObservedStep]:
-        """All steps but each training's first, since earlier reads may be a trial of the model."""
+        """All steps but each training's first, as records read before that step may only try out
+        the model."""
         return [step for trace in self.traces for step in trace.steps[1:]]
 
     @property
@@ -69,7 +70,7 @@ class WatchedTrainings:
 
     @property
     def noise_shares(self) -> dict[str, float]:
-        """Each tensor's noise over the noise of all tensors, pooled by degrees of freedom."""
+        """Each tensor's noise over that of all tensors, pooled over steps by degrees of freedom."""
         if self.whitened_shares is not None:
             return self.whitened_shares
         squares: dict[str, float] = {}
@@ -101,10 +102,8 @@ class WatchedTrainings:
 
     @property
     def sampling_rate_interval(self) -> tuple[float, float]:
-        """The exact 95% interval of the sampling rate; a point if batches are not drawn at random.
-
-        Clopper and Pearson's.
-        """
+        """Clopper and Pearson's exact 95% interval of the sampling rate; a point if batches are not
+        drawn at random."""
         rate = self.observed_sampling_rate
         if self.claim.sampling != "poisson" or rate >= 1:
             return rate, rate
@@ -178,7 +177,7 @@ def judge_p_value(
     epsilon: Callable[[], float] | None = None,
     source: str = STATISTIC,
 ) -> LoopCheck:
-    """Return a check that is broken if p is below its share of the level.
+    """Return a check, broken if p is below the check's share of the level.
 
     epsilon: called only for a broken check, because accounting takes a second.
     """

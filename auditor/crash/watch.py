@@ -5,9 +5,9 @@ gradient:
 
     gradient = scale * (sum over the batch's records of (reach * unit gradient) + noise)
 
-A gradient has about 5,000 dimensions, and the records of a batch span only a few. The remainder is
+A gradient has about 5,000 dimensions, and the records of a batch span only a few. The rest is
 noise, so one step gives the noise's size to 1%. Reaches are in units of the noise, so later scaling
-(batch size, learning rate, norm) does not change them.
+(by batch size, learning rate or norm) does not change them.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ _SILENT = 1e-5  # of a single-precision gradient: smaller noise is rounding
 
 @dataclass(frozen=True)
 class ObservedStep:
-    """One observed update.
+    """An observed update of the weights.
 
-    noise: the part of the gradient outside the records' span, by tensor.
+    noise: the part of the gradient outside the span of the records' gradients, by tensor.
     """
 
     records: tuple[int, ...]  # records read since the previous step, with repeats
@@ -104,7 +104,8 @@ class TrainingTrace:
 
 
 class StepWatch:
-    """Decompose every step of one training. Raise AuditError if the training exceeds its time."""
+    """Watch that decomposes every step of a training. Raise AuditError if the training exceeds its
+    time."""
 
     def __init__(
         self,
@@ -118,7 +119,8 @@ class StepWatch:
         """Create a watch of a training.
 
         until: time limit; most: maximum number of steps. everyone: measure every record's reach,
-        read or not. replayed: gradients that the optimizer gets after the real ones are observed.
+        whether it was read or not. replayed: gradients that the optimizer receives instead of the
+        real ones, which are still observed.
         """
         self._model = model
         self._records = records
@@ -202,7 +204,8 @@ class StepWatch:
             self._together = ids.detach().cpu(), logits.detach().cpu()
 
     def _measure_logit_change(self, weights: dict[str, Tensor], twin: nn.Module) -> float | None:
-        """Return the largest change of a record's logits between its batch and a read alone."""
+        """Return the largest difference of a record's logits between its batch and the record
+        alone."""
         if self._together is None:
             return None
         changes = []
@@ -281,7 +284,8 @@ class StepWatch:
                 gradients[name].copy_(value)
 
     def _take_back_outer_step(self) -> None:
-        """Discard a step that calls its base class's step: a subclass may clip and add noise."""
+        """Discard an optimizer's step that calls its base class's step, as a subclass may clip and
+        add noise first."""
         outer = self.trace.steps.pop()
         self.trace.released.pop()
         self.trace.overflowed = [
@@ -304,7 +308,8 @@ class StepWatch:
         return torch.cat([value.detach().flatten() for value in self._parameters])
 
     def find_final_step(self) -> None:
-        """Store the final weights and find the latest step that has these weights."""
+        """Store the returned weights and find the latest step that left the model with these
+        weights."""
         self.trace.state = {
             name: value.detach().clone() for name, value in self._model.state_dict().items()
         }
@@ -410,7 +415,8 @@ class StepWatch:
 
 
 def _let_hooks_see_base_steps() -> None:
-    """Make hooks see base steps of torch's optimizers: a subclass may add noise before them."""
+    """Make hooks see steps of torch's own optimizers when subclasses, which may add noise first,
+    call them."""
     kinds: list[Any] = [kind for kind in vars(torch.optim).values() if isinstance(kind, type)]
     for kind in kinds:
         if "step" in vars(kind) and not hasattr(kind.step, "hooked"):
@@ -419,11 +425,12 @@ def _let_hooks_see_base_steps() -> None:
 
 
 def copy_watched_model_without_hooks(model: nn.Module) -> nn.Module:
-    """Copy the model without hooks: Opacus hooks every layer, and our hooks would count our reads.
+    """Copy the model without hooks: Opacus hooks every layer, and our own hooks would count our
+    reads.
 
     Trainers may replace the model's `forward` by a function bound to the original (autocast, TRL's
-    chunked loss). Batch norms use running statistics, because batch statistics leave no gradient of
-    a single record.
+    chunked loss). Batch norms use running statistics, because with batch statistics no record has a
+    gradient of its own.
     """
     twin = copy.deepcopy(model)
     twin.__dict__.pop("forward", None)
@@ -449,7 +456,8 @@ def _project_out_record_gradients(
     """Remove the span of the records' gradients from the released gradient, tensor by tensor.
 
     released: (d,); gradients: (d, k); sizes: (tensors,), with sum d. Return the remainder (d,), its
-    dimensions (tensors,), and its spread (d,).
+    degrees of freedom (tensors,), and the share of each element's standard deviation that is left
+    (d,).
     """
     if not gradients.shape[1]:
         return released, list(sizes), torch.ones_like(released)
@@ -473,10 +481,11 @@ def _project_out_record_gradients(
 
 
 def fit_reaches(inner_products: _Array, products: _Array) -> tuple[_Array, _Array, _Array]:
-    """Fit a gradient on unit gradients by least squares; return coefficients, Gram, norms.
+    """Fit a gradient on unit gradients by least squares; return coefficients, Gram matrix and
+    norms.
 
     inner_products: (..., records, records) of the records' gradients; products: (..., records), of
-    these with the fitted gradient. The returned Gram matrix is of unit gradients.
+    the records' gradients with the fitted gradient. The returned Gram matrix is of unit gradients.
     """
     norms = np.sqrt(np.diagonal(inner_products, axis1=-2, axis2=-1))
     # a gradient of 0, as of LoRA's first matrix initially, stays 0
@@ -508,10 +517,11 @@ def run_watched_training(
     training: the index that selects model and records. chosen: give the training only these
     records, but measure the reaches of all n. most: end the training after so many steps and return
     None. replayed: as in `StepWatch`. other_last: reorder the last record's words. specimen: model
-    and records for any index. empty_draws: as in `empty_draws_context`.
+    and records, instead of the index's. empty_draws: as in `empty_draws_context`.
 
     Raise AuditError if the training reads none of its records, takes no observed step, returns
-    another model, or exceeds its time. Afterwards end all processes that the training left running.
+    another model, or exceeds its time. Afterwards all processes that the training left running are
+    ended.
     """
     specimen = specimen or training_specimen.build_specimen(training)
     model = specimen.build_crash_test_model()
@@ -560,16 +570,17 @@ def run_watched_training(
 
 
 class _EnoughSteps(BaseException):
-    """An exception that ends a training from inside, uncaught by `except Exception`."""
+    """Exception that ends a training after enough steps; `except Exception` does not catch it."""
 
 
 class _OutOfTime(BaseException):
-    """An exception that ends a training at its time limit, uncaught by `except Exception`."""
+    """Exception that ends a training at its time limit; `except Exception` does not catch it."""
 
 
 @contextmanager
 def _training_time_limit_context(until: float) -> Iterator[None]:
-    """End the code inside and its processes at `until` (`time.monotonic`). Raise AuditError then.
+    """End the code in the block and its processes at `until` (`time.monotonic`), and raise
+    AuditError.
 
     An alarm repeats every few seconds in case the training catches it. Python has alarms only in
     the main thread: in other threads, the model's next forward pass ends the training.
