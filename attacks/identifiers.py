@@ -394,7 +394,8 @@ class RanksOfValues:
         return {_KINDS[kind]: self.kind == kind for kind in kinds}
 
     def uniformity_p_value(self, chosen: Bools) -> float:
-        """Return the p-value that the base model ranks these values uniformly.
+        """Return the p-value of the hypothesis that these values' ranks by the base model are
+        uniform.
 
         Without a base model, the target's ranks of the non-members' values are tested. NaN for too
         few values.

@@ -1,10 +1,10 @@
 """Compare a target's claim with its audits: consistent, contradicted, or too weak to tell.
 
-Reports and gates take every verdict on a claim from this module. It reads only recorded numbers.
+Reports and gates take every verdict on a claim from this module, which reads only recorded numbers.
 
 Several audits of one target share the level equally (Bonferroni). Each bound is recomputed at its
-share, and any audit can contradict the claim. A nominal epsilon is not a claim, but is tested in
-the same way.
+share of the level, and any audit can contradict the claim. A nominal epsilon is not a claim, but is
+tested in the same way.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ TOO_WEAK: Verdict = "audit too weak to tell"
 
 @dataclass(frozen=True)
 class BoundAgainstClaim:
-    """An audit at its share of the level, with the epsilon promised for the audit's game."""
+    """An audit recomputed at its share of the level, and the epsilon promised for the audit's
+    game."""
 
     row: CellKey
     audit: Audited
@@ -55,7 +56,7 @@ class UncomparableBound:
 
 @dataclass(frozen=True)
 class ClaimEvidence:
-    """The claim of a target, and all evidence on it.
+    """A target's claim, and all evidence for and against it.
 
     claimed: the epsilon for the claim's relation; None without a finite claim. nominal: the epsilon
     that a paper would print. It promises nothing, but is tested if there is no claim.
@@ -74,7 +75,7 @@ class ClaimEvidence:
     def verdict(self) -> Verdict | None:
         """Return the verdict on the claim or, without a claim, on the nominal epsilon.
 
-        Return None without either, or without evidence.
+        Return None if there is neither, or no evidence.
         """
         if self.refuted or any(bound.audit.epsilon > bound.promised for bound in self.bounds):
             return CONTRADICTED
@@ -86,7 +87,8 @@ class ClaimEvidence:
 
     @property
     def most_sensitive_bound(self) -> BoundAgainstClaim | None:
-        """Return the audit that detects the smallest violation, or None if no audit detects any."""
+        """Return the audit that could detect the smallest violation; None if no audit could detect
+        any."""
         able = [bound for bound in self.bounds if not bound.powerless_reason]
         return min(
             able,
@@ -96,7 +98,7 @@ class ClaimEvidence:
 
     @property
     def has_anything_to_report(self) -> bool:
-        """Return whether a report can print anything about the claim."""
+        """Return whether there is anything about the claim to print in a report."""
         return bool(self.target.claim or self.nominal is not None or self.bounds)
 
 
@@ -110,7 +112,7 @@ def weigh_claim_against_audits(
 ) -> ClaimEvidence:
     """Return the evidence on one target's claim at this error level.
 
-    setting, attack: use only these rows.
+    setting, attack: if given, only these rows count.
     """
     claim = target.claim
     rows = [finding for finding in result.findings if finding.target == target.name]
@@ -158,9 +160,9 @@ def weigh_claim_against_audits(
 
 
 def _select_distinct_epsilon_audits(rows: list[Finding]) -> list[tuple[Finding, Audited]]:
-    """Return each row that has an (epsilon, delta) bound, with its audit.
+    """Return each row with an (epsilon, delta) bound, and its audit.
 
-    Count equal audits by rows of one probe once.
+    Equal audits in several rows of a probe count once.
     """
     findings: dict[tuple[str, str, Audited], Finding] = {}
     for row in rows:
@@ -178,7 +180,7 @@ def _select_distinct_epsilon_audits(rows: list[Finding]) -> list[tuple[Finding, 
 def _find_game_epsilon(
     claim: Claim | None, row: Finding, audit: Audited, nominal: float | None
 ) -> float | str:
-    """Return the epsilon promised for the audit's game, or the reason for none.
+    """Return the epsilon promised for the audit's game, or why there is none.
 
     claim: None if nothing finite is claimed.
     """
@@ -192,7 +194,7 @@ def _find_game_epsilon(
 
 
 def find_promised_epsilon(claim: Claim, relation: str, unit: str) -> float | str:
-    """Return a claim's epsilon for these neighbours, or the reason for none.
+    """Return a claim's epsilon for this relation between neighbours, or why there is none.
 
     A guarantee at the claim's delta also holds at any larger delta, so an audit at a larger delta
     can refute the claim.

@@ -40,12 +40,13 @@ class WeightedMetric:
 
 
 def measure_seed_contrast(name: str, parts: Sequence[WeightedMetric]) -> Measurement:
-    """Return the sum of coefficient x metric, averaged over common seeds, with its 95% interval.
+    """Return the sum of coefficient x metric, averaged over the seeds that all parts have, with its
+    95% interval.
 
-    Pair over secrets if every metric comes from an attack's guesses for the members, or is a
-    probe's mean over the same secrets. Pair over held-out texts if every metric is a perplexity of
-    the same texts. Otherwise (an epsilon) combine the cells' intervals as independent (MOVER).
-    Raise AuditError for a metric that a cell lacks.
+    The sum is paired over secrets if every metric comes from an attack's guesses for the members,
+    or is a probe's mean over the same secrets. It is paired over held-out texts if every metric is
+    a perplexity of the same texts. Otherwise (an epsilon) the cells' intervals are combined as
+    independent (MOVER). Raise AuditError for a metric that a cell lacks.
     """
     of_members = [metrics.find_metric(part.metric).is_of_member_guesses for part in parts]
     values_by_seed = []
@@ -111,7 +112,8 @@ def _measure_attack_contrast(
 
 
 def _heldout_token_counts(part: WeightedMetric, seed: int) -> tuple[float, ...]:
-    """Return the token count of each held-out text if the metric is their perplexity, else ()."""
+    """Return the token count of each held-out text if the metric is a perplexity of such texts;
+    otherwise ()."""
     losses = part.cell.heldout.get(seed, {})
     if part.metric in losses and part.metric != "tokens":
         return tuple(losses["tokens"])
@@ -135,7 +137,7 @@ def _measure_perplexity_contrast(
 
 
 def _map_metric_values(part: WeightedMetric, seed: int) -> dict[str, float]:
-    """Return a probe's values by member, whose mean is the metric (`exposure(count=16)`)."""
+    """Return a probe's value for each member; their mean is the metric (`exposure(count=16)`)."""
     # Limit the digits: `int` raises for more than 4,300.
     match = re.fullmatch(r"(\w+)(?:\(count=(\d{1,15})\))?", part.metric)
     row = part.cell.rows.get(seed)
@@ -150,7 +152,7 @@ def _map_metric_values(part: WeightedMetric, seed: int) -> dict[str, float]:
 def _measure_probe_contrast(
     name: str, parts: Sequence[WeightedMetric], seeds: Sequence[int]
 ) -> Measurement:
-    """Return the contrast of a probe's means, by the bootstrap of auditor/runs/chain_steps.py."""
+    """Return the contrast of probes' means, with the bootstrap of auditor/runs/chain_steps.py."""
     secrets = sorted(_map_metric_values(parts[0], seeds[0]))
     plus, minus = np.zeros(len(secrets)), np.zeros(len(secrets))
     for part in parts:
@@ -175,7 +177,7 @@ def _measure_probe_contrast(
 # Cache few matrices: over 10,000 secrets a matrix takes 160 MB.
 @functools.lru_cache(maxsize=4)
 def _draw_resample_counts(n: int) -> Draws:
-    """Return how often each resample draws each of n secrets: (1 + resamples, n).
+    """Return how often each resample contains each of n secrets: (1 + resamples, n).
 
     The first row is the sample itself. All contrasts over n secrets share these counts.
     """

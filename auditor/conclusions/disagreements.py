@@ -1,4 +1,5 @@
-"""Find signs that a run hides a leak: contradictory numbers, and non-members unlike members."""
+"""Find signs that a run hides a leak: numbers that contradict each other, and non-members unlike
+members."""
 
 from __future__ import annotations
 
@@ -27,13 +28,14 @@ def is_auc_above_chance(m: Measurement) -> bool:
 
 
 def has_unlike_sides(finding: Finding) -> bool:
-    """Return whether a score that saw no target separates the row's members from non-members."""
+    """Return whether a score that does not query the target separates the row's members from
+    non-members."""
     controls = [finding.measurement(name_auc(control)) for control in CONTROLS]
     return any(m is not None and is_auc_above_chance(m) for m in controls)
 
 
 def list_mismatch_doubts(result: AuditResult) -> tuple[Doubt, ...]:
-    """Return a doubt if a score separates members from non-members without the model."""
+    """Return a doubt if some score separates members from non-members without using the model."""
 
     def highest(control: str) -> Measurement | None:
         aucs = (finding.measurement(name_auc(control)) for finding in result.findings)
@@ -63,7 +65,7 @@ def list_mismatch_doubts(result: AuditResult) -> tuple[Doubt, ...]:
 
 
 def _describe_adjustment(result: AuditResult) -> str:
-    """Say by which AUC membership is judged, or that no number can be trusted."""
+    """Describe which AUC decides on membership, or that no number can be trusted."""
     rows = [finding.measurement(ADJUSTED_AUC) for finding in result.findings]
     adjusted = [m for m in rows if is_measured(m)]
     if not adjusted:
@@ -84,7 +86,7 @@ def _format_auc(m: Measurement) -> str:
 def list_contradiction_doubts(
     result: AuditResult, target: str, greedy: Measurement | None
 ) -> Iterator[Doubt]:
-    """Yield contradictions between numbers of one target.
+    """Yield doubts from numbers of one target that contradict each other.
 
     Causes may be a filter, a truncation or another distribution. greedy: the share of secrets that
     greedy decoding of the undefended model extracts.
@@ -102,7 +104,7 @@ def list_contradiction_doubts(
 
 
 def _describe_too_few_hits(probe: Finding, attack: Finding) -> str:
-    """Explain that an attack has too few hits for the measured probabilities; "" if they agree.
+    """Explain that an attack has fewer hits than the probe's probabilities allow; "" if they agree.
 
     For k <= n p - 1 hits of independent secrets with mean probability p, the binomial tail bounds
     the lower tail (Hoeffding 1956, Theorem 4). A match of any guess counts as a hit.

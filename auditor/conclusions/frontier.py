@@ -1,7 +1,7 @@
-"""Compare models' leakage at equal usefulness, over the defenses of a run or the points of a grid.
+"""Compare models' leakage at equal usefulness, over a run's defenses or a grid's points.
 
 Every comparison uses the secrets that all models answered and the held-out texts that all models
-predict. The mean over seeds is taken at resamples of secrets, as in conclusions/contrasts.py.
+predict. The mean over seeds is taken in each resample of secrets, as in conclusions/contrasts.py.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ class FrontierModel:
 
     @property
     def heldout(self) -> Mapping[int, Mapping[str, Sequence[float]]]:
-        """Return `tokens` and the nll of each held-out text by seed, in nats."""
+        """Return, by seed, the `tokens` and the nll (nats) of each held-out text."""
         return next((cell.heldout for cell in self.cells.values()), {})
 
     def is_same_model(self, other: FrontierModel) -> bool:
-        """Return whether the held-out numbers of the shared seeds are equal."""
+        """Return whether both models have equal held-out numbers at the seeds that they share."""
         shared_seeds = [seed for seed in self.heldout if seed in other.heldout]
         return bool(shared_seeds) and all(
             self.heldout[seed] == other.heldout[seed] for seed in shared_seeds
@@ -109,7 +109,7 @@ def _list_swept_options(name: str, at: Mapping[str, Any], defenses: Sequence[str
 
 
 def _find_weakest_claim(claims: Sequence[Claim | None]) -> Claim | None:
-    """Return the claim with the largest epsilon, which holds at every seed.
+    """Return the claim with the largest epsilon, which is true for every seed.
 
     Return None if a seed has no claim.
     """
@@ -122,7 +122,7 @@ def _find_weakest_claim(claims: Sequence[Claim | None]) -> Claim | None:
 def merge_frontier_models(
     places: Sequence[Sequence[FrontierModel]],
 ) -> list[FrontierModel]:
-    """Return the models of several grid points, each label and the undefended model once.
+    """Return the models of several grid points; each label, and the undefended model, appears once.
 
     Return nothing if the undefended models differ, because the points then have different targets.
     """
@@ -141,7 +141,7 @@ def merge_frontier_models(
 
 
 def build_frontiers(models: Sequence[FrontierModel]) -> tuple[Frontier, ...]:
-    """Return a frontier for each leakage metric of the first model, the undefended.
+    """Return a frontier for each leakage metric of the first model, which is undefended.
 
     Return nothing for fewer than two defenses.
     """
@@ -157,7 +157,7 @@ def build_frontiers(models: Sequence[FrontierModel]) -> tuple[Frontier, ...]:
 
 
 def _select_distinct_models(models: Sequence[FrontierModel]) -> list[FrontierModel]:
-    """Return the models; if defenses share a title, add the name to the label."""
+    """Return the models; defenses with the same title get their names added to their labels."""
     n_models_by_line = Counter(line for line, _ in {(model.line, model.name) for model in models})
     renamed = []
     for model in models:
@@ -170,9 +170,9 @@ def _select_distinct_models(models: Sequence[FrontierModel]) -> list[FrontierMod
 
 
 def _list_frontier_rows(base: FrontierModel) -> Iterator[tuple[Metric, Row]]:
-    """Yield each metric with its rows, only white-box rows if there are any.
+    """Yield each metric with its rows; only white-box rows if there are any.
 
-    For a probe's metric, yield the row that lists it earliest.
+    A probe's metric gets the row that lists it earliest.
     """
     for name in LEAKS:
         rows = [
@@ -336,7 +336,7 @@ def _build_frontier_point(
 def _flag_least_leaking_points(
     points: Sequence[FrontierPoint], leaks: Sequence[ModelLeakage]
 ) -> list[FrontierPoint]:
-    """Flag points that may leak least, among those shown to be within the usefulness margin."""
+    """Flag, among points shown to be within the usefulness margin, those that may leak least."""
     indices = [i for i, point in enumerate(points) if point.within == "shown"]
 
     @cache
@@ -352,9 +352,9 @@ def _flag_least_leaking_points(
 
 
 def _mark_frontier_corners(points: Sequence[FrontierPoint]) -> list[FrontierPoint]:
-    """Mark the frontier's corners, with the logarithm of perplexity as x.
+    """Mark the corners of the frontier, with the logarithm of perplexity as x.
 
-    A random choice between two models gives a point on the line between them.
+    Choosing at random between two models gives a point on the line between them.
     """
     indices = [i for i, point in enumerate(points) if math.isfinite(point.ratio.value)]
     places = [(math.log(points[i].ratio.value), points[i].leak.value) for i in indices]

@@ -35,7 +35,8 @@ from auditor.statistics.roc import AUC
 
 @dataclass(frozen=True)
 class LeakReading:
-    """A number of a leak kind, with its baseline from non-members or chance, or None.
+    """A number of a leak kind, with its baseline from non-members or chance; None without a
+    baseline.
 
     excess: the part above the non-members, with an interval. alone: False if the number can raise
     suspicion but not show a leak. either_way: an AUC below one half separates members equally well.
@@ -80,7 +81,7 @@ class LeakReading:
 
     @property
     def corrected(self) -> Measurement:
-        """Return the number with its corrected interval, which decides."""
+        """Return the number with its interval corrected for all looks; this interval decides."""
         return widen_leak_measurement(self.measured, self.looks)
 
     @property
@@ -89,9 +90,9 @@ class LeakReading:
 
     @property
     def is_suspected(self) -> bool:
-        """Return whether the number is above its baseline without showing a leak.
+        """Return whether the number is above its baseline but shows no leak.
 
-        It is not significant, or cannot show a leak alone.
+        Either the difference is not significant, or the number cannot show a leak alone.
         """
         m = self.measured
         if m.unit in ("share", "count"):
@@ -103,7 +104,8 @@ class LeakReading:
 
     @property
     def smallest_detectable_value(self) -> float:
-        """Return the smallest value that would show a leak, all else equal; NaN if unknown."""
+        """Return the smallest value that would show a leak if nothing else changed; NaN if
+        unknown."""
         m = self.corrected
         if not math.isnan(self.most):
             return self.most
@@ -121,7 +123,8 @@ class LeakReading:
 
 
 def _find_smallest_leak_share(n: int, baseline: Measurement | float | None, looks: int) -> float:
-    """Return the smallest share of n above the measured baseline; NaN if even n of n is not."""
+    """Return the smallest share of n that is significantly above the baseline; NaN if even n of n
+    is not."""
 
     factor = _compute_look_factor(looks)
 
@@ -150,11 +153,11 @@ def _find_smallest_leak_share(n: int, baseline: Measurement | float | None, look
 class LeakKind:
     """A kind of leak.
 
-    limits: initial gate limits of its numbers. read: yields its numbers in a finding. short: a
-    title of one or two words. measured_by: the `Attack.measures` of attacks and probes that measure
-    it, the usual first. main: the number that the title names. counted: nouns for counts of
-    secrets, by number. text: whether it shows text of the data. alike: whether it is invalid if
-    non-members are unlike members.
+    limits: first gate limits of its numbers. read: yields its numbers in a finding. short: a title
+    of one or two words. measured_by: the `Attack.measures` of attacks and probes that measure it,
+    the usual first. main: the number that the title names. counted: nouns for counts of secrets, by
+    number. text: True if it shows text of the data. alike: True if it is invalid when non-members
+    are unlike members.
     """
 
     name: str
@@ -178,9 +181,9 @@ class LeakKind:
 def read_nonmember_leaks(
     finding: Finding, name: str, *, alone: bool = True, bounds: bool = False
 ) -> Iterator[LeakReading]:
-    """Yield the reading of a number, with the non-members' number as baseline.
+    """Yield a reading of the number, with the non-members' number as its baseline.
 
-    bounds: the numbers are lower bounds, whose difference bounds nothing.
+    bounds: the numbers are lower bounds, so their difference bounds nothing.
     """
     m = finding.measurement(name)
     if not is_measured(m):
@@ -205,7 +208,8 @@ def read_nonmember_leaks(
 def read_repeat_leaks(
     finding: Finding, baseline: Measurement | float | None, name: str
 ) -> Iterator[LeakReading]:
-    """Yield a reading per repeat count at a shared level, if there are several counts."""
+    """Yield a reading for each repeat count, at a shared level; nothing if there is only one
+    count."""
     shares = {count: m for count, m in finding.by_repeats.items() if count.isdecimal()}
     for count, reading in _read_shared_level(finding, shares, baseline, name):
         yield replace(reading, count=count)
@@ -214,7 +218,8 @@ def read_repeat_leaks(
 def read_group_leaks(
     finding: Finding, baseline: Measurement | float | None, name: str
 ) -> Iterator[LeakReading]:
-    """Yield a reading per group of the data at a shared level, if there are several groups."""
+    """Yield a reading for each group of the data, at a shared level; nothing if there is only one
+    group."""
     for group, reading in _read_shared_level(finding, finding.by_group, baseline, name):
         yield replace(reading, part=f"group {group}")
 
@@ -238,7 +243,7 @@ def _read_shared_level(
 
 
 def adjust_leak_readings(readings: Sequence[LeakReading]) -> list[LeakReading]:
-    """Return the readings with one level shared by all (Bonferroni), instead of one level each."""
+    """Return the readings with one level shared by all (Bonferroni) instead of a level for each."""
     # k readings that share a level over k looks use one level together.
     levels = math.ceil(sum(1 / reading.looks for reading in readings if reading.alone))
     adjusted = []
@@ -252,7 +257,8 @@ def adjust_leak_readings(readings: Sequence[LeakReading]) -> list[LeakReading]:
 
 
 def widen_leak_measurement(m: Measurement, looks: int) -> Measurement:
-    """Widen a 95% interval for this many looks (Bonferroni), as for a normal distribution."""
+    """Widen a 95% interval for this many looks (Bonferroni), as if the number were normally
+    distributed."""
     if looks < 2:
         return m
     scale = _compute_look_factor(looks)

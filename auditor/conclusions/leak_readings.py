@@ -66,14 +66,16 @@ def _read_verbatim_leaks(finding: Finding) -> Iterator[LeakReading]:
 
 
 def _read_record_leaks(finding: Finding, of_secrets: str, of_records: str) -> Iterator[LeakReading]:
-    """Yield the share of records, or of secrets if no secret is a part of a record."""
+    """Yield the extracted share of records; the share of secrets if no secret is a part of a
+    record."""
     # Parts of one record are not independent: an interval over them is too narrow to show anything.
     has_parts = is_measured(finding.measurement(of_records))
     yield from read_nonmember_leaks(finding, of_records if has_parts else of_secrets)
 
 
 def _read_copies_leaks(finding: Finding) -> Iterator[LeakReading]:
-    """Yield the extracted share per stratum at a shared level, if there are several strata."""
+    """Yield the extracted share of each stratum of copies, at a shared level; nothing for one
+    stratum."""
     strata = [s for s in finding.strata if is_measured(s.extracted)]
     if len(strata) > 1:
         shares = {format_copies(s.copies): s.extracted for s in strata}
@@ -82,7 +84,7 @@ def _read_copies_leaks(finding: Finding) -> Iterator[LeakReading]:
 
 
 def _find_baseline(finding: Finding) -> Measurement | float:
-    """Return the extracted share of the non-members' records; 0 if there are none."""
+    """Return the extracted share of non-members' records; 0 if there are no non-members."""
     of_records = is_measured(finding.measurement(documents.RECALL))
     baseline = finding.measurement(
         name_nonmember_metric(documents.RECALL if of_records else RECALL)
@@ -96,9 +98,9 @@ def _read_near_verbatim_leaks(finding: Finding) -> Iterator[LeakReading]:
 
 
 def _read_probability_leaks(finding: Finding) -> Iterator[LeakReading]:
-    """Yield the mean extraction probability for one sample and for any of n samples.
+    """Yield the mean probability that one sample, or any of n samples, extracts the secret.
 
-    Also yield shares of likely secrets, which a mean may hide.
+    Also yield the shares of likely secrets, which a mean may hide.
     """
     any_of = (
         m.name
@@ -210,10 +212,10 @@ CANARIES = LeakKind(
 
 
 def _read_membership_leaks(finding: Finding) -> Iterator[LeakReading]:
-    """Yield personal data by rank, then the strongest score over all members and by copies.
+    """Yield the ranks of personal data, then the strongest score over all members and by copies.
 
-    The intervals hold for all scores and groups together. If members and non-members differ, only
-    the adjusted AUC decides; if it is chance, that of all records is a hint.
+    The intervals hold for all scores and groups together. If members and non-members differ in
+    kind, only the adjusted AUC decides; if that AUC is at chance, the AUC of all records is a hint.
     """
     row = finding.cell_key
     of_people = _list_person_inference(finding)
@@ -243,10 +245,10 @@ def _read_membership_leaks(finding: Finding) -> Iterator[LeakReading]:
 
 
 def _find_strongest_aucs(finding: Finding) -> tuple[Measurement | None, dict[str, Measurement]]:
-    """Return the strongest score's AUC, and its AUC by copies if there are several groups.
+    """Return the strongest score's AUC, and its AUCs by copies if there are several groups.
 
-    The intervals are corrected. Records of older versions store the AUC of one score chosen
-    beforehand; for these, select the strongest score and apply Bonferroni's rule, which is wider.
+    The intervals are corrected. Records of older versions hold the AUC of one score chosen
+    beforehand; for these, the strongest score is selected with Bonferroni's rule, which is wider.
     """
     main = finding.measurement(name_auc(""))
     groups = {
@@ -277,9 +279,9 @@ def _find_strongest_aucs(finding: Finding) -> tuple[Measurement | None, dict[str
 
 
 def _list_person_inference(finding: Finding) -> list[Measurement]:
-    """Return the AUC of identifying people by records outside training.
+    """Return the AUC of telling whose data was trained on from a person's untrained records.
 
-    Return nothing if the reference alone identifies them.
+    Return nothing if the reference model alone identifies these people.
     """
     inference, control = map(finding.measurement, (people.INFERENCE, people.INFERENCE_CONTROL))
     if not is_measured(inference) or (control is not None and is_auc_above_chance(control)):

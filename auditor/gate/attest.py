@@ -1,4 +1,4 @@
-"""Build an in-toto statement (v1) on a run and its model, and check a run folder against it.
+"""Build an in-toto statement (v1) about a run and its model, and check a run folder against it.
 
 subject: every file of the models, by SHA-256; predicate: digests of the data, the plan, the result
 and the decision, with tool and date.
@@ -27,7 +27,8 @@ SIGNED = "the attestation is signed and fits the run"
 
 
 def build_run_statement(folder: Path) -> dict[str, Any]:
-    """Build the statement on a finished run. Raise AuditError if the run read no weight files."""
+    """Build the statement about a finished run. Raise AuditError if the run read no weight
+    files."""
     result = result_file.read_result(folder)
     if not result.weights:
         raise AuditError(
@@ -68,10 +69,10 @@ def write_attestation(folder: Path, key: Path | None) -> str:
 
 
 def judge_attestation(folder: Path, attestation: Path, key: Path) -> Ruling:
-    """Return a held ruling if the key signed the folder's current run and weights.
+    """Return a ruling that is held if the key signed the folder's current run and weights.
 
-    Otherwise return a failed ruling with the reason. Raise AuditError for an invalid attestation or
-    key file.
+    Otherwise the ruling is failed and has the reason. Raise AuditError for an invalid attestation
+    or key file.
     """
     try:
         text = attestation.read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Check whether two runs can be compared, and explain a mismatch.
+"""Check whether two runs can be compared, and explain why not.
 
 The model family, the secrets and the attacks must be equal. The checkpoint, the seed, the defenses
 and their options may differ, because a comparison is about them.
@@ -53,9 +53,10 @@ def digest_comparable_secrets(secrets: Sequence[Secret]) -> str:
 
 
 def check_comparable(run: RunOutcomes, base: RunOutcomes, description: str) -> None:
-    """Raise AuditError for runs that differ: the first difference, and a comparable run's command.
+    """Raise AuditError for incomparable runs, with the first difference and the command of a
+    comparable run.
 
-    description: the role of the other run, for example "baseline".
+    description: what the other run is, for example "baseline".
     """
     for candidate in (run, base):
         if not candidate.outcomes:

@@ -1,4 +1,4 @@
-"""Compare comparable runs with the first run, paired by secret. Render nothing.
+"""Compare finished runs with the first run, paired by secret. This module renders nothing.
 
 A run is best in a row only if it leaks significantly less than every other run. The test corrects
 for the runs that could be best (Bonferroni) and for the rows (Holm), so that at most 5% of
@@ -35,9 +35,9 @@ class Comparand:
 
 @dataclass(frozen=True)
 class ComparisonRow:
-    """A metric of a row, with a cell per run.
+    """A row's metric, with one cell per run.
 
-    best: index of the run that leaks significantly less than all others, or None.
+    best: index of the run that leaks significantly less than all others; None if there is none.
     """
 
     row: CellKey
@@ -164,8 +164,9 @@ def _compare_rivals(
 
 
 def _is_leaking_less_than_all_rivals(rivals: Sequence[BoundedNumber], level: float) -> bool:
-    """Return whether the candidate leaks less than every rival.
+    """Return whether the candidate leaks less than every rival. rivals: their leakage minus the
+    candidate's.
 
-    level: error level, divided among the runs that could be lowest.
+    level: error level, divided among the runs that could leak least.
     """
     return bool(rivals) and all(other.low(level / (len(rivals) + 1)) > 0 for other in rivals)

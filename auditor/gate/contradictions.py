@@ -1,4 +1,4 @@
-"""Check that a result agrees with itself and with the outcomes of each row.
+"""Check that a result is consistent in itself and with each row's outcomes by secret.
 
 A gate reads a few numbers from a file that anyone may have edited or truncated, so facts recorded
 twice must be equal.
@@ -45,7 +45,7 @@ def find_result_contradictions(
     outcomes: Mapping[CellKey, RowValuesBySecret],
     listed: AnsweredSecretIds = NOT_KEPT,
 ) -> Iterator[tuple[CellKey, str]]:
-    """Yield (row, reason) for each impossible fact of the result."""
+    """Yield (row, reason) for each fact of the result that cannot be true."""
     yield from _check_planned_rows(result)
     yield from _check_planned_secrets(result, outcomes, listed)
     claims = {target.name: target.claim for target in result.targets}
@@ -73,7 +73,8 @@ def find_result_contradictions(
 
 
 def _check_planned_rows(result: AuditResult) -> Iterator[tuple[CellKey, str]]:
-    """Yield planned rows missing from the result. Controls have only rows of the widest access."""
+    """Yield rows that the plan has and the result lacks. Controls have only rows of the widest
+    access."""
     plan = result.plan
     reported_rows = {finding.cell_key for finding in result.findings}
     planned_targets = dict.fromkeys(
@@ -92,7 +93,7 @@ def _check_planned_rows(result: AuditResult) -> Iterator[tuple[CellKey, str]]:
 def _check_planned_secrets(
     result: AuditResult, outcomes: Mapping[CellKey, RowValuesBySecret], listed: AnsweredSecretIds
 ) -> Iterator[tuple[CellKey, str]]:
-    """Yield differences between the run folder's plan, secrets or answers and the result."""
+    """Yield differences between the result and the plan, secrets or answers in the run folder."""
     if listed.plan is not None:
         # another version may have started the run
         blank = {name: to_json(field.default) for name, field in FIELDS.items()}
@@ -124,7 +125,8 @@ def _check_planned_secrets(
 def _describe_secret_mismatch(
     values_by_secret: RowValuesBySecret, secrets: Mapping[str, SecretFacts]
 ) -> str:
-    """Describe how a row's secrets differ from the run's; probes may use their own secrets."""
+    """Describe how a row's secrets differ from the run's; "" if they agree. A probe may have its
+    own secrets."""
     if values_by_secret.outcome is None and secrets.keys().isdisjoint(values_by_secret.ids):
         return ""
     if n_unknown := sum(id not in secrets for id in values_by_secret.ids):
@@ -179,7 +181,7 @@ def _check_answered_secrets(
 
 
 def _check_epsilon_bounds(finding: Finding) -> Iterator[str]:
-    """Yield bounds of epsilon that disagree with their guesses or with the measurements."""
+    """Yield bounds of epsilon that contradict their recorded guesses or the measurements."""
     for audit in finding.audits:
         name = METRICS.get(audit.estimator, audit.estimator)
         try:
@@ -213,9 +215,9 @@ def _check_epsilon_bounds(finding: Finding) -> Iterator[str]:
 
 
 def _check_claim_games(finding: Finding, claim: Claim | None) -> Iterator[str]:
-    """Yield games whose claim, exact epsilon or tokens contradict other records.
+    """Yield games that contradict the target's claim, measurements or options.
 
-    These are the target's claim, measurements and options.
+    Compared are the games' claim, exact epsilon and tokens.
     """
     for audit in finding.audits:
         if audit.table is None:
@@ -261,7 +263,7 @@ def _list_checked_measurements(finding: Finding) -> Iterator[tuple[str, Measurem
 
 
 def explain_impossible_measurement(m: Measurement) -> str:
-    """Explain why no measurement can have these numbers; "" if the numbers are possible."""
+    """Explain why no measurement can have these numbers; "" if one can."""
     numbers = f"{m.value:.4g} between {m.low:.4g} and {m.high:.4g} (n = {m.n})"
     if m.n < 0:
         return f"{numbers}, of fewer than no secrets"

@@ -1,13 +1,13 @@
 """Decide rules on a finished run, alone or against a baseline: held, failed or inconclusive.
 
 A rule holds if the upper bound is within its limit, and fails if the lower bound is beyond it. A
-gate passes only if all rules hold, so upper bounds at 95% each keep a false pass to 5% (an
-intersection-union test). It fails if any rule fails, so lower bounds are corrected for the number
-of decisions (Holm), which keeps a false alarm to 5%.
+gate passes only if all rules hold, so upper bounds at 95% each keep the rate of false passes within
+5% (an intersection-union test). It fails if any rule fails, so lower bounds are corrected for the
+number of decisions (Holm), which keeps the rate of false alarms within 5%.
 
 A lower bound of epsilon has no upper bound, because no audit shows that epsilon is small. The rule
-holds if the bound is within the limit and could have exceeded it
-(`statistics.audited.explain_powerless_audit`); if it could not, the rule is inconclusive.
+holds if this bound is within the limit and the audit could have exceeded the limit
+(`statistics.audited.explain_powerless_audit`). If the audit could not, the rule is inconclusive.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def apply_policy(
     """Judge all rules on a run, and return the decision.
 
     A run that contradicts itself fails. A run also fails if a requested attack applied to no row of
-    a judged target, unless the policy allows it. attested: `gate.attest`'s ruling on the
+    a judged target, unless the policy allows this. attested: `gate.attest`'s ruling on the
     attestation. Raise AuditError for an unknown metric and for a missing or incomparable baseline.
     """
     check_policy(policy, baseline)
@@ -164,7 +164,8 @@ def _judge_unapplied_attacks(
 
 
 def check_policy(policy: Policy, baseline: RunOutcomes | None) -> None:
-    """Raise AuditError if a policy has no rules, or if a rule lacks its baseline."""
+    """Raise AuditError if the policy has no rules, or if a rule needs a baseline and there is
+    none."""
     if not policy.rules:
         raise AuditError(
             "expected at least one rule: --max metric=limit, --policy FILE or --baseline RUN, got "
@@ -176,7 +177,7 @@ def check_policy(policy: Policy, baseline: RunOutcomes | None) -> None:
 
 
 def check_rule_metrics(rules: Sequence[Rule], measured: Collection[str] = ()) -> None:
-    """Raise AuditError if neither the table of metrics nor a row knows a metric.
+    """Raise AuditError if a rule's metric is neither in the table of metrics nor in `measured`.
 
     Otherwise a rule with a mistyped name would pass.
     """
@@ -211,13 +212,14 @@ def judge_rules(
     setting: str | None = None,
     attack: str | None = None,
 ) -> list[Ruling]:
-    """Return a ruling for each rule and row of the defended targets, or else the undefended.
+    """Return a ruling for each rule and row of the defended targets, or of the undefended if there
+    are none.
 
     A rule covers the attacks and probes that measure its metric on some row; if there are none, it
-    fails on every row. Companion rows such as the unmixed ensemble are judged only by name. An
-    empty run, a missing metric or a NaN fails. values_by_cell: each row's outcomes by secret, from
-    which every number is recomputed; a number that cannot be recomputed holds no limit; None: trust
-    the result. baseline: the run to compare with.
+    fails on every row. Companion rows, such as the unmixed ensemble, are judged only if a rule
+    names them. An empty run, a missing metric or a NaN fails. values_by_cell: each row's outcomes
+    by secret, from which every number is recomputed; a number that cannot be recomputed holds no
+    limit; None: trust the result. baseline: the run to compare with.
     """
     cases: list[_Case] = []
     for rule in rules:
@@ -259,9 +261,9 @@ def judge_rules(
 
 @dataclass(frozen=True)
 class _Number:
-    """A rule's number with its bounds and its wording.
+    """A rule's number with its bounds and wording.
 
-    derived: whether the number was recomputed from the outcomes of each secret.
+    derived: True if the number was recomputed from each secret's outcomes.
     """
 
     evidence: BoundedNumber
@@ -271,16 +273,16 @@ class _Number:
 
 @dataclass(frozen=True)
 class _Claimed:
-    """A target's claim. at: maps a level to the audits for and against the claim."""
+    """A target's claim. at: returns the audits for and against the claim at a level."""
 
     at: Callable[[float], claims.ClaimEvidence]
 
 
 @dataclass(frozen=True)
 class _Case:
-    """A rule on a row, with its evidence or the reason why it has none.
+    """A rule on a row, with the evidence `seen` or the reason why there is none.
 
-    An `Audited` is a lower bound of epsilon, to compare with a number.
+    If the evidence is an `Audited`, it is a lower bound of epsilon, to compare with a number.
     """
 
     row: CellKey
@@ -294,7 +296,7 @@ class _Case:
 def _build_claim_case(
     result: AuditResult, name: str, rule: Rule, setting: str | None, attack: str | None
 ) -> _Case:
-    """Build the rule's case on all audits of a target, which share the error level."""
+    """Build the rule's case from all audits of a target, which share the error level."""
     row = CellKey(name, setting or "", attack or "")
     target = next((target for target in result.targets if target.name == name), None)
     if target is None or not any(finding.target == name for finding in result.findings):
@@ -342,9 +344,9 @@ def _build_case(
 def _select_measurement(
     finding: Finding, rule: Rule, values_by_cell: Mapping[CellKey, RowValuesBySecret] | None
 ) -> tuple[Measurement | str, bool]:
-    """Return the rule's number in this row, or the reason for none.
+    """Return the rule's number in this row, or why there is none.
 
-    Also return whether the number was recomputed from the secrets.
+    Also return whether the number was recomputed from each secret's outcomes.
     """
     count = None if rule.is_paired_difference else rule.count
     if rule.kind is not None:
@@ -413,7 +415,7 @@ def _select_epsilon_audit(finding: Finding, metric: str) -> Audited | str:
 def _build_limit_evidence(
     rule: Rule, measured: Measurement, values_by_secret: RowValuesBySecret | None, derived: bool
 ) -> _Number:
-    """Build the number with its bounds, or a TPR that is recomputed at each level.
+    """Return the measured number with its bounds. A TPR is recomputed at each level.
 
     A lower level needs more non-members for its threshold.
     """
@@ -584,7 +586,7 @@ def _judge_epsilon_bound(row: CellKey, rule: Rule, audit: Audited) -> Ruling:
 
 
 def _judge_epsilon_claim(row: CellKey, rule: Rule, stands: claims.ClaimEvidence) -> Ruling:
-    """Judge the claim of a target: contradicted, consistent, or undecidable."""
+    """Judge a target's claim: contradicted, consistent, or undecidable."""
     claimed, bounds = stands.claimed, stands.bounds
     assert claimed is not None  # `_build_claim_case` checks it
     audit_notes = []

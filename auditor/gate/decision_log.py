@@ -1,8 +1,8 @@
 """Store gate decisions in the run folder: rules, baseline, verdict, and the judged result.
 
-Each line holds the SHA-256 of the previous line, and a separate file holds that of the last line.
-This detects edited or removed lines. It does not detect a rewrite of all files: for that, sign the
-run (`audit attest`).
+Each line holds the SHA-256 of the previous line, and a separate file holds the SHA-256 of the last
+line. This detects edited or removed lines, but not a rewrite of all files: for that, sign the run
+(`audit attest`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ _PATIENCE = 30.0  # seconds to wait for another gate to write its line
 
 @dataclass(frozen=True)
 class KeptDecision:
-    """A decision, and the SHA-256 of its `result.json`, since the folder may hold a later run."""
+    """A decision, and the SHA-256 of the judged `result.json`, since the folder may hold a later
+    result."""
 
     decided: str  # UTC, ISO 8601
     result: str
@@ -92,7 +93,7 @@ def judge_decision_edits(folder: Path) -> Ruling | None:
 
 
 def _read_last_decision_digests(folder: Path) -> set[str]:
-    """Return the valid digests of the last line; there are two during a write."""
+    """Return the digests that the last line may have: two during a write."""
     return {*_read_decision_file(folder / LAST).decode(errors="replace").split()} or {_FIRST}
 
 
@@ -112,7 +113,7 @@ def _read_decision_file(path: Path) -> bytes:
 
 
 def load_gate_decisions(folder: Path) -> tuple[KeptDecision, ...]:
-    """Return the decisions on the folder's current result, without earlier repetitions.
+    """Return the decisions on the folder's current result; of repeated decisions, only the last.
 
     Raise AuditError for an invalid or edited file.
     """

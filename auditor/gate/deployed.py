@@ -1,4 +1,4 @@
-"""Check whether the judged model is the deployed model, and report the age of the run.
+"""Check whether the judged model is the deployed model, and report how old the run is.
 
 The check compares file digests and dates, and loads no model.
 """
@@ -24,10 +24,10 @@ _SHOWN = 3  # files named in a sentence
 
 @dataclass(frozen=True)
 class DeployedModelMatch:
-    """Whether the deployed files equal the audited files.
+    """Result of comparing the deployed files with the audited files.
 
-    said: the model, the run's date and age, and whether the model is here; differs: differing
-    files.
+    said: sentences on the model, the run's date and age, and whether the model is here; differs:
+    differing files.
     """
 
     said: str
@@ -102,7 +102,8 @@ def _format_run_age(days: float) -> str:
 
 
 def judge_deployed_model(match: DeployedModelMatch, require: Required) -> Iterator[Ruling]:
-    """Yield a failure for a different model, and a ruling per model requirement of the policy."""
+    """Yield a failure for a different model, and a ruling for each requirement of the policy on the
+    model."""
     if match.differs:
         reason = f"the judged model is not the deployed one: {match.said}"
         yield make_ruling(reason, "the judged model is deployed")

@@ -1,4 +1,4 @@
-"""Order finished runs in lines, each of comparable runs. Render nothing."""
+"""Group finished runs into ordered lines of comparable runs. This module renders nothing."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _STEP = re.compile(r"(?:^|[^a-z])(?:checkpoint|step|epoch|iter)[-_]?(\d{1,15})$"
 
 @dataclass(frozen=True)
 class HistoryEntry:
-    """A finished run, its time, and its recorded label, which determines its order."""
+    """A finished run, its time, and its recorded label, by which runs are ordered."""
 
     folder: Path
     run: RunOutcomes
@@ -37,10 +37,10 @@ class HistoryEntry:
 
 @dataclass(frozen=True)
 class ComparableRuns:
-    """Runs in order, of which any two can be compared.
+    """A line: runs in order, of which any two can be compared.
 
-    why: the reason that the runs do not fit the first line. changes: comparison of each run with
-    the previous run, paired by secret; None for the first.
+    why: why the runs do not fit the first line. changes: comparison of each run with the previous
+    run, paired by secret; None for the first run.
     """
 
     entries: tuple[HistoryEntry, ...]
@@ -50,9 +50,9 @@ class ComparableRuns:
 
 @dataclass(frozen=True)
 class History:
-    """Lines of comparable runs.
+    """All lines of comparable runs.
 
-    lines: the line of the last run comes first. left_out: folders in no line, each with the reason.
+    lines: the last run's line comes first. left_out: folders in no line, and the reason for each.
     """
 
     by: By
@@ -65,7 +65,7 @@ class History:
 
 
 def build_run_history(folders: Sequence[Path], by: str = "date") -> History:
-    """Build the history of finished runs; count a folder with two names once.
+    """Build the history of finished runs. A folder given by two names counts once.
 
     Raise AuditError for a folder that is not a run, for an unknown order, and if no run remains.
     """
@@ -141,7 +141,8 @@ def _explain_left_out(folder: Path) -> str:
 
 
 def _find_checkpoint_label(run: RunOutcomes) -> str | None:
-    """Return the revision or the model's folder name if it ends in a step number, else None."""
+    """Return the model's revision, or its folder name if this ends in a step number; otherwise
+    None."""
     sources = (run.result.plan.get("revision"), run.result.plan.get("model"))
     for name in (PurePosixPath(str(text).replace("\\", "/")).name for text in sources if text):
         if _STEP.search(name):
@@ -161,7 +162,8 @@ _WITHOUT: dict[By, str] = {
 
 
 def _sort_history_entries(entries: Sequence[HistoryEntry], by: By) -> list[HistoryEntry]:
-    """Sort the entries. Sort commits by first audit, because a folder stores no commit order."""
+    """Sort the entries. Commits are sorted by their first audit, because a folder stores no commit
+    order."""
     dated = sorted(entries, key=lambda entry: (entry.at, str(entry.folder)))
     if by == "date":
         return dated

@@ -1,6 +1,6 @@
-"""Find reasons to doubt a limit that a row's number meets.
+"""Find reasons to doubt that a row's number is really within its limit.
 
-Reasons are doubts of the run, strata of copies, and records that were not attacked.
+Reasons are the run's doubts, strata of copies, and records that were not attacked.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from auditor.statistics.bounds import LEVEL, BinomialCount
 def downgrade_doubtful_ruling(
     result: AuditResult, assessment: LeakAssessment, ruling: Ruling
 ) -> Ruling:
-    """Return a held ruling as inconclusive if its number is in doubt.
+    """Return the ruling, inconclusive instead of held if its number is in doubt.
 
     Doubts on leakage: an uncertain text form. Doubts on drawn answers: withheld answers, or fewer
-    hits than the model's probabilities give.
+    hits than the model's probabilities predict.
     """
     cell = (ruling.target, ruling.setting, ruling.attack)
     is_drawn = any(row.cell_key == cell and row.drawn for row in result.findings)
@@ -47,7 +47,7 @@ def downgrade_doubtful_ruling(
 
 
 def add_audited_share(result: AuditResult, ruling: Ruling) -> Ruling:
-    """Return the ruling on a number, with the count of audited records if some were not audited."""
+    """Return the ruling; its reason also states how many records were audited, if not all were."""
     counts = result.benchmark.records.get("members")
     if counts is None or not ruling.n or counts.audited == counts.given:
         return ruling
@@ -58,9 +58,10 @@ def add_audited_share(result: AuditResult, ruling: Ruling) -> Ruling:
 def find_strata_objection(
     finding: Finding, limit: float, counts_with_a_rule: Collection[int]
 ) -> str:
-    """Explain in a sentence why strata exceed a limit on the extracted share; "" if none does.
+    """Explain why, counted by strata, the extracted share may exceed the limit; "" if no stratum
+    objects.
 
-    counts_with_a_rule: copy counts that separate rules judge.
+    counts_with_a_rule: numbers of copies that have a rule of their own.
     """
     weighted_share = measure_weighted_share(finding, LEVEL)
     if weighted_share is not None and weighted_share.high > limit:

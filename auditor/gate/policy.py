@@ -61,11 +61,11 @@ CLAIM = "claim"  # instead of a number: the epsilon that the target claims
 
 @dataclass(frozen=True)
 class Rule:
-    """A limit on a metric, or on its increase over the baseline, in some or all judged rows.
+    """A limit on a metric, or on its increase over the baseline, in all or some judged rows.
 
     against_undefended: limits the increase over the same run's undefended row. of_forms: limits the
-    main number (a share or an AUC) of each row of every deployed form. of_claim: the target's claim
-    is the limit; `limit` is then infinite.
+    main number (a share or an AUC) of each row of every deployed form. of_claim: the limit is the
+    target's claim, and `limit` is infinite.
     """
 
     metric: str
@@ -111,7 +111,7 @@ NO_WORSE = Rule(RECALL, 0.02, against_baseline=True)  # the default rule of a ba
 
 @dataclass(frozen=True)
 class Required:
-    """The coverage that a run needs before it is judged, because an untested limit means nothing.
+    """Coverage that a run needs to be judged, because an untested limit means nothing.
 
     attacks, access: attacks that must run, at this access (None: any), on every judged target.
     secrets, nonmembers: the minimum of each in every such row. attestation: the run must be signed.
@@ -311,7 +311,8 @@ def _parse_rule_table(table: _RuleTable, where: str) -> Rule:
 
 
 def _split_rule_metric(metric: str, table: Mapping[str, Any], where: str) -> str:
-    """Return a metric with its part, `recall(count=16)`, from the metric or the table's fields.
+    """Return a metric with its part, such as `recall(count=16)`, from the metric's text or the
+    table's fields.
 
     Raise AuditError if both state the part.
     """
@@ -338,10 +339,10 @@ def _split_rule_metric(metric: str, table: Mapping[str, Any], where: str) -> str
 
 
 def _validate_rule(name: str, limit: Any, complaint: str, against_baseline: bool) -> Rule:
-    """Build the rule with this limit, a number or the claim.
+    """Build the rule for a metric and its limit, a number or the claim.
 
     name: `recall`, `recall(count=16)` or `recall(kind=email)`, already validated. Raise AuditError
-    for a rule that holds under any leak.
+    for a rule that holds whatever leaks.
     """
     match = _METRIC.fullmatch(name)
     assert match is not None
@@ -370,7 +371,7 @@ def _validate_rule(name: str, limit: Any, complaint: str, against_baseline: bool
 
 
 def _check_gateable_metric(name: str) -> None:
-    """Raise AuditError for a metric that makes every rule fail."""
+    """Raise AuditError for a metric on which no rule could hold."""
     metric = find_metric(name)
     if not metric.is_gateable:
         if metric.of_model:

@@ -1,4 +1,4 @@
-"""Compute how many secrets a gate needs to decide (`audit gate --plan`), without a run."""
+"""Compute how many secrets a gate needs for a decision (`audit gate --plan`), without a run."""
 
 from __future__ import annotations
 
@@ -37,9 +37,10 @@ class ShareChange:
 
 @dataclass(frozen=True)
 class SecretsNeeded:
-    """The number of secrets that answer a question with this power.
+    """Number of secrets that answer a question with this power.
 
-    stopping: enough with `--until decided`; half: enough for half of the runs.
+    stopping: number that suffices with `--until decided`; half: number that suffices for half of
+    the runs.
     """
 
     question: str
@@ -51,8 +52,8 @@ class SecretsNeeded:
 def parse_planned_share_change(item: str) -> ShareChange:
     """Parse `recall=0.05:0.10` or `recall=0.05:0.10:0.08`.
 
-    The third number is the share of secrets whose answer changes. The default assumes independent
-    answers of the two runs: chance changes no more. Raise AuditError for other text, and for a
+    The third number is the share of secrets whose answer changes. By default, the two runs' answers
+    are independent, the most that chance can change. Raise AuditError for other text, and for a
     metric that is not a share of secrets.
     """
     match = _CHANGE.fullmatch(item)
@@ -89,7 +90,7 @@ def parse_planned_share_change(item: str) -> ShareChange:
 
 
 def count_change_secrets(change: ShareChange, power: float, rules: int) -> list[SecretsNeeded]:
-    """Count the secrets for a limit and for a baseline.
+    """Count the secrets needed to detect the change by a limit, and by comparison with a baseline.
 
     rules: number of decisions that share the level. Raise AuditError for a power outside (0, 1), or
     if more than a million secrets are needed.
@@ -139,9 +140,10 @@ def count_change_secrets(change: ShareChange, power: float, rules: int) -> list[
 def count_policy_secrets(
     rules: Sequence[Rule], power: float, decisions: int
 ) -> list[SecretsNeeded]:
-    """Count the secrets for each limit of a policy: to fail at twice the limit, and to hold.
+    """Count the secrets that each limit of a policy needs: to fail at twice the limit, and to hold.
 
-    Holding assumes half the limit, or no leak. Raise AuditError if no rule has a count.
+    Holding assumes a leak of half the limit, or none. Raise AuditError if no rule has such a
+    number.
     """
     check_gate_power(power, decisions)
     limits = [rule for rule in rules if not explain_missing_number(rule)]
@@ -166,7 +168,7 @@ def count_policy_secrets(
 
 
 def explain_missing_number(rule: Rule) -> str:
-    """Explain why this rule has no number of secrets; "" if it has a number."""
+    """Explain why no number of secrets can be given for this rule; "" if one can."""
     if rule.is_paired_difference:
         return "how often answers change decides it: say --plan METRIC=A:B"
     if rule.of_claim:
@@ -204,7 +206,8 @@ def _count_holding_policy_secrets(
 def _simulate_gate_sizes(
     values: Sequence[float], odds: Sequence[float], mean: float, level: float, power: float
 ) -> tuple[int, int]:
-    """Return the secrets after which a share `power`, and half, of runs refute a limit.
+    """Return the numbers of secrets by which a share `power` of runs, and half of runs, refute a
+    limit.
 
     mean: the limit on the mean of the values.
     """
@@ -231,7 +234,8 @@ def check_gate_power(power: float, rules: int) -> None:
 
 
 def count_failing_secrets(limit: float, truth: float, level: float, power: float) -> int:
-    """Return the fewest secrets with which a limit fails with this power (exact binomial test)."""
+    """Return the smallest number of secrets with which a limit fails with this power (exact
+    binomial test)."""
     # the quantile is the last count that does not reject
     return _find_fewest_secrets(
         lambda n: compute_binomial_sf(find_binomial_upper_quantile(level, n, limit), n, truth),
@@ -240,9 +244,9 @@ def count_failing_secrets(limit: float, truth: float, level: float, power: float
 
 
 def count_holding_secrets(limit: float, truth: float, level: float, power: float) -> int:
-    """Return the fewest secrets with which a limit holds with this power.
+    """Return the smallest number of secrets with which a limit holds with this power.
 
-    By symmetry with `count_failing_secrets`, test that the share of misses exceeds 1 - limit.
+    By symmetry with `count_failing_secrets`, this tests that the share of misses exceeds 1 - limit.
     """
     return count_failing_secrets(1 - limit, 1 - truth, level, power)
 
@@ -250,10 +254,10 @@ def count_holding_secrets(limit: float, truth: float, level: float, power: float
 def count_pair_secrets(
     truth: float, margin: float, discordant: float, level: float, power: float
 ) -> int:
-    """Count the secrets that separate a paired difference of `truth` from `margin`.
+    """Count the secrets needed to tell a true paired difference of `truth` from `margin`.
 
-    Use the normal distribution with a discrete step. The variances per secret are that of the truth
-    and that of the nearest distribution on the margin with the same discordance.
+    Uses the normal distribution with a discrete step. The variances per secret are the truth's, and
+    that of the nearest distribution on the margin with the same discordance.
     """
     distance = abs(truth - margin)
     # Var d = E d^2 - (E d)^2 of d in {-1, 0, 1}: E d^2 is the discordant share, which is at least
@@ -270,7 +274,7 @@ def count_pair_secrets(
 
 
 def _find_fewest_secrets(curve: Callable[[Ints], Floats], power: float) -> int:
-    """Return the smallest n beyond which the curve, a sawtooth, stays at or above this power."""
+    """Return the smallest n from which on the sawtooth curve stays at or above this power."""
     size = 1024
     while size <= 2 * _MOST:
         # (size,): all sizes at once, because a sawtooth cannot be bisected

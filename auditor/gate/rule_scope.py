@@ -24,7 +24,7 @@ def check_rule_scope_names_exist(scope: Sequence[str | None], rows: Collection[C
 
 
 def list_judged_targets(result: AuditResult, rule: Rule) -> list[str]:
-    """Return the targets for a rule that names none.
+    """Return the targets that a rule covers if it names none.
 
     These are all defenses and deployed forms, plus the undefended model if there is no defense.
     """
@@ -43,10 +43,10 @@ def list_judged_targets(result: AuditResult, rule: Rule) -> list[str]:
 def pair_rule_rows(
     rule: Rule, rows: list[Finding], result: AuditResult
 ) -> list[tuple[Finding, Rule]]:
-    """Return each row that a rule applies to, with the rule.
+    """Return each row that a rule applies to, paired with the rule.
 
-    Prefer rows of attacks that measure the metric; else all rows. `forms` becomes a rule per main
-    number.
+    These are the rows of attacks that measure the metric; all rows if there are none. A rule on
+    `forms` becomes a rule on each row's main number.
     """
     if not rule.of_forms:
         measuring = set()
@@ -63,11 +63,11 @@ def pair_rule_rows(
 
 
 def select_strongest_group(finding: Finding, rule: Rule) -> Rule:
-    """Return the rule, narrowed to the most identifiable group of copies.
+    """Return the rule, narrowed to the group of copies whose members are easiest to identify.
 
-    This applies to a limit on the membership AUC if a group is more identifiable than all members
-    together. Ignore a group whose interval contains chance. If members and non-members differ in
-    kind, the limit is one on the adjusted AUC.
+    This applies to a limit on the membership AUC if a group is easier to identify than all members
+    together. Groups whose interval contains chance are ignored. If members and non-members differ
+    in kind, the limit is on the adjusted AUC.
     """
     overall = finding.measurement(rule.metric)
     if (
@@ -94,7 +94,7 @@ def select_strongest_group(finding: Finding, rule: Rule) -> Rule:
 
 
 def select_findings(result: AuditResult, scope: Mapping[str, str | None]) -> list[Finding]:
-    """Return the applicable rows of this target, setting and attack; None matches any."""
+    """Return the applicable rows with this target, setting and attack; None matches any."""
     return [
         f
         for f in result.findings
@@ -104,10 +104,8 @@ def select_findings(result: AuditResult, scope: Mapping[str, str | None]) -> lis
 
 
 def suggest_metrics(metric: str, known: Sequence[str]) -> str:
-    """Return suggestions for an unknown metric: the row's main metric, similar names, and a count.
-
-    The count is of the other known metrics.
-    """
+    """Return text that suggests metrics for an unknown name: the row's main metric, similar names,
+    and how many others there are."""
     suggestions = dict.fromkeys((*known[:1], *difflib.get_close_matches(metric, known, n=2)))
     if len(known) > len(suggestions):
         others = f" and {len(known) - len(suggestions)} others"

@@ -1,4 +1,5 @@
-"""Define the `Decision` of a gate, from which exit code, terminal, Markdown and JUnit follow."""
+"""Define a gate's `Decision`, from which exit code, terminal output, Markdown and JUnit are
+made."""
 
 from __future__ import annotations
 
@@ -45,13 +46,13 @@ class Ruling:
 def make_ruling(
     reason: str, rule: str, verdict: Verdict = "failed", row: CellKey = WHOLE_RUN
 ) -> Ruling:
-    """Return a ruling without a metric, on the entire run if no row is given."""
+    """Return a ruling without a metric; without `row`, it is about the whole run."""
     return Ruling(*row, "", math.nan, math.nan, math.nan, verdict, reason, rule)
 
 
 @dataclass(frozen=True)
 class Decision:
-    """All rulings on a run, and how to treat an inconclusive ruling."""
+    """All rulings on a run, and the verdict that inconclusive rulings get."""
 
     run: str
     baseline: str
@@ -60,7 +61,7 @@ class Decision:
     about: str = ""  # the judged model, the date, and whether it is the model on this machine
 
     def resolve_verdict(self, ruling: Ruling) -> Verdict:
-        """Return the ruling's verdict after applying the caller's choice for inconclusive rulings.
+        """Return the ruling's verdict, with the caller's choice instead of inconclusive.
 
         A ruling without a measurement never passes.
         """
@@ -74,9 +75,9 @@ class Decision:
 
     @property
     def verdict(self) -> Verdict:
-        """Return failed if any rule failed, else inconclusive if any is, else held.
+        """Return failed if any rule failed, otherwise inconclusive if any is, otherwise held.
 
-        Return failed if there is no ruling.
+        Without rulings, return failed.
         """
         outcomes = {self.resolve_verdict(ruling) for ruling in self.rulings}
         if "failed" in outcomes or not outcomes:
