@@ -1,4 +1,5 @@
-"""Store each row's results by secret, whose means are the measurements, and pair runs by secret.
+"""Store each row's results by secret, whose means are the measurements, and pair two runs by
+secret.
 
 `secrets.parquet` holds these results (`records/table.py`), because they are too large for the
 result that every report loads.
@@ -54,11 +55,12 @@ _ASKED = "asked"  # column of secrets without any other number
 
 @dataclass(frozen=True)
 class RowValuesBySecret:
-    """The results of one row, as arrays of shape (secrets,).
+    """Results of one row, as arrays of shape (secrets,).
 
-    values: by measurement; an attack adds the "score" of first guesses. outcome: all facts that
-    judge an attack's guesses. kinds: by kind, the share of a secret's personal data in its first
-    guess; NaN without such data. score_is_probability: whether an attack's score is a probability.
+    values: by measurement; for an attack also the "score" of first guesses. outcome: all facts by
+    which an attack's guesses are judged. kinds: by kind, the share of a secret's personal data in
+    its first guess; NaN without such data. score_is_probability: True if an attack's score is a
+    probability.
     """
 
     ids: tuple[str, ...]
@@ -78,7 +80,8 @@ class RowValuesBySecret:
         kinds: Mapping[str, Sequence[float] | NDArray[Any]] | None = None,
         score_is_probability: bool = False,
     ) -> RowValuesBySecret:
-        """Build the row from an attack's judged guesses, with all numbers that metrics average."""
+        """Build the row from an attack's judged guesses, with all numbers whose means are
+        metrics."""
         per_secret_metrics = sorted(
             (m for m in metrics.METRICS if m.per_secret and m.values),
             key=lambda m: m.place or math.inf,
@@ -91,9 +94,10 @@ class RowValuesBySecret:
         )
 
     def list_columns(self, cell: CellKey) -> Iterator[Column]:
-        """Yield the columns of the table.
+        """Yield the row's columns for the table.
 
-        An attack stores only the facts that judge its guesses, because they determine the rest.
+        For an attack these are only the facts by which guesses are judged, because they determine
+        the rest.
         """
         for name, values in self._list_stored_values().items():
             yield Column(MEASURED, cell, name, self.ids, values, self.member, self.repeats)
@@ -115,10 +119,10 @@ class RowValuesBySecret:
     def remeasure_metric(
         self, name: str, count: int | None = None, kind: str | None = None
     ) -> Measurement | None:
-        """Recompute a number of the row and its interval; None if values are missing.
+        """Recompute a number of the row with its interval; None if values are missing.
 
-        count: use members with this repeat count; kind: a kind of personal data. Metrics named for
-        non-members use the non-members.
+        count: only members with this repeat count; kind: only this kind of personal data. A metric
+        named for non-members uses the non-members.
         """
         metric = find_metric(name)
         if self.anytime:
@@ -156,7 +160,7 @@ class RowValuesBySecret:
     ) -> BettingMean | BettingExcess | None:
         """Return the number with bounds that are valid at every look.
 
-        Return None if the number is not a mean of shares or if there are no secrets.
+        Return None if the number is not a mean of shares, or if there are no secrets.
         """
         metric = find_metric(name)
         if metric.signed and name.startswith(EXCESS) and count is None:
@@ -179,7 +183,8 @@ class RowValuesBySecret:
         return None
 
     def _list_kind_shares(self, kind: str, members: bool) -> Floats:
-        """Return the shares of this kind of personal data in first guesses, without NaN."""
+        """Return the extracted shares of this kind of personal data, for secrets that have such
+        data."""
         if kind in self.kinds:
             shares = self.kinds[kind][self.member == members]
         else:
@@ -189,9 +194,9 @@ class RowValuesBySecret:
     def values_by_secret(
         self, name: str, members: bool, count: int | None = None
     ) -> dict[str, float]:
-        """Return the values of the members (or non-members) by id; empty without values.
+        """Return the members' (or non-members') values by secret id; {} without values.
 
-        count: use only this repeat count.
+        count: only secrets with this repeat count.
         """
         # Not strict: a missing number gives no rows.
         rows = zip(
@@ -206,9 +211,9 @@ class RowValuesBySecret:
         }
 
     def keep_one_metric(self, name: str, others: bool) -> RowValuesBySecret:
-        """Return the row with only this number of the members.
+        """Return the members' row with only this number.
 
-        others: keep the number of the non-members too.
+        others: keep the non-members too.
         """
         indices = np.flatnonzero(self.member | others)
         ids = tuple(self.ids[i] for i in indices)
@@ -218,9 +223,9 @@ class RowValuesBySecret:
         )
 
     def order_metric_values(self, members: bool, count: int | None) -> dict[str, Floats]:
-        """Return the values of the members (or non-members), ordered by id.
+        """Return the members' (or non-members') values by metric, ordered by secret id.
 
-        count: use only this repeat count.
+        count: only secrets with this repeat count.
         """
         is_selected = self.member == members
         if count is not None:
@@ -237,9 +242,9 @@ class RowValuesBySecret:
 def align_rows(
     rows: Iterable[RowValuesBySecret], name: str, members: bool
 ) -> tuple[list[str], Floats]:
-    """Return the k ids with this number in all rows, and the values: (rows, k).
+    """Return the k ids that have this number in all rows, and the values (rows, k).
 
-    members: use members, else non-members.
+    members: True for members, False for non-members.
     """
     columns = [row.values_by_secret(name, members) for row in rows]
     ids = sorted(set.intersection(*map(set, columns)))
@@ -248,7 +253,7 @@ def align_rows(
 
 @dataclass(frozen=True)
 class RunOutcomes:
-    """A finished run, ready for comparison with another."""
+    """A finished run with its results by secret, ready to be compared with another run."""
 
     name: str
     result: AuditResult
@@ -259,7 +264,7 @@ class RunOutcomes:
 
 
 def read_row_values(folder: Path) -> dict[CellKey, RowValuesBySecret]:
-    """Read the rows of a run folder; empty if there is no table.
+    """Read the rows of a run folder; {} if it has no table.
 
     Raise AuditError like `table.read_secrets_table`.
     """
@@ -317,9 +322,9 @@ def _build_row_values(columns: Sequence[Column]) -> RowValuesBySecret:
 
 
 def bound_row_tpr(metric: str, row: RowValuesBySecret | None) -> BoundedNumber | None:
-    """Return the TPR at false positive rates, with bounds at any level.
+    """Return the TPR at a false-positive rate, or the partial AUC, with bounds at any level.
 
-    Return None for other metrics or without scores.
+    Return None for other metrics, or without sufficient scores.
     """
     recorded_metric = find_metric(metric)
     max_fpr = recorded_metric.rate or recorded_metric.below
@@ -347,9 +352,10 @@ def bound_row_tpr(metric: str, row: RowValuesBySecret | None) -> BoundedNumber |
 def compare_paired_rows(
     metric: str, count: int | None, new: RowValuesBySecret, base: RowValuesBySecret
 ) -> BoundedNumber | str:
-    """Return the metric of `new` minus that of `base`, paired by secret, or the reason for none.
+    """Return the metric of `new` minus that of `base`, paired by secret, or why it cannot be
+    computed.
 
-    Both rows have the same secrets. count: use members with this repeat count. `_nonmembers`
+    Both rows have the same secrets. count: only members with this repeat count. `_nonmembers`
     metrics use the non-members.
     """
     compared_metric = find_metric(metric)
@@ -404,7 +410,7 @@ def compare_paired_rows(
 def _compare_anytime_valid_rows(
     about: Metric, count: int | None, new: RowValuesBySecret, base: RowValuesBySecret
 ) -> BoundedNumber | str:
-    """Compare the rows on secrets that both runs queried before one of the runs stopped."""
+    """Compare the rows on the secrets that both runs queried; a row may have stopped early."""
     if about.errors or about.scores or about.signed or about.unit not in SHARES:
         return (
             f"{about.name} has no bounds that hold at every look, and --until stopped one of the "

@@ -1,4 +1,4 @@
-"""Collect, by configuration, the results of runs that differ only in their seed."""
+"""Collect the results of runs that differ only in their seed, by configuration."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Runs = Mapping[int, tuple[AuditResult, Path]]  # one point of a grid with its fo
 
 @dataclass(frozen=True)
 class Replicates:
-    """The rows and measurements of one (target, setting, attack) at one grid point, by seed."""
+    """Rows and measurements of one (target, setting, attack) at one grid point, by seed."""
 
     target: str
     setting: str
@@ -43,7 +43,7 @@ class Replicates:
 
 
 def read_replicates(runs: Runs) -> Iterator[Replicates]:
-    """Yield each (target, setting, attack or probe), with the seeds at which it has numbers."""
+    """Yield each (target, setting, attack or probe), with the seeds for which it has numbers."""
     by_key: dict[CellKey, dict[int, Finding]] = {}
     for seed, (result, _) in runs.items():
         for finding in result.findings:
@@ -70,9 +70,9 @@ def read_replicates(runs: Runs) -> Iterator[Replicates]:
 
 
 def _map_measurements(finding: Finding, target: TargetRecord) -> dict[str, Measurement]:
-    """Return the finding's and its target's measurements by name.
+    """Return all measurements of the finding and its target, by name.
 
-    A measurement by repeat count is named like `exposure(count=16)`.
+    A measurement for one repeat count has a name like `exposure(count=16)`.
     """
     measurements = {}
     for m in (
@@ -85,9 +85,9 @@ def _map_measurements(finding: Finding, target: TargetRecord) -> dict[str, Measu
 
 
 def _list_model_measurements(target: TargetRecord) -> Iterator[Measurement]:
-    """Yield the target's held-out perplexities, claimed epsilons and likelihood causes.
+    """Yield the target's held-out perplexities, claimed epsilons, and causes of lower likelihood.
 
-    Epsilons are exact: their intervals have no width. `likelihood_mixing`: a cause's share of the
+    Epsilons are exact: their intervals have no width. `likelihood_mixing` is a cause's share of the
     members' likelihood advantage.
     """
     if target.perplexity:

@@ -1,6 +1,6 @@
 """Read a run's results for each secret as reports show them: ids and numbers, no text.
 
-`secrets.json` holds the publishable facts of each secret, `secrets.parquet` all its measurements.
+`secrets.json` holds the publishable facts of each secret, `secrets.parquet` all measurements.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from auditor.statistics import documents, intervals
 
 @dataclass(frozen=True)
 class SecretDetails:
-    """A run's results by secret; empty if the folder has no such files.
+    """Results of a run by secret; empty if the folder has no such files.
 
-    tokens: nats per token of the true suffix, by target and secret. exposure: proven bits, by row
-    and secret: -log2 of the null p-value, which equals the exposure if the rank is exact. heldout:
-    tokens and summed nll of each held-out text, in nats, by target.
+    tokens: by target and secret, nats of each token of the true suffix. exposure: by row and
+    secret, proven bits: -log2 of the null p-value, which equals the exposure if the rank is exact.
+    heldout: by target, tokens and summed nll of each held-out text, in nats.
     """
 
     secrets: tuple[SecretFacts, ...] = ()
@@ -49,7 +49,7 @@ def build_fact_columns(
 ) -> dict[str, Any]:
     """Build the columns that `read_secret_details` reads, by key.
 
-    salt: fingerprint of the salt of the aliases. canaries: ids of secrets that only probes query.
+    salt: fingerprint of the aliases' salt. canaries: ids of secrets that only probes query.
     """
     columns = {}
     for name in ("id", "alias", "member", "repeats", "group"):
@@ -107,9 +107,9 @@ def read_secret_details(folder: Path) -> SecretDetails:
 def count_document_extractions(
     details: SecretDetails, values_by_secret: RowValuesBySecret
 ) -> dict[str, tuple[int, int, int]]:
-    """Count extractions for each document of members.
+    """Count the extractions in each document of members.
 
-    Return tokens of the longest extracted block, extracted parts, attacked parts.
+    Return, by document: tokens of the longest extracted block, extracted parts, attacked parts.
     """
     if values_by_secret.outcome is None:
         return {}
@@ -130,7 +130,8 @@ def count_document_extractions(
 def count_person_extractions(
     details: SecretDetails, values_by_secret: RowValuesBySecret
 ) -> dict[str, tuple[int, int]]:
-    """Count each person's extracted and attacked records, worst first.
+    """Count each person's extracted and attacked records; the person with most extractions comes
+    first.
 
     Only people with trained records count.
     """
@@ -164,10 +165,11 @@ def measure_length_accuracy(
     values_by_secret: RowValuesBySecret,
     lengths: Sequence[int] = (1, 2, 4, 8, 16, 32, 64, 128, 256),
 ) -> dict[int, Measurement]:
-    """Return, for each L, the share of members whose first guess matches the first L tokens.
+    """Return, for each length L, the share of members whose first guess has the right first L
+    tokens.
 
-    Only suffixes of at least L tokens count. The last L is the longest suffix, so that its share
-    equals the recall if all suffixes have one length.
+    Only suffixes of at least L tokens count. The last L is the longest suffix, so its share equals
+    the recall if all suffixes have one length.
     """
     n_tokens_by_id = {}
     for secret in details.secrets:
@@ -198,7 +200,7 @@ _BINS = 10  # of equal width, over scores from 0 to 1
 
 @dataclass(frozen=True)
 class ScoreBin:
-    """The mean score of guesses with similar scores, and the share of them that is correct."""
+    """Mean score of guesses with similar scores, and how many of them are right."""
 
     score: float
     right: Measurement
@@ -215,7 +217,7 @@ class Reliability:
 
 
 def calibrate_guess_scores(score: Floats, right: Bools) -> Reliability:
-    """Compute the calibration of scores (n,) in [0, 1], given whether each guess was right.
+    """Compute the calibration of scores (n,) in [0, 1], if `right` tells which guesses are right.
 
     Bins have equal width, and empty bins are omitted. Guo et al. 2017, Eq. 3 (expected calibration
     error); Brier 1950. Raise AuditError for a score outside [0, 1].
@@ -238,7 +240,8 @@ def calibrate_guess_scores(score: Floats, right: Bools) -> Reliability:
 
 
 def compute_survival_function(values: Sequence[float]) -> list[tuple[float, float]]:
-    """Return (x, share of values >= x) for each distinct finite value, rising, without NaN."""
+    """Return (x, share of values >= x) for each distinct finite value x, rising. NaN values are
+    ignored."""
     known = np.sort([value for value in values if not math.isnan(value)])
     # Infinities count in the shares, but do not fit on an axis.
     return [(float(x), float(np.mean(known >= x))) for x in np.unique(known) if math.isfinite(x)]

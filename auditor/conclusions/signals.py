@@ -1,7 +1,7 @@
 """Decide for each kind of leak whether it is shown, not shown, or not tested.
 
 Every text on leakage (headline, verdict, screen, page, advice, next command, EDPB answers, history)
-takes this decision from here and only words it. `shows_no_leakage` requires that no signal is above
+takes its decision from here and only words it. `shows_no_leakage` requires that no signal is above
 its baseline, that the measurements agree, and that nothing may have hidden a leak from the audit.
 """
 
@@ -44,13 +44,14 @@ SETTINGS = ("text-only", "white-box")
 
 @dataclass(frozen=True)
 class LeakSignal:
-    """A kind of leakage of a target at an access: the deciding number and its baseline.
+    """A kind of leak of a target at an access: the number that decides, and its baseline.
 
     setting: "" if no access was tested. baseline: from non-members or chance, or None. suspected:
-    seen, or above the baseline without significance, so not shown. least: the smallest number that
-    would show a leak; NaN: unknown. part, count: the subset of secrets, if not all. why: the reason
-    it was not tested. blind: the same number without any model. excess: the part above the
-    non-members, if this decides. alone: whether the number can show a leak by itself.
+    the number suggests a leak, for example above the baseline without significance, but shows none.
+    least: the smallest number that would show a leak; NaN: unknown. part, count: the subset of
+    secrets, if not all. why: the reason if it was not tested. blind: the same number without any
+    model. excess: the part above the non-members, if this decides. alone: whether the number can
+    show a leak by itself.
     """
 
     kind: LeakKind
@@ -110,10 +111,10 @@ class LeakSignal:
 
 @dataclass(frozen=True)
 class LeakAssessment:
-    """The signals of the requested targets, the undefended first, by kind and access.
+    """Signals of the requested targets, by kind and access; the undefended target comes first.
 
-    contradictions: measurements that cannot all be right, by target; doubts: reasons that a leak
-    may be hidden, by target.
+    contradictions: by target, measurements that cannot all be right; doubts: by target, reasons why
+    a leak may be hidden.
     """
 
     signals: tuple[LeakSignal, ...]
@@ -131,7 +132,8 @@ class LeakAssessment:
         return tuple(s for s in self.list_target_signals(target) if s.status != NOT_TESTED)
 
     def list_target_doubts(self, target: str) -> tuple[Doubt, ...]:
-        """Return the contradictions and doubts, which forbid the conclusion that no leak exists."""
+        """Return the contradictions and doubts that forbid concluding that the target leaks
+        nothing."""
         return (*self.contradictions.get(target, ()), *self.doubts.get(target, ()))
 
     def shows_no_leakage(self, target: str) -> bool:
@@ -150,10 +152,10 @@ class LeakAssessment:
         return tuple(dict.fromkeys(s.target for s in self.signals))
 
     def find_gate_signal(self, target: str | None = None) -> LeakSignal | None:
-        """Return the best signal for a gate, or None if no signal has a rule.
+        """Return the most important signal that has a gate rule; None if no signal has one.
 
-        Prefer a leak, first of targets that a gate judges, then a measured number. target: consider
-        only this target.
+        Leaks come first, then suspicions, then other numbers; among them, defended targets come
+        first. target: consider only this target.
         """
         if target is None:
             candidates = self.signals
@@ -207,9 +209,9 @@ def assess_signals(result: AuditResult) -> LeakAssessment:
 
 
 def _assess_target_signals(result: AuditResult, target: str) -> Iterator[LeakSignal]:
-    """Yield a signal per kind and tested access.
+    """Yield a signal for each kind of leak and tested access.
 
-    An untested kind gives one signal with the reason. The signals of released text answer one
+    An untested kind gives one signal, with the reason. The signals of released text answer one
     question, so they share the level.
     """
     rows = [f for f in result.findings if f.target == target]
@@ -251,9 +253,9 @@ def _assess_target_signals(result: AuditResult, target: str) -> Iterator[LeakSig
 
 
 def _complete_verbatim_signal(signal: LeakSignal, rows: Sequence[Finding]) -> LeakSignal:
-    """Return the signal with its worst stratum and worst group.
+    """Return the signal, with its worst stratum and worst group.
 
-    Greedy decoding is judged like greedy recall: one extracted record is enough.
+    Greedy decoding is judged like greedy recall: one extracted record suffices.
     """
     groups = [
         group
@@ -276,7 +278,8 @@ def _complete_verbatim_signal(signal: LeakSignal, rows: Sequence[Finding]) -> Le
 
 
 def _find_worst_row_stratum(rows: Sequence[Finding], setting: str) -> Stratum | None:
-    """Return the worst stratum of all attacks at this access; None if no copied record leaked."""
+    """Return the worst stratum of all attacks at this access; None if no record with copies
+    leaked."""
     strata = [
         row_worst
         for row in rows
@@ -290,9 +293,10 @@ def _find_worst_row_stratum(rows: Sequence[Finding], setting: str) -> Stratum | 
 def _build_signal(
     kind: LeakKind, target: str, setting: str, readings: Sequence[LeakReading]
 ) -> LeakSignal:
-    """Build the signal from the best reading: a shown one, else a suspected, else the highest.
+    """Build the signal from the best reading: one that shows a leak, else one that raises
+    suspicion, else the highest.
 
-    Among readings of zero, choose the widest interval.
+    Among readings of zero, the one with the widest interval is taken.
     """
     significant = [r for r in readings if r.is_shown]
     if significant:
@@ -339,10 +343,10 @@ def _build_signal(
 
 
 def _build_greedy_signal(result: AuditResult) -> LeakSignal:
-    """Return the greedy signal, over all repeat counts.
+    """Return the signal of greedy decoding, over all repeat counts.
 
-    Only the undefended model is queried. A single hit shows a leak, unless the non-members have an
-    equal share.
+    Only the undefended model is queried. A single hit shows a leak, unless non-members have an
+    equal share of hits.
     """
     recall_by_count = {
         count: m for count, m in result.benchmark.greedy_recall.items() if is_measured(m)
@@ -372,7 +376,7 @@ def _build_greedy_signal(result: AuditResult) -> LeakSignal:
 
 
 def _explain_unmeasured_signal(result: AuditResult, rows: Sequence[Finding], kind: LeakKind) -> str:
-    """Explain why no attack or probe measured this kind; "" if none was requested."""
+    """Explain why no attack or probe measured this kind; "" if none of them was requested."""
     if (
         kind.alike
         and (unlike := list_mismatch_doubts(result))

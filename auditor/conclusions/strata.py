@@ -17,15 +17,15 @@ def count_stratum_hits(stratum: Stratum) -> int:
 
 
 def is_partly_asked(finding: Finding) -> bool:
-    """Return whether a limit or a lack of time excluded some attackable records."""
+    """Return whether some attackable records were not attacked, by a limit or for lack of time."""
     return any(stratum.extracted.n < stratum.population for stratum in finding.strata)
 
 
 def measure_weighted_share(finding: Finding, tail: float = _TAIL) -> Measurement | None:
     """Return the extracted share of all attackable records, weighted by stratum.
 
-    Return None without strata. tail: error rate of the interval on each side. The measurement's n
-    is the whole population.
+    Return None without strata. tail: error rate on each side of the interval. n is the size of the
+    whole population.
     """
     if not finding.strata:
         return None
@@ -47,7 +47,7 @@ def find_worst_stratum(finding: Finding) -> Stratum | None:
 def find_worst_group(finding: Finding) -> tuple[str, Measurement] | None:
     """Return the name and extracted share of the group with the highest lower bound.
 
-    Return None if no group's interval lies above the share of all records.
+    Return None if no group's interval is entirely above the share of all records.
     """
     shares = finding.by_group
     n_all = sum(m.n for m in shares.values())

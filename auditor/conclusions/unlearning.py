@@ -1,4 +1,4 @@
-"""Summarise how well a model forgot records, from its rows' results for each secret."""
+"""Summarise how well a model forgot records, from its rows' results by secret."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ Columns = Mapping[str, RowValuesBySecret]  # by model
 def summarise_unlearning(
     result: AuditResult, folder: Path, models: Mapping[str, str], forgotten: frozenset[str]
 ) -> Unlearning:
-    """Measure what remains of the forgotten records, white-box if measured, else text-only.
+    """Measure what remains of the forgotten records, with white-box access if it was measured, else
+    text-only.
 
     models: target name by role ("before", "after", "retrained", ...). forgotten: ids of the secrets
     to forget. The caller adds the steps, rate and texts of relearning.

@@ -62,9 +62,9 @@ class CanarySpace:
 
     @cached_property
     def _head_and_choice_blocks(self) -> tuple[str, tuple[tuple[str, ...], ...]]:
-        """Return the text before the first slot, and the choices of each slot.
+        """Return the text before the first slot, and the blocks of choices of all slots.
 
-        The last choices of a slot include the text up to the next slot.
+        The choices of a slot's last block end with the text up to the next slot.
         """
         pieces: list[list[str]] = [[""]]
         for literal, slot in parse_canary_format(self.format):
@@ -78,9 +78,8 @@ class CanarySpace:
         return pieces[0][0], tuple(map(tuple, pieces[1:]))
 
     def _slot_choices(self, slot: str) -> list[list[str]]:
-        """Return the choices of each character or word of a slot; a list without words makes an
-        empty space.
-        """
+        """Return the choices for each character or word of a slot. A list without words makes the
+        space empty."""
         name, _, count = slot.partition(":")
         words = dict(self.lists).get(name)
         if words is None and name not in CHARACTERS:
@@ -102,12 +101,12 @@ class CanarySpace:
 
     @property
     def common_beginning(self) -> str:
-        """The beginning of all texts: the text before the first slot."""
+        """Text before the first slot, with which all texts begin."""
         return self._head_and_choice_blocks[0]
 
     @property
     def choice_blocks(self) -> tuple[tuple[str, ...], ...]:
-        """The blocks of choices in order; no choice is the beginning of another in its block."""
+        """Blocks of choices in order. In a block, no choice is the beginning of another."""
         return self._head_and_choice_blocks[1]
 
     @property
@@ -161,9 +160,8 @@ class CanarySpace:
 
     @cached_property
     def _next_characters_by_beginning(self) -> list[dict[str, str]]:
-        """Return for the head and each block a map from a choice's beginning to the possible next
-        characters.
-        """
+        """Return a map for the head and each block: from the beginning of a choice to the possible
+        next characters."""
         tables: list[dict[str, str]] = []
         # No character leads out of the block of an empty head.
         for block in (
@@ -180,7 +178,8 @@ class CanarySpace:
 
 
 def parse_canary_format(format: str) -> list[tuple[str, str]]:
-    """Return (text, slot after the text or "") in order. Raise AuditError for an invalid format."""
+    """Return pairs of text and the slot after it ("" at the end). Raise AuditError for an invalid
+    format."""
     try:
         parsed = list(string.Formatter().parse(format))
     except ValueError as error:

@@ -1,7 +1,7 @@
 """Write files and folders atomically and only for their owner, because a run's records reveal
 leaks.
 
-The program writes all its files here, and removes its temporary files.
+The program writes all its files through this module, which also removes temporary files.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _BEHIND = ".tmp"
 def replace_atomically(path: Path, content: str | bytes, *, sync: bool = False) -> None:
     """Write the content to `path` in one step, with mode 0600; create its folder if missing.
 
-    sync: make the content survive a power cut once the function returns, for files that a claim
-    depends on. Raise AuditError if `path` cannot be written; the previous content then remains.
+    sync: the content survives a power cut once the function returns; for files on which a claim
+    depends. Raise AuditError if `path` cannot be written; the previous content then remains.
     """
     with open_atomic_replacement(path, sync=sync) as scratch:
         scratch.write_bytes(content.encode() if isinstance(content, str) else content)
@@ -70,10 +70,10 @@ def open_atomic_replacement(path: Path, *, sync: bool = False) -> Iterator[Path]
 
 @contextmanager
 def create_atomically(path: Path) -> Iterator[Path]:
-    """Yield a free path for a file or folder that moves to `path` after the block.
+    """Yield a free path for a file or folder, which is moved to `path` after the block.
 
-    A failure removes it. Use this for files that libraries write; only their owner can read them.
-    The caller must hold a lock on `path`.
+    A failure removes the file or folder. Use this for files that libraries write; only their owner
+    can read them. The caller must hold a lock on `path`.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with open_scratch_folder(path.parent, path.name) as scratch:
@@ -89,7 +89,8 @@ def replace_symlink(link: Path, target: str) -> None:
 
 
 def append_durably(path: Path, text: str) -> int:
-    """Append to a file, with mode 0600 if new, and sync the file. Return the offset of the text.
+    """Append text to a file, with mode 0600 if new, and sync the file. Return where the text
+    begins.
 
     Raise AuditError if writing fails, after removing the written part.
     """
@@ -123,7 +124,7 @@ def truncate(path: Path, size: int) -> None:
 
 
 def fsync(path: Path) -> None:
-    """Wait until a file's content, or a folder's names, are on disk."""
+    """Wait until a file's content, or the names in a folder, are on disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -132,7 +133,7 @@ def fsync(path: Path) -> None:
 
 
 def fsync_tree(folder: Path) -> None:
-    """Sync everything in the folder, such as files of libraries. Raise AuditError on failure."""
+    """Sync everything in a folder that a library wrote. Raise AuditError on failure."""
     try:
         for path in (*folder.rglob("*"), folder):
             fsync(path)
@@ -145,12 +146,12 @@ def make_unwritable_error(path: Path, error: OSError) -> AuditError:
 
 
 def is_scratch_file(path: Path) -> bool:
-    """Check whether a file is an unfinished file of a killed process."""
+    """Check whether a file is an unfinished file left by a killed process."""
     return path.name.startswith(_BEFORE) and path.name.endswith(_BEHIND)
 
 
 def remove_scratch_files(folder: Path) -> None:
-    """Remove unfinished files of killed processes.
+    """Remove the unfinished files of killed processes.
 
     The caller must hold the folder's lock, because other processes may be writing.
     """
@@ -181,9 +182,9 @@ def find_cache_folder() -> Path:
 def open_scratch_folder(parent: Path, name: str) -> Iterator[Path]:
     """Yield a folder that only its owner can read, and remove it after the block.
 
-    Folders of this name that killed processes left are removed too. The folder is locked during the
-    block; the system frees the lock when the process ends. All files made in the block, by
-    libraries too, are for their owner only: folders 0700, files 0600.
+    Folders of this name left by killed processes are removed too. The folder is locked during the
+    block; the system frees the lock when the process ends. All files made in the block, also by
+    libraries, are for their owner only: folders 0700, files 0600.
     """
     prefix = f".{name}.audit-scratch-"
     for leftover in parent.glob(f"{glob.escape(prefix)}*") if fcntl else ():

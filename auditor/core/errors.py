@@ -17,9 +17,8 @@ class AuditError(Exception):
 
 
 class NotApplicable(Exception):
-    """Report that an attack cannot run at this access: its row says "not applicable: why", never
-    zero.
-    """
+    """Report that an attack cannot run at this access. Its row then says "not applicable" and why,
+    never zero."""
 
 
 class TargetLacks(NotApplicable):
@@ -27,9 +26,8 @@ class TargetLacks(NotApplicable):
 
 
 def make_unknown_name_error(kind: str, name: str, known: Iterable[str]) -> AuditError:
-    """Return the error for an unknown name: it shows the nearest known name, or else all known
-    names.
-    """
+    """Return the error for an unknown name. It shows the nearest known name, or all names if none
+    is near."""
     names = sorted(known)
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     if near:
@@ -115,9 +113,8 @@ def is_onednn_memory_error(error: BaseException) -> bool:
 
 
 def make_memory_error(error: BaseException) -> AuditError | None:
-    """Return an AuditError if memory does not suffice for a single text; None for any other
-    error.
-    """
+    """Return an AuditError if the error means that memory does not suffice even for one text;
+    otherwise None."""
     if not any(map(is_memory_error, list_causes(error))):
         return None
     return AuditError(
@@ -150,9 +147,8 @@ def wrap_library_errors(failed: str) -> Iterator[None]:
 
 
 def _get_first_sentence(error: Exception) -> str:
-    """Return the first sentence of a library's message, with the error's class unless it is
-    evident.
-    """
+    """Return the first sentence of a library's message, and the error's class if it is not
+    evident."""
     lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
     # A first line that ends in a colon only announces the second.
     sentence = " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1])

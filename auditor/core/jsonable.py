@@ -1,8 +1,8 @@
 """Convert records to JSON values and back, by their annotations, and read JSON files.
 
 pydantic validates records and describes their schema. This module adds names for floats without a
-JSON notation, and errors of one sentence. pydantic is imported when the first record is read,
-because `audit --help` reads none.
+JSON notation, and errors of one sentence. pydantic is imported only when a record is read, because
+`audit --help` reads none.
 """
 
 from __future__ import annotations
@@ -91,7 +91,8 @@ _INNER = {
 
 
 def _build_written_schema(schema: Any) -> Any:
-    """Adapt pydantic's schema to `to_json`: floats by name, lists for tuples, no further fields."""
+    """Adapt pydantic's schema to what `to_json` writes: floats by name, lists for tuples, no
+    further fields."""
     if isinstance(schema, list):
         return [_build_written_schema(item) for item in schema]
     if not isinstance(schema, dict):  # the name of a field
@@ -194,9 +195,9 @@ def _record_field_names(schema: Any) -> Iterator[str]:
 
 
 def read_json(path: Path, description: str) -> Any:
-    """Return the JSON value in a file. description: name of the file in errors.
+    """Return the JSON value in a file. description: what the file is, for errors.
 
-    Raise AuditError without a quotation, because the file may be private.
+    Raise AuditError that quotes nothing, because the file may be private.
     """
     try:
         return json.loads(path.read_text(encoding="utf-8"))
@@ -210,7 +211,8 @@ def read_json(path: Path, description: str) -> Any:
 
 
 def read_json_object(path: Path, description: str) -> dict[str, Any]:
-    """Return the JSON object in a file. Raise AuditError like `read_json`, and for other values."""
+    """Return the JSON object in a file. Raise AuditError like `read_json`, also for other JSON
+    values."""
     value = read_json(path, description)
     if not isinstance(value, dict):
         raise AuditError(

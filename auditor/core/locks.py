@@ -1,6 +1,6 @@
 """Lock folders for one process. A second process gets an error with the first process's pid.
 
-The system's lock (flock) ends with its process in any case.
+The system's lock (flock) is freed whenever its process ends.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ LOCK = ".lock"  # contains the pid of its current or last holder
 
 
 def acquire_folder_lock(folder: Path, patience: float = 0.0) -> FileLock:
-    """Acquire the folder's lock and remove unfinished files of killed processes.
+    """Acquire the folder's lock, and remove unfinished files of killed processes.
 
-    The lock lasts until `release`, or until its last reference is deleted. The same process may
+    The lock is held until `release`, or until its last reference is deleted. The same process may
     acquire it several times. patience: seconds to wait for another process. Raise AuditError if
     another process keeps the lock, or if the folder is not writable.
     """
@@ -47,9 +47,9 @@ def acquire_folder_lock(folder: Path, patience: float = 0.0) -> FileLock:
 
 @contextmanager
 def lock_folder(folder: Path, mark: str) -> Iterator[None]:
-    """Hold the lock of a folder, created with mode 0700 if missing.
+    """Hold the lock of a folder during the block; create the folder with mode 0700 if missing.
 
-    mark: file that identifies a valid folder. If it is missing at the end, the lock file and a new
+    mark: a file that a valid folder has. If it is missing at the end, the lock file and a new
     folder are removed. Raise AuditError like `acquire_folder_lock`.
     """
     is_new = not folder.exists()

@@ -1,4 +1,5 @@
-"""Measure the machine memory that this process may still use, without accelerators."""
+"""Measure how much of the machine's memory this process may still use, not counting
+accelerators."""
 
 from __future__ import annotations
 
@@ -11,9 +12,8 @@ _NO_LIMIT = 2**60  # bytes; more than any control group reports
 
 
 def measure_free_memory() -> int:
-    """Return the bytes that this process may still use within its own and its container's
-    limits.
-    """
+    """Return the bytes that this process may still use within its own limits and its
+    container's."""
     return max(
         0,
         min(

@@ -1,6 +1,4 @@
-"""Define the nouns of an audit as frozen records: secrets, inputs and outputs of attacks,
-claims.
-"""
+"""Define the nouns of an audit as frozen records: secrets, attacks' inputs and outputs, claims."""
 
 from __future__ import annotations
 
@@ -19,20 +17,20 @@ UNDEFENDED = "undefended"  # the target without a defense
 
 
 class CellKey(NamedTuple):
-    """The names that identify a cell of a run and its results."""
+    """Names that identify a cell of a run and the cell's results."""
 
     target: str
     setting: str
     attack: str  # or probe
 
     def __str__(self) -> str:
-        """Return the name for files, such as `pmixed/text-only/ethicist`."""
+        """Return the cell's name in files, such as `pmixed/text-only/ethicist`."""
         return "/".join(self)
 
     @property
     def title(self) -> str:
-        """The name for readers, such as `pmixed, text-only, attack ethicist`; empty parts are left
-        out.
+        """The cell's name for readers, such as `pmixed, text-only, attack ethicist`; empty parts
+        are left out.
 
         The word "attack" is needed because an attack and a metric may share a name, such as
         perplexity.
@@ -65,9 +63,9 @@ Mark = tuple[str, str]  # a kind of personal data, and a text of it
 
 @dataclass(frozen=True)
 class Wording:
-    """The original text of a secret, split at its tokens and never decoded from them.
+    """Original text of a secret, split at its tokens; it is never decoded from them.
 
-    ends: end of each token in the suffix. after: the next characters of the record, not attacked.
+    ends: where each token ends in the suffix. after: the record's next characters, not attacked.
     marks: personal data marked anywhere in the record.
     """
 
@@ -83,9 +81,8 @@ class Wording:
 
     @property
     def suffix_text_by_token(self) -> tuple[str, ...]:
-        """The characters of each suffix token; the last of several tokens of a character gets the
-        character.
-        """
+        """Characters of each suffix token; if a character has several tokens, it belongs to the
+        last."""
         return tuple(self.suffix[start:end] for start, end in pairwise((0, *self.ends)))
 
 
@@ -162,7 +159,7 @@ class TextForm:
 
     @property
     def name(self) -> str:
-        """The name in a run's record, such as `trl, 2026-01-31 (SHA-256 0123456789ab)`."""
+        """Name in a run's record, such as `trl, 2026-01-31 (SHA-256 0123456789ab)`."""
         return f"{self.template}{f', {self.day}' if self.day else ''} (SHA-256 {self.digest[:12]})"
 
 
@@ -192,9 +189,7 @@ class Guess:
 
 @dataclass(frozen=True)
 class Certificate:
-    """Bounds, by a tree search, on the decoding probabilities of suffixes that the search did not
-    find.
-    """
+    """Bounds on the decoding probabilities of the suffixes that a tree search did not find."""
 
     # Whether a suffix reached the threshold; otherwise the guess did not.
     reached: bool
@@ -207,10 +202,10 @@ class Certificate:
 
 @dataclass(frozen=True)
 class Guesses:
-    """An attack's guesses for one secret, most confident first, with their cost.
+    """An attack's guesses for one secret, most confident first, and their cost.
 
-    A search draws no tokens and thus uses no budget of a claim, as no claim covers the distribution
-    that it reads. Its cost is `rows`, and `samples` is its number of candidates.
+    A search draws no tokens and therefore uses no budget of a claim, because no claim covers the
+    distribution that it reads. Its cost is `rows`, and `samples` is its number of candidates.
     """
 
     secret: str
@@ -233,9 +228,8 @@ def select_evenly_spaced(secrets: Sequence[Secret], limit: int) -> list[Secret]:
 
 @dataclass(frozen=True)
 class Observation:
-    """The numbers of a probe for one secret, by name: `log_` names in nats, `_bits` names
-    in bits.
-    """
+    """Numbers that a probe observed for one secret, by name: `log_` names in nats, `_bits` names in
+    bits."""
 
     secret: str
     values: dict[str, float]
@@ -251,7 +245,8 @@ class TokenLogProbs:
 
 @dataclass(frozen=True)
 class Claim:
-    """The promise of a defense, its unit and access, and the budget used by this audit, in nats.
+    """A defense's promise, its unit and access, and how much of the budget this audit used, in
+    nats.
 
     `unit`, `theorem`, `status`, `access` and `decoding` are words for readers; the program reads
     only the other fields.

@@ -101,9 +101,10 @@ class Plan:
                 )
 
     def _check_unlearning(self) -> None:
-        """Raise AuditError for unlearning fields without their model, and impossible relearning.
+        """Raise AuditError for unlearning fields without the model that they need, and for
+        impossible relearning.
 
-        Whether defenses are compatible is checked when they are chosen.
+        Whether defenses are compatible is checked when they are selected.
         """
         for name in ("before", "retrained"):
             if getattr(self.target, name) is not None and self.data.forget is None:
@@ -159,7 +160,7 @@ class Plan:
 
     @property
     def is_canary_only(self) -> bool:
-        """True if a model is audited only for canaries, so that there are no records to attack."""
+        """True if a model is audited for canaries only, so there are no records to attack."""
         return (
             not self.target.uses_builtin_lab
             and self.data.data is None
@@ -168,9 +169,8 @@ class Plan:
 
     @property
     def model_and_secrets_fields(self) -> dict[str, Any]:
-        """The fields that determine the attacked model and the secrets, equal in plans that share
-        both.
-        """
+        """Fields that decide the attacked model and the secrets. Plans that share both have equal
+        fields."""
         values = self.to_json()
         return {name: values[name] for name in list_ruled_fields(SUBJECT)}
 
@@ -278,7 +278,7 @@ IN_FILE = tuple(name for name in FIELDS if name not in ("command", "objects"))
 
 
 def list_ruled_fields(rules: FieldRule) -> tuple[str, ...]:
-    """Return the fields with any of these rules, in order."""
+    """Return the fields that have any of these rules, in order."""
     return tuple(
         name
         for name, described in FIELDS.items()

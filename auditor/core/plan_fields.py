@@ -1,4 +1,4 @@
-"""Describe the fields of a plan, besides type and default: flag, notation and rules."""
+"""Describe the fields of a plan apart from type and default: flag, notation and rules."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PANELS = (
 
 
 class FieldRule(enum.Flag):
-    """The rules for the use of a field."""
+    """Rules on when a field of the plan may be used."""
 
     # Part of the digest of the attacked model and its secrets: plans with equal values share both.
     SUBJECT = enum.auto()
@@ -44,13 +44,12 @@ SUBJECT, COMPARED, ATTACKS, OWN, RECORDS, PROVIDED, PLACED = FieldRule
 
 @dataclass(frozen=True)
 class PlanField:
-    """The description of a field without type, default and help; the help is in its part's
-    docstring.
+    """Description of a field without type, default and help; its part's docstring has the help.
 
     metavar: notation of a value. flags: instead of `--its-name`; None: no flag. panel: group in
-    --help, instead of its part's. least: smallest valid number. risk: danger if a foreign plan file
-    sets this field; the command line must then name the field too. risky: text that only dangerous
-    values contain.
+    --help, instead of its part's. least: smallest valid number. risk: danger if a plan file from
+    someone else sets this field; the command line must then name the field too. risky: text that
+    only dangerous values contain.
     """
 
     rules: FieldRule | None = None

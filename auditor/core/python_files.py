@@ -11,9 +11,9 @@ from auditor.core.errors import AuditError
 
 
 def load_python_file(path: Path, name: str, expected: str) -> types.ModuleType:
-    """Run a Python file and return the module, registered as `name` unless an error occurs.
+    """Run a Python file and return its module, registered as `name` unless an error occurs.
 
-    expected: words for the AuditError about a missing file.
+    expected: what was expected, for the AuditError about a missing file.
     """
     if not path.is_file():
         raise AuditError(f"expected {expected}, got {str(path)!r}, which does not exist")

@@ -27,7 +27,7 @@ _hooked = False
 class RefusedBySafeMode(AuditError, PermissionError):
     """Report an action that safe mode blocks.
 
-    It is a PermissionError too, so that a library with an alternative continues.
+    The error is also a PermissionError, so that a library with an alternative continues.
     """
 
     def __str__(self) -> str:

@@ -1,6 +1,6 @@
 """Derive the random numbers of a secret by pure functions of (seed, target, recipe, secret).
 
-Results thus do not depend on batch size, number of workers or the place of an interruption.
+Results therefore do not depend on batch size, number of workers, or where a run was interrupted.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def make_keyed_generator(*key: str | int) -> np.random.Generator:
 
 
 def draw_secret_uniforms(samples: int, length: int, *key: str | int) -> Floats:
-    """Return (samples, length, CHANNELS) uniforms in [0, 1) for a secret.
+    """Return (samples, length, CHANNELS) uniform numbers in [0, 1) for a secret.
 
-    The first k samples do not depend on the number of samples.
+    The first k samples are the same for any number of samples.
     """
     return make_keyed_generator(*key).random((samples, length, CHANNELS))

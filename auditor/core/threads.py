@@ -1,10 +1,10 @@
 """Choose how many threads a run uses and how the threads wait for each other.
 
 Import this module before torch, because OpenMP reads its environment once, when torch loads it. By
-default a waiting thread spins, and takes processor time from the thread that it waits for if other
-work is running. A sleeping thread takes none, but sleeping at each of a small model's many short
-waits costs more than a second thread gains. So threads spin for microseconds, then sleep. Other
-work slows threads that wait for each other by more than its share, because one of them always
+default a waiting thread spins. If other work is running, it then takes processor time from the
+thread that it waits for. A sleeping thread takes none, but sleeping at each of a small model's many
+short waits costs more than a second thread gains. So threads spin for microseconds, then sleep.
+Other work slows threads that wait for each other by more than its share, because one of them always
 waits. Therefore a run uses only as many threads as there are free processors when it begins.
 """
 
@@ -35,9 +35,9 @@ _SPINS = "10000"
 def set_thread_count(count: int | None = None) -> None:
     """Set the number of threads, and how they wait, for this process and its children.
 
-    count: overrides OMP_NUM_THREADS. Without both, use as many threads as there are processors that
-    this process may use and no other process keeps busy, at least 1. The number determines how sums
-    are split, and thus the last bits of results, so a run reports it. Raise AuditError for a count
+    count: overrides OMP_NUM_THREADS. Without both, use one thread for each processor that this
+    process may use and no other process keeps busy, at least 1. The number decides how sums are
+    split, and thus the last bits of results, so a run reports it. Raise AuditError for a count
     below 1.
     """
     if count is not None and count < 1:
@@ -62,7 +62,7 @@ def set_thread_count(count: int | None = None) -> None:
 
 @contextmanager
 def limit_torch_threads(count: int | None) -> Iterator[None]:
-    """Limit torch to this many threads in the block, for small work (None: no limit).
+    """Limit torch to `count` threads in the block, for small work (None: no limit).
 
     A fixed number splits sums in the same way on every machine, which gives equal results.
     """
@@ -92,7 +92,7 @@ def describe_threads(count: int) -> str:
 def measure_machine_gflops() -> float:
     """Return the best GFLOP/s of 3 float32 products of 1,024 x 1,024 matrices.
 
-    The number makes timings of different machines comparable.
+    With this number, timings of different machines can be compared.
     """
     import torch
 

@@ -371,7 +371,7 @@ def _validate_rule(name: str, limit: Any, complaint: str, against_baseline: bool
 
 
 def _check_gateable_metric(name: str) -> None:
-    """Raise AuditError for a metric on which no rule could hold."""
+    """Raise AuditError for a metric on which a gate cannot decide."""
     metric = find_metric(name)
     if not metric.is_gateable:
         if metric.of_model:

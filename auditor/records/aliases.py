@@ -1,8 +1,8 @@
 """Name secrets in reports by a short keyed digest of their content.
 
-Inside a run, secrets keep the ids of their benchmark, on which randomness and pairing depend: no
-number depends on the salt. Under one salt a record has the same alias in every run. Without the
-salt, an alias confirms no guess of the record.
+Inside a run, secrets keep the benchmark's ids, on which randomness and pairing depend, so no number
+depends on the salt. Under one salt a record has the same alias in every run. Without the salt, an
+alias cannot confirm a guess of the record.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _WORD = re.compile(r"[\w-]+")
 
 
 def load_alias_salt() -> bytes:
-    """Return $AUDIT_SALT, else the user's salt: created once, in the cache folder, readable only by
-    its owner.
+    """Return $AUDIT_SALT, or else the user's salt, which is created once in the cache folder for
+    its owner only.
 
     Raise AuditError if the salt is too short or cannot be stored.
     """
@@ -52,7 +52,8 @@ def load_alias_salt() -> bytes:
 
 
 def _check_salt_length(salt: bytes, where: str) -> bytes:
-    """Raise AuditError for a salt short enough to guess: whoever guesses it can test aliases."""
+    """Return the salt. Raise AuditError if it is short enough to guess: who guesses it can test
+    aliases."""
     # Strip only for the length: a line end in a salt file is a part of the key.
     if len(salt.strip()) < _SHORTEST:
         raise AuditError(
@@ -62,15 +63,15 @@ def _check_salt_length(salt: bytes, where: str) -> bytes:
 
 
 def salt_fingerprint(salt: bytes) -> str:
-    """Return the id of a salt: aliases of two runs are comparable if their ids are equal."""
+    """Return the id of a salt. Aliases of two runs can be compared if these ids are equal."""
     return _digest_alias(salt, "fingerprint")[:8]
 
 
 def alias_secrets(secrets: Sequence[Secret], salt: bytes) -> tuple[Secret, ...]:
-    """Return the secrets with aliases: `s` and 12 hex digits, numbered if a benchmark repeats a
-    record.
+    """Return the secrets with aliases: `s` and 12 hex digits, and a number if a record repeats.
 
-    The person of a secret gets an alias too, `u` and 12 hex digits: later code knows no names.
+    The person of a secret gets an alias too, `u` and 12 hex digits, so that later code has no
+    names.
     """
     aliased = list[Secret]()
     n_by_alias = Counter[str]()
@@ -107,9 +108,10 @@ def _digest_alias(salt: bytes, text: str) -> str:
 
 
 def refuse_secret_ids(finding: Finding, secrets: Sequence[Secret]) -> None:
-    """Raise AuditError if a sentence of the finding, perhaps by a plug-in, contains a secret's id.
+    """Raise AuditError if a sentence of the finding, which may come from a plug-in, contains a
+    secret's id.
 
-    An id shows the row of the user's data, so reports use aliases.
+    An id shows the row in the user's data, so reports use aliases.
     """
     notes = [measurement.note for measurement in finding.measurements]
     sentences = " ".join((finding.not_applicable, *finding.notes, *finding.violations, *notes))

@@ -1,7 +1,7 @@
 """Read which secrets were attacked, from the files next to `secrets.parquet`: journals of answers,
 secrets, plan.
 
-Of the answers, only the ids are read.
+Only the ids of the answers are read.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ Answers = Mapping[CellKey, frozenset[str]]
 
 @dataclass(frozen=True, slots=True)
 class SecretFacts:
-    """The publishable facts of a secret. alias: its name in reports; canary: not attacked, but a
-    probe measures its exposure."""
+    """Publishable facts of a secret. alias: name in reports; canary: True if it is not attacked and
+    a probe measures its exposure."""
 
     id: str
     alias: str
@@ -49,9 +49,9 @@ class SecretFacts:
 
 @dataclass(frozen=True)
 class AnsweredSecretIds:
-    """Who was attacked: the plan, the facts of secrets, and by row the ids with an answer.
+    """Ids of attacked secrets: the plan, the facts of secrets, and by row the ids with an answer.
 
-    None: the folder lacks that file, like a baseline in CI.
+    None: the folder lacks that file, as a baseline in CI does.
     """
 
     plan: Mapping[str, Any] | None = None
@@ -60,7 +60,7 @@ class AnsweredSecretIds:
     observations: Answers | None = None
 
     def with_missing_parts_empty(self) -> AnsweredSecretIds:
-        """Return a copy with empty mappings instead of None, for a folder that must be complete."""
+        """Return a copy with {} instead of None, for a folder that must be complete."""
         return AnsweredSecretIds(
             self.plan or {}, self.secrets or {}, self.guesses or {}, self.observations or {}
         )
@@ -135,7 +135,8 @@ def _list_journal_secrets(path: Path) -> dict[CellKey, frozenset[str]] | None:
 
 
 def _parse_answer_names(line: bytes) -> tuple[str, str]:
-    """Return the cell and the secret of an answer. Raise ValueError or similar for another line."""
+    """Return the cell and the secret of an answer. Raise ValueError or a similar error for another
+    line."""
     if match := _ANSWER.fullmatch(line):
         return match[1].decode(), match[2].decode()
     record = json.loads(line)

@@ -1,6 +1,6 @@
-"""Identify the weights of a run: a SHA-256 of every file of its models, adapters and tokenizers.
+"""Identify a run's weights by the SHA-256 of every file of its models, adapters and tokenizers.
 
-Files can change under the same path: a resumed run, or a repeated sweep, is rejected with the name
+Files can change under the same path: a resumed run, or a repeated sweep, is refused with the name
 of any file that has changed. Models are not loaded.
 """
 
@@ -36,8 +36,8 @@ _SETTLED = 2.0
 def digest_model_files(
     models_by_role: Mapping[str, tuple[str, str | None]],
 ) -> dict[str, str]:
-    """Return `role/file` -> SHA-256. models_by_role: each role's model (folder or hub id) and its
-    hub revision."""
+    """Return the SHA-256 of each `role/file`. models_by_role: each role's model (folder or hub id)
+    and its hub revision."""
     cache = _DigestCache()
     digests = {}
     for name, path in _list_role_files(models_by_role):
@@ -50,8 +50,8 @@ def compute_model_digests(
     models_by_role: Mapping[str, tuple[str, str | None]],
     progress: Callable[[str, int, int], None] = lambda *step: None,
 ) -> dict[str, str]:
-    """Return the digests of `digest_model_files` from every byte, because a decision must not trust
-    dates or cached digests.
+    """Return `digest_model_files`, read from every byte, because a decision must not trust dates or
+    cached digests.
 
     progress: callback(description, done, total).
     """
@@ -75,7 +75,7 @@ def digest_file(path: Path) -> str:
 def _list_role_files(
     models_by_role: Mapping[str, tuple[str, str | None]],
 ) -> Iterator[tuple[str, Path]]:
-    """Yield (`role/file`, its path)."""
+    """Yield pairs of `role/file` and the file's path."""
     for role, (place, revision) in models_by_role.items():
         yield from ((f"{role}/{name}", path) for name, path in _list_loaded_files(place, revision))
         base = _find_adapter_base(_find_model_folder(place, revision) / "adapter_config.json")
@@ -89,11 +89,10 @@ def _list_role_files(
 def check_model_files_unchanged(
     recorded: Mapping[str, str] | None, now: Mapping[str, str], description: str
 ) -> None:
-    """Raise AuditError with the name of a file that changed, vanished or appeared since
-    `description` was made with `recorded`.
+    """Raise AuditError if a file changed, vanished or appeared since `description`; name the file.
 
-    recorded: None if `description` records nothing. A model without any file on one side is not
-    compared: loading it fails anyway.
+    recorded: the digests in `description`; None if it has none. A model without any file on one
+    side is not compared: loading it fails anyway.
     """
     if recorded is None:
         if now:
@@ -115,7 +114,7 @@ def check_model_files_unchanged(
 def find_changed_files(
     recorded: Mapping[str, str], now: Mapping[str, str]
 ) -> Iterator[tuple[str, str]]:
-    """Yield (file, its change) for the models with files on both sides."""
+    """Yield (file, how it changed) for models with files on both sides."""
     shared_roles = list_model_roles(recorded) & list_model_roles(now)
     for name in sorted({*recorded, *now}):
         if recorded.get(name) != now.get(name) and list_model_roles([name]) <= shared_roles:
@@ -134,8 +133,8 @@ def list_model_roles(names: Iterable[str]) -> set[str]:
 
 
 def _list_loaded_files(place: str, revision: str | None) -> Iterator[tuple[str, Path]]:
-    """Yield (name, path) of the files of a model, an adapter or an ensemble's members; or of the
-    single file at `place`."""
+    """Yield (name, path) of all files of a model, an adapter or an ensemble's members; `place` may
+    also be one file."""
     if Path(place).is_file():
         yield Path(place).name, Path(place)
         return
@@ -177,7 +176,7 @@ def _find_adapter_base(config: Path) -> str | None:
 
 
 def _find_hub_snapshot(name: str, revision: str | None) -> Path | None:
-    """Return the folder of the model's files in the hub's cache, by commit; None if it is not
+    """Return the folder of the model's files in the hub's cache, by commit; None if none is
     cached."""
     from huggingface_hub import try_to_load_from_cache  # takes a while to import
 
@@ -191,7 +190,7 @@ def _find_hub_snapshot(name: str, revision: str | None) -> Path | None:
 
 
 class _DigestCache:
-    """Digests by path, size, times and inode, in the cache folder: gigabytes are read once.
+    """Digests by path, size, times and inode, in the cache folder, so that gigabytes are read once.
 
     ctime is included: it changes with every write, even if mtime is restored. Files changed within
     the last moments are not cached: they could change again without a trace. If the cache cannot be

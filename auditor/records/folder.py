@@ -1,4 +1,4 @@
-"""Manage the run folder: answers appended as secrets finish, the plan for resuming, files for
+"""Manage the run folder: answers appended as secrets finish, the plan to resume from, files for
 reports.
 
 Files have mode 0600.
@@ -39,11 +39,11 @@ Item = TypeVar("Item")
 
 
 class RunFolder:
-    """A run on disk. `create` starts it, `reopen` continues an interrupted run; both lock out other
-    processes.
+    """Folder of a run. `create` starts a run, `reopen` continues an interrupted run; both lock out
+    other processes.
 
-    guesses, observations: finished secrets by cell of attacks and of probes. tokens: secrets with a
-    suffix scored token by token, by target.
+    guesses, observations: by cell, finished secrets of attacks and of probes. tokens: by target,
+    secrets whose suffix is scored token by token.
     """
 
     def __init__(self, path: Path) -> None:
@@ -56,8 +56,8 @@ class RunFolder:
 
     @classmethod
     def create(cls, out: Path | None, name: str, plan: dict[str, Any]) -> RunFolder:
-        """Create a folder with the plan. Raise AuditError if the folder cannot be written or
-        already holds a run."""
+        """Create a folder with the plan. Raise AuditError if it cannot be written or already holds
+        a run."""
         path = out or find_unused_path(name)
         folder = cls(path)
         try:
@@ -85,8 +85,8 @@ class RunFolder:
 
     @classmethod
     def reopen(cls, path: Path) -> RunFolder:
-        """Open a folder that `create` made. Read finished secrets back; drop a line cut off by a
-        crash."""
+        """Open a folder that `create` made, and read its finished secrets; a line cut off by a
+        crash is dropped."""
         if not (path / PLAN).is_file():
             raise AuditError(f"expected a run folder to resume, but {str(path)!r} holds no {PLAN}")
         folder = cls(path)
@@ -103,8 +103,7 @@ class RunFolder:
             self._lock.release()
 
     def discard_if_empty(self) -> None:
-        """Remove a new folder without attack results, so that a rejected run leaves no partial
-        files."""
+        """Remove a new folder without answers, so that a refused run leaves no partial files."""
         has_answers = any((self.path / name).exists() for name in (GUESSES, OBSERVATIONS))
         if not self._new or has_answers or any((self.path / "state").iterdir()):
             return
@@ -134,7 +133,7 @@ class RunFolder:
 
     @property
     def identity(self) -> str:
-        """Return the path and start time, which are unique to this run and the same in all its
+        """Return the folder's path and start time, which only this run has, in all its
         processes."""
         # written once, by `create`
         return f"{self.path.resolve()} {(self.path / PLAN).stat().st_mtime_ns}"
@@ -143,7 +142,7 @@ class RunFolder:
         return read_json_object(self.path / PLAN, "the plan of a run")
 
     def pin_secrets(self, fingerprint: str) -> None:
-        """Record the fingerprint of the secrets. Raise AuditError if the folder holds answers about
+        """Record the fingerprint of the secrets. Raise AuditError if the folder's answers are about
         other secrets."""
         complaint = (
             f"expected the secrets that {str(self.path)!r} was started on, but the data has changed"
@@ -151,8 +150,8 @@ class RunFolder:
         self._pin_digest(_SECRETS, fingerprint, complaint)
 
     def pin_stopping_rules(self, digest: str) -> None:
-        """Record the digest of the rows' stopping rules; "": no row stops. Raise AuditError if the
-        rules differ from those recorded."""
+        """Record the digest of the rows' stopping rules ("": no row stops). Raise AuditError if
+        another digest is recorded."""
         complaint = (
             f"expected the rules and baseline by which {str(self.path)!r} was to stop (--until), "
             "got others"
@@ -168,8 +167,7 @@ class RunFolder:
             disk.replace_atomically(path, digest)
 
     def refuse_changed_weights(self, now: Mapping[str, str]) -> None:
-        """Raise AuditError with a file's name if the answers in the folder are about other
-        weights."""
+        """Raise AuditError, with a file's name, if the folder's answers are about other weights."""
         digests = self._read_optional_json(_WEIGHTS, dict[str, str], "the digests of weights")
         if digests is not None or any(
             (self.path / name).exists() for name in (GUESSES, OBSERVATIONS)
@@ -200,12 +198,12 @@ class RunFolder:
         return prefix
 
     def save_text_form(self, form: TextForm) -> None:
-        """Save how conversations are rendered, so that a resumed run, even on another day, does not
-        choose again."""
+        """Save how conversations are rendered, so that a resumed run does not choose again, perhaps
+        on another day."""
         disk.replace_atomically(self.path / _TEXT_FORM, json.dumps(to_json(form)))
 
     def text_form(self) -> TextForm | None:
-        """Return the text form; None in a new folder, and for data without rendering."""
+        """Return the saved text form; None in a new folder, and for data that need no rendering."""
         return self._read_optional_json(_TEXT_FORM, TextForm, "the text form of a run")
 
     def _read_optional_json(self, name: str, kind: type[Item], description: str) -> Item | None:
@@ -216,16 +214,16 @@ class RunFolder:
         return item
 
     def save_secret_facts(self, facts: dict[str, Any]) -> None:
-        """Save the publishable facts of each secret (`secret_details.build_fact_columns`): a column
-        per key, no text."""
+        """Save the publishable facts of each secret, one column per key and no text
+        (`secret_details.build_fact_columns`)."""
         disk.replace_atomically(self.path / SECRETS, json.dumps(facts))
 
     def read_probe_facts(self, cell: CellKey) -> dict[str, float]:
-        """Return the facts that `save_probe_facts` saved for this cell; empty if there are none."""
+        """Return what `save_probe_facts` saved for this cell; {} if nothing."""
         return self._read_all_probe_facts().get(str(cell), {})
 
     def save_probe_facts(self, cell: CellKey, facts: Mapping[str, float]) -> None:
-        """Save a probe's results on a whole cell, as opposed to single secrets."""
+        """Save a probe's results on a whole cell rather than on single secrets."""
         if facts:
             known = {**self._read_all_probe_facts(), str(cell): dict(facts)}
             disk.replace_atomically(self.path / _FACTS, json.dumps(to_json(known)))
@@ -244,15 +242,15 @@ class RunFolder:
 
 
 def remove_latest_link() -> None:
-    """Remove runs/latest before a new run: if the new run is rejected, runs/latest does not show an
-    older one."""
+    """Remove runs/latest before a new run, so that it shows no older run if the new run is
+    refused."""
     latest = _RUNS / _LATEST
     if latest.is_symlink():
         latest.unlink()
 
 
 def find_unused_path(name: str) -> Path:
-    """Return runs/<UTC time>-<name>, or a free variant of it: two runs may start in the same
+    """Return runs/<UTC time>-<name>, or a free variant if another run started in the same
     second."""
     path = free = _RUNS / f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{name}"
     count = 1
@@ -265,6 +263,6 @@ def find_unused_path(name: str) -> Path:
 
 
 def batch_finished_secrets(stream: Iterator[Item], size: int) -> Iterator[list[Item]]:
-    """Yield finished secrets in small lists, so that one flush appends several."""
+    """Yield finished secrets in small lists, so that several are appended with one flush."""
     while batch := list(islice(stream, size)):
         yield batch

@@ -24,9 +24,10 @@ Record = TypeVar("Record", Guesses, Observation, TokenLogProbs)
 
 @dataclass
 class CellJournal(Generic[Key, Record]):
-    """Finished secrets by cell (or target), one JSON line each: written at once, read on demand.
+    """Finished secrets by cell (or target), one JSON line each. Lines are written at once and read
+    on demand.
 
-    Memory holds only the start of each line, because the guesses of all secrets may be larger than
+    Memory holds only where each line starts, because the guesses of all secrets may be larger than
     any model. A second record of a secret replaces the first.
     """
 
@@ -48,8 +49,8 @@ class CellJournal(Generic[Key, Record]):
             at += len(line)  # this JSON is ASCII: a character is a byte
 
     def index_written_lines(self) -> None:
-        """Find the start of each line; cut off a half-written last line. Raise AuditError for a
-        foreign line."""
+        """Find where each line starts; cut off a half-written last line. Raise AuditError for a
+        line of another kind."""
         if not self.path.exists():
             return
         at = 0
@@ -67,7 +68,7 @@ class CellJournal(Generic[Key, Record]):
         disk.truncate(self.path, at)
 
     def _read_records(self, begins: Iterable[int]) -> Iterator[Record]:
-        """Yield the record at each start. Raise AuditError if the file has changed."""
+        """Yield the record at each given start. Raise AuditError if the file has changed."""
         try:
             with open(self.path, "rb") as file:
                 for begin in begins:
@@ -77,7 +78,7 @@ class CellJournal(Generic[Key, Record]):
             raise AuditError(f"{self.path}: cannot be read: {error.strerror}") from error
 
     def _parse_journal_line(self, line: bytes, number: int | None = None) -> tuple[Key, Record]:
-        """Decode a line. Raise AuditError for a foreign line."""
+        """Decode a line. Raise AuditError for a line of another kind."""
         try:
             return self.decode(json.loads(line))
         except (
@@ -100,9 +101,10 @@ class CellJournal(Generic[Key, Record]):
 
 @dataclass(eq=False)
 class FinishedSecrets(Mapping[str, Record]):
-    """The finished secrets of a cell, in the order in which they finished, each read on demand.
+    """Finished secrets of a cell, in the order in which they finished; each record is read on
+    demand.
 
-    begins: the start of each secret's line, passed to `read`.
+    begins: where each secret's line starts; passed to `read`.
     """
 
     begins: dict[str, int]

@@ -1,8 +1,8 @@
-"""Write and check `manifest.json`: the SHA-256 of every record of a run, to detect later changes of
+"""Write and check `manifest.json`, the SHA-256 of every record of a run, to detect later changes of
 the folder.
 
-It reveals files that were damaged, lost, or edited alone. An editor can also rewrite the manifest:
-against that, sign the run (`audit attest`).
+The manifest reveals files that were damaged, lost, or edited alone. An editor can also rewrite the
+manifest: against that, sign the run (`audit attest`).
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _LATER = (MANIFEST, ATTESTATION, "frontier.json")  # added to a finished run, or
 
 @dataclass(frozen=True)
 class FolderEdits:
-    """The files of a folder that changed since its run ended; added files count as changed."""
+    """Files of a folder that changed or were added since its run ended."""
 
     changed: tuple[str, ...] = ()
     gone: tuple[str, ...] = ()
 
     def describe_edits(self, is_whole: bool = True) -> list[str]:
-        """Return a sentence for each change. is_whole: no file may be missing, unlike in a baseline
-        in CI, which keeps only two."""
+        """Return a sentence for each change. is_whole: missing files count, unlike for a baseline
+        in CI, which has only two files."""
         if is_whole:
             gone = [f"{name} is gone" for name in self.gone]
         else:
@@ -51,8 +51,8 @@ NO_EDITS = FolderEdits()
 
 
 def read_gate_digests(folder: Path) -> dict[str, str]:
-    """Return the SHA-256, by file name, of the ids and numbers that a gate reads. Raise AuditError
-    for unreadable files."""
+    """Return the SHA-256, by file name, of the files that a gate reads. Raise AuditError for
+    unreadable files."""
     paths = sorted(
         path for path in (*folder.glob("*.json"), folder / TABLE) if path.name not in _LATER
     )
@@ -74,8 +74,8 @@ def write_manifest(folder: Path, result: bytes) -> None:
 
 
 def find_folder_edits(folder: Path) -> FolderEdits | None:
-    """Return the changes of the folder since the run ended; None without a manifest. Raise
-    AuditError for a damaged file."""
+    """Return what changed in the folder since the run ended; None without a manifest. Raise
+    AuditError for a damaged manifest."""
     path = folder / MANIFEST
     if not path.exists():
         return None

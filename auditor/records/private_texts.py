@@ -1,5 +1,5 @@
-"""Store the private half of a run folder: the texts of secrets, for `--reveal`. Only the owner can
-read it.
+"""Store the private part of a run folder: the secrets' texts for `--reveal`, which only the owner
+can read.
 
 A secret's text is stored as its owner wrote it. Guesses are tokens, which `decode` turns into text.
 """
@@ -25,11 +25,11 @@ CONTEXT = 8  # tokens before a text that affect the decoding of its first token
 
 @dataclass(frozen=True)
 class SecretText:
-    """The text of a secret. pieces: text added by each suffix token; guesses: the first guess of
-    each row.
+    """Text of a secret. pieces: text that each suffix token adds; guesses: the first guess of each
+    row.
 
     Rows are named `target/setting/attack`; verbatim: rows whose first guess is the suffix. decoded:
-    the data hold only token ids, which a tokenizer decoded.
+    True if the data hold only token ids, which a tokenizer decoded.
     """
 
     alias: str
@@ -56,7 +56,8 @@ def write_secret_texts(
     decode: Decode,
     out: Out = MappingProxyType({}),
 ) -> None:
-    """Write texts.jsonl. guesses: by row and secret id; only the first of each is written."""
+    """Write texts.jsonl. guesses: by row and secret id; only the first guess of each secret is
+    written."""
     with (
         # Created with 0600; opening it again keeps that mode.
         disk.open_atomic_replacement(folder / TEXTS) as scratch,
@@ -69,8 +70,8 @@ def write_secret_texts(
 
 
 def _list_extracted_records(out: Out, decode: Decode) -> Iterator[dict[str, Any]]:
-    """Yield records extracted from generations, as secrets without a prefix: the extracted part,
-    and its source."""
+    """Yield records extracted from generations, as secrets without a prefix: the extracted part and
+    its generation."""
     for alias in dict.fromkeys(
         alias for parts_by_alias in out.values() for alias in parts_by_alias
     ):
@@ -125,14 +126,14 @@ def _list_secret_texts(
 
 
 def decode_added_text(decode: Decode, context: Sequence[int], tokens: Sequence[int]) -> str:
-    """Return the text that the tokens add after the context, which some tokenizers need to keep a
-    leading space."""
+    """Return the text that the tokens add after the context; without context, some tokenizers lose
+    a leading space."""
     return decode([*context, *tokens])[len(decode(context)) :]
 
 
 def decode_token_texts(decode: Decode, context: Sequence[int], tokens: Sequence[int]) -> list[str]:
-    """Return the text added by each token; a character of several tokens is added by the last of
-    them."""
+    """Return the text that each token adds; if a character has several tokens, the last of them
+    adds it."""
     pieces = []
     n_characters = len(decode(context))
     for count in range(1, len(tokens) + 1):

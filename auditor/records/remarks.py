@@ -1,5 +1,5 @@
-"""Store the lines that the audit's command adds to its first screen, so that reports can show them
-again."""
+"""Store the lines that an audit's command adds to its first screen, so that reports can show them
+too."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ REMARKS = "remarks.json"
 
 @dataclass(frozen=True)
 class CommandRemarks:
-    """The command's own lines. limits: sentences; deeper: the next command after no findings;
+    """Lines of the command. limits: sentences; deeper: the next command if nothing was found;
     your_own: the next command after a demonstration."""
 
     limits: tuple[str, ...] = ()

@@ -17,8 +17,8 @@ RESULT = "result.json"
 
 
 def read_result(folder: Path) -> AuditResult:
-    """Read the result of a run folder. Raise AuditError with a one-sentence message if this version
-    cannot read it."""
+    """Read the result of a run folder. Raise AuditError, in one sentence, if this version cannot
+    read it."""
     path = folder / RESULT
     raw = _load_result_json(folder, path)
     if not isinstance(raw, dict):
@@ -63,8 +63,8 @@ def _load_result_json(folder: Path, path: Path) -> Any:
 
 
 def creation_time(result: AuditResult, where: str) -> datetime:
-    """Return the UTC time of the run. Raise AuditError for an invalid date, with `where` in its
-    message."""
+    """Return the UTC time of the run. Raise AuditError, which names `where`, for an invalid
+    date."""
     try:
         at = datetime.fromisoformat(result.created)
     except ValueError:

@@ -1,10 +1,10 @@
-"""Read and write `secrets.parquet`: the numbers of each secret, a row per configuration, secret and
-quantity.
+"""Read and write `secrets.parquet`: the numbers of each secret, one row per configuration, secret
+and quantity.
 
-The file holds ids and numbers, no text. `kind` is the subject of a row: MEASURED, results of a
-configuration (the numbers whose means are the measurements); OBSERVED, observations of a probe;
-TOKENS, the log-probability of each true token under a target, in nats; HELDOUT, the losses of
-held-out texts; RECORDS, training records extracted without a prompt.
+The file holds ids and numbers, no text. `kind` says what a row is about: MEASURED, a
+configuration's results (the numbers whose means are the measurements); OBSERVED, a probe's
+observations; TOKENS, the log-probability of each true token under a target, in nats; HELDOUT, the
+losses of held-out texts; RECORDS, training records extracted without a prompt.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ _FACTS = ("secret", "member", "repeats")
 
 @dataclass(frozen=True)
 class Column:
-    """A quantity of a configuration, (n,). An id repeats if it has a row per token, in token order.
+    """A quantity of a configuration, (n,). An id with a row per token repeats, in token order.
 
-    cell: without setting and attack for a quantity of a target. member, repeats: empty, or None for
-    an entry, if not applicable.
+    cell: without setting and attack if the quantity belongs to a target. member, repeats: empty, or
+    None for an entry, if not applicable.
     """
 
     kind: str
@@ -66,10 +66,10 @@ class Column:
 def write_secrets_table(
     folder: Path, columns: Iterable[Column], token_columns: Iterable[Column] = ()
 ) -> None:
-    """Write all columns; a row group holds at most `_ROWS_AT_ONCE` rows of one kind and target, so
+    """Write all columns. A row group has at most `_ROWS_AT_ONCE` rows of one kind and target, so
     that readers can skip row groups.
 
-    token_columns: of kind TOKENS, target by target, made while they are written.
+    token_columns: of kind TOKENS, ordered by target, made while they are written.
     """
     import pyarrow.parquet as pq
 
@@ -87,7 +87,8 @@ def write_secrets_table(
 
 
 def _split_column(column: Column) -> Iterator[Column]:
-    """Yield the column in parts of at most `_ROWS_AT_ONCE` rows; a column of tokens whole."""
+    """Yield the column in parts of at most `_ROWS_AT_ONCE` rows; a column of tokens is not
+    split."""
     if column.kind == TOKENS:  # a part would not know the positions of its tokens
         yield column
         return
@@ -103,8 +104,8 @@ def _split_column(column: Column) -> Iterator[Column]:
 
 
 def _batch_column_tables(parts: Iterable[Column], schema: pa.Schema) -> Iterator[pa.Table]:
-    """Yield the tables of adjacent parts of one kind and target, each of at most `_ROWS_AT_ONCE`
-    rows."""
+    """Yield tables of at most `_ROWS_AT_ONCE` rows, each of adjacent parts of one kind and
+    target."""
     import pyarrow as pa
 
     for _, group in itertools.groupby(parts, key=lambda part: (part.kind, part.cell.target)):
@@ -162,7 +163,7 @@ def _build_column_table(column: Column, schema: pa.Schema) -> pa.Table:
 
 
 def _build_string_array(data: bytes, lengths: NDArray[np.int64]) -> pa.Array:
-    """Build an array of texts from their UTF-8, end to end, and their lengths in bytes.
+    """Build an array of texts from their UTF-8, one after another, and their lengths in bytes.
 
     `pa.array` would import pandas, which takes longer than all writing of a short audit.
     """
@@ -196,7 +197,7 @@ def _build_column_key(column: Column) -> tuple[str, ...]:
 
 
 def read_secrets_table(folder: Path, kind: str, quantity: str | None = None) -> list[Column]:
-    """Read the columns of a kind, in the order of writing; empty if the folder has no table.
+    """Read the columns of a kind, in the order of writing; [] if the folder has no table.
 
     quantity: read only columns of this quantity. Raise AuditError for a file of another version,
     and for content that no run writes.
@@ -237,7 +238,7 @@ def _holds_kind(metadata: Any, group: int, kind: str) -> bool:
 def _list_column_parts(
     file: pq.ParquetFile, kind: str, quantity: str | None = None
 ) -> Iterator[tuple[tuple[str, ...], pa.Table]]:
-    """Yield (key, facts and values) of adjacent rows with one key. Only one row group is in memory.
+    """Yield (key, table) for adjacent rows with one key. Only one row group is in memory.
 
     Raise ValueError for rows without a name or a value.
     """
@@ -263,7 +264,7 @@ def _list_column_parts(
 
 
 def _join_column_parts(parts: Iterable[tuple[tuple[str, ...], pa.Table]]) -> Iterator[Column]:
-    """Yield the columns of adjacent parts. Raise ValueError if the rows of a quantity are not
+    """Yield columns joined from adjacent parts. Raise ValueError if the rows of a quantity are not
     adjacent."""
     import pyarrow as pa
 
@@ -295,7 +296,7 @@ def _list_ids(secrets: pa.ChunkedArray) -> list[str]:
 
 @contextmanager
 def attribute_table_errors(path: Path) -> Iterator[None]:
-    """Turn errors in the block into an AuditError that calls the file unreadable or damaged."""
+    """Turn errors in the block into an AuditError saying that the file is unreadable or damaged."""
     try:
         yield
     except OSError as error:
@@ -314,8 +315,8 @@ def attribute_table_errors(path: Path) -> Iterator[None]:
 
 
 def read_heldout_losses(folder: Path) -> dict[str, dict[str, list[float]]]:
-    """Return `tokens` and the summed nll of each kind of perplexity for each held-out text, by
-    target."""
+    """Return by target, for each held-out text, the number of `tokens` and the summed nll by
+    perplexity name."""
     losses: dict[str, dict[str, list[float]]] = {}
     for column in read_secrets_table(folder, HELDOUT):
         losses.setdefault(column.cell.target, {})[column.quantity] = np.asarray(
@@ -326,9 +327,9 @@ def read_heldout_losses(folder: Path) -> dict[str, dict[str, list[float]]]:
 
 @dataclass(frozen=True, eq=False)
 class SuffixLogProbs(Mapping[str, tuple[float, ...]]):
-    """The log-probability of each token of the true suffix, in nats, by secret.
+    """Log-probability of each token of the true suffix, in nats, by secret.
 
-    nats: (tokens,), secret after secret; ends: (secrets,) end of each secret in them.
+    nats: (tokens,), secret after secret; ends: (secrets,) where each secret ends in `nats`.
     """
 
     ids: tuple[str, ...]
@@ -355,17 +356,18 @@ class SuffixLogProbs(Mapping[str, tuple[float, ...]]):
 
     @property
     def lengths(self) -> Ints:
-        """(secrets,) tokens of each suffix."""
+        """Number of tokens of each suffix, (secrets,)."""
         return self.ends - self._begins
 
     def take_position(self, position: int) -> tuple[Ints, Floats]:
-        """Return the places of the secrets with a token at this position, from 0, and its nats."""
+        """Return the indices of secrets with a token at this position (from 0), and the token's
+        nats."""
         places = np.flatnonzero(self.lengths > position)
         return places, self.nats[self._begins[places] + position]
 
     @cached_property
     def sums(self) -> Floats:
-        """(secrets,) log-probability of each suffix; tokens are added in their order."""
+        """Log-probability of each suffix, (secrets,); tokens are added in their order."""
         totals = np.zeros(len(self.ids))
         for position in range(int(self.lengths.max(initial=0))):
             places, terms = self.take_position(position)
@@ -374,7 +376,7 @@ class SuffixLogProbs(Mapping[str, tuple[float, ...]]):
 
 
 def read_suffix_token_log_probs(folder: Path) -> dict[str, SuffixLogProbs]:
-    """Return the log-probabilities of suffixes by target."""
+    """Return the suffixes' token log-probabilities, by target."""
     path = folder / TABLE
     if not path.exists():
         return {}
@@ -421,7 +423,7 @@ def read_probe_observations(folder: Path) -> Seen:
 
 
 def read_dataframe(folder: Path, aliases: Mapping[str, str]) -> pd.DataFrame:
-    """Read the full file, with aliases instead of ids. Raise AuditError like `read_secrets_table`,
+    """Read the whole file, with aliases instead of ids. Raise AuditError like `read_secrets_table`,
     and if there is no file."""
     path = folder / TABLE
     categories = [*_NAMES, "secret"]
