@@ -245,8 +245,7 @@ class TokenLogProbs:
 
 @dataclass(frozen=True)
 class Claim:
-    """A defense's promise, its unit and access, and how much of the budget this audit used, in
-    nats.
+    """The promise of a defense, its unit and access, and the budget used by this audit, in nats.
 
     `unit`, `theorem`, `status`, `access` and `decoding` are words for readers; the program reads
     only the other fields.
