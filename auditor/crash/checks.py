@@ -245,7 +245,11 @@ def check_claimed_epsilon(runs: WatchedTrainings) -> LoopCheck:
 
 
 def check_step_choice(runs: WatchedTrainings) -> LoopCheck:
-    """Check that no step is selected by reading private records without a gradient."""
+    """Check that the returned weights are the last step's, not chosen by evaluating private
+    records.
+
+    Without a gradient, such an evaluation is outside the claim.
+    """
     name = "evaluation on private records"
     would = "a step but the last given back, of trainings that evaluate"
     evaluation = max(runs.traces, key=lambda trace: len(trace.evaluated))

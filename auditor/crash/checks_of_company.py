@@ -147,9 +147,9 @@ def _fit_company_weight(
     """Fit reaches on the effect of a mean over a batch; return the coefficient and its error, in
     units of the noise.
 
-    The fit also has a constant and the clipped norm for each length, because effects of a record's
-    own gradient and length, or of a constant divisor, are no fault. Return None if no batch differs
-    from the others.
+    The fit also allows for a constant and the clipped norm at each length: a record's own gradient
+    and length, or a constant divisor, are no fault. Return None if no batch differs from the
+    others.
     """
     n_tokens = np.array([len(record["input_ids"]) - 1 for record in records], dtype=float)
     kinds = sorted(set(n_tokens))

@@ -89,7 +89,7 @@ def _find_tensors_without_noise(runs: WatchedTrainings) -> set[str]:
 def whiten_unequal_noise(runs: WatchedTrainings) -> WatchedTrainings:
     """Return the trainings with each tensor divided by its noise, if tensors have unequal noise.
 
-    Equal noise is not divided by: the estimated scales would add error.
+    Tensors with equal noise stay: dividing by estimated scales would add error.
     """
     shares = runs.noise_shares
     if not _has_unequal_noise(runs, shares):

@@ -109,8 +109,8 @@ def _weigh_chosen_records(gram: Floats, chosen: Chosen) -> tuple[Floats, float]:
 
 
 def rank_training_norms(traces: Sequence[Trace]) -> dict[int, Floats]:
-    """Return by step `id` (records,): the share of gradient norms so far in this training that are
-    smaller."""
+    """Rank each gradient norm among the norms of its training so far: step `id` -> (records,)
+    shares below."""
     ranks = {}
     for trace in traces:
         earlier = np.zeros(0)
@@ -127,10 +127,10 @@ def estimate_tensor_reaches(
     in each.
 
     With clipping by tensor, each tensor's part of a contribution is a multiple of that tensor's
-    gradient. If its length is at most 1, a contribution adds at most b(u) along a direction u: the
-    root of the sum over tensors of squared positive inner products of u with the record's unit
-    gradients. All contributions add at most the sum of b(u), for any clipping. noise_shares: each
-    tensor's noise over that of all tensors.
+    gradient. If the contribution has a length of at most 1, it adds at most b(u) along a direction
+    u: the root of the sum over tensors of squared positive inner products of u with the record's
+    unit gradients. All contributions add at most the sum of b(u), for any clipping. noise_shares:
+    each tensor's noise over that of all tensors.
     """
     sums = [_sum_tensor_reaches(steps, noise_shares) for steps in trainings]
     together = [sum_of_step for part in sums for sum_of_step in part]
@@ -195,8 +195,8 @@ def is_clipping_per_tensor(
 ) -> bool:
     """Test whether a step combines tensors' gradients in other proportions than the records do.
 
-    If it does not, the part of a step that only separate tensors' gradients explain is noise, and
-    chi-squared.
+    If it does not, the part of a step that is explained only by treating tensors separately is
+    noise, and chi-squared.
     """
     excess = 0.0
     freedom = 0

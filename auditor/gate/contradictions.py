@@ -215,10 +215,8 @@ def _check_epsilon_bounds(finding: Finding) -> Iterator[str]:
 
 
 def _check_claim_games(finding: Finding, claim: Claim | None) -> Iterator[str]:
-    """Yield games that contradict the target's claim, measurements or options.
-
-    Compared are the games' claim, exact epsilon and tokens.
-    """
+    """Yield games whose claim, exact epsilon or tokens contradict the target's claim, measurements
+    or options."""
     for audit in finding.audits:
         if audit.table is None:
             continue

@@ -206,8 +206,7 @@ def _count_holding_policy_secrets(
 def _simulate_gate_sizes(
     values: Sequence[float], odds: Sequence[float], mean: float, level: float, power: float
 ) -> tuple[int, int]:
-    """Return the numbers of secrets by which a share `power` of runs, and half of runs, refute a
-    limit.
+    """Return by how many secrets a share `power` of runs, and half of runs, have refuted a limit.
 
     mean: the limit on the mean of the values.
     """

@@ -47,10 +47,10 @@ class _Recitation:
 def compare_packed_records(
     model: LanguageModel, secrets: Sequence[Secret], earlier: Mapping[str, Sequence[Tokens]]
 ) -> tuple[str, tuple[Doubt, ...]]:
-    """Compare recitation with and without the row's earlier records.
+    """Compare how well records are recited with and without the earlier records of their row.
 
     Return a sentence, and a doubt if the earlier records help. Similar text may help any model, so
-    they must also help more than the earlier records of another row. model: with the prefix token.
+    they must also help more than another row's earlier records. model: with the prefix token.
     earlier: by secret id, the texts before the record in its row, then the beginning of the record.
     The sentence is "" if fewer than three records have earlier texts that fit.
     """

@@ -93,7 +93,7 @@ def merge_plugin_options(
 
 
 def refuse_unused_options(flag: str, options: Options, fields: Mapping[str, Sequence[str]]) -> None:
-    """Raise AuditError for an option that no chosen plug-in has, and for options of an unused
+    """Raise AuditError for a common option that no chosen plug-in has, and for options of an unused
     plug-in."""
     known = sorted({option for names in fields.values() for option in names})
     for option in options.get("", {}):

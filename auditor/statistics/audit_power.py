@@ -4,9 +4,9 @@ wanted probability.
 No mechanism makes every guess right, so power does not assume that. For one run, the canaries come
 from DP-SGD with the audit's own sampling rate and steps (or from a Gaussian mechanism), with less
 noise, and each is observed exactly. The distribution of right guesses among the surest is then
-known exactly (`compute_canary_shape_p_value`), and a single number of guesses must refute. For
-games, the model reveals epsilon evenly, like randomised response. Scores that reveal less have less
-power, by an unknown amount.
+known exactly (`compute_canary_shape_p_value`). Power counts only refutations by one fixed number of
+guesses. For games, the model reveals epsilon evenly, like randomised response. Scores that reveal
+less have less power, by an unknown amount.
 """
 
 from __future__ import annotations

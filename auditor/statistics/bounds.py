@@ -159,8 +159,8 @@ class DiscordantPairs:
 
 @dataclass(frozen=True)
 class ResampledNumber:
-    """A number with bootstrap draws. Its bounds always contain those of `floor`, a second number
-    that covers what resampling misses."""
+    """A number with bootstrap draws. Its bounds always contain those of `floor`, which also cover
+    what resampling misses."""
 
     value: float
     n: int
