@@ -243,8 +243,8 @@ def _find_largest_correlation(noises: Floats, free: float) -> tuple[float, float
     """Return the largest correlation of two rows, its p-value among all pairs, and the two row
     indices.
 
-    Given one row, the other row's direction is uniform in its own dimensions (at least `free`). The
-    correlation is at most that of a uniform direction with a fixed direction.
+    Given one row, the other row's direction is uniform in its own dimensions, at least `free` many.
+    Its correlation is then at most that between a uniform and a fixed direction.
     """
     if free <= 1:  # no tensor is trained in every step
         return 0.0, 1.0, (0, 0)

@@ -21,11 +21,11 @@ SAMPLING = ("poisson", "shuffled", "allocation")
 class LoopClaim:
     """The claim of one training, for one record added or removed.
 
-    noise_multiplier: the noise's standard deviation over the clipping norm; max_grad_norm: the
-    clipping norm of a record's gradient; sample_rate: the probability that a step reads a given
-    record; steps: updates of the weights; epsilon: the reported epsilon at delta, None to compute
-    it from the other fields. sampling: how a batch is drawn; under `allocation`, each record joins
-    randomly and independently as many steps of a pass as the rate says. public_size: the number of
+    noise_multiplier: standard deviation of the noise over the clipping norm; max_grad_norm:
+    clipping norm of a record's gradient; sample_rate: probability that a step reads a given record;
+    steps: updates of the weights; epsilon: the reported epsilon at delta, None to compute it from
+    the other fields. sampling: how a batch is drawn; under `allocation`, each record joins randomly
+    and independently as many steps of a pass as the rate says. public_size: True if the number of
     records is public (epsilon then holds for replacing one record by an empty record).
     """
 

@@ -28,10 +28,10 @@ _FOLDERS = {"ensemble": "ensemble", "model": "trained"}
 
 
 def digest_plan_files(plan: Plan) -> dict[str, str]:
-    """Return SHA-256 by `role/file` of all the user's files that a plan reads; {} in the lab.
+    """Return the SHA-256, by `role/file`, of all the user's files that a plan reads; {} in the lab.
 
-    For a hub model: the files of its local snapshot, if downloaded. Raise AuditError for unreadable
-    files.
+    Of a hub model these are the files of its local snapshot, if downloaded. Raise AuditError for
+    unreadable files.
     """
     return digest_model_files(locate_role_models(plan))
 

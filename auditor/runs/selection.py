@@ -222,7 +222,8 @@ def _default_attack_options(
 ) -> dict[str, dict[str, Any]]:
     """Return default options of attacks, which the user's options replace.
 
-    They come from the site, and from methods for models without reference or without distributions.
+    They are the site's, and those that methods declare for a model without a reference or without
+    distributions.
     """
     defaults = {name: dict(options) for name, options in site.default_attack_options.items()}
     if not site.names_reference_model:

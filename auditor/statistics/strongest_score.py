@@ -1,10 +1,10 @@
 """Choose the membership score that distinguishes members best among all scores tried, with a valid
 interval.
 
-The best AUC's own interval would be too narrow. So one factor widens all intervals of a family:
-that of the bootstrap of the maximum. Members and non-members are resampled separately. All scores
-and groups of copies use the same resamples, so scores that agree count as one. Related records (of
-a person, or parts of a document) are drawn together.
+The best AUC's own interval would be too narrow. So one factor, from a bootstrap of the maximum,
+widens all intervals of a family. Members and non-members are resampled separately. All scores and
+groups of copies use the same resamples, so scores that agree count as one. Related records (of a
+person, or parts of a document) are drawn together.
 
 The strongest score is the one whose corrected interval is farthest from chance.
 """
