@@ -1,9 +1,9 @@
-"""Make the canaries of an audit: a fair coin decides whether the training data include each canary.
+"""Make the canaries of an audit: a fair coin decides whether the training data include each
+canary.
 
-The audit tests whether a model reveals the coins. Therefore only the inclusion depends on the
-coins: texts, ids and order are fixed earlier, with other randomness. Only the secret after the
-prefix is scored, because the score of the prefix, which is ordinary text, would hide the secret's
-score.
+The audit tests whether a model reveals the coins. Texts, ids and order are fixed before the coins
+and with other randomness, so that only the inclusion depends on the coins. Only the secret after
+the prefix is scored: the prefix is ordinary text, whose score would hide the secret's score.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Halves = tuple[str, str]  # prefix and secret of a text
 
 @dataclass(frozen=True)
 class CoinedCanary:
-    """Hold one canary. included: result of its coin; prefix: unscored text before the secret."""
+    """A canary. included: the result of its coin; prefix: the unscored text before the secret."""
 
     id: str
     prefix: str
@@ -60,8 +60,8 @@ class CoinedCanary:
 
 @dataclass(frozen=True)
 class AuditCanaryManifest:
-    """Hold the canaries of an audit. times: copies of each included canary; seed: determines texts
-    and coins.
+    """The canaries of an audit. times: copies of each included canary; seed: determines texts and
+    coins.
 
     Raise AuditError for an unknown version, duplicate ids or texts, a canary without a secret, or
     coins that are too unlikely for fair coins.
@@ -121,7 +121,7 @@ def make_audit_canary_manifest(
 
 
 def draw_canary_seed() -> int:
-    """Draw a secret seed: anyone who knows the seed of an audit knows its coins."""
+    """Draw a secret seed; whoever knows the seed of an audit knows its coins."""
     return randomness.randbits(63)
 
 
@@ -138,15 +138,16 @@ def make_audit_canary_texts(
     model: HuggingFaceModel | None = None,
     temperature: float = 1.0,
 ) -> list[Halves]:
-    """Make `count` different canary texts. length: words of a secret; for `sampled`, a third of its
-    tokens.
+    """Make `count` different canary texts of one kind.
 
     words: random words. prefixed: random words after the beginning of one of the `texts`. sampled:
-    text that the `model` writes without a prompt. rare-tokens: the beginning of one of the `texts`,
-    then one of the tokens that the `model` expects least there, different in each canary.
+    text that the `model` writes without a prompt. rare-tokens: the beginning of one of the
+    `texts`, then one of the tokens that the `model` expects least there, different in each canary.
     new-tokens: such a beginning, then one token that occurs nowhere else
-    (`new_canary_token_texts`). Scoring needs a prefix, so the first word of a text without a prefix
-    becomes its prefix. Raise AuditError for too few texts.
+    (`new_canary_token_texts`).
+
+    length: words of a secret; for `sampled`, a third of its tokens. Scoring needs a prefix, so a
+    text without a prefix uses its first word as one. Raise AuditError for too few texts.
     """
     if count < 1 or length < 1 + (kind == "words"):
         raise AuditError(
@@ -172,7 +173,7 @@ def make_audit_canary_texts(
 
 
 def new_canary_token_texts(count: int) -> list[str]:
-    """Return `count` new tokens as text; the tokenizer of the trained model must add them."""
+    """Return `count` new tokens as text; they must be added to the trained model's tokenizer."""
     return [f"<|audit-{i:05d}|>" for i in range(count)]
 
 
@@ -227,10 +228,10 @@ def _sample_model_canaries(
 
 
 def _list_rare_words(count: int, begun: Sequence[str], model: HuggingFaceModel) -> list[str]:
-    """Return one-token words in order of their mean log-probability (nats) after the texts in
+    """Return one-token words, the rarest first, by mean log-probability (nats) after the texts
     `begun`.
 
-    Rare tokens replace the new tokens of Panda et al. 2025 if a vocabulary is fixed.
+    They replace the new tokens of Panda et al. 2025 if the vocabulary is fixed.
     """
     import torch
 
@@ -283,7 +284,7 @@ def _draw_canary_prefixes(texts: Sequence[str], seed: int) -> Iterator[str]:
 
 
 def _cut_canary_prefix(text: str) -> str:
-    """Return the first words of a text unchanged, at most half of its words."""
+    """Return the first words of a text, unchanged and at most half of all its words."""
     ends = [match.end() for match in re.finditer(r"\S+", text)]
     if ends:
         return text[: ends[min(_PREFIX_WORDS, max(1, len(ends) // 2)) - 1]]

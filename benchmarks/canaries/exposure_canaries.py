@@ -38,7 +38,7 @@ class CanaryFormat:
 
 @dataclass(frozen=True)
 class ManifestEntry:
-    """Hold one canary. space: index of its format in the manifest; count: copies to insert, 0 for a
+    """A canary. space: index of its format in the manifest; count: copies to insert, 0 for a
     control.
     """
 
@@ -50,8 +50,9 @@ class ManifestEntry:
 
 @dataclass(frozen=True)
 class ExposureCanaryManifest:
-    """Hold canaries for exposure. Raise AuditError for an unknown version, duplicate ids, or a
-    canary outside its space.
+    """The canaries for exposure.
+
+    Raise AuditError for an unknown version, duplicate ids, or a canary outside its space.
     """
 
     schema_version: int
@@ -113,7 +114,7 @@ class ExposureCanaryManifest:
 
 
 def check_canary_counts(canaries: int, copies: int) -> None:
-    """Raise AuditError for counts so large that they would exhaust memory."""
+    """Raise AuditError if these counts of canaries and copies would exhaust memory."""
     if canaries > MOST_CANARIES or copies > MOST_COPIES:
         raise AuditError(
             f"expected at most {MOST_CANARIES:,} canaries and {MOST_COPIES:,} copies of them, got "
@@ -132,8 +133,8 @@ def make_exposure_canary_manifest(
     """Draw `each` canaries for every format and count, and `controls` canaries that are never
     inserted.
 
-    Canaries are drawn uniformly, without repetition. Raise AuditError for zero insertions, a space
-    that is too small, and the errors of `CanarySpace`.
+    Canaries are drawn uniformly, without repetition. Raise AuditError if nothing would be inserted
+    or a space is too small, and the errors of `CanarySpace`.
     """
     if not counts or min(counts) < 1:
         raise AuditError(
@@ -188,7 +189,7 @@ def _draw_distinct_canary_texts(space: CanarySpace, count: int, seed: int) -> li
 
 
 def list_prefix_free_canary_words() -> tuple[str, ...]:
-    """Return English words; no word is the beginning of another word."""
+    """Return English words of which none is the beginning of another."""
     # late: `audit canaries --help` does not need it
     from faker.providers.lorem.en_US import Provider
 

@@ -32,8 +32,9 @@ from auditor.core.secret_randomness import make_keyed_generator
 
 @dataclass(frozen=True)
 class CanaryInsertionPlan:
-    """Define an insertion. text: column of texts; group: column with a row's person or group, or
-    "".
+    """The definition of an insertion.
+
+    text: the column of texts; group: the column with a row's person or group, or "".
     """
 
     manifest: ExposureCanaryManifest | AuditCanaryManifest
@@ -48,7 +49,7 @@ class CanaryInsertionPlan:
         return [copies[i] for i in order]
 
     def order_rows(self, rows: int) -> list[int]:
-        """Return a new order of `rows` rows and the copies, which are numbered after the rows.
+        """Return a new order of all rows and copies; copies are numbered after the `rows` rows.
 
         The rows keep their order; the copies get random places.
         """
@@ -66,8 +67,10 @@ class CanaryInsertionPlan:
     def check_insertable(
         self, where: str, columns: Sequence[str], texts: Callable[[], Sequence[Any]]
     ) -> None:
-        """Raise AuditError for missing columns, values other than text, or data that already hold
+        """Raise AuditError for missing columns, texts that are no strings, or data that contain
         canaries.
+
+        where: names the data in messages; texts: returns the values of the text column.
         """
         for column in filter(None, (self.text, self.group)):
             if columns.count(column) != 1:
@@ -94,7 +97,10 @@ class CanaryInsertionPlan:
     def build_canary_row(
         self, entry: ManifestEntry | CoinedCanary, columns: Sequence[str], absent: Any
     ) -> dict[str, Any]:
-        """Return one copy of a canary as a row with one repeat."""
+        """Return one copy of a canary as a row; its repeat count is 1.
+
+        absent: the value of columns that the copy does not fill.
+        """
         cells = {REPEATS: 1, self.group: entry.id, self.text: entry.text}
         return {column: cells.get(column, absent) for column in columns}
 
@@ -130,8 +136,9 @@ def write_canary_data(copies: CanaryInsertionPlan, data: str, out: Path) -> int:
 
 @contextmanager
 def _unfit_canary_row_refusal_context(where: str) -> Iterator[None]:
-    """Raise AuditError if a canary's row does not fit the columns. Hide Arrow's message, which may
-    quote a canary.
+    """Raise AuditError if a canary's row does not fit the columns.
+
+    Arrow's own message is hidden, because it may quote a canary.
     """
     import pyarrow
 

@@ -23,8 +23,9 @@ from auditor.plugins.benchmark import Benchmark
 def write_canary_manifest(
     path: Path, manifest: ExposureCanaryManifest | AuditCanaryManifest
 ) -> None:
-    """Write a manifest that only its owner can read. Raise AuditError if the file exists, because a
-    lost manifest cannot be restored.
+    """Write a manifest that only its owner can read.
+
+    Raise AuditError if the file exists, because a lost manifest cannot be restored.
     """
     if path.exists():
         raise AuditError(f"expected a new file for the manifest, but {str(path)!r} exists")
@@ -34,8 +35,9 @@ def write_canary_manifest(
 
 
 def read_canary_manifest(path: Path) -> ExposureCanaryManifest | AuditCanaryManifest:
-    """Read a manifest of either version. Raise AuditError for an invalid manifest; messages hold no
-    canary texts.
+    """Read a manifest of either version.
+
+    Raise AuditError for an invalid manifest; messages contain no canary texts.
     """
     raw = read_json(path, "the manifest")
     coined = isinstance(raw, dict) and raw.get("schema_version") == AUDIT_VERSION
@@ -62,8 +64,9 @@ def read_exposure_canary_manifest(path: Path) -> ExposureCanaryManifest:
 def build_manifest_secrets(
     manifest: ExposureCanaryManifest | AuditCanaryManifest, tokenizer: Any, vocab_size: int
 ) -> tuple[Secret, ...]:
-    """Return the canaries as secrets of a model. Raise AuditError if its tokenizer cannot encode a
-    canary.
+    """Return the canaries as secrets of a model.
+
+    Raise AuditError if the model's tokenizer cannot encode a canary.
     """
     from auditor.generation.tries import (
         encode_without_special_tokens,

@@ -34,10 +34,10 @@ _TRIES = 2_000  # draws for each alternative: two check digits pass one time in 
 
 @dataclass(frozen=True)
 class ValueFormat:
-    """Define all values of a format.
+    """The definition of all values of a format.
 
-    choices: the options of each free part, in text order; finish: builds a text from one choice per
-    part, or returns None for an invalid value. Different choices make different texts.
+    choices: the options of each free part, in text order; finish: builds a text from one choice
+    per part, or returns None for an invalid value. Different choices make different texts.
     has_one_length: all texts have equally many characters; is_quick: `finish` is fast enough to
     list thousands of values; has_names: the format draws names, which people do not choose at
     random.
@@ -52,14 +52,16 @@ class ValueFormat:
 
     @property
     def n_choices(self) -> int:
-        """The number of combinations of choices; invalid values count too."""
+        """The number of combinations of choices, including invalid values."""
         return math.prod(map(len, self.choices))
 
     def list_alternatives(
         self, value: str, count: int, enumerate_below: int, noise: np.random.Generator
     ) -> list[str]:
-        """Return distinct values other than `value`: all values if there are few, else `count`
-        random values.
+        """Return distinct values other than `value`: all if there are fewer than
+        `enumerate_below`.
+
+        Otherwise return `count` random values.
         """
         if self.n_choices <= (enumerate_below if self.is_quick else count + 1):
             texts = (self.finish(parts) for parts in product(*self.choices))
@@ -76,7 +78,7 @@ class ValueFormat:
 
 
 class UnknownFormat(Exception):
-    """Report a value without a defined format."""
+    """A value has no defined format."""
 
 
 def find_value_format(
@@ -108,8 +110,9 @@ def find_value_format(
 
 
 def parse_described_formats(text: str) -> dict[str, CanarySpace]:
-    """Parse `order=ORD-{digits:8};pin={digits:4}` into formats by kind. Raise AuditError for other
-    text.
+    """Parse `order=ORD-{digits:8};pin={digits:4}` into formats by kind.
+
+    Raise AuditError for other text.
     """
     formats = dict[str, CanarySpace]()
     for part in filter(None, text.split(";")):
@@ -129,7 +132,8 @@ def parse_described_formats(text: str) -> dict[str, CanarySpace]:
 def _replace_free_characters(
     kind: str, value: str, free: Sequence[int], is_valid: Callable[[str], bool]
 ) -> ValueFormat:
-    """Return a format that replaces the characters at `free` by others of their classes.
+    """Return a format that replaces the characters at positions `free` by others of the same
+    class.
 
     `is_valid` selects the valid texts.
     """
@@ -260,9 +264,7 @@ _OWN_CHECK_OF_COUNTRY = {"ES": slice(12, 14), "BE": slice(14, 16)}
 
 
 def _own_check_digits(country: str, account: str) -> str:
-    """Return the national check digits of a Spanish or Belgian account number, without the
-    IBAN's.
-    """
+    """Return the national check digits of a Spanish or Belgian account number (not the IBAN's)."""
     if country == "BE":
         return f"{int(account[:10]) % 97 or 97:02}"
     from stdnum.es import ccc
@@ -391,8 +393,8 @@ _LEAST_ADDRESS_DIGITS = 3
 
 
 def _detect_email_format(value: str) -> ValueFormat | None:
-    """Return the format of an e-mail address: its digits vary if there are enough, else its
-    names.
+    """Return the format of an e-mail address: its digits vary if there are enough, else its names
+    vary.
     """
     local = value.partition("@")[0]
     digits = [place for place, character in enumerate(local) if character.isdigit()]
@@ -417,7 +419,9 @@ def _detect_email_format(value: str) -> ValueFormat | None:
 
 
 def _find_similar_names(name: str) -> Sequence[str]:
-    """Return the list (first or last names) that contains a name; empty if neither list does."""
+    """Return the list of first or last names that contains this name; empty if neither list
+    does.
+    """
     first, last = _load_names()
     if name in first:
         return first
@@ -479,8 +483,9 @@ def _detect_birth_date_format(value: str) -> ValueFormat | None:
 
 
 def _list_date_spellings(day: datetime.date, value: str) -> Iterator[str]:
-    """Yield spellings of a day: in digits with the separator of `value`, or with a month's name, in
-    any order.
+    """Yield spellings of a day, with day, month and year in any order.
+
+    They are digits with the separator of `value`, or have the month's name.
     """
     sign = next((character for character in value if character in "-/."), "")
     for pad in ("02", ""):
@@ -495,7 +500,7 @@ def _list_date_spellings(day: datetime.date, value: str) -> Iterator[str]:
 
 
 def _classify_date(text: str) -> tuple[str, ...] | None:
-    """Return the year of a date and the features of its notation; None for other texts.
+    """Return the year of a date and features of its notation; None for other texts.
 
     Day and month may be in either order if both are at most 12.
     """

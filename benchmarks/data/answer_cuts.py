@@ -29,7 +29,7 @@ from auditor.core.plan_parts import SYSTEM, get_known_share
 
 @dataclass(frozen=True)
 class AnswerCut:
-    """Hold one answer as a secret. at: index of its suffix's first token; stands: its text in the
+    """An answer as a secret. at: index of its suffix's first token; stands: its text in the
     conversation.
 
     tokens: length of the complete answer, 0 for later windows of the same answer.
@@ -54,10 +54,10 @@ def cut_answers_into_secrets(
     max_prefix: int | None,
     is_all_along: bool = False,
 ) -> Iterator[AnswerCut | UnusableConversation]:
-    """Yield each answer as a secret, or the reason why it is unusable.
+    """Yield each answer as a secret, or the reason why the answer is unusable.
 
-    knows: `user`: the attacker knows all text before an answer; `partial:F`: also the share F of
-    its tokens; `system`: only the system turn, so only the first answer is attacked. longest:
+    knows: what the attacker knows. `user`: all text before an answer; `partial:F`: also the share
+    F of its tokens; `system`: only the system turn, so only the first answer is attacked. longest:
     maximum tokens of a suffix; max_prefix: maximum tokens of a prefix (None: no limit).
     is_all_along: cut a long answer into several secrets, each after all preceding text. Raise
     UnusableConversation if every answer is unusable.

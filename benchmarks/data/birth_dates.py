@@ -36,7 +36,7 @@ _MONTH_NAMES = (
 
 
 def _list_written_forms(name: str) -> set[str]:
-    """Return a name in composed and decomposed Unicode, and without accents."""
+    """Return a name in composed and in decomposed Unicode, with and without accents."""
     decomposed = unicodedata.normalize("NFD", name)
     return {
         name,

@@ -39,11 +39,11 @@ _MARK = "Zq7vX9kJ"  # placeholder for an answer, which templates copy unchanged
 
 @dataclass(frozen=True)
 class Answer:
-    """Locate one text of the assistant at tokens said[0]:said[1] of its conversation.
+    """The place of one text of the assistant: tokens said[0]:said[1] of its conversation.
 
     learnt[0]:learnt[1]: all tokens of its turn after the header, with the end of the turn. of: the
-    message key: its content, its tool calls, or its reasoning, which precedes its content. role:
-    its speaker.
+    message's key that contains the text: content, tool calls, or reasoning, which precedes the
+    content. role: the speaker.
     """
 
     said: tuple[int, int]
@@ -72,9 +72,9 @@ class RenderedChat:
     def learnt_token_mask(self, loss_on: str) -> tuple[bool, ...]:
         """Return for each token whether it has a loss: all tokens, or only the assistant's.
 
-        The template's marks, if present, decide which tokens are the assistant's. Turns that the
-        row marks as untrained have no loss. The assistant's turns in a prompt have a loss only if
-        all tokens do.
+        If the template marks the assistant's tokens, these marks decide. Turns that the row marks
+        as untrained have no loss. The assistant's turns in a prompt have a loss only if all tokens
+        do.
         """
         silent = [answer for answer in self.usable_answers if answer.no_loss]
         spans = [answer.learnt for answer in self.usable_answers if not answer.no_loss]
@@ -109,8 +109,8 @@ def render_chat(
     """Render the conversation in this form. turns: the speaker of its answers, or ALL.
 
     `learnt_token_mask` supports only the assistant's answers. Raise UnusableConversation if the
-    template writes nothing or no answer is usable; AuditError if the template drops the system
-    turn.
+    template writes nothing or no answer is usable; raise AuditError if the template omits the
+    system turn.
     """
     conversation = chat_rendering.apply_form(conversation, form)
     if form.source is None:
@@ -236,8 +236,8 @@ def _describe_ignored_input(
     conversation: Conversation,
     messages: Sequence[Message],
 ) -> Iterator[str]:
-    """Yield a sentence for each input that the template does not write, and the model thus never
-    saw.
+    """Yield a sentence for each input that the template leaves out, so the model never saw the
+    input.
     """
     kinds = {
         key
@@ -269,9 +269,9 @@ def _find_assistant_answer_spans(
 ) -> Iterator[_Span | UnusableConversation]:
     """Yield the character spans of the assistant's reasoning, if any, and content in this turn.
 
-    Renders the conversation with a mark in place of each text: the text around the mark also
-    surrounds the answer. The template may thus change the answer, earlier turns or a prompt to
-    answer (DeepSeek-R1 and Qwen3.5 open a thought there that the complete rendering lacks).
+    The conversation is rendered with a mark in place of each text; the answer has the same text
+    around it as the mark. This allows a template to change the answer, earlier turns or a prompt
+    to answer (DeepSeek-R1 and Qwen3.5 open a thought there that the complete rendering lacks).
     """
     message = messages[turn]
     role = normalise_role(message["role"])
@@ -317,8 +317,8 @@ def _find_tool_call_bounds(
 ) -> tuple[tuple[int, int], tuple[int, int]] | None:
     """Return the character ranges of a turn's tool calls, and of the turn after its header.
 
-    A mark in place of content and calls locates the calls; if that fails, they reach from the
-    header to the end of the turn. Return None if neither works.
+    A mark in place of content and calls locates the calls. If this fails, the calls are taken to
+    reach from the header to the end of the turn. Return None if this fails too.
     """
     so_far = messages[: turn + 1]
     later = messages[turn + 1 :]
@@ -351,7 +351,7 @@ def _find_tool_call_bounds(
 def _list_text_replacers(
     message: Message,
 ) -> Iterator[tuple[str, str, Callable[[str], Message]]]:
-    """Yield each text of a turn, in speaking order: its key, the text, and a function that replaces
+    """Yield each text of a turn in speaking order: its key, the text, and a function that replaces
     it.
     """
     for key in REASONING:
@@ -404,9 +404,9 @@ def _find_answer_turn_bounds(
 ) -> tuple[int, int]:
     """Return the start of the turn after its header, and the end of the turn.
 
-    The header ends where the complete text differs from the earlier conversation with a prompt to
-    answer. The turn ends after the text that follows the mark in the conversation up to this turn,
-    if the same text follows the answer in the complete text.
+    The header ends at the first difference between the complete text and the earlier conversation
+    with a prompt to answer. The turn ends after the text that follows the mark in the conversation
+    up to this turn, if this text also follows the answer in the complete text.
     """
     start, end = bounds
     with_prompt = _render_chat_or_none(rendered, so_far[:-1], True)
@@ -464,8 +464,8 @@ def _find_token_range(
 ) -> tuple[int, int] | None:
     """Return the token range of text[start:end]; None if no token begins there.
 
-    The first token may include a preceding space. A last token that holds more than white space
-    after the end is left out.
+    The first token may include a preceding space. A last token is left out if it extends beyond
+    the end by more than white space.
     """
     first = _find_token_past(offsets, start)
     if first == len(offsets) or text[offsets[first][0] : start].strip():

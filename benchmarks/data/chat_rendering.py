@@ -1,6 +1,6 @@
 """Define renderings: how trainers turn rows of conversations or instructions into training text.
 
-A rendering is a name (`--template`), a Jinja template or none, and the date that the template
+A rendering has a name (`--template`), a Jinja template or none, and the date that the template
 writes (`--date`). This module lists what trainers usually do; `runs/text_form.py` tests which
 rendering a model was trained on.
 """
@@ -70,11 +70,11 @@ Piece = tuple[str, bool]  # a text, and if it is an answer
 
 @dataclass(frozen=True)
 class ChatRendering:
-    """Define one rendering. source: Jinja, the JSON of several named templates, or None for no
-    template.
+    """The definition of a rendering.
 
-    variants: differences from the base rendering, from `VARIANTS`. day: the date that the template
-    writes, as YYYY-MM-DD.
+    source: Jinja, the JSON of several named templates, or None for no template. variants:
+    differences from the base rendering, from `VARIANTS`. day: the date that the template writes,
+    as YYYY-MM-DD.
     """
 
     base: str
@@ -95,8 +95,10 @@ class ChatRendering:
 
     @property
     def kind(self) -> str:
-        """The kind. Renderings of one kind differ in details; those of two kinds differ in all text
-        around an answer.
+        """The kind of the rendering.
+
+        Renderings of one kind differ in details; those of two kinds differ in all text around an
+        answer.
         """
         if self.source is not None:
             return "template"
@@ -117,9 +119,9 @@ class ChatRendering:
 
 
 def parse_chat_rendering(text: str, day: str | None, tokenizer: Any) -> ChatRendering:
-    """Return the rendering of `--template` and `--date`. Raise AuditError for an unknown rendering.
+    """Return the rendering that `--template` and `--date` describe.
 
-    day: None leaves the date of the template open.
+    Raise AuditError for an unknown rendering. day: None leaves the date of the template open.
     """
     base = text
     variants = tuple[str, ...]()
@@ -207,9 +209,9 @@ def find_trl_template(tokenizer: Any) -> str | None:
 def list_candidate_chat_renderings(
     tokenizer: Any, rows: Sequence[Conversation]
 ) -> list[ChatRendering]:
-    """Return the renderings that trainers use for such rows, the most usual first, without dates.
+    """Return the renderings that trainers use for such rows, the most common first, without dates.
 
-    Raise AuditError for messages if the tokenizer has no template.
+    Raise AuditError for rows of messages if the tokenizer has no template.
     """
     kind = rows[0].kind
     template = get_chat_template(tokenizer)
@@ -239,7 +241,7 @@ def list_candidate_chat_renderings(
 
 
 def choose_usual_rendering(tokenizer: Any, rows: Sequence[Conversation], day: str) -> ChatRendering:
-    """Return the first candidate rendering, with this date if its template writes a date."""
+    """Return the most common rendering, with date `day` if its template writes a date."""
     form = list_candidate_chat_renderings(tokenizer, rows)[0]
     return replace(form, day=day) if form.writes_day else form
 
@@ -255,7 +257,7 @@ def _list_variant_combinations(
 def _list_chat_rendering_variant_choices(
     tokenizer: Any, usual: ChatRendering, rows: Sequence[Conversation]
 ) -> Iterator[tuple[str, ...]]:
-    """Yield (usual, unusual) for each variant that affects these rows or this template."""
+    """Yield (usual, unusual) names of each variant that affects these rows or this template."""
     messages = [message for conversation in rows for message in conversation.messages]
     if any(normalise_role(message["role"]) != message["role"] for message in messages):
         yield ("", GIVEN_ROLES)
@@ -372,10 +374,10 @@ def build_template_arguments(
 
 
 def fix_template_date(source: str, day: str | None) -> str:
-    """Replace the template's clock calls by this date; None changes nothing.
+    """Replace calls of the clock in the template by this date; None changes nothing.
 
-    A template variable could not hide the clock function. Raise AuditError if the format in a call
-    is not a literal.
+    The clock is a function, which a template variable cannot replace. Raise AuditError if the date
+    format in a call is not a literal.
     """
     if day is None:
         return source
@@ -396,9 +398,10 @@ def render_messages(
     messages: Sequence[Message],
     answering: bool = False,
 ) -> str:
-    """Render the messages by the template. answering: end with the prompt for the assistant's turn.
+    """Render the messages with the template.
 
-    Raise UnusableConversation if the template rejects the messages.
+    answering: whether to end with the prompt for the assistant's turn. Raise UnusableConversation
+    if the template rejects the messages.
     """
     arguments = build_template_arguments(tokenizer, conversation, form)
     unmarked = remove_loss_marks(messages)
@@ -428,9 +431,7 @@ def remove_loss_marks(messages: Sequence[Message]) -> list[dict[str, Any]]:
 
 
 def _format_template_error(error: Exception, messages: Sequence[Message]) -> str:
-    """Return the template's error message, or only its type if the message quotes the
-    conversation.
-    """
+    """Return the template's error message; if it quotes the conversation, return only its type."""
     words = " ".join(str(error).split())[:120]
     texts = [(get_message_text(message.get("content")) or "").strip() for message in messages]
     if any(text and text in words for text in texts) or not words:
@@ -490,9 +491,9 @@ def _list_alpaca_prompt_pieces(
 ) -> list[Piece]:
     """Return the text of Alpaca's training, piece by piece.
 
-    Variants: bare: without the opening; input: with the input's heading even for an empty input;
-    line: the answer begins a new line, as in axolotl. A history comes first, as in LLaMA-Factory's
-    `alpaca`.
+    Variants: `bare` omits the opening; `input` keeps the input's heading even if the input is
+    empty; `line` begins the answer on a new line, as in axolotl. A history comes first, as in
+    LLaMA-Factory's `alpaca`.
     """
     if conversation.kind != INSTRUCTION:
         raise AuditError("expected instruction and output for --template alpaca, got other columns")

@@ -105,9 +105,7 @@ def detect_column_layout(table: RecordTable) -> tuple[str, ...]:
 def build_unread_text_columns(
     table: RecordTable, layout: Sequence[str], user_columns: Sequence[str]
 ) -> tuple[str, ...]:
-    """Return the columns with text that no secret uses. user_columns: columns that the user
-    names.
-    """
+    """Return the text columns that no secret uses. user_columns: columns that the user named."""
     used = {*layout, REPEATS, PII, *user_columns}
     if layout not in PLAIN:
         # Labels and marks are only read as true or false: a text there is not used.
@@ -125,8 +123,9 @@ def require_text_layout(table: RecordTable) -> tuple[str, ...]:
 
 
 def describe_table_columns(columns: Sequence[str]) -> str:
-    """List column names for an error, or no name if none is usual: in a file without a header, the
-    names are private text.
+    """List column names for an error message.
+
+    Name no column if none is a usual one: in a file without a header, the names are private text.
     """
     if not columns:
         return "no columns"
@@ -149,8 +148,9 @@ def _make_table_cell_error(
 
 
 def list_text_column_values(table: RecordTable, column: str) -> list[str]:
-    """Return a column of texts. Raise AuditError with row and column for a value other than
-    text.
+    """Return a column of texts.
+
+    Raise AuditError with row and column for a value other than text.
     """
     values = list(table.column(column))
     for row, value in enumerate(values):
@@ -200,10 +200,10 @@ def parse_row_conversations(
     order: Sequence[int] | None = None,
     kinds: ColumnKinds | None = None,
 ) -> Iterator[tuple[int, Conversation | UnusableConversation]]:
-    """Yield each row's number with its conversation, or the reason why it is unusable.
+    """Yield each row's number with its conversation, or with the reason why the row is unusable.
 
     A row of preferences yields both sides. order: the rows to read (None: all rows). kinds: column
-    types of the training table, or of the data to compare with.
+    types of the training table, also for data to compare with it.
     """
     columns = {name: table.column(name) for name in (*_READ, *BESIDE) if name in table.columns}
     if layout[0] == "prompt" and _LABEL in columns:
@@ -259,14 +259,12 @@ def find_nested_kinds(table: RecordTable) -> ColumnKinds:
 
 
 def list_known_kinds(kinds: MaybeKinds) -> ColumnKinds:
-    """Return the column types without those that are None."""
+    """Return the column types without those that are unknown (None)."""
     return {name: kind for name, kind in kinds.items() if kind is not None}
 
 
 def infer_nested_kinds(table: RecordTable) -> MaybeKinds:
-    """Return the Arrow type of each conversation column of objects; None if Arrow has no type for
-    it.
-    """
+    """Return the Arrow type of each conversation column of objects; None if Arrow has none."""
     import pyarrow
 
     kinds = dict[str, Any]()
@@ -284,7 +282,7 @@ def infer_nested_kinds(table: RecordTable) -> MaybeKinds:
 
 
 def join_nested_kinds(first: MaybeKinds, others: MaybeKinds) -> MaybeKinds:
-    """Merge the keys of two sets of types, the first set's keys first; None stays None."""
+    """Merge the keys of two sets of types, the first set's keys first; a None stays None."""
     import pyarrow
 
     joined = {**first, **others}

@@ -71,19 +71,19 @@ Message = Mapping[str, Any]
 
 
 class UnusableConversation(Exception):
-    """Report why a conversation or one of its answers is left out, without its text."""
+    """The reason why a conversation or one of its answers is left out, without its text."""
 
 
 @dataclass(frozen=True)
 class Conversation:
-    """Hold one row. messages: dictionaries with role, content and all other given keys.
+    """A row as a conversation. messages: dictionaries with role, content and all other given keys.
 
-    kind: `messages`, `completion` or `instruction`. For the last two, `plain` holds the texts,
+    kind: `messages`, `completion` or `instruction`. For the last two, `plain` has the texts,
     (prompt, completion) or (instruction, input, output), and `messages` the same texts as turns.
-    group: for preference data, `chosen`, `rejected`, `wanted` or `unwanted`. system_column: the
-    first message is from a separate column. filled: the row as a trainer gets it from an Arrow
-    table, if different: every object has the keys of all rows' objects in its place, null if the
-    row lacks them.
+    group: for preference data, `chosen`, `rejected`, `wanted` or `unwanted`. system_column:
+    whether the first message is from a separate column. filled: the row as read from an Arrow
+    table, if different: each object then has all keys that objects have in any row, with null for
+    its missing keys.
     """
 
     messages: tuple[Message, ...]
@@ -105,19 +105,19 @@ class Conversation:
 
 
 def normalise_role(role: str) -> str:
-    """Return `user` for `human`, `assistant` for `gpt`, `tool` for `observation`, else the same
-    role.
+    """Return `user` for `human`, `assistant` for `gpt`, `tool` for `observation`; keep other
+    roles.
     """
     return _USUAL_ROLES.get(role, role)
 
 
 def is_assistant(message: Message) -> bool:
-    """Check whether the assistant, whose messages models are trained on, wrote this message."""
+    """Return whether the assistant, on whose messages models are trained, wrote this message."""
     return normalise_role(message["role"]) == ASSISTANT
 
 
 def get_message_text(content: Any) -> str | None:
-    """Return a text, or the joined texts of a list of parts; None if a part has no text."""
+    """Return a text, or the joined texts of a list of parts; None if any part has no text."""
     if isinstance(content, Sequence) and not isinstance(content, str):
         parts = [part.get("text") if isinstance(part, Mapping) else None for part in content]
         if all(isinstance(part, str) for part in parts):
@@ -152,8 +152,8 @@ def parse_conversations(
 
 
 def _split_preferences(row: Mapping[str, Any]) -> tuple[Any, Any, Any]:
-    """Return the prompt, the chosen side and the rejected side of a row; the prompt of an
-    instruction is None.
+    """Return the prompt, the chosen side and the rejected side; the prompt of an instruction is
+    None.
 
     If the row has no prompt, the common beginning of both sides is the prompt, as in TRL's
     `extract_prompt`.
@@ -198,10 +198,10 @@ def _drop_prompt_loss(
 def parse_conversation(
     layout: Sequence[str], row: Mapping[str, Any], keep_nulls: bool = False
 ) -> Conversation:
-    """Parse a row of `LAYOUTS` other than preferences. Raise UnusableConversation for an invalid
-    row.
+    """Parse a row of any of `LAYOUTS` except preferences.
 
-    keep_nulls: keep keys with null values in messages and chat_template_kwargs.
+    keep_nulls: whether to keep keys with null values in messages and chat_template_kwargs. Raise
+    UnusableConversation for an invalid row.
     """
     tools = _parse_conversation_tools(row.get("tools"))
     options = _parse_chat_template_options(row.get("chat_template_kwargs"), keep_nulls)
@@ -263,7 +263,7 @@ def parse_conversation(
 
 
 def _is_marked_untrained(message: Mapping[str, Any]) -> bool:
-    """Check a row, message or message part for marks that exclude text from the loss."""
+    """Return whether a row, message or message part has a mark that excludes it from the loss."""
     spans = []
     for name in _MARKED_SPANS:
         for span in message.get(name) or ():
@@ -308,7 +308,7 @@ def _list_normalised_messages(
 ) -> list[dict[str, Any]]:
     """Return messages with role and content from OpenAI's keys or ShareGPT's `from` and `value`.
 
-    A text becomes one turn of this role.
+    A plain text becomes one turn of `role`.
     """
     if isinstance(messages, str) and role:
         return [{"role": role, "content": messages}]
@@ -360,7 +360,7 @@ def get_tool_name(tool: Any) -> str:
 
 
 def _parse_conversation_tools(tools: Any) -> Any:
-    """Return a list of functions, perhaps empty. The list may be JSON, which TRL also reads."""
+    """Return a list of functions, possibly empty. The input may be JSON, which TRL also reads."""
     if isinstance(tools, str) and tools:
         try:
             tools = json.loads(tools)
@@ -385,7 +385,7 @@ def _parse_chat_template_options(options: Any, keep_nulls: bool) -> dict[str, An
 
 
 def add_tool_calls(message: Message) -> Message:
-    """Return a turn of a calling role as an assistant's turn with `tool_calls`.
+    """Convert a turn of a calling role to an assistant's turn with `tool_calls`.
 
     LLaMA-Factory and ms-swift do the same. Other turns, and turns without JSON of calls, stay
     unchanged.
@@ -409,9 +409,7 @@ def add_tool_calls(message: Message) -> Message:
 
 
 def wrap_tools(conversation: Conversation) -> Conversation:
-    """Return the row with each bare function of its tools under the key `function`, as in OpenAI's
-    API.
-    """
+    """Return the row with each bare tool function under the key `function`, as in OpenAI's API."""
     if not isinstance(conversation.tools, list):
         return conversation
     bare = []

@@ -1,4 +1,6 @@
-"""Choose where to cut a text into prefixes and suffixes, by its length or by given lengths."""
+"""Choose where to cut a text into prefixes and suffixes, by the text's length or by given
+lengths.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ _FEWEST = 5  # texts that begin alike
 
 
 def check_secret_lengths(prefix_length: int | None, suffix_length: int | None) -> None:
-    """Raise AuditError for a length below 1. None is valid and sets no length."""
+    """Raise AuditError for a length below 1; None means no given length."""
     for flag, length in (("--prefix-length", prefix_length), ("--suffix-length", suffix_length)):
         if length is not None and length < 1:
             raise AuditError(f"expected {flag} >= 1, got {length}")
@@ -40,7 +42,7 @@ class CutPlace(NamedTuple):
 
 @dataclass(frozen=True)
 class TextLengths:
-    """Hold the user's lengths and stride, in tokens; for None, the length of each text decides."""
+    """The user's lengths and stride, in tokens; if None, the length of each text decides."""
 
     prefix: int | None = None
     suffix: int | None = None
@@ -71,12 +73,13 @@ class TextLengths:
     def cut_places(
         self, n_tokens: int, shared: int = 0, room: int | None = None
     ) -> list[CutPlace] | str:
-        """Return the cut places of a text of `n_tokens` tokens, in order, or the reason for none.
+        """Return the cut places of a text of `n_tokens` tokens, in order, or the reason why there
+        are none.
 
         shared: number of first tokens that many other texts share. A prefix within these public
-        tokens cannot identify the text, so the first suffix comes after all of them and some own
-        tokens of the text. room: maximum tokens of a prefix and suffix that the model can read
-        (None: no limit).
+        tokens cannot identify the text, so the first suffix begins after them and after some
+        tokens that belong to this text only. room: maximum tokens of a prefix and suffix that the
+        model can read (None: no limit).
         """
         places = self._cut(n_tokens, shared)
         if isinstance(places, str) or self.are_given:
@@ -128,8 +131,9 @@ class TextLengths:
 
 
 def spread_windows(first: int, end: int, most: int = MOST_WINDOWS) -> list[int]:
-    """Return the starts of suffixes of at most LENGTH tokens: adjacent from `first` on, or, if
-    there would be more than `most`, evenly spread.
+    """Return the starts of suffixes of at most LENGTH tokens, adjacent from `first` on.
+
+    If there would be more than `most`, return `most` evenly spaced starts.
     """
     middles = list(range(first, end - LEAST_SUFFIX + 1, LENGTH)) or [first]
     if len(middles) <= most:
@@ -139,8 +143,8 @@ def spread_windows(first: int, end: int, most: int = MOST_WINDOWS) -> list[int]:
 
 
 def _fit_place(place: CutPlace, room: int | None) -> CutPlace:
-    """Shorten a long prefix to what the model can read with the suffix, at least to a usual
-    prefix.
+    """Shorten a prefix so that the model can read it with the suffix, but not below the usual
+    length.
     """
     if room is None or place.end - place.start <= room:
         return place
@@ -156,9 +160,7 @@ BY_OWN_LENGTH = TextLengths()
 
 @dataclass(frozen=True)
 class SharedBeginnings:
-    """Hold, sorted, the beginnings that many texts share, such as a notice or the head of a
-    form.
-    """
+    """The beginnings that many texts share, such as a notice or the head of a form, sorted."""
 
     beginnings: tuple[Tokens, ...] = ()
 
@@ -174,11 +176,10 @@ NOTHING_SHARED = SharedBeginnings()
 
 
 def find_shared_beginnings(texts: Sequence[Sequence[int]]) -> SharedBeginnings:
-    """Find for each text the longest beginning that at least five distinct texts, and a tenth,
-    share.
+    """Return the beginnings shared by at least five distinct texts and at least a tenth of all.
 
-    In sorted order, a text is next to the texts that share most with it: n adjacent texts share the
-    shortest of the beginnings that neighbours among them share.
+    In sorted order, each text is next to the texts with which it shares most. The beginning that n
+    adjacent texts share is therefore the shortest one that two neighbours among them share.
     """
     distinct = sorted({tuple(text) for text in texts})
     together = max(_FEWEST, round(_SHARE * len(distinct)))

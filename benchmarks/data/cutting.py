@@ -65,7 +65,9 @@ Halves = tuple[Tokens, Tokens, Wording] | str
 
 @dataclass(frozen=True)
 class Cutting:
-    """Define how rows are cut: lengths in tokens, stride of windows, the attacker's knowledge."""
+    """The rules for cutting rows: lengths in tokens, stride of windows, and the attacker's
+    knowledge.
+    """
 
     tokenizer: Any
     lengths: TextLengths = BY_OWN_LENGTH
@@ -87,8 +89,9 @@ class Cutting:
 
     @property
     def is_all_along(self) -> bool:
-        """Check whether long answers are attacked in several windows: the attacker knows all
-        earlier text.
+        """Return whether long answers are attacked in several windows.
+
+        This is so if the attacker knows all earlier text.
         """
         return not self.lengths.are_given and (self.knows or USER) == USER
 
@@ -96,7 +99,7 @@ class Cutting:
         """Return the trained part of a prefix and suffix, or the reason why they cannot be
         attacked.
 
-        at: token of the row at which the suffix begins; n_tokens: length of the row.
+        at: the row's token at which the suffix begins; n_tokens: length of the row.
         """
         if isinstance(halves, str):
             return halves
@@ -113,7 +116,7 @@ class Cutting:
 
 @dataclass(frozen=True)
 class CutPart:
-    """Hold the result for a row or row part. at: token of the row at which the suffix begins."""
+    """The result for a row or a part of a row. at: the row's token at which the suffix begins."""
 
     row: int
     halves: Halves
@@ -158,8 +161,8 @@ def cut_rows_into_parts(
 ) -> tuple[Iterator[CutPart], str, Sequence[str]]:
     """Return the parts of each row, the cutting rule in words, and the rows' texts.
 
-    The texts of conversations are added while their parts are read. remarks: receives counts of
-    inputs that a template does not write and of moved cuts. Raise AuditError for a flag without
+    Texts of conversations are added only while their parts are read. remarks: receives counts of
+    moved cuts and of inputs that a template leaves out. Raise AuditError for a flag that has no
     effect on this layout.
     """
     layout = detect_column_layout(table)
@@ -204,7 +207,7 @@ def cut_rows_into_parts(
 def _cut_texts_into_parts(
     cut: Cutting, texts: Sequence[str], remarks: Counter[str]
 ) -> Iterator[CutPart]:
-    """Yield a prefix and a suffix at each place of each text. remarks: counts moved cuts by
+    """Yield a prefix and a suffix for each cut place of each text. remarks: counts moved cuts by
     reason.
     """
     for row, (text, (ids, offsets)) in enumerate(
@@ -264,9 +267,9 @@ def _cut_pair_part(cut: Cutting, row: int, halves: Halves) -> CutPart:
 def _cut_pair(
     tokenizer: Any, prefix: str, suffix: str, ids: list[int], offsets: list[tuple[int, int]]
 ) -> Halves:
-    """Cut `ids` between the prefix text and the suffix text, or return why that is not possible.
+    """Cut `ids` between the prefix text and the suffix text, or return the reason why that fails.
 
-    Decodes the tokens before the cut, because offsets do not suffice: many tokenizers trim the
+    The tokens before the cut are decoded, because offsets do not suffice: many tokenizers trim the
     space from a token's offsets, so that " b" after "a" seems to start after "a ".
     """
     if not prefix or not suffix:
@@ -300,8 +303,7 @@ def _cut_conversations(
 ) -> Iterator[CutPart]:
     """Yield the parts of each conversation.
 
-    texts: receives the conversations' texts. remarks: counts inputs that the template does not
-    write.
+    texts: receives the conversations' texts. remarks: counts inputs that the template leaves out.
     """
     for row, sides in groupby(rows, key=lambda numbered: numbered[0]):
         answers = [
@@ -342,7 +344,7 @@ def _cut_conversation_answers(
     texts: list[str],
     remarks: Counter[str],
 ) -> list[tuple[answer_cuts.AnswerCut | UnusableConversation, str | None]]:
-    """Return each answer of a conversation with its group, or one reason for none."""
+    """Return each answer of a conversation with its group, or the one reason why there is none."""
     knows = cut.knows or USER
     lengths = (cut.lengths.suffix or LENGTH, cut.lengths.prefix)
     try:

@@ -1,4 +1,4 @@
-"""Hold the usable rows of a file as records, and list the other rows, as input of the split."""
+"""Represent the usable rows of a file as records, and list the other rows, for the split."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ BY_LIMIT = "beyond --limit"
 
 @dataclass(frozen=True)
 class DataRecord:
-    """Hold one row, or one part of a row, as tokens. Rows and parts count from 0.
+    """One row, or one part of a row, as tokens. Rows and parts are numbered from 0.
 
-    repeats: copies in training (None: unknown). at: token of the row at which a part's suffix
+    repeats: copies in training (None: unknown). at: the row's token at which the part's suffix
     begins.
     """
 
@@ -48,7 +48,7 @@ class DataRecord:
 
 @dataclass(frozen=True)
 class RecordSource:
-    """Hold the usable rows of a file or folder, its other rows by reason, and notes."""
+    """The usable rows of a file or folder, its other rows by reason, and notes."""
 
     where: str  # the user's flag and name: "--data 'private.csv'"
     records: tuple[DataRecord, ...]
@@ -118,10 +118,10 @@ def group_reason_rows(
 def group_unusable_parts(
     unusable: Sequence[tuple[int, str]], records: Sequence[DataRecord]
 ) -> tuple[tuple[tuple[str, tuple[int, ...]], ...], tuple[tuple[str, tuple[int, ...]], ...]]:
-    """Return two lists by reason: rows without any record, each once, and the row of each other
-    unusable part.
+    """Return two lists by reason: rows without any record, and the other unusable parts.
 
-    unusable: row and reason of each unusable part.
+    A row without a record is listed once; another unusable part is listed by its row. unusable:
+    row and reason of each unusable part.
     """
     usable_rows = {record.row for record in records}
     first_reasons = dict(

@@ -188,7 +188,7 @@ class Files(Benchmark):
 
 @dataclass(frozen=True)
 class TableReader:
-    """Read the files of a plan: completely, or a sample of a large file.
+    """A reader of a plan's files, which reads all rows, or a sample of a large file.
 
     named: columns of groups and users; forget: file of records to forget, which a sample of --data
     must contain.
@@ -200,8 +200,8 @@ class TableReader:
     forget: str | None = None
 
     def read(self, flag: str, name: str) -> tuple[RecordTable, UnreadRows | None]:
-        """Return the rows of a file, or a sample of a large file and statistics of its
-        other rows.
+        """Return the rows of a file; for a large file, a sample and statistics of the other
+        rows.
         """
         group_column, user_column = self.named_columns(flag)
         column_names = (*columns.COLUMNS, *filter(None, self.named_columns(flag)))
@@ -222,7 +222,7 @@ class TableReader:
         return require_nonempty_record_table(read_record_table(flag, name, column_names)), None
 
     def named_columns(self, flag: str) -> tuple[str | None, str | None]:
-        """Return the group column and the user column to read from this file."""
+        """Return the group and the user column to read from this flag's file; None if not read."""
         if flag in ("--data", "--nonmembers"):
             return self.named
         return (None, None)
@@ -352,7 +352,7 @@ def _build_record_source(
 
 
 def _restore_row_numbers(source: RecordSource, unread: UnreadRows) -> RecordSource:
-    """Return the source with row numbers of the complete table, and a note about unread rows."""
+    """Return the source with the complete table's row numbers, and a note about unread rows."""
 
     def renumber(
         reasons: Sequence[tuple[str, tuple[int, ...]]],
@@ -396,9 +396,10 @@ def _list_large_table_notes(
 
 
 def _count_heldout_context(secrets: Sequence[Secret]) -> tuple[int, ...]:
-    """Count the unscored first tokens of each non-member. Return () if each non-member is one text.
+    """Count the unscored first tokens of each non-member; return () if each non-member is one
+    text.
 
-    The prefix of a later window is not scored again, because the window before it was scored.
+    The prefix of a later window is not scored, because the previous window already scored it.
     """
     nonmembers = [secret for secret in secrets if not secret.member]
     if all(secret.document is None for secret in nonmembers):
@@ -415,7 +416,7 @@ def _count_heldout_context(secrets: Sequence[Secret]) -> tuple[int, ...]:
 def _add_copy_counts(
     records: Sequence[DataRecord], standing: Sequence[str], texts: Sequence[str]
 ) -> list[DataRecord]:
-    """Count how often each record occurs in the texts, its suffix right after its prefix.
+    """Set how often each record occurs in the texts, with its suffix right after its prefix.
 
     The first of several equal rows gets all occurrences, because merging adds the counts.
     """
@@ -431,7 +432,10 @@ def _add_copy_counts(
 
 
 def _add_personal_data_marks(records: Sequence[DataRecord], table: RecordTable) -> list[DataRecord]:
-    """Add the marks of each row to its records. Raise AuditError if the row's text lacks a mark."""
+    """Add each row's marks to its records.
+
+    Raise AuditError if a marked text does not occur in the row.
+    """
     marks_of_rows = columns.list_row_personal_data_marks(table)
     return [
         replace(record, wording=replace(record.wording, marks=marks_of_rows[record.row]))

@@ -1,4 +1,4 @@
-"""Models with given next-token distributions, for tests without training."""
+"""Provide models with given next-token distributions, for tests without training."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from auditor.models.rows import Rows
 
 
 class FixedDistribution(LanguageModel):
-    """Return distributions[i % cases] after a context whose last token is i.
+    """A model that returns distributions[i % cases] after a context whose last token is i.
 
     distributions: (cases, V) probabilities, or (V,) for the same distribution after every context;
     converted to float64 unless their dtype is given.

@@ -52,11 +52,7 @@ def _is_chinese(number: str) -> bool:
 
 
 def _is_korean(number: str) -> bool:
-    """Check a Korean number's check digit, or its hyphen if the number needs no check digit.
-
-    Since October 2020, all digits after the digit of sex and century are random: for people born
-    since then, and for foreigners (5 to 8), whose numbers do not show their date of issue.
-    """
+    """Return whether a Chinese number has a valid check digit, date and province."""
     from stdnum.kr import rrn
 
     if rrn.is_valid(number, allow_future=False):
@@ -105,7 +101,7 @@ _OWN_CHECKS: dict[str, Callable[[str], bool]] = {
 
 
 def _get_check(name: str) -> Callable[[str], bool]:
-    """Return one of the checks above, or that of a module of stdnum."""
+    """Return the check function of this name, from this module or from a module of stdnum."""
     return _OWN_CHECKS.get(name) or partial(_is_stdnum_valid, name)
 
 
@@ -211,8 +207,8 @@ _WAYS_TO_WRITE = [
 
 
 def list_id_number_checks(number: str) -> Iterator[tuple[str, Callable[[str], bool]]]:
-    """Yield name and check function of each national number that this number may be, the most
-    certain first.
+    """Yield name and check function of each national number that this may be, the most certain
+    first.
 
     number: must have ASCII digits.
     """
@@ -269,8 +265,9 @@ _CARD = re.compile(f"{_START}(?:{_GROUPS}){_END}")
 
 
 def find_card_number_places(text: str) -> Iterator[tuple[int, int]]:
-    """Yield start and end of each card number: valid first digits and length of an issuer, and
-    Luhn's check.
+    """Yield start and end of each card number.
+
+    An issuer must use its first digits and length, and Luhn's check must hold.
     """
     from stdnum import luhn
 

@@ -1,8 +1,8 @@
 """Sample tables that are too large to tokenise: count all rows in one pass, and read a sample.
 
-Used only with --limit, for JSONL, CSV and Parquet. The pass goes block by block, so workers can
-share it. Memory: the sample, and 16 bytes a row, with as many again for --group-column and
---user-column each.
+This is done only with --limit, for JSONL, CSV and Parquet. The pass reads blocks, so workers can
+share it. It needs memory for the sample and 16 bytes a row, plus 16 bytes a row each for
+--group-column and --user-column.
 """
 
 from __future__ import annotations
@@ -80,14 +80,14 @@ def hash_rows(table: RecordTable, layout: tuple[str, ...]) -> Ints:
 
 @dataclass(frozen=True)
 class UnreadRows:
-    """Hold statistics of a table of which only a sample was read.
+    """Statistics of a table of which only a sample was read.
 
-    rows: (sample,) row numbers in the table; copies: (sample,) occurrences in the table, by the
-    repeats column if present; columns, texts: those of the table; n_rows: rows of the complete
-    table; n_distinct: distinct unread rows; by_copies: the same by `format_copies`; row_hashes,
-    user_hashes: sorted hashes of all rows and users; of_several_groups, of_several_users: sampled
-    rows whose copies differ in group or user; kinds: column types from all rows
-    (`columns.infer_nested_kinds`).
+    rows: (sample,) row numbers in the table; copies: (sample,) occurrences in the table, weighted
+    by the repeats column if present; columns, texts: those of the table; n_rows: rows of the
+    complete table; n_distinct: distinct unread rows; by_copies: distinct unread rows by
+    `format_copies`; row_hashes, user_hashes: sorted hashes of all rows and users;
+    of_several_groups, of_several_users: sampled rows whose copies differ in group or user; kinds:
+    column types from all rows (`columns.infer_nested_kinds`).
     """
 
     rows: tuple[int, ...]
@@ -104,7 +104,7 @@ class UnreadRows:
     kinds: MaybeKinds = field(default_factory=dict)
 
     def contain_rows(self, table: RecordTable, layout: tuple[str, ...]) -> list[bool]:
-        """Return for each row of another table whether this table has an equal row."""
+        """Return, for each row of another table, whether this table has an equal row."""
         return np.isin(hash_rows(table, layout), self.row_hashes).tolist()
 
     def contains_user(self, user: str) -> bool:
@@ -116,10 +116,10 @@ class UnreadRows:
 
 @dataclass(frozen=True)
 class BlockCounts:
-    """Hold the counts of one block. hashes: (rows,); numbers: (rows,) per column: repeats, and
-    hashes of group and user.
+    """The counts of one block.
 
-    is_faulty: the block has an unusable row, and all other fields are empty.
+    hashes: (rows,); numbers: (rows,) per column: repeats, and hashes of group and user. is_faulty:
+    whether the block has an unusable row; then all other fields are empty.
     """
 
     block: TableBlock
@@ -132,7 +132,7 @@ class BlockCounts:
 
 @dataclass(frozen=True)
 class BlockHashing:
-    """Hash the blocks of one file, each separately; an engine runs this work.
+    """The hashing of a file's blocks, each separately; an engine runs this work.
 
     layout: result of `columns.detect_column_layout`; names: columns to read.
     """
@@ -158,7 +158,8 @@ class BlockHashing:
                 yield BlockCounts(block, is_faulty=True)
 
     def hash_block(self, block: TableBlock, first_row: int = 0, first_line: int = 0) -> BlockCounts:
-        """Return the counts of a block. first_row, first_line: number of rows and lines before it.
+        """Return the counts of a block. first_row, first_line: how many rows and lines precede the
+        block.
 
         Raise AuditError with the row for an unusable row.
         """
@@ -203,7 +204,7 @@ HashBlocks = Callable[[BlockHashing, Sequence[TableBlock]], Iterator[BlockCounts
 
 @dataclass(frozen=True)
 class TableCounting:
-    """Count each large table once.
+    """A count of large tables, which counts each table only once.
 
     `hash_blocks` may run in any order; `counted` holds results by flag and name.
     """
@@ -214,12 +215,11 @@ class TableCounting:
 
 @dataclass(frozen=True)
 class SamplingOrder:
-    """Define which rows of a large table to read.
+    """The choice of rows to read from a large table.
 
     limit: attacked secrets; draw_order: returns the numbers below n in random order; copied_first:
-    fill half of the sample with the most copied rows, and the rest at random; else the whole sample
-    is random. required: rows of another table that the sample must contain. group_column,
-    user_column: columns of the table.
+    whether the most copied rows fill half of the sample (the rest is random); required: rows of
+    another table that the sample must contain. group_column, user_column: columns of the table.
     """
 
     limit: int
@@ -231,7 +231,7 @@ class SamplingOrder:
 
     @property
     def size(self) -> int:
-        """The number of rows to read, besides required rows."""
+        """The number of rows to read in addition to required rows."""
         return max(SAMPLE, _SAMPLES_PER_LIMIT * self.limit)
 
 
@@ -292,7 +292,7 @@ def _count_large_table(
 
 
 def is_large_text_table(where: str, path: Path) -> bool:
-    """Check by the first rows of a file whether it is a large table without conversations."""
+    """Return whether a file is a large table without conversations, by its first rows."""
     if path.suffix.lower() not in _SUFFIXES or not path.is_file():
         return False
     try:
@@ -311,8 +311,9 @@ def _find_table_layout(table: RecordTable) -> tuple[str, ...] | None:
 
 
 def _read_large_table_head(where: str, path: Path) -> RecordTable | None:
-    """Return the first rows of a large table, which show its layout and text columns; None for a
-    small table.
+    """Return the first rows of a large table, which show its layout and text columns.
+
+    Return None for a small table.
     """
     objects: list[dict[str, Any]]
     if path.suffix.lower() == ".parquet":
@@ -332,7 +333,7 @@ def _read_large_table_head(where: str, path: Path) -> RecordTable | None:
 
 @dataclass(frozen=True)
 class _TableScan:
-    """Hold the statistics of all rows of a table, like `BlockCounts` for a block.
+    """The statistics of all rows of a table, like those of a block in `BlockCounts`.
 
     table: all columns of the table.
     """
@@ -385,7 +386,7 @@ def _scan_rows(work: BlockHashing, head: RecordTable, hash_blocks: HashBlocks) -
 def _choose_sample(scan: _TableScan, order: SamplingOrder, layout: tuple[str, ...]) -> UnreadRows:
     """Choose distinct rows to read, and return statistics of the others.
 
-    Raise NotStreamable if the table lacks a required row, which only a complete reading can report.
+    Raise NotStreamable if the table lacks a required row; only a complete reading can report this.
     """
     distinct, first, of_row, copies = np.unique(
         scan.hashes, return_index=True, return_inverse=True, return_counts=True
@@ -436,8 +437,9 @@ def _choose_sample(scan: _TableScan, order: SamplingOrder, layout: tuple[str, ..
 
 
 def _choose_rows(copies: Ints, order: Ints, size: int, copied_first: bool) -> Ints:
-    """Return `size` distinct rows, ascending. copies: (distinct,); order: (distinct,) random
-    permutation.
+    """Return the numbers of `size` distinct rows, ascending.
+
+    copies: (distinct,); order: (distinct,) random permutation.
     """
     if copied_first:
         most_copied = order[np.argsort(-copies[order], kind="stable")][: size // 2]

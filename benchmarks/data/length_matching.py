@@ -20,11 +20,12 @@ _FEW_OF_MEMBERS = 0.1  # share of the members
 def match_nonmember_lengths(
     nonmembers: RecordSource, members: RecordSource, split: SplitOptions
 ) -> tuple[RecordSource, tuple[Doubt, ...]]:
-    """Return non-members with the members' distribution of lengths, in attacked tokens of a row.
+    """Return non-members whose distribution of lengths equals the members'.
 
-    Counts distinct rows in bands of 8 to 15 tokens, 16 to 31, and so on. Nothing changes unless the
-    two distributions differ beyond chance (chi-square, 1%). If at most half of the non-members
-    would stay, all stay, and a doubt is returned.
+    The length is the number of attacked tokens of a row; distinct rows are counted in bands of 8
+    to 15 tokens, 16 to 31, and so on. Nothing changes unless the two distributions differ beyond
+    chance (chi-square, 1%). If at most half of the non-members would remain, all remain, and a
+    doubt is returned.
     """
     bands = _group_length_bands(nonmembers.records)
     member_rows = _group_length_bands(members.records)
@@ -85,7 +86,7 @@ def match_nonmember_lengths(
 
 
 def _group_length_bands(records: Sequence[DataRecord]) -> dict[int, list[int]]:
-    """Return the distinct rows of each band; each of several rows with the same part counts."""
+    """Return the distinct rows of each band; rows with the same part all count."""
     first_rows = _find_first_equal_rows(records)
     tokens: dict[int, int] = {}
     for record in records:

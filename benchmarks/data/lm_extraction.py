@@ -1,7 +1,7 @@
 """Read the arrays of the Training Data Extraction Challenge: `*_prefix.npy` and `*_suffix.npy`.
 
-Token ids stay unchanged, so no tokenizer is needed. The arrays do not show which vocabulary the ids
-belong to; only ids that are too large for the attacked model reveal a mismatch.
+Token ids stay unchanged, so no tokenizer is needed. The arrays do not name the vocabulary of the
+ids; a mismatch is noticed only if an id is too large for the attacked model.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class LMExtraction(Benchmark):
     ):
         """Read all arrays; `known` and `nonmembers` are folders of arrays too.
 
-        A shorter prefix keeps its last tokens, a shorter suffix its first tokens, so that both stay
-        adjacent. Raise AuditError with one sentence for any mistake of the user.
+        A shortened prefix keeps its last tokens and a shortened suffix its first tokens, so both
+        stay adjacent. Raise AuditError with one sentence for any mistake of the user.
         """
         check_secret_lengths(prefix_length, suffix_length)
         split = SplitOptions(known_fraction, limit, seed)
@@ -75,13 +75,13 @@ class LMExtraction(Benchmark):
 
 
 def find_array_row(secret: str) -> int | None:
-    """Return the array row of a secret id of this benchmark; None for a non-member."""
+    """Return the array row of a secret's id in this benchmark; None for a non-member."""
     label, _, row = secret.rpartition("-")
     return int(row) if label == _LABEL else None
 
 
 def has_extraction_arrays(path: Path) -> bool:
-    """Check whether a folder has at least one of the two arrays; LMExtraction requires both."""
+    """Return whether a folder has at least one of the two arrays; LMExtraction needs both."""
     return path.is_dir() and bool(
         _list_array_stems(path, _PREFIX) | _list_array_stems(path, _SUFFIX)
     )
@@ -96,8 +96,8 @@ def _list_array_stems(folder: Path, ending: str) -> set[str]:
 def _read_array_source(
     flag: str, name: str, vocab_size: int, prefix_length: int | None, suffix_length: int | None
 ) -> RecordSource:
-    """Read every row of the two arrays. Repeats are None, because the arrays lack copies in
-    training.
+    """Read every row of the two arrays. Repeats are None: the arrays do not say how often a row
+    was trained on.
     """
     folder = Path(name)
     label = f"{flag} {name!r}"
@@ -127,7 +127,7 @@ def _read_array_source(
 
 
 def _complete_array_pair(where: str, folder: Path) -> tuple[str, set[str]]:
-    """Return the stem that has both arrays, and the unpaired files.
+    """Return the stem that has both arrays, and the files without a partner.
 
     Raise AuditError unless exactly one stem has both arrays.
     """
@@ -206,7 +206,7 @@ def read_extraction_array(where: str, path: Path) -> NDArray[Any]:
 
 
 def _check_array_not_truncated(where: str, path: Path, file: BinaryIO) -> None:
-    """Raise AuditError if a file is shorter than its header says: NumPy would allocate that
+    """Raise AuditError if a file is shorter than its header says; NumPy would allocate the stated
     size.
     """
     version = np.lib.format.read_magic(file)

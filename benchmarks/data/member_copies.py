@@ -17,11 +17,12 @@ STANDS_IN_MEMBER = "stands in a member, word for word but for case, spaces and p
 
 
 def drop_member_copies(nonmembers: RecordSource, members: RecordSource) -> RecordSource:
-    """Return the non-members, in order, without records whose words a member's row contains.
+    """Return the non-members, in order, without records whose words occur in a member's row.
 
-    A quotation may be indented, wrapped or in another case: only letters and digits count. Exact
-    copies of a member, token for token, stay, because the split counts them. Two records from one
-    template differ in a word, so both stay. Raise AuditError if no non-member stays.
+    Only letters and digits are compared, because a quotation may be indented, wrapped or in
+    another case. Exact copies of a member, token for token, stay, because the split counts them.
+    Two records from one template differ in a word, so both stay. Raise AuditError if no non-member
+    stays.
     """
     phrases: dict[str, bool] = {}  # whether the occurrence must end at the end of a word
     pairs = {record.prefix_suffix_pair for record in members.records}
@@ -72,7 +73,7 @@ def _normalise_text_words(text: str) -> str:
 
 
 def _normalise_wording(wording: Wording) -> str:
-    """Return the words of prefix and suffix. A space ends them unless the suffix ends inside a
+    """Return the words of prefix and suffix, with a final space unless the suffix ends inside a
     word.
     """
     text = wording.prefix_and_suffix_text

@@ -34,7 +34,7 @@ _ANCHOR = 8  # tokens of the runs whose rarest is looked up to find a complete t
 
 @dataclass(frozen=True, eq=False)
 class NGramIndex(HashedNGrams):
-    """Index texts: first the distinct trained texts, then held-out texts.
+    """An index of texts: first the distinct trained texts, then held-out texts.
 
     copies: how often each trained text was trained on (None: unknown).
     """
@@ -52,7 +52,7 @@ class NGramIndex(HashedNGrams):
         return int(places[:known].sum()), int(places[known:].sum())
 
     def match_ngrams(self, texts: Sequence[Tokens], n: int) -> list[NGramMatches]:
-        """Return for each text the n-grams that occur in the indexed texts."""
+        """Return, for each text, the n-grams that occur in the indexed texts."""
         tokens, starts = join_texts(texts)
         blocks = zip(*hash_ngrams(tokens, starts, n), strict=True)
         at, hashes = (np.concatenate(column) for column in blocks)

@@ -1,9 +1,9 @@
-"""Find personal data in text, by kind: by checksums, numbering plans and marks in the data.
+"""Find personal data in text, by kind: with checksums, numbering plans and marks in the data.
 
-Only marks find names and addresses, which follow no rule. Nothing is downloaded, and no model
-guesses. Patterns here select candidates by the signs of a kind, because in Chinese, Japanese,
-Korean or Thai a letter may follow directly; `phonenumbers` and `python-stdnum` decide. Presidio 2.2
-was measured on the same examples (docs/reference/personal-data.md).
+Names and addresses follow no rule, so only marks find them. Nothing is downloaded, and no model
+guesses. Patterns select candidates by the characters of a kind, not by words, because in Chinese,
+Japanese, Korean or Thai a letter may follow directly; then `phonenumbers` and `python-stdnum`
+decide. Presidio 2.2 was measured on the same examples (docs/reference/personal-data.md).
 """
 
 from __future__ import annotations
@@ -51,8 +51,9 @@ def has_pii_packages() -> bool:
 
 
 class PiiRecognisers:
-    """Find personal data without marks. Raise AuditError if the extra is missing or a region
-    unknown.
+    """Recognisers of personal data without marks.
+
+    Raise AuditError if the extra is missing or a region is unknown.
     """
 
     def __init__(self, regions: Sequence[str] = ()) -> None:
@@ -85,9 +86,7 @@ class PiiRecognisers:
         yield from self._phone_number_spans(plain)
 
     def _phone_number_spans(self, text: str) -> Iterator[Span]:
-        """Yield spans of phone numbers that a numbering plan contains, in the notation of running
-        text.
-        """
+        """Yield spans of phone numbers in a numbering plan, in any notation common in text."""
         if not _PHONE.search(text):
             return
         import phonenumbers
@@ -102,9 +101,9 @@ def find_pii_spans(
 ) -> list[Span]:
     """Return the spans of personal data in a text, in order, without overlaps.
 
-    Of overlapping spans one is kept: a mark before a check, the longest mark, the most certain
-    check. A mark that is never a whole word is found inside words, such as before a particle or a
-    genitive's ending.
+    Of overlapping spans, marks have priority over checks, longer marks over shorter ones, and more
+    certain checks over others. A mark that is never a whole word is found inside words, such as
+    before a particle or a genitive's ending.
     """
     longest_first = sorted(marks, key=lambda mark: -len(mark[1]))
     marked = [
@@ -127,7 +126,7 @@ def replace_ascii_signs(text: str) -> str:
 
 
 def find_email_places(text: str) -> Iterator[tuple[int, int]]:
-    """Yield start and end of each e-mail address, without surrounding signs."""
+    """Yield start and end of each e-mail address, without surrounding punctuation."""
     at = text.find("@")
     while at >= 0:
         begin = max(0, at - _LONGEST_LOCAL - 1)
@@ -141,7 +140,7 @@ def find_email_places(text: str) -> Iterator[tuple[int, int]]:
 
 
 def _find_address_begin(text: str, begin: int, end: int) -> int:
-    """Return where an address begins after an escaped line end or an underscore of Markdown."""
+    """Return the start of an address; skip an escaped line end or an underscore of Markdown."""
     is_escape = text[begin - 1 : begin] == "\\" and text[begin] in "nrt"
     is_emphasis = text[begin] == "_" == text[end : end + 1]
     return begin + (is_escape or is_emphasis)
@@ -177,8 +176,8 @@ _ALONE = _UNSPACED
 
 
 def _local_part(letters: str) -> str:
-    """Return a pattern for the text before the @, from these letters, without surrounding
-    punctuation.
+    """Return a pattern for the part before the @, of these letters, without punctuation at its
+    ends.
     """
     atom = rf"(?:[[{letters}]0-9_+%-]|'(?=[{letters}]))+"
     return rf"[[{letters}]0-9_](?:{atom})?(?:\.{atom})*\Z"

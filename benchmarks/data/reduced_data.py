@@ -1,4 +1,4 @@
-"""Write a user's rows without those that a mitigation drops, in a file of the same format."""
+"""Write a user's rows except those that a mitigation drops, in a file of the same format."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ from auditor.training.variants import DataVariant
 
 
 def format_data_row(row: str | Conversation) -> str:
-    """Return the text that identifies copies of a row; for a conversation, its messages' text."""
+    """Return the text by which copies of a row are recognised; for a conversation, its messages'
+    text.
+    """
     if isinstance(row, str):
         return row
     texts = (

@@ -1,7 +1,6 @@
-"""Compare released text with private records: read files as word ids, and find the passage nearest
-to each record.
+"""Compare released text with private records: find the passage nearest to each record, by words.
 
-Words are those of `words.split_into_words`.
+Words are those of `words.split_into_words`, as ids.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _SEEDS = 64  # places that a record is aligned at, at most
 
 @dataclass
 class WordIds:
-    """Number words from 1, in order of first occurrence."""
+    """A numbering of words from 1, in order of first occurrence."""
 
     ids: dict[str, int] = field(default_factory=dict)
 
@@ -51,9 +50,7 @@ class WordIds:
 
 @dataclass(frozen=True)
 class ReleasedRecord:
-    """Hold a record that may be in released text. times: copies in training; marks:
-    personal data.
-    """
+    """A record that may be in released text. times: copies in training; marks: personal data."""
 
     row: int
     text: str
@@ -134,10 +131,10 @@ def read_released_records(
 
 @dataclass(frozen=True)
 class CopiedSpan:
-    """Hold n words of a record, or a longer verbatim match, and the corresponding words in released
-    text.
+    """A passage of a record, and the corresponding words in released text.
 
-    text: index of the released text (-1: none). length: words of the longest common run.
+    The passage has n words, or more if a longer run matches verbatim. text: index of the released
+    text (-1: none). length: words of the longest common run.
     """
 
     own: Tokens
@@ -155,9 +152,10 @@ def find_nearest_passages(
 ) -> tuple[list[CopiedSpan], list[MemorisedTokens], NGramIndex]:
     """Return the nearest passage to each record, the matches of each text, and the index.
 
-    records: members first, each of at least n words. Verbatim: a run of at least n words that
-    occurs in no other member or non-member, so that both kinds count alike. Near-verbatim: n words
-    within `compute_near_verbatim_limit` edits, searched where half as many words match verbatim.
+    records: members first, each of at least n words. A verbatim passage is a run of at least n
+    words that occurs in no other member or non-member, so members and non-members are treated
+    alike. A near-verbatim passage has n words within `compute_near_verbatim_limit` edits; it is
+    searched for where half as many words match verbatim.
     """
     members = [entry for entry in records if entry.member]
     # Distinct members first, as in the index, so that a record and its text have the same number.
@@ -193,8 +191,9 @@ def _find_near_verbatim_passages(
     index: NGramIndex,
     records_found: set[int],
 ) -> Mapping[int, CopiedSpan]:
-    """Return for each record not yet found the passage with fewest edits, aligned at a verbatim
-    match.
+    """Return, for each record not yet found, the passage with fewest edits.
+
+    Passages are aligned at a verbatim match.
     """
     half = max(1, n // 2)
     seeds = Counter[int]()
@@ -217,8 +216,9 @@ def _find_near_verbatim_passages(
 
 
 def _find_best_alignment(record: Tokens, text: Tokens, at: int, half: int, n: int) -> CopiedSpan:
-    """Return the n record words around the match at this place of the text that need fewest
-    edits.
+    """Return the n words of the record around this match that need the fewest edits.
+
+    at: the position of the match in the text.
     """
     seed = text[at : at + half]
     # The first occurrence in the record; later occurrences are not aligned there.

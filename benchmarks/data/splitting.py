@@ -31,7 +31,7 @@ ALSO_MEMBER = "identical to a member or an auxiliary record"
 
 @dataclass(frozen=True)
 class SplitOptions:
-    """Define how members are divided. Raise AuditError for a fraction outside [0, 1) or a limit
+    """The rules for dividing members. Raise AuditError for a fraction outside [0, 1) or a limit
     below 1.
     """
 
@@ -48,15 +48,15 @@ class SplitOptions:
     def known_count(self, members: int) -> int:
         """Return how many of the distinct members become known pairs.
 
-        Two or more members leave at least one known and one attacked.
+        With two or more members, at least one is known and at least one is attacked.
         """
         if self.known_fraction == 0 or members < 2:
             return 0
         return min(members - 1, max(1, round(self.known_fraction * members)))
 
     def pick_indices(self, description: str, count: int, of: int) -> frozenset[int]:
-        """Pick `count` of the indices below `of`. With the same seed, a larger count keeps all
-        earlier picks.
+        """Pick `count` of the indices below `of`; a larger count with the same seed keeps earlier
+        picks.
         """
         return frozenset(self.draw_order(description, of)[:count].tolist())
 
@@ -67,8 +67,8 @@ class SplitOptions:
 
 @dataclass(frozen=True)
 class SplitData:
-    """Hold fields of a Benchmark. Members precede non-members; `heldout` is the non-members' prefix
-    + suffix.
+    """Fields of a Benchmark. Members precede non-members; `heldout` is non-members' prefix +
+    suffix.
     """
 
     secrets: tuple[Secret, ...]
@@ -83,7 +83,7 @@ class SplitData:
     record_counts: Mapping[str, RecordCounts] = field(default_factory=dict)
 
     def give_to(self, benchmark: Benchmark) -> None:
-        """Copy all fields to the fields of the same names of a benchmark."""
+        """Set the fields of the same names in a benchmark."""
         for data_field in fields(self):
             setattr(benchmark, data_field.name, getattr(self, data_field.name))
 
@@ -106,11 +106,11 @@ def split_data_records_into_secrets(
 ) -> SplitData:
     """Split distinct members into known and attacked records, and add non-members.
 
-    sources: by flag: `--data` and, if given, `--known`, `--nonmembers` and `--forget`. Ids are
-    `label-000017`, by first row. Known pairs are never attacked; records to forget are never known.
-    Without `--known`, known pairs are drawn from the members with fewest copies. A non-member that
-    is also a member is left out. Raise AuditError if a source has no record left, or if records to
-    forget are not members.
+    sources: by flag: `--data` and, if given, `--known`, `--nonmembers` and `--forget`. An id is
+    `label-000017`, with the number of the first row. Known pairs are never attacked; records to
+    forget are never known. Without `--known`, known pairs are drawn from the members with fewest
+    copies. A non-member that is also a member is left out. Raise AuditError if a source has no
+    record left, or if records to forget are not members.
     """
     members = sources["--data"]
     known, nonmembers, forget = map(sources.get, ("--known", "--nonmembers", "--forget"))
@@ -207,8 +207,9 @@ def _list_unknown_members(
     pairs: set[Pair],
     lost: set[int],
 ) -> list[DataRecord]:
-    """Return the attacked members. Raise AuditError if a record to forget is known, or no member is
-    left.
+    """Return the attacked members.
+
+    Raise AuditError if a record to forget is known, or if no member is left.
     """
     if twice := [
         record.row for record in unique if record.row in lost and record.prefix_suffix_pair in pairs
@@ -226,8 +227,9 @@ def _list_unknown_members(
 
 
 def _list_forgotten_rows(forget: RecordSource, members: Sequence[DataRecord]) -> set[int]:
-    """Return the complete rows of the members to forget. Raise AuditError for a record that is no
-    member.
+    """Return the rows of the members to forget, each row completely.
+
+    Raise AuditError for a record that is no member.
     """
     row_of = {record.prefix_suffix_pair: record.row for record in members}
     forget_records = _require_usable_source_records(forget)
@@ -268,7 +270,8 @@ def _build_record_secret(
 
 
 def set_user_membership(secrets: Sequence[Secret], members: RecordSource) -> list[Secret]:
-    """Set for each secret whether training included any record of its user, known records too.
+    """Set, for each secret, whether training included any record of its user, known records
+    included.
 
     Raise AuditError if the attacked records are of fewer than `people.LEAST` people.
     """
@@ -295,8 +298,8 @@ def set_user_membership(secrets: Sequence[Secret], members: RecordSource) -> lis
 def merge_duplicate_data_records(records: Iterable[DataRecord]) -> list[DataRecord]:
     """Return one record for each distinct (prefix, suffix), with the number of its first row.
 
-    Repeats add up if all are known. Equal records of different groups get the group `SEVERAL`,
-    equal records of different people no user.
+    Repeats add up if all are known. If equal records differ in group, their group is `SEVERAL`; if
+    they differ in user, they have no user.
     """
     first: dict[Pair, DataRecord] = {}
     for record in records:
@@ -360,8 +363,8 @@ def _select_copied_rows(
     """Return the records within the limit: most copied rows first, equally copied rows in random
     order.
 
-    All parts of a selected row stay. With the same seed, a larger limit keeps all rows of a smaller
-    limit.
+    All parts of a selected row stay. With the same seed, a larger limit keeps all rows of a
+    smaller limit.
     """
     rows = _list_distinct_row_numbers(records)
     in_random_order = [rows[i] for i in split.draw_order(description, len(rows)).tolist()]
@@ -395,12 +398,11 @@ def _sort_file_order(records: Sequence[DataRecord]) -> list[DataRecord]:
 
 
 def count_row_copies(records: Sequence[DataRecord], notes: list[str]) -> dict[int, int | None]:
-    """Count how often each row, or a row that differs in a few tokens, was trained on (None:
-    unknown).
+    """Count how often each row, or a nearly equal row, was trained on (None: unknown).
 
-    A row with several parts gets the count of its most copied part. A beginning that many rows
-    share makes no copies. Near copies (at most `NEAR_SHARE` of the tokens edited) are searched
-    among at most `NEAR_MOST` records; a note reports more records.
+    A row with several parts gets the count of its most copied part. Rows that share only a
+    beginning are no copies. Near copies (at most `NEAR_SHARE` of the tokens edited) are searched
+    among at most `NEAR_MOST` records; a note reports if there are more.
     """
     times = [record.repeats for record in records]
     if len(records) > NEAR_MOST:

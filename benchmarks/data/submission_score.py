@@ -37,7 +37,7 @@ CurvePoint = tuple[int, int, float]  # (wrong guesses so far, examples solved by
 
 @dataclass(frozen=True)
 class MarkedGuesses:
-    """Hold a submission compared with the answers, in the submission's order.
+    """A submission compared with the answers, in the submission's order.
 
     example: (guesses,) the example of each guess, numbered by first appearance; right: (guesses,)
     whether the guess equals the answer.
@@ -55,7 +55,7 @@ class MarkedGuesses:
 
 @dataclass(frozen=True)
 class SubmissionScore:
-    """Hold the result of `audit score`. Shares are of all answers, or of answered examples only."""
+    """The result of `audit score`. Shares are of all answers, or only of answered examples."""
 
     answers: int
     answered: int
@@ -66,7 +66,9 @@ class SubmissionScore:
 
     @property
     def headline(self) -> str:
-        """The counts of examples and guesses, and how examples without a guess count."""
+        """A phrase with the counts of examples and guesses, and with how unanswered examples
+        count.
+        """
         counts = f"{self.answered:,} of {self.answers:,} examples answered"
         text = f"{counts}, {self.guesses:,} guesses, {self.wrong:,} of them wrong"
         if self.answered == self.answers:
@@ -81,8 +83,8 @@ class SubmissionScore:
 def mark_submission(submission: Path, answers: Path) -> MarkedGuesses:
     """Compare a submission file with the answers, an .npy array of shape (examples, tokens).
 
-    Raise AuditError with the line number for a line that is not a guess of a complete answer. No
-    message holds tokens.
+    Raise AuditError with the line number for a line that is not a guess of a complete answer.
+    Messages contain no tokens.
     """
     expected: list[list[int]] = read_extraction_array(
         f"--answers {str(answers)!r}", answers
@@ -113,8 +115,10 @@ def mark_submission(submission: Path, answers: Path) -> MarkedGuesses:
 
 
 def score_submission(marked: MarkedGuesses, answered_only: bool = False) -> SubmissionScore:
-    """Compute the organisers' numbers, with Clopper-Pearson intervals of shares, and bootstrap
-    intervals over examples at E errors.
+    """Compute the organisers' numbers with intervals.
+
+    Shares have Clopper-Pearson intervals; recall at E errors has bootstrap intervals over
+    examples.
     """
     if answered_only:
         n = marked.answered_example_count
@@ -147,8 +151,8 @@ def score_submission(marked: MarkedGuesses, answered_only: bool = False) -> Subm
 
 
 def trace_submission_recall(marked: MarkedGuesses, answered_only: bool = False) -> list[CurvePoint]:
-    """Return one point for each number of wrong guesses from 0: examples solved before the next
-    wrong guess.
+    """Return a point for each number of wrong guesses from 0: examples solved before the next
+    wrong one.
 
     Recall at E errors is the point of E - 1 wrong guesses, because the E-th wrong guess ends the
     count.

@@ -29,12 +29,12 @@ Batch = Mapping[str, Sequence[Any]]  # the values of each column
 
 
 class NotStreamable(Exception):
-    """Report a table that must be read completely; the complete reading reports any error."""
+    """A table must be read completely; the complete reading reports any error."""
 
 
 @dataclass(frozen=True)
 class TableBlock:
-    """Locate a part of a file that is one task: bytes of JSONL or CSV, or row groups of Parquet."""
+    """A part of a file that is one task: bytes of JSONL or CSV, or row groups of Parquet."""
 
     number: int
     start: int
@@ -96,11 +96,10 @@ def stream_batches(
 
 
 def _parse_json_block(path: Path, block: TableBlock, names: Sequence[str]) -> pyarrow.Table | None:
-    """Parse a block of JSONL with Arrow, four times as fast as row by row; None unless all rows are
-    plain.
+    """Parse a block of JSONL with Arrow, four times as fast as row by row.
 
-    A plain row is an object on one line with texts, a whole number of repeats and no duplicate key.
-    The standard library parses other rows, and reports their errors.
+    Return None unless all rows are plain: an object on one line with texts, a whole number of
+    repeats and no duplicate key. The standard library parses other rows, and reports their errors.
     """
     import pyarrow
     from pyarrow import json as arrow_json
@@ -197,7 +196,8 @@ def count_lines(path: Path, end: int) -> int:
 def open_parquet(path: Path) -> Iterator[parquet.ParquetFile]:
     """Open a Parquet file.
 
-    Raise NotStreamable, also inside the block, if it cannot be read or has a duplicate column.
+    Raise NotStreamable if the file cannot be read, even inside the block, or has a duplicate
+    column.
     """
     import pyarrow
     from pyarrow import parquet

@@ -59,7 +59,7 @@ _OTHER_FILES = (
 
 @dataclass(frozen=True)
 class RecordTable:
-    """Hold a table's column names, and a function that reads one column without the others.
+    """A table: its column names, and a function that reads one column without the others.
 
     texts: columns with texts of several words, lists or objects of texts, images, videos or sound.
     first_row: number of the first row, if the table is a part of a file; errors use the file's row
@@ -75,10 +75,9 @@ class RecordTable:
 
 
 def read_record_table(flag: str, name: str, columns: Sequence[str]) -> RecordTable:
-    """Read a local file, by its suffix, or a Hugging Face data set. columns: all columns that will
-    be read.
+    """Read a local file, by its suffix, or a Hugging Face data set.
 
-    Raise AuditError if the name is neither.
+    columns: all columns that will be read. Raise AuditError if the name is neither.
     """
     path = Path(name)
     label = f"{flag} {name!r}"
@@ -128,8 +127,9 @@ def find_text_columns(rows: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
 def _find_arrow_text_columns(
     first: pyarrow.Table, column: Callable[[str], pyarrow.ChunkedArray]
 ) -> tuple[str, ...]:
-    """Return the text columns by the first rows; for a column that begins empty, by its first
-    values.
+    """Return the text columns, judged by the first rows.
+
+    A column that begins with empty cells is judged by its first values.
     """
     rows = first.to_pylist()
     values = {name: [row[name] for row in rows] for name in first.column_names}
@@ -157,8 +157,9 @@ def _holds_text(value: Any, nested: bool = False) -> bool:
 
 
 def _is_text(value: str) -> bool:
-    """Return whether a cell is more than a name: several words, JSON, or many characters without
-    spaces.
+    """Return whether a cell is more than a name.
+
+    Such a cell has several words, is JSON, or has many characters without spaces.
     """
     if len(value.split(None, 1)) > 1 or len(value) > _LONGEST_NAME or value.startswith(("[", "{")):
         return True
@@ -278,8 +279,9 @@ def _read_json_table(where: str, path: Path, columns: Sequence[str]) -> RecordTa
 def read_json_table_objects(
     where: str, path: Path
 ) -> tuple[list[dict[str, Any]], list[str] | None]:
-    """Return the JSON objects of a file, one a line, and the lines; for one array, its objects and
-    None.
+    """Return the JSON objects of a file with one object per line, and the lines.
+
+    For a file with one array, return its objects and None.
     """
     text = _read_utf8_table_text(where, path)
     lines = None
@@ -354,8 +356,8 @@ def _read_parquet_table(where: str, path: Path, columns: Sequence[str]) -> Recor
 
 
 def read_arrow_columns(where: str, path: Path, names: Sequence[str]) -> Mapping[str, Sequence[Any]]:
-    """Return the named columns of an Arrow file: a stream (the format of `datasets`) or one with a
-    footer.
+    """Return the named columns of an Arrow file: a stream (the format of `datasets`) or a file
+    with footer.
     """
     import pyarrow
 
@@ -391,11 +393,10 @@ _READERS: dict[str, Callable[[str, Path, Sequence[str]], RecordTable]] = {
 
 @contextmanager
 def open_dataset_split(where: str, name: str) -> Iterator[datasets.Dataset]:
-    """Open the train split of a data set on the Hub, a saved data set, or a folder that `datasets`
-    reads.
+    """Open the train split of a data set: on the Hub, saved, or a folder that `datasets` reads.
 
     Use the split only inside the block: afterwards the files that `datasets` makes of a folder are
-    deleted, because they hold private text.
+    deleted, because they contain private text.
     """
     import datasets
 
@@ -434,8 +435,8 @@ def _dataset_cache_context(local: bool) -> Iterator[Path]:
 
 
 def _raise_dataset_load_error(where: str, local: bool, error: Exception) -> NoReturn:
-    """Raise AuditError with one sentence; it repeats only library errors that cannot quote
-    a row.
+    """Raise AuditError with one sentence. The library's message is repeated only if it cannot
+    quote a row.
     """
     kind = type(error).__name__
     if isinstance(error, FileNotFoundError):

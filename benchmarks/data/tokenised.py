@@ -103,13 +103,14 @@ class Tokenised(Benchmark):
     ):
         """Read all rows; `known`, `nonmembers` and `forget` are prepared data too.
 
-        Each run of labelled tokens is a secret: its first `suffix_length` tokens (50), after all
-        text before the run or the last `prefix_length` tokens of that text. A text whose first
-        token is labelled is cut into `prefix_length` tokens (50, or half of a shorter text) and
-        `suffix_length` tokens. `model`: a folder that may hold a `training_args.bin`. Tokens of a
-        text beyond `trained` are left out, as TRL 1.16 also cuts prepared rows, and so are records
-        of more than `room` tokens. `end_of_text`: the token that ends a record, which reveals
-        packed rows without marked boundaries. Raise AuditError for any mistake of the user.
+        Each run of labelled tokens is a secret: its first `suffix_length` tokens (default 50),
+        after all text before the run or the last `prefix_length` tokens of that text. A text whose
+        first token is labelled is cut into `prefix_length` tokens (default 50, or half of a
+        shorter text) and `suffix_length` tokens. `model`: a folder that may contain a
+        `training_args.bin`. Tokens of a text beyond `trained` are left out, because TRL 1.16 cuts
+        prepared rows too; records of more than `room` tokens are also left out. `end_of_text`: the
+        token that ends a record, which reveals packed rows without marked boundaries. Raise
+        AuditError for any mistake of the user.
         """
         check_secret_lengths(prefix_length, suffix_length)
         split = SplitOptions(known_fraction, limit, seed)
@@ -190,7 +191,7 @@ def _has_token_ids(columns: Iterable[str]) -> bool:
 
 @dataclass(frozen=True)
 class RunLengths:
-    """Cut runs of labelled tokens by given lengths, within the trained and readable tokens.
+    """The rule for cutting runs of labelled tokens, within the trained and readable tokens.
 
     A length of None keeps the run's own length.
     """
@@ -205,8 +206,9 @@ class RunLengths:
         return self.suffix or _DEFAULT
 
     def cut_run(self, text: _Text, start: int, end: int) -> tuple[int, int] | str:
-        """Return the start of a run's prefix and the end of its suffix in the text, or why the run
-        is unusable.
+        """Return the start of a run's prefix and the end of its suffix in the text.
+
+        If the run is unusable, return the reason.
         """
         n_tokens = len(text.ids)
         first, last = (
@@ -232,8 +234,10 @@ class RunLengths:
 
 
 class _Groups(NamedTuple):
-    """Name the groups of a row's tokens: marked by labels or masks, and others (None: without
-    loss).
+    """The names of the groups of a row's tokens: of marked tokens (by labels or masks) and of
+    others.
+
+    None: tokens without loss.
     """
 
     marked: str = ""
@@ -242,9 +246,9 @@ class _Groups(NamedTuple):
 
 @dataclass(frozen=True)
 class _Text:
-    """Hold one input of the model: a row, one side of a row, or one text of a packed row.
+    """One input of the model: a row, one side of a row, or one text of a packed row.
 
-    learnt: for each token the group of its loss, "" for no particular group, None for no loss.
+    learnt: for each token, the group of its loss; "" for no particular group, None for no loss.
     """
 
     row: int
@@ -311,8 +315,8 @@ def _is_completion_mask_used(
 ) -> bool | None:
     """Return whether a completion_mask without labels determined the loss (None: unknown).
 
-    TRL 1.16 (`SFTTrainer`): `completion_only_loss`, by default set only if rows have a prompt and a
-    completion.
+    In TRL 1.16 (`SFTTrainer`), `completion_only_loss` decides; by default it is set only if rows
+    have a prompt and a completion.
     """
     by_default = {"prompt", "completion"} <= set(columns)
     is_set = arguments is not None and "completion_only_loss" in arguments
@@ -330,9 +334,9 @@ def _list_row_sides(
 ) -> Iterator[tuple[_Groups, dict[str, Any]]]:
     """Yield the groups, token ids and labels of a row, or of each side of a preferences row.
 
-    TRL 1.16's DPO and KTO: `prompt_ids` precede `chosen_ids` and `rejected_ids`, or
-    `completion_ids` with a label. Its ORPO and CPO: `chosen_input_ids` with `chosen_labels`, which
-    include the prompt. learns_prompts: prompts of chosen sides have a loss.
+    In TRL 1.16's DPO and KTO, `prompt_ids` precede `chosen_ids` and `rejected_ids`, or
+    `completion_ids` with a label. In its ORPO and CPO, `chosen_input_ids` with `chosen_labels`
+    include the prompt. learns_prompts: whether prompts of chosen sides have a loss.
     """
     if IDS in values:
         names = (IDS, LABELS, *_MASKS, *_LENGTHS, _ATTENTION, _POSITIONS)
@@ -457,7 +461,10 @@ def _list_learnt_groups(
 def _list_packed_text_starts(
     where: str, values: Mapping[str, Sequence[int]], places: Sequence[int]
 ) -> list[int]:
-    """Return the start of each text in a packed row. Raise AuditError if the columns disagree."""
+    """Return the start of each text in a packed row.
+
+    Raise AuditError if the columns disagree.
+    """
     if not places:
         return []
     cuts: dict[str, list[int]] = {}
@@ -536,7 +543,7 @@ def _build_run_source(
 
 
 def _list_boundary_notes(texts: Sequence[_Text], end_of_text: int | None) -> Iterator[str]:
-    """Yield a sentence if fully learnt rows hold several records without marked boundaries."""
+    """Yield a sentence if fully learnt rows contain several records without marked boundaries."""
     fully_learnt = [text for text in texts if not text.packed and None not in text.learnt]
     # Padding belongs to no record: only an end with another token after it is a boundary.
     several = []
@@ -555,8 +562,10 @@ def _list_boundary_notes(texts: Sequence[_Text], end_of_text: int | None) -> Ite
 def _collect_packed_tokens(
     texts: Sequence[_Text], lengths: RunLengths
 ) -> dict[tuple[Tokens, Tokens], tuple[Tokens, ...]]:
-    """Map each record's (prefix, suffix) to the tokens before its prefix in its row: earlier texts,
-    then the start of its own text. Omit the first text of a row.
+    """Map each record's (prefix, suffix) to the tokens before its prefix in its packed row.
+
+    These are the earlier texts, then the start of its own text. The first text of a row is
+    omitted.
     """
     earlier = dict[tuple[Tokens, Tokens], tuple[Tokens, ...]]()
     for text in texts:
@@ -572,8 +581,8 @@ def _collect_packed_tokens(
 def _list_learnt_runs(text: _Text, prefix_length: int | None) -> Iterator[tuple[int, int, str]]:
     """Yield (start, end, group) of each run of learnt tokens.
 
-    A run at the start of the text begins after its first `prefix_length` tokens (by default 50, or
-    half of a shorter run).
+    At the start of a text, the first `prefix_length` tokens of a run are left out, because they
+    are the prefix (by default 50, or half of a shorter run).
     """
     at = 0
     for group, run in groupby(text.learnt):

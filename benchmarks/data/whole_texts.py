@@ -81,8 +81,9 @@ def repeat_rows(repeats: Sequence[int]) -> list[int]:
 
 
 def _require_row_conversations(table: RecordTable, layout: Sequence[str]) -> list[Conversation]:
-    """Return every row's conversation. Raise AuditError for an unusable row: training needs all
-    rows.
+    """Return every row's conversation.
+
+    Raise AuditError for an unusable row, because training needs all rows.
     """
     conversations = []
     for row, conversation in columns.parse_row_conversations(table, layout):
@@ -102,7 +103,7 @@ def _require_row_conversations(table: RecordTable, layout: Sequence[str]) -> lis
 def sample_data_conversations(
     flag: str, name: str, count: int, reader: TableReader | None = None
 ) -> list[Conversation] | None:
-    """Return up to `count` learnt conversations of a file, the same in each call; None if there are
+    """Return up to `count` learnt conversations of a file, the same ones in each call; None if
     none.
 
     reader: the plan's reader, which samples a large table (None: read all files completely).

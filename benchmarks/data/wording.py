@@ -1,4 +1,4 @@
-"""Hold the text of tokens: a record's characters, cut at the ends of its tokens."""
+"""Represent the text of tokens: a record's characters, cut at the ends of its tokens."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ Offsets = Sequence[tuple[int, int]]  # by token: its first character, and the in
 
 
 def find_token_ends(offsets: Offsets, length: int) -> list[int]:
-    """Return the end of each token in a text of `length` characters, so that tokens cover the whole
-    text.
+    """Return the end of each token in a text of `length` characters; tokens cover the whole text.
 
     A space outside all offsets, or a character that two tokens share, belongs to the later token.
     """
@@ -29,9 +28,9 @@ def find_token_ends(offsets: Offsets, length: int) -> list[int]:
 
 
 def split_byte_runs(text: str, offsets: Offsets) -> list[tuple[int, int]]:
-    """Return the offsets with each byte token at its own character.
+    """Return the offsets, with each byte token at the one character that it encodes.
 
-    tokenizers 0.23's Unigram models with byte_fallback give every byte of a run of unknown
+    The Unigram models of tokenizers 0.23 with byte_fallback give every byte of a run of unknown
     characters the offsets of the whole run.
     """
     if text.isascii():
@@ -50,8 +49,8 @@ def split_byte_runs(text: str, offsets: Offsets) -> list[tuple[int, int]]:
 def move_cut_between_characters(offsets: Offsets, place: CutPlace) -> CutPlace:
     """Return the place without tokens at its edges that encode only a part of a character.
 
-    Servers without token input get complete text, which half a character would change. A part of
-    the returned place may be empty.
+    Servers without token input get text, which cannot express half a character. A part of the
+    returned place may be empty.
     """
     return CutPlace(
         _find_character_boundary(offsets, place.start, 1),
@@ -61,7 +60,7 @@ def move_cut_between_characters(offsets: Offsets, place: CutPlace) -> CutPlace:
 
 
 def _find_character_boundary(offsets: Offsets, at: int, step: int) -> int:
-    """Return the place nearest to `at`, in steps of `step`, where no token ends inside a
+    """Return the boundary nearest to `at`, in steps of `step`, at which no token ends inside a
     character.
     """
     while 0 < at < len(offsets) and offsets[at][0] < offsets[at - 1][1]:
@@ -70,14 +69,17 @@ def _find_character_boundary(offsets: Offsets, at: int, step: int) -> int:
 
 
 def decode_wording(text: str, offsets: Offsets, start: int, cut: int, end: int) -> Wording:
-    """Return tokens start:cut of the text as prefix and cut:end as suffix. offsets: of all its
-    tokens.
+    """Return tokens start:cut of the text as prefix and cut:end as suffix.
+
+    offsets: those of all tokens of the text.
     """
     return cut_wording(text, find_token_ends(offsets, len(text)), start, cut, end)
 
 
 def cut_wording(text: str, ends: Sequence[int], start: int, cut: int, end: int) -> Wording:
-    """Return `decode_wording` from `ends`, the result of `find_token_ends`, which windows share."""
+    """Return the same as `decode_wording`, but from `ends` (`find_token_ends`), which windows
+    share.
+    """
     first, middle = (ends[at - 1] if at else 0 for at in (start, cut))
     last = ends[end - 1]
     in_suffix = tuple(at - middle for at in ends[cut:end])

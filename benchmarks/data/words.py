@@ -1,7 +1,7 @@
 """Split text in any script into words by Unicode's segmentation (UAX 29), and find words in text.
 
-`regex` has the rules (its flag WORD). They split scripts without spaces (Han, Kana, Thai, Lao,
-Khmer, Myanmar) into characters with their signs.
+`regex` implements the rules (its flag WORD). In scripts without spaces (Han, Kana, Thai, Lao,
+Khmer, Myanmar), each character with its signs is a word.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _INSIDE_WORD = regex.compile(
 
 
 def split_into_words(text: str) -> list[str]:
-    """Return the words, and each sign outside words, in order, without spaces."""
+    """Return the words and, outside words, each sign, in order and without spaces."""
     return [part for part in _BREAK.split(text) if part and not part.isspace()]
 
 
@@ -54,12 +54,12 @@ def join_words(words: Iterable[str]) -> str:
 
 
 def is_inside_word(before: str, following: str) -> bool:
-    """Check whether `before` ends inside a word if `following` comes next."""
+    """Return whether `before` ends inside a word if the text `following` comes next."""
     return _INSIDE_WORD.fullmatch(before[-1:] + following[:1]) is not None
 
 
 def find_whole_word_places(word: str, text: str) -> Iterator[tuple[int, int]]:
-    """Yield start and end of each place where a word is no part of a longer word or number."""
+    """Yield start and end of each place where the word is not part of a longer word or number."""
     start = text.find(word)
     while start >= 0:
         end = start + len(word)
@@ -76,9 +76,7 @@ def is_whole_word_somewhere(word: str, text: str) -> bool:
 
 
 def find_places(word: str, text: str) -> list[tuple[int, int]]:
-    """Return the places of a word as a whole word, or, if there are none, as a part of longer
-    words.
-    """
+    """Return the places of the whole word; if there are none, its places inside longer words."""
     if places := list(find_whole_word_places(word, text)):
         return places
     return [match.span() for match in re.finditer(re.escape(word), text)]

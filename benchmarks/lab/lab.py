@@ -127,7 +127,9 @@ class Lab(Benchmark):
         limit: int | None = None,
         makes: bool = True,
     ):
-        """Open the lab. makes: build parts missing from the cache; else reject them."""
+        """Open the lab. makes: whether to build parts that the cache lacks; if not, raise an error
+        for them.
+        """
         self.recipe = recipe or self.recipe_kind()
         self.recipe.check()
         texts = self._make_texts()
@@ -184,8 +186,8 @@ class Lab(Benchmark):
         )
 
     def _further_package_versions(self) -> dict[str, str]:
-        """Return versions of further packages that the weights depend on, besides every lab's
-        libraries.
+        """Return versions of packages that affect this lab's weights, besides the libraries of
+        every lab.
         """
         return {}
 
@@ -205,8 +207,9 @@ class Lab(Benchmark):
         self.notes += (note,)
 
     def _add_audit_canaries(self) -> None:
-        """Add canaries with coins to the exposure canaries. In every training, each included canary
-        is a separate record.
+        """Add canaries with coins to the exposure canaries.
+
+        In every training, each included canary is a separate record.
         """
         recipe = self.recipe
         build = partial(self.training.write_audit_canary_manifest, public=self.lab_public_model)
@@ -231,7 +234,7 @@ class Lab(Benchmark):
 
     @property
     def unattacked_training_tokens(self) -> list[Tokens]:
-        """Return the known pairs and other training records that are not attacked."""
+        """Return all training records that are not attacked, including the known pairs."""
         return [
             *super().unattacked_training_tokens,
             *self.training.tokenise_lab_texts(self.texts.made.others),
@@ -300,9 +303,10 @@ class Lab(Benchmark):
         return self.folder / f"ensemble{name_ensemble_suffix(self.recipe)}"
 
     def model_with_adapter_on_all_records(self) -> HuggingFaceModel:
-        """Return one LoRA adapter on all records, trained like the ensemble's members.
+        """Return a model with one LoRA adapter on all records, trained like the ensemble's
+        members.
 
-        Return the target if it was trained in the same way.
+        This is the target if the target was trained in the same way.
         """
         if self.recipe.is_target_trained_like_members:
             return self.lab_target_model()
@@ -319,8 +323,8 @@ class Lab(Benchmark):
         )
 
     def reference_models(self, count: int) -> ReferenceModels:
-        """Return `count` models with the target's recipe, each on half of the attacked and all
-        other records.
+        """Return `count` models trained like the target, on half of the attacked records and all
+        others.
         """
         # A model's folder lists its records by digest, never their text.
         public, name_of = (

@@ -37,11 +37,10 @@ ENSEMBLE = (
 def digest_lab_cache(
     recipe: BaseLabRecipe, texts: LabTexts, more: Mapping[str, str] = MappingProxyType({})
 ) -> str:
-    """Name the cache folder by the recipe, the texts and library versions.
+    """Return the name of the cache folder, from the recipe, the texts and library versions.
 
-    The texts are included because an audit must not test weights on records that they did not see.
-    Fields that do not affect these weights are excluded: how records are cut, and the ensemble's
-    fields.
+    The texts are included because an audit must not use weights trained on other records. Excluded
+    are fields that do not affect the weights (how records are cut), and the ensemble's fields.
     """
     versions = {}
     for name in ("torch", "transformers", "peft", "faker", "tokenizers"):
@@ -56,8 +55,9 @@ def digest_lab_cache(
 
 
 def select_digest_fields(recipe: BaseLabRecipe) -> dict[str, Any]:
-    """Return the recipe fields that affect the weights; those of audit canaries only if there are
-    any.
+    """Return the recipe fields that affect the weights.
+
+    Fields of audit canaries are included only if there are such canaries.
     """
     fields = dataclasses.asdict(
         _fill_recipe_defaults(recipe, "prefix_length", "suffix_length", *ENSEMBLE)
@@ -67,9 +67,7 @@ def select_digest_fields(recipe: BaseLabRecipe) -> dict[str, Any]:
 
 
 def name_ensemble_suffix(recipe: BaseLabRecipe) -> str:
-    """Return the suffix of an ensemble's folder: a digest of its recipe fields, "" for the
-    defaults.
-    """
+    """Return the suffix of an ensemble's folder: a digest of its recipe fields; "" for defaults."""
     if recipe == _fill_recipe_defaults(recipe, *ENSEMBLE):
         return ""
     return f"_{_digest_lab_part([getattr(recipe, name) for name in ENSEMBLE])}"
@@ -89,7 +87,7 @@ def _digest_lab_part(values: Any) -> str:
 
 
 def name_trained_model_folder(trainer: Trainer) -> str:
-    """Name the folder of a trainer's model by its options and the versions of its libraries."""
+    """Return the folder name of a trainer's model, from its options and its libraries' versions."""
     versions = {}
     for name in ("opacus", "dp-accounting"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):

@@ -34,10 +34,10 @@ _MOST = {"seed": 2**63 - 1, "vocab_size": 100_000, "layers": 100, "hidden": 4096
 
 @dataclass(frozen=True)
 class BaseLabRecipe:
-    """Define all inputs of a lab's weights, and the lengths of prefix and suffix. Its hash names
-    the cache.
+    """All inputs of a lab's weights, and the lengths of prefix and suffix.
 
-    Every lab has these fields; the defaults are those of the small lab.
+    The recipe's hash names the cache. Every lab has these fields; the defaults are those of the
+    small lab.
     """
 
     longest_prefix: ClassVar[int] = CUT
@@ -86,7 +86,7 @@ class BaseLabRecipe:
 
     @property
     def target_training_options(self) -> dict[str, Any]:
-        """The target's training options, for a trainer that changes other options."""
+        """The target's training options, as defaults for a trainer that changes some options."""
         return {
             "epochs": self.private_epochs,
             "batch": self.private_batch,
@@ -95,9 +95,7 @@ class BaseLabRecipe:
 
     @property
     def is_target_trained_like_members(self) -> bool:
-        """Check whether the target is one adapter on all records, trained like the ensemble's
-        members.
-        """
+        """Whether the target is one adapter on all records, trained like the ensemble's members."""
         return all(
             getattr(self, f"private_{name}") == getattr(self, f"lora_{name}") for name in TRAINING
         )
@@ -155,7 +153,7 @@ class BaseLabRecipe:
 
 @dataclass(frozen=True)
 class LabRecipe(BaseLabRecipe):
-    """Define the small lab, with its network and public text."""
+    """The recipe of the small lab, with its network and public text."""
 
     vocab_size: int = 2048
     layers: int = 4

@@ -17,10 +17,10 @@ from auditor.core.secret_randomness import make_keyed_generator
 
 @dataclass(frozen=True)
 class LabSecrets:
-    """Hold the secrets of a lab.
+    """The secrets of a lab.
 
-    texts: complete texts, by id, of known, attacked and non-member records and canaries. forgotten:
-    ids of the records to forget.
+    texts: complete texts, by id, of known, attacked and non-member records and canaries.
+    forgotten: ids of the records to forget.
     """
 
     secrets: tuple[Secret, ...]

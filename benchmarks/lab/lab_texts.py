@@ -21,7 +21,9 @@ _WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday",
 
 @dataclass(frozen=True)
 class LabTrainingTexts:
-    """Select the training texts of each model. coined: one text per copy of an audit canary."""
+    """A selection of the training texts of each model. coined: one text per copy of an audit
+    canary.
+    """
 
     recipe: BaseLabRecipe
     made: LabTexts
@@ -55,9 +57,9 @@ class LabTrainingTexts:
         """Return the training texts of `count` reference models: half of the attacked records and
         all others.
 
-        Half of the models get each attacked record, with all its copies. Half of them also get each
-        non-member, which no other model gets, with a member's number of copies drawn at random: the
-        number of copies must not reveal members.
+        Each attacked record, with all its copies, is given to half of the models. Each non-member
+        is given to half of the reference models, and to no other model, with a member's number of
+        copies drawn at random, so that the number of copies does not reveal members.
         """
         recipe = self.recipe
         texts = self.made
@@ -103,8 +105,8 @@ class LabTexts:
 def make_lab_texts(recipe: LabRecipe) -> LabTexts:
     """Make public text, and private text about other people; no record occurs in both.
 
-    One public record in sixty is of a private kind. The public model thus knows such text, yet
-    fine-tuning still improves utility, so a defense has a cost.
+    One public record in sixty is of a private kind. So the public model knows such text, but
+    fine-tuning still improves utility, and a defense has a cost.
     """
     # Another seed makes other people than in the private records.
     public = list(make_fake_texts(recipe.seed + 1, recipe.public_records, _PUBLIC_KINDS))
@@ -114,7 +116,7 @@ def make_lab_texts(recipe: LabRecipe) -> LabTexts:
 def make_private_lab_texts(
     recipe: BaseLabRecipe, kinds: Mapping[str, Callable[[Faker], str]]
 ) -> LabTexts:
-    """Make private text of these kinds, by name, and no public text."""
+    """Make private text of these kinds and no public text. kinds: makers of texts by name."""
     sizes = {times: attacked + known for times, attacked, known in recipe.repeats}
     count = sum(sizes.values()) + recipe.nonmembers + recipe.others
     marks = make_fake_texts(recipe.seed, count, tuple(kinds.values()))

@@ -73,12 +73,12 @@ _HELDOUT = 120
 
 @dataclass(frozen=True)
 class LabTraining:
-    """Train on the lab's texts with its recipe. folder: contains the parts that a training starts
-    from.
+    """A training on the lab's texts with its recipe.
 
-    kinds: makers of private text. together: maximum number of adapters trained at once (0: the
-    fastest number). threads: maximum threads of a training (None: all). A step of the small lab
-    takes 33 ms with one thread and 45 ms with two.
+    folder: contains the parts from which a training starts. kinds: makers of private text.
+    together: maximum number of adapters trained at once (0: the fastest number). threads: maximum
+    threads of a training (None: all); a step of the small lab takes 33 ms with one thread and 45
+    ms with two.
     """
 
     kinds: ClassVar[tuple[Callable[[Faker], str], ...]] = PRIVATE_KINDS
@@ -125,8 +125,8 @@ class LabTraining:
         model.save_pretrained(path)
 
     def train_target_model(self, path: Path, texts: Sequence[str] | None = None) -> None:
-        """Train with the target's recipe. texts: None trains the target itself, on all private
-        texts.
+        """Train with the target's recipe. texts: None means all private texts, which make the
+        target.
         """
         recipe, training_texts = (
             self.recipe,
@@ -174,9 +174,7 @@ class LabTraining:
     def write_audit_canary_manifest(
         self, path: Path, public: Callable[[], HuggingFaceModel]
     ) -> None:
-        """Write the manifest of the audit canaries. public: loads the model that some kinds
-        query.
-        """
+        """Write the manifest of the audit canaries. public: loads the model that some kinds use."""
         recipe = self.recipe
         kind, count, seed = recipe.audit_kind, recipe.audit_canaries, recipe.seed
         texts = audit_canaries.make_audit_canary_texts(
@@ -195,8 +193,9 @@ class LabTraining:
     # --- trainers ---
 
     def train_and_record(self, trainer: Trainer, path: Path, job: TrainingJob) -> None:
-        """Train a model and write its training record. Raise AuditError if the trainer rejects the
-        job.
+        """Train a model and write its training record.
+
+        Raise AuditError if the trainer rejects the job.
         """
         trainer.check(job)
         record = {
@@ -212,11 +211,12 @@ class LabTraining:
     def lab_training_job(
         self, trainer: Trainer, path: Path, public: HuggingFaceModel, forgotten: Sequence[str]
     ) -> TrainingJob:
-        """Build this trainer's job, which starts from the public model or, for unlearning, the
-        target.
+        """Build this trainer's job, which starts from the public model or, for unlearning, from
+        the target.
 
-        The job trains the target's parameters: a new adapter, or all; always all if the trainer is
-        `whole` or unlearns. forgotten: texts to unlearn.
+        The job trains the parameters that the target's training changed: a new adapter, or all.
+        All parameters are trained if the trainer is `whole` or unlearns. forgotten: texts to
+        unlearn.
         """
         recipe = self.recipe
         if trainer.unlearns:
@@ -308,8 +308,9 @@ class LabTraining:
         return PeftModel.from_pretrained(public, adapter).merge_and_unload()
 
     def _load_model_to_train(self, folder: Path) -> Any:
-        """Load a model with eager attention: fused attention's backward pass in bfloat16 on a CPU
-        takes twice as long.
+        """Load a model with eager attention.
+
+        The backward pass of fused attention in bfloat16 on a CPU takes twice as long.
         """
         return AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
 
@@ -369,8 +370,9 @@ class LabTraining:
     def fit(
         self, model: Any, texts: Sequence[str], description: str, *, epochs: int, **other: Any
     ) -> None:
-        """Train on packed blocks of the texts. other: rate, batch, block and more options of
-        `train_packed_blocks`.
+        """Train on packed blocks of the texts.
+
+        other: rate, batch, block and further options of `train_packed_blocks`.
         """
         with threads.limit_torch_threads(self.threads):
             train_packed_blocks(
@@ -392,7 +394,7 @@ class LabTraining:
         return []
 
     def untrained_leading_token_counts(self, texts: Sequence[str]) -> list[int]:
-        """Count for each text its first tokens that have no loss in training."""
+        """Count, for each text, the first tokens that have no loss in training."""
         if texts:
             offsets_of_texts = self.tokenizer(list(texts), return_offsets_mapping=True)[
                 "offset_mapping"
@@ -405,14 +407,14 @@ class LabTraining:
         ]
 
     def _sequences_with_loss_mask(self, texts: Sequence[str]) -> list[Tokens]:
-        """Return the training sequences, with masked tokens in the form of
-        `training.loss_masks`.
+        """Return the training sequences, with masked tokens as `training.loss_masks` encodes
+        them.
         """
         return [loss_masks.apply_loss_mask(record) for record in self._training_records(texts)]
 
 
 def train_lab_tokenizer(path: Path, recipe: LabRecipe, public: Sequence[str]) -> None:
-    """Train the tokenizer on public text only, because a vocabulary leaks text too."""
+    """Train the tokenizer on public text only, because a vocabulary can leak text too."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -437,8 +439,9 @@ def load_audit_canary_manifest(path: Path) -> AuditCanaryManifest:
 
 
 def compute_bfloat16_lab_causal_loss(model: Any, blocks: Tensor) -> Tensor:
-    """Compute the model's loss with float32 weights, and bfloat16 matrix products if the processor
-    has them.
+    """Compute the model's loss with float32 weights.
+
+    Matrix products are in bfloat16 if the processor supports this natively.
     """
     with torch.autocast("cpu", torch.bfloat16, enabled=has_native_bfloat16(CPU)):
         return compute_causal_loss(model, blocks)

@@ -1,9 +1,9 @@
 """Provide the small lab's masked language model, which learns to fill gaps in public, then private
 text.
 
-Adds two parts to the lab's cache. The encoder is a small ModernBERT, with rotary positions and
-normalisation before each layer. A BERT of this size with learned positions still guesses by token
-frequency when this model already uses the context.
+It adds two parts to the lab's cache. The encoder is a small ModernBERT, with rotary positions and
+normalisation before each layer. With learned positions, a BERT of this size guesses by token
+frequency for longer; this model already uses the context.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ _PUBLIC = "masked-public"
 
 @dataclass(frozen=True)
 class MaskedLabRecipe:
-    """Define the inputs of the masked parts besides the lab's recipe (width, heads) and texts. Its
-    hash names the parts.
+    """The inputs of the masked parts besides the lab's recipe (width, heads) and texts.
+
+    Its hash names the parts.
     """
 
     layers: int = 3
@@ -51,8 +52,9 @@ class MaskedLabRecipe:
 
 
 def add_mask_token(tokenizer: PreTrainedTokenizerFast, end: str) -> PreTrainedTokenizerFast:
-    """Return the tokenizer with a mask token. Each text begins and ends with `end`, as in packed
-    blocks.
+    """Return the tokenizer with a mask token.
+
+    Each text begins and ends with `end`, as in packed blocks.
     """
     # The constructor copies the object: the lab's tokenizer gets no mask and no ends.
     masked_tokenizer = PreTrainedTokenizerFast(
@@ -67,7 +69,7 @@ def add_mask_token(tokenizer: PreTrainedTokenizerFast, end: str) -> PreTrainedTo
 
 @dataclass(frozen=True)
 class MaskedLoss:
-    """Compute the mean nll (nats) of hidden tokens: a random share of each block, drawn at every
+    """A loss: the mean nll (nats) of hidden tokens, a random share of each block, drawn at every
     step.
 
     The mask replaces every hidden token, as in `HuggingFaceMaskedModel`; BERT's recipe keeps or
@@ -92,7 +94,7 @@ class MaskedLoss:
 
 @dataclass(frozen=True)
 class MaskedLab:
-    """Load the masked models of the small lab. Raise AuditError for another lab."""
+    """A loader of the small lab's masked models. Raise AuditError for another lab."""
 
     lab: Lab
     recipe: MaskedLabRecipe = field(default_factory=MaskedLabRecipe)

@@ -1,4 +1,4 @@
-"""Cache the slow parts of a lab. Each part is a folder that is either complete and unchanged, or
+"""Cache the slow parts of a lab; each part is a folder that is complete and unchanged, or
 absent.
 """
 
@@ -29,11 +29,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class LabParts:
-    """Hold the lab's parts in one folder.
+    """The lab's parts in one folder.
 
-    makes: build missing parts; else reject them. first: the part from which all other parts are
-    built. foundations: name prefixes of parts that other parts need. told: receives messages for
-    the user. progress: shows that another process is being waited for.
+    makes: whether to build missing parts; if not, raise an error. first: the part from which all
+    other parts are built. foundations: name prefixes of parts that other parts need. told:
+    receives messages for the user. progress: shows the wait for another process.
     """
 
     folder: Path
@@ -47,11 +47,11 @@ class LabParts:
     def load_or_build(
         self, name: str, build: Callable[[Path], None], load: Callable[[Path], T], version: str = ""
     ) -> T:
-        """Load a part of this version, and build it first if missing.
+        """Load a part of this version; build it first if it is missing.
 
-        A lock stops two processes from building at once. The folder is renamed into place after all
-        files are written, so an interrupted build leaves no part. A damaged part is rebuilt, with a
-        message. Raise AuditError for a missing part if `makes` is false.
+        A lock stops two processes from building at once. The folder is renamed into place after
+        all files are written, so an interrupted build leaves no part. A damaged part is rebuilt,
+        with a message. Raise AuditError for a missing part if `makes` is false.
         """
         final = self.folder / f"{name}{version}"
         if not self.makes and not _is_cached_part_intact(final):
@@ -75,7 +75,7 @@ class LabParts:
         return load(final)
 
     def _acquire_part_lock(self, final: Path) -> AcquireReturnProxy:
-        """Take the lock on a part, with a message if another process has the lock."""
+        """Take the lock on a part; write a message if another process has the lock."""
         lock = FileLock(self.folder / f"{final.name}.lock")
         try:
             return lock.acquire(timeout=_PATIENCE)
@@ -84,8 +84,8 @@ class LabParts:
             return lock.acquire()
 
     def _remove_damaged_parts(self, damaged: Path) -> None:
-        """Remove a part and all parts built from it, because rebuilt weights may differ in their
-        last bits.
+        """Remove a part and all parts built from it, because rebuilt weights may differ
+        slightly.
         """
         # This or another process is still writing names that begin with a dot.
         dependents = [
@@ -118,7 +118,7 @@ def _read_build_seconds(part: Path) -> float:
 
 
 def _is_cached_part_intact(part: Path) -> bool:
-    """Check whether a part is in the cache, unchanged since it was built."""
+    """Return whether a part is in the cache, unchanged since it was built."""
     try:
         return bool(json.loads((part / _SUMS).read_text()) == _digest_part_files(part))
     except (OSError, ValueError, RecursionError):

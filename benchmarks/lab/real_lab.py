@@ -29,8 +29,9 @@ from auditor.models.huggingface import HuggingFaceModel
 
 @dataclass(frozen=True)
 class RealLabRecipe(BaseLabRecipe):
-    """Define the lab on a real model. A prefix is the last tokens before an answer, a suffix the
-    answer's first tokens.
+    """The recipe of the lab on a real model.
+
+    A prefix is the last tokens before an answer, a suffix the answer's first tokens.
     """
 
     longest_prefix = 512
@@ -83,7 +84,7 @@ class RealLabRecipe(BaseLabRecipe):
 
 
 class RealLabTraining(LabTraining):
-    """Train as in the small lab, from a pretrained public model."""
+    """A training as in the small lab, but from a pretrained public model."""
 
     kinds: ClassVar[tuple[Callable[[Faker], str], ...]] = tuple(KINDS.values())
     threads = None

