@@ -3,14 +3,14 @@ query.
 
 Members are mixed with the public distribution within one radius, for any number of queries. The
 cost of a query is computed afterwards: the Renyi divergence of its token's distribution from the
-distribution without a member. A query on which the members agree costs little. This loss, and any
-epsilon computed from it, depends on the private data, so printing it, or stopping when it is spent,
-reveals data. Therefore this defense makes no claim. `claim-check` shows the cost of its queries to
-the auditor; nobody else may see it.
+distribution without a member. A query on which the members agree costs little. The cost, and any
+epsilon computed from it, depends on the private data, so printing it, or stopping when a budget is
+spent, reveals data. Therefore this defense makes no claim. Only the auditor may see the costs,
+which `claim-check` shows.
 
-As in the data-dependent analysis, a neighbour lacks one member and has nothing in its place. The
-noisy screening, by which the public model answers queries on which it and the members disagree, is
-not implemented.
+As in the data-dependent analysis, a neighbour lacks one member without a replacement. The noisy
+screening of the source is not implemented, in which the public model answers queries on which it
+disagrees with the members.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def make_constant_radius_projection(
     radius: float,
     members: int,
 ) -> PMixedMemberProjection:
-    """Make a projection with one radius, in both directions, for any number of members."""
+    """Make a projection with one two-sided radius, for any number of members."""
     # No cap: the two-sided radius bounds the other direction too.
     return PMixedMemberProjection(alpha, (radius,) * members, cap=1.0, two_sided=True)
 
@@ -94,7 +94,7 @@ class AdaPMixedModel(PMixedModel):
     def divergence_checks(
         self, contexts: Tensor, last: int, at: Sequence[int], order: int = 0
     ) -> Sequence[DivergenceCheck]:
-        """Compute the cost of each query: its divergence from each distribution without a
+        """Return the cost of each query: its divergence from each distribution without one
         member.
         """
         order = order or self.projection.alpha

@@ -1,5 +1,6 @@
-"""ADP (Wu et al. 2022): DP-SGD with less noise for public-looking batches; published and sound form
-(formulas B4).
+"""ADP (Wu et al. 2022): DP-SGD with less noise for batches that look public.
+
+The module has the published and a sound form (formulas B4).
 """
 
 from __future__ import annotations
@@ -63,7 +64,11 @@ class Adp(PrivateTraining):
     def make_privacy_record(
         self, trained: PrivateModel, judgement: UnitTreatment, terms: MechanismTerms
     ) -> PrivacyRecord:
-        """Record no guarantee, and the epsilon of data-independent noise scales (formulas B4)."""
+        """Record that there is no guarantee, and the epsilon for noise scales independent of the
+        data.
+
+        The formulas are in B4.
+        """
         dp_sgd_record = super().make_privacy_record(trained, judgement, terms)
         if not trained.moved:
             return dp_sgd_record

@@ -1,4 +1,4 @@
-"""Control rows for a defended model: the public model, and one adapter on all data."""
+"""Provide control rows for a defended model: the public model, and one adapter on all data."""
 
 from __future__ import annotations
 

@@ -1,14 +1,16 @@
-"""CP-Δ (Vyas, Kakade and Barak 2023): sample what two models of two halves of the data agree on.
+"""CP-Δ (Vyas, Kakade and Barak 2023): sample texts that two models of two data halves both find
+likely.
 
 The source claims near access-freeness (Theorem 3.1) for a work in only one half, relative to the
 model q that never saw the work. With `max`, every text is at most exp(k) times as likely as under
 q, with k = -log(1 - TV(q1, q2)) nats. With `kl`, only the mean over the model's own texts is
 bounded: KL(p || q) <= k = 2 log 1/(1 - H^2(q1, q2)). A single text may be likelier by any factor:
 with q1 = (1/2, 1/2) and q2 = (1 - 1e-9, 1e-9), by 10.36 nats although k is 0.693. TV and H compare
-the two distributions at the given prompt. This module claims nothing, because the bound is not
-differential privacy: k is as large as the distance of the two models, which depends on the private
-data and has no bound in advance; k differs for each prompt and grows with each token; and records
-in both halves are not covered.
+the two distributions at the given prompt.
+
+This module claims nothing, because the bound is not differential privacy. k is as large as the
+distance of the two models, which depends on the private data and has no bound in advance. k
+differs for each prompt and grows with each token. Records in both halves are not covered.
 """
 
 from __future__ import annotations
@@ -95,7 +97,7 @@ class PublicCommon(Defense):
 
 
 class CpDeltaModel(WrappingModel):
-    """Sample what two parts of an ensemble both find likely, by CP-Δ's rule."""
+    """A model that samples, by CP-Δ's rule, what two parts of an ensemble both find likely."""
 
     def __init__(self, ensemble: Ensemble, distance: Distance, pair: tuple[int, int]) -> None:
         super().__init__(ensemble.public)
@@ -128,7 +130,9 @@ class CpDeltaModel(WrappingModel):
         return self.mix_pair(distributions)
 
     def mix_pair(self, distributions: Tensor) -> Tensor:
-        """Mix two distributions (..., 2, V) into what both find likely, (..., V) nats."""
+        """Mix each pair of distributions, (..., 2, V), into what both find likely, (..., V)
+        nats.
+        """
         # In logs, a mean is sqrt(q1 q2), and the softmax divides by Z.
         if self.distance == "max":
             mixed = distributions.amin(-2)

@@ -51,7 +51,7 @@ class DeployedForm(Defense):
     float32 = True  # bfloat16 would round 8-bit weights again
 
     def claim(self, scenario: Scenario, n_tokens: int) -> None:
-        """Return None. Raise AuditError early for a model without available weights."""
+        """Return None; raise AuditError early for a model whose weights are not available."""
         self._require_transformers_model(scenario.target)
 
     def protect(self, scenario: Scenario) -> LanguageModel:
@@ -61,7 +61,7 @@ class DeployedForm(Defense):
         return HuggingFaceModel(model.eval(), target.tokenizer, f"{target.name}, {self.name}")
 
     def _require_transformers_model(self, target: LanguageModel) -> HuggingFaceModel:
-        """Return the target. Raise AuditError if the target cannot take this form."""
+        """Return the target, or raise AuditError if it cannot be converted to this form."""
         if not isinstance(target, HuggingFaceModel):
             raise AuditError(
                 f"expected a transformers model for {self.name}, whose weights it changes: got "
@@ -89,9 +89,9 @@ class DeployedForm(Defense):
 
     @abstractmethod
     def convert_model(self, model: Any) -> Any:
-        """Return the model in this form, changed in place or new.
+        """Return the model in this form; it may be changed in place or be a new model.
 
-        Raise AuditError if the model cannot take this form.
+        Raise AuditError if the model cannot be converted to this form.
         """
 
 
@@ -232,11 +232,12 @@ class GgufForm(DeployedForm):
 
 
 def merge_adapter_copy(target: HuggingFaceModel) -> Any:
-    """Return a copy of the model with its adapter merged, because forms overwrite weights.
+    """Return a copy of the model with its adapter merged; it is a copy because forms overwrite
+    weights.
 
-    bitsandbytes 0.50.2 changes the layout of 4-bit weights at the first forward pass on processors
-    with AVX512-BF16, and PEFT 0.21.2 merges as if the layout were unchanged; so a quantised model
-    is loaded again. Raise AuditError if the merged weights give another distribution than the
+    A quantised model is loaded again: bitsandbytes 0.50.2 changes the layout of 4-bit weights at
+    the first forward pass on processors with AVX512-BF16, and PEFT 0.21.2 merges as if the layout
+    were unchanged. Raise AuditError if the merged weights give another distribution than the
     adapter.
     """
     if not isinstance(target.model, PeftModel):
@@ -276,7 +277,7 @@ def merge_adapter_copy(target: HuggingFaceModel) -> Any:
 
 
 def quantise_bitsandbytes(weight: Tensor, type: str) -> Tensor:
-    """Quantise (out, in) weights to `nf4` or `fp4`, and return the dequantised weights that a layer
+    """Quantise (out, in) weights to `nf4` or `fp4`; return the dequantised weights that a layer
     uses.
     """
     # An optional package; `LoadedIn4Bit` checks that it is installed.
@@ -290,8 +291,9 @@ def quantise_bitsandbytes(weight: Tensor, type: str) -> Tensor:
 
 
 def round_weights(weight: Tensor, bits: int) -> Tensor:
-    """Round each group of (out, in) weights in a row to multiples of its maximum / (2^(bits - 1) -
-    1).
+    """Round (out, in) weights with a scale for each group in a row.
+
+    A group is rounded to multiples of its maximum / (2^(bits - 1) - 1).
     """
     max_level = 2 ** (bits - 1) - 1
     parts = []
@@ -304,7 +306,7 @@ def round_weights(weight: Tensor, bits: int) -> Tensor:
 
 
 def compress_linear_weights(model: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """Replace each linear weight, (out, in), by the result of `change`.
+    """Replace each linear weight, (out, in), by the result of `change`; return the model.
 
     Weights that share a scale are in one row.
     """

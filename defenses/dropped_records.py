@@ -96,8 +96,9 @@ class Dedup(DataVariant):
 
 
 def drop_near_duplicate_texts(texts: Sequence[str], threshold: float) -> list[str]:
-    """Return the texts in order, without those whose Jaccard similarity to an earlier kept text is
-    at least the threshold.
+    """Return the texts in order, without near-duplicates of earlier kept texts.
+
+    A near-duplicate has a Jaccard similarity of at least the threshold.
     """
     from datasketch import MinHash, MinHashLSH  # imports scipy.stats
 
@@ -128,7 +129,7 @@ def _jaccard_similarity(first: frozenset[str], right: frozenset[str]) -> float:
 
 
 def _choose_lsh_bands(threshold: float) -> tuple[int, int]:
-    """Choose (bands, rows of a band) with the fewest candidates that still find pairs at the
+    """Return the (bands, rows of a band) with the fewest candidates that still find pairs at the
     threshold.
 
     Two texts of similarity J agree in some band with probability 1 - (1 - J^rows)^bands. The
@@ -142,7 +143,7 @@ def _choose_lsh_bands(threshold: float) -> tuple[int, int]:
 
 
 def split_into_shingles(text: str) -> frozenset[str]:
-    """Return all runs of 5 characters; a shorter text is one shingle."""
+    """Return all runs of 5 characters; a text shorter than that is one shingle."""
     return frozenset(text[i : i + _SHINGLE] for i in range(max(1, len(text) - _SHINGLE + 1)))
 
 
@@ -175,8 +176,9 @@ class DropRecords(DataVariant):
             )
 
     def options(self) -> dict[str, Any]:
-        """Return the options with a digest of the listed names for `listed`, because the folder's
-        path does not affect the model.
+        """Return the options, with a digest of the listed names instead of the folder `listed`.
+
+        The folder's path does not affect the model.
         """
         if not self.listed:
             return super().options()
@@ -184,7 +186,7 @@ class DropRecords(DataVariant):
         return {**super().options(), "listed": hashlib.sha256(names.encode()).hexdigest()[:16]}
 
     def _read_listed_names(self) -> frozenset[str]:
-        """Return the listed names. Raise AuditError if the folder `listed` has no list."""
+        """Return the listed names; raise AuditError if the folder `listed` has no list."""
         if not self.listed:
             return frozenset()
         names = read_shard_record_list(Path(self.listed))
@@ -210,7 +212,7 @@ class DropRecords(DataVariant):
         )
 
     def count_remaining_copies(self, copies: int) -> int | None:
-        """Return how many of a record's `copies` stay.
+        """Return how many of a record's `copies` remain after training data are reduced.
 
         Return None if single records are listed, because the audit chose them by its findings.
         """

@@ -154,7 +154,7 @@ class EarlyStop(Variant):
 
 
 class _HeldoutLoss:
-    """Evaluate the current model's mean held-out loss, in nats a token."""
+    """An evaluation of the current model's mean held-out loss, in nats a token."""
 
     def __init__(
         self,
@@ -175,7 +175,7 @@ class _HeldoutLoss:
 
     @torch.no_grad()
     def evaluate(self) -> float:
-        """Return the loss. Raise AuditError if the loss is not finite."""
+        """Return the loss; raise AuditError if it is not finite."""
         self.model.eval()
         device = self.model.device
         losses = [float(self.compute_loss(self.model, batch.to(device))) for batch in self.batches]

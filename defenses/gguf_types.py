@@ -1,7 +1,7 @@
-"""Quantise a model's weights as in a GGUF file of one type, and read them back.
+"""Quantise a model's weights as in a GGUF file of a given type, and read the quantised values.
 
-The package gguf writes the plain types; llama.cpp's own quantiser, from llama-cpp-python, writes
-k-quants. In a file of a mixed type (`q4_k_m`), some matrices, which llama.cpp selects by name, have
+The package gguf quantises to the plain types; llama.cpp's own quantiser, from llama-cpp-python, to
+k-quants. In a file of a mixed type (`q4_k_m`), llama.cpp gives some matrices, selected by name,
 more bits.
 """
 
@@ -38,7 +38,7 @@ Rows = NDArray[np.float32]
 
 
 def check_writable_gguf_type(type: str) -> None:
-    """Raise AuditError, with what to install or do, for a type that cannot be written."""
+    """Raise AuditError for a type that cannot be written, with what to install or do."""
     if type not in TYPES:
         raise AuditError(
             f"expected gguf:TYPE with one of {', '.join(TYPES)}, got {type!r}: make the file with "
@@ -56,7 +56,7 @@ def check_writable_gguf_type(type: str) -> None:
 
 
 def quantise_model_weights(model: Any, type: str) -> None:
-    """Replace every weight matrix by its values in a file of this type.
+    """Replace every weight matrix by its values in a GGUF file of this type.
 
     Raise AuditError for a mixed type if the model's layers are not named like Llama's.
     """
@@ -73,7 +73,7 @@ def quantise_model_weights(model: Any, type: str) -> None:
 
 @dataclass(frozen=True)
 class GgufWeightMatrix:
-    """A weight matrix. is_transposed: stored as (in, out)."""
+    """A weight matrix. is_transposed: whether the matrix is stored as (in, out)."""
 
     name: str
     data: Tensor
@@ -81,7 +81,9 @@ class GgufWeightMatrix:
 
 
 def list_matrix_types(model: Any, type: str) -> Iterator[tuple[GgufWeightMatrix, str]]:
-    """Yield each weight matrix of the model and its own type in a file of this type."""
+    """Yield each weight matrix of the model, with the matrix's own type in a file of type
+    `type`.
+    """
     conv_layers = [layer for layer in model.modules() if isinstance(layer, Conv1D)]
     transposed = {id(layer.weight) for layer in conv_layers}
     matrices = []
@@ -97,7 +99,7 @@ def list_matrix_types(model: Any, type: str) -> Iterator[tuple[GgufWeightMatrix,
 
 
 def _select_higher_bit_tensors(model: Any, names: list[str]) -> set[str]:
-    """Return the names of tensors with more bits in a mixed type (llama-quant.cpp).
+    """Return the names of tensors that get more bits in a mixed type (llama-quant.cpp).
 
     These are the value and down projections of half of the layers, and the output matrix.
     """
@@ -128,9 +130,9 @@ def _has_more_bits(layer: int, n_layers: int) -> bool:
 
 
 def round_gguf_rows(weight: Rows, type: str) -> Rows:
-    """Quantise (out, in) weights and return the dequantised values.
+    """Quantise (out, in) weights; return the dequantised values.
 
-    If blocks do not fill a row, use the type that llama.cpp falls back to.
+    If rows are no multiple of the block size, llama.cpp's fallback type is used.
     """
     import gguf
 

@@ -1,4 +1,6 @@
-"""The Goldfish loss (Hans et al. 2024): the same tokens have no loss in all copies of a passage."""
+"""The Goldfish loss (Hans et al. 2024): some tokens have no loss, the same ones in all copies of a
+text.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,7 @@ class Goldfish(Variant):
         return masked, (f"the Goldfish loss leaves out {n_dropped} ({1 - n_after / n_before:.1%})",)
 
     def mask_dropped_tokens(self, sequence: Tokens) -> Tokens:
-        """Mask the tokens without a loss, in the form of `training.loss_masks`."""
+        """Mask the tokens that have no loss, as `training.loss_masks` encodes them."""
         dropped = set(range(self.k - 1, len(sequence), self.k))
         if self.mask == "hash":
             # Hash unmasked ids, so that an earlier mask does not change the hash of a passage.

@@ -1,28 +1,30 @@
-"""InvisibleInk (Vinod et al. 2025, 2507.02974): a public model writes text with private records in
-its context, and each token is drawn once.
+"""InvisibleInk (Vinod et al. 2025, 2507.02974): a public model writes with private records in
+context.
 
-The model reads a batch of B private records, one at a time in its context. A record's influence on
-the next token is its change of the log-probabilities, clipped to C:
+The model reads a batch of B private records, one at a time in its context, and each token is drawn
+once. A record's influence on the next token is its change of the log-probabilities, clipped to C:
 
     phi = log p_0 + (1/B) sum_i clip(log p_i - log p_0, -C, C),    y ~ softmax(phi / tau),
 
 over the tokens that the *public* distribution finds likely (top-k+): those whose log p_0 is at
-least that of the k-th likeliest token, less 2C/B, as in the authors' code. The set holds no private
-information, so it costs nothing. (It may miss a token that is among the k likeliest by phi, because
-a mean over B records moves phi by up to C, not C/B; a margin of 2C would include all of them.)
+least that of the k-th likeliest token, less 2C/B, as in the authors' code. This set contains no
+private information, so it costs nothing. (It may miss a token that is among the k likeliest by
+phi, because a mean over B records moves phi by up to C, not C/B; a margin of 2C would include all
+of them.)
 
-**What is claimed.** Neighbours differ in one record of the batch, with nothing in its place
-(replace-by-null, our `zero_out`): its p_i is p_0, so its term is 0, and phi moves by at most C/B at
-any token. The log-ratio of neighbouring distributions is a difference of phi/tau and a difference
-of log-normalisers that is the same for all tokens. It thus ranges over at most eta = 2C/(B tau)
-nats, and a mechanism of bounded range eta is eta^2/8-zCDP: rho = C^2/(2 B^2 tau^2) per token, and T
-times that for T tokens. Another record in the record's place (`replace`) moves phi by at most 2C/B:
-4 rho. p_i may be any distribution. The paper uses logits; log-probabilities are logits minus a
-constant for each model, with the same bounds. The public model must have seen no private record.
+**What is claimed.** Neighbours differ in one record of the batch, which is removed without a
+replacement (replace-by-null, our `zero_out`): its p_i becomes p_0, so its term becomes 0, and phi
+moves by at most C/B at any token. The log-ratio of neighbouring distributions is a difference of
+phi/tau plus a difference of log-normalisers that is the same for all tokens. So it ranges over at
+most eta = 2C/(B tau) nats, and a mechanism of bounded range eta is eta^2/8-zCDP: rho = C^2/(2 B^2
+tau^2) per token, and T times that for T tokens. If another record replaces the record (`replace`),
+phi moves by at most 2C/B: 4 rho. p_i may be any distribution. The paper uses logits;
+log-probabilities are logits minus a constant for each model, with the same bounds. The public
+model must have seen no private record.
 
 Batches are disjoint, so each record influences only the text of its batch, and T counts the tokens
-drawn from one batch. An audit queries a batch about its own records; the auditor chooses the batch,
-and this choice reveals nothing.
+drawn from one batch. An audit queries a batch about its own records; the auditor chooses the
+batch, and this choice reveals nothing.
 """
 
 from __future__ import annotations
@@ -167,14 +169,15 @@ class InvisibleInk(Defense):
         )
 
     def _covered_token_count(self, scenario: Scenario) -> int:
-        """Return T, the tokens of one batch that epsilon covers; 1 if neither `queries` nor the run
-        sets T.
+        """Return T, the tokens of one batch that epsilon covers.
+
+        T is 1 if neither `queries` nor the run sets T.
         """
         return self.queries or scenario.queries or 1
 
     def _clip_and_decoding_parameters(self, scenario: Scenario) -> InkOptions:
-        """Return the draw's parameters; solve C = tau B sqrt(2 rho / T) (formulas C4) if no clip is
-        given.
+        """Return the parameters of a draw; without a given clip, C = tau B sqrt(2 rho / T)
+        (formulas C4).
         """
         # zCDP adds up over tokens (Bun and Steinke 2016, Lemma 1.7): each has an equal share.
         rho = compute_zcdp_budget(self.epsilon, self.delta) / self._covered_token_count(scenario)
@@ -243,7 +246,7 @@ class UnclippedReferences(Defense):
 
 @dataclass(frozen=True)
 class InkOptions:
-    """Define how a token is drawn: clip C in nats, temperature tau, and k of top-k+ (0: all
+    """The parameters of a draw: clip C in nats, temperature tau, and k of top-k+ (0: all
     tokens).
     """
 
@@ -252,10 +255,10 @@ class InkOptions:
     top_k: int = 0
 
     def clipped_mean_distribution(self, distributions: Tensor) -> Tensor:
-        """Return the drawn token's log-probabilities, (..., V) nats.
+        """Return the drawn token's log-probabilities, (..., V) nats, in float64.
 
-        distributions: (..., 1 + B, V), the public one first. Computed in float64: with a small
-        clip, float32's rounding would break the claim.
+        distributions: (..., 1 + B, V), the public one first. With a small clip, float32's rounding
+        would break the claim.
         """
         public = distributions[..., 0, :].double()
         private = distributions[..., 1:, :].double()
@@ -271,7 +274,7 @@ class InkOptions:
         return (phi / self.temperature).log_softmax(-1)
 
     def public_top_k_plus_mask(self, public: Tensor, batch: int) -> Tensor:
-        """Return the top-k+ mask, (..., V), from the public distribution alone."""
+        """Return the mask of top-k+, (..., V), computed only from the public distribution."""
         if not 0 < self.top_k < public.shape[-1]:
             return torch.ones_like(public, dtype=torch.bool)
         least = public.topk(self.top_k, dim=-1).values[..., -1:]
@@ -280,7 +283,7 @@ class InkOptions:
 
 @dataclass(frozen=True)
 class InkLogRatioRange:
-    """Bound the range of one token's log-ratio between neighbours, in nats, by relation."""
+    """A bound on the range of one token's log-ratio between neighbours, in nats, by relation."""
 
     range: Mapping[str, float]
 
@@ -297,10 +300,10 @@ class InkLogRatioRange:
 
 
 def deal_records_into_context_batches(scenario: Scenario, size: int) -> InContextRecordBatches:
-    """Deal the private records into batches, each text once.
+    """Divide the distinct private records into batches of `size`, in order.
 
-    Prompts without a private record are assigned to the batches in turn. Raise AuditError if there
-    are no private records.
+    A prompt is assigned to its record's batch, or without a record, to the batches in turn. Raise
+    AuditError if there are no private records.
     """
     records = list(dict.fromkeys(prompt.record for prompt in scenario.prompts if prompt.record))
     if not records:
@@ -325,9 +328,11 @@ def _record_batch_ensemble(scenario: Scenario, size: int) -> InContextEnsemble:
 
 
 class InvisibleInkModel(WrappingModel):
-    """Serve a batch of records; member j of the ensemble is the model with record j in its context.
+    """A model that serves a batch of records; member j is the public model with record j in
+    context.
 
-    promise: the claim (None: no claim), kept apart from the served model so that a mistake shows.
+    promise: the claim (None: no claim), separate from the served model so that a mistake is
+    noticed.
     """
 
     def __init__(
@@ -357,7 +362,7 @@ class InvisibleInkModel(WrappingModel):
             self.max_positions -= self.longest  # the record in the context takes its room
 
     def released_token_distribution(self, distributions: Tensor) -> Tensor:
-        """Return the distribution of the drawn token, (..., V) nats.
+        """Return the distribution from which the token is drawn, (..., V) nats.
 
         distributions: (..., 1 + B, V), the public one first.
         """
@@ -391,10 +396,10 @@ class InvisibleInkModel(WrappingModel):
     def divergence_checks(
         self, contexts: Tensor, last: int, at: Sequence[int], order: int = 0
     ) -> Sequence[DivergenceCheck]:
-        """Compare the output with neighbours: each record of the batch emptied, or replaced by the
-        next record.
+        """Compare the output with neighbours, in which each record in turn is removed or replaced.
 
-        Besides the divergence, check the range of log-ratios that the proof uses (`range_...`).
+        A record is replaced by the next record. Besides the divergence, the range of log-ratios
+        that the proof uses is checked (`range_...`).
         """
         promise = self.promise
         if promise is None:
@@ -437,7 +442,8 @@ class InvisibleInkModel(WrappingModel):
         return type(self)(other, self.ink, self.name, self.promise)
 
     def _neighbour_token_distributions(self, relation: str, distributions: Tensor) -> Tensor:
-        """Return each neighbour's released distribution, (..., B, V) nats.
+        """Return the released distribution after a change of each record in turn, (..., B, V)
+        nats.
 
         distributions: (..., 1 + B, V).
         """
@@ -480,7 +486,9 @@ class _InkRows(WrappingRows):
     def draw(
         self, row_of_draw: Tensor, uniforms: Tensor, decoding: Decoding
     ) -> tuple[Tensor, Tensor]:
-        """Draw tokens; use the public model if no budget pays (`View._uniform_draws_of_query`)."""
+        """Draw tokens; draws without budget come from the public model
+        (`View._uniform_draws_of_query`).
+        """
         if not self.distribution and not decoding.is_ancestral:
             raise AuditError(
                 f"expected ancestral decoding, got {decoding}: InvisibleInk's claim covers no other"

@@ -54,7 +54,7 @@ class MemFree(Defense):
         return MemFreeModel(scenario.target, self.n, self.build_ngram_filter(scenario))
 
     def claim(self, scenario: Scenario, n_tokens: int) -> None:
-        """Return None. Raise AuditError early if there is no n-gram to forbid."""
+        """Return None; raise AuditError early if there is no n-gram to forbid."""
         if not any(len(record) >= self.n for record in scenario.corpus):
             raise AuditError(
                 f"expected training records of n={self.n} tokens or more for memfree, got "
@@ -62,7 +62,7 @@ class MemFree(Defense):
             )
 
     def build_ngram_filter(self, scenario: Scenario) -> ForbiddenNGramFilter:
-        """Collect the n-grams of the corpus. Raise AuditError if there are none."""
+        """Collect the n-grams of the corpus; raise AuditError if there are none."""
         self.claim(scenario, 0)
         ngrams = set[Tokens]()
         for record in scenario.corpus:
@@ -103,7 +103,7 @@ class ExactNGrams(ForbiddenNGramFilter):
 
 
 class BloomNGrams(ForbiddenNGramFilter):
-    """A Bloom filter. Its memory depends on the rate of false positives, not on n.
+    """A Bloom filter, whose memory depends on the rate of false positives and not on n.
 
     A lookup tests every token of the vocabulary.
     """
@@ -123,7 +123,9 @@ class BloomNGrams(ForbiddenNGramFilter):
 
 
 class MemFreeModel(WrappingModel):
-    """A model that forbids tokens by the last n-1 tokens of a text, including the prompt."""
+    """A model that forbids tokens according to the last n-1 tokens of a text, including the
+    prompt.
+    """
 
     def __init__(self, target: LanguageModel, n: int, ngrams: ForbiddenNGramFilter) -> None:
         super().__init__(target)
@@ -157,8 +159,8 @@ class MemFreeModel(WrappingModel):
         return text[-self.window :]
 
     def forbid_completing_tokens(self, distributions: Tensor, tails: Sequence[Tokens]) -> Tensor:
-        """Return each distribution, renormalised, without the tokens forbidden after its tail,
-        (rows, V) nats.
+        """Remove the tokens forbidden after each tail; return renormalised distributions, (rows,
+        V) nats.
 
         Raise AuditError if all tokens of a row are forbidden, because its text cannot continue.
         """
@@ -185,7 +187,7 @@ class MemFreeModel(WrappingModel):
 
 
 class _MemFreeRows(WrappingRows):
-    """Rows with their tails: the last tokens, which determine each row's forbidden tokens."""
+    """Rows with their last tokens (tails), which determine each row's forbidden tokens."""
 
     def __init__(self, model: MemFreeModel, rows: Rows, tails: list[Tokens]) -> None:
         super().__init__(rows)

@@ -36,8 +36,9 @@ MOST_ORDER = 256  # higher orders gain nothing and take minutes to solve
 
 
 def build_ensemble_cause_chain(ensemble: str, mixing: str) -> tuple[Cause, ...]:
-    """Build the causes of a mixed ensemble. mixing: how the members' distributions are mixed, in
-    words.
+    """Return the causes of a mixed ensemble's effect.
+
+    mixing: how the members' distributions are mixed, in words.
     """
     splitting = "each adapter sees one shard only, their distributions averaged"
     one_adapter = "one adapter, all data, trained as the members are"
@@ -122,7 +123,9 @@ class PMixed(Defense):
         return self.queries or scenario.queries or 1
 
     def _make_projection(self, queries: int, members: int) -> PMixedMemberProjection:
-        """Make the projection for which the budget covers this many queries of the members."""
+        """Return a projection whose radius lets the budget cover this many queries of the
+        members.
+        """
         if self.accounting == "sound":
             radius = find_largest_sound_radius(
                 self.adjacency, self.epsilon, self.delta, self.alpha, queries, self.q, members
@@ -150,7 +153,7 @@ class PMixed(Defense):
     def _list_claimed_adjacencies(self) -> tuple[Adjacency, ...]:
         """Return the relations for which the radius is valid.
 
-        A radius solved from N is invalid for neighbours with another number of members.
+        A radius computed from N members is invalid for neighbours with another number of members.
         """
         if self.accounting == "published":  # its radii depend on the size of the subset
             return "add_remove", "zero_out"
@@ -161,8 +164,8 @@ class PMixed(Defense):
     def _make_query_claim(self, scenario: Scenario) -> QueryRDP:
         """Return the claim for one token.
 
-        For `adjacency`, it is the token's share of the budget; for other relations, the RDP of the
-        radius.
+        For the relation `adjacency`, the claim is the token's share of the budget; for other
+        relations, the RDP that follows from the radius.
         """
         queries = self._count_covered_tokens(scenario)
         members = scenario.ensemble.size

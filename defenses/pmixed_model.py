@@ -34,8 +34,10 @@ _TUNING_MEMBERS = 4  # members behind one gradient step; each step takes others
 
 @dataclass(frozen=True)
 class PMixedMemberProjection:
-    """Give each member the largest mixing weight within a radius of the public distribution, by
-    subset size.
+    """A projection: each member gets the largest mixing weight within a radius of the public
+    distribution.
+
+    The radius depends on the subset size.
     """
 
     alpha: int
@@ -44,7 +46,7 @@ class PMixedMemberProjection:
     two_sided: bool
 
     def radii_by_subset_size(self) -> tuple[float, ...]:
-        """Return the radii of sizes 1..N, or one radius if all are equal."""
+        """Return the radii of subset sizes 1..N, or only one radius if all are equal."""
         if len(set(self.radii)) == 1:
             return self.radii[:1]
         return self.radii
@@ -53,9 +55,11 @@ class PMixedMemberProjection:
     def mixing_weights_within_radius(
         self, log_p: Tensor, log_p0: Tensor, radius: Tensor | float
     ) -> Tensor:
-        """Return lambda of each distribution, (...), without gradients (formulas A5).
+        """Return the mixing weight lambda of each distribution, (...), without gradients (formulas
+        A5).
 
-        radius: one for all distributions, or one for each.
+        log_p, log_p0: (..., V) of the members and the public model; radius: one for all
+        distributions, or one for each.
         """
         if self.radii[0] == math.inf:  # as `build_unmixed_projection` has it
             shape = torch.broadcast_shapes(log_p.shape[:-1], torch.as_tensor(radius).shape)
@@ -72,20 +76,18 @@ def build_unmixed_projection(members: int) -> PMixedMemberProjection:
 
 @dataclass(frozen=True)
 class QueryRDP:
-    """Hold the claim for one token, to compare with the served model, which may differ by
-    mistake.
-    """
+    """The claim for one token, kept separately so that a mistake in the served model is noticed."""
 
     projection: PMixedMemberProjection
     query_rdp: Mapping[tuple[Adjacency, int], float]  # nats, by relation and order
 
 
 class PMixedModel(WrappingModel):
-    """Serve the ensemble. A draw queries at most one member; the distribution is the released
-    token's (formulas B2.4).
+    """A model that serves the mixed ensemble; a draw queries at most one member.
 
-    served: the projection by number of members, for this ensemble and its neighbours. promise: the
-    claim (None: no claim).
+    Its distribution is that of the released token (formulas B2.4). served: returns the projection
+    for a number of members, for this ensemble and its neighbours. promise: the claim (None: no
+    claim).
     """
 
     def __init__(
@@ -146,8 +148,9 @@ class PMixedModel(WrappingModel):
     def tuning_log_probs(
         self, contexts: Tensor, last: int, prompt: Tensor, noise: torch.Generator
     ) -> Tensor:
-        """Estimate the distribution from a few members, drawn anew at each step: unbiased, no entry
-        below 0.
+        """Estimate the distribution from a few members, drawn anew at each step.
+
+        The estimate is unbiased and has no negative entry.
         """
         few = min(_TUNING_MEMBERS, self.ensemble.size)
         chosen = 1 + torch.randperm(self.ensemble.size, generator=noise, device=noise.device)[:few]
@@ -159,8 +162,8 @@ class PMixedModel(WrappingModel):
     def released_token_distribution(self, distributions: Tensor) -> Tensor:
         """Return the exact distribution of the released token, (..., V) nats.
 
-        distributions: (..., 1 + n, V), the public one first; n < N members stand for all N. P_out =
-        p0 + (1/N) sum_j Lambda_j (p_j - p0), with Lambda_j the weight of j averaged over subset
+        distributions: (..., 1 + n, V), the public one first; n < N members represent all N. P_out
+        = p0 + (1/N) sum_j Lambda_j (p_j - p0), with Lambda_j the weight of j averaged over subset
         sizes (formulas B2.4).
         """
         log_p0, log_p = distributions[..., :1, :], distributions[..., 1:, :]
@@ -182,11 +185,11 @@ class PMixedModel(WrappingModel):
     def published_perplexity_nll(
         self, texts: Sequence[tuple[int, ...]], seed: int, n_context: int = 1
     ) -> Mapping[str, Sequence[float]]:
-        """Return the nll of the paper's average (Sec. 6.1): -log p_S(y) with a Poisson subset S per
-        token.
+        """Return each text's nll as the paper averages it (Sec. 6.1).
 
-        Every defense uses the same subsets. By Jensen, its mean is at least that of the released
-        distribution, which an attacker queries.
+        This is the mean of -log p_S(y), with a Poisson subset S per token; every defense uses the
+        same subsets. By Jensen, it is at least the nll of the released distribution, which an
+        attacker queries.
         """
         if self.promise is None:
             return {}
@@ -201,9 +204,10 @@ class PMixedModel(WrappingModel):
         return {"perplexity_subset_average": nll}
 
     def _nll_under_poisson_subsets(self, text: tuple[int, ...], uniforms: np.ndarray) -> float:
-        """Sum -log p_S(y) over the last tokens, one per row of uniforms (tokens, N).
+        """Return the sum of -log p_S(y) over the last tokens, one for each row of uniforms
+        (tokens, N).
 
-        S: the members with uniforms below q.
+        S has the members whose uniform is below q.
         """
         tokens = torch.tensor([text], device=self.device)
         inside = torch.from_numpy(uniforms < self.q).to(self.device)
@@ -229,13 +233,12 @@ class PMixedModel(WrappingModel):
     def divergence_checks(
         self, contexts: Tensor, last: int, at: Sequence[int], order: int = 0
     ) -> Sequence[DivergenceCheck]:
-        """Compare the output with the claimed neighbours: each member absent, emptied, or replaced
-        by the next.
+        """Compare the output with the claimed neighbours, in which each member in turn is changed.
 
-        A neighbour is computed as served: without a member, by the projection for N - 1 members.
-        For every member, also check the proof's premises: `projection`, its distance from the
-        public distribution against the radius, and `cap`, how much of a public probability it may
-        remove.
+        A member is absent, emptied, or replaced by the next member. A neighbour is computed as it
+        would be served: without a member, by the projection for N - 1 members. The proof's
+        premises are also checked for every member: `projection`, its distance from the public
+        distribution against the radius, and `cap`, how much of a public probability it may remove.
         """
         promise = self.promise
         if promise is None:
@@ -269,8 +272,9 @@ class PMixedModel(WrappingModel):
     def neighbour_distributions(
         self, contexts: Tensor, last: int, at: Sequence[int]
     ) -> Sequence[Neighbours]:
-        """Return one entry per member for each claimed relation; without a claim, each member
-        emptied.
+        """Return one entry for each claimed relation, with each member changed in turn.
+
+        Without a claim, each member is emptied.
         """
         distributions = self._public_and_member_distributions(contexts, last, at)
         return [
@@ -310,7 +314,7 @@ class PMixedModel(WrappingModel):
     ) -> np.ndarray:
         """Return probabilities (B, positions, N, V) with each member changed in turn.
 
-        distributions: (B, positions, 1 + N, V).
+        distributions: (B, positions, 1 + N, V), the public one first.
         """
         fewer = adjacency == "add_remove" and self.ensemble.size > 1
         served, exact = (
@@ -335,9 +339,9 @@ class PMixedModel(WrappingModel):
 
 
 def list_neighbour_parts(relation: str, index: int, size: int) -> list[int]:
-    """Return the part that answers in each place after a change of member `index`.
+    """Return, for each place, the part that answers after a change of member `index`.
 
-    The relation says whether the member is absent, emptied, or replaced by the next member.
+    By the relation, the member is absent, emptied, or replaced by the next member.
     """
     places = list(range(1 + size))
     if relation == "add_remove":
@@ -350,7 +354,7 @@ def list_neighbour_parts(relation: str, index: int, size: int) -> list[int]:
 def _tabulate_mixing_weights(
     projection: PMixedMemberProjection, distributions: Tensor
 ) -> np.ndarray:
-    """Return each member's weight, (..., sizes or 1, N).
+    """Return each member's mixing weight by subset size, (..., sizes or 1, N).
 
     distributions: (..., 1 + N, V), the public one first.
     """
@@ -368,10 +372,10 @@ def _compute_float64_member_probabilities(distributions: Tensor) -> np.ndarray:
 def _check_radii(
     promised: PMixedMemberProjection, public: np.ndarray, members: np.ndarray, weights: np.ndarray
 ) -> Iterator[DivergenceCheck]:
-    """Yield a radius check (and a cap check) for each subset size, or once if nothing depends on
-    the size.
+    """Yield a radius check, and a cap check if there is a cap, for each subset size.
 
-    public: (..., 1, V) probabilities; members: (..., N, V); weights: (..., sizes, N) as served.
+    If nothing depends on the size, yield them only once. public: (..., 1, V) probabilities;
+    members: (..., N, V); weights: (..., sizes, N) as served.
     """
     alpha, sizes = promised.alpha, max(len(promised.radii_by_subset_size()), weights.shape[-2])
     for radius, size in zip(promised.radii[:sizes], range(sizes), strict=True):
@@ -392,11 +396,11 @@ def _check_radii(
 
 
 class _PMixedDrawRows(Rows):
-    """Serve rows that only answer draws: a draw queries the public model and at most one member.
+    """Rows that only answer draws; a draw queries the public model and at most one member.
 
     The service does the same. With subset size n ~ Binomial(N, q), n = 0 draws from p0. Otherwise
-    one uniformly chosen member with the radius for n has the distribution of an average over a
-    Poisson subset (formulas A5).
+    one uniformly chosen member, with the radius for n, has the same distribution as the average
+    over a Poisson subset (formulas A5).
     """
 
     def __init__(

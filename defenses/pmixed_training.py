@@ -71,9 +71,10 @@ class PMixedTrainer(Trainer):
             )
 
     def train(self, job: TrainingJob) -> tuple[str, ...]:
-        """Train several members at once.
+        """Train several members at once; return notes.
 
-        After an interruption, finished members are kept, and the others end with the same weights.
+        After an interruption, finished members are kept, and the others end with the same weights
+        as without it.
         """
         self.check(job)
         base = job.load()
@@ -113,7 +114,7 @@ class PMixedTrainer(Trainer):
         return adapter.folder
 
     def _list_adapters_to_train(self, job: TrainingJob) -> list[MemberToTrain]:
-        """Return the control, if any, and then the members."""
+        """Return the adapters to train: the control, if any, then the members."""
         adapters = list[MemberToTrain]()
         if self.control:
             all_records = list(range(len(job.records)))

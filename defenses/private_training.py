@@ -1,7 +1,8 @@
-"""DP-SGD, and the base that it shares with ADP: noise, clipping, accounting and control rows.
+"""Provide DP-SGD, and the base that it shares with ADP: noise, clipping, accounting and control
+rows.
 
-The mathematics is in `auditor/privacy/gaussian.py`. Subclasses define how each record is clipped or
-weighted.
+The mathematics is in `auditor/privacy/gaussian.py`. Subclasses define how each record is clipped
+or weighted.
 """
 
 from __future__ import annotations
@@ -165,7 +166,7 @@ class PrivateTraining(PoissonTraining):
     def make_privacy_record(
         self, trained: PrivateModel, judgement: UnitTreatment, terms: MechanismTerms
     ) -> PrivacyRecord:
-        """Return the guarantee of the completed steps, or why there is none."""
+        """Return the guarantee of the completed steps, or the reason why there is none."""
         flaw, nominal = self._explain_missing_guarantee(trained, terms.base)
         # Both trainings used private records: their steps are composed.
         earlier = () if flaw else _list_private_trainings(terms.base)
@@ -211,7 +212,8 @@ class PrivateTraining(PoissonTraining):
         trained: PrivateModel,
         base: PrivacyRecord | None,
     ) -> tuple[str, str]:
-        """Return why there is no guarantee, and under which condition epsilon would be a guarantee.
+        """Return the reason why there is no guarantee, and the condition under which epsilon would
+        be one.
 
         Each is "" if it does not apply.
         """
@@ -247,16 +249,16 @@ class DpSgd(PrivateTraining):
 
 
 def _list_private_trainings(base: PrivacyRecord | None) -> tuple[Mechanism, ...]:
-    """Return the private trainings that led to the base model, earliest first."""
+    """Return the private trainings that produced the base model, earliest first."""
     if base is None:
         return ()
     return (*base.earlier, Mechanism(base.noise_multiplier, base.sampling_rate, base.steps))
 
 
 class _Progress:
-    """Show the loss and a running bound on epsilon, once a second.
+    """A display of the loss and a running bound on epsilon, updated once a second.
 
-    The bound is computed quickly, and is at most `target_epsilon`.
+    The bound is computed by a quick method, and is at most `target_epsilon`.
     """
 
     def __init__(

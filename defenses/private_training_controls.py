@@ -1,4 +1,4 @@
-"""Controls of private training: without noise, and without noise and clipping."""
+"""Provide controls of private training: without noise, and without noise and clipping."""
 
 from __future__ import annotations
 

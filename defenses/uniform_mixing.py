@@ -1,8 +1,8 @@
 """Uniform mixing (Majmudar et al. 2022): mix every next-token distribution with the uniform one.
 
-The uniform distribution covers the whole vocabulary, as published, or the tokens that a *public*
-model finds likeliest, the smaller support that the paper leaves to future work. Works for causal
-and masked language models.
+The uniform distribution covers the whole vocabulary, as published, or only the tokens that a
+*public* model finds likeliest, the smaller support that the paper leaves to future work. The
+defense works for causal and masked language models.
 
 **What is claimed on a smaller support.** S = S(x) is the public model's top-k after the context x,
 and q_S the private distribution q restricted to S and renormalised. A token is drawn from q' =
@@ -12,12 +12,12 @@ context x. Both have the same S, which depends only on x and the public model. 0
 are 0. So no token's log-ratio exceeds log((weight + (1 - weight)/k) / ((1 - weight)/k)): Theorem 1
 with k for |V|. Over a text the log-ratios add up, because for the same output both models have the
 same next context; tokens of one masked text are drawn independently. If q has no mass on S, q_S is
-uniform, and the bounds hold. With `tail=public`, the answer is q' times S(x)'s total public mass
-P0(S) on S, and the public distribution p0 outside S. On S both models have the same further factor
-P0(S), and outside S their ratio is 1, so the bound holds, and no token has probability 0.
+uniform, and the bounds hold. With `tail=public`, the answer on S is q' times P0(S), the total
+public mass of S, and outside S the public distribution p0. On S both models have the same further
+factor P0(S), and outside S their ratio is 1, so the bound holds, and no token has probability 0.
 
 The bound does not hold for a top-k of the *private* distribution: its support depends on the
-private data, so two models' supports differ and the log-ratio is infinite. It does not hold either
+private data, so two models' supports differ and the log-ratio is infinite. Nor does the bound hold
 if the public model has seen the private data. Therefore the option requires a public model.
 """
 
@@ -151,10 +151,10 @@ def _build_claim(mixing: UniformMixture, queries: int, answer_length: int, n_tok
 
 @dataclass(frozen=True)
 class UniformMixture:
-    """Define how a distribution is mixed.
+    """The definition of a mixture.
 
-    top_k: number of a public model's likeliest tokens to mix on (0: all tokens); tail: see the
-    option.
+    top_k: number of a public model's likeliest tokens to mix on (0: all tokens); tail: as in the
+    defense's option.
     """
 
     weight: float
@@ -172,8 +172,8 @@ class UniformMixture:
     def mix_next_token_distribution(self, distribution: Tensor, public: Tensor | None) -> Tensor:
         """Return the mixed distribution, (..., V) nats, in float64.
 
-        public: the public distribution, if needed. float32's rounding would break the claim of a
-        small weight.
+        public: the public distribution, if the mixture needs one. With a small weight, float32's
+        rounding would break the claim.
         """
         if not self.top_k:
             # Normalised first: the bound is of distributions that add up to 1, as float32 ones
@@ -184,16 +184,18 @@ class UniformMixture:
         return mix_public_top_k(distribution.double(), public, self.weight, self.top_k, self.tail)
 
     def mix_token_log_probs(self, log_probs: Tensor) -> Tensor:
-        """Mix the log-probabilities of single tokens, (...) nats, on the whole vocabulary."""
+        """Mix the log-probabilities of single tokens, (...) nats; the support is the whole
+        vocabulary.
+        """
         return mix_uniform(log_probs.double(), self.weight, self.vocab_size)
 
 
 class UniformMixingModel(WrappingModel):
-    """Serve another model's distribution, mixed. The mixed distribution is explicit, so
-    log-probabilities and gradients work.
+    """A model that mixes another model's distribution.
 
-    claimed: epsilon of one token (nats) by the accounting (None: no claim). public: determines the
-    support of the mixing, if needed, and is also a neighbour.
+    The mixed distribution is explicit, so log-probabilities and gradients are available. claimed:
+    epsilon of one token (nats) by the accounting (None: no claim). public: the model that
+    determines the support, if needed; it is also a neighbour.
     """
 
     def __init__(
@@ -246,7 +248,9 @@ class UniformMixingModel(WrappingModel):
         )
 
     def _public_model_for_prompt(self, prompt: Tensor | None) -> LanguageModel:
-        """Return the public model. Raise NotApplicable for a soft prompt that it cannot read."""
+        """Return the public model; raise NotApplicable for a soft prompt that this model cannot
+        read.
+        """
         assert self.public is not None
         width = self.public.embedding_rows(1).shape[1]
         if prompt is not None and prompt.shape[1] != width:
@@ -259,10 +263,10 @@ class UniformMixingModel(WrappingModel):
     def divergence_checks(
         self, contexts: Tensor, last: int, at: Sequence[int], order: int = 0
     ) -> Sequence[DivergenceCheck]:
-        """Compare the output with two neighbours: the worst case, a model that is certain of the
-        least likely token, and the public model.
+        """Compare the output with two neighbours: the worst case and the public model.
 
-        Divergences are pure, which bounds every order.
+        The worst case is a model that is certain of the least likely token. Divergences are pure,
+        which bounds every order.
         """
         if self.claimed is None:
             return super().divergence_checks(contexts, last, at, order)
@@ -280,8 +284,9 @@ class UniformMixingModel(WrappingModel):
     def neighbour_distributions(
         self, contexts: Tensor, last: int, at: Sequence[int]
     ) -> Sequence[Neighbours]:
-        """Return two neighbours: the worst case, a model that is certain of this model's least
-        likely token, and the public model.
+        """Return two neighbours: the worst case and the public model.
+
+        The worst case is a model that is certain of this model's least likely token.
         """
         # One-hot distributions attain the bound (formulas B1, Tightness): the first neighbour is
         # such a one.
@@ -302,8 +307,8 @@ class UniformMixingModel(WrappingModel):
         return other
 
     def least_likely_token_point_mass(self, distribution: Tensor, public: Tensor | None) -> Tensor:
-        """Return a distribution (..., V), in nats, that is certain of the mixed distribution's
-        least likely possible token.
+        """Return a distribution (..., V), in nats, with all mass on the mixture's least likely
+        possible token.
         """
         # the support is the same for all neighbours
         possible = distribution.masked_fill(distribution == -math.inf, math.inf)
@@ -399,7 +404,9 @@ class _UniformMixingRows(WrappingRows):
 
 
 class UniformMixingMasked(MaskedModel):
-    """Serve another masked model, mixed. `public` determines the support, if needed."""
+    """A masked model that mixes another's distributions. `public` determines the support, if
+    needed.
+    """
 
     def __init__(
         self, target: MaskedModel, mixing: UniformMixture, public: MaskedModel | None = None
@@ -428,7 +435,7 @@ class UniformMixingMasked(MaskedModel):
 
 
 def mix_uniform(log_probs: Tensor, weight: float, vocab_size: int) -> Tensor:
-    """Return log(weight q + (1 - weight)/|V|), in nats, of each log-probability of q.
+    """Return log(weight q + (1 - weight)/|V|), in nats, for each log-probability log q.
 
     Weights 0 and 1 are exact.
     """
@@ -444,10 +451,10 @@ def mix_uniform(log_probs: Tensor, weight: float, vocab_size: int) -> Tensor:
 def mix_public_top_k(
     distribution: Tensor, public: Tensor, weight: float, top_k: int, tail: bool
 ) -> Tensor:
-    """Renormalise the private distribution on the public top-k and mix it with the uniform one
+    """Renormalise the private distribution on the public top-k, and mix it with the uniform one
     there.
 
-    Return (..., V) nats. The other tokens have probability 0; with `tail`, they have their public
+    Return (..., V) nats. Other tokens have probability 0; with `tail`, they have their public
     probability, and the top-k tokens share the rest.
     """
     top_tokens = _find_public_top_k(public, top_k)
@@ -465,9 +472,9 @@ def mix_public_top_k(
 
 
 def _find_public_top_k(public: Tensor, top_k: int) -> Tensor:
-    """Return the likeliest tokens, (..., k), from the public distribution alone.
+    """Return the likeliest tokens, (..., k), computed only from the public distribution.
 
-    Of equally likely tokens, the lower id comes first.
+    Of equally likely tokens, the lowest ids come first.
     """
     # `topk` promises no order among equals, and all neighbours must have the same support.
     return public.sort(dim=-1, descending=True, stable=True).indices[..., :top_k]

@@ -1,11 +1,12 @@
 """Clip and sum per-sample gradients with a proven sensitivity that includes rounding.
 
-If two data sets differ in one unit, their computed sums differ by at most C (1 + ROUNDING) in norm:
+If two data sets differ in one unit, their computed sums differ by at most C (1 + ROUNDING) in
+norm:
 
 - Norms are summed in float64, in which the squares are exact, in two stages of at most 2^25
-  additions each. A norm is therefore too small by at most 2^-27 of itself, in any order (Higham
-  2002, Section 4.2). In float32, eight lanes of a large matrix lose every value below half a unit
-  in the last place of their running sums: 13% of a norm.
+  additions each. The relative error by which a norm is too small is therefore at most 2^-27, in any
+  order (Higham 2002, Section 4.2). In float32, a sum of a large matrix in eight lanes loses every
+  value below half a unit in the last place of a lane's running sum: 13% of a norm.
 - The entries of a clipped gradient are rounded to a grid of 2^-37 to 2^-36 of C before they are
   added. This moves a gradient of d entries by at most sqrt(d) 2^-37 C: 2^-20.5 C if d is at most
   MOST_PARAMETERS.
@@ -14,7 +15,7 @@ If two data sets differ in one unit, their computed sums differ by at most C (1 
 
 Together (1 + 2^-27) (1 + 2^-52)^3 + 2^-20.5 < 1 + 2^-20. Not covered: the per-sample gradients
 themselves come from float32 kernels, whose last digits can depend on which records are computed
-together (`physical_batch=1` computes each record by itself).
+together (`physical_batch=1` computes each record separately).
 """
 
 from __future__ import annotations
@@ -70,9 +71,10 @@ def add_clipped_gradients(
     factors: Tensor,
     clip: float,
 ) -> Tensor:
-    """Add the sum of factors (b,) times sample (b, ...) to `total`, in float64.
+    """Add the sum over b of factors (b,) times sample (b, ...) to `total`, in float64.
 
-    Rounds to the grid of `clip` (inf: no rounding). `total` None starts a new sum.
+    The summands are rounded to the grid of `clip` (inf: no rounding). `total` None starts a new
+    sum.
     """
     device = choose_sum_device(sample.device)
     if total is None:
@@ -102,9 +104,9 @@ def _split_columns(sample: Tensor) -> Sequence[Tensor]:
 
 
 def make_dense_gradient(parameter: Tensor, clip: float) -> Tensor:
-    """Make a gradient, (1, ...), whose float32 norm comes out too small.
+    """Make a gradient, (1, ...), whose norm is too small if it is summed in float32.
 
-    One entry in each lane of the sum is large, so the small entries are rounded away.
+    In each lane of such a sum, one entry is so large that the small entries are rounded away.
     """
     large = 2.0 ** math.ceil(math.log2(256 * clip))
     # The square of a small entry is just below half a unit in the last place (2^-24) of a large
@@ -121,11 +123,12 @@ def make_dense_gradient(parameter: Tensor, clip: float) -> Tensor:
 
 
 def check_gradient_clipping(parameters: Sequence[Tensor], clip: float, units: float) -> None:
-    """Clip a dense gradient far longer than C on this device and check its norm independently.
+    """Clip a dense gradient far longer than C on this device, and check the result's norm
+    independently.
 
     Args:
-        parameters: give the shapes and the device.
-        units: expected in a batch.
+        parameters: determine the shapes and the device.
+        units: expected number in a batch.
 
     Raises:
         AuditError: if the clipped gradient is longer than C (1 + ROUNDING), or if the proof does

@@ -1,13 +1,13 @@
 """Fine-tune privately with Opacus: clipped and noised gradients, Poisson batches, checkpoints.
 
-Runs one mechanism on token sequences, without accounting: epsilon follows from the noise
-multiplier, the sampling rate and the number of steps that `fit_privately` returns. Needs the `dp`
-extra.
+This module runs one mechanism on token sequences, without accounting: epsilon follows from the
+noise multiplier, the sampling rate and the number of steps that `fit_privately` returns. It needs
+the `dp` extra.
 
-The noise is sigma times the sensitivity C (1 + ROUNDING); the rounding, a millionth of C, is proven
-in `auditor/training/clipping.py`. No epsilon covers two things: the training loss shown as
-progress, and float32 kernels, in which the last digits of a record's own gradient can depend on
-which records are computed with it.
+The noise is sigma times the sensitivity C (1 + ROUNDING); `auditor/training/clipping.py` proves
+the rounding, a millionth of C. Epsilon does not cover two things: the training loss shown as
+progress, and float32 kernels, in which the last digits of a record's gradient can depend on the
+other records computed with it.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class PoissonSampler:
     key: str
 
     def draw_batch_units(self, step: int) -> Ints:
-        """Return the units of this step, possibly none."""
+        """Return the units drawn for this step, possibly none."""
         rng = make_keyed_generator("batch", self.key, step)
         return np.flatnonzero(rng.random(self.size) < self.rate)
 
@@ -71,9 +71,9 @@ class PoissonSampler:
 class PrivateRecipe:
     """The mechanism and the optimizer of a private training.
 
-    noise_multiplier: sigma, 0 for no noise. clip: C, the largest norm of a unit's gradient (of its
-    mean loss a token); inf for no clipping. expected_batch: L, the divisor of sums. ghost: keep
-    only one record's gradient at a time in memory.
+    noise_multiplier: sigma, 0 for no noise. clip: C, the largest norm of a unit's gradient (of the
+    unit's mean loss a token); inf for no clipping. expected_batch: L, by which sums are divided.
+    ghost: whether only one record's gradient is in memory at a time.
     """
 
     noise_multiplier: float
@@ -88,8 +88,9 @@ class PrivateRecipe:
 
 @dataclass
 class PrivateModel:
-    """The outcome of a training. moved: whether any parameter changed; noise_scales: of each step;
-    watch: holds the gradient canaries' scores."""
+    """The outcome of a training. moved: whether any parameter changed; noise_scales: one per step;
+    watch: has the gradient canaries' scores.
+    """
 
     steps: int
     moved: bool
@@ -112,7 +113,7 @@ class ScaledOptimizer(DPOptimizer):
     def add_clipped_samples(self, shares: Tensor) -> Tensor:
         """Add the clipped per-sample gradients of one physical batch to the sums.
 
-        shares: (b,) fractions of the clipping norm. Returns the clipping factors, (b,) float64.
+        shares: (b,) fractions of the clipping norm. Return the clipping factors, (b,) float64.
         """
         norms = clipping.compute_gradient_norms(self.grad_samples)
         factors = clipping.compute_clipping_factors(norms, self.max_grad_norm * shares.double())
@@ -144,8 +145,10 @@ class ScaledOptimizer(DPOptimizer):
         self.zero_grad(set_to_none=True)  # Opacus's: clears the clipped sums too
 
     def add_noise(self) -> None:
-        """Add noise from our own stream, scaled for this batch, because Opacus's noise can be
-        guessed (`auditor/training/noise.py`)."""
+        """Add noise from our own stream, scaled for this batch.
+
+        Opacus's own noise can be guessed (`auditor/training/noise.py`).
+        """
         deviation = 0.0
         if self.noise_multiplier:
             nominal = self.noise_scale * self.noise_multiplier * self.max_grad_norm
@@ -172,11 +175,11 @@ def fit_privately(
 ) -> PrivateModel:
     """Train the parameters that require gradients, in place; each example is a privacy unit.
 
-    Continues from the checkpoint.
+    The training continues from the checkpoint, if any.
 
     Args:
-        shares: for each example, the fraction of the clipping norm, in (0, 1], that its gradient is
-            clipped to.
+        shares: for each example, a fraction in (0, 1] of the clipping norm, to which its gradient
+            is clipped.
         noise_scale: maps the units of a batch to the factor on its noise.
         canaries: extra units, sampled like the examples and numbered after them; a canary that its
             coin excluded contributes to no batch.
@@ -243,7 +246,7 @@ def fit_privately(
 
 
 def _handle_empty_batches(noise_scale: NoiseScale | None) -> NoiseScale | None:
-    """Return the noise scale with 1 for an empty batch, for which ADP's batch mean is undefined."""
+    """Return the noise scale, but 1 for an empty batch, for which ADP's batch mean is undefined."""
     if noise_scale is None:
         return None
     return lambda units: noise_scale(units) if len(units) else 1.0
@@ -288,9 +291,9 @@ def _hook_canary_scores(
     units: Ints,
     scale: NoiseScale | None,
 ) -> RemovableHandle:
-    """Score canaries on the gradients that the inner optimizer receives.
+    """Make the canaries' scores use the gradients that the inner optimizer receives.
 
-    These gradients are released; our own sums are not.
+    Only these gradients are released; our own sums are not.
     """
     inner = optimizer.original_optimizer
     expected_batch = optimizer.expected_batch_size
@@ -311,8 +314,8 @@ def _add_batch_gradients(
 ) -> float:
     """Add the clipped gradients of these units, one physical batch at a time.
 
-    Units past the examples are canaries. Returns the mean loss of the records, NaN if there are
-    none.
+    Units numbered after the examples are canaries. Return the mean loss of the records, NaN
+    without records.
     """
     total_loss = 0.0
     device = optimizer.params[0].device

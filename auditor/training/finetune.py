@@ -1,6 +1,6 @@
 """Fine-tune causal LMs without privacy: packed blocks, AdamW, warm-up, linear decay, checkpoints.
 
-Works on token sequences with one loss. The models made here are meant to leak.
+Models trained by this module are meant to leak.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ def compute_causal_loss(model: Any, blocks: Tensor) -> Tensor:
 
 
 def make_autocast_loss(half: torch.dtype | None) -> Loss:
-    """Make `compute_causal_loss` with matrix products in the precision `half`.
+    """Return `compute_causal_loss` with matrix products in the precision `half`.
 
-    The weights keep their precision; half: None uses it for products too.
+    The weights keep their precision; None: products have the weights' precision too.
     """
     if half is None:
         return compute_causal_loss
@@ -113,7 +113,7 @@ def pack_blocks(
 
 
 def refuse_trained_model(name: str, model: str) -> None:
-    """Raise AuditError if a trainer gets the option `model`, which only `audit run` reads."""
+    """Raise AuditError if a trainer gets the option `model`, which only `audit run` uses."""
     if model:
         raise AuditError(
             f"-D model= names a trained {name} model for audit run: audit train makes it"
@@ -134,8 +134,10 @@ def check_weights_finite(
     parameters: Iterable[torch.nn.Parameter],
     checkpoint: TrainerCheckpoint | None,
 ) -> None:
-    """Raise AuditError if a weight is not finite, after clearing the checkpoint, which would lead
-    there again."""
+    """Raise AuditError if a weight is not finite.
+
+    The checkpoint is cleared first, because continuing from it would give the same result.
+    """
     # A single non-finite value makes the sum non-finite, and costs one device sync a parameter.
     if math.isfinite(sum(float(p.detach().sum()) for p in parameters)):
         return
@@ -160,10 +162,10 @@ def list_trainable_parameters(model: Any) -> dict[str, torch.nn.Parameter]:
 
 @dataclass(frozen=True)
 class FineTuningRecipe:
-    """Settings of a fine-tuning.
+    """The settings of a fine-tuning.
 
-    epochs; rate: peak learning rate; batch: blocks a step; block: tokens a block; end: the token
-    that ends a sequence.
+    rate: peak learning rate; batch: blocks a step; block: tokens a block; end: the token that ends
+    a sequence.
     """
 
     epochs: int
@@ -179,9 +181,9 @@ class FineTuningRecipe:
 
 
 class StepwiseFineTuning:
-    """A fine-tuning in progress, one step at a time: AdamW, warm-up, decay, clipping.
+    """A fine-tuning that runs one step at a time: AdamW, warm-up, decay, clipping.
 
-    Draws batches in random order. Without sequences, the fine-tuning is finished at once.
+    Batches are drawn in random order. Without sequences, the fine-tuning is finished at once.
     """
 
     def __init__(
@@ -246,7 +248,7 @@ class StepwiseFineTuning:
             self._start_next_epoch()
 
     def state(self) -> dict[str, Any]:
-        """Return the state that `restore` continues from, for a `TrainerCheckpoint`."""
+        """Return a state for a `TrainerCheckpoint`, from which `restore` continues."""
         return {
             "epochs": self.epochs,
             "steps": self.steps,
@@ -293,7 +295,7 @@ def train_packed_blocks(
 ) -> None:
     """Train the parameters that require gradients, in place.
 
-    Continues after the last epoch of the checkpoint.
+    Training continues after the last epoch of the checkpoint.
     """
     recipe = FineTuningRecipe(epochs, rate, batch, block, end)
     fitting = StepwiseFineTuning(list_trainable_parameters(model), sequences, recipe, order)

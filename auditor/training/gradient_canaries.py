@@ -3,13 +3,14 @@
 A fair coin decides whether a canary is in the data. If so, it is sampled, clipped, summed and
 noised like the records. Its gradient lies along one coordinate of the trained parameters, a
 different coordinate for each canary, so that canaries do not disturb each other. The gradient is
-far longer than the clipping norm C: it contributes exactly C if clipping works, and more if not. At
-each step the auditor reads the canary's coordinate in the gradient that the optimizer receives, and
-subtracts the records' contribution (Nasr et al. 2023; Steinke, Nasr and Jagielski 2023, Section 6).
+far longer than the clipping norm C, so it contributes exactly C if clipping works, and more if
+not. At each step the auditor reads the canary's coordinate in the gradient that the optimizer
+receives, and subtracts the records' contribution (Nasr et al. 2023; Steinke, Nasr and Jagielski
+2023, Section 6).
 
-The sampling rate, the noise and the steps are those of the training without canaries: the claim
-follows from them and holds for any data, including these units. Only the number of units in a batch
-changes.
+The sampling rate, the noise and the steps are those of the training without canaries. The claim
+follows from them and holds for any data, including these units. Only the number of units in a
+batch changes.
 
 The auditor also checks the steps themselves: their number, whether units were drawn as often as in
 Poisson sampling, and whether the noise has the right size and never repeats. This module computes
@@ -42,7 +43,9 @@ _STATE_ARRAYS = ("scores", "sums", "drawn")
 
 @dataclass(frozen=True)
 class PlantedCanaries:
-    """Canaries to plant. `included`: which are in the data, by coins drawn from the seed."""
+    """The canaries to plant. `included`: which canaries are in the data, by coins drawn from the
+    seed.
+    """
 
     count: int
     seed: int = 0
@@ -71,7 +74,7 @@ NOTHING_PLANTED = PlantedCanaries(0)
 
 @dataclass(frozen=True)
 class AssumedMechanism:
-    """The mechanism under which scores are likelihoods: sigma, C, the sampling rate."""
+    """The mechanism for which scores are likelihood ratios: sigma, C, the sampling rate."""
 
     noise_multiplier: float
     clip: float
@@ -79,9 +82,9 @@ class AssumedMechanism:
 
 
 class CanaryWatch:
-    """Plants canaries in the steps of a training and scores each release.
+    """A watch that plants canaries in the steps of a training and scores each release.
 
-    first: the number of the first canary among the units; units below it are records.
+    first: the number of the first canary among the units; units with lower numbers are records.
     """
 
     def __init__(
@@ -123,9 +126,9 @@ class CanaryWatch:
         return len(self.included)
 
     def drop_excluded_canaries(self, units: Ints) -> Ints:
-        """Drop the excluded canaries from the units drawn for a batch.
+        """Remove the excluded canaries from the units drawn for a batch.
 
-        Counts the draws of all canaries, included or not.
+        The draws of all canaries are counted, included or not.
         """
         canaries = units[units >= self.first]
         self.drawn[canaries - self.first] += 1
@@ -157,7 +160,9 @@ class CanaryWatch:
     # --- reading gradients ---
 
     def read_record_gradients(self, records: int) -> Tensor:
-        """Return the first per-sample gradients at the canaries' coordinates, (records, count)."""
+        """Return the first `records` per-sample gradients at the canaries' coordinates, (records,
+        count).
+        """
         gradients = torch.zeros(records, self.canary_count, dtype=torch.float64)
         for i, p in enumerate(self.parameters):
             parameter: Any = p
@@ -168,7 +173,10 @@ class CanaryWatch:
         return gradients
 
     def add_known_sums(self, sums: Tensor) -> None:
-        """Add the records' contribution at the canaries' coordinates, without noise, (count,)."""
+        """Add a sum, (count,), to the records' known contribution at the canaries' coordinates.
+
+        The sum is without noise.
+        """
         self._known_sums += sums.numpy()
 
     def read_released_gradients(self) -> Tensor:
@@ -192,7 +200,7 @@ class CanaryWatch:
         Args:
             expected_batch: the gradients are means over this number of units.
             units: the units in the batch.
-            scale: the noise scale as a function of the units, None if it does not depend on them.
+            scale: returns the noise scale for units; None if the scale does not depend on them.
         """
         # The sum less the records' contribution is the canary's C, or 0, plus noise.
         noisy_sums = self.read_released_gradients().numpy() * expected_batch
@@ -237,11 +245,11 @@ class CanaryWatch:
         noise_with: Floats,
         noise_without: Floats,
     ) -> Floats:
-        """Return the log-likelihood ratio, in nats, of this step's noise under `noise_with` against
-        `noise_without`, (count,).
+        """Return the log-likelihood ratio of `noise_with` against `noise_without`, in nats,
+        (count,).
 
-        This is what the noise's size reveals about the units in the batch; 0 if both deviations are
-        equal (formulas B4, (i)).
+        The ratio is of this step's noise: what its size reveals about the units in the batch. It
+        is 0 if both deviations are equal (formulas B4, (i)).
         """
         energy = 0.0
         n_values = 0
@@ -259,11 +267,12 @@ class CanaryWatch:
 
     @property
     def draw_unevenness_z(self) -> float:
-        """Return z of the summed squared deviations of the canaries' draw counts from their mean.
+        """Return z of the canaries' summed squared deviations of their draw counts from the mean.
 
-        Negative values mean that draws are too even. Each count is Binomial(steps, q). z is the sum
-        minus its mean, over the root of the summed second moments of its terms. P[z below -t] is at
-        most exp(-t^2 / 2), for any number of nonnegative terms (Maurer 2003, Theorem 2.1).
+        Negative values mean that draws are too even. Each count is Binomial(steps, q). z is the
+        sum minus its mean, divided by the root of the summed second moments of its terms. P[z
+        below -t] is at most exp(-t^2 / 2), for any number of nonnegative terms (Maurer 2003,
+        Theorem 2.1).
         """
         n = self.releases
         q = self.assumed.rate
@@ -279,7 +288,7 @@ class CanaryWatch:
     def measure_noise(self) -> tuple[int, float, float]:
         """Measure the noise values relative to the noise deviation that the training reports.
 
-        Returns their number, their root mean square and the largest correlation of two steps; (0,
+        Return their number, their root mean square and the largest correlation of two steps; (0,
         1, 0) if no noise is reported.
         """
         if not self._noise or not len(self._witnesses):
@@ -297,7 +306,7 @@ class CanaryWatch:
     # --- checkpoints ---
 
     def state(self) -> dict[str, Any]:
-        """Return the state that `restore` continues from."""
+        """Return a state from which `restore` continues."""
         state: dict[str, Any] = {"releases": self.releases}
         for name in _STATE_ARRAYS:
             state[name] = torch.from_numpy(getattr(self, name).copy())
@@ -319,9 +328,9 @@ def compute_inclusion_log_ratio(
 ) -> Floats:
     """Return the log-likelihood ratio of a canary, included against excluded, in nats.
 
-    Compares x ~ (1 - q) N(0, s^2) + q N(1, s^2) with N(0, s^2): log(1 - q + q exp((2 x - 1) / (2
-    s^2))), the ratio of the subsampled Gaussian mechanism with and without one unit of gradient 1.
-    other_evidence: a further log-ratio in nats.
+    The ratio compares x ~ (1 - q) N(0, s^2) + q N(1, s^2) with N(0, s^2): log(1 - q + q exp((2 x -
+    1) / (2 s^2))), as for the subsampled Gaussian mechanism with and without one unit of gradient
+    1. x: observed values; noise: s; rate: q; other_evidence: a further log-ratio in nats.
     """
     s = np.maximum(noise, _LEAST_NOISE)
     log_ratio = (2 * x - 1) / (2 * s * s) + other_evidence

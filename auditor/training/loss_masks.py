@@ -1,9 +1,9 @@
 """Mask the loss of tokens that the model reads but does not learn, e.g. a conversation's user
 turns.
 
-Such a token is written as ~token, a negative number. So a single row of numbers passes through
-packing, cutting and batching, which need no code for masks. Callers of a model use
-`remove_row_loss_masks` for its inputs and `make_row_labels` for its labels.
+Such a token is written as ~token, a negative number. So one row of numbers passes through packing,
+cutting and batching, which need no code for masks. Callers of a model get its inputs from
+`remove_row_loss_masks` and its labels from `make_row_labels`.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ def apply_loss_mask(record: TrainingRecord) -> Tokens:
 
 
 def remove_loss_mask(tokens: Tokens) -> Tokens:
-    """Return all tokens of a sequence as the model reads them."""
+    """Return a sequence with all tokens as the model reads them."""
     return tuple(~token if token < 0 else token for token in tokens)
 
 
 def remove_row_loss_masks(rows: Tensor) -> Tensor:
-    """Return the token ids of rows of masked sequences, of any shape."""
+    """Return rows of masked sequences, of any shape, as token ids."""
     return rows.where(rows >= 0, ~rows)
 
 
@@ -78,9 +78,10 @@ def compute_mean_learnt_nlls(model: Any, labels: Tensor, **inputs: Any) -> Tenso
 
 @contextmanager
 def _restrict_head(model: Any, has_loss: Tensor) -> Iterator[None]:
-    """Make the head compute only positions with a loss.
+    """Make the head compute only positions with a loss inside this context.
 
-    A head with trained parameters computes all positions, because per-sample gradients need them.
+    A head with trained parameters still computes all positions, because per-sample gradients need
+    them.
     """
     inner = getattr(model, "_module", model)  # unwraps a model that Opacus has wrapped
     head = None

@@ -37,8 +37,8 @@ _TOKENS_A_STEP = 4096
 def assign_member_shards(units: Sequence[str], members: int) -> list[list[int]]:
     """Return the indices of each member's records. units: the unit of each record.
 
-    The hash of its unit determines a record's shard. So all records of a unit are in one shard, and
-    adding or removing a unit changes only this shard.
+    The hash of a record's unit determines the shard. So all records of a unit are in one shard,
+    and adding or removing a unit changes only this shard.
     """
     shards: list[list[int]] = [[] for _ in range(members)]
     for index, unit in enumerate(units):
@@ -73,7 +73,9 @@ def merge_units_sharing_records(units: Sequence[str], records: Sequence[str]) ->
 
 
 def name_inseparable_units(records: Sequence[TrainingRecord]) -> list[str]:
-    """Return the unit of each record: all records of its user, with all copies of these records."""
+    """Return the unit of each record, so that a user's records and all copies of them share a
+    unit.
+    """
     units = [record.unit for record in records]
     return merge_units_sharing_records(units, [record.text for record in records])
 
@@ -98,7 +100,7 @@ class LoraAdapterRecipe:
 class MemberToTrain:
     """One adapter to train: its folder and records.
 
-    seed: for the random half of the adapter's weights; stream: the key of its random order.
+    seed: determines the random half of the adapter's weights; stream: the key of its random order.
     """
 
     folder: Path
@@ -109,7 +111,7 @@ class MemberToTrain:
 
 
 class _MemberTraining:
-    """The training of one member in progress."""
+    """The training of one member, in progress."""
 
     def __init__(
         self,
@@ -148,17 +150,17 @@ def train_private_members(
     checkpoint: TrainerCheckpoint | None = None,
     seconds_between: float = 60.0,
 ) -> int:
-    """Train the members without a folder, several in each forward pass.
+    """Train the members that have no folder yet, several in each forward pass.
 
     Folders appear atomically: a folder that exists is complete. Except for rounding, a member does
-    not depend on `together` or on other members: its adapter is PEFT's after `torch.manual_seed` of
-    its seed; batches, steps, clipping and AdamW are its own; and the base runs without dropout, as
-    in use, because dropout masks would depend on the batch. A member without records learns nothing
-    and equals the public model.
+    not depend on `together` or on other members: its adapter is PEFT's after `torch.manual_seed`
+    of its seed; batches, steps, clipping and AdamW are its own; and the base runs without dropout,
+    as in use, because dropout masks would depend on the batch. A member without records learns
+    nothing and equals the public model.
 
     Args:
         together: largest number of members trained at once; when one ends, the next begins. 0: as
-            many as read 4,096 tokens a step, and only one if the base's layers do not treat each
+            many as read 4,096 tokens a step, but only one if the base's layers do not treat each
             row of a batch independently.
         half: precision of torch's autocast for matrix products.
         stepped: callback(steps of all members done, total steps).
@@ -225,8 +227,10 @@ def train_private_members(
 def _choose_losses(
     base: Any, adapter: LoraAdapterRecipe, max_count: int, *, required: bool
 ) -> tuple[Callable[..., torch.Tensor], int]:
-    """Return a function for the losses of several members, and its largest number of members per
-    call (1 if the base requires it)."""
+    """Return a function for the losses of several members, and how many members one call may have.
+
+    This number is 1 if the base's layers do not treat each row of a batch independently.
+    """
     if max_count > 1:
         joint_base = make_joint_training_base(
             base,
@@ -243,9 +247,10 @@ def _choose_losses(
 
 
 def add_lora_adapter(model: Any, adapter: LoraAdapterRecipe) -> Any:
-    """Add an untrained adapter, with a random half drawn by torch, and freeze the other weights.
+    """Add an untrained adapter and freeze the other weights.
 
-    Raise AuditError for an architecture whose attention PEFT does not know.
+    Half of the adapter's matrices are drawn at random by torch. Raise AuditError for an
+    architecture whose attention PEFT does not know.
     """
     width = int(getattr(model.config, "hidden_size", adapter.rank))
     if adapter.rank > width:

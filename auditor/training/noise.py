@@ -1,18 +1,19 @@
 """Add secret Gaussian noise from a cryptographic stream, rounded to a data-independent grid.
 
-An epsilon assumes noise that nobody can guess and that is Gaussian down to the last bit. A
-generator's seed breaks the first assumption: torch's generator on a CPU keeps 32 bits of any seed,
-so a step's noise is one of 2^32 known vectors, and an inner product with released weights
+An epsilon assumes noise that nobody can guess and that is Gaussian down to the last bit.
+
+A generator's seed breaks the first assumption: torch's generator on a CPU keeps 32 bits of any
+seed, so a step's noise is one of 2^32 known vectors, and an inner product with released weights
 identifies this vector. (Opacus uses this generator by default, with the same weakness on a CPU;
 torch's generator on a GPU keeps 64 bits, and neither is cryptographic.) Floating point breaks the
-second: the set of possible sums depends on the value that the noise was added to (Mironov 2012),
-for Gaussian noise as for Laplace noise.
+second assumption: the set of possible sums depends on the value to which the noise was added
+(Mironov 2012), for Gaussian noise as for Laplace noise.
 
 The stream is ChaCha20 (RFC 8439). Its key is 256 bits from the operating system and its nonce is
-the step. So a holder of the key can draw any step again, and nobody else can if ChaCha20 is secure
-as a cipher. A 128-bit counter generator (Philox) would be as hard to search, but was never designed
-to hide its state. Like Mironov's snapping, `add_gaussian_noise` rounds the noisy sum, not the
-noise, to a grid that does not depend on the data: the release is a function of an (all but) ideal
+the step. So whoever has the key can draw any step again, and nobody else can if ChaCha20 is secure
+as a cipher. A 128-bit counter generator (Philox) would be as hard to search, but was never
+designed to hide its state. Like Mironov's snapping, `add_gaussian_noise` rounds the noisy sum, not
+the noise, to a grid that does not depend on the data: the release is a function of a nearly ideal
 Gaussian's outcome, and its last bits reveal nothing.
 """
 
@@ -42,10 +43,11 @@ class NoiseStream:
         self._cipher = Cipher(algorithms.ChaCha20(secret, nonce), mode=None).encryptor()
 
     def draw_standard_normals(self, count: int, device: torch.device) -> Tensor:
-        """Draw (count,) float64 values by Box-Muller: two values from two 64-bit words.
+        """Draw (count,) float64 values by Box-Muller, which makes two values from two 64-bit
+        words.
 
-        Only the lowest 63 bits of a word are used. Values are at most 9.4; a true Gaussian value is
-        larger with probability 5e-21.
+        Only the lowest 63 bits of a word are used. Values are at most 9.4; a true Gaussian value
+        is larger with probability 5e-21.
         """
         # Encrypting zeros gives the cipher's stream; each call continues after the previous one.
         n_bytes = 8 * (count + count % 2)
@@ -59,9 +61,9 @@ class NoiseStream:
 
 
 def add_gaussian_noise(total: Tensor, deviation: float, stream: NoiseStream) -> Tensor:
-    """Add Gaussian noise of this standard deviation and round to `compute_grid_spacing`.
+    """Add Gaussian noise of this standard deviation; round the sum to `compute_grid_spacing`.
 
-    A deviation of 0 adds no noise. Keeps the tensor's dtype.
+    A deviation of 0 adds no noise. The result has the dtype of `total`.
     """
     if deviation == 0:
         return total.clone()

@@ -1,8 +1,8 @@
 """Compute per-sample gradients: the model with Opacus's hooks, gradient rules for its layers, and
 checks.
 
-Before use, per-sample gradients are compared with backward passes of single records. Needs the `dp`
-extra.
+Before use, per-sample gradients are compared with backward passes of single records. Needs the
+`dp` extra.
 """
 
 from __future__ import annotations
@@ -68,9 +68,11 @@ def wrap_checked_model(
     examples: Sequence[Tokens],
     pad: int,
 ) -> Iterator[Any]:
-    """Wrap the model with Opacus's hooks for the context, after checking per-sample gradients.
+    """Wrap the model with Opacus's hooks inside this context, after a check of per-sample
+    gradients.
 
-    Dropout is off: the noise regularises enough, and a gradient then depends only on its record.
+    Dropout is off: the noise regularises enough, and without dropout a gradient depends only on
+    its record.
     """
     _disable_dropout(model)
     pairs = pick_gradient_check_pairs(examples)
@@ -110,7 +112,7 @@ def _compute_conv1d_gradients(
 def _compute_embedding_gradients(
     layer: nn.Embedding, activations: list[Tensor], backprops: Tensor
 ) -> dict[nn.Parameter, Tensor]:
-    """Compute the gradients by Opacus's rule, without the row of `padding_idx`.
+    """Compute the gradients by Opacus's rule, but without the row of `padding_idx`.
 
     torch gives that row (often end of text) no gradient.
     """
@@ -127,7 +129,9 @@ def _compute_embedding_gradients(
 
 
 class PerSampleGradientHook(GradSampleModule):
-    """Stores each layer's inputs and backprops; computes one record's gradient at a time."""
+    """A hook that stores each layer's inputs and backprops, and computes one record's gradient at
+    a time.
+    """
 
     def __init__(self, model: Any, **options: Any) -> None:
         super().__init__(model, **options)
@@ -157,7 +161,7 @@ class PerSampleGradientHook(GradSampleModule):
     def compute_record_gradient(self, i: int) -> None:
         """Set `grad_sample` of each parameter to the gradient of record i, (1, ...).
 
-        Sums over all uses of a parameter.
+        The gradient is a sum over all uses of the parameter.
         """
         for p in self.parameters():
             p.grad_sample = None
@@ -176,7 +180,7 @@ class PerSampleGradientHook(GradSampleModule):
 
 
 def wrap_opacus(model: Any, ghost: bool) -> Any:
-    """Wrap the model in Opacus's module for per-sample gradients of summed losses.
+    """Wrap the model in Opacus's module, which computes per-sample gradients of summed losses.
 
     Raise AuditError if Opacus does not support the model.
     """
@@ -207,10 +211,10 @@ def _disable_dropout(model: nn.Module) -> None:
 
 
 def pick_gradient_check_pairs(examples: Sequence[Tokens]) -> list[list[Tokens]]:
-    """Pair the shortest record of each octave of lengths with the longest of all records.
+    """Pair the longest record with the shortest record of each octave of lengths.
 
-    A model may compute a record differently in a longer batch (rotary embeddings past their
-    original length): a short record's gradient then depends on the records in its batch. The last
+    A model may compute a record differently in a longer batch (rotary embeddings beyond their
+    original length); then a short record's gradient depends on the records in its batch. The last
     pair is the two longest records.
     """
     ordered = sorted(examples, key=len)
@@ -222,9 +226,11 @@ def pick_gradient_check_pairs(examples: Sequence[Tokens]) -> list[list[Tokens]]:
 
 @torch.no_grad()
 def check_buffers_unchanged(model: nn.Module, pairs: Sequence[Sequence[Tokens]], pad: int) -> None:
-    """Reject a model that remembers its inputs: its buffers would reveal records without any noise.
+    """Raise AuditError if the model remembers its inputs, because its buffers would reveal
+    records.
 
-    Buffers that no forward pass changes are allowed. Raise AuditError with the name of the layer.
+    Noise does not protect buffers. Buffers that no forward pass changes are allowed. The message
+    names the layer.
     """
     device = next(model.parameters()).device
     before: dict[str, Tensor] = {}
@@ -248,7 +254,7 @@ def check_buffers_unchanged(model: nn.Module, pairs: Sequence[Sequence[Tokens]],
 
 
 def check_per_sample_gradients(wrapped: Any, examples: Sequence[Tokens], pad: int) -> None:
-    """Compare Opacus's per-sample gradients with backward passes of one example each.
+    """Compare Opacus's per-sample gradients with backward passes of single examples.
 
     Raise AuditError with the name of the first layer whose gradients differ.
     """
@@ -300,7 +306,7 @@ def _compute_single_gradients(
     pad: int,
     device: torch.device,
 ) -> list[dict[str, Tensor]]:
-    """Return the gradients of each example by a backward pass without Opacus's hooks."""
+    """Return each example's gradients from its own backward pass without Opacus's hooks."""
     model = wrapped._module
     model.zero_grad(set_to_none=True)  # earlier gradients would be added to the first
     wrapped.disable_hooks()
@@ -318,7 +324,7 @@ def _compute_single_gradients(
 
 
 def _make_unsupported_error(model: nn.Module, reason: str) -> AuditError:
-    """Make the error for a model without per-sample gradients, with advice."""
+    """Return the error for a model without per-sample gradients, with advice."""
     kinds = set[str]()
     for module in model.modules():
         is_trained = any(p.requires_grad for p in module.parameters(recurse=False))

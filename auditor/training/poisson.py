@@ -1,7 +1,7 @@
 """Fine-tune in Poisson batches, one example a unit: the base of private trainings and controls.
 
-Defines their options, checks and `privacy.json`, as trainers and as defenses. The loop is
-`auditor/training/dp_loop.py`. Subclasses define noise, clipping and promises.
+This module defines their options, checks and `privacy.json`, as trainers and as defenses. The loop
+is in `auditor/training/dp_loop.py`. Subclasses define noise, clipping and promises.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class UnitTreatment:
-    """How each unit is treated.
+    """The treatment of each unit.
 
-    shares: fractions of the clipping norm, by unit; noise_scale: maps the units of a batch to its
-    noise scale; None: 1 for all.
+    shares: fractions of the clipping norm, by unit; noise_scale: maps the units of a batch to the
+    batch's noise scale. None: 1 for all.
     """
 
     shares: Sequence[float] | None = None
@@ -52,7 +52,7 @@ class UnitTreatment:
 
 @dataclass(frozen=True)
 class MechanismTerms:
-    """The mechanism of a training.
+    """The terms of a training's mechanism.
 
     sigma: noise multiplier, 0 for none; clip: C, inf for none; rate: sampling rate q of `units`
     units; steps: planned steps; base: the promise of the base model.
@@ -130,8 +130,7 @@ class PoissonTraining(Defense, Trainer):
         raise NotImplementedError
 
     def derive_randomness_key(self, job: TrainingJob) -> str:
-        """Return the key of batches and noise, which is secret if the training promises
-        anything."""
+        """Return the key of batches and noise; it is secret if the training makes a promise."""
         raise NotImplementedError
 
     def make_private_training_progress(
@@ -252,7 +251,9 @@ class PoissonTraining(Defense, Trainer):
         )
 
     def collect_recipe_details(self) -> dict[str, float]:
-        """Return the recipe values that `privacy.json` stores and controls are compared with."""
+        """Return the recipe values that are stored in `privacy.json` and compared with those of
+        controls.
+        """
         details = {"expected_batch": float(self.batch), "learning_rate": self.learning_rate}
         if self.gradient_canaries:
             details[CANARIES] = float(self.gradient_canaries)
@@ -321,9 +322,9 @@ class NonPrivateControl(PoissonTraining):
 
 
 def _collect_unit_sequences(job: TrainingJob, unit: str) -> tuple[list[Tokens], int]:
-    """Return one sequence for each unit, cut at the block, and the number of sequences cut.
+    """Return one sequence for each unit, cut at the block, and how many sequences were cut.
 
-    An end-of-text token comes before the first record and after each record of a unit.
+    An end-of-text token precedes a unit's first record and follows each of its records.
     """
     sequences: dict[str, list[int]] = {}
     for i, record in enumerate(job.records):
@@ -335,7 +336,7 @@ def _collect_unit_sequences(job: TrainingJob, unit: str) -> tuple[list[Tokens], 
 
 
 def _write_privacy_notes(record: PrivacyRecord, n_cut: int, n_sequences: int) -> tuple[str, ...]:
-    """Return the sentences that a user must know about this training."""
+    """Return sentences that a user must know about this training."""
     notes = list(record.notes())
     if record.epsilon is not None:
         notes += [

@@ -1,7 +1,7 @@
 """Check before a training whether its training set contains the secrets that will be audited.
 
-A dose-response curve means nothing if its records are not in the training set or have no loss. The
-checks work on token ids and labels.
+A dose-response curve means nothing if its records are missing from the training set or have no
+loss. The checks work on token ids and labels.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ def read_training_set(
     completion_only: bool = True,
     learns_prompts: bool = False,
 ) -> TrainingSet | None:
-    """Return the tokens of a data set whose rows have token ids; None if tokenization is lazy.
+    """Return the tokens of a data set whose rows have token ids; None if rows are tokenized
+    lazily.
 
     A row is `input_ids`, or TRL's prompt with its completions: `chosen_ids` and `rejected_ids`
     (DPO), `completion_ids` (KTO), `chosen_input_ids` and `rejected_input_ids` (ORPO, CPO, DPO
@@ -87,8 +88,8 @@ def _extract_row_sequences(
 ) -> list[tuple[NDArray[np.int32], Bools]]:
     """Return each sequence of a row that the model reads, and its mask of tokens with a loss.
 
-    Returns [] if the row has no ids. sides_with_prompts: ("chosen",) if the loss covers this side's
-    prompt, whatever its labels mask.
+    Return [] if the row has no ids. sides_with_prompts: ("chosen",) if the loss covers this side's
+    prompt, even if its labels mask the prompt.
     """
     if row.get("input_ids") is not None:
         tokens = np.asarray(row["input_ids"], dtype=np.int32).ravel()
@@ -140,9 +141,10 @@ def _read_learnt_mask(
 
 
 def describe_secret_coverage(training: TrainingSet, secrets: Sequence[Secret]) -> tuple[str, ...]:
-    """Return sentences on which of these secrets the training set contains.
+    """Return sentences that say which of these secrets the training set contains.
 
-    Raise AuditError if it contains no member or a non-member, or if no member has a loss.
+    Raise AuditError if the set contains no member or contains a non-member, or if no member has a
+    loss.
     """
     text = training.ids.tobytes()
     positions = {}

@@ -1,6 +1,6 @@
 """Estimate how private a record is from a public model's perplexity (Wu et al. 2022, Eq. 3 and 4).
 
-A record counts as private if it is rare under the public model, so harmless rare text counts too.
+A record counts as private if it is rare under the public model, so harmless rare text does too.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ def compute_log_perplexities(
 
 
 def scale_perplexities_within_data(log_perplexity: Floats, normalisation: Normalisation) -> Floats:
-    """Return rho in [0, 1] (Eq. 4), increasing with perplexity, (n,). Each value depends on all
+    """Return rho in [0, 1] (Eq. 4), (n,), which increases with perplexity and depends on all
     records.
 
     min-max: (P - min P) / (max P - min P), so that one odd record makes all others look public.
     rank: share of the records with a smaller perplexity; ties get the middle. If all perplexities
-    are equal, rho is 1 for all: nothing distinguishes the records.
+    are equal, rho is 1 for all, because nothing distinguishes the records.
     """
     if len(log_perplexity) == 0:
         raise AuditError("expected records to judge, got none")
@@ -59,7 +59,8 @@ def scale_perplexities_within_bounds(
 ) -> Floats:
     """Return rho in [0, 1], the position of log P between two public bounds on a log scale, (n,).
 
-    Each value depends only on its own record. Raise AuditError unless 1 <= lowest < highest.
+    Each value depends only on its own record. lowest, highest: bounds on the perplexity. Raise
+    AuditError unless 1 <= lowest < highest.
     """
     if not 1 <= lowest < highest < math.inf:
         raise AuditError(

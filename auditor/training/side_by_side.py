@@ -22,9 +22,9 @@ _TRIAL_SPREAD = 0.02
 
 
 def compute_losses_separately(adapters: Sequence[Any], rows: Sequence[Tensor]) -> Tensor:
-    """Return the loss of each adapter, (adapters,), with one forward pass for each.
+    """Return the loss of each adapter, (adapters,), with one forward pass per adapter.
 
-    A loss is the mean nll, in nats a token, of rows[i] (b_i, n) by the PEFT model adapters[i].
+    A loss is the mean nll, in nats a token, of rows[i] (b_i, n) under the PEFT model adapters[i].
     """
     pairs = zip(adapters, rows, strict=True)
     return torch.stack([compute_row_nlls(adapter, part).mean() for adapter, part in pairs])
@@ -48,7 +48,7 @@ class JointAdapterTraining:
             self.model.set_submodule(name, mixed)
 
     def compute_losses_jointly(self, adapters: Sequence[Any], rows: Sequence[Tensor]) -> Tensor:
-        """Return the losses of `compute_losses_separately` with one forward pass.
+        """Return the same losses as `compute_losses_separately`, with one forward pass.
 
         The gradient of their sum contains, for each adapter, the gradient of its own loss.
         """
@@ -82,8 +82,10 @@ class JointAdapterTraining:
         self._routing.part = torch.repeat_interleave(torch.tensor(counts, device=device))
 
     def _get_lora_layers(self, adapter: Any) -> dict[str, LoraLinear]:
-        """Return the adapter's layers, cached, because a walk over all modules takes as long as an
-        optimizer step."""
+        """Return the adapter's layers from a cache.
+
+        A search through all modules would take as long as an optimizer step.
+        """
         if adapter not in self._layers_by_adapter:
             self._layers_by_adapter[adapter] = list_lora_layers(adapter)
         return self._layers_by_adapter[adapter]
@@ -96,7 +98,7 @@ def list_lora_layers(adapter: Any) -> dict[str, LoraLinear]:
 
 
 def compute_row_nlls(model: Any, rows: Tensor) -> Tensor:
-    """Return the mean nll of each row (b, n) in nats a token that has a loss, (b,).
+    """Return the mean nll of each row (b, n), in nats, over the row's tokens with a loss, (b,).
 
     The first token of a row has no loss.
     """
@@ -106,8 +108,8 @@ def compute_row_nlls(model: Any, rows: Tensor) -> Tensor:
 
 
 def make_joint_training_base(base: Any, adapter: Callable[[], Any]) -> JointAdapterTraining | None:
-    """Make the base for joint training of such adapters; None if its layers do not treat each row
-    independently.
+    """Return a base for joint training of such adapters; None if a row's result depends on other
+    rows.
 
     A trial with two random adapters compares the distributions. It detects layers that see the
     tokens of all rows at once (experts), and kernels that read the weights without calling the

@@ -1,8 +1,8 @@
 """Train a model to forget records that it has learnt, and relearn to see which records return.
 
-Works on whole records and their log-probabilities; a subclass defines the loss that lowers them.
-Unlearning promises nothing: an audit must measure what the model still reveals of a record that it
-should have forgotten.
+Subclasses define a loss that lowers the log-probabilities of whole records. Unlearning promises
+nothing: an audit must measure what the model still reveals of a record that it should have
+forgotten.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ class UnlearningTrainer(Variant):
             raise AuditError(f"expected retain >= 0, got {self.retain:g}")
 
     def compute_forgetting_loss(self, log_probs: Tensor, before: Tensor) -> Tensor:
-        """Return the loss of a batch.
+        """Return the loss of a batch of records to forget.
 
-        log_probs, before: nats of whole records now and before the first step, (records,) each.
+        log_probs, before: nats of whole records, now and before the first step, (records,) each.
         """
         raise NotImplementedError
 
@@ -141,7 +141,7 @@ class UnlearningTrainer(Variant):
 class _UnlearningSteps(StepwiseFineTuning):
     """A fine-tuning whose batches are row indices, (at most batch, 1).
 
-    Each row comes once an epoch, in a new order.
+    Each row is drawn once an epoch, in a new order.
     """
 
     def __init__(
@@ -161,7 +161,7 @@ class _UnlearningSteps(StepwiseFineTuning):
 
 
 def _list_retained_sequences(job: TrainingJob) -> list[Tokens]:
-    """Return all records except the records to forget and all copies of these."""
+    """Return all records except those to forget and their copies."""
     forgotten = {record.text for record in job.forget}
     retained = [record for record in job.records if record.text not in forgotten]
     return [loss_masks.apply_loss_mask(record) for record in retained]
@@ -170,8 +170,8 @@ def _list_retained_sequences(job: TrainingJob) -> list[Tokens]:
 def pad_unlearning_records(sequences: Sequence[Tokens], block: int, end: int) -> Tensor:
     """Return the records as rows, (records, width), cut at the block.
 
-    As in training, an end-of-text token comes before and after each record. The first token and the
-    padding have no loss, in the form of `training.loss_masks`.
+    As in training, an end-of-text token precedes and follows each record. The first token and the
+    padding are masked, as `training.loss_masks` encodes them.
     """
     framed = [(~end, *sequence, end)[:block] for sequence in sequences]
     width = max(map(len, framed))
@@ -182,8 +182,8 @@ def pad_unlearning_records(sequences: Sequence[Tokens], block: int, end: int) ->
 def compute_record_log_probs(model: Any, rows: Tensor, half: torch.dtype | None = None) -> Tensor:
     """Return the summed log-probability of each record's tokens with a loss, (records,) nats.
 
-    Padding comes last, so no token depends on it. half: precision of matrix products; None: that of
-    the weights.
+    Padding comes last, so no token depends on it. half: precision of matrix products; None: the
+    precision of the weights.
     """
     with torch.autocast(rows.device.type, dtype=half, enabled=half is not None):
         output = model(input_ids=loss_masks.remove_row_loss_masks(rows))
@@ -203,7 +203,7 @@ def compute_record_log_probs(model: Any, rows: Tensor, half: torch.dtype | None 
 def evaluate_record_log_probs(model: Any, rows: Tensor) -> Tensor:
     """Return `compute_record_log_probs` without gradients or dropout.
 
-    Leaves the model in training mode.
+    The model is in training mode afterwards.
     """
     model.eval()
     parts = [compute_record_log_probs(model, part) for part in rows.split(_AT_ONCE)]
@@ -225,8 +225,8 @@ def train_relearned_copy(
 ) -> HuggingFaceModel:
     """Train a copy of the model on the texts, to see which other records return.
 
-    Trains all weights for this many steps of AdamW at a constant rate. Each step takes four packed
-    blocks of 128 tokens; the texts repeat, each time in a new order.
+    All weights are trained for this many steps of AdamW at a constant rate. Each step takes four
+    packed blocks of 128 tokens; the texts repeat, each time in a new order.
 
     Raises:
         AuditError: if a weight is not finite, or if the tokenizer has no end-of-text token.

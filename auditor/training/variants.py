@@ -1,7 +1,7 @@
 """Fine-tune without privacy, and in variants: the same data and recipe with one change.
 
-Uses packed blocks and AdamW; each variant says what it changes. None promises anything: an audit
-must measure what such a model reveals of a record.
+Training uses packed blocks and AdamW; each variant says what it changes. No variant promises
+anything: an audit must measure what such a model reveals of a record.
 """
 
 from __future__ import annotations
@@ -49,11 +49,13 @@ class FineTuning(Trainer):
         check_training_rates(self.epochs, self.learning_rate)
 
     def select_sequences(self, job: TrainingJob) -> tuple[Sequence[Tokens], tuple[str, ...]]:
-        """Return the sequences to train on, with loss masks applied, and sentences."""
+        """Return the sequences to train on, with loss masks applied, and sentences for the user."""
         return [loss_masks.apply_loss_mask(record) for record in job.records], ()
 
     def prepare_model(self, job: TrainingJob) -> tuple[Any, tuple[str, ...]]:
-        """Return the model, whose trained parameters require gradients, and sentences."""
+        """Return the model, whose trained parameters require gradients, and sentences for the
+        user.
+        """
         return job.load(), ()
 
     def fit_model(
@@ -62,7 +64,9 @@ class FineTuning(Trainer):
         model: Any,
         sequences: Sequence[Tokens],
     ) -> tuple[str, ...]:
-        """Train the model in place and return sentences; continue from the checkpoint."""
+        """Train the model in place, continuing from the checkpoint; return sentences for the
+        user.
+        """
         train_packed_blocks(
             model,
             sequences,
@@ -115,7 +119,9 @@ class DataVariant(Variant):
     """Base of the variants that drop records and train on the remaining records."""
 
     def choose_records(self, texts: Sequence[str]) -> tuple[list[int], str]:
-        """Return the indices of the records to keep, in order, and a sentence on those dropped."""
+        """Return the indices of the records to keep, in order, and a sentence on the dropped
+        records.
+        """
         raise NotImplementedError
 
     def count_remaining_copies(self, copies: int) -> int | None:
