@@ -198,7 +198,9 @@ def _resume_check(path: Path, begun: float, minutes: float) -> None:
 def _check_options_together(
     model: str | None, data: str | None, options: Mapping[str, object], minutes: float
 ) -> None:
-    """Raise AuditError for incompatible or incomplete options, before any heavy import."""
+    """Raise AuditError for options that do not fit together or are incomplete, before heavy
+    imports.
+    """
     if (model is None) != (data is None):
         raise AuditError(
             f"expected MODEL and --data together, got {'--data' if model is None else 'MODEL'} "
@@ -226,9 +228,9 @@ def _print_quick_audit(
     until: tuple[float, float] | None = None,
     **after: str,
 ) -> None:
-    """Audit a plan into a new folder, and print the result.
+    """Audit a plan in a new folder, and print the result.
 
-    until: start of the check (`time.perf_counter`) and its minutes; None: no limit.
+    until: the check's start (`time.perf_counter`) and its time limit in minutes; None: no limit.
     """
     from auditor.records.folder import RunFolder, remove_latest_link
     from auditor.records.remarks import CommandRemarks

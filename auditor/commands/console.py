@@ -1,4 +1,4 @@
-"""Print for every command: messages, tables, progress on stderr; and silence libraries.
+"""Print messages, tables and progress for every command, and silence libraries.
 
 Heavy imports wait until they are needed.
 """
@@ -42,9 +42,9 @@ def stderr_console() -> Console:
 
 
 def print_stderr_line(text: str, code: int) -> int:
-    """Print a line on stderr, escaped because files and arguments may supply parts.
+    """Print a line on stderr; it is escaped because files and arguments may supply parts of it.
 
-    Return `code`, which alone informs the caller if nobody reads stderr.
+    Return `code`: if nobody reads stderr, it is all that the caller gets.
     """
     try:
         stderr_console().print(escaping.escape_for_terminal(text), soft_wrap=True)
@@ -76,7 +76,7 @@ def _has_output_stream_lost_its_reader(stream: Any) -> bool:
 def redirect_output_to_devnull() -> None:
     """Redirect stdout, and stderr if its reader is gone, to /dev/null.
 
-    Otherwise Python fails again at its last flush (exit 120).
+    Otherwise Python would fail again when it flushes them at exit (code 120).
     """
     for stream in (sys.stdout, sys.stderr):
         if stream is sys.stdout or _has_output_stream_lost_its_reader(stream):
@@ -87,7 +87,7 @@ def redirect_output_to_devnull() -> None:
 def print_error_traceback(error: BaseException) -> None:
     """Print where an unexpected error occurred.
 
-    Print its message only on request, because it may quote private text.
+    The error's message is printed only on request, because it may quote private text.
     """
     if debugging:
         # Never local variables: they may include all data.
@@ -119,7 +119,7 @@ def print_table(table: Any, styles: Sequence[str] = ()) -> None:
 def write_report_folder(
     out: Path, name: str, document: Document, as_json: str, to_stderr: bool = False
 ) -> None:
-    """Write NAME.md, NAME.html and NAME.json, and say where."""
+    """Write NAME.md, NAME.html and NAME.json to `out`, and print where they are."""
     import typer
 
     from auditor.core import disk
@@ -167,9 +167,10 @@ def _format_led_text(lead: str, text: str) -> Text:
 
 
 class Terminal:
-    """Progress on stderr: the step and the time left on one line, or a line per minute in a log.
+    """A display of progress on stderr: the step and the time left on one line, or a log line per
+    minute.
 
-    verbose: also print each stage, notes and the first numbers.
+    verbose: whether to also print each stage, notes and the first numbers.
     """
 
     def __init__(self, progress: Progress, verbose: bool) -> None:
@@ -261,7 +262,7 @@ def resume_grid_hint(folder: Path) -> str:
 
 @contextmanager
 def open_progress_terminal(verbose: bool = True, interrupted: str = "") -> Iterator[Terminal]:
-    """Open a terminal with progress.
+    """Open a terminal that shows progress.
 
     interrupted: the message after Ctrl-C, on what is stored and how to continue.
     """

@@ -107,7 +107,9 @@ def dp_loop(
 
 @contextlib.contextmanager
 def _kill_process_if_block_exceeds(seconds: float) -> Iterator[None]:
-    """Kill this process and its new children after this time, because training may hang."""
+    """Kill this process and its new children if the block takes longer, because a training may
+    hang.
+    """
     import psutil  # needs a module of Unix: --help works without it
 
     from auditor.crash.watch import LONG, list_training_processes
@@ -140,8 +142,9 @@ _USUAL = ("train", "trainer", "main")  # names searched in a file without --func
 def _load_dp_loop_training_function(script: Path, function: str | None) -> Callable[..., Any]:
     """Return the training in a user's file as a function of (model, records).
 
-    The file defines such a function, or a Trainer. Without a name, use the first of the usual
-    names, else run the file as a script. Raise AuditError if there is no training.
+    The file defines such a function, or a Trainer. Without `function`, the first of the usual
+    names is used; if there is none, the file is run as a script. Raise AuditError if there is no
+    training.
     """
     from auditor.crash import trainers
 
@@ -193,7 +196,7 @@ def _wrap_training_entry(trainer: Any, script: Path, claim: Any) -> Callable[...
 
 
 def _load_training_script(script: Path, name: str) -> tuple[Any, Any]:
-    """Return the file's module under this name, and its Trainer that is about to train, or None."""
+    """Return the file's module, named `name`, and its Trainer that is about to train, or None."""
     from auditor.crash import trainers
 
     trainers_found: list[Any] = []

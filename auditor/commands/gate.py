@@ -71,7 +71,9 @@ class GateLimitFlags:
     ] = False
 
     def build_policy(self) -> Policy:
-        """Return the rules of the file and the flags, and a default rule if there is a baseline."""
+        """Return the rules from the policy file and the flags; with a baseline, also a default
+        rule.
+        """
         from auditor.gate import policy as policies
 
         if self.policy is not None:

@@ -1,4 +1,4 @@
-"""Build the output of `audit list`: a line per plug-in, or the details of one plug-in."""
+"""Format the output of `audit list`: a line per plug-in, or the details of one plug-in."""
 
 from __future__ import annotations
 
@@ -50,7 +50,8 @@ _NAME = 23
 
 
 def list_overview_lines(found_plugins: Found, width: int | None) -> Iterator[Text]:
-    """Yield a line per plug-in; forms and models, controls, and data share a line each.
+    """Yield a line per plug-in; forms and models share one line, controls another, and data
+    another.
 
     width: columns of the terminal; longer descriptions are cut at the end of a clause.
     """
@@ -86,7 +87,9 @@ def list_overview_lines(found_plugins: Found, width: int | None) -> Iterator[Tex
 
 
 def _is_same_listed_plugin_class(cls: Any, other: Any) -> bool:
-    """Compare classes by name, because the catalogue may have rebuilt a class from its cache."""
+    """Return whether two classes have the same name; the catalogue may rebuild a class from its
+    cache.
+    """
     return (cls.__module__, cls.__name__) == (other.__module__, other.__name__)
 
 
@@ -105,7 +108,11 @@ def _format_plugin_listing_line(title: str, name: str, summary: str, width: int 
 
 
 def _shorten_listing(text: str, room: int | None) -> str:
-    """Return the longest beginning that fits and ends with a clause, or all text if none fits."""
+    """Return the longest beginning that fits and ends with a clause; if none fits, return all
+    text.
+
+    room: number of columns.
+    """
     if room is None or len(text) <= room:
         return text
     ends = [text[: end.start()] for end in re.finditer(r" \(|[;:.] ", text) if end.start() <= room]

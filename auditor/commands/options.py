@@ -52,8 +52,8 @@ _RISKS = tuple(name for name, plan_field in FIELDS.items() if plan_field.definit
 class PlanFlags:
     """The flags for these fields of a plan.
 
-    told: help texts for a command that gives a field a narrower meaning. forms: whether --model may
-    be repeated; later models are deployed forms of the first.
+    told: help texts, for a command that gives a field a narrower meaning. forms: whether --model
+    may be repeated; the later models are deployed forms of the first.
     """
 
     names: str = " ".join(_GIVEN)
@@ -61,7 +61,9 @@ class PlanFlags:
     forms: bool = False
 
     def signature_parameters(self) -> Iterator[inspect.Parameter]:
-        """Yield parameters of a signature, all None by default, since the plan has the defaults."""
+        """Yield a signature's parameters; all are None by default, because the plan has the
+        defaults.
+        """
         for name in self.names.split():
             plan_field = FIELDS[name]
             option = typer.Option(
@@ -174,7 +176,7 @@ def add_command(
     panel: str = "",
     safe: bool | None = None,
 ) -> None:
-    """Register a command of the app. panel: its heading in the app's --help.
+    """Register a command of the app. panel: the command's heading in the app's --help.
 
     safe: see `expand_flag_groups`.
     """
@@ -192,7 +194,7 @@ def _get_plan_flags(kind: Any) -> PlanFlags | None:
 def _flag_parameters(
     name: str, kind: Any, default: Any, panel: str = ""
 ) -> Iterator[inspect.Parameter]:
-    """Yield a single flag, or all flags of a group, which may contain groups.
+    """Yield the parameter of a single flag, or those of a group, which may contain groups.
 
     panel: default heading in --help.
     """
@@ -242,7 +244,9 @@ def choose_metavar(name: str, kind: Any) -> str | None:
 
 
 def _combine_flag_values(name: str, kind: Any, flags: Mapping[str, Any]) -> Any:
-    """Return a flag's value, a group built from its flags, or the given fields of a plan."""
+    """Return the value of a parameter: a flag's value, a group made from its flags, or a plan's
+    fields.
+    """
     if (plan_flags := _get_plan_flags(kind)) is not None:
         # Only None is not given: False is given, as by --no-controls.
         values = {}
@@ -266,7 +270,9 @@ def _combine_flag_values(name: str, kind: Any, flags: Mapping[str, Any]) -> Any:
 
 
 def _split_deployed_forms(values: Values) -> Values:
-    """Split lists of forms at commas. Attack the first of several models; others become forms."""
+    """Split lists of forms at commas. Of several models, the first is attacked; the others become
+    forms.
+    """
     # A list: with forms, --model is repeatable.
     model, *further = values.pop("model", None) or [None]
     forms = [
@@ -332,7 +338,7 @@ def collect_plan_values(values: Values, base: Mapping[str, Any] = MappingProxyTy
 
 @dataclass(frozen=True)
 class RisksNamedOnCommandLine:
-    """Risky fields named on the command line, the only ones that others' plans or folders may set.
+    """Risky fields named on the command line; others' plans or folders may set only these.
 
     named: pairs of field and value, one per value of a list.
     """
@@ -341,7 +347,9 @@ class RisksNamedOnCommandLine:
 
     @classmethod
     def from_plan_values(cls, values: Mapping[str, Any]) -> RisksNamedOnCommandLine:
-        """Return a plan's risky fields and values. Raise AuditError if --safe forbids its code."""
+        """Return the risky fields and values of a plan's flags. Raise AuditError if --safe forbids
+        code.
+        """
         risks = cls(_list_risky_values(values))
         for name, value in risks.named:
             if name in ("plugin", "trust_remote_code"):
@@ -353,9 +361,9 @@ class RisksNamedOnCommandLine:
         return [_format_flag(*risk) for risk in self.named]
 
     def check_plan_names_the_same_risks(self, plan: Plan, where: str) -> None:
-        """Raise AuditError if plan and command line name different risks.
+        """Raise AuditError if the plan and the command line name different risks.
 
-        A flag for a risk that the plan lacks would have no effect.
+        A flag for a risk that is not in the plan would have no effect.
         """
         plan_risks = RisksNamedOnCommandLine.from_plan_values(plan.map_field_values())
         self.refuse_unnamed_risks(plan.map_field_values(), where)
@@ -365,7 +373,10 @@ class RisksNamedOnCommandLine:
             )
 
     def refuse_unnamed_risks(self, plan: Mapping[str, Any], where: str) -> None:
-        """Raise AuditError if the plan has an unnamed risk. where: the plan's name in the error."""
+        """Raise AuditError if the plan has a risk that the command line does not name.
+
+        where: the plan's name in the error.
+        """
         for name, value in _exclude_flagged_risks(_list_risky_values(plan), self.named):
             to = "" if value is True else f" to {value!r}"
             raise AuditError(
@@ -393,7 +404,9 @@ def _list_risky_values(values: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]
 def _exclude_flagged_risks(
     risks: Iterable[tuple[str, Any]], flagged: Iterable[tuple[str, Any]]
 ) -> list[tuple[str, Any]]:
-    """Return the (field, value) pairs in `risks` but not in `flagged`, with absolute paths."""
+    """Return the (field, value) pairs of `risks` that are not in `flagged`; paths become
+    absolute.
+    """
     # Values that are not paths, e.g. addresses, change alike on both sides.
     known = {(name, os.path.abspath(str(value))) for name, value in flagged}
     return [

@@ -132,9 +132,9 @@ class PanelCommand(TyperCommand):
 class PanelGroup(TyperGroup):
     """A group whose help shows commands in panels, each with its first sentence, before its flags.
 
-    If a command comes first, no group flag is given and none is parsed: typer would import pydantic
-    for a number's default, which takes longer than the entire help. All flags are then set to not
-    given, because typer's callback otherwise keeps the values of an earlier call.
+    If a command comes first, no group flag is given, so none is parsed: for a number's default,
+    typer would import pydantic, which takes longer than the entire help. All flags are then set to
+    not given, because typer's callback otherwise keeps the values of an earlier call.
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

@@ -99,7 +99,7 @@ def reproduce(
 
 
 def _choose_scale(scale: str, lab: str | None) -> str:
-    """Return the scale: the lab's name for any lab but the small one.
+    """Return the scale, which is the lab's name for any lab except the small one.
 
     Raise AuditError if scale and lab are both given.
     """

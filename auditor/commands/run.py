@@ -177,7 +177,7 @@ def run(
 
 
 def _check_each_attack_ran(folder: Path) -> None:
-    """Raise AuditError for named attacks that ran on no target, after results are shown."""
+    """Raise AuditError if a named attack ran on no target; called after results are shown."""
     from auditor.records.result_file import read_result
     from auditor.reports import coverage
 
@@ -191,7 +191,7 @@ def _check_each_attack_ran(folder: Path) -> None:
 def _refuse_flags_beside_estimate_flag(
     single: SingleFlags, resume: Path | None, out: Path | None, submission: str | None
 ) -> None:
-    """Raise AuditError for flags that an estimate would ignore: it runs and writes nothing."""
+    """Raise AuditError for flags that do not fit an estimate, which runs and writes nothing."""
     ignored = {"--resume": resume, "--out": out, "--submission": submission}
     ignored |= {
         f"--{name}": value
@@ -354,12 +354,12 @@ def print_plan_audit(
     limit: TimeLimit | None = None,
     resume: str = "audit run --resume",
 ) -> None:
-    """Run the plan into its folder, write reports, and print the result.
+    """Run the plan in its folder, write reports, and print the result.
 
-    shared: models loaded before. remarks: additions of `audit check` to the first screen, stored in
-    the folder. held_to: policy and baseline of the next gate. limit: deadline for querying records,
-    the worst first, with intermediate lines and numbers. resume: the command that continues a
-    folder.
+    shared: models loaded before. remarks: additions of `audit check` to the first screen, stored
+    in the folder. held_to: policy and baseline of the gate that follows. limit: a deadline for
+    queries; records are queried worst first, with intermediate lines and numbers. resume: the
+    command that continues a folder.
     """
     from auditor.records.remarks import write_command_remarks
     from auditor.reports import coverage, files

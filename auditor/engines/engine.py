@@ -1,8 +1,7 @@
 """Do the work of a run in this process or on a cluster's workers.
 
-Work describes a task over items. A workplace is the models and data loaded for it. Each worker
-loads its workplace once; only work, items and results are sent. This module does not depend on
-attacks.
+Work describes a task over items. A workplace is the models and data that a task needs. Each worker
+loads its workplace once; after that, only work, items and results are sent.
 """
 
 from __future__ import annotations
@@ -22,7 +21,9 @@ class Work(Protocol):
 
     @property
     def portion(self) -> int:
-        """Number of items sent to a worker together, and repeated together if it is lost."""
+        """Number of items sent to a worker together; they are repeated together if the worker is
+        lost.
+        """
 
     def process_items(self, place: Any, items: Sequence[Any]) -> Iterator[Any]:
         """Yield the results of these items.
@@ -40,7 +41,7 @@ class Engine(Protocol):
 
     @property
     def description(self) -> str:
-        """Name of the place where work runs: "this process"."""
+        """A phrase for the place where work runs, such as "this process"."""
 
     def set_work_context(self, local_place: Any, make_place: Callable[[], Any]) -> None:
         """Set the workplace (models and data) of later work.
@@ -55,7 +56,7 @@ class Engine(Protocol):
         """
 
     def stream_long_results(self, work: Work, items: Sequence[Any]) -> Iterator[Any]:
-        """Yield the results of a few long items; the next free worker gets the next item."""
+        """Yield the results of a few long items; each item goes to the next free worker."""
 
     def close(self) -> None:
         """Stop the workers and release their models and data."""
@@ -82,9 +83,9 @@ class LocalEngine:
 
 @dataclass(frozen=True)
 class WorkerStart:
-    """The required version and working folder of a worker.
+    """The version and working folder that a worker must have.
 
-    Relative paths of the run start at this folder.
+    The run's relative paths start at this folder.
     """
 
     # of the process that starts the run; workers get this record pickled

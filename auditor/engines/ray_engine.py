@@ -263,7 +263,7 @@ def _find_ray_socket_folder() -> Path:
 
 
 def _find_cluster_process_ids() -> list[int]:
-    """Return the processes of our own cluster; Ray ends this process if one of them is lost."""
+    """Return the process ids of our own cluster; Ray ends this process if one of them is lost."""
     pids = []
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
@@ -278,7 +278,9 @@ def _find_cluster_process_ids() -> list[int]:
 
 
 def _find_raylet_process_ids(node: str) -> list[int]:
-    """Return the raylets of this node, through which this process reaches a running cluster."""
+    """Return the ids of this node's raylets, through which this process reaches a running
+    cluster.
+    """
     processes = psutil.process_iter(["name", "cmdline"])
     return [
         process.pid
@@ -290,9 +292,9 @@ def _find_raylet_process_ids(node: str) -> list[int]:
 
 @contextlib.contextmanager
 def _watch_ray_processes(pids: Sequence[int]) -> Iterator[None]:
-    """Inside this context, end this process if one of `pids` is lost.
+    """End this process if one of `pids` is lost inside this context.
 
-    This prints a sentence and exits with code 3. Ray itself would end the process from C++ at the
+    A sentence is printed, and the exit code is 3. Ray itself would end the process from C++ at the
     next call, without a sentence and with code 1, which means a failed gate.
     """
     handles = [os.pidfd_open(pid) for pid in pids]  # each is readable once its process has ended
@@ -323,7 +325,9 @@ class _Worker:
 
     @cached_property
     def models_and_data(self) -> Any:
-        """The workplace, loaded at the first work so that the caller gets its errors."""
+        """The workplace; it is loaded with the first work, so that the caller gets any loading
+        errors.
+        """
         return self.make_place()
 
     def stream_work_results(self, work: Work, items: Sequence[Any]) -> Iterator[Any]:
@@ -334,7 +338,9 @@ class _Worker:
 
 
 def _get_ray_result(call: Callable[..., Any], *args: Any) -> Any:
-    """Return the result of a call to Ray. Raise here a worker's AuditError or NotApplicable."""
+    """Return the result of a call to Ray; raise a worker's AuditError or NotApplicable in this
+    process.
+    """
     ray = _import_ray()
     try:
         result = call(*args)

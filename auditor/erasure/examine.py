@@ -34,7 +34,7 @@ _MOST_SEARCHES = 100  # deleted records, and as many kept: without an index each
 class Erasure:
     """The results of all stores. facts: by store, the versions for which the verdicts hold.
 
-    users: the person of each deleted record, by name; empty without --user-column.
+    users: the person of each deleted record, by the record's name; empty without --user-column.
     """
 
     n_deleted: int
@@ -73,7 +73,7 @@ def examine_stores(
     model: str | None = None,
     nonmembers: str | None = None,
 ) -> Erasure:
-    """Judge each layer of each store, `PATH` or `KIND:PATH`, of released text and of a model.
+    """Judge each layer of each store (`PATH` or `KIND:PATH`), of released text and of a model.
 
     tell: called with progress messages; nonmembers: records that the model never saw. Raise
     AuditError for an invalid store or file.

@@ -31,7 +31,7 @@ _MOST_TEXTS = 20_000  # other texts to compare word by word
 
 @dataclass(frozen=True)
 class Piece:
-    """A part of a layer. content: bytes, texts, or vectors (n, dimensions)."""
+    """A part of a layer's content: bytes, texts, or vectors (n, dimensions)."""
 
     place: str
     content: bytes | Sequence[str] | Floats
@@ -40,10 +40,10 @@ class Piece:
 
 @dataclass(frozen=True)
 class Layer:
-    """A way to read a store. kinds: the kinds of content that it may show.
+    """A way to read a store. kinds: the kinds of content that the layer may show.
 
-    locate: returns the table at a byte offset of a file; other_texts: whether it may hold texts
-    derived from a record; searched: the records that it can show, None for all.
+    locate: returns the table at a byte offset of a file; other_texts: whether the layer may have
+    texts derived from a record; searched: the records that the layer can show, None for all.
     """
 
     name: str
@@ -56,10 +56,10 @@ class Layer:
 
 @dataclass(frozen=True)
 class LayerVerdict:
-    """The verdict of a layer for one kind of content.
+    """The verdict on a layer for one kind of content.
 
-    leftovers: form and place by record name. n_deleted, n_control: records that a search can find,
-    because they have unique windows or vectors.
+    leftovers: form and place by record name. n_deleted, n_control: number of deleted and of kept
+    records that a search can find, because they have unique windows or vectors.
     """
 
     store: str
@@ -75,7 +75,7 @@ class LayerVerdict:
 
     @property
     def least_sight(self) -> float:
-        """Return the exact 95% lower bound of the share of findable records that are found."""
+        """Return the exact 95% lower bound on the share of findable records that were found."""
         return clopper_pearson(self.n_control_seen, self.n_control)[0]
 
     @property
@@ -85,7 +85,7 @@ class LayerVerdict:
 
 @dataclass
 class _Sightings:
-    """The place of each record by kind, and the texts that are not kept records."""
+    """The place of each record found, by kind, and the texts that are not kept records."""
 
     places: dict[str, dict[int, str]] = field(default_factory=dict)
     other_texts: dict[str, None] = field(default_factory=dict)
@@ -146,7 +146,7 @@ def _gather_other_texts(
 
 
 def _find_vectors(piece: Piece, records: ErasureRecords, sightings: _Sightings) -> None:
-    """Find records' vectors by direction, because libraries rescale or round vectors."""
+    """Search for records' vectors by direction, because libraries rescale or round vectors."""
     vectors = np.asarray(piece.content)
     if vectors.ndim != 2 or vectors.shape[1] != records.directions.shape[1]:
         return
@@ -168,7 +168,7 @@ def judge_places(
 ) -> LayerVerdict:
     """Return the verdict, from the deleted records found and the share of the control found.
 
-    places: of the records found; possible: the records that the layer could show.
+    places: the places of the records found; possible: the records that the layer could show.
     """
     deleted = possible & records.deleted
     control = possible - records.deleted
@@ -194,10 +194,10 @@ def judge_places(
 def _judge_other_texts(
     store: str, layer: Layer, sightings: _Sightings, records: ErasureRecords
 ) -> list[LayerVerdict]:
-    """Judge whether other texts, such as summaries, hold passages of records.
+    """Judge whether other texts, such as summaries, contain passages of records.
 
-    Search for the control too, because it must be found. Skip deleted records whose own text is in
-    the layer.
+    Kept records are searched for too, as the control. Deleted records whose own text is in the
+    layer are skipped.
     """
     texts = list(sightings.other_texts)
     verbatim = records.deleted & set(sightings.places.get(TEXT, {}))

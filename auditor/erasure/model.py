@@ -1,7 +1,7 @@
-"""Examine a model for deleted records: what it completes, ranks of personal data, membership.
+"""Examine a model for deleted records: its completions, ranks of personal data, and membership.
 
-One run of `audit` on the deleted and the kept records gives all numbers; its folder, which holds
-texts, is removed.
+One run of `audit` on the deleted and the kept records gives all numbers; its folder, which
+contains texts, is removed.
 """
 
 from __future__ import annotations
@@ -40,10 +40,11 @@ _SCORE = name_score_column("loss")  # fixed before any label is seen, so that p-
 def judge_model(
     model: Any, records: ErasureRecords, nonmembers: str | None, alternatives: int = 999
 ) -> list[LayerVerdict]:
-    """Return the verdict of each layer of a model, which is a folder, a hub id or an object.
+    """Return the verdict on each layer of a model, which is a folder, a hub id or an object.
 
-    nonmembers: a file of records that the model never saw, for membership; alternatives: values
-    that personal data are ranked among. Raise AuditError if the model or the file cannot be used.
+    nonmembers: a file of records that the model never saw, for membership; alternatives: number of
+    values with which personal data are ranked. Raise AuditError if the model or the file cannot be
+    used.
     """
     from auditor.api import audit
 
@@ -85,7 +86,7 @@ def _judge_layers(label: str, run: FinishedRun, records: ErasureRecords) -> Iter
 def _find_completed(
     folder: Path, finding: Finding, row: RowValuesBySecret, records: ErasureRecords
 ) -> Mapping[int, bool]:
-    """Return whether greedy decoding gives a part of each record that no other record has."""
+    """Return, by record, whether greedy decoding completes a part that no other record has."""
     texts = private_texts.read_secret_texts(folder)
     is_completed = dict[int, bool]()
     for id, bound in row.values_by_secret("rank_bound", True).items():
@@ -99,7 +100,7 @@ def _find_completed(
 def _find_ranked_first(
     folder: Path, finding: Finding, row: RowValuesBySecret, records: ErasureRecords
 ) -> Mapping[int, bool]:
-    """Return whether a value of each record that has any ranks above chance."""
+    """Return, by record with personal data, whether any of its values ranks above chance."""
     kinds = list(Identifiers.metrics)
     # A kind whose alternatives are not exchangeable with the true values has no measurement.
     accepted = {measurement.name for measurement in finding.measurements}
@@ -123,7 +124,7 @@ def _find_ranked_first(
 def _find_members(
     folder: Path, finding: Finding, row: RowValuesBySecret, records: ErasureRecords
 ) -> Mapping[int, bool]:
-    """Return whether each record is more likely than records that the model never saw."""
+    """Return, by record, whether it is more likely than records that the model never saw."""
     scores = _average_parts(row.values_by_secret(_SCORE, members=True))
     others = _average_parts(row.values_by_secret(_SCORE, members=False))
     conformal = roc.compute_conformal_p_values(
@@ -145,9 +146,9 @@ def _average_parts(values: Mapping[str, float]) -> Mapping[int, float]:
 def _list_discoveries(
     p_values: Mapping[int, Sequence[float]], records: ErasureRecords
 ) -> Mapping[int, bool]:
-    """Return the discoveries of the deleted records, and those of the kept records.
+    """Return, by record, whether it is a discovery among the deleted or among the kept records.
 
-    p_values: of the parts of each record.
+    p_values: one for each part of a record.
     """
     is_listed = dict[int, bool]()
     for is_deleted in (True, False):
@@ -160,5 +161,5 @@ def _list_discoveries(
 
 
 def _get_record(id: str) -> int:
-    """Return the record of a secret, whose id is `row-ROW` or, of a part, `row-ROW-PART`."""
+    """Return the record of a secret, whose id is `row-ROW`, or `row-ROW-PART` for a part."""
     return int(id.split("-")[1])

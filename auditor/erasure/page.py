@@ -42,7 +42,7 @@ def state_result(erasure: Erasure) -> str:
 
 
 def _count_users(erasure: Erasure) -> str:
-    """Return whose records are still there; "" without --user-column."""
+    """Return a phrase on the people whose records are still there; "" without --user-column."""
     if not erasure.users:
         return ""
     people = format_count(len(set(erasure.users.values())), "person", "people")
@@ -79,7 +79,9 @@ def sort_verdicts(erasure: Erasure) -> list[LayerVerdict]:
 
 
 def describe_verdict(verdict: LayerVerdict) -> str:
-    """Return the numbers of deleted and kept records found, or why the layer cannot tell."""
+    """Return the numbers of deleted and kept records found, or the reason why the layer cannot
+    tell.
+    """
     control = f"{verdict.n_control_seen:,} of {verdict.n_control:,} kept ones seen"
     if verdict.verdict == CANNOT_TELL:
         return f"cannot tell: {verdict.why}"

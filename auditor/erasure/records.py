@@ -31,7 +31,7 @@ ALIKE = 0.999  # cosine at which two vectors count as equal, as int8 and float16
 
 @dataclass(frozen=True)
 class StoredRecord:
-    """A record to look for. vector: (dimensions,), or None without a vector; user: its person."""
+    """A record to search for. vector: (dimensions,), or None; user: the record's person."""
 
     name: str
     text: str
@@ -42,7 +42,7 @@ class StoredRecord:
 
 @dataclass(frozen=True)
 class ErasureRecords:
-    """The deleted records, then the kept records.
+    """The deleted records, followed by the kept records.
 
     likest: (records,), the highest cosine of a vector with another record's vector; directions:
     (records, dimensions), of length 1, NaN without a vector; kept_texts: hashes of all kept texts.
@@ -120,8 +120,8 @@ def read_erasure_records(
 def find_likest(directions: Floats, vectors: Floats, owner_indices: Sequence[int]) -> Floats:
     """Return the highest cosine of each direction with any of the vectors: (directions,).
 
-    owner_indices: (vectors,), the index of the direction to skip because it belongs to this vector;
-    -1 for none.
+    owner_indices: (vectors,), the index of the direction that belongs to this vector and is
+    skipped; -1 for none.
     """
     highest = np.full(len(directions), -1.0)
     owners = np.asarray(owner_indices, dtype=int)
@@ -181,7 +181,9 @@ def _read_deleted(path: Path, user_column: str | None) -> list[tuple[int, Stored
 
 
 def _read_control(path: Path) -> list[tuple[int, StoredRecord]]:
-    """Read an even sample of the kept records with their row numbers; parse no other row."""
+    """Read an evenly spaced sample of the kept records, with their row numbers; parse no other
+    row.
+    """
     _check_file("--kept", path)
     source = f"--kept {str(path)!r}"
     try:

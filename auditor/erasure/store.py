@@ -89,7 +89,9 @@ class Store:
             return None
 
     def check_package(self) -> None:
-        """Raise AuditError if the installed version of the library was not tested."""
+        """Raise AuditError if the installed version of the library was not tested with this
+        store.
+        """
         version = self.package_version
         if version and not version.startswith(self.tested):
             raise AuditError(
@@ -116,12 +118,12 @@ class Store:
         return self.path.parent
 
     def list_files(self) -> list[Path]:
-        """Return the nonempty files."""
+        """Return the store's nonempty files."""
         paths = sorted(path for path in self.folder.rglob("*") if path.is_file())
         return [path for path in paths if path.stat().st_size]
 
     def list_file_layers(self) -> Iterator[Layer]:
-        """Yield a layer per file; files with generated names share a layer."""
+        """Yield a layer for each file; files with generated names share one layer."""
         groups: dict[str, list[Path]] = {}
         for path in self.list_files():
             group = _MADE_UP.sub("*", str(path.relative_to(self.folder)))
@@ -139,15 +141,14 @@ class Store:
         return str(path.relative_to(self.folder))
 
     def find_locator(self, path: Path) -> Callable[[int], str] | None:
-        """Return a function from byte offset in this file to table name; None without tables."""
+        """Return a function from a byte offset in this file to a table name; None if there are no
+        tables.
+        """
         return None
 
 
 def read_files(files: Iterable[tuple[Path, str]]) -> Iterator[Piece]:
-    """Yield the bytes of named files in overlapping blocks.
-
-    Each block begins with the end of the previous block.
-    """
+    """Yield the bytes of named files in blocks; each begins with the end of the previous block."""
     for path, place in files:
         with path.open("rb") as file:
             start = 0
@@ -195,8 +196,8 @@ def find_store_kind(argument: str) -> tuple[type[Store], Path]:
 def copy_store(path: Path, scratch: Path) -> Path:
     """Copy a store, and return the path of the copy.
 
-    For a file, also copy files whose names begin with its name. Raise AuditError for an empty
-    store, a locked store, or a store that changes meanwhile.
+    If the store is a file, files whose names begin with its name are copied too. Raise AuditError
+    for an empty store, a locked store, or a store that changes meanwhile.
     """
     if path.is_dir():
         files = sorted(entry for entry in path.rglob("*") if entry.is_file())

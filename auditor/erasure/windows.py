@@ -33,7 +33,7 @@ _WORD = re.compile(r"\w{9,}")
 
 @dataclass(frozen=True)
 class Origin:
-    """The source of a window. record: its index; form: the encoding of the record."""
+    """The source of a window. record: the record's index; form: the encoding of the record."""
 
     record: int
     kind: str
@@ -41,7 +41,9 @@ class Origin:
 
 
 def write_text_forms(text: str) -> Mapping[str, bytes]:
-    """Return a text in each encoding of stores: UTF-8 and, if they differ, JSON and lower case."""
+    """Return a text in each encoding that stores use: UTF-8 and, if different, JSON and lower
+    case.
+    """
     forms = {
         "UTF-8": text.encode(),
         "JSON": json.dumps(text)[1:-1].encode(),
@@ -51,13 +53,15 @@ def write_text_forms(text: str) -> Mapping[str, bytes]:
 
 
 def _drop_equal_forms(forms: dict[str, bytes]) -> Mapping[str, bytes]:
-    """Return each encoding once, by its first name."""
+    """Return each distinct encoding once, under its first name."""
     names = {content: name for name, content in reversed(forms.items())}
     return {name: content for name, content in forms.items() if names[content] == name}
 
 
 def write_vector_forms(values: Floats) -> Mapping[str, bytes]:
-    """Return a vector (dimensions,) in each encoding of stores, unscaled and with length 1."""
+    """Return a vector (dimensions,) in each encoding that stores use, unscaled and with length
+    1.
+    """
     single = values.astype("<f4")
     length = np.sqrt((single * single).sum(dtype=np.float32))
     # Libraries normalise in two ways: they divide, or multiply by the reciprocal.
@@ -100,7 +104,9 @@ def _cut_windows(content: bytes) -> Iterator[bytes]:
 
 
 def _cut_words(text: str) -> Iterator[bytes]:
-    """Yield the last 8 bytes of each long word, because an index may omit the beginning."""
+    """Yield the last 8 bytes of each long word, because an index may leave out a word's
+    beginning.
+    """
     for word in _WORD.findall(text.casefold()):
         yield word.encode()[-_WORD_SIZE:]
 
@@ -114,9 +120,9 @@ def _hash_words(words: NDArray[np.uint64], factor: np.uint64) -> Ints:
 class WindowIndex:
     """An index of windows by their bytes; after `finish`, each window belongs to a single record.
 
-    The index hashes the first word of all windows of a buffer at once, then the last word of the
-    few that are possible: 130 MB a second; the Aho-Corasick automaton of `occurrences` reads 2 MB
-    a second.
+    A search hashes the first word of all windows of a buffer at once, and then the last word of
+    the few possible windows. It reads 130 MB a second; the Aho-Corasick automaton of `occurrences`
+    reads 2 MB a second.
     """
 
     origins: dict[bytes, Origin] = field(default_factory=dict)
@@ -139,15 +145,16 @@ class WindowIndex:
                 self._shared.add(window)
 
     def discard_shared(self, texts: Sequence[str], record: int | None = None) -> None:
-        """Discard windows of other records that occur in these texts of `record`."""
+        """Discard windows of other records that occur in these texts, which belong to `record`."""
         forms = [form for text in texts for form in write_text_forms(text).values()]
         for _, window, origin in self.find(b"\0".join(forms)):
             if origin.record != record:
                 self._shared.add(window)
 
     def finish(self) -> None:
-        """Discard windows that several records share. Call this after the last record, and again
-        after the last text.
+        """Discard windows that several records share.
+
+        Call this after the last record, and again after the last text.
         """
         for window in self._shared:
             self.origins.pop(window, None)

@@ -1,8 +1,8 @@
 """Draw texts of a space from a model, to estimate ranks in spaces too large to search.
 
-Each step allows the tokens that continue some text of the space, and renormalises the distribution
-over them. A text can be drawn in several tokenisations; only the tokenizer's own counts
-(formulas.md A8). This module does not depend on canaries.
+Each step allows only the tokens that continue some text of the space, and renormalises the
+distribution over them. A text can be drawn in several tokenisations; only the tokenizer's own
+counts (formulas.md A8).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class ConstrainedDraws:
 
 
 class TokenGuide:
-    """Find the tokens that may follow a partial text of the space."""
+    """A guide that finds the tokens that may follow a partial text of the space."""
 
     def __init__(self, space: CanarySpace, tokenizer: Any, head: Tokens) -> None:
         """Index the vocabulary by the text that each token adds after `head`.
@@ -112,7 +112,7 @@ class TokenGuide:
             state = next_states[int((tokens == token).nonzero()[0])]
 
     def get_max_tail(self) -> int:
-        """Return the maximum number of tokens after the head in any text."""
+        """Return the maximum number of tokens that any text has after the head."""
         # A token writes at least one character.
         longest_choices = [max(map(len, block)) for block in self.space.choice_blocks]
         n_characters = len(self.space.common_beginning) + sum(longest_choices)
@@ -178,7 +178,10 @@ def score_constrained_texts(
 def _walk_constrained_texts(
     model: LanguageModel, guide: TokenGuide, context: Tokens, n_texts: int, pick: Pick
 ) -> tuple[list[list[int]], Floats, Floats]:
-    """Generate texts in batches that fit into memory; return each text's tokens, nll and log_q."""
+    """Generate texts in batches that fit into memory; return each text's tokens, nll and log_q.
+
+    pick: chooses the next token.
+    """
     tokens: list[list[int]] = [[] for _ in range(n_texts)]
     nll = np.zeros(n_texts)
     log_q = np.zeros(n_texts)

@@ -46,7 +46,7 @@ class SuffixCandidates:
     def count_forward_rows(self) -> int:
         """Return the number of rows that the model read: one per distinct partial sample.
 
-        The prefix alone counts as a partial sample.
+        The prefix without any drawn token counts as a partial sample.
         """
         length = self.suffixes.shape[1]
         # In sorted order each sample shares most with its predecessor. Its tokens beyond the shared
@@ -108,8 +108,7 @@ def sample_mixed_length_batch(
 ) -> list[SuffixCandidates]:
     """Draw candidates like `sample_candidates`, but prefixes and suffixes may differ in length.
 
-    Different lengths need a model that can join rows. uniforms: (K, suffix length, CHANNELS) for
-    each prefix.
+    The model must be able to join rows. uniforms: (K, suffix length, CHANNELS) for each prefix.
     """
     lengths = [len(noise[0]) for noise in uniforms]
     max_length = max(lengths)
@@ -157,9 +156,9 @@ def sample_mixed_length_batch(
 def batch_lengths(
     model: LanguageModel, shapes: Sequence[tuple[int, int]], samples: int = 1
 ) -> Iterator[list[int]]:
-    """Yield batches of indices into `shapes`, each with one shape.
+    """Yield batches of indices into `shapes`; all shapes in a batch are equal.
 
-    If the model can join rows, a last batch contains all rare shapes, sorted by length.
+    If the model can join rows, one last batch has all rare shapes, sorted by length.
 
     Args:
         shapes: (prefix, suffix) lengths.

@@ -1,7 +1,7 @@
 """Search for candidates without sampling: by the threshold tree of a decoding, or by beam search.
 
-Both use only decoding rows, so they can search a defended model. They read the distribution, so
-claims about sampled tokens do not cover them. They do not see the true suffixes.
+Both searches use only decoding rows, so they also work on a defended model. They read the
+distribution, so claims about sampled tokens do not cover them. They do not see the true suffixes.
 """
 
 from __future__ import annotations
@@ -87,11 +87,11 @@ def find_suffixes_above_threshold(
     """Find every suffix of `length` tokens with a decoding probability >= threshold.
 
     The search is breadth-first, with one row per live node. Nodes below the threshold are pruned,
-    so at most 1/threshold nodes are live (formulas A5), and no suffix is missed. If all children of
-    a secret are below the threshold, only the likeliest is kept. Its leaf becomes the guess, and
-    the certificate says so. If a batch needs more than `max_rows` live rows, its halves are
-    searched again; a single prefix may need more. `rows` counts a secret's rows independently of
-    batches.
+    so at most 1/threshold nodes are live (formulas A5), and no suffix is missed. If all children
+    of a secret's nodes are below the threshold, only the likeliest child is kept. Its leaf becomes
+    the guess, and the certificate says so. If a batch needs more than `max_rows` live rows, its
+    halves are searched again; a single prefix may need more. `rows` counts a secret's rows
+    independently of batches.
 
     Args:
         prefixes: (secrets, n_prefix).
@@ -150,8 +150,8 @@ def _expand_tree(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Expand the live nodes and prune the children below the floor.
 
-    A secret whose children are all below the floor keeps the likeliest. The function reads only the
-    decoding's support: a nucleus has a few tokens, a vocabulary 50,000.
+    If all children of a secret are below the floor, the likeliest child is kept. Only the
+    decoding's support is read: a nucleus has a few tokens, a vocabulary 50,000.
 
     Returns:
         Parents, tokens and log_q of the surviving children, sorted by parent and token.
@@ -193,9 +193,9 @@ def _mark_surviving_children(
     floor: float,
     n_secrets: int,
 ) -> Tensor:
-    """Return which children survive, (children,): those at or above the floor.
+    """Return whether each child survives, (children,): whether it is at or above the floor.
 
-    A secret without such a child keeps its likeliest.
+    If all children of a secret are below the floor, the likeliest one survives.
     """
     survives = child_log_q >= floor
     device = child_log_q.device
@@ -215,7 +215,7 @@ def _mark_surviving_children(
 def _certify_leaves(
     suffixes: Tensor, scores: Tensor, log_q: Tensor, pruned: float, rows: int, floor: float
 ) -> TreeLeaves:
-    """Sort one secret's leaves, likeliest first, and certify what the search proved."""
+    """Sort one secret's leaves, likeliest first, with a certificate of what the search proved."""
     order = torch.argsort(log_q, descending=True, stable=True)
     log_q = log_q[order]
     best = float(log_q[0])

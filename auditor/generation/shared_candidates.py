@@ -1,6 +1,6 @@
 """Keep the candidates of one pass for later attacks that need the same candidates.
 
-They are stored on disk, because all of them may not fit into memory.
+The candidates are stored on disk, because all of them may not fit into memory.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Count the texts of a space that a model finds at least as likely as a canary.
 
 The exact search walks a trie (prefix tree) of all texts' tokens from the root. It prunes branches
-whose nll (negative log-likelihood) exceeds the canary's, and computes a leaf's nll from its
-parent's distribution, without a forward pass (formulas.md A8). Only decoding rows are needed, so it
-can search a defended model. nll is in nats and excludes the first tokens that all texts share. This
-module handles no attacks, result files or insertions.
+whose nll (negative log-likelihood) exceeds the canary's. A leaf's nll comes from its parent's
+distribution, without a forward pass (formulas.md A8). Only decoding rows are needed, so the search
+also works on a defended model. nll is in nats and excludes the first tokens that all texts share.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ _MIN_TEXTS_CACHED = 20_000  # the trie of a smaller space is built as fast as it
 
 @dataclass(frozen=True)
 class TrieLevel:
-    """The n inner nodes of one depth. The children of node i are start[i]:start[i + 1].
+    """The n inner nodes of one depth. Node i's children are start[i]:start[i + 1].
 
     Leaves and inner children are stored separately.
     """
@@ -83,7 +82,7 @@ class Trie:
 
 
 def encode_without_special_tokens(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
-    """Encode each text by itself, without adding special tokens."""
+    """Encode each text separately, without adding special tokens."""
     if not getattr(tokenizer, "is_fast", False):
         return [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
     plain = {"return_attention_mask": False, "return_token_type_ids": False, "verbose": False}
@@ -94,7 +93,7 @@ def encode_without_special_tokens(tokenizer: Any, texts: Sequence[str]) -> list[
 
 @lru_cache(maxsize=4)
 def load_or_build_trie(space: CanarySpace, tokenizer: Any) -> Trie:
-    """Return the trie of a space's texts; store large tries in the cache folder.
+    """Return the trie of a space's texts; large tries are stored in the cache folder.
 
     Tokenising 10^6 texts takes a minute. Raise AuditError if the tokenizer maps two texts to the
     same tokens.
@@ -235,9 +234,9 @@ def compute_continuation_nlls(
 
 
 def add_tie_margin(nll: Floats) -> Floats:
-    """Return the largest nll that counts as equal to each nll.
+    """Return, for each nll, the largest nll that counts as equal.
 
-    Equal texts, and texts that differ only by rounding, reduce exposure.
+    Texts that are equally likely, except for rounding, reduce exposure.
     """
     return nll + _TIE * (1 + nll / 10)  # formulas.md B6: the rank is of loss(s') <= loss(s)
 
@@ -321,10 +320,10 @@ def count_leaves_within_nll(
 
 
 class _TrieLeafSearch:
-    """The state of a search: the counts so far.
+    """The state of a trie search: the counts so far.
 
-    n_visited: visited nodes; n_cut: nodes in pruned branches; n_unseen_leaves: leaves that the node
-    budget excluded.
+    n_visited: visited nodes; n_cut: nodes in pruned branches; n_unseen_leaves: leaves that the
+    node budget excluded.
     """
 
     def __init__(
@@ -376,7 +375,9 @@ class _TrieLeafSearch:
                     rows.advance(parents[: len(live)], live.path[:, -1])
 
     def limit_branches(self, live: _TrieBranches) -> _TrieBranches:
-        """Return the branches within the node budget; add the others' leaves to the unseen ones."""
+        """Return the branches within the node budget; count the other branches' leaves as
+        unseen.
+        """
         n_affordable = max(0, self.budget - self.n_visited)
         if self.budget == 0 or n_affordable >= len(live):
             return live
@@ -389,7 +390,7 @@ class _TrieLeafSearch:
         live: _TrieBranches,
         rows: Rows,
     ) -> tuple[_TrieBranches, Tensor]:
-        """Count the leaves below the live nodes and expand their inner children.
+        """Count the leaves below the live nodes, and expand their inner children.
 
         Return the children that may lead to more leaves, likeliest first, and the index of each
         child's parent in `live`.
@@ -440,9 +441,9 @@ def _split_branches(
     sizes: Tensor,
     max_nodes: int,
 ) -> list[_TrieBranches]:
-    """Split the branches into groups of at most `max_nodes` nodes, counting all depths.
+    """Split the branches into groups of at most `max_nodes` nodes.
 
-    A larger branch forms its own group.
+    sizes: number of nodes in each branch, at all depths. A larger branch forms its own group.
     """
     total = 0
     cuts = [0]

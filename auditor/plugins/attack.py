@@ -39,17 +39,20 @@ class Attack(Method):
     control: ClassVar[str] = ""
 
     def soft_prompt_rows(self) -> int:
-        """Return the number of rows of the longest soft prompt before a prefix."""
+        """Return the number of rows of the longest soft prompt that this attack puts before a
+        prefix.
+        """
         return 0
 
     def check_inputs(self, view: View, known: Sequence[Pair]) -> None:
-        """Raise NotApplicable, before any query, if this run lacks an input.
+        """Raise NotApplicable, before any query, if this run lacks an input of the attack.
 
         known: the auxiliary data. Capabilities are checked elsewhere.
         """
 
     def fit(self, view: View, known: Sequence[Pair]) -> dict[str, Any]:
-        """Tune on the known pairs; return a state (tensors and JSON values) for the run folder.
+        """Tune on the known pairs; return a state (tensors and JSON values) that the run folder
+        stores.
 
         Most attacks need no tuning.
         """
@@ -63,15 +66,15 @@ class Attack(Method):
         return dataclasses.asdict(self)
 
     def timing_stand_in(self) -> tuple[Attack, float]:
-        """Return the attack whose `fit` is timed for an estimate, and the time ratio of this attack
-        to it.
+        """Return an attack whose `fit` is timed for an estimate, and how many times as long this
+        one takes.
 
         The default is this attack, with ratio 1.
         """
         return self, 1.0
 
     def queries(self, view: View, secrets: Sequence[Query]) -> Sequence[Query]:
-        """Return the queries to this target: the prefixes of secrets, or texts of the attack."""
+        """Return the queries to this target: prefixes of secrets, or the attack's own texts."""
         return secrets
 
     def guess(
@@ -83,10 +86,9 @@ class Attack(Method):
         raise NotImplementedError
 
     def sample_counts_by_recipe(self, view: View) -> dict[str, int]:
-        """Return the number of samples of each prefix, by sampling recipe, which determines query
-        budgets.
+        """Return the number of samples of each prefix, by sampling recipe.
 
-        Attacks with the same recipe share a pass.
+        The numbers determine query budgets. Attacks with the same recipe share a pass.
         """
         return {}
 
@@ -95,8 +97,9 @@ class Attack(Method):
         return view.target_name
 
     def score_is_probability(self, view: View) -> bool:
-        """Return whether a guess's score is the probability that the guess is right; reports check
-        it.
+        """Return whether a guess's score is the probability that the guess is right.
+
+        Reports check such probabilities.
         """
         return False
 
@@ -135,16 +138,17 @@ class CorpusAttack(Attack):
         raise NotImplementedError
 
     def user_chosen_beginnings(self, view: View) -> list[Tokens]:
-        """Return the user's `begins`; a text after a trained prompt is not untargeted
-        extraction.
+        """Return the texts in the user's option `begins`.
+
+        A text generated after a trained prompt would not be untargeted extraction.
         """
         return []
 
     def queries(self, view: View, secrets: Sequence[Query]) -> list[Query]:
         """Return a query for each generation, with an id that identifies its beginning.
 
-        Different beginnings give different draws. A deterministic decoding queries each beginning
-        once.
+        Different beginnings get different draws. With a deterministic decoding, each beginning is
+        queried only once.
         """
         begins = self.generation_beginnings(view)
         digests = [hashlib.sha256(repr(begin).encode()).hexdigest()[:8] for begin in begins]
@@ -222,7 +226,7 @@ class SamplingAttack(Attack):
         return None
 
     def candidate_scores(self, view: View, batch: Batch) -> list[Tensor]:
-        """Return a score for each candidate of each query, (distinct,); higher means more
+        """Return a score for each candidate of each query, (distinct,); higher is more
         confident.
         """
         raise NotImplementedError
@@ -261,8 +265,8 @@ def rank_candidates(
 ) -> Guesses:
     """Return candidates by descending score.
 
-    Equal scores are ordered by descending likelihood if known, which counts only estimate, then by
-    descending count, then by first draw.
+    Equal scores are ordered by descending likelihood if it is known (counts only estimate it),
+    then by descending count, then by first draw.
     """
     if candidates.token_log_probs is None:
         nll = [0.0] * len(score)
@@ -296,9 +300,7 @@ def rank_candidates(
 
 
 def compute_mean_nlls(candidates: SuffixCandidates) -> Tensor:
-    """Return the mean nll, in nats a token, of each candidate from its log-probabilities,
-    (distinct,).
-    """
+    """Return each candidate's mean nll in nats a token, (distinct,), from its log-probabilities."""
     return candidates.nll / candidates.suffixes.shape[1]
 
 

@@ -1,6 +1,4 @@
-"""Define the base class of benchmarks. A benchmark owns the secrets; an attack gets only a
-`Challenge`.
-"""
+"""Define the base class of benchmarks, which own the secrets; an attack gets only a `Challenge`."""
 
 from __future__ import annotations
 
@@ -64,7 +62,7 @@ class Benchmark:
 
     @property
     def unattacked_training_tokens(self) -> Sequence[Tokens]:
-        """The training records, neither attacked nor to be forgotten, from which a model can
+        """The training records, neither attacked nor to be forgotten, on which a model can
         relearn.
         """
         return [pair.prefix + pair.suffix for pair in self.known]
@@ -90,8 +88,9 @@ class Benchmark:
             yield from ((pair.prefix + pair.suffix, None) for pair in self.known)
 
     def few(self, limit: int) -> tuple[Secret, ...]:
-        """Return at most `limit` members and the same share of non-members, evenly spaced to keep
-        all repeat counts.
+        """Return at most `limit` members and the same share of non-members.
+
+        They are evenly spaced, so that all repeat counts remain.
         """
         members = [secret for secret in self.secrets if secret.member]
         nonmembers = [secret for secret in self.secrets if not secret.member]

@@ -32,8 +32,8 @@ PluginClasses = dict[str, dict[str, Any]]  # kind (Attack, ...) -> name -> class
 def load_plugin_classes(before: Callable[[], None]) -> PluginClasses:
     """Return all plug-ins except those of `--plugin`, like `registry.list_plugin_classes`.
 
-    They are read from the cache if no built-in file has changed. before: called before plug-ins are
-    imported.
+    The plug-ins come from the cache if no built-in file has changed. before: called before
+    plug-ins are imported.
     """
     if importlib.metadata.entry_points(group=ENTRY_POINTS):
         return _import_all_plugins(before)

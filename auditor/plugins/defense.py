@@ -38,8 +38,8 @@ class Scenario:
 class Prompt:
     """The text before the answer to a secret, and the private record that begins with this text.
 
-    Both are tokenised like model input. secret: id of the secret. record: () if the text belongs to
-    no private record.
+    Both are tokenised like model input. secret: the secret's id. record: () if no private record
+    begins with the text.
     """
 
     secret: str
@@ -51,7 +51,7 @@ class Prompt:
 class TrainedModel:
     """A model trained to leak less, and its claim (`privacy.json`), if any.
 
-    canaries: canary records of a training for an audit. told: notes of the trainer.
+    canaries: the training's canary records for an audit. told: the trainer's notes.
     """
 
     model: LanguageModel
@@ -68,7 +68,7 @@ class TrainedModel:
 
 @dataclass(frozen=True)
 class MaskedScenario:
-    """A `Scenario` around a masked LM. queries: maximum number of gaps in a text."""
+    """A `Scenario` with a masked LM as target. queries: maximum number of gaps in a text."""
 
     target: MaskedModel
     public: MaskedModel | None
@@ -94,7 +94,9 @@ class Defense:
 
     @property
     def ensemble_folder(self) -> str:
-        """The adapter folder in the option `ensemble`; "" in the lab, which trains adapters."""
+        """The adapter folder in the option `ensemble`; "" in the lab, which trains the adapters
+        itself.
+        """
         folder: str = getattr(self, "ensemble", "")
         return folder
 
@@ -132,11 +134,10 @@ class Defense:
         return None
 
     def budget_lots(self, scenario: Scenario) -> Mapping[str, int]:
-        """Return for each secret id the number of the budget that pays for it; empty for a single
-        budget.
+        """Return, for each secret id, the number of the budget (lot) that pays for it.
 
-        Each lot has its own private data and is accounted separately: a claim covers T tokens of
-        any lot.
+        The result is empty if there is only one budget. Each lot has its own private data and is
+        accounted separately: a claim covers T tokens of any lot.
         """
         return {}
 
@@ -158,8 +159,8 @@ class Defense:
 class Cause:
     """A step of a defense's chain: the only change between its row and the row before.
 
-    row: the control that the step shows (None: the defense itself). needs: user input that a
-    missing row requires.
+    row: the control that is measured for this step (None: the defense itself). needs: input that
+    the user must give for a missing row.
     """
 
     name: str  # "splitting"
@@ -172,14 +173,14 @@ class Cause:
 
 @dataclass(frozen=True)
 class QueryBudget:
-    """A fixed number of drawn tokens. After them, the row stops or the public model answers."""
+    """A fixed number of drawn tokens. After these, the row stops or the public model answers."""
 
     tokens: int
     on_exhaustion: Literal["stop", "public"]
 
 
 def count_largest_lot(n_drawn: Mapping[tuple[str, str], int], lots: Mapping[str, int]) -> int:
-    """Return the tokens drawn from the largest lot, or from all secrets if there are no lots.
+    """Return the number of tokens drawn from the largest lot; without lots, from all secrets.
 
     n_drawn: tokens by (recipe, secret).
     """

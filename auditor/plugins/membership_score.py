@@ -57,13 +57,13 @@ class MembershipScore(Probe):
 
     @property
     def score_name(self) -> str:
-        """The name in metric names, such as `tail_loss` in `membership_auc_tail_loss` for
+        """The score's name in metric names: `tail_loss` in `membership_auc_tail_loss` for
         `tail-loss`.
         """
         return self.name.replace("-", "_")
 
     def sampling(self) -> Sampling:
-        """Return the recipe of the unmodified distribution."""
+        """Return the recipe of the unmodified distribution, which the score reads."""
         return Sampling(1, ANCESTRAL)
 
     def check_secrets(self, secrets: Sequence[Secret]) -> None:

@@ -50,16 +50,18 @@ class Method:
         return False
 
     def sampling(self) -> Sampling | None:
-        """Return the recipe of the candidates or of the distribution that is read, for the report;
-        None for neither.
+        """Return, for the report, the recipe of the candidates or of the distribution that is
+        read.
+
+        None: the method has neither.
         """
         return None
 
     def report_section(self, findings: Sequence[Finding]) -> OwnSection | None:
-        """Return a section for the reports, from all rows of this method in the run (None: no
+        """Return a section for the reports, from all of this method's rows in the run (None: no
         section).
 
-        `result.json` keeps the section and reports show it unchanged, so it must not hold private
-        text.
+        `result.json` keeps the section and reports show it unchanged, so it must not contain
+        private text.
         """
         return None

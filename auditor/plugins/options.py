@@ -1,5 +1,6 @@
-"""Describe plug-in classes, and parse their options from a command line or TOML, without importing
-plug-ins.
+"""Describe plug-in classes and parse their options, from a command line or TOML.
+
+This module does not import plug-ins.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ _WORDS: dict[Any, str] = {int: "a whole number", float: "a finite number", str: 
 
 
 def require_options_at_least(plugin: Any, least: int, *options: str) -> None:
-    """Raise AuditError if one of these options of a plug-in is below `least`."""
+    """Raise AuditError if any of these options of a plug-in is below `least`."""
     for option in options:
         if getattr(plugin, option) < least:
             raise AuditError(f"expected {option} >= {least}, got {getattr(plugin, option)}")
@@ -112,6 +113,6 @@ def describe_plugin(cls: type) -> str:
 
 
 def get_plugin_title(cls: Any) -> str:
-    """Return the class's name for tables: its `title`, or else its name."""
+    """Return the class's name for tables: its `title`, or its name if it has no title."""
     title: str = cls.title or cls.name
     return title

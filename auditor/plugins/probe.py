@@ -1,4 +1,5 @@
-"""Define the base classes of probes: `Probe`, and `DistributionProbe` with a floor by non-members.
+"""Define the base classes of probes: `Probe`, and `DistributionProbe`, which compares with
+non-members.
 
 A probe sees the answers and draws no samples. Subclasses observe each secret.
 """
@@ -68,7 +69,7 @@ class Probe(Method):
         """Raise AuditError, before any query, for secrets that the probe cannot observe."""
 
     def has_subject_in(self, secrets: Sequence[Secret]) -> bool:
-        """Return whether any of these records has a subject of the probe."""
+        """Return whether any of these records is a subject of the probe."""
         return True
 
     def check_inputs(self, view: View, secrets: Sequence[Secret]) -> None:
@@ -78,16 +79,18 @@ class Probe(Method):
         """
 
     def observe_secrets(self, view: View, secrets: Sequence[Secret]) -> Iterator[Observation]:
-        """Observe the secrets in turn. An observation must not depend on other secrets."""
+        """Yield an observation of each secret, in order. An observation must not depend on other
+        secrets.
+        """
         raise NotImplementedError
 
     def facts(
         self, view: View, secrets: Sequence[Secret], observations: Sequence[Observation]
     ) -> dict[str, float]:
-        """Return numbers about all secrets together, such as terms of the claim or answers of later
-        queries.
+        """Return numbers about all secrets together, such as terms of the claim or answers of
+        later queries.
 
-        Called once for each row, and stored in `observations.facts` for the methods below. Here and
+        Called once for each row; the methods below find them in `observations.facts`. Here and
         below, secrets and observations have the same order.
         """
         return {}
@@ -95,11 +98,15 @@ class Probe(Method):
     def add_joint_values(
         self, secrets: Sequence[Secret], observations: Sequence[Observation]
     ) -> list[Observation]:
-        """Return the observations with values that depend on all secrets, such as a p-value."""
+        """Return the observations with added values that depend on all secrets, such as a
+        p-value.
+        """
         return list(observations)
 
     def measurements(self, secrets: Sequence[Secret], observations: Observed) -> list[Measurement]:
-        """Return the row's numbers, the main number first, with NAME_nonmembers and excess_NAME."""
+        """Return the row's numbers, the main number first, and their NAME_nonmembers and
+        excess_NAME.
+        """
         raise NotImplementedError
 
     def main_number_by_repeats(
@@ -111,7 +118,7 @@ class Probe(Method):
     def per_secret_values(
         self, secrets: Sequence[Secret], observations: Observed
     ) -> dict[str, list[float]]:
-        """Return for each measurement one number per secret; their mean over members is the
+        """Return, for each measurement, one number per secret, whose mean over members is the
         measurement.
 
         Runs are paired by these numbers. A measurement without them cannot be compared with a
@@ -122,29 +129,32 @@ class Probe(Method):
     def membership_candidates(
         self, secrets: Sequence[Secret], observations: Observed
     ) -> dict[str, CandidateScore]:
-        """Return the membership scores by name; the run uses the strongest score of all rows."""
+        """Return membership scores by name; from these of all rows, the run selects the
+        strongest.
+        """
         return {}
 
     def epsilon_lower_bounds(
         self, secrets: Sequence[Secret], observations: Observed
     ) -> tuple[Audited, ...]:
-        """Return the proven lower bounds of epsilon, the (epsilon, delta) bound first.
+        """Return the proven lower bounds on epsilon, the (epsilon, delta) bound first.
 
         The run compares claims with these bounds.
         """
         return ()
 
     def plan_audit(self, view: View, secrets: Sequence[Secret]) -> Audited | None:
-        """Return the epsilon bound before any guess; None if the probe bounds no epsilon, or plays
-        games.
+        """Return what the audit of epsilon will be, before any guess.
+
+        None: the probe bounds no epsilon, or plays games.
         """
         return None
 
     def claim_violations(
         self, secrets: Sequence[Secret], observations: Observed
     ) -> tuple[str, ...]:
-        """Return sentences about observed violations of the target's claim; empty without
-        violations.
+        """Return sentences about observed violations of the target's claim; empty if there are
+        none.
         """
         return ()
 
@@ -168,7 +178,7 @@ class DistributionProbe(Probe):
         self.sampling()  # refuses a bad temperature, top_k or top_p
 
     def sampling(self) -> Sampling:
-        """Return the recipe of one sample, whose distribution is observed."""
+        """Return the recipe of one sample; the probe observes its distribution."""
         return Sampling(1, Decoding(self.temperature, self.top_k, self.top_p), self.eos)
 
 
@@ -181,8 +191,9 @@ OfRows = Callable[[Tensor, Tensor], tuple[Tensor, ...]]
 def observe_in_batches(
     view: View, secrets: Sequence[Secret], size: int, look: Look
 ) -> Iterator[Observation]:
-    """Yield observations of secrets grouped by shape, `size` at once or as many as memory
-    allows.
+    """Yield observations of secrets grouped by shape.
+
+    size: number of secrets at once; fewer if memory does not suffice.
     """
     # One limit for all shapes: a size that was too large for a shape is not tried on the next.
     at_once = BatchSizeLimit(view.batch_size or size)
@@ -203,7 +214,8 @@ def read_token_statistics(
 ) -> Iterator[list[Tensor]]:
     """Yield statistics of each token, (b, L), for a few texts at a time.
 
-    `of_rows` receives at most `at_once` entries.
+    of_rows: computes the statistics from distributions; gets at most `at_once` entries in each
+    call.
     """
     for batch_tokens, distribution in model.teacher_forced_distributions(prefixes, suffixes):
         # (b, L, V) -> (b L, V), a chunk at a time: the results of `of_rows` take as much memory
@@ -235,7 +247,7 @@ def value_column(observations: Sequence[Observation], name: str) -> Floats:
 
 
 def strip_observed_prefix(prefix: str, names: Iterable[str]) -> list[str]:
-    """Return the names that begin with the prefix, without the prefix."""
+    """Return the rest of each name that begins with the prefix."""
     return [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
 
 
@@ -244,7 +256,7 @@ def mask_members(secrets: Sequence[Secret]) -> Bools:
 
 
 def score_records(secrets: Sequence[Secret]) -> ScoredRecords:
-    """Return membership, copies, and the units (persons or documents) to resample."""
+    """Return each record's membership, copies, and the unit (person or document) to resample."""
     copies = {str(r): mask for r, mask in mask_repeat_counts(secrets).items()}
     # A record without person and document is a unit.
     units = [s.user or s.document or s.id for s in secrets]
@@ -262,8 +274,8 @@ def measure_baselined_probability(
     note: str = "",
     excess: bool = True,
 ) -> list[Measurement]:
-    """Return the mean probability of members, of non-members if any, and with `excess` the
-    difference.
+    """Return the mean probability of members, of non-members if any, and the difference if
+    `excess`.
     """
     member_mean = compute_mean_probability(name, p[member], note)
     if member.all():

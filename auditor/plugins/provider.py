@@ -1,4 +1,4 @@
-"""Define providers, which load models: `--model NAME:REST` asks the provider NAME for REST.
+"""Define providers, which load models: `--model NAME:REST` loads REST by the provider NAME.
 
 A provider is a frozen dataclass in its own file. Its fields are its options (`--model-arg
 OPTION=VALUE`); the first line of its docstring is its description.
@@ -18,8 +18,8 @@ from auditor.models.base import LanguageModel
 class RequestedModel:
     """A request to a provider for a model; equal requests mean the same model.
 
-    name: part of --model after the prefix. run, most: the run that pays for the model's tokens, and
-    its maximum number of tokens.
+    name: the part of --model after the prefix. run: the run that pays for the model's tokens;
+    most: the run's maximum number of tokens.
     """
 
     name: str
@@ -54,7 +54,8 @@ class Provider:
         """Prepare an already loaded model for the next run."""
 
     def list_model_sources(self, request: RequestedModel) -> Mapping[str, tuple[str, str | None]]:
-        """Return by role the file, folder or hub id of the model, and its revision on the hub.
+        """Return the file, folder or hub id of each part of the model, by role, with its hub
+        revision.
 
         A gate identifies the model by digests of these sources. The map is empty for a model
         without files.
@@ -62,7 +63,7 @@ class Provider:
         return {}
 
     def estimate_least_bytes(self, request: RequestedModel) -> int | None:
-        """Return a lower bound of the model's bytes in memory (None: unknown before loading)."""
+        """Return a lower bound on the model's bytes in memory (None: unknown before loading)."""
         return None
 
     def describe_model(self, request: RequestedModel) -> str:

@@ -29,7 +29,7 @@ _extra: dict[Path, types.ModuleType] = {}
 
 
 def load_plugin_file(path: Path) -> None:
-    """Load the plug-ins of a Python file (`--plugin mine.py`); a second call changes nothing."""
+    """Load the plug-ins of a Python file (`--plugin mine.py`); repeated calls change nothing."""
     safe_mode.refuse_unsafe(f"the plug-in {str(path)!r} would run")
     if path.resolve() in _extra:
         return
@@ -59,8 +59,9 @@ def list_probes() -> dict[str, type[Probe]]:
 
 
 def list_methods() -> dict[str, type[Attack] | type[Probe]]:
-    """Return all names that `--attack` accepts. Raise AuditError if an attack and a probe share a
-    name.
+    """Return the attacks and probes that `--attack` accepts, by name.
+
+    Raise AuditError if an attack and a probe share a name.
     """
     attacks = list_attacks()
     probes = list_probes()
@@ -72,7 +73,7 @@ def list_methods() -> dict[str, type[Attack] | type[Probe]]:
 
 
 def find_method_name(measures: str) -> str:
-    """Return the first attack or probe with this value of `Method.measures`."""
+    """Return the name of the first attack or probe whose `Method.measures` has this value."""
     return next(name for name, kind in list_methods().items() if kind.measures == measures)
 
 
@@ -85,9 +86,7 @@ def list_trainers() -> dict[str, type[Trainer]]:
 
 
 def list_mitigations() -> dict[str, type[Trainer]]:
-    """Return the trainers for `audit mitigate --by`: those that train one model, not an
-    ensemble.
-    """
+    """Return the trainers for `audit mitigate --by`, which train one model, not an ensemble."""
     return {
         name: kind
         for name, kind in list_trainers().items()
@@ -104,10 +103,10 @@ def list_providers() -> dict[str, type[Provider]]:
 
 
 def resolve_model_provider(model: str, options: Mapping[str, Any]) -> tuple[Provider, str]:
-    """Return the provider of a model, with its options, and the model's name for the provider.
+    """Return a model's provider, with its options, and the model's name for the provider.
 
-    If the provider has no options, the options are in `RequestedModel.loading`. Raise AuditError
-    for an unknown provider or an invalid option.
+    For a provider without options of its own, the options are passed in `RequestedModel.loading`.
+    Raise AuditError for an unknown provider or an invalid option.
     """
     known = list_providers()
     prefix, name = split_model_name(model)

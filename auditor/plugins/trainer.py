@@ -85,8 +85,8 @@ class Trainer:
     later: ClassVar[frozenset[str]] = frozenset()
 
     def options(self) -> dict[str, Any]:
-        """Return the options for a model's record, without `later` options that have their
-        defaults.
+        """Return the options for a model's record; omit `later` options with their default
+        values.
         """
         values = {}
         for field in dataclasses.fields(self):
@@ -98,10 +98,12 @@ class Trainer:
         }
 
     def check(self, job: TrainingJob) -> None:
-        """Raise AuditError, before writing, for a job that this trainer cannot do."""
+        """Raise AuditError, before anything is written, for a job that this trainer cannot do."""
 
     def separate_model_count(self, job: TrainingJob) -> int:
-        """Return the number of models that separate processes could train (0: not divisible)."""
+        """Return the number of models that separate processes could train (0: cannot be
+        divided).
+        """
         return 0
 
     def train_one(self, job: TrainingJob, index: int) -> Path:
@@ -136,10 +138,11 @@ def read_training_summary(folder: Path) -> TrainingSummary | None:
 
 
 class TrainerCheckpoint:
-    """Hold the state of an interrupted training in a file, replaced atomically, only for its owner.
+    """A file with the state of an interrupted training, replaced atomically, readable only by its
+    owner.
 
-    When `save` returns, the state is on disk. If the noise key were lost, records would be used
-    again with another key.
+    When `save` returns, the state is on disk. This matters for the noise key: if it were lost,
+    records would be used again with another key.
     """
 
     def __init__(self, path: Path) -> None:
@@ -159,7 +162,7 @@ class TrainerCheckpoint:
                 raise
 
     def load(self) -> dict[str, Any] | None:
-        """Return the last saved state; None if there is none. Raise AuditError for an unreadable
+        """Return the last saved state, None if there is none. Raise AuditError for an unreadable
         file.
         """
         if not self.path.is_file():

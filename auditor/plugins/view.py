@@ -1,7 +1,7 @@
-"""Give an attacker access to a target in a setting, with the randomness of its queries.
+"""Define an attacker's access to a target in a setting, with the randomness of its queries.
 
-An attack sees the target only through a view, so no attack checks for a defense. Views hold no
-answers.
+An attack sees the target only through a view, so no attack needs to know of a defense. Views
+contain no answers to secrets.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Search = Literal["sample", "tree", "beam"]
 
 @dataclass(frozen=True)
 class Setting:
-    """An access and a decoding. A privacy claim covers one access and one decoding."""
+    """An access and a decoding. A privacy claim applies to one such pair."""
 
     name: SettingName
     stream: str  # in the keys of random streams, unchanged since the first results
@@ -81,11 +81,11 @@ class Sampling:
 
 @dataclass
 class ClaimTokenMeter:
-    """Count the tokens of a target inside the claim: those drawn by this run and those charged.
+    """A count of the tokens that this run drew from a target with a claim, and of those charged.
 
     drawn: by (recipe, secret); tokens drawn again after the loss of a worker count once. A resumed
-    run draws fewer tokens than are charged; a run that draws more was not charged for the
-    difference.
+    run draws fewer tokens than were charged. If a run draws more, the difference is still
+    uncharged.
     """
 
     drawn: dict[tuple[str, str], int] = field(default_factory=dict)
@@ -106,8 +106,9 @@ Batch = list[tuple[Query, SuffixCandidates]]
 
 @dataclass
 class View:
-    """An attacker's access to a target; `require_capability` enforces the setting for all other
-    methods.
+    """An attacker's access to a target.
+
+    `require_capability` enforces the setting for all other methods.
     """
 
     target_name: str
@@ -164,13 +165,15 @@ class View:
         return self.target.capabilities | (set() if self.training is None else {"training"})
 
     def recorded_gradient_canaries(self) -> GradientCanaries:
-        """Return the gradient canaries of the training. Raise NotApplicable if there are none."""
+        """Return the training's gradient canaries; raise NotApplicable if there are none."""
         self.require_capability("training")
         assert self.training is not None  # ensured by `require_capability`
         return self.training
 
     def decoding_in_this_setting(self, sampling: Sampling) -> Decoding:
-        """Return the effective decoding: the attack's, or ancestral if the setting requires it."""
+        """Return the effective decoding: the attack's own, or ancestral if the setting requires
+        this.
+        """
         if self.setting.ancestral:
             return ANCESTRAL
         if sampling.eos == "masked":
@@ -194,7 +197,7 @@ class View:
         return str(decoding)
 
     def sampling_recipe_name(self, sampling: Sampling, prompt: str) -> str:
-        """Return the name of a pass, which attacks with the same recipe share.
+        """Return the name of a pass; attacks with the same recipe share the pass.
 
         prompt: name of the soft prompt.
         """
@@ -207,7 +210,8 @@ class View:
     def queries_within_allowance(
         self, sampling: Sampling, prompt: str, queries: Sequence[Query]
     ) -> list[Query]:
-        """Return the queries that the budget pays for or the public model answers.
+        """Return the queries that are answered: the budget pays for them, or the public model
+        answers.
 
         Without a budget, return all queries.
         """
@@ -223,7 +227,9 @@ class View:
         soft_prompt: Tensor | None = None,
         prompt: str = "",
     ) -> Iterator[Batch]:
-        """Yield candidates for each query, in batches of one shape; earlier passes are reused."""
+        """Yield candidates for each query, in batches of one shape; results of earlier passes are
+        reused.
+        """
         self.require_capability("draw" if sampling.search == "sample" else "distribution")
         sampling = replace(sampling, samples=self.sample_count(sampling))
         name = self.sampling_recipe_name(sampling, prompt)
@@ -266,7 +272,9 @@ class View:
     def prefix_batch_size(
         self, sampling: Sampling, queries: Sequence[Query], prompt_rows: int = 0
     ) -> int:
-        """Return the number of prefixes per pass: many, because memorised text needs few rows."""
+        """Return how many prefixes to read per pass; it is large, as memorised text needs few
+        rows.
+        """
         # A tree splits a batch that outgrows its rows by itself.
         width = {"sample": sampling.samples, "beam": sampling.beams, "tree": 1}[sampling.search]
         return self.batch_size or max(
@@ -277,7 +285,7 @@ class View:
         )
 
     def _max_decoding_rows_in_memory(self, queries: Sequence[Query], prompt_rows: int) -> int:
-        """Return the number of decoding rows that fit in memory."""
+        """Return how many decoding rows fit in memory."""
         longest = max((len(query.prefix) + query.length for query in queries), default=1)
         row = self.target.row_bytes(
             prompt_rows + longest, distribution=self.has_capability("likelihood")
@@ -292,8 +300,8 @@ class View:
         prompt: Tensor | None,
         rows: BatchSizeLimit,
     ) -> Sequence[SuffixCandidates]:
-        """Return drawn or searched candidates for each query. rows: limit of rows decoded
-        at once.
+        """Return drawn or searched candidates for each query. rows: limit of rows decoded at
+        once.
         """
         model, decoding = self.target, self.decoding_in_this_setting(sampling)
         if sampling.search != "sample":
@@ -362,10 +370,10 @@ class View:
         return noise
 
     def mean_nll(self, model: LanguageModel, pairs: Sequence[tuple[Tokens, Tokens]]) -> list[float]:
-        """Return the mean nll, in nats a token, of (prefix, suffix) pairs under the target or
-        reference.
+        """Return the mean nll, in nats a token, of each (prefix, suffix) pair.
 
-        Suffixes of one prefix are scored together, so that their common beginning is read once.
+        model: the target or the reference. Suffixes of one prefix are scored together, so that
+        their common beginning is read once.
         """
         if model is self.target:
             self.require_capability("likelihood")
@@ -382,7 +390,7 @@ class View:
 def _compute_lone_nlls(
     model: LanguageModel, suffixes_by_prefix: Mapping[Tokens, Sequence[Tokens]]
 ) -> dict[tuple[Tokens, Tokens], float]:
-    """Return the summed nll of each suffix that does not share its prefix."""
+    """Return the summed nll of each suffix whose prefix no other suffix has."""
     pairs = [
         (prefix, suffixes[0])
         for prefix, suffixes in suffixes_by_prefix.items()
@@ -435,7 +443,7 @@ def _compute_shared_nlls(
 def _list_summed_suffix_log_probs(
     model: LanguageModel, pairs: Sequence[tuple[Tokens, Tokens]]
 ) -> list[float]:
-    """Return the summed log-probability of each suffix. All prefixes must have one length."""
+    """Return the summed log-probability of each suffix; all prefixes must have one length."""
     prefixes = list(dict.fromkeys(prefix for prefix, _ in pairs))
     owner = [prefixes.index(prefix) for prefix, _ in pairs]
     tokens = torch.tensor(prefixes, device=model.device)

@@ -1,5 +1,7 @@
-"""Compute divergences and epsilons, in nats: uniform mixing, Renyi and concentrated DP, and pairs
-of distributions."""
+"""Compute divergences and epsilons, in nats.
+
+They are for uniform mixing, Renyi and concentrated DP, and pairs of distributions.
+"""
 
 import math
 import operator
@@ -17,11 +19,12 @@ MASS_TOLERANCE = 1e-3  # a distribution further from total mass 1 than this is n
 
 
 def compute_uniform_mixing_epsilon(weight: float, vocab_size: int, queries: int = 1) -> float:
-    """Return the pure-DP epsilon (nats) of `queries` tokens drawn from weight * model + (1 -
-    weight) * uniform.
+    """Return the pure-DP epsilon (nats) of `queries` tokens from a mixture with the uniform
+    distribution.
 
-    Majmudar et al. 2022, Theorem 1 (Eq. 2); 0 for a vocabulary of one token. It holds between *any*
-    two models: the neighbouring relation is never used. Raise AuditError on bad input.
+    The mixture is weight * model + (1 - weight) * uniform (Majmudar et al. 2022, Theorem 1, Eq.
+    2). Epsilon is 0 for a vocabulary of one token. It holds between *any* two models: the
+    neighbouring relation is never used. Raise AuditError on bad input.
     """
     require_unit_interval("weight", weight)
     vocab_size = require_count("vocab_size", vocab_size, 1)
@@ -35,10 +38,9 @@ def compute_uniform_mixing_epsilon(weight: float, vocab_size: int, queries: int 
 
 
 def compute_rdp_budget(epsilon: float, delta: float, alpha: int) -> float:
-    """Return the Renyi divergence of order `alpha` (nats) that (epsilon, delta)-DP leaves to spend:
-    PMixED Theorem C.3, inverted.
+    """Return the Renyi divergence of order `alpha` (nats) that (epsilon, delta)-DP allows.
 
-    Raise AuditError if nothing is left.
+    This is PMixED Theorem C.3, inverted. Raise AuditError if nothing is allowed.
     """
     alpha = require_renyi_order(alpha)
     require_positive("epsilon", epsilon)
@@ -53,11 +55,11 @@ def compute_rdp_budget(epsilon: float, delta: float, alpha: int) -> float:
 
 
 def convert_rdp(rdp: float, delta: float, alpha: int) -> float:
-    """Return epsilon (nats) at `delta` of a mechanism of Renyi divergence `rdp` (nats) at order
+    """Return epsilon (nats) at `delta` of a mechanism with Renyi divergence `rdp` (nats) at order
     `alpha`.
 
-    PMixED Theorem C.3 (Balle et al. 2020), at least 0, and 0 for divergence 0. Raise AuditError on
-    bad input.
+    By PMixED Theorem C.3 (Balle et al. 2020); at least 0, and 0 for divergence 0. Raise AuditError
+    on bad input.
     """
     alpha = require_renyi_order(alpha)
     require_minimum("rdp", rdp, 0.0)
@@ -66,21 +68,21 @@ def convert_rdp(rdp: float, delta: float, alpha: int) -> float:
 
 
 def compute_bounded_range_rho(spread: float) -> float:
-    """Return rho = spread^2 / 8 of the zCDP of a mechanism whose log-ratios range over at most
-    `spread` nats.
+    """Return rho = spread^2 / 8, the zCDP of a mechanism whose log-ratios range over `spread`
+    nats.
 
-    Cesar and Rogers 2021, Lemma 3.4; D_alpha <= alpha rho at every order. Raise AuditError on bad
-    input.
+    By Cesar and Rogers 2021, Lemma 3.4; D_alpha <= alpha rho at every order. Raise AuditError on
+    bad input.
     """
     require_minimum("spread", spread, 0.0)
     return spread**2 / 8
 
 
 def compute_zcdp_epsilon(rho: float, delta: float) -> float:
-    """Return epsilon (nats) at `delta` of a rho-zCDP mechanism, by the best real order (Canonne et
-    al. 2020, Proposition 12).
+    """Return epsilon (nats) at `delta` of a rho-zCDP mechanism, by the best real order.
 
-    0 for rho 0, inf for infinite rho. Raise AuditError on bad input.
+    By Canonne et al. 2020, Proposition 12; 0 for rho 0, inf for infinite rho. Raise AuditError on
+    bad input.
     """
     require_minimum("rho", rho, 0.0)
     _compute_rdp_conversion_cost(delta, 2)  # refuses a delta that is none
@@ -101,8 +103,10 @@ def compute_zcdp_epsilon(rho: float, delta: float) -> float:
 
 
 def compute_zcdp_budget(epsilon: float, delta: float) -> float:
-    """Return the largest rho whose `compute_zcdp_epsilon` is at most `epsilon` (nats). Raise
-    AuditError on bad input."""
+    """Return the largest rho whose `compute_zcdp_epsilon` is at most `epsilon` (nats).
+
+    Raise AuditError on bad input.
+    """
     require_positive("epsilon", epsilon)
     # at which epsilon is exceeded: rho costs more than itself
     low = 0.0
@@ -118,10 +122,9 @@ def compute_zcdp_budget(epsilon: float, delta: float) -> float:
 
 def realised_renyi(log_p: npt.ArrayLike, log_q: npt.ArrayLike, alpha: float) -> Floats:
     """Return the Renyi divergence D_alpha(p || q) (nats) over the last axis; inf if p > 0 = q.
-    alpha > 1, inf allowed.
 
-    Distributions are renormalised, so that float32's 1e-7 of missing mass does not count as
-    divergence. Raise AuditError on bad input.
+    alpha > 1, inf allowed. Distributions are renormalised, so that float32's 1e-7 of missing mass
+    does not count as divergence. Raise AuditError on bad input.
     """
     if not alpha > 1:
         raise AuditError(f"expected alpha > 1, got {alpha}")
@@ -144,7 +147,9 @@ def realised_renyi(log_p: npt.ArrayLike, log_q: npt.ArrayLike, alpha: float) -> 
 
 def realised_pure_dp(log_p: npt.ArrayLike, log_q: npt.ArrayLike) -> Floats:
     """Return the largest |log p - log q| (nats) over the last axis; inf if the supports differ.
-    Raise AuditError on bad input."""
+
+    Raise AuditError on bad input.
+    """
     return compute_two_sided_renyi(log_p, log_q, math.inf)
 
 

@@ -1,11 +1,11 @@
-"""Account for the privacy of the Poisson-subsampled Gaussian mechanism, as in DP-SGD, by
-dp-accounting.
+"""Account for the privacy of the Poisson-subsampled Gaussian mechanism (DP-SGD) by dp-accounting.
 
-Add/remove neighbours, Poisson sampling at rate q, noise of standard deviation sigma times the
-clipping norm, T steps. The smaller of two upper bounds is reported. The privacy loss distribution
-(PLD) is tight and rounded up. Renyi accounting (RDP) is looser and faster, for running numbers, and
-the only bound for so small a delta that PLD's truncation (1e-15) and the rounding of its Fourier
-transforms matter. Epsilons in nats. Does not check that sampling was Poisson.
+The mechanism has add/remove neighbours, Poisson sampling at rate q, noise of standard deviation
+sigma times the clipping norm, and T steps. The smaller of two upper bounds on epsilon (nats) is
+reported. The privacy loss distribution (PLD) is tight and rounded up. Renyi accounting (RDP) is
+looser and faster, and used for running numbers. If delta is so small that PLD's truncation (1e-15)
+and the rounding of its Fourier transforms matter, only RDP is a bound. This module does not check
+that sampling was Poisson.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ _CLOSE = 1e-3
 def compute_pld_epsilon(
     sigma: float, q: float, steps: int, delta: float, earlier: Earlier = (), cell: float = _FINE
 ) -> float:
-    """Return epsilon of T steps by the privacy loss distribution: an upper bound unless delta is
-    tiny. 0 for no step.
+    """Return epsilon of T steps by the privacy loss distribution; 0 for no step.
 
-    earlier: other mechanisms on the same records, (sigma, q, steps) each, whose outputs are known
-    too. cell: width of the distribution's cells (nats), rounded up: ten times the width takes a
-    tenth of the time. Raise AuditError for parameters that no mechanism has.
+    It is an upper bound unless delta is tiny. earlier: other mechanisms on the same records,
+    (sigma, q, steps) each, whose outputs are known too. cell: width of the distribution's cells
+    (nats), rounded up: ten times the width takes a tenth of the time. Raise AuditError for
+    parameters that no mechanism has.
     """
     from dp_accounting.pld.pld_privacy_accountant import PLDAccountant
 
@@ -62,8 +62,10 @@ def compute_pld_epsilon(
 def compute_rdp_epsilon(
     sigma: float, q: float, steps: int, delta: float, earlier: Earlier = ()
 ) -> float:
-    """Return epsilon of T steps by Renyi accounting: an upper bound, a tenth to a quarter looser
-    than PLD's, in a tenth of the time."""
+    """Return epsilon of T steps by Renyi accounting, an upper bound.
+
+    It is a tenth to a quarter looser than PLD's, in a tenth of the time.
+    """
     from dp_accounting.rdp.rdp_privacy_accountant import RdpAccountant
 
     return _compose_epsilon(RdpAccountant(), sigma, q, steps, delta, earlier)
@@ -72,8 +74,10 @@ def compute_rdp_epsilon(
 def compute_quick_rdp_epsilon(
     sigma: float, q: float, steps: int, delta: float, earlier: Earlier = ()
 ) -> float:
-    """Return `compute_rdp_epsilon` at whole orders only: a short sum, fast enough for a running
-    number."""
+    """Return `compute_rdp_epsilon` at integer orders only.
+
+    This is a short sum, fast enough for a running number.
+    """
     from dp_accounting.rdp.rdp_privacy_accountant import RdpAccountant
 
     return _compose_epsilon(
@@ -84,10 +88,9 @@ def compute_quick_rdp_epsilon(
 def compute_tightest_epsilon(
     sigma: float, q: float, steps: int, delta: float, earlier: Earlier = (), cell: float = _FINE
 ) -> tuple[float, str]:
-    """Return the smaller of PLD's and RDP's epsilon, and its accountant's name. RDP's is used for
-    almost no noise or a tiny delta.
+    """Return the smaller of PLD's and RDP's epsilon, and its accountant's name.
 
-    cell: as in `compute_pld_epsilon`.
+    RDP's is used for almost no noise or a tiny delta. cell: as in `compute_pld_epsilon`.
     """
     quick = compute_quick_rdp_epsilon(sigma, q, steps, delta, earlier)
     if min([sigma, *(other for other, _, _ in earlier)]) < _PLD_FROM or quick > _PLD_TO:
@@ -144,11 +147,11 @@ def require_valid_gaussian_mechanism(sigma: float, q: float, steps: int, delta: 
 
 @functools.lru_cache(maxsize=32)
 def find_noise_multiplier(epsilon: float, delta: float, q: float, steps: int) -> float:
-    """Return the smallest noise multiplier with a reported epsilon of at most `epsilon`, to within
-    a thousandth of epsilon.
+    """Return the smallest noise multiplier whose reported epsilon is at most `epsilon`.
 
-    With almost no noise, to within a fiftieth. Raise AuditError if no multiplier up to 10,000 is
-    enough, and for an epsilon or a number of steps outside those of private trainings.
+    It is precise to a thousandth of epsilon; with almost no noise, to a fiftieth. Raise AuditError
+    if no multiplier up to 10,000 is enough, and for an epsilon or a number of steps outside those
+    of private trainings.
     """
     if not 0 < epsilon <= MOST_EPSILON:
         raise AuditError(f"expected epsilon > 0 and at most {MOST_EPSILON:g}, got {epsilon:g}")
@@ -195,8 +198,10 @@ def find_noise_multiplier(epsilon: float, delta: float, q: float, steps: int) ->
 
 
 def _find_noise_multiplier(enough: Any, low: float, high: float, precision: float) -> float:
-    """Return the upper end of a bracket, of log-width `precision`, around the least value that is
-    enough."""
+    """Return a value slightly above the least value for which `enough` holds.
+
+    precision: log-width of the final bracket; low, high: the first bracket.
+    """
     if not enough(high):
         raise AuditError(
             f"expected an epsilon that some noise multiplier up to {high:g} gives; none is enough"
@@ -214,10 +219,11 @@ def _find_noise_multiplier(enough: Any, low: float, high: float, precision: floa
 def compute_noise_scale_divergence(
     order: float, parameters: int, first: float, second: float
 ) -> float:
-    """Return the Renyi divergence (nats) of noise N(0, first^2 I) from N(0, second^2 I) on this
-    many parameters; inf if undefined.
+    """Return the Renyi divergence (nats) of noise N(0, first^2 I) from N(0, second^2 I); inf if
+    undefined.
 
-    Formulas B4 (i): what the noise scale alone reveals if it depends on the data.
+    parameters: dimension of the noise. This is what the noise scale alone reveals if it depends on
+    the data (formulas B4 (i)).
     """
     mixed = order * second**2 + (1 - order) * first**2
     if mixed <= 0:
@@ -228,11 +234,11 @@ def compute_noise_scale_divergence(
 def compute_noise_scale_epsilon(
     parameters: int, first: float, second: float, delta: float
 ) -> float:
-    """Return the least epsilon (nats, >= 0) at which noise of the scales `first` and `second` is
-    (epsilon, delta)-indistinguishable.
+    """Return the least epsilon (nats, >= 0) at which noise of two scales is (epsilon,
+    delta)-close.
 
-    The squared norm is a sufficient statistic: scaled, it is chi-squared. The larger of both
-    directions.
+    The larger of both directions counts. The squared norm is a sufficient statistic: scaled, it is
+    chi-squared.
     """
     return max(
         _compute_one_way_epsilon(parameters, *pair, delta)

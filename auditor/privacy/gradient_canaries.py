@@ -1,5 +1,6 @@
 """Read and write `gradient-canaries.json`: a training's gradient canaries, for an audit of its
-claim."""
+claim.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +17,12 @@ FILE = "gradient-canaries.json"
 
 @dataclass(frozen=True)
 class GradientCanaries:
-    """Record whether each canary was in the data, what the released noisy sums revealed of that,
-    and the assumptions.
+    """A record of gradient canaries: which were in the data, what the noisy sums revealed, and
+    assumptions.
 
-    scores: log-likelihood ratio of in against out, in nats, summed over the steps. sums: a canary's
-    share of each noisy sum, in clipping norms, summed over the steps: 1 for each step with the
-    canary, plus noise.
+    scores: log-likelihood ratio of in against out, in nats, summed over the steps. sums: a
+    canary's share of each noisy sum, in clipping norms, summed over the steps: 1 for each step
+    with the canary, plus noise.
 
     releases: noisy sums observed, whatever the accounting. drawn: total draws of all canaries, in
     or out of the data; unevenness: z of the draw counts, below 0 if more even than by Poisson
@@ -56,8 +57,10 @@ def write_gradient_canaries(folder: Path, canaries: GradientCanaries) -> None:
 
 
 def read_gradient_canaries(folder: Path) -> GradientCanaries | None:
-    """Read the folder's gradient canaries; None if there are none. Raise AuditError for a file of
-    another form."""
+    """Read the folder's gradient canaries; None if there are none.
+
+    Raise AuditError for a file of another form.
+    """
     path = folder / FILE
     if not path.is_file():
         return None

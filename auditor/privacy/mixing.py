@@ -30,11 +30,11 @@ _SMALLEST_RADIUS = 2.0**-60  # a budget that does not buy this much buys nothing
 
 
 def compute_published_query_rdp(alpha: int, q: float, beta: float, subset_size: int) -> float:
-    """Return the Renyi divergence (nats) that PMixED claims for one query answered by `subset_size`
-    members (Theorems 5.1, C.4).
+    """Return the Renyi divergence (nats) that PMixED claims for one query to `subset_size`
+    members.
 
-    It is not a bound: its triangle inequality fails at a single order. Raise AuditError on bad
-    input.
+    This follows Theorems 5.1 and C.4, but is not a bound: its triangle inequality fails at a
+    single order. Raise AuditError on bad input.
     """
     alpha = require_renyi_order(alpha)
     require_unit_interval("q", q)
@@ -63,11 +63,11 @@ def compute_published_query_rdp(alpha: int, q: float, beta: float, subset_size: 
 def find_largest_published_beta(
     epsilon: float, delta: float, alpha: int, queries: int, q: float, subset_size: int
 ) -> float:
-    """Return the largest beta for which `queries` times `compute_published_query_rdp` is within
-    (epsilon, delta); PMixED 5.2.
+    """Return the largest beta for which `queries` queries are within (epsilon, delta); PMixED 5.2.
 
-    Members are projected to the radius alpha * beta (nats). inf if nothing is spent. Raise
-    AuditError on bad input or an (epsilon, delta, alpha) that leaves no budget.
+    Each query costs `compute_published_query_rdp`. Members are projected to the radius alpha *
+    beta (nats). The result is inf if nothing is spent. Raise AuditError on bad input or an
+    (epsilon, delta, alpha) that leaves no budget.
     """
 
     def query_rdp(beta: float) -> float:
@@ -77,12 +77,11 @@ def find_largest_published_beta(
 
 
 def compute_member_mixing_weight(q: float, members: int) -> float:
-    """Return w = (1 - (1-q)^N) / N, the weight of each of N members in a token's distribution under
-    Poisson(q) sampling.
+    """Return w = (1 - (1-q)^N) / N, each member's weight in a token's distribution.
 
-    The collapse lemma: if the projection does not depend on the size of the subset, that
-    distribution is exactly public + w * sum_j (projected_j - public), with public the projection's
-    centre. Raise AuditError on bad input.
+    N members are sampled by Poisson(q). By the collapse lemma, if the projection does not depend
+    on the size of the subset, the distribution is exactly public + w * sum_j (projected_j -
+    public), with public the projection's centre. Raise AuditError on bad input.
     """
     require_unit_interval("q", q)
     members = require_count("members", members, 1)
@@ -92,20 +91,22 @@ def compute_member_mixing_weight(q: float, members: int) -> float:
 
 
 def compute_subset_sizes(q: float, members: int) -> Floats:
-    """Return the probability of each subset size 0..N under Poisson(q) sampling of N members. Raise
-    AuditError on bad input."""
+    """Return the probability of each subset size 0..N under Poisson(q) sampling of N members.
+
+    Raise AuditError on bad input.
+    """
     require_unit_interval("q", q)
     members = require_count("members", members, 0)
     return np.exp([_log_binomial_probability(size, members, q) for size in range(members + 1)])
 
 
 def compute_mean_member_weights(weights: Floats, q: float, members: int) -> Floats:
-    """Return the share of each member in one token's distribution, (..., n); the rest belongs to
-    the public model.
+    """Return each member's share in one token's distribution, (..., n); the public model has the
+    rest.
 
     weights: (..., N or 1, n), the mixing weight of each of n <= N members by subset size 1..N, or
-    one weight for all sizes. The collapse lemma (formulas B2.4): members are exchangeable given the
-    size of the subset, so the distribution is public + sum_j share_j (member_j - public).
+    one weight for all sizes. By the collapse lemma (formulas B2.4), members are exchangeable given
+    the size of the subset, so the distribution is public + sum_j share_j (member_j - public).
     """
     if weights.shape[-2] == 1:
         return weights[..., 0, :] * compute_member_mixing_weight(q, members)
@@ -124,14 +125,14 @@ def neighbour_distributions(
     weights: Floats,
     q: float,
 ) -> Floats:
-    """Return the distribution of one token under each neighbour, (..., N, V) probabilities: in the
-    i-th neighbour, member i has changed.
+    """Return the distribution of one token under each neighbour, (..., N, V) probabilities.
 
-    The changed member answers like the public model (zero_out), is absent (add_remove), or answers
-    like the next member (replace: one of many neighbours). public: (..., V); distributions: (...,
-    N, V); weights: as in `compute_mean_member_weights`, for add_remove of the sizes 1..N - 1, which
-    the neighbour uses. O(N V), by the collapse lemma; only sums of non-negative terms, so that
-    small probabilities keep their precision.
+    In the i-th neighbour, member i has changed: it answers like the public model (zero_out), is
+    absent (add_remove), or answers like the next member (replace: one of many neighbours). public:
+    (..., V); distributions: (..., N, V); weights: as in `compute_mean_member_weights`; for
+    add_remove, those of the sizes 1..N - 1, which the neighbour uses. The cost is O(N V), by the
+    collapse lemma. Only non-negative terms are added, so that small probabilities keep their
+    precision.
     """
     members = distributions.shape[-2]
     if adjacency == "add_remove":
@@ -152,7 +153,9 @@ def neighbour_distributions(
 
 
 def _sum_without_each_member(parts: Floats) -> Floats:
-    """Sum over the second last axis without each entry in turn; does not subtract."""
+    """Return sums over the second last axis that leave out each entry in turn, without
+    subtraction.
+    """
     before = np.zeros_like(parts)
     after = np.zeros_like(parts)
     np.cumsum(parts[..., :-1, :], axis=-2, out=before[..., 1:, :])
@@ -163,18 +166,20 @@ def _sum_without_each_member(parts: Floats) -> Floats:
 def compute_sound_query_rdp(
     adjacency: Adjacency, alpha: int, q: float, members: int, radius: float, cap: float
 ) -> float:
-    """Bound the Renyi divergence of order `alpha` (nats), in both directions, of one token of the
-    sound rule.
+    """Return a bound on the Renyi divergence of order `alpha` (nats) of one token of the sound
+    rule.
 
-    The rule: every member is projected by the forward divergence alone, of order `alpha` or higher,
-    to `radius`, and its weight never exceeds 1 - e^-cap. `radius` and `cap` are public constants,
-    the same for every subset and for both neighbours. Neighbours differ in one member: its
-    distribution is the public one (zero_out), it is absent (add_remove), or it has any other
-    distribution (replace). The number of `members` is public: zero_out and replace do not change
-    it. The bound of add_remove does not use it, because neighbours differ in it: this claim covers
-    any number of members. Its removal direction rests on an inequality that was checked numerically
-    at 60 digits and is not proved (formulas B2.5). zero_out and replace do not need the inequality:
-    they use moments of our own, tighter than those of B2.5. Raise AuditError on bad input.
+    The bound holds in both directions. The rule: every member is projected by the forward
+    divergence alone, of order `alpha` or higher, to `radius`, and its weight never exceeds 1 -
+    e^-cap. `radius` and `cap` are public constants, the same for every subset and for both
+    neighbours. Neighbours differ in one member: its distribution is the public one (zero_out), it
+    is absent (add_remove), or it has any other distribution (replace).
+
+    For zero_out and replace, the number of `members` does not change and is public. The bound of
+    add_remove does not use this number, because neighbours differ in it, so the claim covers any
+    number. Its removal direction depends on an inequality that was checked numerically at 60
+    digits and is not proved (formulas B2.5). zero_out and replace do not need the inequality: they
+    use moments of our own, tighter than those of B2.5. Raise AuditError on bad input.
     """
     alpha = require_renyi_order(alpha)
     require_unit_interval("q", q)
@@ -206,8 +211,8 @@ def bound_pmixed_epsilon(
     """Return epsilon (nats) at `delta` of `queries` tokens of the sound rule projected at order
     `alpha`.
 
-    The smallest over the integer orders 2..alpha: a projection at alpha bounds all lower orders and
-    no higher order. Raise AuditError on bad input.
+    This is the smallest over the integer orders 2..alpha, because a projection at alpha bounds all
+    lower orders and no higher order. Raise AuditError on bad input.
     """
     queries = require_count("queries", queries, 0)
 
@@ -229,12 +234,12 @@ def find_largest_sound_radius(
     members: int,
     cap: float | None = None,
 ) -> float:
-    """Return the largest radius (nats) at which `queries` tokens of the sound rule cost at most
-    (epsilon, delta) at order `alpha`.
-
-    cap None: the cap (nats) equals the radius. inf if nothing is spent. Raise AuditError on bad
-    input, on an (epsilon, delta, alpha) that leaves no budget, and if no radius is within the
+    """Return the largest radius (nats) at which `queries` tokens of the sound rule are within
     budget.
+
+    The budget is (epsilon, delta) at order `alpha`. cap None: the cap (nats) equals the radius.
+    The result is inf if nothing is spent. Raise AuditError on bad input, on an (epsilon, delta,
+    alpha) that leaves no budget, and if no radius is within the budget.
     """
 
     def query_rdp(radius: float) -> float:
@@ -248,7 +253,8 @@ def find_largest_sound_radius(
 def _compute_fixed_member_terms(
     adjacency: Adjacency, alpha: int, q: float, members: int, radius: float, cap: float
 ) -> list[_Terms]:
-    """Return the terms of E_Q (P/Q)^alpha - 1 for zero_out and replace, once for each direction.
+    """Return the terms of E_Q (P/Q)^alpha - 1 for zero_out and replace, one list for each
+    direction.
 
     P = Q + w h public with h = (change of one member) / public. Term j is C(alpha, j) w^j
     base^(1-j) E h^j, where the base distribution is at least `base` times the public one.
@@ -290,13 +296,14 @@ def _compute_fixed_member_terms(
 
 
 def _compute_moment_above(j: int, radius: float, log_reach: float) -> float:
-    """Return the log of a bound on E h^j, or for odd j on its part with h > 0."""
+    """Return the log of a bound on E h^j; for odd j, only on the part with h > 0."""
     return _log_expm1((j - 1) * radius)
 
 
 def _compute_moment_below(j: int, radius: float, log_reach: float) -> float:
-    """Return the log of a bound on E (-h)^j, or for odd j on its part with the member below
-    public."""
+    """Return the log of a bound on E (-h)^j; for odd j, only on the part with the member below
+    public.
+    """
     if j % 2:
         return _log_odd_moment_below_public(j, radius, log_reach)
     return _compute_moment_above(j, radius, log_reach)
@@ -308,8 +315,10 @@ def _log_odd_moment_below_public(j: int, radius: float, log_reach: float) -> flo
 
 
 def _compute_replaced_moment(j: int, radius: float, log_reach: float) -> float:
-    """Return the log of a bound on E (h - h')^j for a replaced member's h and h', or for odd j on
-    its part with h > h'."""
+    """Return the log of a bound on E (h - h')^j for a replaced member's h and h'.
+
+    For odd j, the bound is only on the part with h > h'.
+    """
     if j == 2:
         # Minkowski: each has norm sqrt(e^radius - 1) at most
         return math.log(4) + _log_expm1(radius)
@@ -321,14 +330,14 @@ def _compute_replaced_moment(j: int, radius: float, log_reach: float) -> float:
 
 
 def _compute_add_remove_terms(alpha: int, q: float, radius: float, cap: float) -> list[_Terms]:
-    """Return the terms of E_Q (P/Q)^alpha - 1 for one absent member: sampled alone, and with one
-    other member.
+    """Return the terms of E_Q (P/Q)^alpha - 1 for one absent member, in the two worst cases.
 
-    Given the others' subset, of size K (joint convexity), the member weighs 1 / (K + 1), as if it
-    were sampled at the rate q / (K + 1). A member sampled alone is `radius` and `cap` away from the
-    public distribution; with others, it is both together away from their average. Rates fall with
-    K, so K = 0 and K = 1 are the worst of any number of members, and of any mixture over subset
-    sizes (formulas B2.5).
+    The cases are that the member is sampled alone, and with one other member. Given the others'
+    subset, of size K (joint convexity), the member weighs 1 / (K + 1), as if it were sampled at
+    the rate q / (K + 1). A member sampled alone is within `radius` and `cap` of the public
+    distribution; with others, it is within the sum of both of their average. Rates fall with K, so
+    K = 0 and K = 1 are the worst of any number of members, and of any mixture over subset sizes
+    (formulas B2.5).
     """
     # Theorem C.4's bracket less 1: sum_k Bin(k; alpha, rate) (e^{(k-1) divergence} - 1), for k >=
     # 2.
@@ -344,8 +353,10 @@ def _compute_add_remove_terms(alpha: int, q: float, radius: float, cap: float) -
 def _find_largest_radius(
     query_rdp: Callable[[float], float], epsilon: float, delta: float, alpha: int, queries: int
 ) -> float:
-    """Return the largest x at which `queries` times the non-decreasing `query_rdp(x)` costs at most
-    (epsilon, delta) at order alpha."""
+    """Return the largest x at which `queries` times `query_rdp(x)` costs at most (epsilon, delta).
+
+    The order is alpha; `query_rdp` must not decrease.
+    """
     budget = compute_rdp_budget(epsilon, delta, alpha)
     queries = require_count("queries", queries, 0)
 
@@ -377,8 +388,10 @@ def _find_largest_radius(
 
 
 def _add_log1p(log_terms: _Terms) -> float:
-    """Return log(1 + sum of weight * value), without overflow and with the relative accuracy of a
-    small sum."""
+    """Return log(1 + sum of weight * value) without overflow.
+
+    A small sum keeps its relative accuracy.
+    """
     # a weight of 0 annuls even inf
     terms = [weight + value for weight, value in log_terms if weight > -math.inf]
     top = max(terms, default=-math.inf)
@@ -402,7 +415,7 @@ def _log1m(x: float) -> float:
 
 
 def _log_binomial_probability(k: int, n: int, p: float) -> float:
-    """Return the log of the binomial probability of k in n."""
+    """Return the log of the binomial probability of k successes in n."""
     if p in (0, 1):
         return 0.0 if k == n * p else -math.inf
     return math.log(math.comb(n, k)) + k * math.log(p) + (n - k) * math.log1p(-p)

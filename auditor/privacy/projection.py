@@ -1,9 +1,9 @@
-"""Compute the largest weight of a private distribution that keeps its mixture with the public one
-within a Renyi radius.
+"""Compute the largest weight of a private distribution for a mixture within a Renyi radius of the
+public.
 
-Distributions are tensors of normalised log-probabilities in nats over the last dimension, p private
-and p0 public, with any leading dimensions; the mixture is lambda p + (1 - lambda) p0. Weights carry
-no gradient.
+Distributions are tensors of normalised log-probabilities in nats over the last dimension, p
+private and p0 public, with any leading dimensions; the mixture is lambda p + (1 - lambda) p0.
+Weights have no gradient.
 """
 
 import copy
@@ -29,11 +29,11 @@ _SMALLEST_STEP = 1e-15  # relative to the weight
 
 @torch.no_grad()
 def log_ratio_moments(log_p: Tensor, log_p0: Tensor, alpha: int) -> Tensor:
-    """Return log E_{p0} (p / p0)^k for k = 0..alpha: (alpha + 1, ...) in float64, inf if p > 0 =
+    """Return log E_{p0} (p / p0)^k for k = 0..alpha: (alpha + 1, ...) in float64; inf if p > 0 =
     p0.
 
-    Half precision is renormalised in float32. Raise AuditError for an invalid distribution: NaN, or
-    a total mass other than 1.
+    Half precision is renormalised in float32. Raise AuditError for an invalid distribution: NaN,
+    or a total mass other than 1.
     """
     log_p, log_p0 = _align_distributions(log_p, log_p0)
     moments = log_p.new_empty(
@@ -55,11 +55,12 @@ def log_ratio_moments(log_p: Tensor, log_p0: Tensor, alpha: int) -> Tensor:
 def find_largest_mixing_weight(
     moments: Tensor, radius: float | Tensor, max_weight: float = 1.0
 ) -> Tensor:
-    """Return the largest lambda in [0, max_weight] with D_alpha(lambda p + (1 - lambda) p0 || p0)
-    <= radius (nats); float64.
+    """Return the largest lambda in [0, max_weight] with the mixture within `radius` of p0, in
+    float64.
 
-    moments: `log_ratio_moments` up to alpha; radius: broadcasts with their leading dimensions, and
-    may have more. Raise AuditError on bad input.
+    The condition is D_alpha(lambda p + (1 - lambda) p0 || p0) <= radius (nats). moments:
+    `log_ratio_moments` up to alpha; radius: broadcasts with their leading dimensions, and may have
+    more. Raise AuditError on bad input.
     """
     if not 0 <= max_weight <= 1:
         raise AuditError(f"expected max_weight in [0, 1], got {max_weight}")
@@ -87,11 +88,12 @@ def find_largest_mixing_weight(
 def compute_projection_weight(
     log_p: Tensor, log_p0: Tensor, alpha: int, radius: float | Tensor, max_weight: float = 1.0
 ) -> Tensor:
-    """Return the largest lambda in [0, max_weight] with D_alpha(lambda p + (1 - lambda) p0 || p0)
-    <= radius (nats); float64.
+    """Return the largest lambda in [0, max_weight] with the mixture within `radius` of p0, in
+    float64.
 
-    radius: broadcasts with the leading dimensions; reduced by 1e-4 of itself for single precision.
-    Raise AuditError on bad input.
+    The condition is D_alpha(lambda p + (1 - lambda) p0 || p0) <= radius (nats). radius: broadcasts
+    with the leading dimensions; for single precision, it is reduced by a factor of 1 - 1e-4. Raise
+    AuditError on bad input.
     """
     return find_largest_mixing_weight(
         log_ratio_moments(log_p, log_p0, alpha),
@@ -104,11 +106,10 @@ def compute_projection_weight(
 def compute_two_sided_weight(
     log_p: Tensor, log_p0: Tensor, alpha: int, radius: float | Tensor
 ) -> Tensor:
-    """Return the largest lambda in [0, 1] whose mixture is within `radius` (nats) of p0 in both
-    directions; PMixED Sec. 4.2.
+    """Return the largest lambda in [0, 1] whose mixture is within `radius` (nats) of p0 both ways.
 
-    Shrinks `compute_projection_weight` if D_alpha(p0 || mixture) is the larger divergence. Raise
-    AuditError on bad input.
+    This is PMixED Sec. 4.2: `compute_projection_weight`, made smaller if D_alpha(p0 || mixture) is
+    the larger divergence. Raise AuditError on bad input.
     """
     radius = _radii_less_precision_margin(radius, log_p, log_p0)
     moments = log_ratio_moments(log_p, log_p0, alpha)
@@ -150,8 +151,10 @@ def compute_two_sided_weight(
 
 
 def _compute_moments(log_p: Tensor, log_p0: Tensor, alpha: int) -> Tensor:
-    """Compute the moments by the central moments of p / p0: one exponential a token, precise for
-    small divergences."""
+    """Return the moments, computed from the central moments of p / p0.
+
+    This needs one exponential per token and is precise for small divergences.
+    """
     # A p0 below the smallest normal number is rounded up to it: more divergence, less weight,
     # nothing lost.
     public = log_p0.clamp_min(math.log(torch.finfo(log_p0.dtype).tiny)).exp_()
@@ -181,8 +184,10 @@ def _compute_moments(log_p: Tensor, log_p0: Tensor, alpha: int) -> Tensor:
 
 
 def _compute_log_moments(log_p: Tensor, log_p0: Tensor, alpha: int) -> Tensor:
-    """Compute the moments by log-sum-exp in float64, with both distributions renormalised: slow,
-    but right for any ratio."""
+    """Return the moments by log-sum-exp in float64, with both distributions renormalised.
+
+    This is slow, but right for any ratio.
+    """
     log_p = log_p.double()
     log_p0 = log_p0.double()
     log_mass = log_p.logsumexp(-1)
@@ -215,11 +220,10 @@ def _log_ratio(log_p: Tensor, log_p0: Tensor) -> Tensor:
 
 
 def _solve_weight(moments: Tensor, budget: Tensor, max_weight: float) -> Tensor:
-    """Return lambda with log E x^alpha = budget > 0, x = mixture / p0. moments: (alpha + 1, n),
-    finite; budgets: (n,).
+    """Return lambda with log E x^alpha = budget > 0, x = mixture / p0.
 
-    (E x^alpha)^(1/alpha) is convex in lambda (Minkowski), so Newton's steps from an upper bound
-    never pass the root.
+    moments: (alpha + 1, n), finite; budget: (n,). (E x^alpha)^(1/alpha) is convex in lambda
+    (Minkowski), so Newton's steps from an upper bound never pass the root.
     """
     alpha = len(moments) - 1
     # Upper bounds (formulas B3): one term of E x^alpha alone, and E x^alpha >= (E x^2)^(alpha/2)
@@ -249,14 +253,18 @@ def _solve_weight(moments: Tensor, budget: Tensor, max_weight: float) -> Tensor:
 
 
 def _log_mixture_moment_excess(moments: Tensor, weight: Tensor) -> Tensor:
-    """Return log(E x^alpha - 1) of the mixtures: a sum over k >= 2 of positive terms, so precise
-    for small divergences."""
+    """Return log(E x^alpha - 1) of the mixtures.
+
+    The sum has only positive terms, for k >= 2, so it is precise for small divergences.
+    """
     return _log_bernstein_polynomial(_log_expm1(moments[2:]), len(moments) - 1, weight)
 
 
 def _log_bernstein_polynomial(log_coefficients: Tensor, degree: int, weight: Tensor) -> Tensor:
-    """Return log sum_k C(degree, k) weight^k (1 - weight)^(degree - k) e^(coefficient), for the
-    last k up to the degree."""
+    """Return log sum_k C(degree, k) weight^k (1 - weight)^(degree - k) e^(coefficient of k).
+
+    The coefficients are those of the last k up to the degree.
+    """
     first = degree + 1 - len(log_coefficients)
     log_weight = weight.log()  # xlog1py, unlike a product, is 0 at weight 1 and k = degree
     return torch.stack(
@@ -273,8 +281,10 @@ def _log_bernstein_polynomial(log_coefficients: Tensor, degree: int, weight: Ten
 def _bound_reverse_weights(
     log_p: Tensor, log_p0: Tensor, weight: Tensor, budget: Tensor, unsure: Tensor, alpha: int
 ) -> Tensor:
-    """Shrink the weights (sizes, n) in `unsure` with log E x^(1 - alpha) > budget. log_p, log_p0:
-    (n, V)."""
+    """Reduce the weights (sizes, n) in `unsure` if log E x^(1 - alpha) > budget.
+
+    log_p, log_p0: (n, V).
+    """
     weight = weight.clone()
     reverse = _ReverseDivergence(log_p, log_p0, alpha)
     exact = None
@@ -313,7 +323,7 @@ class _ReverseDivergence:
         self.square = log_p0.exp().mul_(excess).mul_(excess)  # p0 h^2
 
     def select_distributions(self, distributions: Tensor) -> Self:
-        """Return the same for the distributions with these indices."""
+        """Return this object for only the distributions with these indices."""
         subset = copy.copy(self)
         subset.ratio, subset.square = self.ratio[distributions], self.square[distributions]
         return subset
@@ -340,10 +350,10 @@ class _ReverseDivergence:
 
     def shrink_weight_to_budget(self, weight: Tensor, budget: Tensor) -> Tensor:
         """Return the largest lambda <= weight with log E x^(1 - alpha) <= budget, for float64
-        distributions.
+        inputs.
 
-        (E x^(1 - alpha))^(-1/(alpha - 1)) is concave and decreasing (reverse Minkowski), so Newton
-        stays on the right.
+        (E x^(1 - alpha))^(-1/(alpha - 1)) is concave and decreasing (reverse Minkowski), so
+        Newton's steps never pass the root.
         """
         order = self.alpha - 1
         # At 1 a token of p = 0 makes the moment infinite; from here it stays within float64
@@ -371,8 +381,7 @@ class _ReverseDivergence:
 
 
 def _evaluate_polynomial(x: Tensor, coefficients: Iterable[int]) -> Tensor:
-    """Return sum_j c_j x^j for j = n..1; the coefficient of the highest power comes first
-    (Horner)."""
+    """Return sum_j c_j x^j for j = n..1; the highest power's coefficient comes first (Horner)."""
     first, *others = coefficients
     total = first * x
     for coefficient in others:
@@ -387,8 +396,10 @@ def _log_expm1(x: Tensor) -> Tensor:
 def _align_distributions(
     log_p: Tensor, log_p0: Tensor, lead: torch.Size | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return both distributions in one dtype and number of dimensions: p with all, p0 with 1 where
-    possible."""
+    """Return both distributions in one dtype and with equally many dimensions.
+
+    p has all leading dimensions; those of p0 are 1 where possible.
+    """
     if log_p.shape[-1] != log_p0.shape[-1]:
         raise AuditError(
             f"expected one vocabulary, got {log_p.shape[-1]} and {log_p0.shape[-1]} tokens"
@@ -408,8 +419,9 @@ def _align_distributions(
 
 
 def _list_distribution_chunk_slices(shape: torch.Size) -> Iterator[tuple[slice, ...]]:
-    """Yield slices of the leading dimensions, each of at most _CHUNK elements or a single
-    distribution."""
+    """Yield slices of the leading dimensions, each of at most _CHUNK elements, or one
+    distribution.
+    """
     ranges = []
     for dim, size in enumerate(shape[:-1]):
         step = max(1, _CHUNK // max(1, math.prod(shape[dim + 1 :])))

@@ -1,7 +1,7 @@
-"""Read and write `privacy.json`: the promise of a privately trained model, stored with its weights,
-and its claim in reports.
+"""Read and write `privacy.json`, the promise of a privately trained model, stored with its
+weights.
 
-Computes no epsilon.
+This module also makes the claim in reports from it, and computes no epsilon.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class Mechanism:
 class PrivacyRecord:
     """One private training: its mechanism, promise and unit. Epsilons in nats.
 
-    `epsilon` is of this training and the `earlier` ones together; None if nothing is promised.
-    `status` then says why, and `nominal` holds the numbers that a paper might print anyway, by
-    their meaning.
+    `epsilon` covers this training and the `earlier` ones together; it is None if nothing is
+    promised. `status` then has the reason, and `nominal` the numbers that a paper might print
+    anyway, by their meaning.
     """
 
     method: str
@@ -79,7 +79,9 @@ class PrivacyRecord:
         return self.nominal.get(NOMINAL, next(iter(self.nominal.values()), None))
 
     def claim(self) -> Claim | None:
-        """Return the claim, spent in full by the training; None if nothing is promised."""
+        """Return the claim; the training has spent it in full. Return None if nothing is
+        promised.
+        """
         if self.epsilon is None:
             return None
         return Claim(
@@ -114,7 +116,7 @@ class PrivacyRecord:
         )
 
     def notes(self) -> tuple[str, ...]:
-        """Return sentences that a reader must know besides the claim."""
+        """Return sentences that a reader must know in addition to the claim."""
         if self.epsilon is None:
             numbers = "; ".join(
                 f"{mechanism}: ε {value:.3g}" for mechanism, value in self.nominal.items()
@@ -165,8 +167,10 @@ class PrivacyRecord:
 def list_training_differences(
     record: PrivacyRecord, control: PrivacyRecord
 ) -> Iterator[tuple[str, object, object]]:
-    """Yield (setting, model's value, control's value) for each setting that must agree and that
-    both state."""
+    """Yield (setting, model's value, control's value) for settings that differ but must agree.
+
+    A setting that only one of both states is skipped.
+    """
     for name in ("sampling_rate", "steps", "unit", "sampling"):
         yield name, getattr(record, name), getattr(control, name)
     if record.optimizer and control.optimizer:
@@ -188,8 +192,10 @@ def write_privacy_record(folder: Path, record: PrivacyRecord) -> None:
 
 
 def read_privacy_record(folder: Path) -> PrivacyRecord | None:
-    """Read the promise of the folder's model; None if there is none. Raise AuditError for a file of
-    another form."""
+    """Read the promise of the folder's model; None if there is none.
+
+    Raise AuditError for a file of another form.
+    """
     path = folder / FILE
     if not path.is_file():
         return None

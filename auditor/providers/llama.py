@@ -1,8 +1,8 @@
-"""Load GGUF files by llama.cpp in this process (llama-cpp-python): next-token distributions of all
+"""Load GGUF files by llama.cpp in this process (llama-cpp-python), with distributions at all
 positions.
 
 Tokens are read one by one. In a batch llama.cpp rounds differently (a logit of a 4-bit model moves
-by up to 1), so the other texts of a batch would change the samples. One by one, the same text
+by up to 1), so the other texts of a batch would change the samples. Read one by one, the same text
 always gives the same bits.
 """
 
@@ -35,7 +35,9 @@ _SAMPLE_TEXTS = (
 
 
 class LlamaModel(LanguageModel):
-    """A GGUF file. llama: the loaded `llama_cpp.Llama`; its cache holds the text it read last."""
+    """A GGUF file. llama: the loaded `llama_cpp.Llama`, whose cache has the text that was read
+    last.
+    """
 
     capabilities = frozenset({"draw", "distribution"})
 
@@ -59,7 +61,10 @@ class LlamaModel(LanguageModel):
         return token if token >= 0 else None
 
     def log_probs(self, contexts: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:
-        """Read the texts in sorted order, so that a shared beginning is read once."""
+        """Return log-probabilities at the last positions; texts are read in sorted order.
+
+        A beginning that consecutive texts share is then read only once.
+        """
         if prompt is not None:
             raise NotApplicable(f"needs a soft prompt; {self.name} takes only tokens")
         texts = contexts.tolist()
@@ -72,7 +77,7 @@ class LlamaModel(LanguageModel):
     def _logits(self, text: list[int], last: int) -> Iterator[np.ndarray[Any, Any]]:
         """Yield the logits, (V,), after each of the `last` tokens of a text.
 
-        The beginning that it shares with the text read before is not read again.
+        A beginning shared with the previous text is not read again.
         """
         import llama_cpp
 
@@ -169,7 +174,7 @@ def _load_chosen_tokenizer(request: RequestedModel) -> Any:
 
 
 def _check_tokenizer(llama: Any, model: LlamaModel) -> None:
-    """Raise AuditError if the tokenizer splits a text into other tokens than the model's own."""
+    """Raise AuditError if the chosen tokenizer and the model's own split a text differently."""
     for text in _SAMPLE_TEXTS:
         token_ids: Sequence[int] = model.tokenizer(text, add_special_tokens=False)["input_ids"]
         model_token_ids: Sequence[int] = llama.tokenize(text.encode(), add_bos=False, special=True)

@@ -29,7 +29,7 @@ class OpenAI(Provider):
     distribution = False
 
     def check(self, request: RequestedModel) -> None:
-        """Raise AuditError for an address that no request can be sent to."""
+        """Raise AuditError for an address to which no request can be sent."""
         if not request.name:
             raise AuditError(f"expected --model {self.name}:NAME, got no name")
         if request.base_url is None:
@@ -68,8 +68,10 @@ class OpenAI(Provider):
         model.switch_token_budget(self._make_token_budget(request))
 
     def _make_token_budget(self, request: RequestedModel) -> ServerTokenBudget:
-        """Return the token budget of this run, over the answers of this server to all runs on this
-        machine."""
+        """Return the token budget of this run.
+
+        Its store has the answers of this server to all runs on this machine.
+        """
         # OpenAI.name, also in `Served`: both share the answers of one model.
         address_digest = hashlib.sha256(
             f"{request.base_url} {OpenAI.name}:{request.name}".encode()

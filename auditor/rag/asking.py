@@ -1,4 +1,6 @@
-"""Ask a system for each document, as someone who must not see it and as the control; and crawl."""
+"""Ask a system for each document: as someone who must not see it, and as the control; then
+crawl.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +34,8 @@ class Exchange:
 class Exchanges:
     """All replies. attack: to identities without access; control: to identities with access.
 
-    asked_late: (documents,), whether the control asked for it first; same_system: whether the
-    control asked the audited system.
+    asked_late: (documents,), whether the control asked for the document first; same_system:
+    whether the control's questions went to the audited system.
     """
 
     attack: tuple[Exchange, ...]
@@ -59,11 +61,11 @@ def ask_all(
     seed: int,
     progress: Progress,
 ) -> Exchanges:
-    """Put in the documents, and ask every question.
+    """Put the documents into the store, and ask every question.
 
-    control: a system that shows the documents; None: the same system, asked by their owners, if
-    there are identities. A coin of each document decides who asks first, so that a shared cache
-    shows as a difference. Raise AuditError if a system fails.
+    control: a system that shows the documents; None: the audited system, asked by the documents'
+    owners, if there are identities. A coin for each document decides whether attack or control
+    asks first, so that a shared cache shows as a difference. Raise AuditError if a system fails.
     """
     for indexed in filter(None, (system, control)):
         indexed.put_in(corpus.list_rows(True))
@@ -103,7 +105,7 @@ def _crawl_store(
 ) -> Sequence[Exchange]:
     """Ask with the ends of texts seen before, and with documents that are not in the store.
 
-    The latter stand for what an attacker knows of such stores.
+    These documents represent what an attacker knows of such stores.
     """
     identities = corpus.identities
     identity = None

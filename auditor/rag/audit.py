@@ -21,8 +21,9 @@ from auditor.rag.system import RagSystem
 class RagAudit:
     """The verdicts on a system.
 
-    control: name of the control; channels: answers, retrieved texts or both, if replies have them;
-    direct: number of documents that their own question shows after the control's, and before.
+    control: name of the control; channels: answers, retrieved texts or both, as replies have them;
+    direct: how many documents are shown by a question about them, after and before the control
+    asked.
     """
 
     system: str

@@ -1,4 +1,4 @@
-"""Read documents, and draw by coin which of them are put into the store."""
+"""Read documents, and toss a coin for each to decide whether it is put into the store."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ class RagDocument:
 
 @dataclass(frozen=True)
 class RagDocuments:
-    """Distinct documents with a fair coin each. member: (documents,), True in the store.
+    """Distinct documents with a fair coin each. member: (documents,), True if in the store.
 
-    rows: rows of each text in the file; copies of a text share its coin.
+    rows: the rows in the file of each text; copies of a text share its coin.
     """
 
     documents: tuple[RagDocument, ...]
@@ -143,7 +143,7 @@ def write_drawn_documents(folder: Path, corpus: RagDocuments) -> tuple[Path, Pat
 
 
 def check_drawn_documents(folder: Path, corpus: RagDocuments) -> None:
-    """Raise AuditError if in.jsonl is missing or holds other documents than were drawn."""
+    """Raise AuditError if in.jsonl is missing or has other documents than those drawn."""
     path = folder / "in.jsonl"
     if not path.is_file():
         raise AuditError(
@@ -162,10 +162,10 @@ def _format_rows(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def choose_strangers(corpus: RagDocuments, seed: int) -> list[str | None]:
-    """Return for each document an identity that must not see it; None if there is none.
+    """Return, for each document, an identity that must not see it; None if there is none.
 
-    The identities form a ring in random order, and documents of each are asked for by the next, so
-    that no two ask for each other's documents if there are three or more.
+    The identities form a ring in random order, and each one's documents are asked for by the next.
+    So with three or more identities, no two ask for each other's documents.
     """
     names = corpus.identities
     order = make_keyed_generator("rag ring", seed).permutation(len(names))

@@ -76,7 +76,9 @@ def list_terminal_lines(audit: RagAudit) -> Iterator[str]:
 
 
 def describe_cache(audit: RagAudit) -> str:
-    """Return why documents are shown only after their owner asked; nothing if they are not."""
+    """Return a phrase if documents are shown only after their owner asked, as from a cache; else
+    "".
+    """
     after, before = audit.direct
     if before or after < _CLEAR or not audit.n_identities:
         return ""
@@ -102,7 +104,9 @@ def list_facts(audit: RagAudit) -> tuple[tuple[str, str], ...]:
 
 
 def describe_layer(layer: RagVerdict) -> str:
-    """Return n of N documents with the interval, the baseline and the control, and the reason."""
+    """Return the share of documents with its interval, the baseline and the control, and the
+    reason.
+    """
     low, high = layer.interval
     counts = f"{len(layer.disclosed):,} of {layer.n_possible:,} ({low:.0%} to {high:.0%})"
     counts += f", not in the store {layer.outside[0]:,} of {layer.outside[1]:,}"

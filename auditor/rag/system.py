@@ -18,7 +18,7 @@ Index = Callable[[Sequence[Mapping[str, Any]]], Any]
 
 @dataclass(frozen=True)
 class Reply:
-    """An answer with the retrieved texts, None if the system keeps those to itself."""
+    """An answer with the retrieved texts, which are None if the system does not return them."""
 
     answer: str
     retrieved: tuple[str, ...] | None = None
@@ -26,7 +26,9 @@ class Reply:
 
 @dataclass(frozen=True)
 class RagSystem:
-    """A system to audit. index: fills its store with documents, None if the user does."""
+    """A system to audit. index: fills the system's store with documents; None if the user does
+    this.
+    """
 
     label: str
     call: Ask
@@ -63,8 +65,9 @@ def _make_reply_error(label: str, value: Any) -> AuditError:
 def open_rag_system(argument: str) -> RagSystem:
     """Return the system at `FILE.py`, `FILE.py:NAME` or `http://HOST:PORT/v1#MODEL`.
 
-    NAME: a function `ask(question, identity)`, or an object with `ask` and perhaps `index`. Without
-    one, `ask` and `index` of the file. Raise AuditError if there is none.
+    NAME is a function `ask(question, identity)`, or an object with `ask` and optionally `index`.
+    Without a NAME, the file's own `ask` and `index` are used. Raise AuditError if there is no
+    `ask`.
     """
     if argument.startswith(("http://", "https://")):
         return RagSystem(argument, _open_endpoint(argument))

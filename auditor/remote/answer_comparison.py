@@ -18,14 +18,16 @@ def list_samples(samples: Sequence[WrittenAnswer]) -> list[Any]:
 
 
 def is_shared_prefix(answer: str, other: str) -> bool:
-    """Test whether one text is a prefix of the other; answers may stop early at an end of text."""
+    """Return whether one text is a prefix of the other, as one answer may stop early at an end of
+    text.
+    """
     return answer.startswith(other) or other.startswith(answer)
 
 
 def likeliest_match_ranks(answer: PromptLogProbs, text: Tokens, count: int) -> bool:
-    """Test whether the listed likeliest tokens agree with the ranks at every position.
+    """Return whether the listed likeliest tokens agree with the ranks at every position.
 
-    At least min(rank - 1, count) other tokens must be as likely as the text's.
+    At least min(rank - 1, count) other tokens must be as likely as the text's token.
     """
     if answer.ranks is None:
         return False

@@ -1,8 +1,8 @@
 """Store paid answers of a server, so that a restarted run repeats no request.
 
-The store is an SQLite file that only its owner can read; it also counts a run's cost. An answer's
-key is the whole request with the sample's seed and index, so two samples are never confused. Only
-keys, JSON and counts are handled.
+The store is an SQLite file that only its owner can read; it also counts each run's cost. An
+answer's key is the whole request with the sample's seed and index, so two samples are never
+confused. Only keys, JSON and counts are stored.
 """
 
 from __future__ import annotations
@@ -36,9 +36,10 @@ _BUSY = 60.0  # seconds to wait for another run that writes
 
 @dataclass(frozen=True)
 class ServerUsage:
-    """The usage of one run in all its processes. again: failed requests that were repeated.
+    """The usage of one run in all its processes. again: number of repeated requests, after
+    failures.
 
-    read, written: prompt and answer tokens, as counted by the server; without its count, the
+    read, written: prompt and answer tokens, as counted by the server; if it reports no count, the
     maximum possible.
     """
 
@@ -113,7 +114,7 @@ class ServerAnswerStore:
         )
 
     def list_withheld_contexts(self, runs: Sequence[str], kinds: Sequence[str]) -> set[bytes]:
-        """Return digests of the contexts that these runs got answers of these kinds for."""
+        """Return digests of the contexts for which these runs got answers of these kinds."""
         marks, others = (",".join("?" * len(column)) for column in (runs, kinds))
         statement = (
             f"select distinct context from became where run in ({marks}) and kind in ({others})"

@@ -1,7 +1,7 @@
 """Request samples and log-probabilities from one model of a server, each only once.
 
 The model must not change meanwhile. The store (`answers.py`) keeps every answer by the seed and
-index of its sample. This module uses tokens and requests, no tensors.
+index of its sample.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _FORM = 3  # version of the stored form: older forms lack the answer's kind
 
 
 class CachedServerQueries:
-    """The queries to one model of a server. name: of the model, in messages.
+    """The queries to one model of a server. name: the model's name in messages.
 
     Raise AuditError if two answers to the same request differ too much.
     """
@@ -187,7 +187,9 @@ class CachedServerQueries:
     def _settle_greedy_readings(
         self, contexts: Sequence[Tokens], readings: Sequence[Sequence[WrittenAnswer]]
     ) -> list[list[WrittenAnswer]]:
-        """Return the greedy answers; of two tokenisations, keep the one the server continues."""
+        """Return the greedy answers; of two possible tokenisations, keep the one that the server
+        continues.
+        """
         unclear = [
             (i, samples[0])
             for i, samples in enumerate(readings)
@@ -241,9 +243,10 @@ class CachedServerQueries:
     def score_tokens(
         self, pairs: Sequence[tuple[Tokens, Tokens]], likeliest: int = 0
     ) -> list[tuple[list[Any], ...]]:
-        """Return (log-probabilities, ranks) of all tokens of each text, None for the first.
+        """Return (log-probabilities, ranks) of all tokens of each text; the first token has None.
 
-        likeliest: if positive, also return (id, log-probability) of this many tokens per position.
+        likeliest: if positive, also return (id, log-probability) of this many tokens at each
+        position.
         """
         texts = [(*prefix, *suffix) for prefix, suffix in pairs]
         shortest = min((len(prefix) for prefix, _ in pairs), default=1)
@@ -266,7 +269,7 @@ class CachedServerQueries:
     def _score_forced_tokens(
         self, pairs: Sequence[tuple[Tokens, Tokens]], likeliest: int
     ) -> list[tuple[list[Any], ...]]:
-        """Return the scores of suffixes only, at one request per token."""
+        """Return the scores of suffixes only, with one request per token."""
         parts = [
             [(*prefix, *suffix[: i + 1]) for i in range(len(suffix))] for prefix, suffix in pairs
         ]
@@ -384,7 +387,9 @@ class CachedServerQueries:
             ) from None
 
     def _give_up_if_server_changed(self, looks: Callable[[], None]) -> None:
-        """Run a check; if the server changed, invalidate stored answers and raise AuditError."""
+        """Run a check. If it finds that the server changed, invalidate stored answers and raise
+        AuditError.
+        """
         try:
             looks()
         except ServerChanged as change:
@@ -396,7 +401,7 @@ class CachedServerQueries:
             ) from None
 
     def _redraw_greedy_texts(self, answers: Sequence[GreedyAnswer]) -> list[str]:
-        """Return new greedy answers to these requests, bypassing the store."""
+        """Return new greedy answers to the same requests, without using the store."""
 
         def question(answer: GreedyAnswer) -> ServerRequest:
             body = self.dialect.build_sampling_body(
@@ -424,7 +429,7 @@ class CachedServerQueries:
         ]
 
     def _rescore_texts(self, texts: Sequence[Tokens]) -> list[Sequence[float] | None]:
-        """Return new log-probabilities of all tokens of each text, bypassing the store.
+        """Return new log-probabilities of all tokens of each text, without using the store.
 
         The result is None for a text that the server would tokenise differently.
         """

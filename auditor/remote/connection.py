@@ -1,8 +1,8 @@
 """Send many requests to a completions endpoint, with pacing, retries, a budget and a store.
 
-The official `openai` client does the HTTP; requests and answers are JSON objects. The API key comes
+The official `openai` client handles HTTP; requests and answers are JSON objects. The API key comes
 from the environment and never appears in messages. Messages do not quote the server's text, which
-may contain the key or private data. This module handles no tokens, models or attacks.
+may contain the key or private data.
 """
 
 from __future__ import annotations
@@ -67,9 +67,9 @@ class _RetryableFailure(Exception):
 class ServerRequest:
     """A request and the function that parses its answer.
 
-    at_most: maximum tokens of prompt and answer. read: turns the JSON answer into values by key, or
-    raises MalformedAnswer. stored: whether to store these values. on_error: values to return,
-    unstored, if every attempt gets status 500; None: the run ends instead.
+    at_most: maximum tokens of prompt and answer. read: converts the JSON answer to values by key,
+    or raises MalformedAnswer. stored: whether to store these values. on_error: values to return,
+    without storing them, if every attempt gets status 500; None: the run ends instead.
     """
 
     body: Mapping[str, Any]
@@ -81,7 +81,7 @@ class ServerRequest:
 
 @dataclass(frozen=True)
 class RetryPolicy:
-    """Time limits in seconds, the number of attempts, and the waits between them.
+    """Time limits in seconds, the number of attempts, and the waits between attempts.
 
     A server that has never answered gets fewer attempts within a few seconds, because it is
     probably not restarting.
@@ -98,7 +98,7 @@ PATIENCE = RetryPolicy()
 
 
 class ServerTokenBudget:
-    """The token budget of one run, including requests in flight.
+    """The token budget of one run, which includes requests in flight.
 
     Raise AuditError before the run would exceed `most` tokens.
     """
@@ -150,10 +150,10 @@ class ServerConnection:
     _stopped: threading.Event = field(default_factory=threading.Event)
 
     def list_served_models(self) -> Mapping[str, Mapping[str, Any]]:
-        """Return the server's description of each model, by name; empty if there is no list.
+        """Return the server's description of each model, by name; empty if the server has no list.
 
-        A server without a list may still serve a model: `transformers serve` fails without a cache
-        folder, and mlx_lm.server answers nothing.
+        A server without a list may still serve a model: the list of `transformers serve` fails
+        without a cache folder, and mlx_lm.server does not answer.
         """
 
         def listed() -> Any:
@@ -170,7 +170,7 @@ class ServerConnection:
             return {}
 
     def get_only_model(self, address: str) -> str:
-        """Return the name of the model that is served. Raise AuditError if there are several."""
+        """Return the name of the served model. Raise AuditError if several models are served."""
         names = list(self.list_served_models())
         if len(names) != 1:
             listed = ", ".join(names[:3]) or "none"
@@ -182,7 +182,7 @@ class ServerConnection:
     def ask(self, question: ServerRequest) -> Mapping[bytes, Any]:
         """Send a request and return its parsed answer.
 
-        Raise RequestRefused, MalformedAnswer (if repeated) or AuditError.
+        Raise RequestRefused, AuditError, or MalformedAnswer if every answer is malformed.
         """
         if question.on_error is None:
             return self._retry_request(lambda: self._ask_stored_once(question))
@@ -215,7 +215,9 @@ class ServerConnection:
         return self._retry_request(once)
 
     def ask_all(self, questions: Sequence[ServerRequest]) -> list[Mapping[bytes, Any]]:
-        """Send several requests at once; the first failure cancels only those not yet sent."""
+        """Send several requests at once; the first failure cancels only the requests not yet
+        sent.
+        """
         if len(questions) < 2:
             return [self.ask(question) for question in questions]
         self._stopped.clear()
@@ -257,7 +259,9 @@ class ServerConnection:
         return dict(values)
 
     def _ask_request(self, body: Mapping[str, Any] | None, parse: Callable[[Any], Any]) -> Any:
-        """Send one request and return `parse` of its JSON answer. body None: get the models."""
+        """Send one request and return the result of `parse` on its JSON answer. body None: list
+        the models.
+        """
         import openai
 
         with self.pace.wait_request_slot() as of_round:
@@ -394,7 +398,7 @@ class ServerConnection:
 
 
 def _make_withheld_answer(count: int) -> Mapping[str, Any]:
-    """Return an answer of `count` empty samples, free of charge, for a prompt that was filtered."""
+    """Return an answer of `count` empty samples, at no cost, for a prompt that was filtered."""
     choices = [{"index": i, "text": "", "finish_reason": _FILTERED} for i in range(count)]
     return {"choices": choices, "usage": {"prompt_tokens": 0, "completion_tokens": 0}}
 

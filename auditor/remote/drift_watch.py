@@ -1,9 +1,9 @@
 """Check during a run and at its end that the server has not changed since the handshake.
 
 Sentinels are repeated handshake requests about public texts. One in a hundred of the run's own
-requests is repeated too; scored texts are cut at another position. A server that corrupts some
-values or changes its model answers differently. The handshake measures how much the answers of one
-unchanged server differ.
+requests is also repeated; scored texts are then cut at another position. A server that corrupts
+some values or changes its model answers differently. The handshake measures how much the answers
+of an unchanged server differ.
 """
 
 from __future__ import annotations
@@ -59,7 +59,9 @@ class ServerChanged(Exception):
 
 @dataclass(frozen=True)
 class GreedyAnswer:
-    """A greedy answer and its repetition `other`. number: of the request; 0 for a sentinel."""
+    """A greedy answer and its repetition `other`. number: the request's number; 0 for a
+    sentinel.
+    """
 
     context: Tokens
     length: int
@@ -79,7 +81,7 @@ class ScoredText:
 
 @dataclass
 class ServerWatch:
-    """Watch a server for changes. draw, score: repeat requests, bypassing the store.
+    """A watch for changes of a server. draw, score: repeat requests without using the store.
 
     score returns None for a text that the server would tokenise differently.
     """
@@ -156,17 +158,25 @@ class ServerWatch:
         self._new_scored.append(ScoredText(text, tuple(log_probs), self._requests))
 
     def count_unwatched_requests(self, requests: int) -> None:
-        """Count requests that cannot be repeated, so that the run's end checks the sentinels."""
+        """Count requests that cannot be repeated; because of them, the run's end checks the
+        sentinels.
+        """
         self._requests += requests
 
     def check_when_due(self, requests: int) -> None:
-        """Count sent requests and run a check after every `EVERY`. Raise ServerChanged."""
+        """Count sent requests, and run a check after every `EVERY` of them.
+
+        Raise ServerChanged if the server changed.
+        """
         self._since += requests
         if self._since >= EVERY:
             self.check_sentinel()
 
     def check_sentinel(self) -> None:
-        """Check the next sentinel and one in a hundred new requests. Raise ServerChanged."""
+        """Check the next sentinel and one in a hundred new requests.
+
+        Raise ServerChanged if the server changed.
+        """
         turn = self._checks % len(TEXTS)
         greedy, scored = self._pool_new_requests()
         if self._redraw_differing([*self._drawn[turn : turn + 1], *greedy]):
@@ -175,7 +185,10 @@ class ServerWatch:
         self._check_rescored_texts([*self._scored[turn : turn + 1], *scored])
 
     def check_all_sentinels(self) -> None:
-        """Check all sentinels, some requests and the longest text. Raise ServerChanged."""
+        """Check all sentinels, some requests and the longest text.
+
+        Raise ServerChanged if the server changed.
+        """
         if self._requests == self._finished:
             return
         self._finished = self._requests
@@ -224,7 +237,9 @@ class ServerWatch:
     def _rescore_shortened_texts(
         self, scored_texts: Sequence[ScoredText]
     ) -> list[tuple[ScoredText, Sequence[float]]]:
-        """Score each text again without its last tokens, which must not change the other scores."""
+        """Score each text again without its last tokens, which must not change the other tokens'
+        scores.
+        """
         assert self.score is not None  # otherwise nothing was scored
         noise = make_keyed_generator("cut again", self._checks, len(scored_texts))
         cuts = []
@@ -328,7 +343,9 @@ def _measure_answer_differences(
 
 
 def _choose_rechecked_answers(answers: Sequence[T], count: int, check: int) -> list[T]:
-    """Return `count` random answers in random order, because several models may take turns."""
+    """Return `count` random answers in random order; a fixed choice could miss models that
+    alternate.
+    """
     chosen = make_keyed_generator("asked again", check, len(answers)).permutation(len(answers))[
         : max(0, count)
     ]
@@ -336,7 +353,9 @@ def _choose_rechecked_answers(answers: Sequence[T], count: int, check: int) -> l
 
 
 def _compute_upper_tail(differed: int, compared: int) -> float:
-    """Return the exact probability that at least this many answers differ by chance."""
+    """Return the exact probability that at least `differed` of `compared` answers differ by
+    chance.
+    """
     if not differed:
         return 1.0
     return float(betainc(differed, compared - differed + 1, VARIES))

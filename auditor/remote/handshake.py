@@ -1,8 +1,8 @@
 """Test how a server really behaves before trusting its answers.
 
-A dozen short requests use a public sentence. Some servers answer 200 to fields that they ignore,
-count one token too few, shift echoed values by one, or send one sample several times. Features that
-fail are not used, and the record names them.
+The test is a dozen short requests about a public sentence. Some servers accept fields (status 200)
+but ignore them, count one token too few, shift echoed values by one, or send one sample several
+times. Features that fail are not used, and the record names them.
 """
 
 from __future__ import annotations
@@ -79,7 +79,9 @@ _FEWER = 5  # likeliest tokens, if a server lists no more
 
 
 def _explain_unscored(dialect: ServerDialect, error: RequestRefused | MalformedAnswer) -> str:
-    """Explain why a server returns no log-probabilities of a prompt in this dialect."""
+    """Return a phrase on why a server with this dialect returns no log-probabilities of a
+    prompt.
+    """
     if isinstance(error, RequestRefused):
         return f"{dialect.scored} is refused with {error.status}"
     if isinstance(error, IgnoredParameter):
@@ -132,7 +134,9 @@ class _HandshakeInProgress:
     def _detect_prompt_form(
         self, plain: ServerDialect
     ) -> tuple[ServerDialect, Tokens, WrittenAnswer]:
-        """Return the dialect, the first tokens of later prompts, and the greedy answer to them."""
+        """Return the dialect, the first tokens of later prompts, and the greedy answer after these
+        tokens.
+        """
         bare, special = (self._encode(TEXT, special=special) for special in (False, True))
         plain, by_text, counted = self._ask_first_question(plain)
         # Assume a prefix, like a BOS, and only if the server counts these tokens too.
@@ -180,9 +184,10 @@ class _HandshakeInProgress:
     def _ask_token_ids(
         self, dialect: ServerDialect, context: Tokens, by_text: WrittenAnswer
     ) -> WrittenAnswer | None:
-        """Return the answer to the prompt as token ids; None if refused or read as other tokens.
+        """Return the answer to the prompt as token ids.
 
-        by_text: the answer to the prompt as text.
+        Return None if the server refuses ids or reads them as other tokens. by_text: the answer to
+        the prompt as text.
         """
         if (
             dialect.logprobs is True
@@ -207,7 +212,8 @@ class _HandshakeInProgress:
     def _ask_first_question(
         self, plain: ServerDialect
     ) -> tuple[ServerDialect, WrittenAnswer, int | None]:
-        """Return the dialect, the greedy answer to the text, and the server's count of its tokens.
+        """Return the dialect, the greedy answer to the text, and how many tokens the server counts
+        in it.
 
         The request uses only OpenAI's fields. If the server rejects a number as `logprobs`, the
         request is repeated with a Boolean.
@@ -234,10 +240,11 @@ class _HandshakeInProgress:
         raise AssertionError("the last dialect returns or raises")
 
     def _detect_prepended_token(self, plain: ServerDialect, one_more: bool) -> Tokens:
-        """Return the token that the server, unlike the tokenizer, puts before texts; () if unknown.
+        """Return the token that only the server, not the tokenizer, puts before texts; () if
+        unknown.
 
-        The server counts one token more for every text; the token is the tokenizer's BOS, or else
-        its end of text.
+        The server then counts one token more for every text. The token is the tokenizer's BOS or,
+        without one, its end of text.
         """
         candidates = (getattr(self.tokenizer, f"{kind}_token_id", None) for kind in ("bos", "eos"))
         token = next((int(token) for token in candidates if token is not None), None)
@@ -262,11 +269,12 @@ class _HandshakeInProgress:
     def _detect_trimming(
         self, dialect: ServerDialect, context: Tokens, greedy: WrittenAnswer
     ) -> tuple[ServerDialect, WrittenAnswer]:
-        """Detect whether answers may lack their first space; return dialect and greedy answer.
+        """Detect whether answers may lack their first space; return the dialect and the greedy
+        answer.
 
-        The returned answer has tokens. Some servers decode an answer without its context;
-        SentencePiece tokenizers, or the servers, then drop a leading space. Answers with
-        trustworthy token ids skip this test.
+        The returned answer has tokens. Some servers decode an answer without its context, and then
+        SentencePiece tokenizers, or the servers themselves, drop a leading space. Answers with
+        trustworthy token ids need no test.
         """
         if greedy.tokens is not None:
             return dialect, greedy
@@ -372,7 +380,9 @@ class _HandshakeInProgress:
         return replace(dialect, ends=scores is not None)
 
     def _detect_likeliest_tokens(self, dialect: ServerDialect, text: Tokens) -> ServerDialect:
-        """Add to the dialect how many likeliest tokens the server lists, if ranks match them."""
+        """Return the dialect with the number of likeliest tokens listed, if they agree with the
+        ranks.
+        """
         for count in (LIKELIEST, _FEWER):
             scores = self._catch_refusal(partial(self._ask_prompt_log_probs, dialect, text, count))
             if scores is not None:
@@ -383,11 +393,12 @@ class _HandshakeInProgress:
         return dialect
 
     def _forces_before_bias(self, dialect: ServerDialect, context: Tokens, answer: Tokens) -> bool:
-        """Test whether the server computes log-probabilities before the bias that forces a token.
+        """Return whether the server computes log-probabilities before the bias that forces a
+        token.
 
-        The greedy answer must come first among all tokens, and the second token must have the same
-        log-probability when forced. After the bias, the drawn token would come first, and a forced
-        token would have probability 1.
+        If so, the greedy answer comes first among all tokens, and the second token has the same
+        log-probability when forced. After the bias, the forced token would come first, with
+        probability 1.
         """
         if not answer:
             return False
@@ -406,7 +417,9 @@ class _HandshakeInProgress:
     def _list_scoring_dialects(
         self, dialect: ServerDialect, context: Tokens
     ) -> Iterator[ServerDialect]:
-        """Yield scoring dialects: vLLM, OpenAI, llama-cpp-python (hidden tokens) and llama.cpp."""
+        """Yield scoring dialects to test: vLLM, OpenAI, llama-cpp-python (hidden tokens) and
+        llama.cpp.
+        """
         yield replace(dialect, scored="prompt_logprobs")
         yield replace(dialect, scored="echo")
         if dialect.adds:
@@ -476,7 +489,9 @@ class _HandshakeInProgress:
     def _read_generation_config(
         self, dialect: ServerDialect, context: Tokens, greedy: WrittenAnswer
     ) -> tuple[ServerDialect, WrittenAnswer]:
-        """Return the dialect, with `generation_config` if obeyed, and its greedy answer."""
+        """Return the dialect, with `generation_config` if the server obeys it, and the greedy
+        answer.
+        """
 
         def ask(decoding: Decoding, seed: int | None) -> WrittenAnswer | None:
             obedient = replace(dialect, configured=True, top_p=True, top_k=True)
@@ -500,7 +515,9 @@ class _HandshakeInProgress:
     def _has_undistorted_log_probs(
         self, dialect: ServerDialect, context: Tokens, sample: WrittenAnswer
     ) -> bool:
-        """Test whether a hot sample's log-probabilities are the unmodified distribution's."""
+        """Return whether a hot sample's log-probabilities are those of the unmodified
+        distribution.
+        """
         fault = "none come"
         if sample.tokens and sample.log_probs is not None:
             text = (*context, *sample.tokens)
@@ -572,7 +589,7 @@ class _HandshakeInProgress:
         return self._ask_twice(body, len(text) + 9, read)
 
     def _ask_twice(self, body: Mapping[str, Any], at_most: int, parse: Callable[[Any], T]) -> T:
-        """Send a request; repeat it once after a failure, which may be an accident."""
+        """Send a request; if it fails, repeat it once, because the failure may be temporary."""
         request = ServerRequest(body, at_most, lambda answer: {b"": answer}, stored=False)
         try:
             return parse(self.wire.ask_untested_request(request)[b""])

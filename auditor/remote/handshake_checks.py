@@ -1,4 +1,4 @@
-"""Record a handshake: its checks, their results and wording, and the access that remains."""
+"""Record a handshake: its checks, their results in words, and the access that remains."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ OBEYED = {"top_p": "top_p is obeyed", "top_k": "top_k is obeyed"}
 
 @dataclass(frozen=True)
 class HandshakeCheck:
-    """One check. held: None if untestable; found: the behaviour observed if the check failed."""
+    """One check. held: None if the check was not possible; found: the behaviour observed after a
+    failure.
+    """
 
     name: str
     held: bool | None
@@ -68,7 +70,7 @@ class Handshake:
         )
 
     def notes(self) -> tuple[str, ...]:
-        """Return the sentences that users must know about this access."""
+        """Return sentences on this access that users must know."""
         n_held = sum(check.held is True for check in self.checks)
         sent = "token ids" if self.dialect.ids else "text"
         return (

@@ -35,7 +35,7 @@ _NO_PROMPT = "needs a soft prompt; a model behind an API takes only tokens"
 
 
 class RemoteModel(LanguageModel):
-    """One model of one server. Raise AuditError if the handshake does."""
+    """One model of one server. Raise AuditError if the handshake fails."""
 
     def __init__(self, wire: ServerConnection, model: str, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
@@ -121,7 +121,7 @@ class RemoteModel(LanguageModel):
         length: int,
         likelihood: bool,
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the tokens, (draws, length), and if requested their log-probabilities.
+        """Return the tokens, (draws, length), and their log-probabilities, None unless requested.
 
         A sample that ended early is padded with end-of-text tokens, which are scored like other
         tokens.
@@ -178,9 +178,11 @@ class RemoteModel(LanguageModel):
         return torch.tensor(ranks).view(suffixes.shape)
 
     def partial_distributions_of(self, prefixes: Tensor, suffixes: Tensor) -> PartialDistribution:
-        """Return log-probabilities of the suffix tokens and the likeliest tokens, B x L rows.
+        """Return log-probabilities of the B x L suffix tokens, and the likeliest tokens at their
+        positions.
 
-        They need separate requests, because these answers are many times longer.
+        Separate requests are used, because answers with the likeliest tokens are many times
+        longer.
         """
         if not self.dialect.likeliest:
             raise NotApplicable(f"needs the likeliest tokens; {self.name} does not give them")
@@ -280,7 +282,9 @@ class RemoteModel(LanguageModel):
     def check_text_fits(
         self, n_prefix: int, length: int, prompt: Tensor | None = None, prefix_token: int = 0
     ) -> None:
-        """Check that a text fits without a soft prompt, which attacks cannot use here."""
+        """Raise AuditError for a text that is too long. There are no soft prompts with this
+        model.
+        """
         super().check_text_fits(n_prefix, length, None, prefix_token)
 
     def start(

@@ -1,7 +1,8 @@
-"""Limit the number of requests in flight: raise it after answers, halve it after an overload.
+"""Limit the number of requests in flight: raise the limit after answers, halve it after an
+overload.
 
 This is additive increase, multiplicative decrease (Chiu and Jain 1989), as in TCP. If the server
-names a time to wait, all requests wait. Of HTTP, this module uses only the headers with such times.
+asks to wait for a time, all requests wait.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _LIMITS = (
 
 
 class RequestPacing:
-    """Admit at most `limit` callers at once, and none during `pause_all_requests`.
+    """A limit that admits at most `limit` callers at once, and none during `pause_all_requests`.
 
     Failures of requests in flight at the same time halve the limit only once.
     """
@@ -71,7 +72,7 @@ class RequestPacing:
 
 
 def retry_after_seconds(headers: Mapping[str, str]) -> float:
-    """Return how many seconds a refusal asks to wait; 0 if it names none."""
+    """Return how many seconds a refusal asks to wait; 0 if it names no time."""
     if (exact := _parse_duration_seconds(headers.get("retry-after-ms", ""), "ms")) is not None:
         return exact
     header = headers.get("retry-after", "")
@@ -84,7 +85,7 @@ def retry_after_seconds(headers: Mapping[str, str]) -> float:
 
 
 def read_reset_seconds(headers: Mapping[str, str]) -> float:
-    """Return the seconds until exhausted rate limits are reset; 0 if none is exhausted."""
+    """Return the seconds until exhausted rate limits are reset; 0 if no limit is exhausted."""
     waits = [0.0]
     for quantity in _LIMITS:
         if headers.get(f"x-ratelimit-remaining-{quantity}", "").strip() == "0":

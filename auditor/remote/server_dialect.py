@@ -1,8 +1,7 @@
-"""Build a server's request bodies and parse its answers, in its own dialect.
+"""Build a server's request bodies and parse its answers, in the server's dialect.
 
-Completions endpoints share a schema (OpenAI's, with vLLM's extensions), but silently ignore unknown
-fields. This module uses the schema and token ids, sends nothing, and trusts the findings of a
-handshake.
+Completions endpoints share a schema (OpenAI's, with vLLM's extensions), but silently ignore
+unknown fields. This module sends nothing, and trusts the findings of a handshake.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _NAMED = "token_id:"  # vLLM's form of a token if ids are requested
 
 
 class IgnoredParameter(MalformedAnswer):
-    """The server ignored a parameter: its answer contains none of the requested values."""
+    """The server ignored a parameter: its answer has none of the requested values."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +42,9 @@ class WrittenAnswer:
     """One sampled answer. tokens, log_probs: None if the server does not report them.
 
     spelled: the drawn tokens' text, joined; drawn: number of drawn tokens; both None if not
-    reported. ended: the server reports that the model ended the text; kind: of `withheld_answers`,
-    "" for a complete answer; readings: the possible tokenisations of the text, if ambiguous.
+    reported. ended: whether the server reports that the model ended the text; kind: a kind of
+    `withheld_answers`, "" for a complete answer; readings: the text's possible tokenisations, if
+    ambiguous.
     """
 
     text: str
@@ -61,10 +61,10 @@ class WrittenAnswer:
 class PromptLogProbs:
     """A server's report on the tokens of a text.
 
-    log_probs: None for the first token, which has no context, for tokens that the server does not
-    echo, and for the token after those. ranks: from 1; tokens: the server's token ids; both None if
-    not reported. likeliest: (id, log-probability) of the likeliest tokens at each position,
-    descending, empty at the first.
+    log_probs: one per token, None if not reported: for the first token, which has no context, for
+    tokens that the server does not echo, and for the token after those. ranks: from 1; tokens: the
+    server's token ids; both None if not reported. likeliest: (id, log-probability) of the
+    likeliest tokens at each position, descending, empty at the first.
     """
 
     log_probs: tuple[float | None, ...]
@@ -80,13 +80,13 @@ class ServerDialect:
     ids: accepts token ids as a prompt; returned: the ids it returns are trustworthy; extended:
     accepts `EXTENSIONS`; scored: how it scores given tokens; ranked: scores include ranks;
     likeliest: number of likeliest tokens listed with scores; reported: log-probabilities of drawn
-    tokens are those of the unmodified distribution; several: samples per request; top_p, top_k: are
-    obeyed; adds: tokens that it puts before a text; hidden: how many of `adds` it does not echo,
-    which leaves the next token unscored; ends: scores an end of text within a text like other
-    tokens; samples: draws at random; logprobs: value of the request's field `logprobs`, True if the
-    server rejects numbers (mlx_lm.server); drawable: a token to draw instead of one that is a part
-    of a character; configured: accepts decodings as `generation_config` (`transformers serve`);
-    trims: answers may lack their first space.
+    tokens are those of the unmodified distribution; several: samples per request; top_p, top_k:
+    are obeyed; adds: tokens that it puts before a text; hidden: how many of `adds` it does not
+    echo, so that it does not score the next token either; ends: scores an end of text within a
+    text like other tokens; samples: draws at random; logprobs: value of the request's field
+    `logprobs`, True if the server rejects numbers (mlx_lm.server); drawable: a token to force if
+    the wanted one is only a part of a character; configured: accepts decodings as
+    `generation_config` (`transformers serve`); trims: answers may lack their first space.
     """
 
     model: str
@@ -110,7 +110,7 @@ class ServerDialect:
     trims: bool = False
 
     def asks_for_ranks(self, likeliest: int) -> bool:
-        """Test whether a request for scores of given tokens also returns their ranks."""
+        """Return whether a request for scores of given tokens also returns their ranks."""
         return self.ranked and (self.scored != "forced" or likeliest > 0)
 
     # --- what is asked ---
@@ -118,7 +118,10 @@ class ServerDialect:
     def build_sampling_body(
         self, prompt: Any, length: int, decoding: Decoding, count: int, seed: int | None
     ) -> dict[str, Any]:
-        """Return the body of a request for samples. Raise NotApplicable if unsupported."""
+        """Return the body of a request for samples.
+
+        Raise NotApplicable if the server does not support this decoding.
+        """
         if decoding.forbidden:
             raise NotApplicable(f"needs end of text masked; {self.model} cannot be told so")
         if decoding.temperature > 0 and not self.samples:
@@ -156,10 +159,10 @@ class ServerDialect:
     ) -> dict[str, Any]:
         """Return the body of a request for the prompt's log-probabilities.
 
-        Some servers must also draw a token. llama.cpp, whose log-probabilities precede any bias, is
-        forced to draw the prompt's last token. It reports nothing for a token that is a part of a
-        character (`split`). Then, or to get the likeliest tokens, another token is forced, and all
-        tokens are listed.
+        Some servers must also draw a token. llama.cpp, whose log-probabilities precede any bias,
+        is forced to draw the prompt's last token. It reports nothing for a token that is only a
+        part of a character (`split`). For such a token, or to get the likeliest tokens, another
+        token is forced, and all tokens are listed.
 
         likeliest: number of tokens per position, from servers with vLLM's dialect.
         """
@@ -230,7 +233,7 @@ class ServerDialect:
 
 
 def _parse_sample_choice(choice: Any, counted: int | None) -> WrittenAnswer:
-    """Parse one sample. counted: its number of drawn tokens according to the server, or None."""
+    """Parse one sample. counted: the number of drawn tokens that the server reports, or None."""
     kind = withheld_answers.read_withheld_kind(choice)
     logprobs = choice.get("logprobs")
     if kind:
@@ -281,7 +284,7 @@ def _parse_sample_choice(choice: Any, counted: int | None) -> WrittenAnswer:
 
 
 def _read_generation_config(length: int, decoding: Decoding) -> str:
-    """Return a decoding as transformers' JSON, with explicit top_k because its default is 50."""
+    """Return a decoding as transformers' JSON; top_k is always given, because its default is 50."""
     config: dict[str, Any] = {
         "max_new_tokens": length,
         "do_sample": decoding.temperature > 0,
@@ -293,7 +296,7 @@ def _read_generation_config(length: int, decoding: Decoding) -> str:
 
 
 def _parse_vllm_prompt_log_probs(choice: Any, prompt: Tokens, likeliest: int) -> PromptLogProbs:
-    """Parse vLLM's scores: by token id, with ranks, for each token and the likeliest tokens.
+    """Parse vLLM's scores, which list each token and the likeliest tokens by id, with ranks.
 
     The first token has no scores.
     """
@@ -337,7 +340,7 @@ def _parse_vllm_prompt_log_probs(choice: Any, prompt: Tokens, likeliest: int) ->
 def _parse_forced_token(choice: Any, prompt: Tokens, likeliest: int) -> PromptLogProbs:
     """Parse llama.cpp's score of the prompt's last token; earlier tokens get None.
 
-    Ranks need the list of all tokens, so they come only if likeliest tokens are requested.
+    Ranks need the list of all tokens, so they are returned only if likeliest tokens are requested.
     """
     logprobs = choice.get("logprobs")
     if isinstance(logprobs, Mapping):

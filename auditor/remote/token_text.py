@@ -18,7 +18,7 @@ _READ_AS_FEWER = 2
 
 @dataclass(frozen=True)
 class TokenTextCodec:
-    """Convert between the user's tokens and the text that a server may require."""
+    """A conversion between the user's tokens and the text that a server may require."""
 
     tokenizer: Any
     dialect: ServerDialect
@@ -28,7 +28,7 @@ class TokenTextCodec:
     # --- what it is sent ---
 
     def can_score_exact_tokens(self, text: Tokens) -> bool:
-        """Test whether the server reads the text as these tokens and can score some of them."""
+        """Return whether the server reads the text as these tokens and can score some of them."""
         try:
             self.refuse_changed_tokens([text])
         except NotApplicable:
@@ -36,7 +36,9 @@ class TokenTextCodec:
         return len(text) > self.dialect.hidden + 1
 
     def encode_prompt(self, context: Tokens) -> list[int] | str:
-        """Return the prompt as the server accepts it; text omits tokens that the server adds."""
+        """Return the prompt as the server accepts it; as text, without tokens that the server
+        adds.
+        """
         if self.dialect.ids:
             return list(context)
         adds = self.dialect.adds
@@ -48,7 +50,9 @@ class TokenTextCodec:
         return self.text(context[len(adds) :])
 
     def refuse_changed_tokens(self, texts: Sequence[Tokens]) -> None:
-        """Raise NotApplicable for texts that a text-only server would tokenise differently."""
+        """Raise NotApplicable for a text that a server without token input would tokenise
+        differently.
+        """
         if self.dialect.ids:
             return
         adds = self.dialect.adds
@@ -68,7 +72,7 @@ class TokenTextCodec:
             )
 
     def is_split_character(self, token: int) -> bool:
-        """Test whether a token is only a part of a character, like many byte tokens."""
+        """Return whether a token is only a part of a character, like many byte tokens."""
         return "\ufffd" in self.text((token,))
 
     def tokens(self, text: str) -> Tokens:
@@ -80,10 +84,11 @@ class TokenTextCodec:
     # --- what came back ---
 
     def read_sample(self, context: Tokens, answer: WrittenAnswer) -> WrittenAnswer:
-        """Return the answer with tokens: the server's, or those of its text after the context.
+        """Return the answer with tokens: those of the server, or of the answer's text after the
+        context.
 
-        If the server may have trimmed a first space, both tokenisations are tried. The server's
-        token count selects one; otherwise both are kept as `readings`.
+        If the server may have removed a first space, both tokenisations are tried. The server's
+        token count selects one; without a count, both are kept as `readings`.
         """
         if answer.tokens is not None:
             return answer
@@ -112,9 +117,9 @@ class TokenTextCodec:
         return self.tokens(text)
 
     def continues_reading(self, reading: Tokens, rest: str) -> bool:
-        """Test whether `rest` continues `reading` after its first token, ignoring outer spaces.
+        """Return whether `rest` continues `reading` after its first token, ignoring outer spaces.
 
-        rest: the server's answer to that token.
+        rest: the server's answer after that first token.
         """
         expected = self.text(reading[1:]).strip()
         text = rest.strip()
@@ -155,5 +160,5 @@ class TokenTextCodec:
 
 
 def _has_counted_length(tokens: Tokens, answer: WrittenAnswer) -> bool:
-    """Test whether the server's token count fits these tokens, with or without an end of text."""
+    """Return whether the server's token count fits these tokens, with or without an end of text."""
     return answer.drawn in (None, len(tokens)) or (answer.ended and answer.drawn == len(tokens) + 1)

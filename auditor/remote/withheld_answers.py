@@ -1,8 +1,8 @@
 """Classify incomplete answers as filtered, refused, redacted or cut.
 
-Such an answer is no evidence that nothing leaked. This module contains phrases of servers and
-guards, and trusts a server's tokens and log-probabilities over its text. Text replaced without a
-mark cannot be detected.
+Such an answer is no evidence that nothing leaked. The module lists phrases of servers and guards,
+and trusts a server's tokens and log-probabilities more than its text. Text replaced without a mark
+cannot be detected.
 """
 
 from __future__ import annotations
@@ -82,7 +82,9 @@ _MARK = re.compile(
 
 
 def read_withheld_kind(choice: Mapping[str, Any]) -> str:
-    """Return how the server says it withheld an answer: FILTERED, CALLED, REFUSED, or ""."""
+    """Return the kind of withheld answer that the server reports: FILTERED, CALLED, REFUSED, or
+    "".
+    """
     reason = str(choice.get("finish_reason") or "").lower()
     message = choice.get("message")
     refusal = choice.get("refusal") or (
@@ -100,17 +102,17 @@ def read_withheld_kind(choice: Mapping[str, Any]) -> str:
 
 
 def has_model_ended_text(choice: Mapping[str, Any]) -> bool:
-    """Test whether the server reports that the model ended the text, not a stop string."""
+    """Return whether the server reports that the model ended the text, not a stop string."""
     # vLLM's: a stop string, or the id of an end of text other than the first
     stopped = choice.get("stop_reason")
     return str(choice.get("finish_reason") or "").lower() in _ENDS and not isinstance(stopped, str)
 
 
 def detect_withheld_kind(text: str, before: str, sampled: str | None) -> str:
-    """Return REFUSED or REDACTED according to the answer's words, or "".
+    """Return REFUSED or REDACTED if the answer's words say so, else "".
 
-    before: the text before the answer, whose marks it may repeat; sampled: text of the drawn
-    tokens, None if not reported. A mark in drawn tokens comes from the model itself.
+    before: the text before the answer, whose marks the answer may repeat; sampled: text of the
+    drawn tokens, None if not reported. A mark in drawn tokens comes from the model itself.
     """
     if _STOCK.search(text[:_BEGINS].replace("\u2019", "'")):
         return REFUSED
@@ -134,7 +136,9 @@ def format_withheld_answers(counts: Mapping[str, int]) -> str:
 
 
 def count_hiding_answers(counts: Mapping[str, int]) -> dict[str, int]:
-    """Return the counts of kinds that may have hidden a leak. Complete answers are under ""."""
+    """Return the counts of kinds that may have hidden a leak. Complete answers are counted under
+    "".
+    """
     total = sum(counts.values())
     many = {}
     for kind, share in MANY.items():

@@ -40,7 +40,9 @@ def find_checkpoints(folder: Path) -> list[str]:
 
 
 def write_checkpoint_history(folder: Path, places: Sequence[Place]) -> None:
-    """Write `history.html` on a sweep's finished runs, by step; nothing if none is a checkpoint."""
+    """Write `history.html` on a sweep's finished runs, by step; write nothing without
+    checkpoints.
+    """
     if any(_checkpoint_step(place) is not None and place.cells for place in places):
         runs = [path.parent for path in sorted(folder.glob(f"*/{RESULT}"))]
         page = render_history_page(build_run_history(runs, "checkpoint"), folder)
@@ -48,9 +50,10 @@ def write_checkpoint_history(folder: Path, places: Sequence[Place]) -> None:
 
 
 def describe_last_checkpoint(places: Sequence[Place], name: str, most: float) -> str:
-    """Return a sentence naming the last checkpoint before any upper bound of `name` exceeds `most`.
+    """Return a sentence on the last checkpoint before any upper bound of metric `name` exceeds
+    `most`.
 
-    Raise AuditError if the places are not checkpoints, or no row has the metric `name`.
+    Raise AuditError if the places are not checkpoints, or if no row has the metric.
     """
     place_by_step = {
         step: place for place in places if (step := _checkpoint_step(place)) is not None

@@ -1,6 +1,6 @@
 """Judge a paper's claims by the measurements of runs.
 
-A claim is a sum of metrics at named places of a grid, and the paper's bound on this sum:
+A claim is a sum of metrics at named places of a grid, and the bound that the paper claims for it:
 
     [[claim]]
     id = "T2-zlib"
@@ -11,7 +11,7 @@ A claim is a sum of metrics at named places of a grid, and the paper's bound on 
     minus = { variant = "baselines", attack = "zlib" }  # `first`, `middle`, `last` of a swept key
     expect = "> 0"                                      # or a range [low, high]
 
-In a claim, the key `at` stands for the only key that the plan sweeps.
+In a claim, the key `at` means the only key that the plan sweeps.
 """
 
 from __future__ import annotations
@@ -44,8 +44,9 @@ _CELL = ("target", "setting", "attack")
 
 @dataclass(frozen=True)
 class Place:
-    """A planned place of a grid over all seeds. cells: its results; failure: the reason for having
-    none."""
+    """A planned place of a grid, over all seeds. cells: its results; failure: why there are
+    none.
+    """
 
     variant: str
     at: Mapping[str, Any]
@@ -65,9 +66,9 @@ class Expectation:
 
 
 def judge_paper_claim(m: Measurement, expect: Expectation) -> str:
-    """Return the verdict on a measurement by RULE.
+    """Return the verdict on a measurement, as RULE defines it.
 
-    An interval that touches a bound of the claim, or has a NaN, is undecided.
+    The verdict is undecided if the interval touches a bound of the claim or has a NaN.
     """
     if math.isnan(m.low) or math.isnan(m.high):
         return UNDECIDED
@@ -90,7 +91,7 @@ class Term:
 
 @dataclass(frozen=True)
 class PaperClaimStatement:
-    """A claim of a paper, in words and as a contrast of terms."""
+    """A claim of a paper, in words and as a signed sum of terms."""
 
     id: str
     text: str
@@ -255,7 +256,7 @@ def build_ledger_row(
 def format_paper_claim_setting(
     about: Sequence[str], parts: Sequence[WeightedMetric], measurement: Measurement
 ) -> str:
-    """Format data, number of secrets, samples and seeds, as `lab; n 300; K 10; seeds 0-4`."""
+    """Format data, number of secrets, samples and seeds: `lab; n 300; K 10; seeds 0-4`."""
     sizes = sorted(
         {int(part.cell.options["samples"]) for part in parts if "samples" in part.cell.options}
     )

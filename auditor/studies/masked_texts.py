@@ -1,7 +1,7 @@
 """Mask texts for masked language models to predict (Majmudar et al. 2022, Section 3).
 
-Several models wrap one model and predict the same texts, batch by batch. The wrapped model computes
-each batch once.
+Several models that wrap one model predict the same texts, batch by batch. The wrapped model
+computes each batch only once.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class MaskingOptions:
 
 @dataclass(frozen=True)
 class Passage:
-    """A text as tokens. row: its index in the data, from 0; open: positions that may be hidden."""
+    """A text as tokens. row: its index in the data, from 0; open: positions that may be masked."""
 
     row: int
     tokens: Tokens
@@ -78,9 +78,9 @@ class MaskedTexts:
         limit: int | None = None,
         batch_size: int | None = None,
     ) -> None:
-        """Prepare models and texts. limit: maximum number of texts, a random sample.
+        """Prepare models and texts. limit: maximum number of texts, drawn at random.
 
-        Raise AuditError for differing vocabularies and for texts without a token to hide.
+        Raise AuditError for differing vocabularies and for texts without a token to mask.
         """
         if public is not None:
             check_same_vocabulary_size(
@@ -156,8 +156,9 @@ class MaskedTexts:
         return [texts[i] for i in rows]
 
     def _count_hidden_tokens(self, text: Passage) -> int:
-        """Return the text's number of hidden tokens, at least 1: a text without hidden tokens is
-        useless."""
+        """Return how many of the text's tokens to hide, at least 1, because a text needs a hidden
+        token.
+        """
         return max(1, round(self.options.mask_share * len(text.open)))
 
     def masked_positions(self, text: Passage, restart: int) -> list[int]:
@@ -174,7 +175,7 @@ class MaskedTexts:
         )
 
     def _batches(self) -> Iterator[tuple[int, list[int], Tensor, Tensor]]:
-        """Yield unpadded batches of equal lengths: (restart, texts, tokens (B, n), gaps (B, m))."""
+        """Yield batches of texts of equal length: (restart, texts, tokens (B, n), gaps (B, m))."""
         shapes = [(len(text.tokens), self._count_hidden_tokens(text)) for text in self.texts]
         for restart in range(self.options.restarts):
             for batch in group_equal_shapes(shapes, self.batch_size):
@@ -185,8 +186,8 @@ class MaskedTexts:
     def measure_nll(
         self, models: Sequence[MaskedModel], progress: Callable[[int, int], None]
     ) -> tuple[Floats, Ints]:
-        """Return the summed nll (nats) of tokens with nonzero probability, and the number of other
-        tokens.
+        """Return the summed nll (nats) of tokens with nonzero probability, and the number of
+        others.
 
         Both have shape (models, restarts, texts).
         """
@@ -207,8 +208,11 @@ class MaskedTexts:
         return nll, n_impossible
 
     def measure_slowdowns(self, models: Sequence[MaskedModel]) -> list[Measurement]:
-        """Return each model's time per distribution over the bare model's: median and range of
-        rounds."""
+        """Return each model's time per distribution relative to the bare model's: median and
+        range.
+
+        The range is over rounds.
+        """
         rounds = []
         # Time the bare model again in every round: other load on the machine slows both.
         for _ in range(_TIMINGS):
@@ -234,7 +238,8 @@ class MaskedTexts:
 
 
 class _LastAnswerCache(MaskedModel):
-    """Wrapper that returns its last answer again for an equal query. Likelihoods are float64.
+    """A model that returns its last answer again if the query is repeated. Likelihoods are
+    float64.
 
     All points of a sweep send the same query in turn.
     """

@@ -85,7 +85,7 @@ class UtilityPlan:
 
     @property
     def plan(self) -> Plan:
-        """The plan of the first point; others differ in the options of defenses only."""
+        """The plan of the first point; the other points differ only in the options of defenses."""
         return make_plan(self.grid[0].plan, {})
 
     def list_defenses(self) -> list[tuple[dict[str, Any], Defense]]:
@@ -108,12 +108,13 @@ class UtilityPlan:
 
 @dataclass(frozen=True)
 class UtilityRow:
-    """Measurements of a defense at a point, by name, or of the undefended model.
+    """The measurements, by name, of a defense at a point or of the undefended model.
 
-    perplexity_ratio: over the undefended model's, paired by text. covered: share of predicted
-    tokens with nonzero probability. slowdown: time per distribution, over the undefended model's.
-    epsilon: the claim's, over the most predicted tokens of a text. epsilon_mean: as in the paper,
-    at the *mean* number of predicted tokens, which guarantees nothing.
+    perplexity_ratio: perplexity relative to the undefended model's, paired by text. covered: share
+    of predicted tokens with nonzero probability. slowdown: time per distribution, relative to the
+    undefended model's. epsilon: the claim for the largest number of predicted tokens in a text.
+    epsilon_mean: as in the paper, for the *mean* number of predicted tokens, which guarantees
+    nothing.
     """
 
     target: str
@@ -124,7 +125,7 @@ class UtilityRow:
 
 @dataclass(frozen=True)
 class Utility:
-    """Record of a measurement: numbers, no text."""
+    """The record of a measurement: numbers, no text."""
 
     model: str
     data: str
@@ -141,7 +142,7 @@ class Utility:
     weights: dict[str, str] = field(default_factory=dict)
 
     def list_places(self) -> list[Place]:
-        """Return a place of a ledger for each row; the undefended model comes first."""
+        """Return a place of a ledger for each row, with the undefended model first."""
         about = f"{Path(self.model).name} (masked) on {self.data}"
         places = []
         for row in self.rows:
@@ -162,7 +163,7 @@ def write_utility_result(folder: Path, result: Utility) -> None:
 
 
 def read_utility_result(folder: Path, plan: UtilityPlan | None = None) -> Utility:
-    """Read a measurement. Raise AuditError if the plan or the weights differ from the measured."""
+    """Read a measurement. Raise AuditError if its plan or weights differ from those given."""
     path = folder / RESULT
     result: Utility = from_json(Utility, read_json(path, "the measured utility"), str(path))
     if plan is not None:
@@ -291,7 +292,7 @@ def _measure_point(
 
 
 def _list_claimed_epsilons(texts: MaskedTexts, claim: Claim | None) -> Iterator[Measurement]:
-    """Yield the claim's computed (not estimated) epsilons, which have no width."""
+    """Yield the claim's epsilons as measurements without width, because they are not estimated."""
     if claim is None:
         return
     epsilons = {"epsilon": claim.epsilon[claim.relation]}
@@ -309,8 +310,8 @@ def measure_corpus_perplexity(nll: Floats, tokens: Ints, base: Floats | None = N
     `base`.
 
     nll, base: (restarts, texts), summed nats, inf if a token has probability 0; tokens: (texts,).
-    The bootstrap resamples a text with its masks of all restarts. The interval is thus over texts
-    and masks, and paired for a ratio. The note has the perplexity of each restart.
+    The bootstrap resamples a text with its masks of all restarts, so the interval is over texts
+    and masks; a ratio is paired. The note has the perplexity of each restart.
     """
     if base is None:
         paired = nll
@@ -349,8 +350,11 @@ def measure_corpus_perplexity(nll: Floats, tokens: Ints, base: Floats | None = N
 
 
 def _measure_possible_tokens(lost: Ints, tokens: Ints) -> Measurement:
-    """Return the share of tokens with nonzero probability. lost: (restarts, texts), numbers of
-    other tokens."""
+    """Return the share of tokens with nonzero probability.
+
+    lost: (restarts, texts), number of tokens with probability 0; tokens: (texts,) predicted
+    tokens.
+    """
 
     def share(values: Floats) -> tuple[Floats, Floats]:
         # The number and its slopes by each restart's rate.

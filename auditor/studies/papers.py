@@ -4,9 +4,11 @@
 of a plan, a grid (see `plan_grid`) and claims (see `ledger`). A plan with a `[utility]` table
 measures the perplexity of a masked model and sweeps options of defenses. A plan with a
 `[published]` table checks a published promise at the plan's distributions (see
-`published_promises`). In both kinds of file a `[scale.NAME]` table overrides other values at that
-scale. In `paper.toml` the table's `plans` lists the scale's plans (default: all). This module does
-not run plans.
+`published_promises`).
+
+In both kinds of file, a `[scale.NAME]` table overrides other values at that scale. In
+`paper.toml`, this table's `plans` lists the scale's plans (default: all). This module does not run
+plans.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ _PARTS = (*IN_FILE, *GRID, UTILITY, PUBLISHED)  # the parts of a plan at a scale
 
 @dataclass(frozen=True)
 class Paper:
-    """Plans of a paper: their common fields, and each plan's own fields, in the paper's order."""
+    """The plans of a paper: their common fields, and each plan's own fields, in the paper's
+    order.
+    """
 
     name: str
     title: str
@@ -42,8 +46,9 @@ class Paper:
         return tuple(self.shared.get("scale", {}))
 
     def plans_at_scale(self, scale: str) -> list[str]:
-        """Return the plans of this scale, in the paper's order. Raise AuditError for an unknown
-        scale."""
+        """Return the plans of this scale, in the paper's order; raise AuditError for an unknown
+        scale.
+        """
         if scale not in self.scales:
             raise make_unknown_name_error(f"scale of {self.name}:", scale, self.scales)
         return list(self.shared["scale"][scale].get(_PLANS, self.plans))

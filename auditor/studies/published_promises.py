@@ -1,11 +1,11 @@
 """Check published privacy claims at given distributions: realised against claimed loss, with a
 control.
 
-A plan's `[published]` table describes a mechanism, its promise and how the promise is read. The
-table's queries are distributions of a public and of private models over a few tokens, at which the
-promise is hardest to keep. `claim-check` measures the loss of one token; the loss of T tokens
-follows exactly from both distributions. All numbers are computed here; a plan has none. This module
-implements how each mechanism answers a query, and renders a page.
+A plan's `[published]` table describes a mechanism, its promise and how we read the promise. The
+table's queries are distributions of a public and of private models over a few tokens, for which
+the promise is hardest to keep. `claim-check` measures the loss of one token; the loss of T tokens
+follows exactly from both distributions. All numbers are computed here; a plan has none. This
+module implements how each mechanism answers a query, and renders a page.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ _ALIAS = "the query"
 class PromiseCheck:
     """A claimed number and its realised value. claimed, realised: nats.
 
-    order: of the Rényi divergence; None: both are epsilons at a delta, of `count` units. ours: the
-    control, by this program's accounting. beside: by a charge other than the published one, shown
-    but not counted.
+    order: order of the Rényi divergence; None: both numbers are epsilons at a delta, for `count`
+    units. ours: whether this is the control, by this program's accounting. beside: whether a
+    charge other than the published one is used; such a check is shown but not counted.
     """
 
     query: str
@@ -82,11 +82,11 @@ class PromiseCheck:
 
 @dataclass(frozen=True)
 class GivenDistributions:
-    """Distributions of the public model, of the examined member and of all others, at a setting.
+    """Distributions of the public model, the examined member and all other members, at a setting.
 
-    A query about the scale of noise has parameters, and no distributions. settings: those that the
-    distributions are checked at. Raise AuditError unless the masses are distributions over equally
-    many tokens.
+    A query about the scale of noise has parameters instead of distributions. settings: the
+    settings at which the distributions are checked. Raise AuditError unless the masses are
+    distributions over equally many tokens.
     """
 
     name: str = ""
@@ -176,8 +176,7 @@ class PublishedPromise:
 
 
 class NeighbouringModels(WrappingModel):
-    """Wrapper that gives the served model a neighbour and a claimed token divergence for each
-    relation."""
+    """A model with a neighbour and a claimed token divergence for each relation."""
 
     def __init__(
         self,
@@ -185,7 +184,9 @@ class NeighbouringModels(WrappingModel):
         others: Mapping[str, LanguageModel],
         claimed: Mapping[str, tuple[float, float]],
     ) -> None:
-        """others: neighbours by relation; claimed: (order, nats) by relation."""
+        """Wrap the served model. others: neighbours by relation; claimed: (order, nats) by
+        relation.
+        """
         super().__init__(served)
         self.others = others
         self.claimed = claimed
@@ -250,7 +251,7 @@ def check_published_query(
     only: Sequence[str] = (),
     is_own_bound: bool = False,
 ) -> list[PromiseCheck]:
-    """Return claim-check's findings by relation. only: relations to check, by default all.
+    """Return the findings of claim-check by relation. only: relations to check, by default all.
 
     Raise AuditError if claim-check reports another fault.
     """
@@ -303,8 +304,9 @@ def _compute_exact_epsilon(
 def check_published_dp_fusion_claim(
     query: GivenDistributions, options: Mapping[str, Any]
 ) -> Iterator[PromiseCheck]:
-    """Check DP-Fusion, which mixes an ensemble within a radius, here of one private group (formulas
-    C5)."""
+    """Check DP-Fusion, which mixes an ensemble within a radius; here with one private group
+    (C5).
+    """
     alpha = int(query.setting["alpha"])
     beta = float(query.setting["beta"])
     delta = float(options.get("delta", 1e-5))
@@ -384,8 +386,10 @@ def check_published_pmixed_claim(
 def check_published_adp_claim(
     query: GivenDistributions, options: Mapping[str, Any]
 ) -> Iterator[PromiseCheck]:
-    """Check a step with and without a record of privacy probability 1 in the batch (formulas B4
-    (i))."""
+    """Check an ADP step on batches with and without a record of privacy probability 1.
+
+    The formulas are in B4 (i).
+    """
     scale = float(query.setting["scale"])
     batch = int(query.setting["batch"])
     sigma = float(options["sigma"])

@@ -28,10 +28,10 @@ _SECTION = "claim.md"
 def make_study(
     paper: Paper, plan: str, scale: str, flags: Mapping[str, Any]
 ) -> RunStudy | UtilityStudy | ClaimStudy:
-    """Return a paper's plan as a study. `flags` override the plan's fields; variants and sweeps
-    override `flags`.
+    """Return a paper's plan as a study.
 
-    Raise AuditError if the scale needs data that were not given, or accepts none.
+    flags: override the plan's fields; variants and sweeps override them in turn. Raise AuditError
+    if the scale needs data that were not given, or accepts no data.
     """
     set_flags = {name: value for name, value in flags.items() if value is not None}
     raw = merge_raw_plans(paper.raw_plan_at_scale(plan, scale), set_flags)
@@ -65,10 +65,10 @@ def reproduce_paper_plans(
     command: str,
     other_folder: Path | None = None,
 ) -> tuple[list[tables.RowTable], list[LedgerRow], dict[str, str]]:
-    """Run or continue these plans.
+    """Run these plans, or continue earlier runs of them.
 
-    Every plan and claim is checked before the first run. A point that cannot run becomes a row with
-    the reason.
+    Every plan and claim is checked before the first run. A point that cannot run becomes a row
+    with the reason.
 
     Args:
         other_folder: the folder of another reproduction of this paper, whose ledger becomes a
@@ -151,8 +151,10 @@ class RunStudy:
 
 
 class ClaimStudy:
-    """A published promise, checked at the plan's distributions. It takes seconds and is always
-    rerun."""
+    """A check of a published promise at the plan's distributions.
+
+    It takes seconds and is always rerun.
+    """
 
     def __init__(self, claim: PublishedPromise) -> None:
         self.claim = claim
@@ -175,7 +177,9 @@ class ClaimStudy:
 
 
 class UtilityStudy:
-    """A plan with a `[utility]` table: a sweep over a masked model, measured together."""
+    """A plan with a `[utility]` table: a sweep over a masked model, whose points are measured
+    together.
+    """
 
     def __init__(self, title: str, plan: masked_utility.UtilityPlan) -> None:
         self.title = title
@@ -192,7 +196,10 @@ class UtilityStudy:
     def run_study_into_folder(
         self, folder: Path, reporter: Reporter, command: str
     ) -> tuple[list[tables.RowTable], dict[str, str]]:
-        """Read an earlier measurement, or measure now; a failure becomes a row with the reason."""
+        """Read an earlier measurement, or measure now.
+
+        A failure becomes a row with the reason.
+        """
         headings = masked_utility.HEADINGS
         if (folder / masked_utility.RESULT).is_file():
             result = masked_utility.read_utility_result(folder, self.plan)
@@ -213,7 +220,9 @@ class UtilityStudy:
 
 
 def _draw_perplexities(places: Sequence[Place]) -> str:
-    """Return an SVG of perplexity over epsilon, and over the epsilon that guarantees nothing."""
+    """Return an SVG of perplexity over epsilon, and over the mean epsilon, which guarantees
+    nothing.
+    """
     measured = [next(iter(place.cells[0].measured.values())) for place in places]
     curves = []
     for name in ("epsilon", "epsilon_mean"):
@@ -261,7 +270,7 @@ def _list_variant_names(raw: Mapping[str, Any]) -> set[str]:
 
 @dataclass(frozen=True)
 class OtherLedger:
-    """Claims of the same paper at another scale, by plan and claim id."""
+    """The claims of the same paper at another scale, by plan and claim id."""
 
     scale: str
     rows: Mapping[tuple[str, str], LedgerRow]
@@ -273,8 +282,10 @@ class OtherLedger:
         )
 
     def disagreements_paragraph(self, entries: Sequence[LedgerRow], scale: str) -> str:
-        """Return a paragraph on claims that both ledgers decide differently or alike, or that only
-        one decides."""
+        """Return a paragraph that compares both ledgers' decisions.
+
+        It lists claims that both decide, alike or differently, and claims that only one decides.
+        """
         decided = (ledger.HOLDS, ledger.REFUTED)
         pairs = [(entry, self.find_same_claim(entry)) for entry in entries]
         disagreements = []
@@ -312,7 +323,7 @@ def read_other_ledger(folder: Path, paper: Paper) -> OtherLedger:
 def build_ledger_table(
     paper: Paper, entries: Sequence[LedgerRow], scale: str = "", other: OtherLedger | None = None
 ) -> tables.RowTable:
-    """Return the ledger as a table; files have separate columns of bounds."""
+    """Return the ledger as a table; in files, bounds have separate columns."""
     head = (
         "plan",
         "claim",
@@ -385,7 +396,7 @@ def _build_measured_cells(entry: LedgerRow, other: OtherLedger | None) -> tuple[
 def build_terminal_ledger(
     paper: Paper, entries: Sequence[LedgerRow], scale: str = "", other: OtherLedger | None = None
 ) -> tables.RowTable:
-    """Return the ledger for a terminal, with each plan's settings once, below the table."""
+    """Return the ledger for a terminal; each plan's settings appear once, below the table."""
     settings: dict[str, list[str]] = {}
     for e in entries:
         if e.setting and e.setting not in settings.setdefault(e.plan, []):
@@ -426,8 +437,9 @@ def write_ledger_files(
     entries: Sequence[LedgerRow],
     other: OtherLedger | None = None,
 ) -> None:
-    """Write ledger.md, .csv, .tex and .json. ledger.md begins with the disagreements of two
-    scales."""
+    """Write ledger.md, .csv, .tex and .json; ledger.md begins with disagreements between two
+    scales.
+    """
     grid = build_ledger_table(paper, entries, scale, other)
     if other:
         first = f"{other.disagreements_paragraph(entries, scale)}\n\n"

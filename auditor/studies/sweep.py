@@ -1,4 +1,5 @@
-"""Run a grid: each point as a run folder inside a parent folder, then a table over the points.
+"""Run a grid: each point has a run folder inside a parent folder; then make a table over the
+points.
 
 A finished point is not run again; an unfinished point is continued. Points share models and labs.
 """
@@ -54,9 +55,9 @@ def run_sweep_points(
 ) -> dict[str, str]:
     """Run the unfinished points; return the reasons of failures, by point name.
 
-    refuse: refuse a point that cannot run before any other point starts; if False, count it as
-    failed. Raise AuditError if the folder has runs of other plans, if points differ in their
-    engine, and if another process uses the folder.
+    refuse: whether a point that cannot run raises an error before any point starts; if False, it
+    counts as failed. Raise AuditError if the folder has runs of other plans, if points differ in
+    their engine, or if another process uses the folder.
     """
     plans, failures = _load_sweep_points(points, command, refuse)
     engines = {plan.compute.engine_options for plan in plans.values()} or {LOCAL}
@@ -94,7 +95,7 @@ def run_sweep_points(
 
 @dataclass(frozen=True)
 class _PendingPoint:
-    """A point still to be run. called: the name of its stage."""
+    """A point that has not run yet. called: the name of its stage."""
 
     called: str
     name: str
@@ -112,7 +113,7 @@ class _PointRunner:
 
 @dataclass(frozen=True)
 class _WorkerPointRunner:
-    """Maker of a `_PointRunner` on a worker, the only writer of its points."""
+    """A factory of a `_PointRunner` on a worker, which alone writes its points."""
 
     start: WorkerStart = field(default_factory=WorkerStart)
 
@@ -123,8 +124,7 @@ class _WorkerPointRunner:
 
 @dataclass(frozen=True)
 class _SweepPointsOnEngine:
-    """Work that runs points on an engine, and yields each name with the reason of failure, or
-    ""."""
+    """Work that runs points on an engine; it yields each name with the reason of failure, or ""."""
 
     portion: ClassVar[int] = 1  # points that a worker receives at a time
 
@@ -194,7 +194,8 @@ def _run_sweep_point(plan: Plan, path: Path, reporter: Reporter, shared: SweepCa
 
 
 class _QuietReporter:
-    """Reporter that hides the stages inside a point, which would replace the point's line.
+    """A reporter that hides the stages inside a point, because they would replace the point's
+    line.
 
     Progress is still reported.
     """
@@ -285,7 +286,8 @@ def read_sweep_places(folder: Path) -> list[Place]:
 
 def build_sweep_frontiers(folder: Path) -> tuple[Frontier, ...]:
     """Return leakage frontiers over all points of the sweep; empty if the points' targets
-    differ."""
+    differ.
+    """
     runs = (
         (points[0], _list_finished_runs(points, folder))
         for points in _group_recorded_points(folder)
@@ -341,8 +343,9 @@ def build_sweep_table(
 ) -> tables.RowTable:
     """Return a row per place and attack: means over seeds, and differences from the first row.
 
-    Intervals are included, and differences are paired. headings: of the metrics; None: of attacks,
-    and another number has a column if it differs between rows, or if a row has no main number.
+    Numbers have intervals, and differences are paired. headings: columns by metric. None: columns
+    for metrics of attacks and main numbers of probes, and for other numbers that differ between
+    rows.
     """
     columns = headings or _sweep_table_metric_headings(places)
     rows = list(_build_sweep_table_rows(places, columns))
@@ -369,7 +372,8 @@ def build_sweep_table(
 
 def _sweep_table_metric_headings(places: Sequence[Place]) -> dict[str, str]:
     """Return headings by metric: metrics of attacks, main numbers of probes, and varying
-    numbers."""
+    numbers.
+    """
     cells = [cell for place in places for cell in place.cells if cell.measured]
     always = {metric.name: metric.short for metric in COLUMNS if not metric.varies}
     varying = {metric.name: metric.short for metric in COLUMNS if metric.varies}

@@ -100,7 +100,7 @@ def read_start(path: Path, n_bytes: int) -> bytes:
 
 
 def read_page_counts(path: Path) -> tuple[int, int]:
-    """Return the page size in bytes and the header's page count, which is 0 if invalid."""
+    """Return the page size in bytes, and the page count in the header, which is 0 if invalid."""
     header = read_start(path, 100)
     page_size = int.from_bytes(header[16:18], "big")
     is_valid = header[24:28] == header[92:96]
@@ -157,7 +157,9 @@ def read_tables(path: Path, tables: Iterable[str]) -> Iterator[Piece]:
 
 
 class TableLocator:
-    """Find the table at an offset of a database file, by `dbstat`; other offsets are free space."""
+    """A function from an offset in a database file to its table, by `dbstat`; other offsets are
+    free space.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -30,7 +30,10 @@ class USearchStore(Store):
 
     @classmethod
     def recognises(cls, path: Path) -> bool:
-        """Return whether the path is a usearch file: row count, row size, rows, then the name."""
+        """Return whether the path is a usearch file.
+
+        Such a file has the row count, the row size and the rows before the format's name.
+        """
         if not path.is_file():
             return False
         with path.open("rb") as file:
