@@ -160,7 +160,7 @@ def _estimate_longest_reach(runs: WatchedTrainings) -> tuple[float, float] | Non
 def check_kind_sensitivity(runs: WatchedTrainings) -> LoopCheck:
     """Check that no kind of record has a longer reach than the others.
 
-    Kinds: long, short, first, last and lone records, and records at a batch's edge.
+    Kinds: long, short, first, last and lone records, and records at the edge of a batch.
     """
     name, promised = "every kind of record", 1 / runs.claim.noise_multiplier
     steps = [*runs.steps, *(runs.few.steps if runs.few else ())]

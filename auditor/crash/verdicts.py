@@ -140,7 +140,7 @@ class WatchedTrainings:
 
 @dataclass(frozen=True)
 class WorstViolation:
-    """The place of the largest violation.
+    """Where in the trainings the largest violation occurred.
 
     training, step, record: indices from 0; None if the violation concerns the entire training.
     """

@@ -1,6 +1,6 @@
 """Explain why a defended model leaks less, by paired differences between the rows of a chain.
 
-Pure functions on the values of rows by secret.
+All functions are pure and take the values of rows by secret.
 """
 
 from __future__ import annotations

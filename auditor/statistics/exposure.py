@@ -110,7 +110,7 @@ def estimate_canary_rank(nll: float, text: str, draws: WeightedDraws) -> RankEst
     """Return an unbiased estimate of a canary's rank: 1 + E[weight 1{nll(r) <= nll, r another
     text}] (formulas.md A8).
 
-    The interval is a bootstrap's; its upper end also allows for a hit that n draws can miss
+    The interval is a bootstrap interval. Its upper end also allows for a hit that n draws can miss
     (Clopper-Pearson's bound for no hit, times the largest weight). Two bounds always hold: rank <=
     e^nll, since texts at least as likely as the canary have a total probability of at most 1, and
     rank <= |R|.

@@ -16,8 +16,8 @@ import numpy as np
 def adjust_test_level(tests: Sequence[Callable[[float], bool]], level: float) -> float:
     """Return the level at which each test is decided.
 
-    tests: functions from a level to whether the test rejects; a test that rejects at one level also
-    rejects at every higher level.
+    tests: functions that tell whether a test rejects at a level. A test that rejects at one level
+    must also reject at every higher level.
     """
     rejected = 0
     while True:
