@@ -342,10 +342,21 @@ def _format_nonmember_baseline(result: AuditResult, signals: Sequence[LeakSignal
 def _attack_table_lines(
     result: AuditResult, known: detailed.SecretDetails, width: int, room: int = LINES
 ) -> list[Text]:
-    lines = attack_table.format_attack_lines(result, known, room)
+    lines = []
+    most = width - GUTTER
+    compared = attack_table.format_attack_lines(result, known, room)
+    for line in compared:
+        # A cut line would lose its interval.
+        if cell_len(line) > most:
+            first, *rest = wrap_line(line, most - 4)
+            lines += [first, *(f"    {part}" for part in rest)]
+        else:
+            lines.append(line)
+    if len(lines) > room:
+        lines = [cut_line(line, most) for line in compared]
     labels = ["ATTACKS", *[""] * len(lines)]
     return [
-        Text.assemble((f"{label:{GUTTER}}", "bold"), cut_line(line, width - GUTTER))
+        Text.assemble((f"{label:{GUTTER}}", "bold"), line)
         for label, line in zip(labels, lines, strict=False)
     ]
 

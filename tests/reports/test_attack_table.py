@@ -4,6 +4,7 @@ both."""
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from auditor.conclusions.secret_details import SecretDetails
 from auditor.core.nouns import CellKey
 from auditor.core.result import AuditResult, Finding, Measurement
 from auditor.records.attacked_secrets import SecretFacts
+from auditor.reports import screen
 from auditor.reports.attack_table import compare_attacks
 from auditor.statistics.compare import paired_difference
 from tests.reports.conftest import finding
@@ -58,20 +60,31 @@ def test_recall_is_paired_by_record_with_the_first_attack(result: AuditResult) -
     )
 
 
-def test_records_in_parts_are_paired_by_record(result: AuditResult) -> None:
-    hits = {"a": [1, 0, 0, 0, 0, 0], "b": [1, 1, 1, 0, 1, 0]}  # two parts of each of three records
+def test_records_in_parts_are_paired_by_record(
+    result: AuditResult, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = "an-attack-with-a-long-name"
+    hits = {"a": [1, 0, 0, 0, 0, 0], other: [1, 1, 1, 0, 1, 0]}  # 2 parts of each of 3 records
     records = Measurement("document_recall", 0.5, 0.1, 0.9, 3)
     parts = {name: Measurement("recall", sum(hit) / 6, 0.1, 0.9, 6) for name, hit in hits.items()}
     run = replace(result, findings=tuple(row(name, m, records) for name, m in parts.items()))
-    run = replace(run, plan={**result.plan, "attack": ["a", "b"]})
+    run = replace(run, plan={**result.plan, "attack": ["a", other]})
     rows = {
         CellKey("undefended", "white-box", name): kept({"recall": np.array(hit, float)}, 6)
         for name, hit in hits.items()
     }
     secrets = tuple(SecretFacts(f"{i}", f"s{i}", True, document=f"d{i // 2}") for i in range(6))
-    _, second = compare_attacks(run, SecretDetails(secrets, rows), "undefended", "white-box")
+    details = SecretDetails(secrets, rows)
+    _, second = compare_attacks(run, details, "undefended", "white-box")
     assert second.difference is not None and second.difference.value == pytest.approx(2 / 3)
     assert second.number_text.endswith("recited, at least in part (parts: 4/6)")
+    # No interval is cut off on the screen.
+    monkeypatch.setattr(screen.detailed, "read_secret_details", lambda folder: details)
+    for width in (100, 90):
+        lines = screen.build_first_screen(run, Path("none"), width).plain.splitlines()
+        assert max(map(len, lines)) <= width
+        shown = " ".join(" ".join(lines).split())
+        assert f"{second.number_text}; {second.difference_text.removesuffix(' from a')}" in shown
 
 
 def test_aucs_are_paired_in_the_direction_in_which_each_tells_members(result: AuditResult) -> None:
