@@ -64,17 +64,17 @@ def format_strata(finding: Finding) -> str:
 
 
 def format_audited_share(result: AuditResult) -> str:
-    """Return `41 of 150`, the audited among the given records; "" if records were not counted."""
+    """Return the audited and the attackable distinct records as `41 of 135`; "" if not counted."""
     counts = result.benchmark.records.get("members")
     if counts is None:
         return ""
-    return f"{counts.audited:,} of {counts.given:,}"
+    return f"{counts.audited:,} of {counts.askable:,}"
 
 
 def format_coverage(result: AuditResult) -> str:
-    """Return `41 of 150 records audited (94 not asked for lack of time, 15 auxiliary data)`.
+    """Return `41 of 135 records audited (150 rows given: 94 not asked ..., 15 auxiliary data)`.
 
-    Return "" if records were not counted.
+    The rows given include identical copies and auxiliary data; the records do not. Return "" if records were not counted.
     """
     counts = result.benchmark.records.get("members")
     if counts is None:
@@ -84,6 +84,8 @@ def format_coverage(result: AuditResult) -> str:
     for rule, n in counts.parts_left_out.items():
         omissions.append(f"{format_count(n, 'part')} {rule}")
     rest = ", ".join(omissions)
+    if counts.rows_note:
+        rest = f"{counts.rows_note}: {rest}"
     tokens = ""
     if counts.attacked_tokens < counts.tokens:  # half of a short record is the prefix
         tokens = f", {counts.attacked_tokens / counts.tokens:.0%} of their tokens attacked"
@@ -140,7 +142,7 @@ def describe_asked_records(result: AuditResult) -> str:
     "" if all were asked, or if records were not counted.
     """
     counts = result.benchmark.records.get("members")
-    if counts is None or not counts.by_copies or counts.audited == sum(counts.by_copies.values()):
+    if counts is None or not counts.by_copies or counts.audited == counts.askable:
         return ""
     summary = f"{_describe_asked_population(counts)} were asked"
     strata = next((finding.strata for finding in result.findings if finding.strata), ())
@@ -168,7 +170,7 @@ def _describe_asked_strata(strata: Sequence[Stratum], which: str) -> str:
 
 
 def _describe_asked_population(counts: RecordCounts) -> str:
-    return f"{counts.audited:,} of {sum(counts.by_copies.values()):,} records"
+    return f"{counts.audited:,} of {counts.askable:,} records"
 
 
 def format_weighted_share(finding: Finding) -> str:

@@ -82,8 +82,8 @@ class AuditFlags:
     for_epsilon: Annotated[
         float | None,
         typer.Option(
-            help="As many canaries as a lower bound of this epsilon takes; without -o, prints how "
-            "many."
+            help="Make enough canaries to prove a lower bound of this epsilon; without -o, print "
+            "only their number."
         ),
     ] = None
     delta: Annotated[float | None, typer.Option(help="Delta of --for-epsilon. [default: 1e-5]")] = (
@@ -103,12 +103,12 @@ class AuditFlags:
     data: Annotated[
         str | None,
         typer.Option(
-            help="Training data, whose texts prefixed, rare-tokens and new-tokens canaries begin "
-            "with."
+            help="Training data; prefixed, rare-tokens and new-tokens canaries begin with its "
+            "texts."
         ),
     ] = None
     model: Annotated[
-        str | None, typer.Option(help="Public or base model: of sampled and rare-tokens canaries.")
+        str | None, typer.Option(help="Public or base model, for sampled and rare-tokens canaries.")
     ] = None
     temperature: Annotated[
         float | None,

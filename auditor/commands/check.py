@@ -47,8 +47,8 @@ def check(
         str | None,
         typer.Argument(
             metavar="MODEL",
-            help="Causal LM or adapter: Hugging Face id or folder. [default: one trained on the "
-            "spot]",
+            help="Causal LM or adapter: Hugging Face id or folder. [default: a small model, trained "
+            "now]",
         ),
     ] = None,
     data: Annotated[
@@ -79,21 +79,21 @@ def check(
     minutes: Annotated[
         float,
         typer.Option(
-            help="Ask as many of the records as fit, the most copied first; at least one."
+            help="Time limit: asks as many records as fit, at least one, most copied first."
         ),
     ] = 2.0,
     resume: Annotated[
         Path | None,
         typer.Option(
             metavar="RUN",
-            help="Go on with a check that ran out of time: the same plan, --minutes more.",
+            help="Continue a check that ran out of time: same plan, for --minutes more.",
         ),
     ] = None,
     deep: Annotated[
         bool,
         typer.Option(
             "--deep",
-            help="All records, and the attacks that take long; says first what that takes.",
+            help="Attack all records, with the slow attacks too; shows the expected time first.",
         ),
     ] = False,
     seed: options.Seed = 0,

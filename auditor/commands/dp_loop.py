@@ -26,12 +26,14 @@ def dp_loop(
         Path,
         typer.Argument(
             metavar="TRAIN.py",
-            help="Python file with `train(model, records)`, or a Trainer; it is run.",
+            help="Python file with `train(model, records)`, or a Trainer; the test runs it.",
         ),
     ],
     function: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="The training function in it, or what makes a Trainer."),
+        typer.Option(
+            metavar="NAME", help="Function in TRAIN.py that trains, or that makes a Trainer."
+        ),
     ] = None,
     out: Annotated[
         Path | None,
@@ -40,28 +42,30 @@ def dp_loop(
     gate: Annotated[
         bool,
         typer.Option(
-            "--gate", help="Exit 1 where the training is broken, 4 where the test cannot tell."
+            "--gate", help="Exit 1 if the training is broken, 4 if the test cannot tell."
         ),
     ] = False,
     junit: Annotated[
         Path | None, typer.Option(metavar="FILE.xml", help="Write the checks as JUnit XML.")
     ] = None,
-    minutes: Annotated[float, typer.Option(help="The longest that the test may take.")] = 2.0,
-    seed: Annotated[int, typer.Option(help="Of the trainings that are watched.")] = 0,
+    minutes: Annotated[float, typer.Option(help="Time limit of the test.")] = 2.0,
+    seed: Annotated[int, typer.Option(help="Seed of the watched trainings.")] = 0,
     check: Annotated[
         list[str] | None,
         typer.Option(
-            "--check", metavar="NAME", help="Report these checks alone, at the same level."
+            "--check",
+            metavar="NAME",
+            help="Report only this check, at the same significance level; repeatable.",
         ),
     ] = None,
 ) -> None:
-    """Crash-test a private training: is the epsilon that it claims the one of its loop?
+    """Crash-test a DP training loop: does it deliver the epsilon that it claims?
 
-    The training is run, unchanged, on tiny models and records that the test makes; the gradient of
-    every step is read where the optimizer gets it. `train` trains the model that it is given on
-    records of token ids, and returns (model, claim): a mapping with noise_multiplier,
-    max_grad_norm, sample_rate, steps and delta. A file that makes a Trainer of transformers
-    (`trainer`, `main()`, or run as a script) states it as CLAIM.
+    Runs the unchanged training on tiny models and generated records, and reads the gradient of
+    every step when the optimizer gets it. `train` trains the given model on records of token ids,
+    and returns (model, claim); claim is a mapping with noise_multiplier, max_grad_norm,
+    sample_rate, steps and delta. A file that makes a transformers Trainer (as `trainer`, in
+    `main()` or as a script) states this mapping as CLAIM.
 
     Examples:
         audit dp-loop my_train.py

@@ -40,7 +40,7 @@ def erase(
     ] = None,
     nonmembers: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="Records that --model never saw, for membership."),
+        typer.Option(metavar="FILE", help="Records that --model never saw: the membership baseline."),
     ] = None,
     released: Annotated[
         list[Path] | None,
@@ -55,7 +55,7 @@ def erase(
         typer.Option("-o", "--out", metavar="DIR", help="Folder for erasure.html, .md and .json."),
     ] = None,
     gate: Annotated[
-        bool, typer.Option("--gate", help="Exit 1 if any is still there, 4 if a layer cannot tell.")
+        bool, typer.Option("--gate", help="Exit 1 if a deleted record is still there, 4 if a layer cannot tell.")
     ] = False,
     junit: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write JUnit XML: a case for each layer.")
@@ -65,7 +65,8 @@ def erase(
     """Say whether deleted records are gone from stores (library, history, bytes), released text and
     a model.
 
-    Examines a copy. Kept records are the control: a layer that does not show them cannot tell.
+    Examines a copy of each store. Kept records are the control: a layer that does not show them
+    cannot tell whether deleted records are gone.
     Kinds of stores: chroma, duckdb, faiss, files, lancedb, langgraph, parquet, qdrant, sqlite,
     usearch.
 

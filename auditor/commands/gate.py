@@ -40,7 +40,7 @@ class GateLimitFlags:
         typer.Option(
             "--max-increase",
             metavar="METRIC=MARGIN",
-            help="How much worse than --baseline it may be; repeatable.",
+            help="How much worse than --baseline the metric may be; repeatable.",
         ),
     ] = None
     policy: Annotated[
@@ -59,7 +59,7 @@ class GateLimitFlags:
         str | None,
         typer.Option(
             metavar="report|pass|fail",
-            help="What to do when inconclusive; report: exit 4. [default: report]",
+            help="How to treat an inconclusive gate; report: exit 4. [default: report]",
         ),
     ] = None
     allow_not_applicable: Annotated[
@@ -102,7 +102,7 @@ class GateScopeFlags:
 
     target: Annotated[
         str | None,
-        typer.Option(help="Judge this target only. [default: defended ones, else the undefended]"),
+        typer.Option(help="Judge this target only. [default: each defense, else the undefended model]"),
     ] = None
     setting: Annotated[
         str | None, typer.Option(metavar="text-only|white-box", help="Judge this access only.")

@@ -19,7 +19,8 @@ def rag(
     documents: Annotated[
         str,
         typer.Option(
-            metavar="FILE", help="Documents: text, and perhaps id, pii, and identity: who may see."
+            metavar="FILE",
+            help="Documents, with text, and optionally id, pii and identity (who may see it).",
         ),
     ],
     system: Annotated[
@@ -27,23 +28,23 @@ def rag(
         typer.Argument(
             metavar="SYSTEM",
             help="FILE.py:NAME with ask(question, identity), or http://HOST:PORT/v1#MODEL. Without "
-            "it, only draw in.jsonl and out.jsonl.",
+            "SYSTEM, only draw in.jsonl and out.jsonl.",
         ),
     ] = None,
     control: Annotated[
         str | None,
         typer.Option(
             metavar="SYSTEM",
-            help="A system that shows the documents, as the same without protection. [default: "
-            "SYSTEM, asked by the identity of each document]",
+            help="Positive control: a system that does show the documents, such as SYSTEM without "
+            "its protection. [default: SYSTEM, asked with each document's identity]",
         ),
     ] = None,
     crawl: Annotated[
-        int, typer.Option(metavar="N", help="Questions of a crawl that knows no document.")
+        int, typer.Option(metavar="N", help="Questions of a crawl whose attacker knows no document.")
     ] = 100,
     template: Annotated[
         str | None,
-        typer.Option(metavar="TEXT", help="The question; {words} are the document's first words."),
+        typer.Option(metavar="TEXT", help="Question to ask; {words} is replaced by a document's first words."),
     ] = None,
     out: Annotated[
         Path | None,
@@ -59,8 +60,8 @@ def rag(
 ) -> None:
     """Measure what a retrieval system gives away: shown text, personal data, membership, a crawl.
 
-    A coin puts each document into the store or leaves it out. `index(documents)` of the same file
-    fills the store; without it, draw first and index in.jsonl yourself.
+    Each document goes into the store with probability 1/2. `index(documents)` in the same file
+    fills the store; without this function, first draw, and index in.jsonl yourself.
 
     Examples:
         audit rag --documents notes.jsonl -o rag

@@ -299,6 +299,18 @@ class RecordCounts:
     def usable(self) -> int:
         return self.given - sum(self.left_out.values())
 
+    @property
+    def askable(self) -> int:
+        """Return the distinct records that could be attacked, without those that are auxiliary."""
+        return sum(self.by_copies.values()) or self.given - self.copies
+
+    @property
+    def rows_note(self) -> str:
+        """Return `234 rows given` if rows are more than distinct records; else ""."""
+        if self.given == self.askable:
+            return ""
+        return f"{self.given:,} rows given"
+
 
 @dataclass(frozen=True)
 class BenchmarkRecord:

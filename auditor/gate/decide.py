@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 
 from auditor.conclusions import claims, outcomes
+from auditor.conclusions.leak_readings import NEAR
 from auditor.conclusions.outcomes import RowValuesBySecret, RunOutcomes
 from auditor.conclusions.signals import assess_signals
 from auditor.core.errors import AuditError, make_unknown_name_error
@@ -37,6 +38,7 @@ from auditor.gate.rule_scope import (
     suggest_metrics,
 )
 from auditor.gate.rulings import Decision, Ruling, Verdict, make_ruling
+from auditor.statistics import documents
 from auditor.statistics.audit_power import SURE, describe_detection_power, find_detectable_epsilon
 from auditor.statistics.audited import METRICS as BOUNDS
 from auditor.statistics.audited import explain_powerless_audit, repeat_audit
@@ -46,6 +48,7 @@ from auditor.statistics.bounds import (
     BinomialCount,
     BoundedNumber,
     RecordedInterval,
+    ShareOfParts,
 )
 from auditor.statistics.holm import adjust_test_level
 from auditor.statistics.metrics import (
@@ -57,6 +60,9 @@ from auditor.statistics.metrics import (
     name_auc,
 )
 from auditor.statistics.roc import AUC
+
+# share of parts -> share of records with such a part
+_OF_RECORDS = {RECALL: documents.RECALL, NEAR: documents.NEAR}
 
 
 def read_run(folder: Path) -> RunOutcomes:
@@ -291,6 +297,7 @@ class _Case:
     finding: Finding | None = None  # of an absolute limit
     # numbers of copies whose records have a rule of their own
     counts_with_a_rule: frozenset[int] = frozenset()
+    is_of_parts: bool = False  # the row's secrets are parts of records
 
 
 def _build_claim_case(
@@ -329,16 +336,24 @@ def _build_case(
         return _Case(finding.cell_key, rule, _select_epsilon_audit(finding, rule.metric))
     if measured.unit in SHARES:
         check_share_limit(rule)
+    is_of_parts = (
+        finding.measurement(documents.RECALL) is not None
+        and rule.metric not in _OF_RECORDS.values()
+    )
     if rule.is_paired_difference:
         return _Case(
             finding.cell_key,
             rule,
             _compute_paired_difference(finding.cell_key, rule, values_by_cell or {}, baseline),
+            is_of_parts=is_of_parts,
         )
     row_values = (values_by_cell or {}).get(finding.cell_key)
-    return _Case(
-        finding.cell_key, rule, _build_limit_evidence(rule, measured, row_values, derived), finding
-    )
+    number = _build_limit_evidence(rule, measured, row_values, derived)
+    of_records = finding.measurement(_OF_RECORDS.get(rule.metric, ""))
+    if of_records is not None and rule.count is None and rule.kind is None:
+        evidence = ShareOfParts(number.evidence, compute_rule_bounds(of_records))
+        number = replace(number, evidence=evidence)
+    return _Case(finding.cell_key, rule, number, finding, is_of_parts=is_of_parts)
 
 
 def _select_measurement(
@@ -510,7 +525,8 @@ def _judge_case(case: _Case, level: float) -> Ruling:
     else:
         allowed = "limit"
     reason = (
-        f"{case.seen.words} between {low:.4f} and {high:.4f} (n = {bounds.n}), {allowed} {limit:g}"
+        f"{case.seen.words} between {low:.4f} and {high:.4f} ({_describe_sample_size(case, bounds)}"
+        f"), {allowed} {limit:g}"
     )
     # a number that cannot be recomputed may fail a gate but not hold it: edits make numbers look
     # better
@@ -543,6 +559,16 @@ def _judge_case(case: _Case, level: float) -> Ruling:
         unmeasured,
         missed,
     )
+
+
+def _describe_sample_size(case: _Case, bounds: BoundedNumber) -> str:
+    if isinstance(bounds, ShareOfParts):
+        return f"n = {bounds.n} records, in {bounds.parts.n} parts"
+    if case.rule.metric in _OF_RECORDS.values():
+        return f"n = {bounds.n} records"
+    if case.is_of_parts:
+        return f"n = {bounds.n} parts, taken as independent"
+    return f"n = {bounds.n}"
 
 
 def _find_strata_objection(case: _Case) -> str:

@@ -51,7 +51,9 @@ def add_audited_share(result: AuditResult, ruling: Ruling) -> Ruling:
     counts = result.benchmark.records.get("members")
     if counts is None or not ruling.n or counts.audited == counts.given:
         return ruling
-    share = f"{counts.audited:,} of {format_count(counts.given, 'record')} audited"
+    share = f"{counts.audited:,} of {format_count(counts.askable, 'record')} audited"
+    if counts.rows_note:
+        share += f" ({counts.rows_note})"
     return replace(ruling, reason=f"{ruling.reason}; {share}")
 
 

@@ -129,6 +129,31 @@ class SharedLevel:
         return self.number.high(level)
 
 
+@dataclass(frozen=True)
+class ShareOfParts:
+    """Share of parts (windows, turns), widened by the interval over their records.
+
+    Dependent parts (same record) make an interval over parts too narrow.
+    """
+
+    parts: BoundedNumber
+    records: BoundedNumber
+
+    @property
+    def value(self) -> float:
+        return self.parts.value
+
+    @property
+    def n(self) -> int:
+        return self.records.n
+
+    def low(self, level: float) -> float:
+        return min(self.parts.low(level), self.records.low(level))
+
+    def high(self, level: float) -> float:
+        return max(self.parts.high(level), self.records.high(level))
+
+
 def _compute_interval_stretch(level: float) -> float:
     return max(1.0, float(ndtri(level) / ndtri(0.025)))
 

@@ -22,7 +22,7 @@ from auditor.statistics.near_pairs import group_texts_within_edit_limits
 
 NAMED_ROWS = 10  # row numbers that a note lists; it counts further rows
 SEVERAL = "several groups"
-AUXILIARY = "auxiliary data: the attacker knows them"
+AUXILIARY = "known to the attacker as auxiliary data"
 # share of a near copy's tokens that may be edited; most records to compare
 NEAR_SHARE = 0.05
 NEAR_MOST = 20_000

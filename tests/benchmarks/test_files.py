@@ -853,7 +853,7 @@ def test_every_row_is_counted_once_with_the_rule_that_left_it_out(tmp_path: Path
     assert (members.given, members.usable, members.copies, members.audited) == (15, 14, 2, 3)
     assert members.left_out == {"prefix or suffix is empty": 1}
     assert members.not_attacked == {
-        "auxiliary data: the attacker knows them": 3,
+        "known to the attacker as auxiliary data": 3,
         "beyond --limit": 6,
     }
     assert (nonmembers.given, nonmembers.usable, nonmembers.copies, nonmembers.audited) == (

@@ -116,6 +116,36 @@ def test_pairing_sees_what_two_limits_cannot() -> None:
     assert verdicts(swapped, base, "recall not worse than baseline by 0") == ["inconclusive"]
 
 
+@pytest.mark.parametrize(
+    ("n_hits", "n_records_hit", "limit", "low", "high"),
+    [(0, 0, 0.05, 0.0, 0.1391), (60, 3, 0.1, 0.0422, 0.3437)],
+)
+def test_parts_of_one_record_are_no_independent_evidence(
+    n_hits: int, n_records_hit: int, limit: float, low: float, high: float
+) -> None:
+    """400 windows of 20 records: the windows' interval decides, that of the records does not."""
+    windows = hits(400, range(n_hits))
+    by_record = measure_share("document_recall", hits(20, range(n_records_hit)))
+    rule = (Rule("recall", limit),)
+    alone = run(windows)
+    (ruling,) = judge_rules(alone.result, rule, alone.outcomes)
+    assert ruling.verdict != "inconclusive" and "(n = 400)" in ruling.reason
+    row = finding(windows)
+    row = replace(row, measurements=(*row.measurements, by_record))
+    parts = run(windows, findings=(row,))
+    (ruling,) = judge_rules(parts.result, rule, parts.outcomes)
+    assert ruling.verdict == "inconclusive" and ruling.n == 20
+    assert "(n = 20 records, in 400 parts)" in ruling.reason
+    assert (ruling.low, ruling.high) == (
+        pytest.approx(low, abs=1e-4),
+        pytest.approx(high, abs=1e-4),
+    )
+    paired = apply_policy(
+        parts, Policy((parse_rule("recall not worse than baseline by 0.1"),)), parts
+    )
+    assert "(n = 400 parts, taken as independent)" in paired.rulings[-1].reason
+
+
 def test_the_order_of_the_secrets_does_not_matter() -> None:
     base, new = run(hits(200, range(20)), "base"), run(hits(200, range(60)))
     rows = new.outcomes[ROW]

@@ -52,6 +52,16 @@ def test_no_policy_is_silent_on_records_that_were_left_out(given: int) -> None:
     assert is_told == (given == 130)
 
 
+def test_a_ruling_counts_distinct_records_and_names_the_rows_given() -> None:
+    run = finished(ONE)
+    counts = RecordCounts(234, 25, copies=84, by_copies={"8": 12, "1": 123})
+    benchmark = replace(run.result.benchmark, records={"members": counts})
+    decision = apply_policy(
+        replace(run, result=replace(run.result, benchmark=benchmark)), Policy(LIMIT)
+    )
+    assert decision.rulings[0].reason.endswith("; 25 of 135 records audited (234 rows given)")
+
+
 def test_what_is_required_and_was_done_holds_and_is_said() -> None:
     found = apply_policy(
         finished(ONE), Policy(LIMIT, require=Required(("perplexity",), "white-box", 100, 50))

@@ -170,6 +170,19 @@ def test_what_was_left_out_is_said_by_its_rule(result: AuditResult) -> None:
     assert coverage.format_coverage(result) == ""
 
 
+def test_every_count_of_records_leaves_out_copies_and_auxiliary_data(result: AuditResult) -> None:
+    counts = RecordCounts(
+        234, 25, 84, {}, {"known": 15, "late": 110}, by_copies={"8": 12, "1": 123}
+    )
+    made = replace(result, benchmark=replace(result.benchmark, records={"members": counts}))
+    assert coverage.describe_asked_records(made).startswith("25 of 135 records were asked")
+    assert coverage.format_audited_share(made) == "25 of 135"
+    assert (
+        coverage.format_coverage(made)
+        == "25 of 135 records audited (234 rows given: 84 identical copies, 15 known, 110 late)"
+    )
+
+
 def test_the_share_of_tokens_that_was_attacked_is_said(result: AuditResult) -> None:
     made = copied(result, 3, 12, 123, 29)
     counts = replace(made.benchmark.records["members"], tokens=1_000, attacked_tokens=950)
