@@ -74,7 +74,8 @@ def format_audited_share(result: AuditResult) -> str:
 def format_coverage(result: AuditResult) -> str:
     """Return `41 of 135 records audited (150 rows given: 94 not asked ..., 15 auxiliary data)`.
 
-    The rows given include identical copies and auxiliary data; the records do not. Return "" if records were not counted.
+    The rows given include identical copies and auxiliary data; the records do not. Return "" if
+    records were not counted.
     """
     counts = result.benchmark.records.get("members")
     if counts is None:

@@ -47,8 +47,8 @@ def check(
         str | None,
         typer.Argument(
             metavar="MODEL",
-            help="Causal LM or adapter: Hugging Face id or folder. [default: a small model, trained "
-            "now]",
+            help="Causal LM or adapter: Hugging Face id or folder. [default: a small model, "
+            "trained now]",
         ),
     ] = None,
     data: Annotated[

@@ -41,9 +41,7 @@ def dp_loop(
     ] = None,
     gate: Annotated[
         bool,
-        typer.Option(
-            "--gate", help="Exit 1 if the training is broken, 4 if the test cannot tell."
-        ),
+        typer.Option("--gate", help="Exit 1 if the training is broken, 4 if the test cannot tell."),
     ] = False,
     junit: Annotated[
         Path | None, typer.Option(metavar="FILE.xml", help="Write the checks as JUnit XML.")

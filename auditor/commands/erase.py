@@ -40,7 +40,9 @@ def erase(
     ] = None,
     nonmembers: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="Records that --model never saw: the membership baseline."),
+        typer.Option(
+            metavar="FILE", help="Records that --model never saw: the membership baseline."
+        ),
     ] = None,
     released: Annotated[
         list[Path] | None,
@@ -55,7 +57,10 @@ def erase(
         typer.Option("-o", "--out", metavar="DIR", help="Folder for erasure.html, .md and .json."),
     ] = None,
     gate: Annotated[
-        bool, typer.Option("--gate", help="Exit 1 if a deleted record is still there, 4 if a layer cannot tell.")
+        bool,
+        typer.Option(
+            "--gate", help="Exit 1 if a deleted record is still there, 4 if a layer cannot tell."
+        ),
     ] = False,
     junit: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write JUnit XML: a case for each layer.")

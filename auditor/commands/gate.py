@@ -102,7 +102,9 @@ class GateScopeFlags:
 
     target: Annotated[
         str | None,
-        typer.Option(help="Judge this target only. [default: each defense, else the undefended model]"),
+        typer.Option(
+            help="Judge this target only. [default: each defense, else the undefended model]"
+        ),
     ] = None
     setting: Annotated[
         str | None, typer.Option(metavar="text-only|white-box", help="Judge this access only.")

@@ -40,11 +40,14 @@ def rag(
         ),
     ] = None,
     crawl: Annotated[
-        int, typer.Option(metavar="N", help="Questions of a crawl whose attacker knows no document.")
+        int,
+        typer.Option(metavar="N", help="Questions of a crawl whose attacker knows no document."),
     ] = 100,
     template: Annotated[
         str | None,
-        typer.Option(metavar="TEXT", help="Question to ask; {words} is replaced by a document's first words."),
+        typer.Option(
+            metavar="TEXT", help="Question to ask; {words} is replaced by a document's first words."
+        ),
     ] = None,
     out: Annotated[
         Path | None,
