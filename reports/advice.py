@@ -160,7 +160,7 @@ def _find_strongest_attack_row(
 
 
 def _has_document_parts(details: SecretDetails, members: Outcome) -> bool:
-    """Return whether a member is part of a document, because its parts are dependent."""
+    """Return whether any member is a part of a document; such parts are statistically dependent."""
     member_ids = set(members.ids)
     return any(secret.document is not None for secret in details.secrets if secret.id in member_ids)
 

@@ -46,7 +46,7 @@ OUTCOMES = {
 def encode_page_log_probs(log_probs: Sequence[float]) -> str:
     """Return one character per token that encodes the token's probability.
 
-    Steps are below 0.07 and become finer towards 0; the last character means less than 1e-11.
+    Characters are less than 0.07 apart, and closer near 0; the last one means less than 1e-11.
     """
     # 1 - p^(1/6): the first code is p = 1, the last p = 0. log 0 is -inf, whose `exp` is 0: the
     # last code, and no error.

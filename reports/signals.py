@@ -506,7 +506,7 @@ def _signal_forest_span(s: LeakSignal) -> ForestSpan | None:
 
 
 def build_signals_section_blocks(result: AuditResult) -> list[Block]:
-    """Return the picture of all signals, if anything was measured."""
+    """Return the section with the plot of all signals; empty if nothing was measured."""
     assessment = assess_signals(result)
     tested = any(assessment.list_tested_signals(target) for target in assessment.targets)
     if tested:
@@ -515,7 +515,7 @@ def build_signals_section_blocks(result: AuditResult) -> list[Block]:
 
 
 def build_signal_blocks(result: AuditResult, assessment: LeakAssessment) -> list[Block]:
-    """Return the picture, and the untested signals."""
+    """Return a forest plot of all signals, and a list of the untested signals."""
     untested = list_untested_signals(result, assessment)
     items = tuple(f"Not tested{on}: {text}." for on, text in untested)
     return [_draw_signals_forest(result, assessment), *([Bullets(items)] if items else [])]

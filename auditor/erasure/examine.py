@@ -46,7 +46,7 @@ class Erasure:
 
     @property
     def verdict(self) -> str:
-        """Return the worst verdict, in the order still there, cannot tell, gone."""
+        """Return the worst verdict; from worst to best: still there, cannot tell, gone."""
         verdicts = {verdict.verdict for verdict in self.verdicts}
         return next(word for word in (STILL_THERE, CANNOT_TELL, GONE) if word in verdicts)
 

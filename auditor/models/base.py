@@ -60,7 +60,7 @@ class _WholeRows(Rows):
 
 @dataclass(frozen=True)
 class DivergenceCheck:
-    """A claimed bound on divergences between a query's distribution and its neighbours', and their
+    """A check of a query: the claimed bound on divergences from its neighbours, and their true
     values.
     """
 
@@ -333,8 +333,8 @@ class LanguageModel(ABC):
         return ""
 
     def cost_sentences(self) -> tuple[str, ...]:
-        """Return reasons why the answers so far may hide a leak, such as withheld or cut
-        answers.
+        """Return sentences on what all queries so far cost, except time; empty if they were
+        free.
         """
         return ()
 

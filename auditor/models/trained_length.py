@@ -56,9 +56,9 @@ class TrainedLength:
 def read_trained_length(folder: Path) -> tuple[TrainedLength | None, str]:
     """Return the `max_length` in a trainer's saved arguments, or None, and a note.
 
-    The default of TRL's `SFTConfig` (1.16) is 1,024. It cuts the end of rows, or the start with
-    `truncation_mode="keep_end"`. Packing cuts the end (`bfd`) or nothing. DPO and other trainers
-    use the same argument name; trainers without truncation lack the argument.
+    TRL's `SFTConfig` (1.16) has the default 1,024. Its trainer cuts the end of rows, or the start
+    with `truncation_mode="keep_end"`. Packing cuts the end (`bfd`) or nothing. DPO and other
+    trainers use the same argument name; trainers without truncation lack the argument.
     """
     path = folder / FILE
     if not path.is_file():

@@ -448,6 +448,6 @@ def list_layer_verdicts(judge: RagJudge) -> list[RagVerdict]:
 
 
 def find_worst(verdicts: Iterable[str]) -> str:
-    """Return the worst of the verdicts; the order is leaks, cannot tell, no leak seen."""
+    """Return the worst verdict; from worst to best: leaks, cannot tell, no leak seen."""
     present = set(verdicts)
     return next(word for word in (LEAKS, CANNOT_TELL, NO_LEAK) if word in present)

@@ -158,7 +158,7 @@ class ServerWatch:
         self._new_scored.append(ScoredText(text, tuple(log_probs), self._requests))
 
     def count_unwatched_requests(self, requests: int) -> None:
-        """Count requests that cannot be repeated; because of them, the run's end checks the
+        """Count requests that cannot be repeated; if there are any, the run's end checks the
         sentinels.
         """
         self._requests += requests

@@ -31,17 +31,17 @@ def _is_stdnum_valid(module: str, number: str) -> bool:
 
 
 def _is_finnish(number: str) -> bool:
-    """Check a Finnish number. The temporary numbers 900 to 999 are valid too."""
+    """Return whether a Finnish number is valid, including the temporary numbers 900 to 999."""
     from stdnum.fi import hetu
 
     return hetu.is_valid(number, allow_temporary=True)
 
 
 def _is_chinese(number: str) -> bool:
-    """Check the check digit, the date and the province of a Chinese number.
+    """Return whether a Chinese number has a valid check digit and date.
 
-    stdnum looks the district up in the year of birth, but many people are older than their
-    district's code.
+    stdnum would also look up the district in the year of birth, but many people are older than
+    their district's code.
     """
     from stdnum.cn import ric
 
@@ -52,7 +52,12 @@ def _is_chinese(number: str) -> bool:
 
 
 def _is_korean(number: str) -> bool:
-    """Return whether a Chinese number has a valid check digit, date and province."""
+    """Return whether a Korean number has a valid check digit, or a hyphen if it needs no check
+    digit.
+
+    Since October 2020, all digits after the digit of sex and century are random: for people born
+    since then, and for foreigners (5 to 8), whose numbers do not show their date of issue.
+    """
     from stdnum.kr import rrn
 
     if rrn.is_valid(number, allow_future=False):
@@ -66,7 +71,10 @@ def _is_korean(number: str) -> bool:
 
 
 def _is_swedish(number: str) -> bool:
-    """Check a Swedish personal or coordination number; the day of the latter is increased by 60."""
+    """Return whether a Swedish personal or coordination number is valid.
+
+    A coordination number has 60 added to the day.
+    """
     from stdnum import luhn
     from stdnum.se import personnummer
 
