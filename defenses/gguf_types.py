@@ -81,9 +81,7 @@ class GgufWeightMatrix:
 
 
 def list_matrix_types(model: Any, type: str) -> Iterator[tuple[GgufWeightMatrix, str]]:
-    """Yield each weight matrix of the model, with the matrix's own type in a file of type
-    `type`.
-    """
+    """Yield each weight matrix of the model, with the type that it has in a file of this type."""
     conv_layers = [layer for layer in model.modules() if isinstance(layer, Conv1D)]
     transposed = {id(layer.weight) for layer in conv_layers}
     matrices = []

@@ -57,7 +57,7 @@ def _make_strings_printable(value: Any) -> Any:
 
 
 def lower_first(text: str) -> str:
-    """Return the text with the first letter in lower case, if this is right inside a sentence."""
+    """Return the text with a lower-case first letter, as inside a sentence."""
     return text[:1].lower() + text[1:]
 
 

@@ -335,9 +335,9 @@ def _compute_add_remove_terms(alpha: int, q: float, radius: float, cap: float) -
     The cases are that the member is sampled alone, and with one other member. Given the others'
     subset, of size K (joint convexity), the member weighs 1 / (K + 1), as if it were sampled at
     the rate q / (K + 1). A member sampled alone is within `radius` and `cap` of the public
-    distribution; with others, it is within the sum of both of their average. Rates fall with K, so
-    K = 0 and K = 1 are the worst of any number of members, and of any mixture over subset sizes
-    (formulas B2.5).
+    distribution; with others, it is within the sum of `radius` and `cap` of the others' average.
+    Rates fall with K, so K = 0 and K = 1 are the worst of any number of members, and of any
+    mixture over subset sizes (formulas B2.5).
     """
     # Theorem C.4's bracket less 1: sum_k Bin(k; alpha, rate) (e^{(k-1) divergence} - 1), for k >=
     # 2.
