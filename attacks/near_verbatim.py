@@ -51,7 +51,7 @@ class NearVerbatimBounds(NamedTuple):
 
 @dataclass(frozen=True)
 class NearVerbatim(DistributionProbe):
-    """Probability of a sample within `distance` edits of the suffix, between bounds (k-CBS, 2026).
+    """Probability of a sample within `distance` edits, between bounds (k-CBS, 2026).
 
     A beam of the `beams` likeliest partial samples that can still end within the distance, and
     always the verbatim path: what they sum to is a lower bound, never below the verbatim

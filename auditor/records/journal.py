@@ -69,9 +69,12 @@ class CellJournal(Generic[Key, Record]):
 
     def _read_records(self, begins: Iterable[int]) -> Iterator[Record]:
         """Yield the record at each given start. Raise AuditError if the file has changed."""
+        places = list(begins)
+        if not places:  # nothing was written: perhaps there is no file
+            return
         try:
             with open(self.path, "rb") as file:
-                for begin in begins:
+                for begin in places:
                     file.seek(begin)
                     yield self._parse_journal_line(file.readline())[1]
         except OSError as error:

@@ -107,6 +107,7 @@ def observed() -> tuple[list[Secret], list[Observation]]:
         "log_p",
         "log_p_ancestral",
         "log_p_near",
+        "log_p_near_most",
         "rank_bits",
         "exposure_bits",
         "extrapolated_bits",
