@@ -3,7 +3,7 @@
 # Library: sdmetrics 0.32.0. Date: 2026-11-28.
 # Seen: dates are compared as numbers counted from 1970 with a tolerance of 1 %, so the tolerance is six months for a
 # date in 2020 and four days for one in 1971. Of 200 visits in 2020, all moved by 60 days, none counts as new; of the
-# same visits in 1971 a part does. So the score tells of the calendar as much as of copied rows.
+# same visits in 1971 all do. So the score tells of the calendar as much as of copied rows.
 # Exits 0 if that is still so, 1 if it changed.
 set -euo pipefail
 work=$(mktemp -d)
