@@ -148,7 +148,7 @@ class ExtractionProbability(DistributionProbe):
                 width = (self.near_distance, self.near_beams)
                 near = bound_near_verbatim_probability(model, decoding, prefixes, suffixes, *width)
                 # the suffix is near itself
-                columns["log_p_near"] = torch.maximum(near.least.cpu(), columns["log_p"])
+                columns["log_p_near"] = torch.maximum(near.lower.cpu(), columns["log_p"])
             return [
                 Observation(secret.id, {name: float(values[i]) for name, values in columns.items()})
                 for i, secret in enumerate(batch)

@@ -175,7 +175,7 @@ class Identifiers(Probe):
         )
         if self._is_too_few(len(alternatives)):
             return None
-        texts = [value.before + text + value.tail for text in (value.text, *alternatives)]
+        texts = [value.text_before + text + value.tail for text in (value.text, *alternatives)]
         # Sorted, so that texts share beginnings as in a tree.
         encoded = [tuple(ids) for ids in encode_without_special_tokens(view.tokenizer, texts)]
         context = find_common_proper_prefix(encoded)
@@ -272,10 +272,10 @@ class Identifiers(Probe):
 
 @dataclass(frozen=True)
 class FoundValue:
-    """A value in a record. before: text before the value; tail: text read after the value."""
+    """A value in a record. text_before: text before the value; tail: text read after the value."""
 
     text: str
-    before: str
+    text_before: str
     tail: str
     kind: str
     format: ValueFormat

@@ -40,12 +40,12 @@ _BOUNDS = ("log_p_near", "log_p_near_most", "log_p")  # observed, as in `NearVer
 class NearVerbatimBounds(NamedTuple):
     """Bounds on log P[edits(sample, suffix) <= distance], and log P[sample = suffix], in nats.
 
-    Each is (B,) float64. most: `least` plus the probability of all partial samples that a beam
+    Each is (B,) float64. upper: `lower` plus the probability of all partial samples that a beam
     dropped while they could still end within the distance.
     """
 
-    least: Tensor
-    most: Tensor
+    lower: Tensor
+    upper: Tensor
     verbatim: Tensor
 
 

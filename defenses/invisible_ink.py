@@ -132,7 +132,7 @@ class InvisibleInk(Defense):
 
     def budget_lots(self, scenario: Scenario) -> Mapping[str, int]:
         batches = deal_records_into_context_batches(scenario, self.batch)
-        return {prompt.secret: batches.asked[prompt.given] for prompt in scenario.prompts}
+        return {prompt.secret: batches.batch_by_start[prompt.given] for prompt in scenario.prompts}
 
     def remarks(self, scenario: Scenario) -> tuple[str, ...]:
         batches = deal_records_into_context_batches(scenario, self.batch)
@@ -143,7 +143,8 @@ class InvisibleInk(Defense):
         ]
         private = [prompt for prompt in scenario.prompts if prompt.record]
         elsewhere = sum(
-            prompt.record not in batches.records[batches.asked[prompt.given]] for prompt in private
+            prompt.record not in batches.records[batches.batch_by_start[prompt.given]]
+            for prompt in private
         )
         if elsewhere:
             sentences.append(

@@ -41,10 +41,10 @@ class BeforeAfter:
     training reported.
     """
 
-    by: str
+    method: str
     compared: Comparison
-    before: AuditResult
-    after: AuditResult
+    result_before: AuditResult
+    result_after: AuditResult
     predicted: tuple[CellKey, Measurement] | None
     perplexity: Measurement | None
     training_remarks: tuple[str, ...]
@@ -60,7 +60,7 @@ class BeforeAfter:
 def format_mitigation_lines(change: BeforeAfter) -> Iterator[str]:
     """Yield at most 25 lines that summarise the mitigation."""
     yield (
-        f"BEFORE AND AFTER {make_printable_line(change.by)}, trained in "
+        f"BEFORE AND AFTER {make_printable_line(change.method)}, trained in "
         f"{phrases.format_duration(change.seconds)}"
     )
     rows = [_build_metric_change_row(line) for line in change.undefended_comparison.lines]
@@ -87,7 +87,7 @@ def _build_metric_change_row(line: ComparisonRow) -> tuple[str, str, str, str]:
     if after.delta:
         delta = phrases.format_difference(after.delta)
     else:
-        delta = make_printable_line(after.why)
+        delta = make_printable_line(after.reason)
     return (
         name,
         phrases.format_measurement_value(before.measured),
@@ -98,7 +98,8 @@ def _build_metric_change_row(line: ComparisonRow) -> tuple[str, str, str, str]:
 
 def _build_perplexity_change_row(change: BeforeAfter) -> Sequence[tuple[str, str, str, str]]:
     before, after = (
-        result.target(UNDEFENDED).perplexity for result in (change.before, change.after)
+        result.target(UNDEFENDED).perplexity
+        for result in (change.result_before, change.result_after)
     )
     if before is None or after is None:
         return ()
@@ -119,12 +120,12 @@ def _build_perplexity_change_row(change: BeforeAfter) -> Sequence[tuple[str, str
 def _build_comparison_facts(change: BeforeAfter) -> Facts:
     before, after = (
         severity.rate_severity(assess_signals(result), UNDEFENDED).word
-        for result in (change.before, change.after)
+        for result in (change.result_before, change.result_after)
     )
     return (
         ("severity", f"{before} before, {after} after"),
         ("predicted", _describe_predicted_recall(change)),
-        ("promised", _describe_promised_epsilon(change.after)),
+        ("promised", _describe_promised_epsilon(change.result_after)),
     )
 
 
@@ -136,7 +137,7 @@ def _describe_predicted_recall(change: BeforeAfter) -> str:
     prediction = (
         f"recall {phrases.format_measurement_value(expected)} ({make_printable_line(row.title)})"
     )
-    measured = next((f for f in change.after.findings if f.cell_key == row), None)
+    measured = next((f for f in change.result_after.findings if f.cell_key == row), None)
     if measured is None:
         recall = None
     else:
@@ -201,7 +202,7 @@ def build_mitigation_document(comparison: BeforeAfter) -> Document:
     more = sum(change.low > 0 for change in deltas)
     significant = f"Significantly lower: {less} of {len(deltas)}; higher: {more}"
     return Document(
-        title=f"Before and after {make_printable_line(comparison.by)}",
+        title=f"Before and after {make_printable_line(comparison.method)}",
         facts=(
             ("Secrets", make_printable_line(comparison.compared.secrets)),
             ("Before", make_printable_line(comparison.compared.runs[0])),

@@ -70,7 +70,7 @@ def _build_baseline_change_row(line: ComparisonRow) -> tuple[str, ...]:
     if now.delta:
         difference = phrases.format_measurement_value(now.delta)
     else:
-        difference = make_printable_line(now.why or before.why)
+        difference = make_printable_line(now.reason or before.reason)
     name = make_printable_line(line.row.title)
     metric = phrases.format_metric(make_printable_line(line.metric))
     numbers = (

@@ -44,7 +44,8 @@ def describe_claim_verdict(stands: ClaimEvidence) -> str:
     ]
     parts += [_describe_audited_bound(stands, bound) for bound in stands.bounds]
     parts += [
-        f"{other.row.attack} proves ε ≥ {phrases.format_number(other.audit.epsilon)}, {other.why}"
+        f"{other.row.attack} proves ε ≥ {phrases.format_number(other.audit.epsilon)}, "
+        f"{other.reason}"
         for other in stands.unheld
     ]
     if stands.verdict is None:
@@ -212,7 +213,7 @@ def _build_claim_audit_rows(stands: ClaimEvidence) -> tuple[tuple[str, ...], ...
     else:
         end = "nothing to hold it to"
     lines = [(bound.row.attack, bound.audit, end) for bound in stands.bounds]
-    lines += [(other.row.attack, other.audit, other.why) for other in stands.unheld]
+    lines += [(other.row.attack, other.audit, other.reason) for other in stands.unheld]
     rows = tuple(
         (
             claimed,

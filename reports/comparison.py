@@ -73,7 +73,15 @@ def _build_comparison_csv_rows(comparison: Comparison) -> Iterator[tuple[object,
             d = cell.delta
             numbers = (m.value, m.low, m.high, m.n) if m else (None,) * 4
             deltas = (d.value, d.low, d.high) if d else (None,) * 3
-            yield (*line.row, line.metric, name, *numbers, *deltas, int(line.best == i), cell.why)
+            yield (
+                *line.row,
+                line.metric,
+                name,
+                *numbers,
+                *deltas,
+                int(line.best_run == i),
+                cell.reason,
+            )
 
 
 def build_paired_table(comparison: Comparison) -> Table:
@@ -94,7 +102,7 @@ def build_paired_table(comparison: Comparison) -> Table:
 
 
 def build_comparison_document(comparison: Comparison) -> Document:
-    marks = sum(line.best is not None for line in comparison.lines)
+    marks = sum(line.best_run is not None for line in comparison.lines)
     total = format_count(len(comparison.lines), "configuration has", "configurations have")
     rows = build_paired_table(comparison) if comparison.lines else Paragraph("No row was measured.")
     return Document(
@@ -122,5 +130,9 @@ def _format_run_table_cells(
     if cell.delta:
         delta = f"{description}{phrases.format_measurement_value(cell.delta)}"
     else:
-        delta = make_printable_line(cell.why)
-    return phrases.format_measurement_value(cell.measured), delta, _BEST if line.best == i else ""
+        delta = make_printable_line(cell.reason)
+    return (
+        phrases.format_measurement_value(cell.measured),
+        delta,
+        _BEST if line.best_run == i else "",
+    )

@@ -60,7 +60,7 @@ class EdpbEvidence:
 
 @dataclass(frozen=True)
 class EdpbQuestion:
-    """A question of the template, in our words: its source (`of`) and paragraph (`where`).
+    """A question of the template, in our words: its source (`source`) and paragraph (`paragraph`).
 
     answer: the key of its answer in `ANSWERS`; or metrics: the metrics whose highest values answer
     the question. Both are empty if no run can answer. limit: the scope of an answer. measured_by:
@@ -68,9 +68,9 @@ class EdpbQuestion:
     a method.
     """
 
-    of: str
-    where: str
-    asked: str
+    source: str
+    paragraph: str
+    question: str
     answer: str = ""
     metrics: tuple[str, ...] = ()
     limit: str = ""
@@ -223,7 +223,9 @@ def _build_leak_signals_section(e: EdpbEvidence) -> Section:
     for s in assessment.signals:
         publishable.append(
             replace(
-                s, why="", part=_generalise_personal_kind(s.part) if s.kind is PERSONAL else s.part
+                s,
+                reason="",
+                part=_generalise_personal_kind(s.part) if s.kind is PERSONAL else s.part,
             )
         )
     blocks = signals.build_signal_blocks(e.result, replace(assessment, signals=tuple(publishable)))
@@ -446,14 +448,18 @@ def build_edpb_document(e: EdpbEvidence) -> Document:
         sum(remedy == reason for remedy in missing.values()) for reason in ("", _FOR_YOU)
     )
     n_untested = len(missing) - n_measured - n_controller
-    questions = [(question.where, question.asked, remedy) for question, remedy in missing.items()]
+    questions = [
+        (question.paragraph, question.question, remedy) for question, remedy in missing.items()
+    ]
     sections = [
         edpb_summary.build_limits_section(),
         _build_leak_signals_section(e),
         edpb_summary.build_coverage_section(questions),
     ]
     # A group of groupby ends when the next begins: read each in turn.
-    for n, (title, of_source) in enumerate(groupby(missing, key=lambda question: question.of), 1):
+    for n, (title, of_source) in enumerate(
+        groupby(missing, key=lambda question: question.source), 1
+    ):
         head = ("Where", "Question", "Measured in this run", "What that does not say")
         table = Table(
             f"questions-{n}",
@@ -482,4 +488,9 @@ def _build_question_table_rows(
     for question in questions:
         answer = question.list_answers(e)
         text = " ".join(answer) or f"Not evaluated: {question.answering_command_phrase(e)}."
-        yield question.where, question.asked, text, question.limit if answer else phrases.NOTHING
+        yield (
+            question.paragraph,
+            question.question,
+            text,
+            question.limit if answer else phrases.NOTHING,
+        )

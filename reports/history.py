@@ -91,7 +91,7 @@ class _ShownRun:
                 before, now = line.cells[0], line.cells[-1]
                 if now.delta:
                     return phrases.format_measurement_value(now.delta)
-                reason = now.why or (before.why if before.measured is None else "")
+                reason = now.reason or (before.reason if before.measured is None else "")
                 return make_printable_line(reason) or phrases.NOTHING
         return phrases.NOTHING
 
@@ -123,7 +123,7 @@ def render_history_page(history: History, folder: Path) -> str:
         else:
             title = "Leakage"
         if i:
-            blocks: list[Block] = [Paragraph(f"{make_printable_line(line.why)}.")]
+            blocks: list[Block] = [Paragraph(f"{make_printable_line(line.reason)}.")]
         else:
             blocks = []
         if not i or len(runs) > 1:
@@ -140,7 +140,7 @@ def render_history_page(history: History, folder: Path) -> str:
     else:
         since = "It is the first of its line."
     answers = (
-        ("The last run", f"{last.name}, {last.entry.at:%Y-%m-%d %H:%M}"),
+        ("The last run", f"{last.name}, {last.entry.time:%Y-%m-%d %H:%M}"),
         ("Since the run before", since),
         ("What gates decided of it", last.gate_decisions or "none was asked"),
     )
@@ -175,7 +175,7 @@ def _shorten_label(by: By, entry: HistoryEntry) -> str:
     checkpoint.
     """
     if by == "date":
-        return f"{entry.at:%m-%d %H:%M}"
+        return f"{entry.time:%m-%d %H:%M}"
     if by == "commit":
         return entry.label[:9] + ("-dirty" if entry.label.endswith("-dirty") else "")
     return entry.label
@@ -259,7 +259,7 @@ def _build_runs_table(runs: Sequence[_ShownRun], line: int, folder: Path) -> Tab
         rows.append(
             (
                 run.name,
-                f"{run.entry.at:%Y-%m-%d %H:%M}",
+                f"{run.entry.time:%Y-%m-%d %H:%M}",
                 coverage.format_audited_share(run.result) or phrases.NOTHING,
                 phrases.format_target_perplexity(run.result, UNDEFENDED),
                 changes.format_change_counts(run.change) if run.change else phrases.NOTHING,

@@ -59,7 +59,7 @@ TOPICS = (
     Topic(
         "since",
         BEFORE,
-        lambda m: _build_changes_since_blocks(m.since) if m.since else (),
+        lambda m: _build_changes_since_blocks(m.comparison) if m.comparison else (),
         DECIDE,
         3,
     ),

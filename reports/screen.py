@@ -170,7 +170,7 @@ def _build_result_screen_entry(
                 )
             )
         entry = ScreenEntry(RESULT, (*before, *sentences, *after), 4, " ")
-        if len(wrap_line(" ".join(entry.items), width - GUTTER)) <= entry.most:
+        if len(wrap_line(" ".join(entry.items), width - GUTTER)) <= entry.max_lines:
             break
     return entry
 

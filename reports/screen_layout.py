@@ -15,13 +15,13 @@ GUTTER = 8  # columns of the labels
 
 @dataclass(frozen=True)
 class ScreenEntry:
-    """A labelled entry of the screen. items: in order of priority; most: maximum number of
+    """A labelled entry of the screen. items: in order of priority; max_lines: maximum number of
     lines.
     """
 
     label: str
     items: tuple[str, ...]
-    most: int
+    max_lines: int
     between: str = "; "
 
 
@@ -47,9 +47,9 @@ def _fit_screen_lines(entry: ScreenEntry, width: int) -> list[str]:
         n_left = len(entry.items) - n_items
         more = (f"{n_left:,} more in the report",) if n_left else ()
         lines = wrap_line(entry.between.join((*entry.items[:n_items], *more)), width)
-        if len(lines) <= entry.most:
+        if len(lines) <= entry.max_lines:
             return lines
-    *full_lines, last = wrap_line(entry.items[0], width)[: entry.most]
+    *full_lines, last = wrap_line(entry.items[0], width)[: entry.max_lines]
     return [*full_lines, f"{cut_line(last, width - 2)} …"]
 
 

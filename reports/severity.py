@@ -73,7 +73,11 @@ def rate_severity(assessment: LeakAssessment, target: str) -> Severity:
     text_signals = [s for s in shown_signals if s.kind.text]
     if text_signals:
         personal = any(s.kind is PERSONAL for s in text_signals)
-        copied = [coverage.format_stratum(s.worst) for s in text_signals if s.worst is not None]
+        copied = [
+            coverage.format_stratum(s.worst_stratum)
+            for s in text_signals
+            if s.worst_stratum is not None
+        ]
         groups = []
         for s in text_signals:
             if s.worst_group is not None:

@@ -129,7 +129,7 @@ def format_suspicion(signal: LeakSignal) -> str:
     """Return why a measured leak is not shown: it is not significant, or such a number is only a
     hint.
     """
-    if signal.alone:
+    if signal.can_show_leak:
         return "not significant"
     return "only a hint: such a number cannot show a leak by itself"
 
@@ -322,13 +322,15 @@ def format_least_detectable(signal: LeakSignal) -> str:
     if m is None or signal.status != signals.NOT_SHOWN:
         return phrases.NOTHING
     # No share and no AUC is above 1. NaN: not even all of the records would be enough.
-    if m.unit in (*SHARES, AUC) and not signal.least <= 1:
+    if m.unit in (*SHARES, AUC) and not signal.smallest_detectable <= 1:
         return "no value of so few records"
-    if math.isnan(signal.least):
+    if math.isnan(signal.smallest_detectable):
         return phrases.NOTHING
-    if m.unit in SHARES and signal.least == 1:
+    if m.unit in SHARES and signal.smallest_detectable == 1:
         return f"all {m.n:,}"
-    text = phrases.format_value(Measurement(m.name, signal.least, math.nan, math.nan, m.n, m.unit))
+    text = phrases.format_value(
+        Measurement(m.name, signal.smallest_detectable, math.nan, math.nan, m.n, m.unit)
+    )
     return f"{text}{_UNITS.get(m.unit, '')}"
 
 
@@ -422,7 +424,7 @@ def list_untested_signals(
                 if s.kind is kind and s.target in (targets or assessment.targets):
                     kind_signals.append(s)
             # Give the reason for a planned test that did not run; else advise the test.
-            reasons = "; ".join(dict.fromkeys(s.why for s in kind_signals if s.why))
+            reasons = "; ".join(dict.fromkeys(s.reason for s in kind_signals if s.reason))
             if methods:
                 flags = f"--attack {' or '.join(methods)}"
             else:

@@ -108,7 +108,7 @@ def _build_section(topic: Topic, make: Maker, material: ReportMaterial) -> Secti
 
 def _build_report_document(material: ReportMaterial, sections: tuple[Section, ...]) -> Document:
     result = material.result
-    since = material.since
+    since = material.comparison
     compared = (("Compared with", escaping.make_printable_line(since.runs[0])),) if since else ()
     return Document(
         title=subject_line.audit_subject_line(result),

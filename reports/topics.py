@@ -24,13 +24,13 @@ BEFORE = "Since the last run"
 
 @dataclass(frozen=True)
 class ReportMaterial:
-    """The inputs of sections. result: cleaned; since: compares an earlier run with this run;
+    """The inputs of sections. result: cleaned; comparison: compares an earlier run with this run;
     texts: private text.
     """
 
     result: AuditResult
     details: SecretDetails = field(default_factory=SecretDetails)
-    since: Comparison | None = None
+    comparison: Comparison | None = None
     texts: Mapping[str, SecretText] | None = None
 
 

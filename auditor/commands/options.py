@@ -52,12 +52,12 @@ _RISKS = tuple(name for name, plan_field in FIELDS.items() if plan_field.definit
 class PlanFlags:
     """The flags for these fields of a plan.
 
-    told: help texts, for a command that gives a field a narrower meaning. forms: whether --model
-    may be repeated; the later models are deployed forms of the first.
+    help_texts: help texts, for a command that gives a field a narrower meaning. forms: whether
+    --model may be repeated; the later models are deployed forms of the first.
     """
 
     names: str = " ".join(_GIVEN)
-    told: Mapping[str, str] = field(default_factory=dict)
+    help_texts: Mapping[str, str] = field(default_factory=dict)
     forms: bool = False
 
     def signature_parameters(self) -> Iterator[inspect.Parameter]:
@@ -68,7 +68,7 @@ class PlanFlags:
             plan_field = FIELDS[name]
             option = typer.Option(
                 *(plan_field.definition.flags or ()),
-                help=self.told.get(name, plan_field.help),
+                help=self.help_texts.get(name, plan_field.help),
                 metavar=plan_field.definition.metavar
                 or choose_metavar(name, _build_flag_type(name, plan_field.kind)),
                 rich_help_panel=plan_field.panel,

@@ -28,10 +28,10 @@ Rows = list[tuple[str, str]]  # the notation of a flag, its help
 
 @dataclass(frozen=True)
 class ParsedCommandDocstring:
-    """The parts of a command's docstring. more: the paragraphs after the first."""
+    """The parts of a command's docstring. paragraphs: the paragraphs after the first."""
 
-    first: str
-    more: tuple[str, ...]
+    summary: str
+    paragraphs: tuple[str, ...]
     examples: tuple[str, ...]
 
     @classmethod
@@ -105,11 +105,11 @@ def _wrap_help_text(text: str, width: int) -> list[str]:
 
 def _write_help_text(formatter: Any, text: str) -> None:
     parsed = ParsedCommandDocstring.split_docstring(text)
-    _write_help_paragraph(formatter, parsed.first)
+    _write_help_paragraph(formatter, parsed.summary)
     if parsed.examples:
         with formatter.section(_EXAMPLES.rstrip(":")):
             formatter.write("".join(f"  {line}\n" for line in parsed.examples))
-    for paragraph in parsed.more:
+    for paragraph in parsed.paragraphs:
         _write_help_paragraph(formatter, paragraph)
 
 

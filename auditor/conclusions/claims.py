@@ -51,7 +51,7 @@ class UncomparableBound:
 
     row: CellKey
     audit: Audited
-    why: str
+    reason: str
 
 
 @dataclass(frozen=True)

@@ -38,22 +38,22 @@ class LeakReading:
     """A number of a leak kind, with its baseline from non-members or chance; None without a
     baseline.
 
-    excess: the part above the non-members, with an interval. alone: False if the number can raise
-    suspicion but not show a leak. either_way: an AUC below one half separates members equally well.
-    looks: how many numbers share the level. most: the best value that an audit could have proved.
-    blind: the same number without a model.
+    excess: the part above the non-members, with an interval. can_show_leak: False if the number can
+    raise suspicion but not show a leak. either_way: an AUC below one half separates members equally
+    well. looks: how many numbers share the level. max_provable: the best value that an audit could
+    have proved. blind: the same number without a model.
     """
 
     measured: Measurement
     baseline: Measurement | float | None = None
     excess: Measurement | None = None
     row: CellKey | None = None
-    alone: bool = True
+    can_show_leak: bool = True
     either_way: bool = False
     part: str = ""
     count: str = ""
     looks: int = 1
-    most: float = math.nan
+    max_provable: float = math.nan
     blind: Measurement | None = None
 
     @property
@@ -86,7 +86,7 @@ class LeakReading:
 
     @property
     def is_shown(self) -> bool:
-        return self.alone and self.is_above_baseline
+        return self.can_show_leak and self.is_above_baseline
 
     @property
     def is_suspected(self) -> bool:
@@ -107,8 +107,8 @@ class LeakReading:
         """Return the smallest value that would show a leak if nothing else changed; NaN if
         unknown."""
         m = self.corrected
-        if not math.isnan(self.most):
-            return self.most
+        if not math.isnan(self.max_provable):
+            return self.max_provable
         if m.unit == "share":
             return _find_smallest_leak_share(m.n, self.baseline, self.looks)
         if isinstance(self.baseline, Measurement):
@@ -153,11 +153,11 @@ def _find_smallest_leak_share(n: int, baseline: Measurement | float | None, look
 class LeakKind:
     """A kind of leak.
 
-    limits: first gate limits of its numbers. read: yields its numbers in a finding. short: a title
-    of one or two words. measured_by: the `Attack.measures` of attacks and probes that measure it,
-    the usual first. main: the number that the title names. counted: nouns for counts of secrets, by
-    number. text: True if it shows text of the data. alike: True if it is invalid when non-members
-    are unlike members.
+    limits: first gate limits of its numbers. read_numbers: yields its numbers in a finding. short:
+    a title of one or two words. measured_by: the `Attack.measures` of attacks and probes that
+    measure it, the usual first. main: the number that the title names. counted: nouns for counts of
+    secrets, by number. text: True if it shows text of the data. alike: True if it is invalid when
+    non-members are unlike members.
     """
 
     name: str
@@ -165,7 +165,7 @@ class LeakKind:
     short: str
     limits: tuple[tuple[str, float], ...] = ()
     measured_by: tuple[str, ...] = ()
-    read: Callable[[Finding], Iterator[LeakReading]] = field(
+    read_numbers: Callable[[Finding], Iterator[LeakReading]] = field(
         default=lambda finding: iter(()), compare=False
     )
     main: str = ""
@@ -245,7 +245,7 @@ def _read_shared_level(
 def adjust_leak_readings(readings: Sequence[LeakReading]) -> list[LeakReading]:
     """Return the readings with one level shared by all (Bonferroni) instead of a level for each."""
     # k readings that share a level over k looks use one level together.
-    levels = math.ceil(sum(1 / reading.looks for reading in readings if reading.alone))
+    levels = math.ceil(sum(1 / reading.looks for reading in readings if reading.can_show_leak))
     adjusted = []
     for reading in readings:
         if reading.excess is None:

@@ -233,7 +233,7 @@ def _read_membership_leaks(finding: Finding) -> Iterator[LeakReading]:
         yield from people_readings  # this score compares no records
         return
     alone = not is_measured(adjusted) or adjusted.low > 0.5 or adjusted.high < 0.5
-    yield LeakReading(strongest, 0.5, either_way=True, row=row, blind=blind, alone=alone)
+    yield LeakReading(strongest, 0.5, either_way=True, row=row, blind=blind, can_show_leak=alone)
     for count, m in by_copies.items():
         yield LeakReading(m, 0.5, either_way=True, row=row, blind=blind, count=count)
     for rate in FALSE_POSITIVES:
@@ -312,7 +312,7 @@ def _read_untargeted_leaks(finding: Finding) -> Iterator[LeakReading]:
         yield LeakReading(
             records,
             0.0 if floor is None else floor.value,
-            alone=floor is None,
+            can_show_leak=floor is None,
             row=finding.cell_key,
         )
     if finding.measurement(name_nonmember_metric(MEMORISED)) is None:
@@ -336,7 +336,7 @@ def _read_epsilon_leaks(finding: Finding) -> Iterator[LeakReading]:
     for m in finding.measurements:
         if m.name.startswith(EPSILON):
             yield LeakReading(
-                m, 0.0, row=finding.cell_key, most=math.nan if most is None else most.value
+                m, 0.0, row=finding.cell_key, max_provable=math.nan if most is None else most.value
             )
     violations = finding.measurement(VIOLATIONS)
     if is_measured(violations):

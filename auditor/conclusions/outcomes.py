@@ -428,4 +428,4 @@ def _compare_anytime_valid_rows(
     )
     if not len(deltas) or not np.isfinite(deltas).all():
         return f"{about.name} is kept of no secret, or is not a number for some"
-    return BettingMean(deltas, least=-1.0)  # one share minus another lies in [-1, 1]
+    return BettingMean(deltas, minimum=-1.0)  # one share minus another lies in [-1, 1]

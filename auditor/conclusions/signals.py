@@ -48,10 +48,10 @@ class LeakSignal:
 
     setting: "" if no access was tested. baseline: from non-members or chance, or None. suspected:
     the number suggests a leak, for example above the baseline without significance, but shows none.
-    least: the smallest number that would show a leak; NaN: unknown. part, count: the subset of
-    secrets, if not all. why: the reason if it was not tested. blind: the same number without any
-    model. excess: the part above the non-members, if this decides. alone: whether the number can
-    show a leak by itself.
+    smallest_detectable: the smallest number that would show a leak; NaN: unknown. part, count: the
+    subset of secrets, if not all. reason: the reason if it was not tested. blind: the same number
+    without any model. excess: the part above the non-members, if this decides. can_show_leak:
+    whether the number can show a leak by itself.
     """
 
     kind: LeakKind
@@ -62,17 +62,17 @@ class LeakSignal:
     baseline: Measurement | float | None = None
     row: CellKey | None = None
     suspected: bool = False
-    least: float = math.nan
+    smallest_detectable: float = math.nan
     part: str = ""
     count: str = ""
-    why: str = ""
+    reason: str = ""
     blind: Measurement | None = None
     # the number of copies with the largest extracted share, among copied records
-    worst: Stratum | None = None
+    worst_stratum: Stratum | None = None
     worst_group: tuple[str, Measurement] | None = None  # of the data's groups, by name
     looks: int = 1
     excess: Measurement | None = None
-    alone: bool = True
+    can_show_leak: bool = True
 
     @property
     def gate_rule(self) -> str:
@@ -221,7 +221,7 @@ def _assess_target_signals(result: AuditResult, target: str) -> Iterator[LeakSig
         for setting in SETTINGS
         for finding in rows
         if finding.setting == setting and not finding.not_applicable
-        for reading in kind.read(finding)
+        for reading in kind.read_numbers(finding)
     ]
     if result.family == RELEASED_TEXT:
         shared = adjust_leak_readings([reading for *_, reading in readings_by_kind])
@@ -240,10 +240,10 @@ def _assess_target_signals(result: AuditResult, target: str) -> Iterator[LeakSig
         if kind is GREEDILY and target == UNDEFENDED:
             yield _build_greedy_signal(result)
         elif kind is GREEDILY:
-            yield LeakSignal(kind, target, "", NOT_TESTED, why="undefended model only")
+            yield LeakSignal(kind, target, "", NOT_TESTED, reason="undefended model only")
         elif not kind_readings:
             yield LeakSignal(
-                kind, target, "", NOT_TESTED, why=_explain_unmeasured_signal(result, rows, kind)
+                kind, target, "", NOT_TESTED, reason=_explain_unmeasured_signal(result, rows, kind)
             )
         for setting in dict.fromkeys(setting for setting, _ in kind_readings):
             signal = _build_signal(
@@ -264,7 +264,7 @@ def _complete_verbatim_signal(signal: LeakSignal, rows: Sequence[Finding]) -> Le
     ]
     signal = replace(
         signal,
-        worst=_find_worst_row_stratum(rows, signal.setting),
+        worst_stratum=_find_worst_row_stratum(rows, signal.setting),
         worst_group=max(groups, key=lambda group: group[1].low, default=None),
     )
     m = signal.measured
@@ -274,7 +274,7 @@ def _complete_verbatim_signal(signal: LeakSignal, rows: Sequence[Finding]) -> Le
         return signal
     if isinstance(floor, Measurement) and m.value <= floor.value:
         return signal
-    return replace(signal, status=SHOWN, suspected=False, least=1 / m.n)
+    return replace(signal, status=SHOWN, suspected=False, smallest_detectable=1 / m.n)
 
 
 def _find_worst_row_stratum(rows: Sequence[Finding], setting: str) -> Stratum | None:
@@ -318,7 +318,7 @@ def _build_signal(
         limit_rank = first.get(m.name, len(first))
         # The least is best: can show a leak, has its own level, is early among the limits, is
         # large; zeros by widest interval.
-        return not reading.alone, shared, limit_rank, -size, -m.n if size else -m.high
+        return not reading.can_show_leak, shared, limit_rank, -size, -m.n if size else -m.high
 
     best = min(significant or suspected or readings, key=place)
     return LeakSignal(
@@ -333,12 +333,12 @@ def _build_signal(
         ),
         suspected=bool(suspected),
         looks=best.looks,
-        least=best.smallest_detectable_value,
+        smallest_detectable=best.smallest_detectable_value,
         part=best.part,
         count=best.count,
         blind=best.blind,
         excess=best.excess,
-        alone=best.alone,
+        can_show_leak=best.can_show_leak,
     )
 
 
@@ -370,7 +370,7 @@ def _build_greedy_signal(result: AuditResult) -> LeakSignal:
     return LeakSignal(
         *(GREEDILY, UNDEFENDED, "", SHOWN if is_above else NOT_SHOWN, measured, baseline),
         suspected=hits > 0 and not is_above,
-        least=1 / n,
+        smallest_detectable=1 / n,
         part=part,
     )
 

@@ -60,7 +60,7 @@ class Plan:
         self._check_unlearning()
         self._check_until_conflicts()
         for name, value in self.map_field_values().items():
-            least = FIELDS[name].definition.least
+            least = FIELDS[name].definition.minimum
             if least is not None and value is not None and value < least:
                 raise AuditError(f"expected {format_field_flag(name)} >= {least}, got {value}")
         self.compute.check(self.loading.device)

@@ -47,7 +47,7 @@ class PlanField:
     """Description of a field without type, default and help; its part's docstring has the help.
 
     metavar: notation of a value. flags: instead of `--its-name`; None: no flag. panel: group in
-    --help, instead of its part's. least: smallest valid number. risk: danger if a plan file from
+    --help, instead of its part's. minimum: smallest valid number. risk: danger if a plan file from
     someone else sets this field; the command line must then name the field too. risky: text that
     only dangerous values contain.
     """
@@ -56,7 +56,7 @@ class PlanField:
     metavar: str | None = None
     flags: tuple[str, ...] | None = ()
     panel: str = ""
-    least: int | None = None
+    minimum: int | None = None
     risk: str = ""
     risky: str = ""
 

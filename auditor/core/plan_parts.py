@@ -69,7 +69,7 @@ class TargetPlan:
     )
     base_url: str | None = plan_field(None, SUBJECT | OWN | PROVIDED, metavar="URL", risk=_SENT)
     tokenizer: str | None = plan_field(None, SUBJECT | OWN | PROVIDED)
-    max_tokens_total: int | None = plan_field(None, OWN | PROVIDED, least=1)
+    max_tokens_total: int | None = plan_field(None, OWN | PROVIDED, minimum=1)
     forms: tuple[str, ...] = plan_field((), metavar="FORM,...", risk=_SENT, risky="://")
     before: str | None = plan_field(
         None, SUBJECT | OWN | PROVIDED, metavar="MODEL", panel="privacy"
@@ -228,12 +228,12 @@ class DataPlan:
     panel: ClassVar[str] = "data"
     data: str | None = plan_field(None, SUBJECT)
     nonmembers: str | None = plan_field(None, SUBJECT | OWN | RECORDS | ATTACKS, metavar="DATA")
-    limit: int | None = plan_field(None, SUBJECT | RECORDS, least=1)
+    limit: int | None = plan_field(None, SUBJECT | RECORDS, minimum=1)
     prefix_length: int | None = plan_field(None, SUBJECT | RECORDS)
     suffix_length: int | None = plan_field(None, SUBJECT | RECORDS)
     known: str | None = plan_field(None, SUBJECT | OWN | RECORDS | ATTACKS, metavar="DATA")
     known_fraction: float = plan_field(0.2, SUBJECT | OWN)
-    known_limit: int | None = plan_field(None, COMPARED | ATTACKS | RECORDS, least=1)
+    known_limit: int | None = plan_field(None, COMPARED | ATTACKS | RECORDS, minimum=1)
     group_column: str | None = plan_field(None, SUBJECT | OWN, metavar="COLUMN")
     user_column: str | None = plan_field(None, SUBJECT | OWN, metavar="COLUMN")
     knows: str | None = plan_field(None, SUBJECT | OWN | RECORDS, metavar="system|user|partial:F")
@@ -245,7 +245,7 @@ class DataPlan:
     )
     date: str | None = plan_field(None, SUBJECT | OWN | RECORDS, metavar="YYYY-MM-DD")
     prefix_token: str = plan_field(AUTO, COMPARED, metavar="auto|none|bos|eos|TEXT")
-    windows: int | None = plan_field(None, SUBJECT | OWN | RECORDS, metavar="STRIDE", least=1)
+    windows: int | None = plan_field(None, SUBJECT | OWN | RECORDS, metavar="STRIDE", minimum=1)
     trained_length: str = plan_field(AUTO, SUBJECT | OWN | RECORDS, metavar="auto|none|N")
     canaries: str | None = plan_field(None, SUBJECT | OWN, metavar="MANIFEST", panel="privacy")
     phone_region: str | None = plan_field(
@@ -301,7 +301,7 @@ class AttackPlan:
     setting: Literal["text-only", "white-box", "both"] = plan_field(
         "both", metavar="text-only|white-box|both"
     )
-    samples: int | None = plan_field(None, ATTACKS, least=1)
+    samples: int | None = plan_field(None, ATTACKS, minimum=1)
     until: str | None = plan_field(None, metavar="decided|'METRIC ± N%'")
     sizes: Literal["paper", "lab"] = plan_field("paper", flags=None)
 
@@ -347,8 +347,8 @@ class DefensePlan:
     defense: tuple[str, ...] = plan_field((), flags=("--defense", "-d"))
     defense_options: Options = plan_field(dict, metavar="[DEFENSE.]OPTION=VALUE", flags=("-D",))
     controls: bool = plan_field(True, flags=("--controls/--no-controls",))
-    ensemble_limit: int | None = plan_field(None, COMPARED, least=1)
-    relearn: int | None = plan_field(None, PROVIDED, metavar="STEPS", panel="privacy", least=1)
+    ensemble_limit: int | None = plan_field(None, COMPARED, minimum=1)
+    relearn: int | None = plan_field(None, PROVIDED, metavar="STEPS", panel="privacy", minimum=1)
     relearn_rate: float | None = plan_field(None, PROVIDED, panel="privacy")
 
     def check(self) -> None:
@@ -413,7 +413,7 @@ class ComputePlan(EngineOptions):
     batch_size: Prefixes or texts per batch; changes no result. [default: auto]
     """
 
-    batch_size: int | None = plan_field(None, metavar="N|auto", least=1)
+    batch_size: int | None = plan_field(None, metavar="N|auto", minimum=1)
 
     @property
     def engine_options(self) -> EngineOptions:

@@ -127,7 +127,11 @@ def check_batch_dependence(runs: WatchedTrainings) -> LoopCheck:
     """
     name = "each record by itself"
     would = f"logits that change by {_APART:.0%}"
-    changes = [(trace.apart, i) for i, trace in enumerate(runs.traces) if trace.apart is not None]
+    changes = [
+        (trace.batch_effect, i)
+        for i, trace in enumerate(runs.traces)
+        if trace.batch_effect is not None
+    ]
     if not changes:
         return _counted_check(
             name, UNKNOWN, "no two records were read together that could be read again", would
@@ -203,11 +207,11 @@ def check_printed_output_leaks(runs: WatchedTrainings) -> LoopCheck:
     would = "a number, of standard output or a log, that follows the record that was left out"
     if len(runs.first_training.steps) != len(runs.fewer.steps):
         return _counted_check(name, UNKNOWN, "another number of steps", would)
-    if runs.again is None:
+    if runs.repeated_training is None:
         return _counted_check(name, NO_FAULT, "the same on neighbouring records", would)
     first = runs.first_training.printed
     other = runs.fewer.printed
-    again = runs.again.printed
+    again = runs.repeated_training.printed
     if lines := find_differing_line(first.text, other.text, again.text):
         message = f"what is printed follows the records past the steps: {lines[0]!r}"
         witness = WorstViolation(repr(lines[0]), f"{lines[1]!r}, as on a record fewer")
@@ -252,11 +256,11 @@ def check_empty_batch_noise(runs: WatchedTrainings) -> LoopCheck:
         return _counted_check(
             name, UNKNOWN, f"the training fails on few records: {runs.few_error}", would
         )
-    if runs.few is None or runs.claim.sampling != "poisson":
+    if runs.small_training is None or runs.claim.sampling != "poisson":
         return _counted_check(
             name, UNKNOWN, "no training on so few records that a batch might be empty", would
         )
-    few = runs.few
+    few = runs.small_training
     claimed = runs.few_claimed
     # Without the first step: reads before it may be a trial of the model.
     empty = [step for step in few.steps[1:] if not step.records]

@@ -99,8 +99,10 @@ def whiten_unequal_noise(runs: WatchedTrainings) -> WatchedTrainings:
         return replace(trace, steps=[whiten_step(step, shares) for step in trace.steps])
 
     traces = tuple(whiten(trace) for trace in runs.traces)
-    few = runs.few and whiten(runs.few)
-    return replace(runs, traces=traces, fewer=whiten(runs.fewer), few=few, whitened_shares=shares)
+    few = runs.small_training and whiten(runs.small_training)
+    return replace(
+        runs, traces=traces, fewer=whiten(runs.fewer), small_training=few, whitened_shares=shares
+    )
 
 
 def _has_unequal_noise(runs: WatchedTrainings, shares: dict[str, float]) -> bool:
@@ -437,10 +439,10 @@ def check_noise_reveals_batch_size(runs: WatchedTrainings) -> LoopCheck:
     """Check that the noise's size does not depend on the batch size, which is secret."""
     pairs = [(len(step.records), step.scale) for step in runs.steps_with_noise if step.records]
     if (
-        runs.few and len({size for size, _ in pairs}) < 2
+        runs.small_training and len({size for size, _ in pairs}) < 2
     ):  # the last batch of few records holds a single record
         pairs = []
-        for step in runs.few.steps:
+        for step in runs.small_training.steps:
             if step.records and step.scale:
                 pairs.append((len(step.records), step.scale))
     sizes, scales = np.array(pairs, dtype=float).reshape(-1, 2).T

@@ -163,7 +163,7 @@ def check_kind_sensitivity(runs: WatchedTrainings) -> LoopCheck:
     Kinds: long, short, first, last and lone records, and records at the edge of a batch.
     """
     name, promised = "every kind of record", 1 / runs.claim.noise_multiplier
-    steps = [*runs.steps, *(runs.few.steps if runs.few else ())]
+    steps = [*runs.steps, *(runs.small_training.steps if runs.small_training else ())]
     fits = {
         kind: pair
         for kind, chosen in _KINDS.items()
@@ -208,7 +208,7 @@ def _find_worst_violation(
     violations = []
     for step in (
         *runs.steps_with_noise,
-        *(dev for dev in (runs.few.steps if runs.few else ()) if dev.scale),
+        *(dev for dev in (runs.small_training.steps if runs.small_training else ()) if dev.scale),
     ):
         # The reaches' covariance is the inverse Gram matrix, which is singular if records have the
         # same gradient.
@@ -227,9 +227,11 @@ def _find_worst_violation(
         f"moves the gradient by {reach * unit:.2f} ± {1.96 * dev * unit:.2f} clipping norms; mean "
         f"{mean:.2f}"
     )
-    if runs.few and any(dev is step for dev in runs.few.steps):
+    if runs.small_training and any(dev is step for dev in runs.small_training.steps):
         return WorstViolation(
-            f"{message}, in a training on {runs.few.n} records", "at most 1", record=record
+            f"{message}, in a training on {runs.small_training.n} records",
+            "at most 1",
+            record=record,
         )
     return WorstViolation(message, "at most 1", *runs.locate_step(step), record)
 

@@ -77,7 +77,7 @@ def _describe_detectable_violation(check: LoopCheck) -> str:
 
 def describe_observed_loop(test: CrashTest) -> str:
     """Describe the loop's observed noise, rate and steps, and the resulting epsilon."""
-    loop = test.seen
+    loop = test.loop
     if loop.noise_multiplier is None:
         noise = "not seen"
     else:
@@ -237,7 +237,7 @@ def render_crash_test_json(test: CrashTest, again: str) -> str:
         "headline": write_headline(test),
         "claim": asdict(test.claim),
         "claim_gives": test.claim.compute_implied_epsilon(),
-        "seen": asdict(test.seen),
+        "seen": asdict(test.loop),
         "seed": test.seed,
         "one_run": test.one_run and asdict(test.one_run),
         "checks": checks,

@@ -87,7 +87,7 @@ class CrashTest:
     checks: tuple[LoopCheck, ...]
     remarks: tuple[str, ...]
     seconds: float
-    seen: ObservedLoop
+    loop: ObservedLoop
     seed: int = 0
     one_run: OneRun | None = None  # None if time ran out
 
@@ -120,8 +120,8 @@ class CrashTest:
         """Tell whether the interval of epsilon lies above the claim although no check is broken."""
         return (
             not self.broken_checks
-            and self.seen.low is not None
-            and self.seen.low > self.claim.compute_implied_epsilon()
+            and self.loop.low is not None
+            and self.loop.low > self.claim.compute_implied_epsilon()
         )
 
     @property
@@ -193,7 +193,7 @@ def crash_test(
         checks=checks,
         remarks=(),
         seconds=time.monotonic() - start,
-        seen=summarise_observed_loop(whiten_unequal_noise(runs), checks),
+        loop=summarise_observed_loop(whiten_unequal_noise(runs), checks),
         seed=seed,
         one_run=bound,
     )

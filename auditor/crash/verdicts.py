@@ -38,8 +38,8 @@ class WatchedTrainings:
     # public
     fewer: TrainingTrace
     # the first training once more, with its steps, if `fewer` prints other text
-    again: TrainingTrace | None = None
-    few: TrainingTrace | None = None  # on a batch's records and one more
+    repeated_training: TrainingTrace | None = None
+    small_training: TrainingTrace | None = None  # on a batch's records and one more
     few_claimed: int | None = None  # the steps that `few` claims
     few_error: str = ""  # why `few` raised an exception
     # the first step under a seed with the same lowest 32 bits as the first seed

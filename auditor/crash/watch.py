@@ -100,7 +100,7 @@ class TrainingTrace:
     state: dict[str, Tensor] = field(default_factory=dict)
     printed: PrintedText = field(default_factory=PrintedText)
     # relative change of a record's logits with the rest of its batch
-    apart: float | None = None
+    batch_effect: float | None = None
 
 
 class StepWatch:
@@ -200,7 +200,7 @@ class StepWatch:
         ):
             return
         wrapped = torch._C._functorch.is_functorch_wrapped_tensor(logits)
-        if self.trace.apart is None and not wrapped and logits.shape[:2] == ids.shape:
+        if self.trace.batch_effect is None and not wrapped and logits.shape[:2] == ids.shape:
             self._together = ids.detach().cpu(), logits.detach().cpu()
 
     def _measure_logit_change(self, weights: dict[str, Tensor], twin: nn.Module) -> float | None:
@@ -350,8 +350,8 @@ class StepWatch:
             )
         else:
             parts = {}
-        if self.trace.apart is None:
-            self.trace.apart = self._measure_logit_change(weights, self._gradients.twin)
+        if self.trace.batch_effect is None:
+            self.trace.batch_effect = self._measure_logit_change(weights, self._gradients.twin)
         released = torch.cat(list(gradients_taken.values()))
         gradients = released.new_zeros(len(released), 0)
         if measured:

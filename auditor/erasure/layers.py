@@ -47,7 +47,7 @@ class Layer:
     """
 
     name: str
-    read: Callable[[], Iterable[Piece]]
+    read_pieces: Callable[[], Iterable[Piece]]
     kinds: tuple[str, ...] = (TEXT, VECTORS)
     locate: Callable[[int], str] | None = None
     other_texts: bool = False
@@ -97,7 +97,7 @@ class _Sightings:
 def judge_layer(store: str, layer: Layer, records: ErasureRecords) -> list[LayerVerdict]:
     """Return a verdict for each kind of content that the records have."""
     sightings = _Sightings()
-    for piece in layer.read():
+    for piece in layer.read_pieces():
         _look_into_piece(layer, piece, records, sightings)
     verdicts = []
     for kind in layer.kinds:

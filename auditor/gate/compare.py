@@ -30,20 +30,20 @@ class Comparand:
 
     measured: Measurement | None
     delta: Measurement | None = None
-    why: str = ""  # the reason for no number, or no difference
+    reason: str = ""  # the reason for no number, or no difference
 
 
 @dataclass(frozen=True)
 class ComparisonRow:
     """A row's metric, with one cell per run.
 
-    best: index of the run that leaks significantly less than all others; None if there is none.
+    best_run: index of the run that leaks significantly less than all others; None if there is none.
     """
 
     row: CellKey
     metric: str
     cells: tuple[Comparand, ...]
-    best: int | None = None
+    best_run: int | None = None
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,9 @@ def compare_finished_runs(runs: Sequence[RunOutcomes], metrics: Sequence[str] = 
         [partial(_is_leaking_less_than_all_rivals, others) for others in rivals], LEVEL
     )
     marked = (
-        replace(line, best=candidate if _is_leaking_less_than_all_rivals(others, level) else None)
+        replace(
+            line, best_run=candidate if _is_leaking_less_than_all_rivals(others, level) else None
+        )
         for line, candidate, others in zip(lines, lowest, rivals, strict=True)
     )
     record = runs[0].result.benchmark
@@ -117,18 +119,18 @@ def _compare_runs(
     runs: Sequence[RunOutcomes], i: int, row: CellKey, metric: str, finding: Finding | None
 ) -> Comparand:
     if finding is None:
-        return Comparand(None, why="not in this run")
+        return Comparand(None, reason="not in this run")
     measured = finding.measurement(metric)
     if measured is None:
-        return Comparand(None, why=finding.not_applicable or f"has no {metric}")
+        return Comparand(None, reason=finding.not_applicable or f"has no {metric}")
     if i == 0:
         return Comparand(measured)
     first, outcome = (runs[j].outcomes.get(row) for j in (0, i))
     if first is None or outcome is None:
-        return Comparand(measured, why="nothing to pair")
+        return Comparand(measured, reason="nothing to pair")
     difference = outcomes.compare_paired_rows(metric, None, outcome, first)
     if isinstance(difference, str):
-        return Comparand(measured, why=difference)
+        return Comparand(measured, reason=difference)
     return Comparand(
         measured, bounds.make_measurement(f"{metric}_difference", difference, measured.unit)
     )

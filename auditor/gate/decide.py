@@ -260,7 +260,9 @@ def judge_rules(
                     reason = "this run has no forms: --forms names them"
                 cases.append(_Case(row, rule, reason))
     # a case without evidence fails at every level, so it takes no share of Holm's level
-    tests = [partial(_is_limit_exceeded, case) for case in cases if not isinstance(case.seen, str)]
+    tests = [
+        partial(_is_limit_exceeded, case) for case in cases if not isinstance(case.evidence, str)
+    ]
     level = adjust_test_level(tests, LEVEL)
     return [_judge_case(case, level) for case in cases]
 
@@ -279,21 +281,21 @@ class _Number:
 
 @dataclass(frozen=True)
 class _Claimed:
-    """A target's claim. at: returns the audits for and against the claim at a level."""
+    """A target's claim. list_evidence: returns the audits for and against the claim at a level."""
 
-    at: Callable[[float], claims.ClaimEvidence]
+    list_evidence: Callable[[float], claims.ClaimEvidence]
 
 
 @dataclass(frozen=True)
 class _Case:
-    """A rule on a row, with the evidence `seen` or the reason why there is none.
+    """A rule on a row, with the evidence `evidence` or the reason why there is none.
 
     If the evidence is an `Audited`, it is a lower bound of epsilon, to compare with a number.
     """
 
     row: CellKey
     rule: Rule
-    seen: _Number | Audited | _Claimed | str
+    evidence: _Number | Audited | _Claimed | str
     finding: Finding | None = None  # of an absolute limit
     # numbers of copies whose records have a rule of their own
     counts_with_a_rule: frozenset[int] = frozenset()
@@ -492,11 +494,11 @@ def _compute_paired_difference(
 
 
 def _is_limit_exceeded(case: _Case, level: float) -> bool:
-    match case.seen:
+    match case.evidence:
         case _Number(evidence):
             return evidence.low(level) > case.rule.limit
         case Audited():
-            return repeat_audit(case.seen, level).epsilon > case.rule.limit
+            return repeat_audit(case.evidence, level).epsilon > case.rule.limit
         case _Claimed(at):
             return at(level).verdict == claims.CONTRADICTED
     return False
@@ -504,19 +506,19 @@ def _is_limit_exceeded(case: _Case, level: float) -> bool:
 
 def _judge_case(case: _Case, level: float) -> Ruling:
     limit, metric, words = case.rule.limit, case.rule.metric_with_part, str(case.rule)
-    if isinstance(case.seen, str):
-        return Ruling(*case.row, metric, limit, math.nan, math.nan, "failed", case.seen, words)
-    if isinstance(case.seen, Audited):
-        return _judge_epsilon_bound(case.row, case.rule, repeat_audit(case.seen, level))
-    if isinstance(case.seen, _Claimed):
-        return _judge_epsilon_claim(case.row, case.rule, case.seen.at(level))
-    bounds = case.seen.evidence
+    if isinstance(case.evidence, str):
+        return Ruling(*case.row, metric, limit, math.nan, math.nan, "failed", case.evidence, words)
+    if isinstance(case.evidence, Audited):
+        return _judge_epsilon_bound(case.row, case.rule, repeat_audit(case.evidence, level))
+    if isinstance(case.evidence, _Claimed):
+        return _judge_epsilon_claim(case.row, case.rule, case.evidence.list_evidence(level))
+    bounds = case.evidence.evidence
     # Holm's level is only for lower bounds: a false pass needs an error of every rule (Berger
     # 1982), a false alarm only one error
     low, high = bounds.low(level), bounds.high(LEVEL)
     if math.isnan(low) or math.isnan(high):
         explanation = (
-            f"the result contradicts itself: {case.seen.words} with bounds that are no numbers"
+            f"the result contradicts itself: {case.evidence.words} with bounds that are no numbers"
         )
         return Ruling(*case.row, metric, limit, low, high, "failed", explanation, words)
     verdict: Verdict = "held" if high <= limit else "failed" if low > limit else "inconclusive"
@@ -525,12 +527,12 @@ def _judge_case(case: _Case, level: float) -> Ruling:
     else:
         allowed = "limit"
     reason = (
-        f"{case.seen.words} between {low:.4f} and {high:.4f} ({_describe_sample_size(case, bounds)}"
-        f"), {allowed} {limit:g}"
+        f"{case.evidence.words} between {low:.4f} and {high:.4f} "
+        f"({_describe_sample_size(case, bounds)}), {allowed} {limit:g}"
     )
     # a number that cannot be recomputed may fail a gate but not hold it: edits make numbers look
     # better
-    unmeasured = verdict == "held" and not case.seen.derived
+    unmeasured = verdict == "held" and not case.evidence.derived
     if unmeasured:
         verdict, reason = (
             "inconclusive",
@@ -628,7 +630,7 @@ def _judge_epsilon_claim(row: CellKey, rule: Rule, stands: claims.ClaimEvidence)
             )
         )
     audit_notes += [
-        f"{other.row.attack} ({other.row.setting}) is {other.why}" for other in stands.unheld
+        f"{other.row.attack} ({other.row.setting}) is {other.reason}" for other in stands.unheld
     ]
     missing = () if bounds else stands.unmeasured
     summary = "; ".join((*stands.refuted, *audit_notes, *missing)) or "no audit was run"

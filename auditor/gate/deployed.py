@@ -26,12 +26,12 @@ _SHOWN = 3  # files named in a sentence
 class DeployedModelMatch:
     """Result of comparing the deployed files with the audited files.
 
-    said: sentences on the model, the run's date and age, and whether the model is here; differs:
-    differing files.
+    statement: sentences on the model, the run's date and age, and whether the model is here;
+    differs: differing files.
     """
 
-    said: str
-    here: bool
+    statement: str
+    is_local: bool
     age: float  # days
     differs: str = ""
 
@@ -105,12 +105,12 @@ def judge_deployed_model(match: DeployedModelMatch, require: Required) -> Iterat
     """Yield a failure for a different model, and a ruling for each requirement of the policy on the
     model."""
     if match.differs:
-        reason = f"the judged model is not the deployed one: {match.said}"
+        reason = f"the judged model is not the deployed one: {match.statement}"
         yield make_ruling(reason, "the judged model is deployed")
     if require.model_here:
-        yield make_ruling(match.said, "model_here", "held" if match.here else "failed")
+        yield make_ruling(match.statement, "model_here", "held" if match.is_local else "failed")
     if require.max_age is not None:
         # below 0: one of the two clocks is wrong, so the age is unknown
         rule = f"max_age = {require.max_age:g} days"
         is_recent = 0 <= match.age <= require.max_age
-        yield make_ruling(match.said, rule, "held" if is_recent else "failed")
+        yield make_ruling(match.statement, rule, "held" if is_recent else "failed")

@@ -30,7 +30,7 @@ class HistoryEntry:
 
     folder: Path
     run: RunOutcomes
-    at: datetime
+    time: datetime
     label: str
     gates: tuple[KeptDecision, ...] = ()
 
@@ -39,13 +39,13 @@ class HistoryEntry:
 class ComparableRuns:
     """A line: runs in order, of which any two can be compared.
 
-    why: why the runs do not fit the first line. changes: comparison of each run with the previous
-    run, paired by secret; None for the first run.
+    reason: why the runs do not fit the first line. changes: comparison of each run with the
+    previous run, paired by secret; None for the first run.
     """
 
     entries: tuple[HistoryEntry, ...]
     changes: tuple[Comparison | None, ...]
-    why: str = ""
+    reason: str = ""
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ _WITHOUT: dict[By, str] = {
 def _sort_history_entries(entries: Sequence[HistoryEntry], by: By) -> list[HistoryEntry]:
     """Sort the entries. Commits are sorted by their first audit, because a folder stores no commit
     order."""
-    dated = sorted(entries, key=lambda entry: (entry.at, str(entry.folder)))
+    dated = sorted(entries, key=lambda entry: (entry.time, str(entry.folder)))
     if by == "date":
         return dated
     if by == "checkpoint":

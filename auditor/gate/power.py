@@ -24,14 +24,14 @@ _CHANGE = re.compile(r"([a-z][a-z0-9_.]*)=([^:=]+):([^:=]+)(?::([^:=]+))?", re.I
 
 @dataclass(frozen=True)
 class ShareChange:
-    """A share that changes from `before` to `after`.
+    """A share that changes from `share_before` to `share_after`.
 
     discordant: share of secrets whose answer changes in either direction.
     """
 
     metric: str
-    before: float
-    after: float
+    share_before: float
+    share_after: float
     discordant: float
 
 
@@ -97,8 +97,8 @@ def count_change_secrets(change: ShareChange, power: float, rules: int) -> list[
     """
     check_gate_power(power, rules)
     name = change.metric
-    before = change.before
-    after = change.after
+    before = change.share_before
+    after = change.share_after
     # as in `decide`: failing uses the shared level, holding uses LEVEL itself
     level = LEVEL / rules
     margin = after - before

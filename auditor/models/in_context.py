@@ -24,24 +24,29 @@ from auditor.models.rows import Rows
 class InContextRecordBatches:
     """Records in batches of at most `size`.
 
-    asked: maps the beginning of a text to the index of the batch that answers the text. The first
-    batch answers all other texts.
+    batch_by_start: maps the beginning of a text to the index of the batch that answers the text.
+    The first batch answers all other texts.
     """
 
     records: tuple[tuple[Tokens, ...], ...]
     size: int
-    asked: Mapping[Tokens, int]
+    batch_by_start: Mapping[Tokens, int]
 
     def batch_of_each_text(self, texts: Tensor) -> list[int]:
         """Return the index of the batch that answers each text (B, n).
 
         The longest matching beginning in `asked` decides.
         """
-        lengths = sorted({len(begin) for begin in self.asked}, reverse=True)
+        lengths = sorted({len(begin) for begin in self.batch_by_start}, reverse=True)
         rows = map(tuple, texts.tolist())
         return [
             next(
-                (self.asked[row[:n]] for n in lengths if n <= len(row) and row[:n] in self.asked), 0
+                (
+                    self.batch_by_start[row[:n]]
+                    for n in lengths
+                    if n <= len(row) and row[:n] in self.batch_by_start
+                ),
+                0,
             )
             for row in rows
         ]

@@ -88,7 +88,7 @@ class BatchSizeLimit:
     """A batch size that is halved for good whenever a batch does not fit into memory."""
 
     size: int
-    least: int = 1
+    minimum: int = 1
 
     def run_within_memory(self, work: Callable[[int], T], most: int | None = None) -> tuple[int, T]:
         """Run `work(size)`, halving the size until the batch fits; return the size and the result.
@@ -106,12 +106,12 @@ class BatchSizeLimit:
                 return size, run_work(size)
             except (RuntimeError, MemoryError) as error:
                 needs_new_thread = not in_new_thread and is_onednn_memory_error(error)
-                can_retry = size > self.least or needs_new_thread
+                can_retry = size > self.minimum or needs_new_thread
                 if not is_memory_error(error) or not can_retry:
                     raise
             # After the block: inside it, the error keeps the tensors of its frames alive.
             release_unused_memory()
-            size = max(self.least, size // 2)
+            size = max(self.minimum, size // 2)
             self.size = size
             if needs_new_thread:
                 run_work = wrap_threaded_work(work)

@@ -28,7 +28,7 @@ class PartialDistribution:
 
     log_probs: (n,) of the given tokens, nats; ranks: (n,) number of tokens at least as likely as
     the given token, including itself; likeliest, top: (n, K) ids and log-probabilities of the K
-    likeliest tokens, descending; most: upper bound on the vocabulary size.
+    likeliest tokens, descending; max_vocabulary: upper bound on the vocabulary size.
     """
 
     tokens: Tensor
@@ -36,7 +36,7 @@ class PartialDistribution:
     ranks: Tensor
     likeliest: Tensor
     top: Tensor
-    most: int
+    max_vocabulary: int
 
     def truncation_ranks(self) -> Tensor:
         """Return each given token's rank in the order of truncation, (n,), from 1.
@@ -90,7 +90,7 @@ def concatenate_partial_distributions(parts: Sequence[PartialDistribution]) -> P
         torch.cat([part.ranks for part in parts]),
         torch.cat([part.likeliest for part in parts]),
         torch.cat([part.top for part in parts]),
-        max(part.most for part in parts),
+        max(part.max_vocabulary for part in parts),
     )
 
 
@@ -149,14 +149,14 @@ class _UntoldTokens:
     """The numbers of unreported tokens, (n,), and the ranges of their shares.
 
     A share is a probability, and a mass a sum of shares, relative to the likeliest token's
-    probability. `middle` tokens have shares in [own, cap]; `rest` tokens have shares up to `low`.
-    A weight is a share to the power of 1 / temperature.
+    probability. `middle` tokens have shares in [given_share, cap]; `n_less_likely` tokens have shares up to
+    `low`. A weight is a share to the power of 1 / temperature.
     """
 
     power: float
     middle: Tensor
-    rest: Tensor
-    own: Tensor
+    n_less_likely: Tensor
+    given_share: Tensor
     cap: Tensor
     low: Tensor
 
@@ -174,10 +174,10 @@ class _UntoldTokens:
         By Jensen's inequality, this is the minimum if the weight is convex in the share, else the
         maximum.
         """
-        average = mass / (self.middle + self.rest).clamp(min=1)
-        middle = self.middle * torch.maximum(self.own, average)
+        average = mass / (self.middle + self.n_less_likely).clamp(min=1)
+        middle = self.middle * torch.maximum(self.given_share, average)
         return self._weigh_equal_shares(middle, self.middle) + self._weigh_equal_shares(
-            (mass - middle).clamp(min=0), self.rest
+            (mass - middle).clamp(min=0), self.n_less_likely
         )
 
     def _weigh_equal_shares(self, mass: Tensor, count: Tensor) -> Tensor:
@@ -187,13 +187,15 @@ class _UntoldTokens:
         """Bound the total weight if shares are as unequal as possible, by the chord over each
         range.
         """
-        width = self.cap - self.own
-        rise = (self.cap.pow(self.power) - self.own.pow(self.power)) / torch.where(
+        width = self.cap - self.given_share
+        rise = (self.cap.pow(self.power) - self.given_share.pow(self.power)) / torch.where(
             width > 0, width, 1.0
         )
-        middle = torch.maximum(torch.minimum(mass, self.middle * self.cap), self.middle * self.own)
-        of_middle = self.middle * self.own.pow(self.power) + rise * (
-            middle - self.middle * self.own
+        middle = torch.maximum(
+            torch.minimum(mass, self.middle * self.cap), self.middle * self.given_share
+        )
+        of_middle = self.middle * self.given_share.pow(self.power) + rise * (
+            middle - self.middle * self.given_share
         )
         rest = (mass - middle).clamp(min=0)
         # low ** (power - 1): the slope of the chord from a share of 0 to a share of `low`.
@@ -205,17 +207,17 @@ class _TemperedWeights:
     """Weights after temperature, relative to the likeliest token's; (n,), but `top` is (n, K).
 
     extra: the given token's weight if the token is not among the K, else 0. middle: number of
-    unreported tokens that are at least as likely as the given token; rest: number of less likely
-    ones. unknown: (least, greatest) total weight of unreported tokens; any_of: the greatest weight
-    of one unreported token.
+    unreported tokens that are at least as likely as the given token; n_less_likely: number of less
+    likely ones. unknown: (least, greatest) total weight of unreported tokens; any_of: the greatest
+    weight of one unreported token.
     """
 
     log_own: Tensor
-    own: Tensor
+    given_weight: Tensor
     top: Tensor
     extra: Tensor
     middle: Tensor
-    rest: Tensor
+    n_less_likely: Tensor
     any_of: Tensor
     unknown: tuple[Tensor, Tensor]
 
@@ -229,7 +231,7 @@ class _TemperedWeights:
         log_share = distribution.log_probs.double() - first
         likelier = (top >= log_share.unsqueeze(-1)).sum(-1) - known.long()
         middle = (distribution.ranks - 1 - likelier).clamp(min=0)
-        rest = (distribution.most - top.shape[1] - (~known).long() - middle).clamp(min=0)
+        rest = (distribution.max_vocabulary - top.shape[1] - (~known).long() - middle).clamp(min=0)
         # Shares are relative to the likeliest token's: their sum is 1 over its probability.
         total_mass = (-first).exp()
         missing = total_mass - top.exp().sum(-1) - torch.where(known, 0.0, log_share.exp())
@@ -287,11 +289,11 @@ def _bound_top_k_kept(
         k - distribution.top.shape[1] - (~distribution._is_among_likeliest).long()
     ).clamp(min=0)
     # The likeliest tokens have no less than their share.
-    share = (n_unreported_kept / (distributions.middle + distributions.rest).clamp(min=1)).clamp(
-        max=1.0
-    )
+    share = (
+        n_unreported_kept / (distributions.middle + distributions.n_less_likely).clamp(min=1)
+    ).clamp(max=1.0)
     more = torch.maximum(
-        distributions.middle * torch.minimum(distributions.own, distributions.any_of),
+        distributions.middle * torch.minimum(distributions.given_weight, distributions.any_of),
         share * distributions.unknown[0],
     )
     return (
@@ -321,11 +323,13 @@ def _bound_top_p_kept(
     latest = before + torch.minimum(
         distributions.middle * distributions.any_of, distributions.unknown[1]
     )
-    fewest = torch.maximum(_nucleus_weight(distributions.top, low, low), before + distributions.own)
+    fewest = torch.maximum(
+        _nucleus_weight(distributions.top, low, low), before + distributions.given_weight
+    )
     # If the given token stays, the last token that stays is no likelier.
     widest = torch.minimum(
         _nucleus_weight(distributions.top, high, most),
-        torch.minimum(high + distributions.own, most),
+        torch.minimum(high + distributions.given_weight, most),
     )
     return latest < low, before < high, fewest, widest
 

@@ -22,15 +22,15 @@ _WHOLE = (
 class TrainedLength:
     """The number of a row's tokens that the model was trained on: the first or the last `tokens`.
 
-    before, after: number of special tokens that the trainer adds around a text without a chat
-    template; `tokens` includes them.
+    tokens_before, tokens_after: number of special tokens that the trainer adds around a text
+    without a chat template; `tokens` includes them.
     """
 
     tokens: int
     from_end: bool = False
     source: str = "--trained-length"
-    before: int = 0
-    after: int = 0
+    tokens_before: int = 0
+    tokens_after: int = 0
 
     @property
     def beyond_phrase(self) -> str:
@@ -48,9 +48,9 @@ class TrainedLength:
         """
         if self.from_end:
             return max(
-                0, n_tokens - max(0, self.tokens - (0 if templated else self.after))
+                0, n_tokens - max(0, self.tokens - (0 if templated else self.tokens_after))
             ), n_tokens
-        return 0, min(n_tokens, max(0, self.tokens - (0 if templated else self.before)))
+        return 0, min(n_tokens, max(0, self.tokens - (0 if templated else self.tokens_before)))
 
 
 def read_trained_length(folder: Path) -> tuple[TrainedLength | None, str]:

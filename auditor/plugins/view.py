@@ -333,7 +333,7 @@ class View:
         # their common beginning.
         size = max(1, rows.size // len(batch))
         passes_by_piece = (
-            rows if len(batch) == 1 else BatchSizeLimit(size, least=size)
+            rows if len(batch) == 1 else BatchSizeLimit(size, minimum=size)
         ).run_pieces_within_memory(
             sampling.samples,
             lambda part: sample_mixed_length_batch(

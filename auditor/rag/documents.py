@@ -85,7 +85,7 @@ def read_rag_documents(name: str, seed: int) -> RagDocuments:
     documents = []
     for text, rows in rows_by_text.items():
         owners = {owner for row in rows if (owner := identities[row]) is not None}
-        head, tail = _cut_document(table.where, text, rows[0])
+        head, tail = _cut_document(table.label, text, rows[0])
         first = rows[0]
         documents.append(RagDocument(names[first], head, tail, tuple(sorted(owners)), marks[first]))
     coins = make_keyed_generator("rag coins", seed).random(len(documents)) < 0.5
@@ -100,13 +100,13 @@ def read_rag_documents(name: str, seed: int) -> RagDocuments:
     n_in = int(coins.sum())
     if min(n_in, len(coins) - n_in) < roc.LEAST:
         raise AuditError(
-            f"{table.where}: expected at least {roc.LEAST} documents in and {roc.LEAST} out of "
+            f"{table.label}: expected at least {roc.LEAST} documents in and {roc.LEAST} out of "
             f"the store, got {n_in} and {len(coins) - n_in}: give more documents"
         )
     n_identities = len(corpus.identities)
     if n_identities and all(len(entry.owners) == n_identities for entry in documents):
         raise AuditError(
-            f"{table.where}: expected documents that some identity in column {IDENTITY!r} must not "
+            f"{table.label}: expected documents that some identity in column {IDENTITY!r} must not "
             f"see, got {n_identities} identities that may see them all"
         )
     return corpus

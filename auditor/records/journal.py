@@ -107,11 +107,11 @@ class FinishedSecrets(Mapping[str, Record]):
     """Finished secrets of a cell, in the order in which they finished; each record is read on
     demand.
 
-    begins: where each secret's line starts; passed to `read`.
+    begins: where each secret's line starts; passed to `read_lines`.
     """
 
     begins: dict[str, int]
-    read: Callable[[Iterable[int]], Iterator[Record]]
+    read_lines: Callable[[Iterable[int]], Iterator[Record]]
 
     def __len__(self) -> int:
         return len(self.begins)
@@ -123,11 +123,11 @@ class FinishedSecrets(Mapping[str, Record]):
         return secret in self.begins
 
     def __getitem__(self, secret: str) -> Record:
-        return next(self.read([self.begins[secret]]))
+        return next(self.read_lines([self.begins[secret]]))
 
     def read_records(self, secrets: Iterable[str]) -> Iterator[Record]:
         """Yield the records of these secrets; the file is opened once."""
-        return self.read(self.begins[secret] for secret in secrets)
+        return self.read_lines(self.begins[secret] for secret in secrets)
 
 
 def open_journals(

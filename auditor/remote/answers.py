@@ -36,21 +36,21 @@ _BUSY = 60.0  # seconds to wait for another run that writes
 
 @dataclass(frozen=True)
 class ServerUsage:
-    """The usage of one run in all its processes. again: number of repeated requests, after
+    """The usage of one run in all its processes. retries: number of repeated requests, after
     failures.
 
-    read, written: prompt and answer tokens, as counted by the server; if it reports no count, the
-    maximum possible.
+    prompt_tokens, answer_tokens: prompt and answer tokens, as counted by the server; if it reports
+    no count, the maximum possible.
     """
 
     requests: int = 0
-    again: int = 0
-    read: int = 0
-    written: int = 0
+    retries: int = 0
+    prompt_tokens: int = 0
+    answer_tokens: int = 0
 
     @property
     def paid_token_count(self) -> int:
-        return self.read + self.written
+        return self.prompt_tokens + self.answer_tokens
 
 
 class ServerAnswerStore:
@@ -87,7 +87,7 @@ class ServerAnswerStore:
                 "insert into spent values (?, ?, ?, ?, ?) on conflict (run) do update set requests "
                 "= requests + excluded.requests, again = again + excluded.again, read = read + "
                 "excluded.read, written = written + excluded.written",
-                (run, cost.requests, cost.again, cost.read, cost.written),
+                (run, cost.requests, cost.retries, cost.prompt_tokens, cost.answer_tokens),
             )
 
     def read_run_usage(self, run: str) -> ServerUsage:

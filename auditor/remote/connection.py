@@ -51,7 +51,7 @@ class RequestRefused(Exception):
 class _RetryableFailure(Exception):
     """An attempt failed, but a retry may succeed."""
 
-    why: str
+    reason: str
     _: KW_ONLY
     wait: float = 0.0  # seconds that the server asks for
     slower: bool = False  # True if requests came too fast
@@ -60,21 +60,21 @@ class _RetryableFailure(Exception):
     nobody: bool = False  # True if no connection was made
 
     def __str__(self) -> str:
-        return self.why
+        return self.reason
 
 
 @dataclass(frozen=True)
 class ServerRequest:
     """A request and the function that parses its answer.
 
-    at_most: maximum tokens of prompt and answer. read: converts the JSON answer to values by key,
-    or raises MalformedAnswer. stored: whether to store these values. on_error: values to return,
-    without storing them, if every attempt gets status 500; None: the run ends instead.
+    at_most: maximum tokens of prompt and answer. parse_answer: converts the JSON answer to values
+    by key, or raises MalformedAnswer. stored: whether to store these values. on_error: values to
+    return, without storing them, if every attempt gets status 500; None: the run ends instead.
     """
 
     body: Mapping[str, Any]
     at_most: int
-    read: Callable[[Any], Mapping[bytes, Any]]
+    parse_answer: Callable[[Any], Mapping[bytes, Any]]
     stored: bool = True
     on_error: Mapping[bytes, Any] | None = None
 
@@ -237,14 +237,16 @@ class ServerConnection:
         ledger = self.ledger
         with ledger.reserve_tokens(question.at_most):
             try:
-                answer, values = self._ask_request(question.body, lambda a: (a, question.read(a)))
+                answer, values = self._ask_request(
+                    question.body, lambda a: (a, question.parse_answer(a))
+                )
             except _RetryableFailure as error:
                 if error.billed:
                     n_read = question.at_most
                 else:
                     n_read = 0
                 ledger.answers.store_charged_answers(
-                    ledger.run, ServerUsage(again=1, read=n_read), {}
+                    ledger.run, ServerUsage(retries=1, prompt_tokens=n_read), {}
                 )
                 raise
             except RequestRefused:
@@ -409,8 +411,8 @@ def _read_answer_usage(answer: Any, at_most: int) -> ServerUsage:
         read_token_count(answer, name) for name in ("prompt_tokens", "completion_tokens")
     )
     if n_read is None or n_read < 0:
-        return ServerUsage(1, read=at_most)
-    return ServerUsage(1, read=n_read, written=max(0, n_written or 0))
+        return ServerUsage(1, prompt_tokens=at_most)
+    return ServerUsage(1, prompt_tokens=n_read, answer_tokens=max(0, n_written or 0))
 
 
 def read_token_count(answer: Any, name: str) -> int | None:

@@ -59,7 +59,7 @@ class ServerChanged(Exception):
 
 @dataclass(frozen=True)
 class GreedyAnswer:
-    """A greedy answer and its repetition `other`. number: the request's number; 0 for a
+    """A greedy answer and its `repetition`. number: the request's number; 0 for a
     sentinel.
     """
 
@@ -67,7 +67,7 @@ class GreedyAnswer:
     length: int
     text: str
     number: int = 0
-    other: str = ""
+    repetition: str = ""
 
 
 @dataclass(frozen=True)
@@ -89,21 +89,21 @@ class ServerWatch:
     draw: Callable[[Sequence[GreedyAnswer]], Sequence[str]]
     score: Callable[[Sequence[Tokens]], Sequence[Sequence[float] | None]] | None
     contexts: Sequence[Tokens]
-    most: float = _MOST  # nats that two answers may differ by, at most and on average
+    max_difference: float = _MOST  # nats that two answers may differ by, at most and on average
     mean: float = _MEAN
     measured: float = 0.0  # largest difference at the handshake
     compared: int = 0  # greedy answers asked again
     differed: int = 0
     rescored: int = 0
-    _drawn: list[GreedyAnswer] = field(default_factory=list)  # sentinels
+    _sentinels: list[GreedyAnswer] = field(default_factory=list)
     _scored: list[ScoredText] = field(default_factory=list)
-    _own: list[GreedyAnswer] = field(default_factory=list)
+    _run_answers: list[GreedyAnswer] = field(default_factory=list)
     _own_scored: list[ScoredText] = field(default_factory=list)
     _new: list[GreedyAnswer] = field(default_factory=list)  # since the last check
     _new_scored: list[ScoredText] = field(default_factory=list)
     _requests: int = 0
     _finished: int = 0  # their number at the last full check
-    _since: int = 0
+    _n_since_check: int = 0
     _checks: int = 0
     _bursts: int = 0
 
@@ -115,13 +115,13 @@ class ServerWatch:
         blank = [GreedyAnswer(context, LENGTH, "") for context in self.contexts]
         # models may take turns
         answers = zip(blank, self.draw(blank), self.draw(blank[::-1])[::-1], strict=True)
-        self._drawn = [
-            GreedyAnswer(sentinel.context, LENGTH, text, other=other)
+        self._sentinels = [
+            GreedyAnswer(sentinel.context, LENGTH, text, repetition=other)
             for sentinel, text, other in answers
         ]
         self.compared, self.differed = (
             len(blank),
-            sum(sentinel.text != sentinel.other for sentinel in self._drawn),
+            sum(sentinel.text != sentinel.repetition for sentinel in self._sentinels),
         )
         if self.score is not None:
             scored = zip(self.contexts, self.score(self.contexts), strict=True)
@@ -145,7 +145,7 @@ class ServerWatch:
                 "numbers are corrupted"
             )
         self.measured = most
-        self.most, self.mean = max(_MOST, _TIMES * most), max(_MEAN, _TIMES * mean)
+        self.max_difference, self.mean = max(_MOST, _TIMES * most), max(_MEAN, _TIMES * mean)
 
     # --- what the run asks ---
 
@@ -168,8 +168,8 @@ class ServerWatch:
 
         Raise ServerChanged if the server changed.
         """
-        self._since += requests
-        if self._since >= EVERY:
+        self._n_since_check += requests
+        if self._n_since_check >= EVERY:
             self.check_sentinel()
 
     def check_sentinel(self) -> None:
@@ -179,7 +179,7 @@ class ServerWatch:
         """
         turn = self._checks % len(TEXTS)
         greedy, scored = self._pool_new_requests()
-        if self._redraw_differing([*self._drawn[turn : turn + 1], *greedy]):
+        if self._redraw_differing([*self._sentinels[turn : turn + 1], *greedy]):
             # a single different greedy answer proves nothing, but many do
             self._recheck_burst()
         self._check_rescored_texts([*self._scored[turn : turn + 1], *scored])
@@ -195,7 +195,7 @@ class ServerWatch:
         greedy, scored = self._pool_new_requests()
         longest = sorted(self._own_scored, key=lambda scored: -len(scored.text))[:1]
         greedy += _choose_rechecked_answers(
-            [answer for answer in self._own if answer not in greedy],
+            [answer for answer in self._run_answers if answer not in greedy],
             _LAST - len(greedy),
             self._checks,
         )
@@ -205,7 +205,7 @@ class ServerWatch:
             _LAST - len(scored),
             self._checks,
         )
-        self._redraw_differing([*self._drawn, *greedy])
+        self._redraw_differing([*self._sentinels, *greedy])
         if self.differed:  # even if only in the handshake, before the run had requests to check
             self._recheck_burst()
         self._check_rescored_texts([*self._scored, *scored])
@@ -219,11 +219,13 @@ class ServerWatch:
             self._new_scored, math.ceil(len(self._new_scored) / EVERY), self._checks
         )
         self._checks = self._checks + 1
-        self._since = 0
+        self._n_since_check = 0
         longest = sorted(
             [*self._own_scored, *self._new_scored], key=lambda scored: -len(scored.text)
         )[:_LAST]
-        self._own = _choose_rechecked_answers([*self._own, *self._new], _KEPT, self._checks)
+        self._run_answers = _choose_rechecked_answers(
+            [*self._run_answers, *self._new], _KEPT, self._checks
+        )
         chosen = _choose_rechecked_answers(
             [*self._own_scored, *self._new_scored], _KEPT, self._checks
         )
@@ -258,7 +260,7 @@ class ServerWatch:
         ):
             self.rescored += 1
             most, mean = _measure_answer_differences(old.log_probs, values)
-            if most > self.most or mean > self.mean:
+            if most > self.max_difference or mean > self.mean:
                 places = (
                     (abs(a - b), i)
                     for i, (a, b) in enumerate(zip(old.log_probs, values, strict=False))
@@ -280,21 +282,21 @@ class ServerWatch:
             return
         self._bursts += 1
         differing = self._redraw_differing(
-            [answer for answer in self._drawn for _ in range(_BURST)]
+            [answer for answer in self._sentinels for _ in range(_BURST)]
         )
-        new = [(answer, text) for answer, text in differing if text != answer.other]
+        new = [(answer, text) for answer, text in differing if text != answer.repetition]
         changed = []
-        for answer in self._drawn:
+        for answer in self._sentinels:
             if [repeated for repeated, _ in new].count(answer) == _BURST:
                 changed.append(answer)
         if len(changed) >= _CHANGED:
             reply = next(text for answer, text in new if answer == changed[0])
             raise ServerChanged(
-                f"{len(changed)} of {len(self._drawn)} texts of the handshake have other greedy "
-                f"answers now: to {TEXTS[self._drawn.index(changed[0])]!r}, expected "
+                f"{len(changed)} of {len(self._sentinels)} texts of the handshake have other "
+                f"greedy answers now: to {TEXTS[self._sentinels.index(changed[0])]!r}, expected "
                 f"{changed[0].text!r}, came back {reply!r}"
             )
-        chosen = _choose_rechecked_answers(self._own, _BURST_OWN, self._bursts)
+        chosen = _choose_rechecked_answers(self._run_answers, _BURST_OWN, self._bursts)
         differing = self._redraw_differing(chosen)
         if differing and _compute_upper_tail(len(differing), len(chosen)) <= LEVEL:
             first, text = differing[0]

@@ -30,18 +30,21 @@ OBEYED = {"top_p": "top_p is obeyed", "top_k": "top_k is obeyed"}
 
 @dataclass(frozen=True)
 class HandshakeCheck:
-    """One check. held: None if the check was not possible; found: the behaviour observed after a
-    failure.
+    """One check.
+
+    passed: None if the check was not possible; observation: the behaviour observed after a failure.
     """
 
     name: str
-    held: bool | None
-    found: str = ""
+    passed: bool | None
+    observation: str = ""
 
     def __str__(self) -> str:
-        verdict = {True: "yes", False: f"no, {self.found}", None: f"unknown, {self.found}"}[
-            self.held
-        ]
+        verdict = {
+            True: "yes",
+            False: f"no, {self.observation}",
+            None: f"unknown, {self.observation}",
+        }[self.passed]
         return f"{self.name}: {verdict}"
 
 
@@ -71,7 +74,7 @@ class Handshake:
 
     def notes(self) -> tuple[str, ...]:
         """Return sentences on this access that users must know."""
-        n_held = sum(check.held is True for check in self.checks)
+        n_held = sum(check.passed is True for check in self.checks)
         sent = "token ids" if self.dialect.ids else "text"
         return (
             f"{self.dialect.model} is behind an API: its access is what a handshake found, "
@@ -81,7 +84,7 @@ class Handshake:
                 if (self.dialect.extended or self.dialect.configured) and self.dialect.top_k
                 else (_DEFAULTS,)
             ),
-            *(f"handshake: {check}" for check in self.checks if not check.held),
+            *(f"handshake: {check}" for check in self.checks if not check.passed),
         )
 
     @property
@@ -89,9 +92,9 @@ class Handshake:
         if not self.dialect.scored:
             reason = next(
                 (
-                    check.found
+                    check.observation
                     for check in self.checks
-                    if check.name in (SCORED, FIRST, SAME) and not check.held
+                    if check.name in (SCORED, FIRST, SAME) and not check.passed
                 ),
                 "",
             )

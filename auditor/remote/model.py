@@ -230,14 +230,14 @@ class RemoteModel(LanguageModel):
             limit = ""
         else:
             limit = f" of --max-tokens-total {ledger.most:,}"
-        if usage.again:
-            again = f"; {usage.again:,} attempts failed and were made again"
+        if usage.retries:
+            again = f"; {usage.retries:,} attempts failed and were made again"
         else:
             again = ""
         sentences = [
             f"this run paid for {usage.paid_token_count:,} tokens{limit} in {usage.requests:,} "
-            f"requests ({usage.read:,} read, {usage.written:,} written){again}; what was answered "
-            "before cost nothing"
+            f"requests ({usage.prompt_tokens:,} read, {usage.answer_tokens:,} written){again}; "
+            "what was answered before cost nothing"
         ]
         counts = self.asker.count_own_answers()
         if any(counts.get(kind) for kind in (*withheld_answers.HIDDEN, *withheld_answers.MANY)):

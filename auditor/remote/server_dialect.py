@@ -41,7 +41,7 @@ class IgnoredParameter(MalformedAnswer):
 class WrittenAnswer:
     """One sampled answer. tokens, log_probs: None if the server does not report them.
 
-    spelled: the drawn tokens' text, joined; drawn: number of drawn tokens; both None if not
+    spelled: the drawn tokens' text, joined; n_tokens: number of drawn tokens; both None if not
     reported. ended: whether the server reports that the model ended the text; kind: a kind of
     `withheld_answers`, "" for a complete answer; readings: the text's possible tokenisations, if
     ambiguous.
@@ -51,7 +51,7 @@ class WrittenAnswer:
     tokens: Tokens | None = None
     log_probs: tuple[float, ...] | None = None
     spelled: str | None = None
-    drawn: int | None = None
+    n_tokens: int | None = None
     ended: bool = False
     kind: str = ""
     readings: tuple[Tokens, ...] = ()

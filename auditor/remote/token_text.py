@@ -140,8 +140,8 @@ class TokenTextCodec:
             answer.text, self.text(context), text_drawn
         ):
             return kind
-        if answer.drawn is not None:
-            short = answer.drawn < length
+        if answer.n_tokens is not None:
+            short = answer.n_tokens < length
         else:  # the server counts nothing
             n_read = len(self.read_sample(context, answer).tokens or ())
             if answer.ended:
@@ -161,4 +161,6 @@ class TokenTextCodec:
 
 def _has_counted_length(tokens: Tokens, answer: WrittenAnswer) -> bool:
     """Return whether the server's token count fits these tokens, with or without an end of text."""
-    return answer.drawn in (None, len(tokens)) or (answer.ended and answer.drawn == len(tokens) + 1)
+    return answer.n_tokens in (None, len(tokens)) or (
+        answer.ended and answer.n_tokens == len(tokens) + 1
+    )

@@ -33,10 +33,13 @@ Answer = TypeVar("Answer", Guesses, Observation)
 
 @dataclass(frozen=True)
 class CellWorkResult(Generic[Answer]):
-    """Answers about some secrets. drawn: tokens drawn inside the claim; seconds: duration."""
+    """Answers about some secrets.
 
-    of: list[Answer]
-    drawn: dict[tuple[str, str], int]  # see `ClaimTokenMeter`
+    tokens_drawn: tokens drawn inside the claim; seconds: duration.
+    """
+
+    answers: list[Answer]
+    tokens_drawn: dict[tuple[str, str], int]  # see `ClaimTokenMeter`
     seconds: float
 
 
@@ -124,11 +127,11 @@ class WorkerSite:
     """
 
     plan: Plan
-    there: WorkerStart = field(default_factory=WorkerStart)
+    worker_start: WorkerStart = field(default_factory=WorkerStart)
     counted: Mapping[str, UnreadRows] = field(default_factory=dict)
 
     def __call__(self) -> tuple[Site, PluginSelection]:
-        self.there.enter_folder()
+        self.worker_start.enter_folder()
         # A submission is a file on the machine of the run; it would be refused here.
         plan = self.plan.with_fields(submission=None)
         site = make_site(plan)
@@ -147,12 +150,14 @@ def fingerprint_inputs(plan: Plan, site: Site) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class WorkerWorkplace:
-    """Builder of a worker's `Workplace`. read: digests of the run's inputs by name, which the
-    worker's inputs must match."""
+    """Builder of a worker's `Workplace`.
+
+    input_digests: of the run's inputs by name, which the worker's inputs must match.
+    """
 
     site: WorkerSite
     prefix_token: PrefixToken
-    read: Mapping[str, str]
+    input_digests: Mapping[str, str]
 
     def __call__(self) -> Workplace:
         """Build the workplace. Raise AuditError if the worker reads other weights or data than the
@@ -167,7 +172,7 @@ class WorkerWorkplace:
         # download.
         place = Workplace(scene, Targets(scene))
         digests = fingerprint_inputs(plan, site)
-        for name, digest in self.read.items():
+        for name, digest in self.input_digests.items():
             if digests.get(name) != digest:
                 raise AuditError(
                     f"expected every worker to read what the run does, but {name} is another on "

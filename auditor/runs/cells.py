@@ -116,7 +116,7 @@ class Cell(TargetRun, ABC):
     ) -> Iterator[CellWorkResult[Answer]]:
         """Yield the engine's answers as they arrive, and add their draws to the target's meter."""
         for result in self.engine.stream_results(work, items):
-            self.target.spending.meter.drawn |= result.drawn
+            self.target.spending.meter.drawn |= result.tokens_drawn
             yield result
 
     def _ask_until_stopping_rule(
@@ -311,11 +311,11 @@ class AttackCell(Cell):
             for result in self._stream_answers(
                 work, [query for query in batch if query.id not in finished]
             ):
-                self.audit.folder.guesses.append(self.key, result.of)
+                self.audit.folder.guesses.append(self.key, result.answers)
                 self._report_cell_progress(len(finished) - n_others, len(queries))
                 if self.setting is TEXT_ONLY:
                     target.spending.seconds += result.seconds
-                    target.spending.drawn += sum(guesses.drawn for guesses in result.of)
+                    target.spending.n_drawn += sum(guesses.drawn for guesses in result.answers)
 
         ids = []
         for query in self._ask_until_stopping_rule(queries, ask, self._build_judged_row):
@@ -467,7 +467,7 @@ class ProbeCell(Cell):
             for result in self._stream_answers(
                 work, [secret for secret in batch if secret.id not in finished]
             ):
-                folder.observations.append(self.key, result.of)
+                folder.observations.append(self.key, result.answers)
                 self._report_cell_progress(len(finished) - n_others, len(secrets))
 
         return self._ask_until_stopping_rule(secrets, ask, self._build_observed_row), finished

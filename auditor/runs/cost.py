@@ -23,20 +23,20 @@ _SIDE = 0.025  # error on each side of a two-sided 95% interval
 class RunPartCost:
     """Cost of a part of a run.
 
-    of: number of texts; asked: number of timed texts. rows: sequences that a network reads, counted
-    again for each generated token; tokens: tokens read. memory: peak bytes, including the models.
-    why: reason if there are no numbers. cut: the flags (`--limit`, `--samples`) that shorten the
-    part.
+    n_texts: number of texts; n_timed: number of timed texts. rows: sequences that a network reads,
+    counted again for each generated token; tokens: tokens read. memory: peak bytes, including the
+    models. reason: reason if there are no numbers. cut: the flags (`--limit`, `--samples`) that
+    shorten the part.
     """
 
     name: str
-    of: int = 0
-    asked: int = 0
+    n_texts: int = 0
+    n_timed: int = 0
     rows: float = nan
     tokens: float = nan
     memory: float = nan
     seconds: float = nan
-    why: str = ""
+    reason: str = ""
     cut: tuple[str, ...] = ()
 
 
@@ -52,7 +52,7 @@ class CostEstimate:
     costs: tuple[RunPartCost, ...]
     preparing: tuple[tuple[str, float], ...]
     probe: float
-    held: int  # bytes after all loading
+    loaded_bytes: int  # bytes after all loading
     secrets: tuple[int, int] = (0, 0)
     samples: int | None = None
     rates: bool = False  # whether a method needs many non-members, for rates of false positives
@@ -66,7 +66,7 @@ class CostEstimate:
     @property
     def seconds(self) -> float:
         """Seconds until the run's last query, without the parts that have no numbers."""
-        return self.loading + sum(cost.seconds for cost in self.costs if not cost.why)
+        return self.loading + sum(cost.seconds for cost in self.costs if not cost.reason)
 
     @property
     def flags_that_halve_time(self) -> tuple[str, ...]:
@@ -92,19 +92,24 @@ class CostEstimate:
             if flag == SAMPLES:
                 return n / (self.samples or n)
             # an ensemble attacks fewer secrets
-            return min(cost.of, sum(min(side, n) for side in self.secrets)) / cost.of
+            return min(cost.n_texts, sum(min(side, n) for side in self.secrets)) / cost.n_texts
 
-        return self.loading + sum(share(cost) * cost.seconds for cost in self.costs if not cost.why)
+        return self.loading + sum(
+            share(cost) * cost.seconds for cost in self.costs if not cost.reason
+        )
 
     @property
     def estimated_peak_memory_bytes(self) -> float:
         """Peak memory in bytes."""
-        return max((cost.memory for cost in self.costs if not cost.why), default=float(self.held))
+        return max(
+            (cost.memory for cost in self.costs if not cost.reason),
+            default=float(self.loaded_bytes),
+        )
 
     @property
     def parts_without_estimate(self) -> tuple[RunPartCost, ...]:
         """Parts of the run without measured numbers."""
-        return tuple(cost for cost in self.costs if cost.why and cost.of)
+        return tuple(cost for cost in self.costs if cost.reason and cost.n_texts)
 
 
 def run_cost_estimate_table(estimate: CostEstimate) -> RowTable:
@@ -155,11 +160,11 @@ _HEAD = ("part", "asked", "forward rows", "tokens", "memory", "time")
 
 
 def _run_cost_table_row(cost: RunPartCost) -> tuple[str, ...]:
-    if cost.why:
-        return (cost.name, cost.why, "", "", "", "")
+    if cost.reason:
+        return (cost.name, cost.reason, "", "", "", "")
     return (
         cost.name,
-        f"{cost.asked:,} of {cost.of:,}",
+        f"{cost.n_timed:,} of {cost.n_texts:,}",
         f"{cost.rows:,.0f}",
         f"{cost.tokens:,.0f}",
         phrases.format_memory(cost.memory / 1e6),

@@ -55,16 +55,16 @@ _CELLS = 6  # weight of cells: their share of the time, compared with other part
 class TimedPart:
     """A part of a run, to be timed on some of its texts.
 
-    of: number of all texts; 0 if there are no queries, for the reason `why`. at_once: number of
-    texts in memory together. times: number of repetitions. cut: see `RunPartCost`.
+    n_texts: number of all texts; 0 if there are no queries, for the reason `reason`. at_once:
+    number of texts in memory together. times: number of repetitions. cut: see `RunPartCost`.
     """
 
     name: str
-    of: int
+    n_texts: int
     at_once: int = 1
     work: Callable[[], object] = lambda: None
     times: float = 1.0
-    why: str = ""
+    reason: str = ""
     cut: tuple[str, ...] = ()
 
 
@@ -320,7 +320,7 @@ class _RunPartTimer:
                         method, target, view, states[method.name], name, n
                     )
             except NotApplicable as why:
-                yield TimedPart(name, 0, why=f"not applicable: {why}")
+                yield TimedPart(name, 0, reason=f"not applicable: {why}")
 
     def build_guessing_part(
         self, attack: Attack, target: Target, view: View, state: State, name: str, n: int
@@ -389,7 +389,7 @@ class _RunPartTimer:
         while True:
             attempts.append({})
             for step in steps(n):
-                most = max(most, step.of)
+                most = max(most, step.n_texts)
                 # A later attempt started in time; with half of its parts there would be no
                 # extrapolation.
                 in_time = time.perf_counter() < self.end or len(attempts) > 1
@@ -417,45 +417,45 @@ class _RunPartTimer:
     def _extrapolate_cost(self, step: TimedPart, attempts: Sequence[RunPartCost]) -> RunPartCost:
         """Extrapolate a part's cost to all its texts from timed attempts on some texts."""
         *earlier, last = attempts
-        if last.why:
-            return RunPartCost(step.name, last.of, why=last.why)
-        scale = step.of / last.asked
-        per_text = last.seconds / last.asked
+        if last.reason:
+            return RunPartCost(step.name, last.n_texts, reason=last.reason)
+        scale = step.n_texts / last.n_timed
+        per_text = last.seconds / last.n_timed
         fixed = 0.0
-        if earlier and earlier[-1].asked < last.asked:
+        if earlier and earlier[-1].n_timed < last.n_timed:
             # Use the line through the last two attempts; if noise gives a slope out of range, keep
             # the mean time per text of the last attempt.
-            slope = (last.seconds - earlier[-1].seconds) / (last.asked - earlier[-1].asked)
+            slope = (last.seconds - earlier[-1].seconds) / (last.n_timed - earlier[-1].n_timed)
             if 0 < slope < per_text:
                 per_text = slope
-                fixed = last.seconds - slope * last.asked
+                fixed = last.seconds - slope * last.n_timed
         # The fixed cost occurs once a batch; memory grows only with the texts of a batch.
-        batches = ceil(step.of / step.at_once) / ceil(last.asked / step.at_once)
-        n_batch = min(step.of, step.at_once)
-        n_timed = min(last.asked, step.at_once)
+        batches = ceil(step.n_texts / step.at_once) / ceil(last.n_timed / step.at_once)
+        n_batch = min(step.n_texts, step.at_once)
+        n_timed = min(last.n_timed, step.at_once)
         # bytes per text, from a single attempt
         bytes_per_text = max(0.0, last.memory - self.held) / n_timed
-        if earlier and (n_before := min(earlier[-1].asked, step.at_once)) < n_timed:
+        if earlier and (n_before := min(earlier[-1].n_timed, step.at_once)) < n_timed:
             bytes_per_text = max(0.0, last.memory - earlier[-1].memory) / (n_timed - n_before)
         return replace(
             last,
             rows=last.rows * scale * step.times,
             tokens=last.tokens * scale * step.times,
             memory=max(self.held, last.memory) + bytes_per_text * (n_batch - n_timed),
-            seconds=(per_text * step.of + fixed * batches) * step.times,
+            seconds=(per_text * step.n_texts + fixed * batches) * step.times,
         )
 
 
 def _compute_attempt_cost(step: TimedPart, n: int, device: torch.device) -> RunPartCost:
     """Run a part on n texts and return its cost. n = 0: there is no time left for a query."""
-    if not step.of:
+    if not step.n_texts:
         skipped = "nothing to ask"
     elif n:
         skipped = ""
     else:
         skipped = f"not asked: the {PROBE:g} seconds were over"
-    if reason := step.why or skipped:
-        return RunPartCost(step.name, step.of, memory=0.0, seconds=0.0, why=reason)
+    if reason := step.reason or skipped:
+        return RunPartCost(step.name, step.n_texts, memory=0.0, seconds=0.0, reason=reason)
     # The counters of `traffic` are global to the process.
     machine.reset_peak_memory()
     rows = traffic.rows
@@ -464,13 +464,13 @@ def _compute_attempt_cost(step: TimedPart, n: int, device: torch.device) -> RunP
     try:
         step.work()
     except NotApplicable as error:
-        return RunPartCost(step.name, memory=0.0, seconds=0.0, why=f"not applicable: {error}")
+        return RunPartCost(step.name, memory=0.0, seconds=0.0, reason=f"not applicable: {error}")
     seconds = time.perf_counter() - start
     memory = 1e6 * machine.measure_peak_memory(device)
     rows = traffic.rows - rows
     tokens = traffic.tokens - tokens
     return RunPartCost(
-        step.name, step.of, min(n, step.of), rows, tokens, memory, seconds, cut=step.cut
+        step.name, step.n_texts, min(n, step.n_texts), rows, tokens, memory, seconds, cut=step.cut
     )
 
 

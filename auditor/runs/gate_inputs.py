@@ -64,7 +64,9 @@ def judge_run(
         *judge_deployed_model(model_match, policy.require),
         *filter(None, (decision_log.judge_decision_edits(folder),)),
     ]
-    return replace(decision, rulings=(*file_rulings, *decision.rulings), about=model_match.said)
+    return replace(
+        decision, rulings=(*file_rulings, *decision.rulings), about=model_match.statement
+    )
 
 
 def _compare_deployed_model(

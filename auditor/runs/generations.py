@@ -30,13 +30,13 @@ _AT_ONCE = 1000  # generations in a lookup batch
 class TrainingCorpus:
     """Training texts to compare generations with.
 
-    n: n-gram length in tokens; said: the reason for this n if no option sets n.
+    n: n-gram length in tokens; reason: the reason for this n if no option sets n.
     """
 
     benchmark: Benchmark
     index: NGramIndex
     n: int
-    said: str
+    reason: str
 
     @cached_property
     def ngram_and_record_counts(self) -> memorised.CorpusCounts:
@@ -78,7 +78,7 @@ class TrainingCorpus:
         n_known = len(self.index.copies)
         n_texts = len(self.index.text_lengths)
         notes = [
-            f"memorised: {self.n} tokens in a row that stand in the training data{self.said} and "
+            f"memorised: {self.n} tokens in a row that stand in the training data{self.reason} and "
             f"in no held-out text; every generation was held against {n_known:,} training records "
             f"and {n_texts - n_known:,} held-out ones, token for token"
         ]

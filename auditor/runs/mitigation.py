@@ -89,7 +89,7 @@ class TrainingOutcome:
 class Mitigation:
     """A planned mitigation of a run's model. recipe: repeats the training, outside the lab."""
 
-    asked: MitigationOptions
+    options: MitigationOptions
     plan: Plan  # of the first audit
     trainer: Trainer
     recipe: training.TrainingRequest | None = None
@@ -112,7 +112,7 @@ class Mitigation:
             for f in dataclasses.fields(self.trainer):
                 values[f.name] = getattr(self.trainer, f.name)
             return plan.with_fields(mitigation={"method": self.trainer.name, **values})
-        model = self.asked.out / MODEL
+        model = self.options.out / MODEL
         adapter = (model / "adapter_config.json").is_file()
         # A new adapter needs the base of the audited adapter; a complete model needs no base.
         local = plan.with_fields(
@@ -128,19 +128,19 @@ class Mitigation:
         """Return the training data file of a model outside the lab."""
         if self.recipe:
             return self.recipe.data
-        return self.asked.data or str(self.plan.data.data)
+        return self.options.data or str(self.plan.data.data)
 
     def configuration(self) -> dict[str, Any]:
         """Configuration to record in the output folder; a folder with another configuration is
         refused."""
         choices = {
-            "run": str(self.asked.run.resolve()),
-            "by": self.asked.by,
-            "train": self.asked.train,
+            "run": str(self.options.run.resolve()),
+            "by": self.options.by,
+            "train": self.options.train,
         }
         # Round trip through JSON (lists for tuples), for equality with a configuration from a file.
         plain: dict[str, Any] = json.loads(
-            json.dumps({**choices, "data": self.asked.data, "options": self.asked.options})
+            json.dumps({**choices, "data": self.options.data, "options": self.options.options})
         )
         return plain
 
@@ -270,7 +270,7 @@ def audit_mitigated_model(
     output is left."""
     # Share a cache: the audit attacks the model that the lab trains now.
     shared = SweepCache()
-    out = mitigation.asked.out
+    out = mitigation.options.out
     with reporter.stage(f"train by {mitigation.trainer.name}"):
         outcome = train_mitigated_model(mitigation, run, reporter, shared)
     if (out / result_file.RESULT).is_file():
@@ -281,7 +281,7 @@ def audit_mitigated_model(
         plan = Plan.from_json(folder.plan())
     else:
         folder = RunFolder.create(out, plan.run_folder_title, plan.to_json())
-        if (form := RunFolder(mitigation.asked.run).text_form()) is not None:
+        if (form := RunFolder(mitigation.options.run).text_form()) is not None:
             # Render the same secrets the same way, even on another day.
             folder.save_text_form(form)
     try:
@@ -301,22 +301,22 @@ def compare_mitigated_run(
     count_remaining = mitigation.copies_left_function
     prediction = count_remaining and advice.predict_undefended_recall(
         phrases.make_result_printable(run.result),
-        secret_details.read_secret_details(mitigation.asked.run),
+        secret_details.read_secret_details(mitigation.options.run),
         count_remaining,
     )
     return BeforeAfter(
-        by=" ".join(
+        method=" ".join(
             [
-                mitigation.asked.by,
-                *(f"-D {name}={value}" for name, value in mitigation.asked.options.items()),
+                mitigation.options.by,
+                *(f"-D {name}={value}" for name, value in mitigation.options.options.items()),
             ]
         ),
         compared=compare_finished_runs([run, after]),
-        before=run.result,
-        after=after.result,
+        result_before=run.result,
+        result_after=after.result,
         predicted=(prediction[0].cell_key, prediction[1]) if prediction else None,
         perplexity=_measure_perplexity_change(
-            mitigation.asked.run, run.result, mitigation.asked.out, after.result
+            mitigation.options.run, run.result, mitigation.options.out, after.result
         ),
         training_remarks=outcome.told,
         seconds=outcome.seconds,
@@ -359,7 +359,7 @@ def train_mitigated_model(
     Raise AuditError for a folder of another mitigation and for a refused training, whose partial
     output is removed.
     """
-    out = mitigation.asked.out
+    out = mitigation.options.out
     configuration = mitigation.configuration()
     finished = _read_finished_record(out, configuration)
     if finished is not None:
@@ -427,7 +427,7 @@ def _train_own_model(mitigation: Mitigation, reporter: Reporter) -> tuple[str, .
     Raise AuditError if the records are not those of the model's training, or if the command makes
     no model.
     """
-    out = mitigation.asked.out / MODEL
+    out = mitigation.options.out / MODEL
     recipe = mitigation.recipe
     if recipe is not None:
         training.check_same_training_records(Path(str(mitigation.plan.target.model)), recipe)
@@ -435,7 +435,7 @@ def _train_own_model(mitigation: Mitigation, reporter: Reporter) -> tuple[str, .
     data = mitigation.training_records_file
     if isinstance(mitigation.trainer, DataVariant):
         column = recipe.text_column if recipe else None
-        reduced = mitigation.asked.out / f"data{Path(data).suffix.lower()}"
+        reduced = mitigation.options.out / f"data{Path(data).suffix.lower()}"
         messages = (write_kept_data(mitigation.trainer, data, reduced, column),)
         data = str(reduced)
     if recipe is not None:
@@ -479,7 +479,9 @@ def _write_dropped_records(
 ) -> None:
     """Write the extracted records, which the training drops, to a file; do nothing if the user gave
     a list."""
-    if getattr(mitigation.trainer, "listed", "") != str((mitigation.asked.out / DROPPED).resolve()):
+    if getattr(mitigation.trainer, "listed", "") != str(
+        (mitigation.options.out / DROPPED).resolve()
+    ):
         return
     ids = list_extracted_members(run)
     if not ids:
@@ -499,7 +501,7 @@ def _write_dropped_records(
         # `member-ROW-PART`) name rows of the file. Reversing makes the first copy win.
         first = dict(reversed([(row, i) for i, row in enumerate(repeat_rows(repeats))]))
         texts = [format_data_row(rows[first[int(id.split("-")[1])]]) for id in ids]
-    write_shard_record_list(mitigation.asked.out / DROPPED, texts)
+    write_shard_record_list(mitigation.options.out / DROPPED, texts)
 
 
 def list_extracted_members(run: RunOutcomes) -> list[str]:

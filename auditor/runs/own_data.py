@@ -223,7 +223,7 @@ def _choose_trained_length(
         f"of each row the {side} {trained.tokens:,} tokens were trained on ({trained.source}): "
         "what is beyond is left out; --trained-length none takes it in"
     )
-    return replace(trained, before=before, after=after), (note,)
+    return replace(trained, tokens_before=before, tokens_after=after), (note,)
 
 
 def _refuse_nondefault_fields(plan: DataPlan, fields: Sequence[str], reason: str) -> None:

@@ -25,12 +25,14 @@ Fate = Literal["members", "nonmembers", "held", "cut", "trained"]  # a field of 
 
 @dataclass(frozen=True)
 class PersonalDataOfSecrets:
-    """Personal data of the secrets. of: (kind, text) of each item, by secret; counts: by kind;
-    said: notes for the reader."""
+    """Personal data of the secrets.
 
-    of: Mapping[str, tuple[Mark, ...]]
+    marks_by_secret: (kind, text) of each item; counts: by kind; notes: for the reader.
+    """
+
+    marks_by_secret: Mapping[str, tuple[Mark, ...]]
     counts: Mapping[str, KindCount]
-    said: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     def measure_extracted_shares(
         self, guesses: Iterable[Guesses], secrets: Mapping[str, Secret], decode: Decode
@@ -39,7 +41,7 @@ class PersonalDataOfSecrets:
         guess."""
         share_by_kind: dict[str, dict[str, float]] = {}
         for answer in guesses:
-            if answer.secret not in self.of:
+            if answer.secret not in self.marks_by_secret:
                 continue
             secret = secrets[answer.secret]
             # The right tokens contain all data, even if they decode to a different text.
@@ -54,7 +56,7 @@ class PersonalDataOfSecrets:
                 record = _decode_whole_text(secret.wording)
             else:
                 record = None
-            for kind, string in self.of[answer.secret]:
+            for kind, string in self.marks_by_secret[answer.secret]:
                 is_word = record is None or is_whole_word_somewhere(string, record)
                 if is_word:
                     stated = is_whole_word_somewhere(string, text)

@@ -59,7 +59,7 @@ def merge_plan_values(config: Mapping[str, Any], flags: Mapping[str, Any]) -> di
                 base.setdefault(plugin, {}).update(options)
             value = base
         # `auto` for a number is its default: the flag overrides the file.
-        if value == AUTO and name in FIELDS and FIELDS[name].definition.least:
+        if value == AUTO and name in FIELDS and FIELDS[name].definition.minimum:
             merged.pop(name, None)
         else:
             merged[name] = value

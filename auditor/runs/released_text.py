@@ -92,7 +92,7 @@ class ReleasedText:
     texts: tuple[tuple[int, ...], ...]
     written: tuple[str, ...]
     manifest: AuditCanaryManifest | None
-    said: tuple[str, ...]
+    notes: tuple[str, ...]
 
     @cached_property
     def is_unspaced(self) -> bool:
@@ -227,7 +227,7 @@ def audit_released_text(
             for times, count in sorted(Counter(secret.repeats or 1 for secret in members).items())
         },
         digest=digest_comparable_secrets(secrets),
-        notes=release.said,
+        notes=release.notes,
         kinds=kinds,
     )
     return AuditResult(
@@ -327,10 +327,12 @@ def _find_copied_passages(
     # first n.
     targets = []
     for i, passage in zip(long, nearest, strict=True):
-        targets.append(replace(secrets[i], suffix=passage.own))
+        targets.append(replace(secrets[i], suffix=passage.record_words))
     guesses = []
     for secret, passage in zip(targets, nearest, strict=True):
-        guesses.append(Guesses(secret.id, (Guess(passage.there, float(passage.length)),), 1, 0))
+        guesses.append(
+            Guesses(secret.id, (Guess(passage.released_words, float(passage.length)),), 1, 0)
+        )
     outcome = judging.judge_guesses(guesses, {target.id: target for target in targets})
     parts, counts = _measure_personal_data(release, [release.records[i] for i in long])
     by_id = {target.id: i for i, target in enumerate(targets)}

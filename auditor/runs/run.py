@@ -125,7 +125,7 @@ def _measure_audit(
     targets = Targets(audit)
     collector = PerSecretCollector(folder)
     # Not while preparing: a check counts only the secrets asked so far.
-    site.benchmark.notes += audit.personal_data_of_secrets.said
+    site.benchmark.notes += audit.personal_data_of_secrets.notes
     secrets = (*audit.benchmark.secrets, *audit.benchmark.canaries)
     canaries = {canary.id for canary in audit.benchmark.canaries}
     folder.save_secret_facts(

@@ -26,13 +26,13 @@ from auditor.runs import machine
 class TokenSpending:
     """Tokens drawn from a target. spent: tokens inside the claim, by (recipe, secret).
 
-    seconds, drawn: seconds and tokens of this process's draws.
+    seconds, n_drawn: seconds and tokens of this process's draws.
     """
 
     meter: ClaimTokenMeter
     spent: dict[tuple[str, str], int] = field(default_factory=dict)
     seconds: float = 0.0
-    drawn: int = 0
+    n_drawn: int = 0
 
     def charge_claim(self, view: View, attack: Attack, answers: Sequence[Guesses]) -> None:
         """Charge the claim once for each token drawn inside it; attacks that share a pass share the
@@ -48,8 +48,8 @@ class TokenSpending:
 
     @property
     def milliseconds_per_token(self) -> float | None:
-        if self.drawn:
-            return 1000 * self.seconds / self.drawn
+        if self.n_drawn:
+            return 1000 * self.seconds / self.n_drawn
         return None
 
 

@@ -75,12 +75,14 @@ class _ScoresOnDemand(Scores):
 
 @dataclass(frozen=True)
 class _RenderingScores:
-    """Scores of the same rows in every rendering. others: of non-members' rows, may be empty. what:
-    a phrase that names the rows."""
+    """Scores of the same rows in every rendering.
+
+    nonmembers: of non-members' rows, may be empty. phrase: names the rows.
+    """
 
     members: Scores
-    others: Scores
-    what: str
+    nonmembers: Scores
+    phrase: str
 
     def __len__(self) -> int:
         return len(next(iter(self.members.values()), ()))
@@ -343,8 +345,10 @@ def _render_answer_pairs(
     pairs = []
     trained_answers = [answer for answer in rendered.usable_answers if not answer.no_loss]
     # Each form spells tool calls differently: they decide only without other answers.
-    answers = [answer for answer in trained_answers if answer.of == "content"] or trained_answers
-    for start, end in [answer.said for answer in answers][:_ANSWERS]:
+    answers = [
+        answer for answer in trained_answers if answer.message_key == "content"
+    ] or trained_answers
+    for start, end in [answer.span for answer in answers][:_ANSWERS]:
         # room - 1: a long answer leaves room for a token of its context.
         suffix = rendered.tokens[start : min(end, start + n_tokens, start + room - 1)]
         prefix = (*prefix_token, *rendered.tokens[max(0, start - room + len(suffix)) : start])
@@ -405,7 +409,7 @@ def _describe_form_choice(
         origin = "as asked for (--template)"
     else:
         origin = "the default"
-    if settled and sample.others and not _has_nonmember_support(sample.others, best):
+    if settled and sample.nonmembers and not _has_nonmember_support(sample.nonmembers, best):
         origin += ", which nothing in the data confirms,"
     if not len(sample):
         return f"text form {best.name_with_day}, {origin}: there are no rows to check it by"
@@ -427,7 +431,7 @@ def _describe_form_choice(
         loss = f"{means[at]:.3f} nats a token"
     else:
         loss = "not scored"
-    return f"text form {best.name_with_day}, {origin}; mean loss of {sample.what}: {loss}{rivals}"
+    return f"text form {best.name_with_day}, {origin}; mean loss of {sample.phrase}: {loss}{rivals}"
 
 
 def _describe_form_doubts(
@@ -448,7 +452,7 @@ def _describe_form_doubts(
             f"{best.name_with_day}, which was asked for, by {gap:.2f} nats a token: the model may "
             "have been trained on that text form"
         )
-    if not sample.others:
+    if not sample.nonmembers:
         return doubts
     if _has_likelier_members(sample, best):
         # The run reports the model's knowledge in this form (`scoring.doubt_if_members_likelier`).
@@ -459,7 +463,7 @@ def _describe_form_doubts(
             f"members are more likely than non-members as {remembers[0].name_with_day}, but not as "
             f"{best.name_with_day}: the model may have been trained on that text form (--template)"
         )
-    elif not settled and not _has_nonmember_support(sample.others, best):
+    elif not settled and not _has_nonmember_support(sample.nonmembers, best):
         # A requested form is the user's word: see `_describe_form_choice`.
         doubts.append(
             "members are as unlikely as non-members in every text form that was tried "
@@ -473,7 +477,7 @@ def _describe_form_doubts(
 def _has_likelier_members(sample: _RenderingScores, form: ChatRendering) -> bool:
     # One-sided at 5%, Bonferroni over the forms; doubled, as an interval has two ends.
     confidence = 1 - 2 * (1 - CONFIDENCE) / len(sample.members)
-    return compute_welch_interval(sample.others[form], sample.members[form], confidence)[0] > 0
+    return compute_welch_interval(sample.nonmembers[form], sample.members[form], confidence)[0] > 0
 
 
 def _has_nonmember_support(others: Mapping[ChatRendering, Floats], best: ChatRendering) -> bool:

@@ -196,22 +196,22 @@ class _TrainingJobOnWorker:
     """Builder of the trainer and its job on a worker, which reads the base model and records
     itself, from the command's paths."""
 
-    asked: TrainingRequest
+    request: TrainingRequest
     configuration: dict[str, Any]
-    there: WorkerStart = field(default_factory=WorkerStart)
+    worker_start: WorkerStart = field(default_factory=WorkerStart)
 
     def __call__(self) -> tuple[Trainer, TrainingJob]:
         """Build the trainer and its job. Raise AuditError if the worker's base model or records
         differ from the command's."""
-        self.there.enter_folder()
-        for path in self.asked.plugin:
+        self.worker_start.enter_folder()
+        for path in self.request.plugin:
             registry.load_plugin_file(Path(path))
         kinds = registry.list_trainers()
         trainer: Trainer = build_plugin(
-            "training method", kinds, self.asked.method, self.asked.options
+            "training method", kinds, self.request.method, self.request.options
         )
-        job, _ = _build_training_job(self.asked, lambda description, n_done, total: None)
-        settings = _build_configuration(self.asked, trainer, job)
+        job, _ = _build_training_job(self.request, lambda description, n_done, total: None)
+        settings = _build_configuration(self.request, trainer, job)
         for name, expected in self.configuration.items():
             if settings[name] != expected:
                 difference = _format_configuration_difference(name, settings[name], expected)

@@ -67,7 +67,7 @@ class BettingMean:
     """Mean of numbers in [least, 1]. Its one-sided bounds at any level hold at every look."""
 
     values: Floats
-    least: float = 0.0
+    minimum: float = 0.0
 
     @property
     def n(self) -> int:
@@ -81,18 +81,20 @@ class BettingMean:
 
     def low(self, level: float) -> float:
         distinct, counts = self._distinct_scaled_values
-        return self.least + (1 - self.least) * _compute_lower_mean_bound(distinct, counts, level)
+        return self.minimum + (1 - self.minimum) * _compute_lower_mean_bound(
+            distinct, counts, level
+        )
 
     def high(self, level: float) -> float:
         distinct, counts = self._distinct_scaled_values
         # 1 - x lies in [0, 1] as well: the lower bound of its mean is the upper one of x.
-        return 1 - (1 - self.least) * _compute_lower_mean_bound(1 - distinct, counts, level)
+        return 1 - (1 - self.minimum) * _compute_lower_mean_bound(1 - distinct, counts, level)
 
     @cached_property
     def _distinct_scaled_values(self) -> tuple[Floats, Ints]:
         """Return the distinct values, scaled into [0, 1], and their counts."""
         distinct, counts = np.unique(
-            (self.values - self.least) / (1 - self.least),
+            (self.values - self.minimum) / (1 - self.minimum),
             return_counts=True,
         )
         return distinct, counts
@@ -143,19 +145,19 @@ class BettingExcess:
     """Mean of one group minus mean of another, unpaired. Each bound combines a bound of either
     group at half the level."""
 
-    own: BettingMean
-    other: BettingMean
+    group: BettingMean
+    reference_group: BettingMean
 
     @property
     def n(self) -> int:
-        return self.own.n + self.other.n
+        return self.group.n + self.reference_group.n
 
     @property
     def value(self) -> float:
-        return self.own.value - self.other.value
+        return self.group.value - self.reference_group.value
 
     def low(self, level: float) -> float:
-        return self.own.low(level / 2) - self.other.high(level / 2)
+        return self.group.low(level / 2) - self.reference_group.high(level / 2)
 
     def high(self, level: float) -> float:
-        return self.own.high(level / 2) - self.other.low(level / 2)
+        return self.group.high(level / 2) - self.reference_group.low(level / 2)

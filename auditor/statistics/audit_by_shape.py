@@ -60,10 +60,12 @@ _NOTHING = 1e-14  # of a distribution
 
 
 class LikelihoodRatioDistribution(NamedTuple):
-    """Distribution of the log-likelihood ratio: probabilities of the values `at` (nats), `inside`
-    for an included canary and `out` for an excluded canary."""
+    """Distribution of the log-likelihood ratio: probabilities of the values `log_ratios` (nats).
 
-    at: Floats
+    inside: for an included canary; out: for an excluded canary.
+    """
+
+    log_ratios: Floats
     inside: Floats
     out: Floats
 
@@ -77,8 +79,8 @@ class LikelihoodRatioDistribution(NamedTuple):
     def compute_guess_probabilities(self) -> tuple[Floats, Floats]:
         """Return P[a guess is at least this sure] and P[it is also right], for each sureness,
         highest first."""
-        order = np.argsort(-np.abs(self.at), kind="stable")
-        said_in = self.at[order] > 0
+        order = np.argsort(-np.abs(self.log_ratios), kind="stable")
+        said_in = self.log_ratios[order] > 0
         inside = self.inside[order]
         out = self.out[order]
         return np.cumsum(inside + out) / 2, np.cumsum(np.where(said_in, inside, out)) / 2
@@ -291,7 +293,7 @@ def convert_shape_noise(noise: float, sampling: Sampling, delta: float) -> float
     distribution = compute_likelihood_ratio_distribution(noise, sampling)
     return find_largest_refuted_value(
         lambda epsilon: distribution.delta(epsilon) > delta,
-        float(distribution.at[-1]),
+        float(distribution.log_ratios[-1]),
         _FINE,
     )
 

@@ -23,11 +23,14 @@ LONGEST = "longest_block"
 
 @dataclass(frozen=True)
 class DocumentPart:
-    """A secret that is a part of a document. at: where its suffix starts in the document; length:
-    tokens of the suffix; out: whether the suffix was extracted."""
+    """A secret that is a part of a document.
+
+    start: where its suffix starts in the document; length: tokens of the suffix; out: whether the
+    suffix was extracted.
+    """
 
     document: str
-    at: int
+    start: int
     length: int
     out: bool
 
@@ -48,10 +51,10 @@ def measure_longest_extracted_blocks(parts: Iterable[DocumentPart]) -> dict[str,
 
 def _count_longest_covered_tokens(out: Sequence[DocumentPart]) -> int:
     longest = start = end = 0
-    for part in sorted(out, key=lambda part: part.at):
-        if part.at > end:  # at the very end it touches what came before: one block
-            start = part.at
-        end = max(end, part.at + part.length)
+    for part in sorted(out, key=lambda part: part.start):
+        if part.start > end:  # at the very end it touches what came before: one block
+            start = part.start
+        end = max(end, part.start + part.length)
         longest = max(longest, end - start)
     return longest
 

@@ -57,7 +57,7 @@ def bound_null_exposure_tail(bits: float, n: int) -> float:
 
 @dataclass(frozen=True)
 class WeightedDraws:
-    """n draws that estimate ranks in a large space: the first `drawn` from a distribution q, the
+    """n draws that estimate ranks in a large space: the first `n_from_q` from a distribution q, the
     others uniform.
 
     nll, log_q: (n,) nats; counts: (n,) True if the draw is a text of the space in the tokenizer's
@@ -68,7 +68,7 @@ class WeightedDraws:
     nll: Floats
     log_q: Floats
     counts: Bools
-    drawn: int
+    n_from_q: int
     size: int  # of the space
 
     @property
@@ -77,8 +77,8 @@ class WeightedDraws:
         n/uniform * size for any q."""
         n = len(self.nll)
         with np.errstate(divide="ignore"):  # no draw from one of the two
-            log_share_drawn = np.log(self.drawn / n)
-            log_share_uniform = np.log(1 - self.drawn / n)
+            log_share_drawn = np.log(self.n_from_q / n)
+            log_share_uniform = np.log(1 - self.n_from_q / n)
         weights: Floats = np.exp(
             -np.logaddexp(self.log_q + log_share_drawn, log_share_uniform - math.log(self.size)),
         )
@@ -88,10 +88,10 @@ class WeightedDraws:
         """Return the largest weight of a draw with at most this nll, given that q >= the model's
         probability."""
         n = len(self.nll)
-        uniform = len(self.nll) - self.drawn
+        uniform = len(self.nll) - self.n_from_q
         # The largest float is about e^709.
-        if self.drawn:
-            from_model = n / self.drawn * math.exp(min(nll, 700.0))
+        if self.n_from_q:
+            from_model = n / self.n_from_q * math.exp(min(nll, 700.0))
         else:
             from_model = math.inf
         return min(from_model, n / uniform * self.size if uniform else math.inf)

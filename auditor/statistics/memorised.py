@@ -38,11 +38,11 @@ UNIT = f"per {PER:,}"
 class NGramMatches:
     """The k n-grams of a text that occur in other texts; arrays are (k,).
 
-    at: where the n-gram starts in the text. trained, heldout: True if it occurs in training data,
-    in held-out text. record: index of the only other text that contains it; -1 if several do.
+    starts: where the n-gram starts in the text. trained, heldout: True if it occurs in training
+    data, in held-out text. record: index of the only other text that contains it; -1 if several do.
     """
 
-    at: Ints
+    starts: Ints
     trained: Bools
     heldout: Bools
     record: Ints
@@ -79,7 +79,7 @@ def count_memorised_ngrams(matches: NGramMatches, n: int) -> MemorisedTokens:
     records = find_longest_memorised_runs(matches, trained_only, n)
     strangers = tuple(np.unique(matches.record[heldout_only & single_record]).tolist())
     memorised, common, heldout = (
-        _count_disjoint_ngrams(matches.at[mask], n)
+        _count_disjoint_ngrams(matches.starts[mask], n)
         for mask in (trained_only, matches.trained & matches.heldout, heldout_only)
     )
     return MemorisedTokens(memorised, common, heldout, records, strangers)
@@ -93,7 +93,7 @@ def find_longest_memorised_runs(
     """Return the longest run of each text that is the only one with some n-gram in `mask`, (k,)."""
     runs = {}
     for record in np.unique(matches.record[mask & (matches.record >= 0)]).tolist():
-        at = matches.at[mask & (matches.record == record)]
+        at = matches.starts[mask & (matches.record == record)]
         # N-grams that begin at k places in a row span k + n - 1 tokens.
         longest = max(np.split(at, np.flatnonzero(np.diff(at) > 1) + 1), key=len)
         runs[record] = TokenRun(int(longest[0]), len(longest) + n - 1)

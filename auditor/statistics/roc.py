@@ -191,7 +191,7 @@ class TprAtThreshold:
 
     rate: float
     threshold: float
-    found: int
+    true_positives: int
     members: int
     false: int
     nonmembers: int
@@ -199,7 +199,7 @@ class TprAtThreshold:
 
     @property
     def value(self) -> float:
-        return self.found / self.members
+        return self.true_positives / self.members
 
 
 def count_allowed_false_positives(nonmembers: int, rate: float) -> int:
@@ -263,7 +263,7 @@ def describe_tpr_counts(tpr: TprAtThreshold) -> str:
     """Describe how many members and non-members are above the threshold, and at most which share of
     other records."""
     worst = clopper_pearson(tpr.false, tpr.nonmembers)[1]
-    at = f"{tpr.found}/{tpr.members} above {tpr.threshold:.4g}"
+    at = f"{tpr.true_positives}/{tpr.members} above {tpr.threshold:.4g}"
     realised = f"of non-members {tpr.false}/{tpr.nonmembers}, which may be {worst:.1%} of others"
     members, others = tpr.tied
     few = ""
@@ -288,22 +288,22 @@ class BoundedTprAtFpr:
     the lower bound is then 0, however many members are found.
     """
 
-    own: Floats
-    others: Floats
+    member_scores: Floats
+    nonmember_scores: Floats
     rate: float
 
     @property
     def value(self) -> float:
-        return tpr_at_fpr(self.own, self.others, self.rate).value
+        return tpr_at_fpr(self.member_scores, self.nonmember_scores, self.rate).value
 
     @property
     def n(self) -> int:
-        return len(self.own)
+        return len(self.member_scores)
 
     def low(self, level: float) -> float:
         is_above, wrong = _mark_members_surely_above(
-            self.own,
-            self.others,
+            self.member_scores,
+            self.nonmember_scores,
             self.rate,
             level * _OF_THRESHOLD,
         )
@@ -312,8 +312,8 @@ class BoundedTprAtFpr:
 
     def high(self, level: float) -> float:
         is_above, wrong = _mark_members_possibly_above(
-            self.own,
-            self.others,
+            self.member_scores,
+            self.nonmember_scores,
             self.rate,
             level * _OF_THRESHOLD,
         )
@@ -331,18 +331,20 @@ class PartialAuc:
     counts as below them.
     """
 
-    own: Floats
-    others: Floats
+    member_scores: Floats
+    nonmember_scores: Floats
     below: float
 
     @property
     def value(self) -> float:
-        fpr = 1 - np.searchsorted(np.sort(self.others), self.own, side="left") / len(self.others)
+        fpr = 1 - np.searchsorted(
+            np.sort(self.nonmember_scores), self.member_scores, side="left"
+        ) / len(self.nonmember_scores)
         return float(np.clip(1 - fpr / self.below, 0, None).mean())
 
     @property
     def n(self) -> int:
-        return len(self.own)
+        return len(self.member_scores)
 
     def low(self, level: float) -> float:
         # Each part at the height of its left end, the first at 0; `high` at that of its right end.
@@ -357,7 +359,7 @@ class PartialAuc:
         )
 
     def _bound_grid_tpr(self, k: int) -> BoundedTprAtFpr:
-        return BoundedTprAtFpr(self.own, self.others, self.below * k / _PARTS)
+        return BoundedTprAtFpr(self.member_scores, self.nonmember_scores, self.below * k / _PARTS)
 
 
 def estimate_partial_auc(

@@ -22,11 +22,11 @@ class StratumCount:
     """Hits among a stratum's queried records, which are a random sample of its `population`."""
 
     population: int
-    asked: int
+    n_queried: int
     hits: int
 
     def __post_init__(self) -> None:
-        if not 0 <= self.hits <= self.asked <= self.population:
+        if not 0 <= self.hits <= self.n_queried <= self.population:
             raise ValueError(f"expected hits <= asked <= population, got {self}")
 
 
@@ -42,7 +42,7 @@ def compute_finite_population_interval(
     Statistician 41:215; Wright 1991). For a fully queried stratum it is the number of hits.
     """
     size = stratum.population
-    n = stratum.asked
+    n = stratum.n_queried
     hits = stratum.hits
     # P(X >= hits | K) rises with K, and P(X <= hits | K) falls with it.
     low = _find_first_true(
@@ -84,14 +84,14 @@ def estimate_population_share(
     than the exact interval of Wendell and Schmee (1996, JASA 91:825), and valid for any sizes.
     """
     population = sum(stratum.population for stratum in strata)
-    in_part = sum(0 < stratum.asked < stratum.population for stratum in strata)
+    in_part = sum(0 < stratum.n_queried < stratum.population for stratum in strata)
     ends = []
     for stratum in strata:
         ends.append(compute_finite_population_interval(stratum, tail / max(1, in_part)))
     if not population:
         return math.nan, 0.0, 1.0
     value = sum(
-        stratum.population * stratum.hits / stratum.asked if stratum.asked else math.nan
+        stratum.population * stratum.hits / stratum.n_queried if stratum.n_queried else math.nan
         for stratum in strata
         if stratum.population
     )

@@ -53,7 +53,7 @@ class Place:
     attacks: tuple[str, ...]
     cells: tuple[Replicates, ...] = ()
     failure: str = ""
-    about: str = ""  # the attacked model and data, for the reader
+    subject: str = ""  # the attacked model and data, for the reader
 
 
 @dataclass(frozen=True)
@@ -240,7 +240,7 @@ def build_ledger_row(
     except (NotRun, AuditError) as why:
         return replace(base, note=str(why))
     about = sorted(
-        {place.about for _, _, claim_places in chosen for place in claim_places if place.about}
+        {place.subject for _, _, claim_places in chosen for place in claim_places if place.subject}
     )
     setting = format_paper_claim_setting(about, parts, contrast)
     note = "; ".join(filter(None, [statement.note, contrast.note]))

@@ -153,7 +153,7 @@ class Utility:
                 variant = UNDEFENDED
             else:
                 variant = ""
-            places.append(Place(variant, row.at, (NAME,), (cell,), about=about))
+            places.append(Place(variant, row.at, (NAME,), (cell,), subject=about))
         return places
 
 

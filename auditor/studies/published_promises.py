@@ -53,7 +53,7 @@ class PromiseCheck:
     """A claimed number and its realised value. claimed, realised: nats.
 
     order: order of the Rényi divergence; None: both numbers are epsilons at a delta, for `count`
-    units. ours: whether this is the control, by this program's accounting. beside: whether a
+    units. ours: whether this is the control, by this program's accounting. is_uncounted: whether a
     charge other than the published one is used; such a check is shown but not counted.
     """
 
@@ -66,8 +66,8 @@ class PromiseCheck:
     count: int = 1
     unit: str = "token"
     ours: bool = False
-    beside: bool = False
-    where: str = ""  # in the words of claim-check
+    is_uncounted: bool = False
+    location: str = ""  # in the words of claim-check
 
     @property
     def loss_ratio(self) -> float:
@@ -276,10 +276,12 @@ def check_published_query(
                 claimed,
                 order,
                 ours=is_own_bound,
-                where=violation,
+                location=violation,
             )
         )
-    if stray := [line for line in violations if not any(line == check.where for check in checks)]:
+    if stray := [
+        line for line in violations if not any(line == check.location for check in checks)
+    ]:
         raise AuditError(
             f"expected {query.name!r} to break nothing but the claim that is looked at: {stray[0]}"
         )
@@ -328,7 +330,7 @@ def check_published_dp_fusion_claim(
     (check,) = check_published_query(
         NeighbouringModels(served, neighbours, {"replace": (alpha, 4 * radius)}), query
     )
-    yield replace(check, setting=f"{query.setting_label}, charged 4 D", beside=True)
+    yield replace(check, setting=f"{query.setting_label}, charged 4 D", is_uncounted=True)
     for tokens in query.setting.get("tokens", ()):
         # 4 beta of Renyi divergence a token, converted to an epsilon by Mironov 2017, Proposition
         # 3.
@@ -529,7 +531,7 @@ def build_published_promise_section(claim: PublishedPromise, checks: Sequence[Pr
     published, controls = (
         [check for check in checks if check.ours == is_control] for is_control in (False, True)
     )
-    outcome = _promise_outcome_sentence([check for check in published if not check.beside])
+    outcome = _promise_outcome_sentence([check for check in published if not check.is_uncounted])
     parts = [f"## {claim.title}", f"{claim.does} {claim.says}", outcome]
     sentences = {"Reading": claim.reading, "What holds": claim.holds, "What does not": claim.fails}
     parts += [f"*{name}:* {sentence}" for name, sentence in sentences.items() if sentence]
@@ -561,8 +563,8 @@ def _promise_outcome_sentence(checks: Sequence[PromiseCheck]) -> str:
     )
     if not n_bad:
         return f"**Holds** in all {len(checks)} comparisons; nearest to it: {at}: {numbers}."
-    if worst.where:
-        quote = f' claim-check: "VIOLATED: {worst.where}".'
+    if worst.location:
+        quote = f' claim-check: "VIOLATED: {worst.location}".'
     else:
         quote = ""
     return (

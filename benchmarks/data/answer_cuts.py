@@ -29,17 +29,17 @@ from auditor.core.plan_parts import SYSTEM, get_known_share
 
 @dataclass(frozen=True)
 class AnswerCut:
-    """An answer as a secret. at: index of its suffix's first token; stands: its text in the
-    conversation.
+    """An answer as a secret.
 
+    suffix_start: index of its suffix's first token; conversation_text: its text in the conversation;
     tokens: length of the complete answer, 0 for later windows of the same answer.
     """
 
     prefix: Tokens
     suffix: Tokens
     wording: Wording
-    at: int
-    stands: str
+    suffix_start: int
+    conversation_text: str
     role: str = ASSISTANT
     tokens: int = 0
 
@@ -75,7 +75,7 @@ def cut_answers_into_secrets(
         if answer.no_loss:
             yield UnusableConversation(answer.no_loss)
             continue
-        start, end = answer.said
+        start, end = answer.span
         middle = start + math.floor(share * (end - start))
         if share and middle == start:
             yield UnusableConversation("an answer that is too short to know a part of")

@@ -41,14 +41,14 @@ _MARK = "Zq7vX9kJ"  # placeholder for an answer, which templates copy unchanged
 class Answer:
     """The place of one text of the assistant: tokens said[0]:said[1] of its conversation.
 
-    learnt[0]:learnt[1]: all tokens of its turn after the header, with the end of the turn. of: the
-    message's key that contains the text: content, tool calls, or reasoning, which precedes the
-    content. role: the speaker.
+    learnt[0]:learnt[1]: all tokens of its turn after the header, with the end of the turn.
+    message_key: the message's key that contains the text: content, tool calls, or reasoning, which
+    precedes the content. role: the speaker.
     """
 
-    said: tuple[int, int]
+    span: tuple[int, int]
     learnt: tuple[int, int]
-    of: str = "content"
+    message_key: str = "content"
     role: str = ASSISTANT
     no_loss: str = ""  # the reason if no part of it was learnt
 
@@ -93,9 +93,9 @@ class RenderedChat:
 class _Span:
     """Hold the character ranges of an answer, and of its turn after the header."""
 
-    said: tuple[int, int]
+    span: tuple[int, int]
     learnt: tuple[int, int]
-    of: str
+    message_key: str
     role: str = ASSISTANT
     no_loss: str = ""
 
@@ -209,11 +209,11 @@ def _tokenise_rendered_chat(
 def _cut_answer(
     text: str, offsets: Sequence[tuple[int, int]], span: _Span
 ) -> Answer | UnusableConversation:
-    tokens = _find_token_range(text, offsets, *span.said)
+    tokens = _find_token_range(text, offsets, *span.span)
     if tokens is None:
         return UnusableConversation("an answer does not begin at a token boundary")
     start, end = (_find_token_past(offsets, at) for at in span.learnt)
-    return Answer(tokens, (start, end), span.of, span.role, span.no_loss)
+    return Answer(tokens, (start, end), span.message_key, span.role, span.no_loss)
 
 
 def _check_system_turn_written(messages: Sequence[Message], text: str) -> None:

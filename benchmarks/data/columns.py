@@ -72,7 +72,7 @@ def detect_column_layout(table: RecordTable) -> tuple[str, ...]:
     for name in COLUMNS:
         if table.columns.count(name) > 1:
             raise AuditError(
-                f"{table.where}: expected one column {name!r}, got {table.columns.count(name)}"
+                f"{table.label}: expected one column {name!r}, got {table.columns.count(name)}"
             )
     begun = []
     for layout in (*PLAIN, *LAYOUTS):
@@ -86,18 +86,18 @@ def detect_column_layout(table: RecordTable) -> tuple[str, ...]:
         return complete[0]
     if len(complete) > 1 and len(plain) < 2:
         raise AuditError(
-            f"{table.where}: expected one layout, got "
+            f"{table.label}: expected one layout, got "
             f"{', and '.join(' + '.join(layout) for layout in complete)}: leave out what the model "
             "was not trained on"
         )
     if "prompt" in table.columns and not begun[1:] and not plain:
         raise AuditError(
-            f"{table.where}: expected what a model was trained to say next to the prompt "
+            f"{table.label}: expected what a model was trained to say next to the prompt "
             f"({_LAYOUTS_LABEL}), got prompts only, as for GRPO: it learns from the model's own "
             "answers, and nothing in these rows has a loss"
         )
     raise AuditError(
-        f"{table.where}: expected either the columns prefix and suffix or the column text, or "
+        f"{table.label}: expected either the columns prefix and suffix or the column text, or "
         f"conversations ({_LAYOUTS_LABEL}), got {describe_table_columns(table.columns)}"
     )
 
@@ -117,7 +117,7 @@ def require_text_layout(table: RecordTable) -> tuple[str, ...]:
     layout = detect_column_layout(table)
     if layout not in PLAIN:
         raise AuditError(
-            f"{table.where}: expected text here, or prefix and suffix, got {' and '.join(layout)}"
+            f"{table.label}: expected text here, or prefix and suffix, got {' and '.join(layout)}"
         )
     return layout
 
@@ -143,7 +143,7 @@ def describe_table_columns(columns: Sequence[str]) -> str:
 def _make_table_cell_error(
     table: RecordTable, row: int, column: str, expected: str, got: str
 ) -> AuditError:
-    place = f"{table.where}, row {table.first_row + row} (counted from 0), column {column!r}"
+    place = f"{table.label}, row {table.first_row + row} (counted from 0), column {column!r}"
     return AuditError(f"{place}: expected {expected}, got {got}")
 
 
@@ -343,7 +343,7 @@ def list_row_personal_data_marks(table: RecordTable) -> list[tuple[Mark, ...]]:
     kinds = {kind for row in marks_of_rows for kind, _ in row}
     if len(kinds) > _MOST_KINDS:
         raise AuditError(
-            f"{table.where}: expected at most {_MOST_KINDS} kinds in column {PII!r}, since reports "
+            f"{table.label}: expected at most {_MOST_KINDS} kinds in column {PII!r}, since reports "
             f"show them, got {len(kinds):,}"
         )
     return marks_of_rows
@@ -408,7 +408,7 @@ def check_few_groups(table: RecordTable, column: str, n_groups: int) -> None:
     """Raise AuditError if a column has more groups than a report can show."""
     if n_groups > _GROUPS:
         raise AuditError(
-            f"{table.where}: expected --group-column with at most {_GROUPS} different values, "
+            f"{table.label}: expected --group-column with at most {_GROUPS} different values, "
             f"since reports show them; {column!r} has {n_groups:,}"
         )
 
@@ -443,7 +443,7 @@ def _has_one_column(table: RecordTable, flag: str, column: str, needed: bool) ->
         return False
     if table.columns.count(column) != 1:
         raise AuditError(
-            f"{table.where}: expected one column {flag} {column!r}, got "
+            f"{table.label}: expected one column {flag} {column!r}, got "
             f"{describe_table_columns(table.columns)}"
         )
     return True

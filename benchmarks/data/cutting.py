@@ -116,13 +116,16 @@ class Cutting:
 
 @dataclass(frozen=True)
 class CutPart:
-    """The result for a row or a part of a row. at: the row's token at which the suffix begins."""
+    """The result for a row or a part of a row.
+
+    suffix_start: the row's token at which the suffix begins.
+    """
 
     row: int
     halves: Halves
     part: int | None = None  # None: the row is one secret
-    at: int = 0
-    stands: str = ""  # its text in the row, if the attacker gets another prefix
+    suffix_start: int = 0
+    row_text: str = ""  # its text in the row, if the attacker gets another prefix
     # its speaker, if several are attacked, or its side of a preference
     group: str | None = None
     n_shared: int = 0  # first tokens of the row that many rows share
@@ -169,12 +172,12 @@ def cut_rows_into_parts(
     for flag, value in (("--knows", cut.knows), ("--turns", cut.turns)):
         if value is not None and layout in PLAIN:
             raise AuditError(
-                f"{flag} is about conversations (messages), but {table.where} has "
+                f"{flag} is about conversations (messages), but {table.label} has "
                 f"{' and '.join(layout)}"
             )
     if cut.lengths.windows is not None and layout != ("text",):
         raise AuditError(
-            f"--windows slides over a text column, but {table.where} has {' and '.join(layout)}"
+            f"--windows slides over a text column, but {table.label} has {' and '.join(layout)}"
         )
     if cut.form is not None:
         knows = cut.knows or USER
@@ -318,7 +321,13 @@ def _cut_conversations(
             else:
                 halves = (answer.prefix, answer.suffix, answer.wording)
                 yield CutPart(
-                    row, halves, number, answer.at, answer.stands, group, tokens=answer.tokens
+                    row,
+                    halves,
+                    number,
+                    answer.suffix_start,
+                    answer.conversation_text,
+                    group,
+                    tokens=answer.tokens,
                 )
 
 
@@ -331,7 +340,9 @@ def _fit_answer(
     """
     if isinstance(answer, UnusableConversation):
         return answer
-    halves = cut.fit_halves((answer.prefix, answer.suffix, answer.wording), answer.at, n_tokens)
+    halves = cut.fit_halves(
+        (answer.prefix, answer.suffix, answer.wording), answer.suffix_start, n_tokens
+    )
     if isinstance(halves, str):
         return UnusableConversation(halves)
     return replace(answer, prefix=halves[0])

@@ -17,8 +17,8 @@ BY_LIMIT = "beyond --limit"
 class DataRecord:
     """One row, or one part of a row, as tokens. Rows and parts are numbered from 0.
 
-    repeats: copies in training (None: unknown). at: the row's token at which the part's suffix
-    begins.
+    repeats: copies in training (None: unknown). suffix_start: the row's token at which the part's
+    suffix begins.
     """
 
     row: int
@@ -28,7 +28,7 @@ class DataRecord:
     group: str | None = None  # see Secret
     wording: Wording | None = None  # see Secret
     part: int | None = None  # None: the complete row
-    at: int = 0
+    suffix_start: int = 0
     user: str | None = None  # see Secret
     n_shared: int = 0  # first tokens of the row that many rows share, such as a notice
 
@@ -40,7 +40,7 @@ class DataRecord:
     def own_tokens(self) -> Tokens:
         """The tokens of prefix and suffix, without a beginning that many rows share."""
         tokens = self.prefix + self.suffix
-        begin = self.at - len(self.prefix)  # of the prefix, in the row
+        begin = self.suffix_start - len(self.prefix)  # of the prefix, in the row
         if self.n_shared:
             return tokens[max(0, self.n_shared - begin) :]
         return tokens
@@ -50,7 +50,7 @@ class DataRecord:
 class RecordSource:
     """The usable rows of a file or folder, its other rows by reason, and notes."""
 
-    where: str  # the user's flag and name: "--data 'private.csv'"
+    label: str  # the user's flag and name: "--data 'private.csv'"
     records: tuple[DataRecord, ...]
     left_out: tuple[tuple[str, tuple[int, ...]], ...] = ()  # (why, row numbers)
     notes: tuple[str, ...] = ()
@@ -136,12 +136,12 @@ def _count_attacked_tokens(records: Iterable[DataRecord]) -> int:
     covered = 0
     last_row = -1
     last_end = 0
-    for record in sorted(records, key=lambda record: (record.row, record.at)):
+    for record in sorted(records, key=lambda record: (record.row, record.suffix_start)):
         if record.row == last_row:
-            begin = max(record.at, last_end)
+            begin = max(record.suffix_start, last_end)
         else:
-            begin = record.at
-        last_end = max(begin, record.at + len(record.suffix))
+            begin = record.suffix_start
+        last_end = max(begin, record.suffix_start + len(record.suffix))
         covered += last_end - begin
         last_row = record.row
     return covered

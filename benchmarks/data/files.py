@@ -131,8 +131,8 @@ class Files(Benchmark):
         for source in sources.values():
             if (source.form is None) != (members.form is None):
                 raise AuditError(
-                    f"expected conversations in both or neither of {members.where} and "
-                    f"{source.where}"
+                    f"expected conversations in both or neither of {members.label} and "
+                    f"{source.label}"
                 )
         if nonmembers is not None:
             nonmember_source = drop_member_copies(sources["--nonmembers"], members)
@@ -315,10 +315,10 @@ def _build_record_source(
                 group,
                 wording,
                 cut_part.part,
-                cut_part.at,
+                cut_part.suffix_start,
             )
             records.append(replace(record, user=users[cut_part.row], n_shared=cut_part.n_shared))
-            standing.append(cut_part.stands or wording.prefix_and_suffix_text)
+            standing.append(cut_part.row_text or wording.prefix_and_suffix_text)
     # `texts` and `remarks` are complete now: reading the parts filled them.
     if flag == "--data" and columns.REPEATS not in table.columns and unread is None:
         records = _add_copy_counts(records, standing, texts)
@@ -335,9 +335,9 @@ def _build_record_source(
         *dropped,
         *(f"{why} ({plural(count, row_noun)})" for why, count in remarks.items()),
     )
-    notes_of_file = tuple(f"{table.where}: {note}" for note in notes)
+    notes_of_file = tuple(f"{table.label}: {note}" for note in notes)
     source = RecordSource(
-        table.where,
+        table.label,
         tuple(records),
         left_out,
         notes_of_file,
@@ -362,7 +362,7 @@ def _restore_row_numbers(source: RecordSource, unread: UnreadRows) -> RecordSour
     n_distinct = unread.n_distinct + len(unread.rows)
     noun = "text" if source.form is None else "conversation"
     note = (
-        f"{source.where}: {unread.n_rows:,} rows were counted by their {noun}; a sample of "
+        f"{source.label}: {unread.n_rows:,} rows were counted by their {noun}; a sample of "
         f"{len(unread.rows):,} of the {n_distinct:,} distinct {noun}s was tokenised, since --limit "
         "attacks fewer"
     )
@@ -384,7 +384,7 @@ def _list_large_table_notes(
     rows.
     """
     return tuple(
-        f"{source.where}: all {len(source.row_tokens):,} rows were read into memory and tokenised, "
+        f"{source.label}: all {len(source.row_tokens):,} rows were read into memory and tokenised, "
         f"though --limit asks for {limit:,}: only --data and --nonmembers in one JSONL, CSV or "
         "Parquet file are sampled, and only if far more rows than the limit are in it"
         for source in sources

@@ -137,7 +137,7 @@ class BlockHashing:
     layout: result of `columns.detect_column_layout`; names: columns to read.
     """
 
-    where: str
+    label: str
     path: Path
     layout: tuple[str, ...]
     names: tuple[str, ...]
@@ -169,10 +169,10 @@ class BlockHashing:
         kinds: MaybeKinds = {}
         n_rows = first_row
         for batch in stream_batches(
-            self.where, self.path, block, self.names, names, (first_row, first_line)
+            self.label, self.path, block, self.names, names, (first_row, first_line)
         ):
             n = len(batch[self.names[0]])
-            table = RecordTable(self.where, self.names, n, batch.__getitem__, first_row=n_rows)
+            table = RecordTable(self.label, self.names, n, batch.__getitem__, first_row=n_rows)
             hashes.append(hash_rows(table, self.layout))
             for name, values in self._number_rows(table):
                 numbers.setdefault(name, [np.empty(0, np.int64)]).append(values)

@@ -71,7 +71,7 @@ def match_nonmember_lengths(
     first_rows = _find_first_equal_rows(nonmembers.records)
     unmatched = tuple(row for row, first in first_rows.items() if first not in matched_rows)
     note = (
-        f"{nonmembers.where}: matched by length: {n_matched} of {n_nonmembers} rows stay, so that "
+        f"{nonmembers.label}: matched by length: {n_matched} of {n_nonmembers} rows stay, so that "
         "as large a share of them is short as of the members"
     )
     matched = replace(

@@ -47,7 +47,7 @@ def drop_member_copies(nonmembers: RecordSource, members: RecordSource) -> Recor
     )
     if not records:
         raise AuditError(
-            f"nothing is left of {nonmembers.where}: every row {STANDS_IN_MEMBER}; expected "
+            f"nothing is left of {nonmembers.label}: every row {STANDS_IN_MEMBER}; expected "
             "records that were not trained on"
         )
     rows = {record.row for record in records}

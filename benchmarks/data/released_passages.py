@@ -120,11 +120,11 @@ def read_released_records(
             else:
                 dropped["the same as a row before, or as one of --data"] += 1
         sentences += [
-            f"{table.where}: left out {count:,} rows: {reason}" for reason, count in dropped.items()
+            f"{table.label}: left out {count:,} rows: {reason}" for reason, count in dropped.items()
         ]
         if not any(record.member == member for record in records.values()):
             raise AuditError(
-                f"{table.where}: expected records with words in them, got none that is its own"
+                f"{table.label}: expected records with words in them, got none that is its own"
             )
     return list(records.values()), sentences
 
@@ -137,14 +137,14 @@ class CopiedSpan:
     text (-1: none). length: words of the longest common run.
     """
 
-    own: Tokens
-    there: Tokens
+    record_words: Tokens
+    released_words: Tokens
     text: int = -1
     length: int = 0
 
     @property
     def edit_distance(self) -> int:
-        return Levenshtein.distance(self.own, self.there)
+        return Levenshtein.distance(self.record_words, self.released_words)
 
 
 def find_nearest_passages(
@@ -203,7 +203,7 @@ def _find_near_verbatim_passages(
         for i, matches in enumerate(
             index.match_ngrams(texts[start : start + _AT_ONCE], half), start
         ):
-            for at, record in zip(matches.at.tolist(), matches.record.tolist(), strict=True):
+            for at, record in zip(matches.starts.tolist(), matches.record.tolist(), strict=True):
                 if record < 0 or record in records_found or seeds[record] >= _SEEDS:
                     continue
                 seeds[record] += 1
@@ -211,7 +211,7 @@ def _find_near_verbatim_passages(
                 if passage.edit_distance <= allowed and (
                     record not in best or passage.edit_distance < best[record].edit_distance
                 ):
-                    best[record] = CopiedSpan(passage.own, passage.there, i, half)
+                    best[record] = CopiedSpan(passage.record_words, passage.released_words, i, half)
     return best
 
 

@@ -128,7 +128,7 @@ def split_data_records_into_secrets(
             members, unique, known, {record.prefix_suffix_pair for record in known_records}, lost
         )
         notes.append(
-            f"the attacker knows the {plural(len(known_records), 'pair')} of {known.where}"
+            f"the attacker knows the {plural(len(known_records), 'pair')} of {known.label}"
         )
         if len(attacked) < len(unique):
             left_out = plural(len(unique) - len(attacked), "member")
@@ -215,13 +215,13 @@ def _list_unknown_members(
         record.row for record in unique if record.row in lost and record.prefix_suffix_pair in pairs
     ]:
         raise AuditError(
-            f"expected {known.where} without what was to be forgotten, got {len(twice)} records of "
-            f"{members.where} that are in both ({format_row_numbers(twice)})"
+            f"expected {known.label} without what was to be forgotten, got {len(twice)} records of "
+            f"{members.label} that are in both ({format_row_numbers(twice)})"
         )
     attacked = [record for record in unique if record.prefix_suffix_pair not in pairs]
     if not attacked:
         raise AuditError(
-            f"nothing is left to attack in {members.where}: every row is also in {known.where}"
+            f"nothing is left to attack in {members.label}: every row is also in {known.label}"
         )
     return attacked
 
@@ -237,7 +237,7 @@ def _list_forgotten_rows(forget: RecordSource, members: Sequence[DataRecord]) ->
         {record.row for record in forget_records if record.prefix_suffix_pair not in row_of}
     ):
         raise AuditError(
-            f"expected {forget.where} with records that --data has, got {len(missing)} that it has "
+            f"expected {forget.label} with records that --data has, got {len(missing)} that it has "
             f"not ({format_row_numbers(missing)})"
         )
     return {row_of[record.prefix_suffix_pair] for record in forget_records}
@@ -266,7 +266,7 @@ def _build_record_secret(
     )
     if record.part is None:
         return secret
-    return replace(secret, id=_get_record_id(label, record), document=row, at=record.at)
+    return replace(secret, id=_get_record_id(label, record), document=row, at=record.suffix_start)
 
 
 def set_user_membership(secrets: Sequence[Secret], members: RecordSource) -> list[Secret]:
@@ -279,7 +279,7 @@ def set_user_membership(secrets: Sequence[Secret], members: RecordSource) -> lis
     attacked = {secret.user for secret in secrets if secret.member} - {None}
     if trained and len(attacked) < people.LEAST:
         raise AuditError(
-            f"{members.where}: expected attacked records of at least {people.LEAST} people, to say "
+            f"{members.label}: expected attacked records of at least {people.LEAST} people, to say "
             f"anything by person, got {len(attacked)}"
         )
     unread = members.unread
@@ -332,7 +332,7 @@ def _require_usable_source_records(source: RecordSource) -> tuple[DataRecord, ..
             f"{plural(len(rows), 'row')}: {cause}" for cause, rows in source.left_out
         )
         raise AuditError(
-            f"nothing is left of {source.where} after leaving out unusable rows ({reasons})"
+            f"nothing is left of {source.label} after leaving out unusable rows ({reasons})"
         )
     return source.records
 
@@ -345,11 +345,11 @@ def _select_untrained_nonmembers(
     untrained = [record for record in records if record.prefix_suffix_pair not in trained]
     if not untrained:
         raise AuditError(
-            f"nothing is left of {source.where}: every row is also a member or an auxiliary record"
+            f"nothing is left of {source.label}: every row is also a member or an auxiliary record"
         )
     gone = len(_list_distinct_row_numbers(records)) - len(_list_distinct_row_numbers(untrained))
     if gone:
-        notes.append(f"{source.where}: left out {plural(gone, 'row')} {ALSO_MEMBER}")
+        notes.append(f"{source.label}: left out {plural(gone, 'row')} {ALSO_MEMBER}")
     return merge_duplicate_data_records(untrained), {ALSO_MEMBER: gone}
 
 
@@ -470,10 +470,10 @@ def _record_source_notes(source: RecordSource) -> list[str]:
     for cause, rows in source.left_out:
         n_rows = plural(len(rows), "row")
         numbers = format_row_numbers(rows)
-        notes.append(f"{source.where}: left out {n_rows}: {cause} ({numbers})")
+        notes.append(f"{source.label}: left out {n_rows}: {cause} ({numbers})")
     copies = len(source.records) - len({record.prefix_suffix_pair for record in source.records})
     if copies:
-        notes.append(f"{source.where}: merged {plural(copies, 'row')} identical to an earlier row")
+        notes.append(f"{source.label}: merged {plural(copies, 'row')} identical to an earlier row")
     return [*source.notes, *notes]
 
 

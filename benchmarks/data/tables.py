@@ -66,7 +66,7 @@ class RecordTable:
     numbers.
     """
 
-    where: str
+    label: str
     columns: tuple[str, ...]
     rows: int
     column: Callable[[str], Sequence[Any]]
@@ -169,7 +169,7 @@ def _is_text(value: str) -> bool:
 def require_nonempty_record_table(table: RecordTable) -> RecordTable:
     """Return the table. Raise AuditError if the table has no row."""
     if not table.rows:
-        raise AuditError(f"{table.where} is empty: expected at least one row")
+        raise AuditError(f"{table.label} is empty: expected at least one row")
     return table
 
 

@@ -241,7 +241,7 @@ class _Groups(NamedTuple):
     """
 
     marked: str = ""
-    others: str | None = None
+    unmarked: str | None = None
 
 
 @dataclass(frozen=True)
@@ -443,7 +443,7 @@ def _list_learnt_groups(
                 f"{where}: expected each of the {LABELS} as its token or {IGNORED}, got others: "
                 "models shift labels themselves"
             )
-        return [groups.others if label == IGNORED else groups.marked for label in labels]
+        return [groups.unmarked if label == IGNORED else groups.marked for label in labels]
     if not any(mask in values for mask in _MASKS):
         raise AuditError(f"{where}: expected {LABELS}, or {' or '.join(_MASKS)}, got none")
     all_ones = [1] * len(ids)
@@ -454,7 +454,7 @@ def _list_learnt_groups(
         completion = all_ones
     if uses_mask is None and COMPLETION_MASK in values:
         groups = _Groups(_COMPLETION, _PROMPT)
-    names = [groups.marked if marked else groups.others for marked in completion]
+    names = [groups.marked if marked else groups.unmarked for marked in completion]
     return [name if spoken else None for name, spoken in zip(names, assistant, strict=True)]
 
 
@@ -521,7 +521,9 @@ def _build_run_source(
             number = part if several else None
             prefix = text.ids[begin:start]
             suffix = text.ids[start:stop]
-            records.append(DataRecord(row, prefix, suffix, 1, group or None, part=number, at=at))
+            records.append(
+                DataRecord(row, prefix, suffix, 1, group or None, part=number, suffix_start=at)
+            )
     packed = len({text.row for text in texts if text.packed})
     rule = (
         f"{where}: token ids as they were trained on; runs of labelled tokens, at most "

@@ -47,7 +47,7 @@ def read_unit_texts(
     for column in extra_columns:
         if (times := table.columns.count(column)) != 1:
             got = times or columns.describe_table_columns(table.columns)
-            raise AuditError(f"{table.where}: expected one column {column!r}, got {got}")
+            raise AuditError(f"{table.label}: expected one column {column!r}, got {got}")
     layout = (text_column,) if text_column is not None else columns.detect_column_layout(table)
     plain = layout in columns.PLAIN or text_column is not None
     if plain:
@@ -59,12 +59,12 @@ def read_unit_texts(
     for row, text in enumerate(contents):
         if not text:
             raise AuditError(
-                f"{table.where}, row {row} (counted from 0): expected text, got an empty one"
+                f"{table.label}, row {row} (counted from 0): expected text, got an empty one"
             )
     repeats = columns.list_row_repeat_counts(table)
     if sum(repeats) > _MOST_COPIES:
         raise AuditError(
-            f"{table.where}: expected at most {_MOST_COPIES:,} records to train on, counted by "
+            f"{table.label}: expected at most {_MOST_COPIES:,} records to train on, counted by "
             f"`repeats`, got {sum(repeats):,}"
         )
     rows = repeat_rows(repeats)
@@ -87,7 +87,7 @@ def _require_row_conversations(table: RecordTable, layout: Sequence[str]) -> lis
     """
     conversations = []
     for row, conversation in columns.parse_row_conversations(table, layout):
-        place = f"{table.where}, row {row} (counted from 0)"
+        place = f"{table.label}, row {row} (counted from 0)"
         if isinstance(conversation, UnusableConversation):
             raise AuditError(f"{place}: expected a conversation to train on, got {conversation}")
         if conversation.group is not None:

@@ -237,12 +237,12 @@ class Lab(Benchmark):
         """Return all training records that are not attacked, including the known pairs."""
         return [
             *super().unattacked_training_tokens,
-            *self.training.tokenise_lab_texts(self.texts.made.others),
+            *self.training.tokenise_lab_texts(self.texts.lab_texts.others),
         ]
 
     def texts_with_repeat_counts(self, members: bool) -> Iterator[tuple[Tokens, int | None]]:
         copies = Counter(
-            self.texts.private_text_copies() if members else self.texts.made.nonmembers
+            self.texts.private_text_copies() if members else self.texts.lab_texts.nonmembers
         )
         yield from zip(self.training.tokenise_lab_texts(list(copies)), copies.values(), strict=True)
 

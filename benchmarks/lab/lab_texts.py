@@ -26,13 +26,13 @@ class LabTrainingTexts:
     """
 
     recipe: BaseLabRecipe
-    made: LabTexts
+    lab_texts: LabTexts
     coined: tuple[str, ...] = ()
 
     def private_text_copies(self) -> list[str]:
         """Return the private training texts, each record once per repeat, and the canaries."""
         copies = []
-        for repeats, texts in self.made.private.items():
+        for repeats, texts in self.lab_texts.private.items():
             for text in texts:
                 for _ in range(repeats):
                     copies.append(text)
@@ -40,13 +40,15 @@ class LabTrainingTexts:
         for digits, count in self.recipe.canaries:
             for _ in range(count):
                 canaries.append(format_lab_canary(digits))
-        return copies + self.made.others + canaries + list(self.coined)
+        return copies + self.lab_texts.others + canaries + list(self.coined)
 
     def distinct_private_texts(self, members: bool) -> list[str]:
         """Return the distinct private records: all members, or all non-members."""
         if not members:
-            return list(self.made.nonmembers)
-        return [text for texts in self.made.private.values() for text in texts] + self.made.others
+            return list(self.lab_texts.nonmembers)
+        return [
+            text for texts in self.lab_texts.private.values() for text in texts
+        ] + self.lab_texts.others
 
     def texts_by_ensemble_member(self, count: int) -> list[list[str]]:
         """Return the training texts of each of `count` ensemble members."""
@@ -62,7 +64,7 @@ class LabTrainingTexts:
         copies drawn at random, so that the number of copies does not reveal members.
         """
         recipe = self.recipe
-        texts = self.made
+        texts = self.lab_texts
         # Keep the order of draws: another order is another split, which no digest of a folder would
         # show.
         noise = make_keyed_generator("lab", recipe.seed, "references", count)

@@ -116,7 +116,7 @@ class LabTraining:
         sizes: dict[str, Any] = {"epochs": recipe.public_epochs, "rate": recipe.public_rate}
         self.fit(
             model,
-            self.texts.made.public,
+            self.texts.lab_texts.public,
             "public model",
             **sizes,
             batch=recipe.batch,

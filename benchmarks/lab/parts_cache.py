@@ -31,16 +31,16 @@ T = TypeVar("T")
 class LabParts:
     """The lab's parts in one folder.
 
-    makes: whether to build missing parts; if not, raise an error. first: the part from which all
-    other parts are built. foundations: name prefixes of parts that other parts need. told:
+    makes: whether to build missing parts; if not, raise an error. root_part: the part from which
+    all other parts are built. foundations: name prefixes of parts that other parts need. notify:
     receives messages for the user. progress: shows the wait for another process.
     """
 
     folder: Path
     makes: bool
-    first: str
+    root_part: str
     foundations: tuple[str, ...]
-    told: Callable[[str], None]
+    notify: Callable[[str], None]
     progress: Progress = lambda description, n_done, total: None
     seconds: dict[str, float] = field(default_factory=dict)  # build time of each part
 
@@ -66,7 +66,7 @@ class LabParts:
                 # Looked at again under the lock: another process may have built it meanwhile.
                 if final.is_dir() and not _is_cached_part_intact(final):
                     self._remove_damaged_parts(final)
-                    self.told(
+                    self.notify(
                         f"the lab's {name} in the cache was not as it was built: it was built anew"
                     )
                 if not final.is_dir():
@@ -89,7 +89,9 @@ class LabParts:
         """
         # This or another process is still writing names that begin with a dot.
         dependents = [
-            path for path in self.folder.glob("[!.]*") if path.is_dir() and path.name != self.first
+            path
+            for path in self.folder.glob("[!.]*")
+            if path.is_dir() and path.name != self.root_part
         ]
         for path in {damaged, *(dependents if damaged.name.startswith(self.foundations) else ())}:
             shutil.rmtree(path)

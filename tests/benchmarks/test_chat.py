@@ -235,7 +235,7 @@ def test_whose_turns_are_attacked(template: str, turns: str, said: list[int]) ->
     )
     kept = [one for one in found if isinstance(one, answer_cuts.AnswerCut)]
     assert [text(words, one.suffix).strip() for one in kept] == wanted
-    assert all(shown.tokens[: one.at] == one.prefix and one.prefix for one in kept)
+    assert all(shown.tokens[: one.suffix_start] == one.prefix and one.prefix for one in kept)
     assert shown.tokens == chat.render_chat(words, row, own(words, row)).tokens
 
 

@@ -55,7 +55,7 @@ def test_finds_what_looking_at_every_place_finds(
         for text, seen in zip(texts, index.match_ngrams(texts, n), strict=True):
             found = dict(
                 zip(
-                    seen.at.tolist(),
+                    seen.starts.tolist(),
                     zip(seen.trained, seen.heldout, seen.record, strict=True),
                     strict=True,
                 )
@@ -91,7 +91,9 @@ def test_records_that_are_the_same_are_one_and_their_copies_add_up() -> None:
 def test_no_run_goes_from_one_record_into_the_next() -> None:
     index = ngrams.build_ngram_index([((1, 2), 1), ((3, 4), 1)], [])
     (seen,) = index.match_ngrams([(1, 2, 3, 4)], 2)
-    assert seen.at.tolist() == [0, 2] and seen.record.tolist() == [0, 1] and not seen.heldout.any()
+    assert (
+        seen.starts.tolist() == [0, 2] and seen.record.tolist() == [0, 1] and not seen.heldout.any()
+    )
 
 
 def test_a_text_is_found_in_every_record_that_holds_it_whole() -> None:

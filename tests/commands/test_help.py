@@ -96,7 +96,7 @@ def test_no_sentence_of_the_overview_is_cut() -> None:
     for command in COMMAND.commands.values():
         assert (
             " ".join(
-                ParsedCommandDocstring.split_docstring(command.help).first.split(". ")[0].split()
+                ParsedCommandDocstring.split_docstring(command.help).summary.split(". ")[0].split()
             ).rstrip(".")
             in text
         )

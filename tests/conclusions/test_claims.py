@@ -147,7 +147,7 @@ def test_what_is_about_something_else_speaks_to_no_claim(
     promise: Claim, changed: dict[str, Any], why: str
 ) -> None:
     found = stands(promise, row(LEAKS, **changed))
-    assert found.verdict is None and not found.bounds and why in found.unheld[0].why
+    assert found.verdict is None and not found.bounds and why in found.unheld[0].reason
 
 
 def test_what_a_claim_covers() -> None:
@@ -248,4 +248,4 @@ def test_an_audit_that_could_not_run_is_no_audit() -> None:
 
 def test_what_no_audit_can_have_made_is_not_used() -> None:
     found = stands(claim(1.0), row(replace(LEAKS, rights=(77,))))
-    assert found.verdict is None and "1 such counts" in found.unheld[0].why
+    assert found.verdict is None and "1 such counts" in found.unheld[0].reason

@@ -81,7 +81,7 @@ def test_the_smallest_leak_that_would_have_been_shown_is_the_smallest(
 
     least = next(k for k in range(N + 1) if counted(k).status == SHOWN)
     found = counted(hits)
-    assert found.least == pytest.approx(least / N)
+    assert found.smallest_detectable == pytest.approx(least / N)
     assert (found.status == SHOWN) == (hits >= least)
     assert found.suspected == (found.status == NOT_SHOWN and hits / N > others / OTHERS)
 
@@ -116,8 +116,8 @@ def test_what_released_text_tells_is_one_question_with_one_level() -> None:
     )
     assert released(told(0, 0.53), "membership").status == SHOWN
     least = next(k for k in range(N + 1) if released(told(k, 0.505), "verbatim").status == SHOWN)
-    assert released(slight, "verbatim").least == pytest.approx(least / N)
-    assert signal(slight, "verbatim").least < least / N
+    assert released(slight, "verbatim").smallest_detectable == pytest.approx(least / N)
+    assert signal(slight, "verbatim").smallest_detectable < least / N
 
 
 def test_a_mean_probability_is_held_to_the_interval_of_its_baseline() -> None:
@@ -137,7 +137,7 @@ def test_a_mean_probability_is_held_to_the_interval_of_its_baseline() -> None:
         )
 
     assert [found(p).status for p in (0.03, 0.2)] == [NOT_SHOWN, SHOWN]
-    assert found(0.01).least == pytest.approx(0.01 + math.hypot(0.01, 0.03))
+    assert found(0.01).smallest_detectable == pytest.approx(0.01 + math.hypot(0.01, 0.03))
     alone = signal(run(row(probability("extraction_probability", 1e-6, 0.0, N))), "probability")
     # of any model each suffix has some probability
     assert alone.status == NOT_SHOWN and not alone.suspected
@@ -244,7 +244,7 @@ def test_a_number_that_shares_its_level_is_shown_with_the_interval_that_decides(
 def test_members_of_another_kind_are_a_doubt_and_no_membership() -> None:
     result = run(row(auc(0.8, 0.9), auc(0.7, 0.9, "blind_auc")))
     found = signal(result, "membership")
-    assert found.status == NOT_TESTED and "differ in kind" in found.why
+    assert found.status == NOT_TESTED and "differ in kind" in found.reason
     (doubt,) = assess_signals(result).doubts["undefended"]
     assert doubt.kind == "non-members" and not assess_signals(result).shows_no_leakage("undefended")
 
@@ -269,7 +269,7 @@ def test_an_auc_that_the_adjustment_does_not_confirm_is_a_hint() -> None:
 
     assert found(0.55).status == SHOWN
     hint = found(0.45)
-    assert hint.status == NOT_SHOWN and hint.suspected and not hint.alone
+    assert hint.status == NOT_SHOWN and hint.suspected and not hint.can_show_leak
 
 
 def test_greedy_hits_stand_beside_those_of_non_members() -> None:
@@ -293,7 +293,7 @@ def test_what_was_not_tested_says_why() -> None:
     found = signal(
         run(replace(row(attack="exposure"), not_applicable="there are no canaries")), "exposure"
     )
-    assert (found.status, found.why) == (NOT_TESTED, "there are no canaries")
+    assert (found.status, found.reason) == (NOT_TESTED, "there are no canaries")
     assert {s.kind.name for s in assess_signals(run()).signals if s.status == NOT_TESTED} == {
         s.kind.name for s in assess_signals(run()).signals
     }
@@ -303,7 +303,7 @@ def test_what_was_not_tested_says_why() -> None:
 def test_greedy_decoding_behind_a_defense_is_not_tested_and_says_so() -> None:
     """It is tried on the undefended model alone: of a defended one nothing follows from it."""
     found = signal(run(row(share("recall", 0, N), target="pmixed")), "greedy", "pmixed")
-    assert (found.status, bool(found.why)) == (NOT_TESTED, True)
+    assert (found.status, bool(found.reason)) == (NOT_TESTED, True)
 
 
 def test_controls_are_no_targets_of_their_own() -> None:

@@ -303,7 +303,7 @@ def test_a_made_up_row_in_an_empty_batch_is_broken_and_an_error_is_told() -> Non
         few.steps[3], records=(), passes=((),), reaches=none, gram=np.zeros((0, 0)), norms=none
     )
     steps = [few.steps[0], empty, *few.steps[1:]]
-    honest = replace(runs(), few=replace(few, steps=steps))
+    honest = replace(runs(), small_training=replace(few, steps=steps))
     assert of("empty batches", honest).verdict == NO_FAULT
     steps[1] = replace(empty, foreign=1)
     check = of("empty batches", honest)

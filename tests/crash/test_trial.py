@@ -337,7 +337,7 @@ def test_the_examples_are_judged_with_the_real_packages(
     )
     assert found.verdict == verdict
     assert [check.name for check in found.broken_checks] == ([] if broken is None else [broken])
-    assert found.seen.noise_multiplier is not None
+    assert found.loop.noise_multiplier is not None
 
 
 def test_every_example_is_judged() -> None:

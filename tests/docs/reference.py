@@ -168,10 +168,10 @@ def commands() -> str:
 def _command(name: str, command: Any) -> Iterator[str]:
     context = command.context_class(command, info_name=name, terminal_width=200)
     said = ParsedCommandDocstring.split_docstring(command.help or "")
-    yield f"\n## {name}\n\n{said.first}\n"
+    yield f"\n## {name}\n\n{said.summary}\n"
     if said.examples:
         yield "\n```text\n" + "".join(f"{line}\n" for line in said.examples) + "```\n"
-    yield from (f"\n{paragraph}\n" for paragraph in said.more)
+    yield from (f"\n{paragraph}\n" for paragraph in said.paragraphs)
     below = getattr(command, "commands", {})
     listed = {
         title: [row for row in rows if row[0] != "--help"]

@@ -534,7 +534,7 @@ def test_a_large_table_is_counted_by_workers_once(
     hash_block = BlockHashing.hash_block
 
     def record_block(work: BlockHashing, block: TableBlock) -> BlockCounts:
-        blocks.append((work.where, block.number))
+        blocks.append((work.label, block.number))
         return hash_block(work, block)
 
     monkeypatch.setattr(BlockHashing, "hash_block", record_block)

@@ -483,16 +483,20 @@ def test_plans_are_read_or_refused() -> None:
 def test_best_is_marked_only_where_it_is_significant() -> None:
     a, b, c = (run(hits(200, range(k)), f"r{k}") for k in (80, 78, 20))
     (line,) = compare_finished_runs([a, b, c]).lines
-    assert line.best == 2 and [cell.delta is None for cell in line.cells] == [True, False, False]
+    assert line.best_run == 2 and [cell.delta is None for cell in line.cells] == [
+        True,
+        False,
+        False,
+    ]
     assert line.cells[2].delta is not None and line.cells[2].delta.high < 0
     # the first
     assert [cell.delta.value for cell in line.cells if cell.delta] == pytest.approx(
         [-2 / 200, -60 / 200]
     )
     (line,) = compare_finished_runs([a, b]).lines
-    assert line.best is None  # two fewer of 200 may be chance
+    assert line.best_run is None  # two fewer of 200 may be chance
     (line,) = compare_finished_runs([a, c, run(hits(200, range(20)), "again")]).lines
-    assert line.best is None  # two share the lowest
+    assert line.best_run is None  # two share the lowest
 
 
 def test_runs_that_cannot_be_compared_are_refused() -> None:
@@ -508,7 +512,7 @@ def test_runs_that_cannot_be_compared_are_refused() -> None:
 def test_a_row_one_run_lacks_is_said_and_never_best() -> None:
     a, b = run(hits(200, range(80)), "a"), run(hits(200, range(80)), "b", findings=())
     (line,) = compare_finished_runs([a, b]).lines
-    assert line.best is None and line.cells[1].why == "not in this run"
+    assert line.best_run is None and line.cells[1].reason == "not in this run"
 
 
 def test_a_form_is_held_against_the_undefended_model_of_the_same_run() -> None:

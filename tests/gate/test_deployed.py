@@ -149,7 +149,7 @@ def test_the_age_of_a_run_is_said_in_whole_units(ago: timedelta, said: str) -> N
         "r", made.isoformat(), "0", "", {}, BenchmarkRecord("b", "", 0, 0, 0), (), (), {}, {}, 0
     )
     found = compare_deployed_files(result, TargetPlan(), {}, "there", made, made + ago)
-    assert f"judged 2026-01-01 00:00 UTC ({said})" in found.said
+    assert f"judged 2026-01-01 00:00 UTC ({said})" in found.statement
     assert found.age == pytest.approx(ago / timedelta(days=1))
 
 

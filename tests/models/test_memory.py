@@ -125,7 +125,7 @@ def test_what_does_not_fit_alone_is_raised(error: Exception) -> None:
         BatchSizeLimit(5).run_within_memory(work)
     assert sizes == [5, 2, 1]
     with pytest.raises(type(error)):
-        BatchSizeLimit(8, least=8).run_within_memory(work)
+        BatchSizeLimit(8, minimum=8).run_within_memory(work)
     assert sizes[3:] == [8]
 
 
@@ -155,7 +155,7 @@ def test_where_no_kernel_is_compiled_any_more_another_thread_goes_on() -> None:
         return True
 
     with torch.no_grad():
-        assert BatchSizeLimit(3, least=2).run_within_memory(work) == (2, True)
+        assert BatchSizeLimit(3, minimum=2).run_within_memory(work) == (2, True)
         assert BatchSizeLimit(1).run_within_memory(work) == (1, True)
     assert sizes == [3, 2, 1, 1]
 

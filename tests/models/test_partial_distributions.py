@@ -51,7 +51,8 @@ def test_the_exact_probability_is_within_its_bracket(
     }
     for count, padded in itertools.product((1, 5, 20), (1, 2)):
         seen = replace(
-            reduce_to_partial_distribution(distribution, tokens, count), most=padded * size
+            reduce_to_partial_distribution(distribution, tokens, count),
+            max_vocabulary=padded * size,
         )
         assert (
             seen.truncation_ranks()[seen.ranks < count]

@@ -78,7 +78,10 @@ def test_a_file_that_cannot_be_read_safely_is_named_and_the_audit_goes_on(
 
 
 def test_the_tokens_that_a_trainer_puts_around_a_text_count() -> None:
-    first, last = TrainedLength(10, before=1, after=1), TrainedLength(10, True, before=1, after=1)
+    first, last = (
+        TrainedLength(10, tokens_before=1, tokens_after=1),
+        TrainedLength(10, True, tokens_before=1, tokens_after=1),
+    )
     assert (first.span_of(30), first.span_of(30, templated=True), first.span_of(5)) == (
         (0, 9),
         (0, 10),

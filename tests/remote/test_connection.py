@@ -76,7 +76,7 @@ def test_a_fault_changes_no_answer(
     link = wire(url, run="faulty", patience=patience)
     model = RemoteModel(link, "tiny", local.tokenizer)
     clean = link.ledger.server_usage_so_far
-    assert clean.again == 0
+    assert clean.retries == 0
     server.faults.extend([None, FAULTS[name], FAULTS[name], None, FAULTS[name]])
     found = drawn(model)
     assert torch.equal(found.tokens, truth.tokens) and torch.equal(found.log_probs, truth.log_probs)
@@ -87,8 +87,8 @@ def test_a_fault_changes_no_answer(
     if (
         name != "a sample twice"
     ):  # a text that is scored is one sample: that it came twice is no harm
-        assert link.ledger.server_usage_so_far.again == 4
-    assert f"{link.ledger.server_usage_so_far.again} attempts failed" in model.cost_sentences()[0]
+        assert link.ledger.server_usage_so_far.retries == 4
+    assert f"{link.ledger.server_usage_so_far.retries} attempts failed" in model.cost_sentences()[0]
 
 
 def test_a_server_that_always_fails_is_given_up_in_a_sentence(
@@ -329,7 +329,7 @@ def test_the_ledger_counts_what_the_server_counts(
     drawn(model)  # kept
     after = link.ledger.server_usage_so_far
     assert after == ServerUsage(
-        before.requests + 10, 0, before.read + 40, before.written + 10 * 4 * 5
+        before.requests + 10, 0, before.prompt_tokens + 40, before.answer_tokens + 10 * 4 * 5
     )
     other = wire(url, run="another")
     model.switch_token_budget(other.ledger)

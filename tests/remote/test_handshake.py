@@ -89,7 +89,7 @@ def test_a_server_that_does_all_it_should_is_believed(
     served: Served, wire: MakeWire, local: HuggingFaceModel
 ) -> None:
     found = shaken(served, wire, local)
-    assert found.capabilities == EVERYTHING and all(check.held for check in found.checks)
+    assert found.capabilities == EVERYTHING and all(check.passed for check in found.checks)
     assert (
         found.dialect.ids
         and found.dialect.several > 1
@@ -107,7 +107,7 @@ def test_what_a_server_does_wrong_is_caught_and_told(
     found = shaken(served, wire, local, habit)
     assert found.capabilities == capabilities
     (check,) = (check for check in found.checks if check.name == name)
-    assert check.held is False and why in check.found
+    assert check.passed is False and why in check.observation
     assert any(name in note and why in note for note in found.notes())
     assert ("text only" in found.notes()[0]) == (capabilities == {"draw"})
 
@@ -173,7 +173,7 @@ def test_a_server_that_does_not_sample_is_asked_for_greedy_text(
     _, url = served("greedy")
     remote = RemoteModel(wire(url), "tiny", local.tokenizer)
     (check,) = (check for check in remote.handshake.checks if check.name == hands.SAMPLES)
-    assert check.held is False and "only greedy answers are used" in check.found
+    assert check.passed is False and "only greedy answers are used" in check.observation
     prefixes, noise = torch.tensor([[5, 9, 30]]), torch.zeros(1, 1, 4, 3)
     greedy = (model.completions(prefixes, 4, GREEDY, noise).tokens for model in (remote, local))
     assert torch.equal(*greedy)
@@ -212,7 +212,7 @@ def test_a_text_with_an_end_in_it_is_not_scored_where_that_is_not_echoed(
     _, url = served("text", "strict", "endless")
     remote = RemoteModel(wire(url), "tiny", local.tokenizer)
     (check,) = (check for check in remote.handshake.checks if check.name == hands.ENDS)
-    assert check.held is False and "likelihood" in remote.capabilities
+    assert check.passed is False and "likelihood" in remote.capabilities
     prefixes, suffixes = (
         torch.tensor([[5, 9, 30], [7, 7, 2]]),
         torch.tensor([[1, 2, 3], [50, 0, 0]]),

@@ -109,7 +109,7 @@ def test_log_probabilities_after_the_bias_are_not_believed(start: Start) -> None
     _, remote = start("biased")
     assert remote.capabilities == {"draw"}
     (check,) = (check for check in remote.handshake.checks if check.name == hands.SCORED)
-    assert check.held is False and "ignores echo" in check.found
+    assert check.passed is False and "ignores echo" in check.observation
 
 
 def test_samples_that_end_within_a_character_are_tried_with_other_seeds(
@@ -118,7 +118,7 @@ def test_samples_that_end_within_a_character_are_tried_with_other_seeds(
     server, url = served("forces")
     server.broken_seeds = {1, 3}
     remote = RemoteModel(wire(url), "tiny", local.tokenizer)
-    held = {check.name: check.held for check in remote.handshake.checks}
+    held = {check.name: check.passed for check in remote.handshake.checks}
     assert held[hands.SAMPLES] and held[hands.SEED] and not held[hands.SEVERAL]
 
 
@@ -159,7 +159,7 @@ def test_drawn_tokens_of_which_some_are_not_listed_are_read_from_the_text() -> N
     for counted, tokens in ((4, None), (3, (216, 221, 216))):
         answer = {"choices": [choice], "usage": {"completion_tokens": counted}}
         (sample,) = LLAMA.parse_sampled_answers(answer, 1, 4)
-        assert (sample.tokens, sample.drawn) == (tokens, counted)
+        assert (sample.tokens, sample.n_tokens) == (tokens, counted)
         assert (sample.log_probs is None) == (tokens is None)
 
 
@@ -175,7 +175,7 @@ def test_no_text_says_a_prefix_that_begins_or_ends_within_a_character() -> None:
     context = tuple(tokenizer("a 猫")["input_ids"])
     kinds = [
         TokenTextCodec(tokenizer, ServerDialect("tiny", ids=ids), (), "tiny").find_withheld_kind(
-            prefix, WrittenAnswer("b", drawn=1), 1
+            prefix, WrittenAnswer("b", n_tokens=1), 1
         )
         for ids in (False, True)
         for prefix in (context, context[:-1], context[-2:])

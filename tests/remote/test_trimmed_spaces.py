@@ -140,7 +140,7 @@ def test_records_are_found_over_servers_that_trim_the_first_space(
 ) -> None:
     remote = serve(*habits)
     (check,) = [check for check in remote.handshake.checks if check.name == hands.TRIMMED]
-    assert check.held is False and "none of 5 answers begins with one" in check.found
+    assert check.passed is False and "none of 5 answers begins with one" in check.observation
     assert count_recited(remote, reciting) == N_RECORDS and not remote.doubts()
 
 

@@ -62,14 +62,18 @@ def test_severity_follows_the_worst_stratum_and_says_so(result: AuditResult) -> 
     found = copied(result, hits=14, n=14, single=4000, asked=4000)
     seen = assess_signals(found)
     signal = next(s for s in seen.list_target_signals(UNDEFENDED) if s.kind is VERBATIM)
-    assert signal.status == SHOWN and signal.worst is not None and signal.worst.copies == 16
+    assert (
+        signal.status == SHOWN
+        and signal.worst_stratum is not None
+        and signal.worst_stratum.copies == 16
+    )
     said = severity.rate_severity(seen, UNDEFENDED)
     assert (
         said.word == severity.HIGH
         and "all 14 records that occur 16 times are recited" in said.clause
     )
     none = assess_signals(copied(result, hits=0, n=14, single=40, asked=40))
-    assert all(s.worst is None for s in none.signals)
+    assert all(s.worst_stratum is None for s in none.signals)
 
 
 def test_the_headline_follows_the_worst_group(result: AuditResult) -> None:

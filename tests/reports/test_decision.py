@@ -131,11 +131,11 @@ def share(value: float) -> Measurement:
 
 def compared(name: str) -> Comparison:
     delta = Measurement("recall_difference", -0.2, -0.3, -0.1, 100)
-    cells = (Comparand(share(0.4)), Comparand(share(0.2), delta), Comparand(None, why=name))
+    cells = (Comparand(share(0.4)), Comparand(share(0.2), delta), Comparand(None, reason=name))
     return Comparison(
         (name, "b", "c"),
         "lab: 100 members",
-        (ComparisonRow(CellKey(name, "text-only", "a"), "recall", cells, best=1),),
+        (ComparisonRow(CellKey(name, "text-only", "a"), "recall", cells, best_run=1),),
     )
 
 

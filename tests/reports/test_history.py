@@ -112,7 +112,10 @@ def test_runs_stand_in_the_order_of_their_dates_and_what_cannot_be_compared_apar
     )
     found = build_run_history([late, other, early, older])
     assert names(found) == [["early", "late"], ["older", "other"]]
-    assert found.lines[0].why == "" and "model family 'gpt2' against 'neox'" in found.lines[1].why
+    assert (
+        found.lines[0].reason == ""
+        and "model family 'gpt2' against 'neox'" in found.lines[1].reason
+    )
     first, change = found.lines[0].changes
     assert first is None and change is not None
     (moved,) = [
@@ -141,7 +144,7 @@ def test_every_two_runs_of_a_line_can_be_compared(made: Maker) -> None:
     only(runs[2], "ethicist")
     found = build_run_history(runs)
     assert names(found) == [["b", "c"], ["a"]]
-    assert "attack settings: perplexity.samples 3 against 10" in found.lines[1].why
+    assert "attack settings: perplexity.samples 3 against 10" in found.lines[1].reason
 
 
 def test_checkpoints_stand_in_the_order_of_their_steps(made: Maker) -> None:

@@ -38,7 +38,7 @@ def compared(*deltas: float | None, name: str = "main", runs: int = 2) -> Compar
         now = (
             Comparand(share(0.4), share(delta))
             if delta is not None
-            else Comparand(share(0.4), why="nothing to pair")
+            else Comparand(share(0.4), reason="nothing to pair")
         )
         lines.append(
             ComparisonRow(

@@ -127,7 +127,7 @@ def test_what_changed_since_another_run(result: AuditResult) -> None:
     missing = ComparisonRow(
         CellKey("pmixed", "text-only", "ethicist"),
         "recall",
-        (Comparand(None, why="not in this run"), Comparand(None)),
+        (Comparand(None, reason="not in this run"), Comparand(None)),
     )
     lines = (
         change("a", 0.0, -0.02, 0.02),

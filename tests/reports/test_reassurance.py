@@ -225,7 +225,7 @@ def test_what_is_likely_of_untrained_suffixes_too_is_not_called_extracted() -> N
             share(name, 18, N),
             share(f"{name}_nonmembers", n_others, N),
         )
-        readings = [r for r in PROBABLE.read(found) if r.measured.name == name]
+        readings = [r for r in PROBABLE.read_numbers(found) if r.measured.name == name]
         assert [r.is_above_baseline for r in readings] == [suspected]
 
 
@@ -299,7 +299,7 @@ def test_of_so_few_that_all_would_have_to_be_extracted_no_percentage_is_told() -
             for s in assess_signals(result).list_tested_signals("undefended")
             if s.kind is VERBATIM
         )
-        assert format_least_detectable(seen) == found, (n, seen.least)
+        assert format_least_detectable(seen) == found, (n, seen.smallest_detectable)
 
 
 def test_no_auc_above_1_is_said_to_be_significant() -> None:

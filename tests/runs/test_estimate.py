@@ -122,7 +122,7 @@ def test_costs_are_worked_out_of_what_a_batch_and_what_a_text_takes(
     ticks: Ticks, monkeypatch: Any
 ) -> None:
     cost = measure_estimate(ticks, monkeypatch, 2.4, 1000)
-    assert (cost.asked, cost.of) == (3, 1000)
+    assert (cost.n_timed, cost.n_texts) == (3, 1000)
     assert (cost.rows, cost.tokens) == (3000, 12000)
     assert cost.seconds == pytest.approx(0.5 * 100 + 0.1 * 1000)
     assert cost.memory == pytest.approx(1000 + 50 * 10)
@@ -134,13 +134,13 @@ def test_a_part_with_little_time_is_asked_twice_all_the_same(
     """One attempt does not tell what a batch costs from what a text does: it would make 36 seconds
     of these 9."""
     cost = measure_estimate(ticks, monkeypatch, 20.0, 60, others=100)
-    assert cost.asked == 2
+    assert cost.n_timed == 2
     assert cost.seconds == pytest.approx(0.5 * 6 + 0.1 * 60)
 
 
 def test_what_was_done_whole_is_told_as_it_was(ticks: Ticks, monkeypatch: Any) -> None:
     cost = measure_estimate(ticks, monkeypatch, 60.0, 13)
-    assert cost.asked == 13
+    assert cost.n_timed == 13
     assert cost.seconds == pytest.approx(0.5 * 2 + 0.1 * 13)
 
 
@@ -157,9 +157,9 @@ def test_a_rehearsal_is_counted_as_often_as_it_would_be_done(
 def test_the_time_is_kept_and_what_was_not_asked_is_not_a_zero(
     ticks: Ticks, monkeypatch: Any
 ) -> None:
-    assert measure_estimate(ticks, monkeypatch, 3.0, 10**6).asked and ticks.now <= 3.0
+    assert measure_estimate(ticks, monkeypatch, 3.0, 10**6).n_timed and ticks.now <= 3.0
     late = measure_estimate(ticks, monkeypatch, 0.0, 5)
-    assert late.why == "not asked: the 30 seconds were over" and late.seconds != late.seconds
+    assert late.reason == "not asked: the 30 seconds were over" and late.seconds != late.seconds
     found = CostEstimate((late,), (("x", 2.0),), 30.0, 1000)
     assert found.parts_without_estimate == (late,) and found.seconds == 2.0
     note = run_cost_estimate_table(found).note
@@ -208,7 +208,7 @@ def test_the_rows_add_up_to_the_total() -> None:
     """Reading half a million rows was most of an estimate, and in none of its rows."""
     parts = (
         cost("perplexity", 400, 90.0),
-        RunPartCost("membership", 400, why="not asked: the 30 seconds were over"),
+        RunPartCost("membership", 400, reason="not asked: the 30 seconds were over"),
     )
     found = CostEstimate(
         parts, (("loading the model", 2.0), ("reading and cutting the rows", 326.0)), 30.0, 1000
@@ -271,7 +271,7 @@ def test_rows_and_tokens_are_those_of_the_run(given: Path, tmp_path: Path) -> No
     assert part(found, "Undefended: perplexity (white-box)").rows == rows["perplexity"]
     assert not found.parts_without_estimate
     tuning = part(found, "Undefended: ethicist (white-box), tuning")
-    assert tuning.of == tuning.asked == result["benchmark"]["known"]
+    assert tuning.n_texts == tuning.n_timed == result["benchmark"]["known"]
     uncounted = {"choosing a prefix token"}
     names = {cost.name for cost in found.costs if not cost.name.endswith("tuning")} - uncounted
     told = {
@@ -283,7 +283,8 @@ def test_rows_and_tokens_are_those_of_the_run(given: Path, tmp_path: Path) -> No
     assert part(found, "Undefended: extraction-probability (white-box)").cut == ("--limit",)
     assert (
         found.samples == 5
-        and sum(found.secrets) == part(found, "Undefended: extraction-probability (white-box)").of
+        and sum(found.secrets)
+        == part(found, "Undefended: extraction-probability (white-box)").n_texts
     )
 
 

@@ -94,7 +94,7 @@ def test_what_the_prefix_holds_or_a_cut_goes_through_is_not_counted_and_said(
     benchmark = files(tmp_path, pairs)
     found = personal_data.find_personal_data(benchmark)
     assert found.counts == {"email": KindCount(members=1, held=1, cut=1)}
-    assert list(found.of.values()) == [(("email", "cat@example.com"),)]
+    assert list(found.marks_by_secret.values()) == [(("email", "cat@example.com"),)]
     texts = [{"text": "write to ann@example.community and to all of them"}]
     length = len(BYTES("write to ann@example.com")["input_ids"])
     short = build(write(tmp_path / "t.jsonl", texts), prefix_length=4, suffix_length=length - 4)
@@ -175,7 +175,7 @@ def test_without_the_extra_what_is_marked_is_followed_and_the_rest_is_said(
     assert set(found.counts) == {"name"}
     assert any(
         "only what the data mark is followed (pip install 'audit-lm[pii]'" in said
-        for said in found.said
+        for said in found.notes
     )
     with pytest.raises(AuditError, match="pip install"):
         personal_data.find_personal_data(benchmark, ["DE"])

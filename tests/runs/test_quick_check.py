@@ -146,7 +146,7 @@ def test_personal_data_are_looked_for_after_the_first_records_and_only_in_those_
         benchmark: Benchmark, regions: Sequence[str] = ()
     ) -> personal_data.PersonalDataOfSecrets:
         sizes.append(len(benchmark.secrets))
-        return replace(find(benchmark, regions), said=("looked for",))
+        return replace(find(benchmark, regions), notes=("looked for",))
 
     monkeypatch.setattr(personal_data, "find_personal_data", counted)
     monkeypatch.setattr(asking, "MOST", 2)

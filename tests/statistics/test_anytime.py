@@ -90,10 +90,10 @@ def test_bounds_do_not_depend_on_the_order_and_lie_around_the_mean() -> None:
 
 
 def test_a_paired_difference_lies_in_minus_one_to_one() -> None:
-    alike = BettingMean(np.zeros(400), least=-1.0)
+    alike = BettingMean(np.zeros(400), minimum=-1.0)
     assert alike.low(LEVEL) == pytest.approx(-alike.high(LEVEL))
     assert -0.05 < alike.low(LEVEL) < 0
-    assert BettingMean(np.ones(60), least=-1.0).low(LEVEL) > 0.8
+    assert BettingMean(np.ones(60), minimum=-1.0).low(LEVEL) > 0.8
 
 
 def test_what_is_above_non_members_is_bounded_by_both_sides() -> None:

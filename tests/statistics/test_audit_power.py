@@ -45,7 +45,8 @@ def audit(m: int, noise: float, sampling: Sampling, seed: int, copies: int = 1) 
     coins = rng.random(m) < 0.5
     drawn = rng.random(m)
     inside, out = (
-        own.at[np.searchsorted(np.cumsum(mass[:-1]), drawn)] for mass in (own.inside, own.out)
+        own.log_ratios[np.searchsorted(np.cumsum(mass[:-1]), drawn)]
+        for mass in (own.inside, own.out)
     )
     return audit_epsilon_bounds(
         np.where(coins, inside, out), coins, DELTA, copies=copies, sampling=sampling

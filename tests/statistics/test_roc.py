@@ -120,7 +120,7 @@ def test_ties_with_the_threshold_do_not_count_and_are_told() -> None:
     own, others = np.array([5.0, 3.0, 3.0, 1.0]), np.array([4.0, 3.0, 3.0, *range(-97, 0)])
     # the second of a hundred is the threshold, and the third is equal
     found = roc.tpr_at_fpr(own, others, 0.02)
-    assert (found.threshold, found.found, found.false, found.tied) == (3.0, 1, 1, (2, 2))
+    assert (found.threshold, found.true_positives, found.false, found.tied) == (3.0, 1, 1, (2, 2))
     assert "1/4 above 3; of non-members 1/100" in roc.describe_tpr_counts(found)
     assert (
         "not counted: 2 members, 2 non-members; a lower end above 0 takes 194 non-members"
@@ -155,7 +155,7 @@ def test_too_few_non_members_give_no_rate(n: int, rate: float, measured: bool) -
         1,
     ]
     if not measured:
-        assert roc.tpr_at_fpr(own, others, rate).found == 0
+        assert roc.tpr_at_fpr(own, others, rate).true_positives == 0
 
 
 def jump(rng: np.random.Generator, m: int, n: int) -> tuple[np.ndarray, np.ndarray]:

@@ -75,7 +75,7 @@ def place(variant: str, hits: int, attacks: tuple[str, ...] = ("a",), **at: Any)
         Replicates("undefended", "white-box", attack, solved(hits), options={"samples": 10})
         for attack in attacks
     )
-    return Place(variant, at, attacks, cells, about="lab")
+    return Place(variant, at, attacks, cells, subject="lab")
 
 
 def claim(**more: Any) -> Any:

@@ -78,14 +78,18 @@ def test_dp_fusion_costs_more_than_it_charges(
     setting = f"α {alpha}, β {beta}"
     replaced, emptied = rows(found["dp-fusion"], "opposite phrases", setting)[:2]
     assert replaced.claimed == pytest.approx(4 * beta) and replaced.order == alpha
-    assert replaced.loss_ratio == pytest.approx(ratio, abs=5e-3) and "neighbour 0" in replaced.where
+    assert (
+        replaced.loss_ratio == pytest.approx(ratio, abs=5e-3) and "neighbour 0" in replaced.location
+    )
     assert realised is None or replaced.realised == pytest.approx(realised, abs=5e-6)
     # as far from the redacted distribution as it may be
     assert emptied.realised == pytest.approx(alpha * beta, rel=1e-4)
     assert (emptied.verdict == "holds") == (alpha <= 4)
     (more,) = rows(found["dp-fusion"], "opposite phrases", f"{setting}, charged 4 D")
     assert (
-        more.claimed == pytest.approx(4 * alpha * beta) and more.verdict == "holds" and more.beside
+        more.claimed == pytest.approx(4 * alpha * beta)
+        and more.verdict == "holds"
+        and more.is_uncounted
     )
 
 
@@ -187,7 +191,7 @@ def test_claims_that_are_attained_are_said_to_hold(found: Found) -> None:
 def list_data_rows(role: str, name: str, checks: Sequence[PromiseCheck]) -> list[tuple[str, ...]]:
     """Return checks as rows of `data/claims.csv`."""
     table = published_promises.build_published_promise_table(PLANS[name], checks)
-    roles = ["another charge" if check.beside else role for check in checks]
+    roles = ["another charge" if check.is_uncounted else role for check in checks]
     return [(PLANS[name].title, role, *row) for role, row in zip(roles, table.rows, strict=True)]
 
 

@@ -124,12 +124,13 @@ def dp_sgd(noise: float, sampling: Sampling) -> KnownMechanism:
     def play(coins: Coins, rng: np.random.Generator) -> Scores:
         drawn = rng.random(len(coins))
         inside, out = (
-            own.at[np.searchsorted(np.cumsum(mass[:-1]), drawn)] for mass in (own.inside, own.out)
+            own.log_ratios[np.searchsorted(np.cumsum(mass[:-1]), drawn)]
+            for mass in (own.inside, own.out)
         )
         return np.where(coins, inside, out)
 
     truth = find_largest_refuted_value(
-        lambda epsilon: own.delta(epsilon) > DELTA, float(own.at[-1])
+        lambda epsilon: own.delta(epsilon) > DELTA, float(own.log_ratios[-1])
     )
     q, steps = sampling
     about = dict.fromkeys(("one_run", "shape", "clopper_pearson"), truth)

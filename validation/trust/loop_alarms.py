@@ -165,7 +165,7 @@ def counted(seeds: range, kinds: Sequence[str], file: Path | None) -> list[Row]:
 
 
 def row(seed: int, kind: str, test: CrashTest) -> Row:
-    low, high = test.seen.low or 0, test.seen.high or math.inf
+    low, high = test.loop.low or 0, test.loop.high or math.inf
     true = test.claim
     if kind == "adaptive clipping":  # its gradients have a little more noise than its claim
         true = replace(true, noise_multiplier=SUM_NOISE)
@@ -174,7 +174,7 @@ def row(seed: int, kind: str, test: CrashTest) -> Row:
         "kind": kind,
         "verdict": test.verdict,
         "broken": {check.name: f"{check.said} (p = {check.p:.2g})" for check in test.broken_checks},
-        "reach": test.seen.noise_multiplier and 1 / test.seen.noise_multiplier,
+        "reach": test.loop.noise_multiplier and 1 / test.loop.noise_multiplier,
         "inside": low <= true.compute_implied_epsilon() <= high,
         "doubted": test.exceeds_claim_without_fault,
         "seconds": round(test.seconds, 1),
