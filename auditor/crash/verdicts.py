@@ -40,8 +40,8 @@ class WatchedTrainings:
     # the first training once more, with its steps, if `fewer` prints other text
     repeated_training: TrainingTrace | None = None
     small_training: TrainingTrace | None = None  # on a batch's records and one more
-    few_claimed: int | None = None  # the steps that `few` claims
-    few_error: str = ""  # why `few` raised an exception
+    few_claimed: int | None = None  # the steps that `small_training` claims
+    few_error: str = ""  # why `small_training` raised an exception
     # the first step under a seed with the same lowest 32 bits as the first seed
     other_seed: ObservedStep | None = None
     company: tuple[

@@ -35,7 +35,7 @@ class InContextRecordBatches:
     def batch_of_each_text(self, texts: Tensor) -> list[int]:
         """Return the index of the batch that answers each text (B, n).
 
-        The longest matching beginning in `asked` decides.
+        The longest matching beginning in `batch_by_start` decides.
         """
         lengths = sorted({len(begin) for begin in self.batch_by_start}, reverse=True)
         rows = map(tuple, texts.tolist())

@@ -93,7 +93,7 @@ class BatchSizeLimit:
     def run_within_memory(self, work: Callable[[int], T], most: int | None = None) -> tuple[int, T]:
         """Run `work(size)`, halving the size until the batch fits; return the size and the result.
 
-        most: maximum size. Raise all errors of `work`, but out of memory only at size `least`.
+        most: maximum size. Raise all errors of `work`, but out of memory only at size `minimum`.
         """
         if most is None:
             size = self.size

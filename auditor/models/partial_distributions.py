@@ -149,8 +149,8 @@ class _UntoldTokens:
     """The numbers of unreported tokens, (n,), and the ranges of their shares.
 
     A share is a probability, and a mass a sum of shares, relative to the likeliest token's
-    probability. `middle` tokens have shares in [given_share, cap]; `n_less_likely` tokens have shares up to
-    `low`. A weight is a share to the power of 1 / temperature.
+    probability. `middle` tokens have shares in [given_share, cap]; `n_less_likely` tokens have
+    shares up to `low`. A weight is a share to the power of 1 / temperature.
     """
 
     power: float
@@ -240,7 +240,7 @@ class _TemperedWeights:
         least = (missing - slack).clamp(min=0)
         most = (missing + slack).clamp(min=0)
         # No unreported token is likelier than the last of the K, nor, if the given token is
-        # unreported, any of `rest` likelier than it.
+        # unreported, any of `n_less_likely` likelier than it.
         cap = torch.minimum(top[:, -1].exp(), most)
         share = torch.minimum(log_share.exp(), cap)
         unknown = _UntoldTokens(

@@ -31,8 +31,8 @@ from auditor.core.plan_parts import SYSTEM, get_known_share
 class AnswerCut:
     """An answer as a secret.
 
-    suffix_start: index of its suffix's first token; conversation_text: its text in the conversation;
-    tokens: length of the complete answer, 0 for later windows of the same answer.
+    suffix_start: index of the suffix's first token; conversation_text: its text in its
+    conversation. tokens: length of the complete answer, 0 for later windows of the same answer.
     """
 
     prefix: Tokens
