@@ -225,7 +225,7 @@ def _build_per_secret_blocks(
 
 
 def _build_extraction_count_blocks(result: AuditResult, details: SecretDetails) -> list[Block]:
-    """Return a count of each row's extracted members: the totals of the list below."""
+    """Return a table of the number of members that each row extracted; [] if none was."""
     rows = []
     for finding in phrases.sort_findings(result):
         values = details.rows.get(finding.cell_key)

@@ -50,8 +50,8 @@ _NAME = 23
 
 
 def list_overview_lines(found_plugins: Found, width: int | None) -> Iterator[Text]:
-    """Yield a line per plug-in; forms and models share one line, controls another, and data
-    another.
+    """Yield a line for each attack, probe, defense and training, one for all text forms and models,
+    one for all controls and one for all kinds of data.
 
     width: columns of the terminal; longer descriptions are cut at the end of a clause.
     """

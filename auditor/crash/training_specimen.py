@@ -30,12 +30,13 @@ Record = dict[str, list[int]]
 
 @dataclass(frozen=True)
 class Specimen:
-    """Model and records that a training receives.
+    """The model and the records that a crash test gives to a training.
 
     scales: (end of a weight's name, factor); large factors move much of a gradient into some
     tensors, so that a tensor missing from the clipped norm is noticed. alike: all records have one
     text, so their gradients are parallel and a batch moves the model as far as possible. one_hot:
-    one number holds 88% of a squared gradient; a norm over only some numbers would miss it.
+    whether one entry holds 88% of the squared norm of a gradient, so that a norm over only some
+    entries is noticed.
     lengths: tokens of the records' texts, used in turn.
     """
 

@@ -581,7 +581,10 @@ def _find_strata_objection(case: _Case) -> str:
 
 
 def _judge_epsilon_bound(row: CellKey, rule: Rule, audit: Audited) -> Ruling:
-    """Judge a lower bound of epsilon: it holds only if the audit could have exceeded the limit."""
+    """Judge a limit on an audited lower bound of epsilon.
+
+    A bound below the limit is inconclusive if the audit could not have exceeded it.
+    """
     limit = rule.limit
     weak = explain_powerless_audit(audit, limit)
     verdict: Verdict = "failed" if audit.epsilon > limit else "inconclusive" if weak else "held"

@@ -424,9 +424,8 @@ def check_model_has_trie_tokens(model: LanguageModel, tree: Trie) -> None:
 
 
 def _index_children(start: Tensor, node: Tensor) -> tuple[Tensor, Tensor]:
-    """Return two indices for each child of these nodes: its parent in `node`, and itself.
-
-    The second index counts the nodes of the child's level.
+    """Return, for each child of these nodes, its parent's position in `node` and its own position
+    among the nodes of its level.
     """
     first = start[node]
     sizes = start[node + 1] - first

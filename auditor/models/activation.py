@@ -56,8 +56,8 @@ class Activation:
     def read(self, texts: Tensor, last: int, read_texts: Callable[[], Tensor]) -> Tensor:
         """Return the next-token distributions at the last positions, (B, last, V).
 
-        Each position uses the last invocation before it. One forward pass applies only the text's
-        last invocation, so texts are read again for earlier positions.
+        At each position, the nearest invocation tokens before it switch the adapter on. One forward
+        pass can use only one invocation of a text, so texts with several are read several times.
 
         Args:
             texts: (B, n) token ids.

@@ -234,8 +234,8 @@ def find_largest_sound_radius(
     members: int,
     cap: float | None = None,
 ) -> float:
-    """Return the largest radius (nats) at which `queries` tokens of the sound rule are within
-    budget.
+    """Return the largest radius (nats) at which `queries` tokens, mixed by the sound rule, are
+    within the budget.
 
     The budget is (epsilon, delta) at order `alpha`. cap None: the cap (nats) equals the radius.
     The result is inf if nothing is spent. Raise AuditError on bad input, on an (epsilon, delta,

@@ -15,8 +15,11 @@ REMARKS = "remarks.json"
 
 @dataclass(frozen=True)
 class CommandRemarks:
-    """Lines of the command. limits: sentences; deeper: the next command if nothing was found;
-    your_own: the next command after a demonstration."""
+    """Sentences and next commands that the command adds to the reports.
+
+    limits: sentences on what the run cannot show; deeper: the next command if nothing was found;
+    your_own: the next command after a demonstration.
+    """
 
     limits: tuple[str, ...] = ()
     deeper: str = ""

@@ -239,7 +239,7 @@ def _ask_about_batch(
     in memory. Then all units are completed together.
 
     Args:
-        narrowed: returns the audit of the units in [second argument, first argument).
+        narrowed: narrowed(end, start) returns the audit of the units from start to end - 1.
         first: index of the batch's first unit.
         reserve: seconds kept for the final result.
     """

@@ -103,8 +103,9 @@ class TrainingCorpus:
 class JudgedGenerations:
     """A row's generations, compared with the training texts.
 
-    costs: the generations without their texts; texts: by record alias, the extracted text and its
-    generation; columns: table columns on the generations and the extracted records.
+    costs: the generations without their texts, for what each cost; texts: maps a record's alias to
+    the extracted text and the generation that contains it; columns: table columns on the
+    generations and the extracted records.
     """
 
     measurements: tuple[Measurement, ...]

@@ -36,7 +36,9 @@ _ITERATIONS = 1000
 
 @dataclass(frozen=True)
 class OverlapWeights:
-    """Weights of the records for one score: (records,), summing to 1 over each side.
+    """Weights of the records in one score's adjusted AUC, (records,).
+
+    The weights of members sum to 1, and so do those of non-members.
 
     widen: factor on the standard deviation of the adjusted AUC.
     """

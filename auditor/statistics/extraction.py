@@ -89,8 +89,8 @@ def compute_least_window_bits(bits: Floats, length: int) -> Floats:
 
 
 def compute_greedy_window_share(bits: Floats, length: int) -> Floats:
-    """Return (n,), the share of windows of `length` tokens that greedy decoding gives after the
-    tokens before them."""
+    """Return the share of each text's windows of `length` tokens that greedy decoding reproduces
+    from the tokens before them, (n,)."""
     greedy: Floats = (_make_sliding_windows(bits, length).sum(-1) == 0).mean(-1)
     return greedy
 

@@ -307,8 +307,8 @@ def _select_strongest_adjusted_auc(
 
 
 def _measure_shared_rates(members: Floats, others: Floats, tried: int) -> list[Measurement]:
-    """Return the share of members found at each false-positive rate; the `tried` scores share the
-    level."""
+    """Return the true-positive rate at each false-positive rate, with intervals corrected for
+    trying `tried` scores."""
     measurements = []
     for rate in FALSE_POSITIVES:
         if len(others) >= roc.count_threshold_nonmembers(rate):

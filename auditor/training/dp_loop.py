@@ -291,9 +291,9 @@ def _hook_canary_scores(
     units: Ints,
     scale: NoiseScale | None,
 ) -> RemovableHandle:
-    """Make the canaries' scores use the gradients that the inner optimizer receives.
+    """Score the canaries on the gradients that the inner optimizer receives; return the hook.
 
-    Only these gradients are released; our own sums are not.
+    Only these gradients are released; the sums over records are not.
     """
     inner = optimizer.original_optimizer
     expected_batch = optimizer.expected_batch_size

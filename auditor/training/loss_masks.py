@@ -30,7 +30,7 @@ def apply_loss_mask(record: TrainingRecord) -> Tokens:
 
 
 def remove_loss_mask(tokens: Tokens) -> Tokens:
-    """Return a sequence with all tokens as the model reads them."""
+    """Return the token ids of a sequence, with each masked token ~t as t."""
     return tuple(~token if token < 0 else token for token in tokens)
 
 
