@@ -343,9 +343,12 @@ def _announce_recited_records(target_run: TargetRun, recited: Mapping[str, bool]
     introduction = "first number"
     if len(recited) > FIRST:
         introduction = "so far"
+    extent = ""
+    if any(secret.document for secret in target_run.target.secrets):
+        extent = ", at least in part"
     target_run.audit.site.reporter.announce(
         f"{introduction}: {sum(recited.values())} of the first "
-        f"{format_count(len(recited), 'record')} recited word for word"
+        f"{format_count(len(recited), 'record')} recited word for word{extent}"
     )
 
 

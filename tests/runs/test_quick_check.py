@@ -8,12 +8,14 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
 
 from auditor.attacks.likelihood_ranking import PerplexityRanking
 from auditor.conclusions.outcomes import read_row_values
+from auditor.core.nouns import Secret
 from auditor.core.plan import Plan
 from auditor.core.result import AuditResult
 from auditor.models import self_check
@@ -270,6 +272,22 @@ def test_numbers_of_the_first_batch_are_told_as_its_records_are_read(
         "first number: 0 of the first 2 records",
         *(f"so far: 0 of the first {count} records" for count in (4, 8, 16)),
     ]
+
+
+@pytest.mark.parametrize(("document", "extent"), [(None, ""), ("row-0", ", at least in part")])
+def test_the_first_number_says_if_records_have_several_parts(
+    document: str | None, extent: str
+) -> None:
+    announced = list[str]()
+    secrets = [Secret("row-0-1", (1,), (2,), document=document)]
+    reporter = SimpleNamespace(announce=announced.append)
+    target_run: Any = SimpleNamespace(
+        target=SimpleNamespace(secrets=secrets),
+        audit=SimpleNamespace(site=SimpleNamespace(reporter=reporter)),
+    )
+    asking._announce_recited_records(target_run, {"row-0": True})
+    ending = f"1 of the first 1 record recited word for word{extent}"
+    assert announced == [f"first number: {ending}"]
 
 
 def test_before_its_first_result_a_check_keeps_time_for_numbers_and_reports(
