@@ -444,7 +444,10 @@ def test_an_adapter_of_a_check_is_merged_unless_weights_would_be_rounded(
     lora = LoraConfig(target_modules=["q_proj"], task_type="CAUSAL_LM", init_lora_weights=False)
     get_peft_model(base, lora).save_pretrained(tmp_path / "adapter")
     options = LoadingOptions(dtype=str(dtype).removeprefix("torch."))
-    load = lambda: load_causal_lm(str(tmp_path / "adapter"), options)  # noqa: E731
+
+    def load() -> HuggingFaceModel:
+        return load_causal_lm(str(tmp_path / "adapter"), options)
+
     text = torch.arange(5, 25)[None]
     plain = load()
     expected = plain.log_probs(text, 20)
