@@ -1,6 +1,6 @@
-"""Advise the model's owner from the results of this run.
+"""Write advice for the model's owner from the results of one run.
 
-Each advice names the row that it is based on. Generic advice is not given.
+Each piece of advice names the result that supports it; no generic advice is given.
 """
 
 from __future__ import annotations
@@ -45,9 +45,12 @@ RUN = "RUN"
 
 @dataclass(frozen=True)
 class Advice:
-    """A piece of advice: a sentence, and the row of the run that it is based on.
+    """A piece of advice for the model's owner.
 
-    kind: the subject; command: the next command.
+    kind: the heading, such as "leaks" or "not tested".
+    sentence: the advice itself.
+    row: the title of the result (attack on model) that supports the advice.
+    command: a command for a gate on the next model; "" if there is none.
     """
 
     kind: str
@@ -67,11 +70,12 @@ class Advice:
 def list_advice(
     result: AuditResult, details: SecretDetails = NO_DETAILS, run: str = RUN
 ) -> tuple[Advice, ...]:
-    """Return advice on doubts, leaks and their gates, where leaks concentrate, and helpful
-    defenses.
+    """Return advice on everything that the run suggests.
 
-    Concentration and defenses concern the undefended model's attack with the highest recall, if
-    its outcomes are stored. run: the run's name in commands.
+    The order is: reasons to distrust the results, leaks with commands for gates, where leaks
+    concentrate, helpful defenses, and untested kinds of leak. The third and fourth use the attack
+    with the highest recall on the undefended model, if its results per secret are stored.
+    run: the run's name in commands.
     """
     assessment = assess_signals(result)
     if not any(assessment.list_tested_signals(target) for target in assessment.targets):
@@ -93,7 +97,11 @@ def list_advice(
 def _list_severity_advice(
     result: AuditResult, assessment: LeakAssessment, run: str
 ) -> Iterator[Advice]:
-    """Yield each judged target's reason for its severity, and a gate for the next model."""
+    """Yield advice on each model that leaks, or for which no leak was found.
+
+    Each sentence gives the reason for the model's severity; the command sets a gate for the next
+    model.
+    """
     for target in assessment.targets:
         kinds = signals.group_signals(assessment.list_shown_signals(target))
         if not kinds and not assessment.shows_no_leakage(target):
@@ -144,9 +152,9 @@ def _list_verbatim_leakage_advice(
 def _find_strongest_attack_row(
     result: AuditResult, details: SecretDetails
 ) -> tuple[Finding, Outcome] | None:
-    """Return the undefended row with the highest recall, and its members' outcomes.
+    """Return the undefended model's result row with the highest recall, and its members' outcomes.
 
-    Return None without extraction.
+    Return None if no member was extracted, or if outcomes are not stored.
     """
     worst = find_strongest_attack_row(result, UNDEFENDED)
     if worst is None:
@@ -171,8 +179,9 @@ def _has_document_parts(details: SecretDetails, members: Outcome) -> bool:
 def _describe_leak_concentration(
     members: Outcome, facts: Mapping[str, SecretFacts]
 ) -> Iterator[str]:
-    """Describe copy counts, groups and lengths that extracted members have more often than by
-    chance.
+    """Describe copy counts, groups and lengths that are overrepresented among extracted members.
+
+    Each is significant by Fisher's exact test.
     """
     for parts in (
         _mask_members_per_copies(members),
@@ -228,7 +237,9 @@ def _mask_members_per_length(
 def _predict_recall_under_copy_limits(
     members: Outcome,
 ) -> Iterator[tuple[int, Measurement]]:
-    """Yield each copy count except the highest, as a limit on copies, with the predicted recall."""
+    """Yield each copy count except the highest, with the recall predicted if it were the
+    maximum.
+    """
     if None in members.repeats:
         return
     times = [count for count in members.repeats if count is not None]
@@ -253,11 +264,10 @@ def _copy_limits_sentence(limits: Sequence[tuple[int, Measurement]], members: Ou
 
 
 def describe_mildest_copy_limit(result: AuditResult, details: SecretDetails) -> str:
-    """Describe the highest copy limit whose predicted recall is within `VERBATIM.limits`, or the
-    lowest.
+    """Describe the highest limit on copies whose predicted recall is within `VERBATIM.limits`.
 
-    Return "" if copies are unknown, if the attack used document parts, or if nothing was
-    extracted.
+    If no limit is within, describe the lowest limit. Return "" if copy counts are unknown, if the
+    attack used parts of documents, or if nothing was extracted.
     """
     known = _find_strongest_attack_row(result, details)
     if known is None or _has_document_parts(details, known[1]):
@@ -278,11 +288,11 @@ def describe_mildest_copy_limit(result: AuditResult, details: SecretDetails) -> 
 def predict_undefended_recall(
     result: AuditResult, details: SecretDetails, count_remaining: Callable[[int], int | None]
 ) -> tuple[Finding, Measurement] | None:
-    """Return the undefended row with the highest recall, and its predicted recall with fewer
-    copies.
+    """Return the undefended model's result row with the highest recall, and its predicted recall.
 
-    count_remaining: maps a copy count to the count that remains. Return None if nothing was
-    extracted, if the attack used document parts, or if a remaining count was not measured.
+    The prediction assumes that each record has fewer copies. count_remaining: maps a record's copy
+    count to the count that remains. Return None if nothing was extracted, if the attack used parts
+    of documents, or if a remaining count was not measured.
     """
     known = _find_strongest_attack_row(result, details)
     if known is None or _has_document_parts(details, known[1]) or None in known[1].repeats:
@@ -312,7 +322,8 @@ def _list_defense_advice(
 ) -> Iterator[Advice]:
     """Yield advice on each defense: its cost, and its change of verbatim and near-verbatim recall.
 
-    Changes are paired with the `worst` row. Controls are skipped, because they promise nothing.
+    worst: the undefended model's result row, with which each defense is compared by secret.
+    members: the outcomes of this row. Control models are skipped, because they promise nothing.
     """
     findings_by_key = {
         finding.cell_key: finding for finding in result.findings if not finding.not_applicable
@@ -345,7 +356,10 @@ def _list_defense_advice(
 def _compare_defended_recall(
     members: Outcome, defended: Outcome
 ) -> tuple[Measurement, Measurement] | None:
-    """Return the change of verbatim and near-verbatim recall by a defense, on common members."""
+    """Return a defense's changes of recall on the secrets that both outcomes have.
+
+    The first change is verbatim, the second near-verbatim. Return None without common secrets.
+    """
     place = {id: i for i, id in enumerate(members.ids)}
     places = [i for i, id in enumerate(defended.ids) if id in place]
     if not places:
@@ -379,9 +393,9 @@ def _describe_perplexity_cost(result: AuditResult, name: str) -> str:
 
 
 def _build_decision_blocks(result: AuditResult, details: SecretDetails) -> Sequence[Block]:
-    """Return the advice on how to fix leaks, and the next command.
+    """Return blocks with the advice on how to fix leaks, and the next command.
 
-    Leaks and untested signals are omitted, because the verdict and the picture show them.
+    Leaks and untested kinds of leak are omitted, because the verdict and the picture show them.
     """
     run = f"runs/{shlex.quote(result.name)}"
     advices = list_advice(result, details, run)

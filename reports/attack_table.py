@@ -1,6 +1,6 @@
-"""Compare all attacks and probes on one target with the first attack.
+"""Compare all attacks and probes on one model with the first attack.
 
-Differences are paired by record: recall by `paired_difference`, AUC by DeLong's variance.
+Differences are paired by record: `paired_difference` for recall, DeLong's variance for AUC.
 """
 
 from __future__ import annotations
@@ -34,10 +34,11 @@ _NOTE = (
 
 @dataclass(frozen=True)
 class AttackRow:
-    """An attack on a target, and its difference from the first attack.
+    """An attack on a model, compared with the first attack on this model.
 
-    main: None if the attack did not run; base: the first attack; is_own: whether a plug-in defines
-    it.
+    main: the attack's main number; None if the attack did not run.
+    difference: the main number minus that of the first attack.
+    base: the name of the first attack; is_own: whether a plug-in defines this attack.
     """
 
     finding: Finding
@@ -94,7 +95,10 @@ class AttackRow:
 def compare_attacks(
     result: AuditResult, details: SecretDetails, target: str, setting: str
 ) -> list[AttackRow]:
-    """Return a row for each attack on the target at this access, in plan order."""
+    """Return a row for each attack on one model, in the order of the plan.
+
+    target: the model's name; setting: the attacker's access, text-only or white-box.
+    """
     records = {secret.id: secret.document or secret.id for secret in details.secrets}
     plan_order = list(dict.fromkeys(result.plan.get("attack", ())))
     findings = [f for f in result.findings if (f.target, f.setting) == (target, setting)]
@@ -134,10 +138,10 @@ def _find_paired_difference(
     base: RowValuesBySecret | None,
     records: Mapping[str, str],
 ) -> Measurement | None:
-    """Return the metric of `new` minus that of `base` on common records; None if either is
-    missing.
+    """Return a metric's value in `new` minus its value in `base`, on the records that both have.
 
-    records: maps the id of a secret that is a part of a record to that record.
+    records: maps each secret's id to its record, which may consist of several secrets. Return None
+    if `new` or `base` is missing.
     """
     if new is None or base is None:
         return None
@@ -202,9 +206,10 @@ def _build_span(m: Measurement | None) -> ForestSpan | None:
 
 
 def format_attack_lines(result: AuditResult, details: SecretDetails, most: int) -> list[str]:
-    """Return a heading and a line per attack, for the target and access with the most attacks.
+    """Return a heading, and one line for each attack on the model with the most attacks.
 
-    most: maximum number of lines. Return nothing if only one attack ran, or if two do not fit.
+    most: maximum number of lines. Return [] if only one attack ran, or if fewer than two attacks
+    fit.
     """
     cells = dict.fromkeys((f.target, f.setting) for f in phrases.sort_findings(result))
     tables = [compare_attacks(result, details, *cell) for cell in cells]

@@ -34,11 +34,12 @@ _NOT_PREDICTED = (
 
 @dataclass(frozen=True)
 class BeforeAfter:
-    """The runs before and after a mitigation.
+    """The runs before and after a mitigation, such as retraining without copies.
 
-    compared: their comparison. predicted: a row and its predicted recall, or None. perplexity:
-    after minus before, over the same held-out texts, or None. training_remarks: what the
-    training reported.
+    compared: the comparison of both runs.
+    predicted: the key of a result row and its recall predicted before the mitigation, or None.
+    perplexity: after minus before, over the same held-out texts, or None.
+    training_remarks: remarks that the training printed.
     """
 
     method: str
@@ -52,7 +53,9 @@ class BeforeAfter:
 
     @property
     def undefended_comparison(self) -> Comparison:
-        """The comparison of undefended rows, since the later run has no others."""
+        """Return the comparison of the undefended model only, because the later run has no
+        defenses.
+        """
         lines = tuple(line for line in self.compared.lines if line.row.target == UNDEFENDED)
         return Comparison(("before", "after"), self.compared.secrets, lines)
 

@@ -1,4 +1,4 @@
-"""Define the blocks of a report as plain records.
+"""Define the blocks of a report, such as tables and figures, as plain dataclasses.
 
 Strings are plain text, which renderers escape.
 """
@@ -45,8 +45,9 @@ class Code:
 
 @dataclass(frozen=True)
 class Group:
-    """Rows under one heading. If a row has fewer cells than the head, its last cell spans the
-    rest.
+    """Table rows under one heading.
+
+    If a row has fewer cells than the table's head, its last cell spans the rest.
     """
 
     title: str
@@ -65,8 +66,8 @@ class Table:
     links: tuple[str, ...] = ()  # link of each row's first cell, over all groups; "": no link
 
     def fold_constant_columns(self, known: Set[str] = frozenset()) -> Table:
-        """Move columns of equal cells into the caption, as in `Attack: ethicist`; return the
-        table.
+        """Return the table with each column of equal cells moved into the caption: `Attack:
+        ethicist`.
 
         The first column is never moved. A table with a single row or with spanning cells is
         unchanged. known: column heads to leave out of the caption.
@@ -106,7 +107,11 @@ class ForestSpan:
 
 @dataclass(frozen=True)
 class Forest:
-    """A table that draws each row's interval. spans: one per row, over all groups."""
+    """A table that draws each row's interval.
+
+    spans: one interval per row, over all groups; None draws nothing.
+    low, high: the limits of the scale.
+    """
 
     kind: ClassVar[str] = "forest"
     table: Table
@@ -116,7 +121,9 @@ class Forest:
 
     @classmethod
     def of_differences(cls, table: Table, spans: Sequence[ForestSpan | None]) -> Forest:
-        """Return a forest on a scale centred on 0, with a width even if all differences are 0."""
+        """Return a forest on a scale centred on 0, which has a width even if all differences are
+        0.
+        """
         reach = (
             max((abs(end) for span in spans if span for end in (span.low, span.high)), default=0.0)
             or 1.0
@@ -136,7 +143,10 @@ class PlotPoint:
 
 @dataclass(frozen=True)
 class Series:
-    """A line of a plot. Line style shows the kind; marker and colour show the label."""
+    """A line of a plot.
+
+    The line style shows `kind`; the marker and the colour show `label`.
+    """
 
     label: str
     points: tuple[PlotPoint, ...]
@@ -145,8 +155,9 @@ class Series:
 
 @dataclass(frozen=True)
 class Figure:
-    """A plot of findings or series. Its table (head, groups) has the same numbers for blind
-    readers.
+    """A plot of result rows (`findings`) or `series`.
+
+    Its table (`head`, `groups`) holds the plotted numbers for blind readers.
     """
 
     id: str
@@ -197,7 +208,10 @@ class Figures:
 
 @dataclass(frozen=True)
 class Secrets:
-    """All secrets of the run, for a page on which to search. data: input of the page's script."""
+    """All secrets of the run, which readers search on the HTML page.
+
+    data: the input of the page's script.
+    """
 
     kind: ClassVar[str] = "secrets"
     data: Mapping[str, Any]
@@ -217,7 +231,7 @@ class Section:
 
 @dataclass(frozen=True)
 class TargetSummary:
-    """The severity of a target: a word, the reason, and the consequence for a release."""
+    """The severity of a model's leaks: a word, the reason, and the consequence for a release."""
 
     name: str
     word: str
@@ -243,7 +257,7 @@ class Document:
 
     @property
     def parts(self) -> tuple[tuple[str, tuple[Section, ...]], ...]:
-        """Return consecutive sections of one part as groups: (part, sections)."""
+        """Return each part's name with its consecutive sections."""
         return tuple(
             (part, tuple(sections)) for part, sections in groupby(self.sections, lambda s: s.part)
         )

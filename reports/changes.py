@@ -1,4 +1,4 @@
-"""Tabulate the changes since a baseline from a `Comparison` of two runs."""
+"""Tabulate the changes between a baseline run and a later run, from their `Comparison`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ _ORDER = (_MORE, _LESS, _SAME, _UNKNOWN)  # most important first
 
 
 def write_headline(comparison: Comparison) -> str:
-    """Return a summary: `1 of 4 configurations leak more, 0 less, 3 show no change; ...`"""
+    """Return a summary of changes: `1 of 4 configurations leak more, 0 less, 3 show no change;
+    ...`
+    """
     counts = Counter(_format_change_direction(line.cells[-1]) for line in comparison.lines)
     rows = format_count(len(comparison.lines), "configuration leaks", "configurations leak")
     parts = [f"{counts[_MORE]} of {rows} more", f"{counts[_LESS]} less"]
@@ -34,7 +36,7 @@ def write_headline(comparison: Comparison) -> str:
 
 
 def format_change_counts(comparison: Comparison) -> str:
-    """Return the counts of rows as `1 more, 0 less, 3 no change shown`, for narrow places."""
+    """Return the counts of changes as `1 more, 0 less, 3 no change shown`, for narrow columns."""
     counts = Counter(_format_change_direction(line.cells[-1]) for line in comparison.lines)
     counts_by_label = {
         "more": counts[_MORE],
@@ -48,9 +50,9 @@ def format_change_counts(comparison: Comparison) -> str:
 
 
 def build_paired_change_table(comparison: Comparison) -> Table:
-    """Return a table with a row per (target, setting, attack).
+    """Return a table with a row per audited model, access and attack.
 
-    Columns: before, now, paired difference, direction.
+    Columns: metric, before, now, paired difference, direction.
     """
     head = ("Row", "Metric", "Before", "Now", "Difference", "")
     rows = tuple(map(_build_baseline_change_row, sort_rows_leaking_more_first(comparison)))
@@ -58,7 +60,7 @@ def build_paired_change_table(comparison: Comparison) -> Table:
 
 
 def sort_rows_leaking_more_first(comparison: Comparison) -> list[ComparisonRow]:
-    """Return the rows in table order, with increased leakage first."""
+    """Return the rows in table order, which begins with rows whose leakage increased."""
     return sorted(
         comparison.lines, key=lambda line: _ORDER.index(_format_change_direction(line.cells[-1]))
     )

@@ -1,4 +1,4 @@
-"""Describe the claim of each model and its audits, as a sentence and as a table.
+"""Describe the privacy claim of each model and the audits of the claim, in sentences and a table.
 
 Verdicts come from `conclusions.claims`. No text calls a model private.
 """
@@ -27,13 +27,13 @@ from auditor.statistics.bounds import LEVEL
 
 
 def select_reported_claims(result: AuditResult) -> list[ClaimEvidence]:
-    """Return the evidence on each target that has a claim, a nominal ε or an audit."""
+    """Return the evidence on each model that has a claim, a nominal ε or an audit."""
     evidence = (weigh_claim_against_audits(result, target) for target in result.targets)
     return [stands for stands in evidence if stands.has_anything_to_report]
 
 
 def describe_claim_verdict(stands: ClaimEvidence) -> str:
-    """Return a sentence on the claim, its strongest audit, and the verdict.
+    """Return a sentence on a claim, its strongest audit, and the verdict.
 
     `DP-SGD: claimed ε 1.00 (...); audited ε ≥ 0.42 (...), provable at best 5.79, and of the
     claimed ε 1 this audit could show at most about 0.16 (...): consistent.`
@@ -54,7 +54,7 @@ def describe_claim_verdict(stands: ClaimEvidence) -> str:
 
 
 def describe_claim_evidence(stands: ClaimEvidence) -> str:
-    """Return `describe_claim_verdict`; omit the claim's terms if the claim was not audited."""
+    """Return `describe_claim_verdict`, without the claim's terms if the claim was not audited."""
     if stands.verdict is None and not stands.bounds and not stands.unheld:
         return f"{stands.target.title}: {_describe_missing_audit(stands)}."
     return describe_claim_verdict(stands)
@@ -80,7 +80,10 @@ def summarise_claim(stands: ClaimEvidence) -> str:
 
 
 def format_claim_verdict(stands: ClaimEvidence) -> str:
-    """Return the verdict; after "consistent", add the smallest violation that the audit detects."""
+    """Return the verdict on a claim.
+
+    After "consistent", add the smallest violation that the audit could detect.
+    """
     if stands.verdict is None:
         return "not audited"
     if stands.verdict == CONSISTENT:
@@ -118,7 +121,10 @@ def _describe_claimed_epsilon(stands: ClaimEvidence) -> str:
 
 
 def _describe_audited_bound(stands: ClaimEvidence, bound: BoundAgainstClaim) -> str:
-    """Describe an audited bound and its level; add the ε promised for its game if this differs."""
+    """Describe an audited lower bound of ε and its significance level.
+
+    If the claim promises another ε for the audit's game, add this ε.
+    """
     audit = bound.audit
     number = phrases.format_number
     differs = stands.claimed is not None and bound.promised != stands.claimed
@@ -168,8 +174,7 @@ def _describe_missing_audit(stands: ClaimEvidence) -> str:
 
 
 def build_claim_audit_table(result: AuditResult) -> Table | None:
-    """Return a table with a row per audit of a target, even if it cannot be compared with the
-    claim.
+    """Return a table with a row per audit, even if the audit cannot be compared with the claim.
 
     A claim that is refuted without an audit has one row.
     """

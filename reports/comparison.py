@@ -50,7 +50,7 @@ def build_terminal_blocks(comparison: Comparison) -> Iterator[RichTable | Text]:
 
 
 def render_comparison_csv(comparison: Comparison) -> str:
-    """Return CSV with a line per row, metric and run; shares are fractions."""
+    """Return CSV with a line per configuration, metric and run; shares are fractions."""
     head: tuple[str, ...] = (
         "target",
         "setting",
@@ -123,8 +123,9 @@ def build_comparison_document(comparison: Comparison) -> Document:
 def _format_run_table_cells(
     line: ComparisonRow, i: int, description: str = ""
 ) -> tuple[str, str, str]:
-    """Return a run's number, its difference from the first run (or why none), and a mark if it is
-    best.
+    """Return the cells of run `i`: its number, its difference from the first run, and a mark.
+
+    The second cell may state why there is no difference. The mark shows the best run.
     """
     cell = line.cells[i]
     if cell.delta:

@@ -1,4 +1,4 @@
-"""Describe audited records, and extraction by copies, in words such as "n of N"."""
+"""Describe how many records were audited, and how extraction depends on copies: "n of N"."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from auditor.reports import escaping, phrases
 
 
 def format_stratum(stratum: Stratum) -> str:
-    """Return a clause: `all 14 records that occur 16 times are recited`, `3 of the 12 asked ...`"""
+    """Return a clause on the extracted records with one copy count.
+
+    `all 14 records that occur 16 times are recited`, `3 of the 12 asked ...`
+    """
     m = stratum.extracted
     often = f"that {'occurs' if m.n == 1 else 'occur'} {format_count(stratum.copies or 1, 'time')}"
     return _format_recited_share(m, often, is_whole=m.n == stratum.population)
@@ -41,9 +44,10 @@ def _format_recited_share(m: Measurement, clause: str, *, is_whole: bool) -> str
 
 
 def format_strata(finding: Finding) -> str:
-    """Return `16 copies: 14 of 14; 1 copy: 0 of 27 asked, of 121`, most copies first.
+    """Return extracted counts by copies, most copies first: `16 copies: 14 of 14; 1 copy: 0 of 27`.
 
-    Return "" if copies were not counted.
+    Sampled copy counts add their population: `0 of 27 asked, of 121`. Return "" if copies were not
+    counted.
     """
     parts = []
     for stratum in finding.strata:
@@ -64,7 +68,10 @@ def format_strata(finding: Finding) -> str:
 
 
 def format_audited_share(result: AuditResult) -> str:
-    """Return the audited and the attackable distinct records as `41 of 135`; "" if not counted."""
+    """Return the numbers of audited and of attackable records, without duplicates: `41 of 135`.
+
+    Return "" if records were not counted.
+    """
     counts = result.benchmark.records.get("members")
     if counts is None:
         return ""
@@ -94,11 +101,11 @@ def format_coverage(result: AuditResult) -> str:
 
 
 def list_missing_attacks(result: AuditResult) -> list[str]:
-    """Return `Ethicist did not run on Undefended, white-box: WHY.` for each such attack and
-    target.
+    """Return `Ethicist did not run on Undefended, white-box: WHY.` for each attack that did not
+    run.
 
-    The access is omitted if the attack ran at no access. If an attack ran at some access, only the
-    widest access counts as missing.
+    An attack that ran at one access level is missing only at the widest access. An attack that ran
+    at no access level has a sentence without the access.
     """
     ran = {(f.target, f.attack) for f in result.findings if _has_run(f)}
     widest = list(phrases.SETTINGS)[-1]
@@ -117,30 +124,32 @@ def list_missing_attacks(result: AuditResult) -> list[str]:
 
 
 def _has_run(finding: Finding) -> bool:
-    """Return whether an attack queried its target, even if the answers were uninformative."""
+    """Return whether an attack queried its model, even if the answers were uninformative."""
     return not finding.not_applicable or finding.seconds > 0
 
 
 def explain_missing_attack_rows(result: AuditResult) -> dict[str, str]:
-    """Return the reason for each attack that queried no target."""
+    """Return the reason for each attack that queried no model, by the attack's name."""
     ran = {f.attack for f in result.findings if _has_run(f)}
     return {f.attack: f.not_applicable for f in result.findings if f.attack not in ran}
 
 
 def list_copies_phrases(finding: Finding, owner: str) -> list[str]:
-    """Return a phrase on extraction by number of copies.
+    """Return phrases on extraction by number of copies.
 
-    If only a sample of the records was asked, add a phrase on the estimate over all records.
+    If only a sample of the records was queried, add the estimate over all records.
+    owner: the data's owner, as the phrases name it.
     """
     of_all = format_weighted_share(finding)
     return [f"recited by copies: {format_strata(finding)} {owner}", *([of_all] if of_all else [])]
 
 
 def describe_asked_records(result: AuditResult) -> str:
-    """Return how many records were asked, separately for records with and without copies.
+    """Describe the share of records that were queried, separately for records with and without
+    copies.
 
     `41 of 135 records were asked: all 12 that occur more than once, 29 of the 123 others.` Return
-    "" if all were asked, or if records were not counted.
+    "" if all were queried, or if records were not counted.
     """
     counts = result.benchmark.records.get("members")
     if counts is None or not counts.by_copies or counts.audited == counts.askable:
@@ -161,7 +170,9 @@ def describe_asked_records(result: AuditResult) -> str:
 
 
 def _describe_asked_strata(strata: Sequence[Stratum], which: str) -> str:
-    """Return how many records of these strata were asked: `all 12 that occur more than once`."""
+    """Return the number of queried records with these copy counts: `all 12 that occur more than
+    once`.
+    """
     n_asked = sum(stratum.extracted.n for stratum in strata)
     if n_asked == sum(stratum.population for stratum in strata):
         return f"all {which}"
@@ -175,9 +186,10 @@ def _describe_asked_population(counts: RecordCounts) -> str:
 
 
 def format_weighted_share(finding: Finding) -> str:
-    """Return `of all 135 records 8.9% [8.9-17.8], weighted by copies`.
+    """Return the estimated share of all records: `of all 135 records 8.9% [8.9-17.8], weighted by
+    copies`.
 
-    Return "" if all records were asked, or if records were not counted.
+    Return "" if all records were queried, or if records were not counted.
     """
     share = measure_weighted_share(finding)
     if share is None or not is_partly_asked(finding):

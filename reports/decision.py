@@ -29,7 +29,7 @@ NUMERIC = frozenset({2, 3, 4, 5})
 
 
 def format_ruling_terminal_lines(decision: Decision) -> Iterator[str]:
-    """Yield the subject, one line per ruling, and the verdict, with cleaned names."""
+    """Yield the subject, one line per rule of the gate, and the verdict; names are cleaned."""
     if decision.about:
         yield make_printable_line(decision.about)
     if decision.baseline and not any("baseline" in ruling.rule for ruling in decision.rulings):
@@ -42,9 +42,10 @@ def format_ruling_terminal_lines(decision: Decision) -> Iterator[str]:
 
 
 def render_decision_markdown(decision: Decision) -> str:
-    """Return Markdown for a pull request: the verdict, then the rulings, worst first.
+    """Return Markdown for a pull request: the verdict, then the rulings, with the worst ruling
+    first.
 
-    The rows are limited so that a comment has room for a report; the verdict counts all rulings.
+    Rows are limited, so that the comment has room for a report; the verdict counts all rulings.
     """
     title = _shorten_printable(decision.run) + (
         f" against {_shorten_printable(decision.baseline)}" if decision.baseline else ""
@@ -66,7 +67,7 @@ def _shorten_printable(text: str) -> str:
 
 
 def build_ruling_table_rows(decision: Decision) -> tuple[tuple[str, ...], ...]:
-    """Return a row per ruling with the columns of HEAD, worst first."""
+    """Return a table row per ruling, with the columns of HEAD and the worst ruling first."""
     return tuple(map(_build_ruling_table_cells, _sort_rulings(decision)))
 
 
@@ -88,7 +89,7 @@ def render_decision_junit_xml(decision: Decision) -> str:
     """Return JUnit XML with a test case per ruling.
 
     A test case fails or has an error only if the exit code is not 0. An inconclusive ruling is an
-    error if it counts, and skipped if it may pass.
+    error if it affects the exit code, and skipped otherwise.
     """
     cases = [_ruling_junit_test_case(decision, ruling) for ruling in decision.rulings]
     # JUnit readers count a suite without cases as passed.
@@ -100,7 +101,7 @@ def render_decision_junit_xml(decision: Decision) -> str:
 
 
 def render_junit_xml(program: str, suite: str, cases: Sequence[ET.Element]) -> str:
-    """Return JUnit XML of a suite of these test cases, with totals."""
+    """Return JUnit XML of a suite of test cases, with their totals."""
     totals = {"tests": str(len(cases))}
     for kind, name in (("failure", "failures"), ("error", "errors"), ("skipped", "skipped")):
         totals[name] = str(sum(case.find(kind) is not None for case in cases))

@@ -51,7 +51,10 @@ _FOR_YOU = "it is not a measurement: the controller's file answers it"
 
 @dataclass(frozen=True)
 class EdpbEvidence:
-    """The sources of all answers. result: the cleaned result; digest: SHA-256 of its file."""
+    """The sources of all answers: the cleaned result, and kept decisions of gates.
+
+    digest: SHA-256 of the result's file.
+    """
 
     result: AuditResult
     digest: str
@@ -60,12 +63,13 @@ class EdpbEvidence:
 
 @dataclass(frozen=True)
 class EdpbQuestion:
-    """A question of the template, in our words: its source (`source`) and paragraph (`paragraph`).
+    """A question of the template, in our words, with its source and paragraph.
 
-    answer: the key of its answer in `ANSWERS`; or metrics: the metrics whose highest values answer
-    the question. Both are empty if no run can answer. limit: the scope of an answer. measured_by:
-    measures, declared by attacks and probes, that would answer. otherwise: the remedy without such
-    a method.
+    answer: the key of the function in `ANSWERS` that answers the question, or "".
+    metrics: metrics whose highest values answer the question instead.
+    limit: the scope of the answer.
+    measured_by: values of `Method.measures` of attacks and probes that would answer the question.
+    otherwise: the remedy if no attack or probe has such a value.
     """
 
     source: str
@@ -78,7 +82,7 @@ class EdpbQuestion:
     measured_by: tuple[str, ...] = ()
 
     def list_answers(self, e: EdpbEvidence) -> list[str]:
-        """Return the answers as sentences; the list may be empty."""
+        """Return sentences that answer the question; an empty list if the run cannot."""
         if self.answer == "main number":
             return _describe_main_numbers(e, self.measured_by[0])
         if self.answer:
@@ -109,7 +113,10 @@ def _pair_measurements(
     target: TargetRecord,
     numbers: Callable[[Finding], Mapping[str, Measurement | None]],
 ) -> list[tuple[Measurement, str, Finding]]:
-    """Return all valid measurements of a target's rows, each with its part's name and its row."""
+    """Return all valid measurements of a model, each with the name of its part and its result row.
+
+    numbers: selects the measurements of a result row, by part.
+    """
     rows = [f for f in e.result.findings if f.target == target.name]
     return [(m, part, f) for f in rows for part, m in numbers(f).items() if m and _has_value(m)]
 
@@ -121,7 +128,7 @@ def _find_highest_measurement(
 
 
 def _describe_highest_values(e: EdpbEvidence, metrics: Sequence[str]) -> list[str]:
-    """Describe each target's highest values of these metrics, next to the non-members' values."""
+    """Describe each model's highest values of these metrics, next to the non-members' values."""
     sentences = []
     for target in _exclude_control_targets(e):
         sentences += [_describe_highest_value(e, target, metric) for metric in metrics]
@@ -129,7 +136,7 @@ def _describe_highest_values(e: EdpbEvidence, metrics: Sequence[str]) -> list[st
 
 
 def _describe_extraction_per_query(e: EdpbEvidence) -> list[str]:
-    """Describe extraction per query, with and without the start of a record."""
+    """Describe extraction per query: from a record's prefix, and without a prefix."""
     first_guess = (documents.RECALL, "recall", documents.NEAR, "near_verbatim_recall")
     sentences = _describe_highest_values(e, first_guess)
     sentences = sentences or _describe_highest_values(e, ("any_of_k",))
@@ -165,7 +172,7 @@ def _format_counted_value(m: Measurement) -> str:
 
 
 def _describe_worst_repeat_count(e: EdpbEvidence) -> list[str]:
-    """Describe, for each target, the row and the repeat count with the most extraction."""
+    """Describe the highest extracted share by repeat count, for each model."""
     sentences = []
     for target in _exclude_control_targets(e):
         rows = _pair_measurements(e, target, lambda f: f.by_repeats)
@@ -187,8 +194,9 @@ def _describe_worst_repeat_count(e: EdpbEvidence) -> list[str]:
 
 
 def _describe_membership(e: EdpbEvidence) -> list[str]:
-    """Describe membership over all records; also at one number of copies if that decides the
-    signal.
+    """Describe membership inference over all records.
+
+    Add records with one copy count if they decide whether a leak is shown.
     """
     groups = [s for s in assess_signals(e.result).signals if s.kind is MEMBERSHIP and s.count]
     return [
@@ -216,7 +224,7 @@ def _describe_greedy_recall(e: EdpbEvidence) -> list[str]:
 
 
 def _build_leak_signals_section(e: EdpbEvidence) -> Section:
-    """Return a section on all targets' signals, after doubts that may hide a leak."""
+    """Return a section on the signals of all models, after reasons why a leak may be hidden."""
     assessment = assess_signals(e.result)
     against = " ".join(doubt.sentence for doubt in signals.list_doubts(assessment))
     publishable = []
@@ -238,8 +246,9 @@ def _build_leak_signals_section(e: EdpbEvidence) -> Section:
 
 
 def _signal_counts_paragraph(e: EdpbEvidence) -> str:
-    """Return a sentence per target: the kinds of leak shown, else the counts of tested and
-    untested kinds.
+    """Return a sentence per model that names the kinds of leak shown.
+
+    If none is shown, the sentence counts the tested and untested kinds.
     """
     signal_assessment = assess_signals(e.result)
     return " ".join(
@@ -308,7 +317,7 @@ def _describe_provenance(e: EdpbEvidence) -> list[str]:
 
 
 def _describe_defense_effect(e: EdpbEvidence) -> list[str]:
-    """Describe each defense's effect on the row with the highest recall, and its cost."""
+    """Describe each defense's cost, and its effect on the attack with the highest recall."""
     sentences = []
     for target in _exclude_control_targets(e):
         differences = _pair_measurements(
@@ -335,7 +344,7 @@ def _describe_defense_effect(e: EdpbEvidence) -> list[str]:
 
 
 def _describe_personal_data_kind(e: EdpbEvidence) -> list[str]:
-    """Describe extraction of each kind of personal data, at each target's worst row."""
+    """Describe extraction of each kind of personal data, by each model's most successful attack."""
     sentences = []
     for target in _exclude_control_targets(e):
         rows = _pair_measurements(e, target, lambda f: f.by_kind)
@@ -352,9 +361,9 @@ def _describe_personal_data_kind(e: EdpbEvidence) -> list[str]:
 
 
 def _generalise_personal_kind(kind: str) -> str:
-    """Return the kind of personal data if its name is one of ours, else a general name.
+    """Return a kind of personal data unchanged if audit defines it, else a general name.
 
-    Names from the data stay private.
+    Names of kinds that come from the data stay private.
     """
     if kind in personal.TITLES:
         return kind
@@ -386,7 +395,7 @@ def _describe_gate_verdict(e: EdpbEvidence) -> list[str]:
 
 
 def _describe_main_numbers(e: EdpbEvidence, measure: str) -> list[str]:
-    """Describe main numbers of rows whose method declares this measure."""
+    """Describe the main number of each attack and probe that declares this measure."""
     sentences = []
     for f in e.result.findings:
         if f.attack in e.result.list_measuring_methods(measure) and f.main and _has_value(f.main):

@@ -23,7 +23,7 @@ _ATTACKERS = {
 
 
 def build_limits_section() -> Section:
-    """Return a section on what the page does not show."""
+    """Return a section on the limits of the page."""
     return Section("limits", "What this is not", (Paragraph(_WHAT_IT_IS),))
 
 
@@ -35,7 +35,7 @@ def write_edpb_title(result: AuditResult) -> str:
 
 
 def describe_threat(result: AuditResult) -> str:
-    """Describe the tested attackers; "" if nothing was measured."""
+    """Describe the attackers that the run simulated; return "" if nothing was measured."""
     measured = {f.setting for f in result.findings if f.measurements and not f.not_applicable}
     attackers = [attacker for setting, attacker in _ATTACKERS.items() if setting in measured]
     if attackers:
@@ -50,9 +50,9 @@ def describe_audited_records(result: AuditResult) -> str:
 
 
 def build_coverage_section(questions: Sequence[tuple[str, str, str]]) -> Section:
-    """Return a table of the Opinion's paragraphs that this test covers or omits, with reasons.
+    """Return a table of the Opinion's paragraphs that this test answers or leaves open.
 
-    questions: paragraph, question, and the reason for a missing answer ("" if answered).
+    questions: (paragraph, question, reason for a missing answer, or "" if answered) each.
     """
     by_paragraph: dict[str, list[tuple[str, str]]] = {}
     for paragraph, question, reason in questions:
@@ -71,7 +71,11 @@ def build_coverage_section(questions: Sequence[tuple[str, str, str]]) -> Section
 
 
 def _format_attacked_records(result: AuditResult, side: Literal["members", "nonmembers"]) -> str:
-    """Return `41 members`, or `33 members (52 parts)` if parts of records were attacked."""
+    """Return the number of attacked members or non-members: `41 members`.
+
+    If parts of records were attacked, return `33 members (52 parts)`.
+    side: "members" or "nonmembers".
+    """
     n_parts = getattr(result.benchmark, side)
     counts = result.benchmark.records.get(side)
     noun = {"members": "member", "nonmembers": "non-member"}[side]
@@ -81,7 +85,7 @@ def _format_attacked_records(result: AuditResult, side: Literal["members", "nonm
 
 
 def audit_scope_sentences(r: AuditResult) -> list[str]:
-    """Return sentences on attacked records, methods and cost; nothing without measurements."""
+    """Return sentences on attacked records, methods and cost; return [] if nothing was measured."""
     measured = [f for f in r.findings if f.measurements and not f.not_applicable]
     if not measured:
         return []

@@ -87,7 +87,7 @@ def make_printable_line(text: str) -> str:
 
 
 def list_printable(names: Sequence[str], most: int, separator: str = ", ") -> str:
-    """Return the first names on one line, and how many more there are."""
+    """Return the first `most` names on one line, and the number of omitted names."""
     n_left = len(names) - most
     text = separator.join(map(make_printable_line, names[:most]))
     if n_left > 0:
@@ -131,7 +131,7 @@ def escape_for_html(text: str) -> str:
 
 
 def strip_unprintable(text: str) -> str:
-    """Remove characters that HTML forbids, without escaping; keep line ends."""
+    """Remove characters that HTML forbids, but keep line ends; do not escape the rest."""
     return _UNPRINTABLE_IN_LINES.sub(" ", _INVISIBLE.sub("", _SURROGATE.sub("\ufffd", text)))
 
 
@@ -145,7 +145,10 @@ def escape_for_markdown(text: str) -> str:
 
 
 def escape_csv_cell(value: object) -> object:
-    """Return a CSV cell: empty for None, an apostrophe before text that a spreadsheet would run."""
+    """Return a value as a CSV cell that no spreadsheet runs.
+
+    None becomes an empty cell; text that a spreadsheet would run gets an apostrophe in front.
+    """
     # Numbers stay numbers: a negative number as text would get the apostrophe.
     if isinstance(value, str):
         # Tabs and line ends, which also begin a formula, have become spaces.
@@ -154,7 +157,7 @@ def escape_csv_cell(value: object) -> object:
 
 
 def render_csv(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Return RFC 4180 CSV with "\n" line ends; no cell can run."""
+    """Return RFC 4180 CSV with "\\r\\n" line ends, in which no spreadsheet runs a cell."""
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(map(escape_csv_cell, head))

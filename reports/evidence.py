@@ -1,4 +1,6 @@
-"""Present every row's numbers, with the scores, canaries and costs behind them."""
+"""Present the numbers of every attack and probe, with the scores, canaries and costs behind
+them.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,7 @@ _UNIT_GLOSSARY = {  # by the unit of a row's main number
 
 
 def list_glossary_terms(result: AuditResult) -> Facts:
-    """Return the meaning of the words and measures that the report uses."""
+    """Return the words and measures that the report uses, with their meanings."""
     units = {f.main.unit for f in result.findings if f.main}
     measures = [term for unit, term in _UNIT_GLOSSARY.items() if unit in units]
     return (*severity.GLOSSARY, *signals.GLOSSARY, *measures)
@@ -79,7 +81,10 @@ def _build_results_section_blocks(result: AuditResult) -> list[Block]:
 
 
 def _build_effect_causes_tables(result: AuditResult) -> list[Block]:
-    """Return tables of the causes of each defense's effect, with each row's chain step by step."""
+    """Return tables that attribute each defense's effect to its causes.
+
+    Each defense has a chain of control models that differ in one thing; a table row shows a step.
+    """
     chains = []
     for f in phrases.sort_findings(result):
         if f.chain:
@@ -222,10 +227,9 @@ def _reliability_bin_row_group(title: str, r: Reliability) -> Group:
 def _list_titled_calibrations(
     result: AuditResult, details: SecretDetails, finding: Finding
 ) -> list[tuple[str, Reliability]]:
-    """Return calibrations of guess scores that are probabilities, and of exact sampling
-    probabilities.
+    """Return titled calibrations of predicted probabilities.
 
-    Each has a title.
+    Predictions are guess scores that are probabilities, and exact sampling probabilities.
     """
     values = details.rows.get(finding.cell_key)
     if values is None or values.outcome is None:
@@ -259,9 +263,9 @@ def _list_titled_calibrations(
 def _list_calibration_chances(
     result: AuditResult, details: SecretDetails, finding: Finding
 ) -> Mapping[str, float]:
-    """Return each secret's exact probability of being sampled from its prefix alone, by id.
+    """Return each secret's exact probability of being sampled from its prefix alone, by secret id.
 
-    If several attacks share their samples, only the first attack has values.
+    If several attacks share samples, only the first attack has values.
     """
 
     access_key = (finding.target, finding.setting, finding.decoding)
@@ -315,8 +319,9 @@ def _build_privacy_utility_blocks(result: AuditResult) -> list[Block]:
 
 
 def _build_plugin_measurement_table(result: AuditResult) -> list[Block]:
-    """Return the numbers that no other section shows: numbers of plug-ins, and longest document
-    blocks.
+    """Return a table of numbers that no other section shows.
+
+    These are numbers of plug-ins, and lengths of the longest extracted blocks of documents.
     """
     groups = []
     for finding in phrases.sort_findings(result):

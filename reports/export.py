@@ -1,6 +1,6 @@
 """Export runs as CSV or Parquet, with a row per measurement or secret, and as LaTeX tables.
 
-Ids and numbers are as recorded: shares are fractions, epsilons are in nats.
+Ids and numbers are unchanged: shares are fractions, epsilons are in nats.
 """
 
 from __future__ import annotations
@@ -66,16 +66,17 @@ _SECRET: dict[str, Kind] = {**_ROW, "secret": "text", "member": "flag", "repeats
 
 @dataclass(frozen=True)
 class Sheet:
-    """Columns by name, with their rows."""
+    """A table to export. columns: the type of each column, by name; rows: values in this order."""
 
     columns: Mapping[str, Kind]
     rows: tuple[tuple[Value, ...], ...]
 
 
 def build_measurement_sheet(results: Sequence[AuditResult]) -> Sheet:
-    """Return a row per measurement, with its run, target, setting, attack, repeats and kind.
+    """Return a sheet with a row per measurement, with its run, model, access, attack, repeats and
+    kind.
 
-    A finding without numbers has one row with the reason.
+    An attack without measurements has one row with the reason.
     """
     rows = []
     for result in map(phrases.make_result_printable, results):
@@ -156,7 +157,9 @@ def read_exported_run(folder: Path) -> RunOutcomes:
 
 
 def build_secret_sheet(runs: Sequence[RunOutcomes]) -> Sheet:
-    """Return a row per (run, target, setting, attack, secret) and a column per number."""
+    """Return a sheet with a row per (run, model, access, attack, secret), and a column per
+    number.
+    """
     run_rows = [
         (run.result.name, row, entry) for run in runs for row, entry in run.outcomes.items()
     ]
@@ -178,8 +181,9 @@ def build_secret_sheet(runs: Sequence[RunOutcomes]) -> Sheet:
 
 
 def to_csv(sheet: Sheet) -> str:
-    """Return RFC 4180 CSV without runnable formulas; missing values are empty, `nan` and `inf`
-    literal.
+    """Return RFC 4180 CSV without formulas that a spreadsheet runs.
+
+    Missing values are empty; `nan` and `inf` are written literally.
     """
     return escaping.render_csv(tuple(sheet.columns), sheet.rows)
 
@@ -204,7 +208,7 @@ def to_parquet(sheet: Sheet) -> bytes:
 
 
 def to_latex(results: Sequence[AuditResult]) -> str:
-    """Return each run's results and claims as `tabular`s with booktabs rules, for \\input."""
+    """Return the results and claims of each run as `tabular`s with booktabs rules, for \\input."""
     grids = []
     for result in map(phrases.make_result_printable, results):
         for grid in (_build_main_number_row_table(result), _build_epsilon_claims_row_table(result)):
@@ -226,7 +230,7 @@ def _build_main_number_row_table(result: AuditResult) -> tables.RowTable:
 
 
 def _build_main_number_cells(finding: Finding) -> tuple[str, str, str]:
-    """Return the row's main number: its name, and its values for members and non-members."""
+    """Return three cells: the main number's name, its value for members, and for non-members."""
     main = finding.main
     if finding.not_applicable or main is None:
         return "not applicable", phrases.NOTHING, phrases.NOTHING

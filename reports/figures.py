@@ -1,4 +1,4 @@
-"""Collect the figures of a result with their numbers; `plots` draws them."""
+"""Collect the figures of a result with their numbers, which `plots` draws."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _FIRST = frozenset({0})  # the column of labels
 
 
 def draw_all_figures(result: AuditResult) -> list[Figure]:
-    """Return all figures of a result, by setting."""
+    """Return all figures of a result, text-only access before white-box access."""
     figures: list[Figure] = []
     measured = [f for f in phrases.sort_findings(result) if not f.not_applicable]
     for setting in phrases.SETTINGS:
@@ -101,9 +101,9 @@ def _format_counted_cell(m: Measurement) -> str:
 def table_by_target(
     first: str, cells: Mapping[str, Mapping[str, str]]
 ) -> tuple[tuple[str, ...], tuple[Group, ...]]:
-    """Return head and rows of a table with a column per target.
+    """Return the head and the row groups of a table with a column per model.
 
-    first: head of the first column; cells: by target title and row label, in order.
+    first: head of the first column; cells: texts by model title and row label, in table order.
     """
     labels = dict.fromkeys(label for column in cells.values() for label in column)
     order = sorted(labels, key=lambda label: phrases.key_repeats(label.replace(",", "")))
@@ -115,7 +115,7 @@ def table_by_target(
 
 
 def repeat_count_row_group(title: str, by_repeats: Mapping[str, Measurement]) -> Group:
-    """Return a row per repeat count, with the number, its interval and n."""
+    """Return a group of table rows, one per repeat count, with the number, its interval and n."""
     rows = (
         (count, *phrases.format_measurement_cells(m))
         for count, m in phrases.sort_repeats(by_repeats)
@@ -176,8 +176,9 @@ def _draw_sample_count_figure(
 def _draw_exposure_figure(
     result: AuditResult, setting: str, findings: tuple[Finding, ...]
 ) -> Figure:
-    """Plot exposure by insertions (Figure 1 of the ADP paper), with a line per target and its
-    cost.
+    """Plot exposure by number of insertions, as Figure 1 of the ADP paper, with a line per model.
+
+    Each line's label has the model's cost.
     """
     title = f"Exposure by insertions, {setting}"
     description = (
@@ -208,9 +209,10 @@ def _draw_exposure_figure(
 def _build_wrong_guess_rows(
     curve: Sequence[tuple[int, float]],
 ) -> list[tuple[str, ...]]:
-    """Return the first points with at least 0, 1, 2, 5, 10, … wrong guesses, and the last point.
+    """Return table rows for the first points with at least 0, 1, 2, 5, 10, … wrong guesses.
 
-    A point is omitted if its recall equals that of the previous point.
+    The last point is added. A point whose recall equals the previous point's recall is omitted.
+    curve: (wrong guesses, recall) each.
     """
     counts = (0, *(step * 10**power for power in range(7) for step in (1, 2, 5)))
     # A count beyond all points gives -1, which the modulo maps to the last point.

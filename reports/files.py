@@ -22,17 +22,18 @@ HTML = "report.html"
 
 
 def write_run_reports(folder: Path, result: AuditResult, reveal: bool = False) -> None:
-    """Write report.html, report.md, manifest, result.json and any `frontier.*`, each atomically.
+    """Write report.html, report.md, manifest, result.json and any `frontier.*`, each file
+    atomically.
 
-    Both reports are rendered before either is written. The result is written last, because it
-    marks the folder as finished. reveal: whether the reports show the folder's private text.
+    Both reports are rendered before a file is written. The result is written last, because it marks
+    the folder as finished. reveal: whether the reports show the folder's private text.
     """
     _write_run_reports(folder, result, None, reveal)
     write_result(folder, result)
 
 
 def write_result(folder: Path, result: AuditResult) -> None:
-    """Write result.json and its manifest, which suffice for `audit report`."""
+    """Write result.json and its manifest, the only files that `audit report` needs."""
     # JSON has no NaN: `to_json` names it, and a missed NaN raises.
     text = json.dumps(to_json(result), indent=1, allow_nan=False) + "\n"
     # Write the manifest before the result, from the same bytes: every result then has its manifest.

@@ -1,4 +1,7 @@
-"""Compare the leakage of each deployed form with the audited form, paired by secret."""
+"""Compare the leakage of each deployed version of a model with the audited model.
+
+A deployed form is, for example, a quantised model. Comparisons are paired by secret.
+"""
 
 from __future__ import annotations
 
@@ -80,8 +83,10 @@ def _build_deployed_form_blocks(result: AuditResult, details: SecretDetails) -> 
 def _build_deployed_form_table_cells(
     result: AuditResult, full: Finding, main: Measurement, name: str
 ) -> tuple[str, str, str]:
-    """Return the form's title, the full model's main number, and the form's value of this
+    """Return three cells: the deployed form's title, the full model's number, and the form's
     number.
+
+    full, main: the full model's result row and its main number; name: the deployed form's name.
     """
     rows = [f for f in result.findings if f.cell_key == full.cell_key._replace(target=name)]
     if rows and not rows[0].not_applicable:
@@ -127,9 +132,9 @@ def _find_perplexity_ratio(
 def _describe_deployed_form_leak(
     result: AuditResult, details: SecretDetails, names: Sequence[str]
 ) -> Iterator[str]:
-    """Yield sentences on the forms shown to leak more, or less.
+    """Yield sentences on the deployed forms that significantly leak more, or less.
 
-    The level of 95% covers all compared changes together.
+    The confidence level of 95% covers all compared changes together.
     """
     rows = []
     for f in phrases.sort_findings(result):

@@ -1,7 +1,7 @@
 """Show which models leak least at equal usefulness, as pictures, tables and sentences.
 
-The models are the defenses of a run, or a grid of settings. `core.result.Frontier` has the
-comparison.
+The models are the defenses of a run, or a grid of defense settings. The comparison is
+`core.result.Frontier`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ HEAD = ("Model", "× perplexity", "Within", "Leakage", "Proved", "Leaks least", 
 
 
 def describe_frontier(f: Frontier) -> str:
-    """Describe which model leaks least at equal usefulness, if this is shown."""
+    """Describe which model leaks least at equal usefulness, if a difference is significant."""
     within = [p for p in f.points if p.within == "shown"]
     unsure = [p for p in f.points if p.within == "not shown"]
     most = phrases.format_percent(f.margin)
@@ -189,9 +189,9 @@ def _draw_leak_metric_figure(f: Frontier, lines: Sequence[str]) -> Figure:
 
 
 def _build_defense_series(f: Frontier, lines: Sequence[str]) -> Iterator[Series]:
-    """Yield the series of a plot: for each line, its finite points, split where the kind changes.
+    """Yield the series of a plot: the finite points of each line, split wherever the kind changes.
 
-    The last series has the frontier's corners.
+    lines: labels of the lines in plot order. The last series holds the frontier's corners.
     """
     finite = [p for p in f.points if math.isfinite(p.ratio.value)]
     for line in lines:
@@ -237,7 +237,7 @@ def _format_promised_epsilon(p: FrontierPoint) -> str:
 
 
 def _format_least_leaking(f: Frontier, p: FrontierPoint) -> str:
-    """Return in words whether the model leaks least among equally useful models."""
+    """Return whether the model leaks least among equally useful models, in words."""
     # None: not shown to be as useful, so not compared.
     if p.least is None:
         return phrases.NOTHING
@@ -265,7 +265,7 @@ TOPICS = (
 
 
 def build_frontier_row_table(f: Frontier) -> tables.RowTable:
-    """Return a row per model, for people and LaTeX; the note names the best model."""
+    """Return a table with a row per model, for reading and LaTeX; the note names the best model."""
     title = f"{_format_leak_metric(f)}, at what perplexity"
     head = (*HEAD[:3], phrases.format_metric(f.metric), *HEAD[4:])
     return tables.RowTable(

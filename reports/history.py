@@ -51,8 +51,10 @@ _READING = (
 
 @dataclass(frozen=True)
 class _ShownRun:
-    """A run on the page. result: the cleaned result; label: the run's date, commit or
-    checkpoint.
+    """A run on the page.
+
+    change: its comparison with the previous run, or None.
+    result: the cleaned result; label: the run's date, commit or checkpoint.
     """
 
     entry: HistoryEntry
@@ -83,7 +85,10 @@ class _ShownRun:
         return make_printable_line("; ".join(decisions))
 
     def describe_change(self, row: CellKey, metric: str) -> str:
-        """Return the change of a row's metric since the previous run, or why it is unknown."""
+        """Return the change of a metric since the previous run, or why the change is unknown.
+
+        row: the key of a result row: model, access and attack.
+        """
         for line in self.change.lines if self.change else ():
             # Comparisons hold raw names, `result` has cleaned names.
             cleaned = CellKey(*map(make_printable_line, line.row)), make_printable_line(line.metric)
@@ -171,9 +176,7 @@ def _get_last_part(path: str) -> str:
 
 
 def _shorten_label(by: By, entry: HistoryEntry) -> str:
-    """Return a short label for a plot: the time in UTC, nine digits of a commit, or a
-    checkpoint.
-    """
+    """Return a run's short label for a plot: UTC time, nine digits of the commit, or checkpoint."""
     if by == "date":
         return f"{entry.time:%m-%d %H:%M}"
     if by == "commit":
@@ -183,7 +186,7 @@ def _shorten_label(by: By, entry: HistoryEntry) -> str:
 
 @dataclass(frozen=True)
 class _MainNumber:
-    """A row's main number in one run. place: the run's position in the order."""
+    """The main number of an attack in one run. place: the run's position on the time axis."""
 
     place: int
     run: _ShownRun
@@ -202,7 +205,9 @@ class _MainNumber:
 
 
 def _build_leakage_figures(by: By, runs: Sequence[_ShownRun], line: int) -> Iterator[Block]:
-    """Yield a figure per main number and setting, white-box first, with a line per row."""
+    """Yield a figure per main number and access, white-box first, with a line per attack and
+    model.
+    """
     kinds: dict[tuple[str, str], dict[CellKey, list[_MainNumber]]] = {}
     for i, run in enumerate(runs):
         for finding in phrases.sort_findings(run.result):

@@ -29,10 +29,10 @@ def render_html_report(
     since: Comparison | None = None,
     texts: Mapping[str, SecretText] | None = None,
 ) -> str:
-    """Render the report with inline resources; a content security policy forbids others.
+    """Render the report with inline resources; a content security policy forbids other resources.
 
-    details: values stored by secret. since: a comparison of an earlier run with this run. texts:
-    private text to show, by secret; none by default.
+    details: values stored per secret. since: a comparison of an earlier run with this run.
+    texts: private text to show, by secret id; none by default.
     """
     clean = escaping.make_printable_line
     titles = {clean(target.name): clean(target.title) for target in result.targets}
@@ -42,7 +42,7 @@ def render_html_report(
 
 
 def render_html_document(doc: Document, titles: Mapping[str, str] | None = None) -> str:
-    """Render a document as one page. titles: target titles for its plots."""
+    """Render a document as one page. titles: the titles of models in its plots, by name."""
     plot_titles = dict(titles or {})
 
     def plot(figure: Figure) -> Markup:
@@ -62,7 +62,7 @@ def render_html_document(doc: Document, titles: Mapping[str, str] | None = None)
 
 
 def _encode_script_json(values: Mapping[str, Any]) -> Markup:
-    """Return JSON in which an HTML parser finds no markup, such as `</script`."""
+    """Return JSON in which an HTML parser finds no markup such as `</script`."""
     text = json.dumps(values, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     for (
         character

@@ -44,7 +44,10 @@ _REVEALED_AT_MOST = 1_000_000  # characters: browsers still handle such a page w
 def _pair_strongest_rows(
     result: AuditResult, details: SecretDetails
 ) -> list[tuple[Finding, RowValuesBySecret]]:
-    """Return each target's strongest row with its stored outcomes; omit rows without outcomes."""
+    """Return each model's result row with the highest recall, and its stored outcomes per secret.
+
+    Omit rows without stored outcomes.
+    """
     best = (find_strongest_attack_row(result, target.name) for target in result.targets)
     return [
         (finding, details.rows[finding.cell_key])
@@ -114,8 +117,9 @@ def _build_group_recall_blocks(result: AuditResult, rows: Sequence[Finding]) -> 
 def _build_worst_document_blocks(
     result: AuditResult, details: SecretDetails, rows: Sequence[tuple[Finding, RowValuesBySecret]]
 ) -> list[Block]:
-    """Return tables of documents with several secrets for each row, longest extracted block
-    first.
+    """Return tables of documents with several secrets, one per result row.
+
+    Documents with the longest extracted block come first.
     """
     groups = []
     for finding, values in rows:
@@ -180,7 +184,7 @@ def _draw_position_probability_figures(result: AuditResult, details: SecretDetai
 
 
 def _build_suffix_length_blocks(result: AuditResult, details: SecretDetails) -> list[Block]:
-    """Return a table of the full suffix's probability by length, if lengths differ."""
+    """Return a table of the full suffix's probability by suffix length, if lengths differ."""
     groups: list[Group] = []
     for target in result.targets:
         if (suffixes := details.tokens.get(target.name)) is None:
@@ -211,7 +215,7 @@ def _build_suffix_length_blocks(result: AuditResult, details: SecretDetails) -> 
 
 
 def _compute_position_means(suffixes: SuffixLogProbs) -> list[float]:
-    """Return the mean probability per position, over suffixes that have this position."""
+    """Return the mean token probability at each position, over suffixes long enough to have it."""
     longest = min(_POSITIONS, int(suffixes.lengths.max(initial=0)))
     positions = map(suffixes.take_position, range(longest))
     return [float(np.mean(np.exp(nats))) for _, nats in positions]
@@ -225,7 +229,7 @@ def _build_per_secret_blocks(
 
 
 def _build_extraction_count_blocks(result: AuditResult, details: SecretDetails) -> list[Block]:
-    """Return a table of the number of members that each row extracted; [] if none was."""
+    """Return a table of the number of members that each attack extracted; [] if there were none."""
     rows = []
     for finding in phrases.sort_findings(result):
         values = details.rows.get(finding.cell_key)
@@ -247,8 +251,9 @@ def _build_extraction_count_blocks(result: AuditResult, details: SecretDetails) 
 def _build_revealed_secret_blocks(
     result: AuditResult, texts: Mapping[str, SecretText]
 ) -> list[Block]:
-    """Return private text of at most _REVEALED_AT_MOST characters, the most extracted secrets
-    first.
+    """Return blocks of private text, most extracted secrets first.
+
+    Each text has at most _REVEALED_AT_MOST characters.
     """
     titles = {}
     for f in result.findings:

@@ -59,8 +59,8 @@ def render_markdown_report(
 ) -> str:
     """Render the report as GitHub-flavoured Markdown of at most MOST characters.
 
-    since: a comparison of a baseline with this run. texts: private text to show, by id; none by
-    default. details: values stored by secret.
+    since: a comparison of a baseline with this run. details: values stored per secret.
+    texts: private text to show, by secret id; none by default.
     """
     result = phrases.make_result_printable(result)
     doc = build_markdown_document(result, details, texts)
@@ -115,7 +115,7 @@ def _format_target_severity(standing: TargetSummary) -> str:
 
 
 def _render_unfolded_sections(section: Section) -> list[str]:
-    """Return a section's tables, shortened, and the first points of its lists."""
+    """Return a visible section's shortened tables, and the first items of its lists."""
     parts = list[str]()
     for block in section.blocks:
         match block:
@@ -142,8 +142,8 @@ def _render_unfolded_sections(section: Section) -> list[str]:
 
 
 def _fit_comment(parts: list[str], folded: Iterable[Section]) -> str:
-    """Return the parts, as many of the folded sections as fit, and the titles of the omitted
-    ones.
+    """Return the parts, then as many folded sections as fit, then the titles of omitted
+    sections.
     """
     parts = list(filter(None, parts))
     cut_titles = []
@@ -170,7 +170,7 @@ def _fit_comment(parts: list[str], folded: Iterable[Section]) -> str:
 
 
 def _format_claim_violations(result: AuditResult) -> list[str]:
-    """Return claim violations that a probe found; they must stay visible."""
+    """Return violations of privacy claims that a probe found, which must stay visible."""
     return [
         f"{phrases.title_row(result, finding)}, {finding.attack}: {violation}"
         for finding in phrases.sort_findings(result)
@@ -179,7 +179,7 @@ def _format_claim_violations(result: AuditResult) -> list[str]:
 
 
 def render_truncated_table(table: Table) -> str:
-    """Return the table with shortened cells and as many rows as fit."""
+    """Return the table as Markdown, with shortened cells and as many rows as fit."""
     groups = list[Group]()
     room = _MOST_TABLE
     n_left = 0
@@ -265,7 +265,7 @@ def _render_captioned_table(table: Table) -> str:
 
 
 def render_table_rows(table: Table) -> str:
-    """Return the table without its caption."""
+    """Return the table as Markdown without its caption."""
     lines = [list(map(escape, table.head))]
     lines += [["---:" if column in table.numeric else "---" for column in range(len(table.head))]]
     for group in table.groups:

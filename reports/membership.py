@@ -58,7 +58,7 @@ _OLD_NOTE = (
 
 
 def select_membership_rows(result: AuditResult) -> list[Finding]:
-    """Return the rows measured by a membership probe."""
+    """Return the result rows of membership probes."""
     return [
         finding for finding in phrases.sort_findings(result) if finding.measurement(name_auc(""))
     ]
@@ -101,7 +101,10 @@ def _build_membership_tables(result: AuditResult) -> list[Block]:
 
 
 def _build_reversed_score_blocks(result: AuditResult, findings: list[Finding]) -> list[Block]:
-    """Report rows in which members have lower scores, as if a defense forbade training text."""
+    """Report membership probes in which members score lower than non-members.
+
+    A defense that forbids training text can have this effect.
+    """
     reversed_rows = [
         (title_attack_row(result, f), m)
         for f in findings
@@ -148,7 +151,7 @@ def _build_membership_score_table_rows(finding: Finding) -> Iterator[tuple[str, 
 
 
 def _list_plugin_scores(finding: Finding) -> dict[str, str]:
-    """Return the titles of the row's plug-in scores, by name."""
+    """Return the titles of scores that a plug-in added to this probe, by score name."""
     before = f"{name_auc('')}_"
     names = (m.name.removeprefix(before) for m in finding.measurements if m.name.startswith(before))
     return {
@@ -243,9 +246,9 @@ def _title_membership_score(finding: Finding, name: str) -> str:
 
 
 def _build_roc_step_table_rows(points: list[tuple[float, float]]) -> Iterator[tuple[str, ...]]:
-    """Yield rows for a selection of the curve's steps, dense at the start.
+    """Yield table rows for a selection of the ROC curve's points.
 
-    Few false positives matter most.
+    Points at low false-positive rates are selected densely, because they matter most.
     """
     if points:
         at = sorted({round(x) for x in np.geomspace(1, len(points), _SHOWN)})

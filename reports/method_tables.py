@@ -32,9 +32,9 @@ _TRANSCRIPT = (
 
 
 def _build_claim_blocks(result: AuditResult, *, with_verdicts: bool = True) -> list[Block]:
-    """Return a table of what each claim promised and spent, by relation, and the claims' audits.
+    """Return a table of the epsilon that each claim promised and spent, and the claims' audits.
 
-    with_verdicts: whether to judge each claim in a sentence.
+    Rows differ by neighbouring relation. with_verdicts: whether to judge each claim in a sentence.
     """
     blocks: list[Block] = []
     promised = [(target.title, target.claim) for target in result.targets if target.claim]
@@ -61,7 +61,7 @@ def _build_claim_blocks(result: AuditResult, *, with_verdicts: bool = True) -> l
 
 
 def _format_claim_details(claim: Claim) -> str:
-    """Return the scope of a claim and the parameters of its mechanism."""
+    """Return the unit and scope that a claim protects, and the parameters of its mechanism."""
     details = [
         f"{phrases.make_label(name).lower()} {phrases.format_number(value)}"
         for name, value in claim.details.items()
@@ -70,8 +70,9 @@ def _format_claim_details(claim: Claim) -> str:
 
 
 def _format_claimed_tokens(claim: Claim) -> str:
-    """Return the tokens drawn so far and covered by the claim; private training has no query
-    limit.
+    """Return the number of tokens drawn so far, and the number that the claim covers.
+
+    Private training limits no queries, so its claim covers any number.
     """
     if claim.queries is None:
         return "any number"
@@ -98,7 +99,7 @@ def _build_claim_table_rows(claim: Claim) -> tuple[tuple[str, ...], ...]:
 
 
 def _build_adversary_access_blocks(result: AuditResult) -> list[Block]:
-    """Return a table of access, decoding and budget; rows with equal rights are merged."""
+    """Return a table of access, decoding and budget; rows with equal values are merged."""
     # Keyed by every cell but the attack's: rows with equal rights share a key.
     attacks: dict[tuple[str, ...], list[str]] = {}
     for f in phrases.sort_findings(result):
@@ -185,7 +186,7 @@ def _build_greedy_recall_table(n: BenchmarkRecord) -> Table:
 
 
 def _build_target_cost_blocks(result: AuditResult) -> list[Block]:
-    """Return a table of targets with descriptions and costs, then their other numbers and notes."""
+    """Return a table of models with descriptions and costs, then their other numbers and notes."""
     if not result.targets:
         return []
     shared = _select_shared_notes([target.notes for target in result.targets])
@@ -217,7 +218,7 @@ def _build_target_cost_blocks(result: AuditResult) -> list[Block]:
 
 
 def _select_shared_notes(notes_by_run: Sequence[Sequence[str]]) -> tuple[str, ...]:
-    """Return notes that all lists share, in the order of the first list."""
+    """Return the notes that occur in all lists, in the order of the first list."""
     # A single list has nothing to share.
     first, *rest = notes_by_run or [()]
     return tuple(note for note in first if rest and all(note in other for other in rest))
@@ -230,7 +231,7 @@ def _format_time_per_token(target: TargetRecord) -> str:
 
 
 def _list_further_costs(target: TargetRecord) -> list[str]:
-    """Return the other perplexities, and the nominal epsilon, which is no promise."""
+    """Return a model's other perplexities, and its nominal epsilon, which is no promise."""
     costs = [
         f"{phrases.lower_first(phrases.format_metric(m.name))} "
         f"{phrases.format_measurement_value(m)}"
@@ -242,9 +243,9 @@ def _list_further_costs(target: TargetRecord) -> list[str]:
 
 
 def _build_row_method_blocks(result: AuditResult) -> list[Block]:
-    """Return a table of each configuration's cost, and a list of options and notes.
+    """Return a table of the cost of each attack on each model, and lists of options and notes.
 
-    Each option or note appears once, with the rows that it concerns.
+    Each option or note appears once, with the result rows that it concerns.
     """
     rows = phrases.sort_findings(result)
     noted: dict[str, list[str]] = {}
@@ -282,10 +283,9 @@ def _build_row_method_blocks(result: AuditResult) -> list[Block]:
 def _format_noted_rows(
     titles: Sequence[str], titles_by_setting: Mapping[str, Sequence[str]]
 ) -> str:
-    """Return a suffix that names the rows of a note.
+    """Return a suffix that names the result rows that a note concerns.
 
-    ` (white-box)` stands for all rows of this access; without a suffix, the note concerns all
-    rows.
+    ` (white-box)` stands for all rows of this access; "" stands for all rows.
     """
     for setting, setting_titles in titles_by_setting.items():
         if titles == setting_titles:

@@ -11,8 +11,10 @@ from auditor.reports import escaping, signals
 
 
 def suggest_next_command(assessment: LeakAssessment, folder: Path) -> str:
-    """Return an `audit advise` command after a leak or doubt, else a gate that protects the
-    result.
+    """Return the next command for the user.
+
+    After a leak or an unreliable result, suggest `audit advise`. Otherwise suggest a gate that
+    checks later models.
     """
     # Clean before quoting: text copied into a shell has no control characters.
     quoted_folder = shlex.quote(escaping.make_printable_line(str(folder)))
@@ -27,7 +29,9 @@ def suggest_next_command(assessment: LeakAssessment, folder: Path) -> str:
 
 
 def build_resume_command(unasked: int, folder: Path) -> str:
-    """Return the command that resumes a check after a timeout, and how many records are left."""
+    """Return a line with the number of unqueried records, and the command to resume a timed-out
+    check.
+    """
     rest = f"asks the {format_count(unasked, 'record')} that {'is' if unasked == 1 else 'are'} left"
     return (
         f"audit check --resume {shlex.quote(escaping.make_printable_line(str(folder)))} --minutes "

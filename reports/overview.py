@@ -10,7 +10,9 @@ from auditor.reports.topics import BEFORE, DECIDE, Topic, build_forest_span
 
 
 def _build_changes_since_blocks(since: Comparison) -> list[Block]:
-    """Return every row's paired change since the earlier run, with intervals on one scale."""
+    """Return each attack's paired change since the earlier run, with intervals on a common
+    scale.
+    """
     deltas = [line.cells[-1].delta for line in changes.sort_rows_leaking_more_first(since)]
     spans = [build_forest_span(delta) if delta else None for delta in deltas]
     note = Paragraph(

@@ -77,8 +77,9 @@ def _build_person_inference_blocks(result: AuditResult) -> list[Block]:
 def _build_people_spread_blocks(
     result: AuditResult, details: SecretDetails, rows: Sequence[Finding]
 ) -> list[Block]:
-    """Return a table of people by the extracted share of their records, and the most affected
-    people.
+    """Return tables of people, for each result row.
+
+    People are counted by the extracted share of their records; the most affected are listed.
     """
     by_row = []
     for f in rows:

@@ -1,4 +1,4 @@
-"""Report the extracted share of personal data by kind, never the text."""
+"""Report the extracted share of personal data by kind, but never the text."""
 
 from __future__ import annotations
 
@@ -27,14 +27,18 @@ def title_personal_kind(kind: str) -> str:
 
 
 def format_personal_kind(kind: str) -> str:
-    """Return a kind's title inside a sentence: `card numbers`, `IBANs`."""
+    """Return the title of a kind of personal data as used inside a sentence: `card numbers`,
+    `IBANs`.
+    """
     if kind == "iban":
         return title_personal_kind(kind)
     return phrases.lower_first(title_personal_kind(kind))
 
 
 def build_personal_kind_blocks(result: AuditResult, findings: Sequence[Finding]) -> list[Block]:
-    """Return a table of the extraction of each kind of personal data in these rows, if any."""
+    """Return a table of the extraction of each kind of personal data; [] if nothing was
+    measured.
+    """
     rows_with_kinds = [finding for finding in findings if finding.by_kind]
     if not rows_with_kinds:  # there is personal data, but no attack could have extracted it
         if result.benchmark.kinds and result.findings:
@@ -90,10 +94,10 @@ def format_personal_data_share(m: Measurement) -> str:
 
 
 def _describe_personal_kind_counts(result: AuditResult, *, with_counts: bool) -> str:
-    """Describe how many values of each kind there are, and how many were omitted, by reason.
+    """Describe the number of values of each kind of personal data, and omitted values by reason.
 
-    with_counts: whether to name each kind's count; if not, only name kinds that no member's suffix
-    has.
+    with_counts: whether to give each kind's count. If False, name only kinds that occur in no
+    member's suffix.
     """
     kinds = [(format_personal_kind(k), count) for k, count in result.benchmark.kinds.items()]
     if with_counts:
@@ -125,7 +129,10 @@ def _describe_personal_kind_counts(result: AuditResult, *, with_counts: bool) ->
 
 
 def describe_unmarked_personal_kinds(result: AuditResult) -> str:
-    """Name the kinds that no pattern recognises and the data did not mark; "" if there are none."""
+    """Name the kinds of personal data that were not searched for; return "" if there are none.
+
+    No pattern of audit recognises these kinds, and the data did not mark them.
+    """
     titles = []
     for kind in _MARKED_ALONE:
         if kind not in result.benchmark.kinds:

@@ -1,7 +1,7 @@
 """Format numbers and phrases for every report, without markup, files, terminals or torch.
 
-Shares are fractions in [0, 1] in records and percent here. Intervals are two-sided 95% unless a
-note says otherwise.
+Records store shares as fractions in [0, 1]; reports print percent. Intervals are two-sided 95%
+unless a note says otherwise.
 """
 
 from __future__ import annotations
@@ -72,9 +72,9 @@ def shorten(text: str, width: int) -> str:
 
 
 def format_percent(value: float, like: float | None = None) -> str:
-    """Return a percentage without the sign: `52`, `0.3`, `−47`.
+    """Return a fraction in percent, without the percent sign: `52`, `0.3`, `−47`.
 
-    like: a value that determines the number of decimals.
+    like: another fraction that determines the number of decimals.
     """
     if math.isnan(value):
         return NOTHING
@@ -138,13 +138,13 @@ def format_share(m: Measurement | None) -> str:
 
 
 def describe_no_hits(title: str, measurements: Iterable[Measurement]) -> str:
-    """Return `PMixED: none, up to 60% possible.`, with the widest bound of shares without a hit."""
+    """Return `PMixED: none, up to 60% possible.`, with the highest upper limit of these shares."""
     most = max(m.high for m in measurements)
     return f"{title}: none, up to {format_percent(most)}% possible."
 
 
 def format_hit_count(m: Measurement) -> str:
-    """Return `15/80`, a number of hits, or `15% of 80` if hits were not counted."""
+    """Return a number of extracted secrets, `15/80`, or `15% of 80` if the number is unknown."""
     if m.unit == "share":
         return f"{count_hits(m):,}/{m.n:,}"
     return f"{format_value(m)} of {m.n:,}"
@@ -171,7 +171,10 @@ def format_measurement_cells(m: Measurement) -> tuple[str, str, str]:
 
 
 def format_number(value: float, zeros: Literal["", "#"] = "") -> str:
-    """Return three significant digits: `11.2`, `0.0123`, `1,234`, `1e-5`, `∞`. "#" keeps zeros."""
+    """Return three significant digits: `11.2`, `0.0123`, `1,234`, `1e-5`, `∞`.
+
+    zeros: "#" keeps trailing zeros.
+    """
     if math.isnan(value):
         return NOTHING
     if math.isinf(value):
@@ -227,7 +230,7 @@ def title_target(result: AuditResult, name: str) -> str:
 
 
 def title_row(result: AuditResult, finding: Finding) -> str:
-    """Return the target's title, with its access if that is white-box: `PMixED, white-box`."""
+    """Return the model's title, with the access if the attack is white-box: `PMixED, white-box`."""
     title = title_target(result, finding.target)
     if finding.setting == "white-box":
         return f"{title}, white-box"
@@ -235,19 +238,25 @@ def title_row(result: AuditResult, finding: Finding) -> str:
 
 
 def sort_findings(result: AuditResult) -> tuple[Finding, ...]:
-    """Return the findings in report order: undefended first, then as in the result."""
+    """Return the findings in report order: first the undefended model, then the result's order."""
     return tuple(sorted(result.findings, key=lambda finding: finding.target != UNDEFENDED))
 
 
 def format_decoding(finding: Finding) -> str:
-    """Return `top-p 0.7, temperature 0.8`; add `outside the claim` if the claim does not apply."""
+    """Return the attack's decoding: `top-p 0.7, temperature 0.8`.
+
+    Add `outside the claim` if the model's privacy claim does not cover this decoding.
+    """
     if finding.claim_applies is False:
         return f"{finding.decoding}, {OUTSIDE}"
     return finding.decoding
 
 
 def format_baseline_excess_cells(finding: Finding) -> tuple[str, str, str]:
-    """Return the row's main number, the non-members' number, and the excess, or `–`."""
+    """Return three table cells: the main number, the non-members' number, and their difference.
+
+    A missing number is `–`.
+    """
     main = finding.main
     if main is None:
         return NOTHING, NOTHING, NOTHING
@@ -264,7 +273,9 @@ def format_baseline_excess_cells(finding: Finding) -> tuple[str, str, str]:
 
 
 def format_bracketed_value(finding: Finding, m: Measurement | None) -> str:
-    """Return `52% [46–57]`, or both limits of a bracket: `52% [46–57] to 55% [48–60]`."""
+    """Return `52% [46–57]`, or the lower and the upper bound of a number: `52% [46–57] to 55%
+    [48–60]`.
+    """
     if m:
         upper = finding.measurement(metrics.name_upper_bound_metric(m.name))
     else:
@@ -277,7 +288,10 @@ def format_bracketed_value(finding: Finding, m: Measurement | None) -> str:
 def select_any_sample_recall(
     finding: Finding, suffix: Literal["", "_nonmembers"] = ""
 ) -> dict[int, Measurement]:
-    """Return the expected recall of any of n samples, by increasing n; empty if not measured."""
+    """Return the expected recall if n samples are drawn per secret, by increasing n.
+
+    suffix: "_nonmembers" selects the numbers of non-members. Return {} if not measured.
+    """
     # removesuffix("") changes nothing: for members, non-members' names then match no number.
     numbers = metrics.EXPECTED_ANY_OF.parse_numbers
     candidates = ((numbers(m.name.removesuffix(suffix)), m) for m in finding.measurements)
@@ -285,13 +299,15 @@ def select_any_sample_recall(
 
 
 def format_suffix_lengths(m: Measurement) -> str:
-    """Return `, suffixes of 8 to 50 tokens` if a probability covers several lengths; else ""."""
+    """Return `, suffixes of 8 to 50 tokens` if a probability was averaged over lengths; else ""."""
     lengths = _SUFFIX_LENGTHS.search(m.note)
     return f", {lengths[0]}" if lengths else ""
 
 
 def format_claim_scope(finding: Finding) -> str:
-    """Return whether the claim applies: `yes (why)`, `no, outside the claim (why)`, ..."""
+    """Return whether the model's privacy claim covers the attack: `yes (why)`, `no, outside ...
+    (why)`.
+    """
     if finding.claim_applies is None:
         return "nothing claimed"
     if finding.claim_applies:
@@ -304,19 +320,22 @@ def format_claim_scope(finding: Finding) -> str:
 
 
 def sort_repeats(measured: Mapping[str, Measurement]) -> list[tuple[str, Measurement]]:
-    """Return measurements by increasing repeat count, then those with other names, in their
-    order.
+    """Return measurements by increasing repeat count, then those whose name is no number,
+    unsorted.
     """
     return sorted(measured.items(), key=lambda item: key_repeats(item[0]))
 
 
 def select_insertion_exposure(finding: Finding) -> list[tuple[str, Measurement]]:
-    """Return exposure by increasing number of insertions; empty if not measured."""
+    """Return exposure by increasing number of a canary's insertions; [] if not measured."""
     return [item for item in sort_repeats(finding.by_repeats) if item[1].unit == "bits"]
 
 
 def list_chain_steps(chain: Chain, target: str, beyond: bool = False) -> tuple[ChainStep, ...]:
-    """Return a chain's steps up to the target's own row, or the later steps if `beyond`."""
+    """Return a chain's steps up to the given model, or the later steps if `beyond`.
+
+    A chain without the model belongs to this model entirely.
+    """
     steps = chain.steps
     # A chain without the target belongs to it entirely.
     n_steps = next((i for i, step in enumerate(steps, 1) if step.after == target), len(steps))
@@ -324,7 +343,7 @@ def list_chain_steps(chain: Chain, target: str, beyond: bool = False) -> tuple[C
 
 
 def select_chain_steps(steps: Iterable[ChainStep]) -> list[ChainStep]:
-    """Return the steps that change the target; other steps have no effect."""
+    """Return the steps that lead to another model."""
     return [step for step in steps if step.before != step.after]
 
 
@@ -370,8 +389,8 @@ def format_difference(m: Measurement) -> str:
 
 
 def format_baseline_excess(m: Measurement) -> str:
-    """Return `, above non-members` if the non-members' change was subtracted from a difference;
-    else "".
+    """Return `, above non-members` if non-members' change was subtracted from a difference, else
+    "".
     """
     return f", {m.note}" if m.note == compare.ABOVE else ""
 
@@ -392,7 +411,9 @@ def format_target_perplexity(result: AuditResult, target: str) -> str:
 
 
 def title_target_costs(result: AuditResult, target: str) -> str:
-    """Return a target's cost and promise for comparisons: `PMixED · PPL 90.6 · ε 8 (shard)`."""
+    """Return a model's title, perplexity and promised epsilon: `PMixED · PPL 90.6 · ε 8
+    (shard)`.
+    """
     record = find_reported_target(result, target)
     if record is None:
         return target
@@ -414,14 +435,14 @@ def format_relation(name: str) -> str:
 
 
 def select_claimed_epsilon(claim: Claim) -> float:
-    """Return the epsilon of the relation that the defense is configured for; NaN if there is
-    none.
+    """Return the claimed epsilon, in nats, for the claim's own neighbouring relation; NaN without
+    one.
     """
     return claim.epsilon.get(claim.relation, math.nan)
 
 
 def format_promised_epsilon(claim: Claim) -> str:
-    """Return an epsilon with its unit, which matters for numbers about records: `8 (shard)`."""
+    """Return an epsilon with its unit of protection, such as a shard or record: `8 (shard)`."""
     return f"{format_number(select_claimed_epsilon(claim))} ({claim.unit})"
 
 
@@ -450,8 +471,9 @@ def format_epsilon_line(claim: Claim) -> str:
 
 
 def format_covered_tokens(claim: Claim) -> str:
-    """Return `1,024 drawn tokens`, with `, all spent` if this audit drew them all, or `no
-    limit`.
+    """Return the number of tokens that the claim covers: `1,024 drawn tokens`, or `no limit`.
+
+    Add `, all spent` if this audit drew all these tokens.
     """
     if claim.queries is None:
         return "any number of drawn tokens"
@@ -463,18 +485,19 @@ def format_covered_tokens(claim: Claim) -> str:
 
 
 def format_protection_unit(claim: Claim) -> str:
-    """Return the unit of protection; for a shard of records or users, add the epsilon of a single
-    one.
+    """Return the unit of protection.
+
+    For a shard of records or users, add the epsilon of a single record or user.
     """
     return "; ".join(filter(None, (claim.unit, format_single_record_epsilon(claim))))
 
 
 def format_single_record_epsilon(claim: Claim) -> str:
-    """Return `for a single record in it, ε 18.9 (replace)`; "" without shards of records or users.
+    """Return the epsilon of a record in a shard: `for a single record in it, ε 18.9 (replace)`.
 
     Adding or removing a record or user replaces the one shard with all its data (formulas B2.2,
     F5). Users who share a record are in one shard, so a new user who shares records with two
-    others may move them.
+    others may move them. Return "" without shards of records or users.
     """
     replaced = claim.epsilon.get("replace")
     if not claim.whole or replaced is None:
@@ -492,12 +515,15 @@ def list_violation_warnings(finding: Finding) -> tuple[str, ...]:
 
 
 def list_claim_remarks(finding: Finding) -> tuple[str, ...]:
-    """Return all notes about a row that a reader needs, violations first."""
+    """Return the remarks on a model's claim: warnings of violations, then all notes."""
     return (*list_violation_warnings(finding), *finding.notes)
 
 
 def format_spent_budget(claim: Claim) -> str:
-    """Return `ε 7.9, 92,400 tokens, 10,000 left`; if exceeded, `more than the 90,000 covered`."""
+    """Return the spent budget: `ε 7.9, 92,400 tokens, 10,000 left`.
+
+    If exceeded, the tokens left become `more than the 90,000 covered`.
+    """
     epsilon = claim.spent_epsilon.get(claim.relation)
     if claim.queries is None:
         return "in training: asking the model costs nothing more"

@@ -45,7 +45,9 @@ def save_wrong_guesses_curve(path: Path, points: Sequence[tuple[int, float]]) ->
 
 
 def save_frontier_plot(path: Path, blocks: Sequence[Block], alt: str) -> None:
-    """Save the plots with a common legend as .svg or .png. alt: text in place of the picture."""
+    """Save plots with a common legend as .svg or .png. alt: text for readers who cannot see
+    plots.
+    """
 
     def paint(colour: str) -> str:
         return LIGHT.get(colour, colour)

@@ -1,5 +1,6 @@
-"""Plot leakage over perplexity: a line per defense, the convex frontier, and equally useful
-models.
+"""Plot leakage against perplexity, with a line per defense and the convex frontier.
+
+A shade marks equally useful models.
 """
 
 from __future__ import annotations
@@ -61,10 +62,10 @@ _RATIOS = (
 
 
 def draw_frontier(axes: Axes, block: Block, paint: Callable[[str], str] = str) -> None:
-    """Draw a line with intervals per defense, the frontier, and a shade over equally useful
-    models.
+    """Draw a line with intervals per defense, the frontier, and a shade over equally useful models.
 
-    The frontier's corners are ringed and joined.
+    The models at the frontier's corners have a ring, and a line connects them.
+    paint: maps a colour to the colour that is drawn.
     """
     names = list_distinct(s.label for s in block.series if s.kind != CORNERS)
     for i, name in enumerate(names):
@@ -121,9 +122,9 @@ def draw_frontier(axes: Axes, block: Block, paint: Callable[[str], str] = str) -
 def _build_frontier_line(
     corners: Sequence[tuple[float, float]],
 ) -> list[tuple[float, float]]:
-    """Return points between the corners, on straight lines in log x.
+    """Return points on the frontier, which joins its corners by straight lines in log x.
 
-    A random choice between two models reaches these points.
+    A random choice between the models at two corners reaches the points between them.
     """
     points = [corners[0]]
     # A random choice averages the leaks of the two and, over held-out texts, their
@@ -134,7 +135,9 @@ def _build_frontier_line(
 
 
 def _scale_ratio(ratio: Any) -> Any:
-    """Return the signed root of a ratio's logarithm, which separates models close to 1."""
+    """Return the signed square root of a perplexity ratio's logarithm, which separates ratios close
+    to 1.
+    """
     import numpy as np
 
     logs = np.log(np.maximum(ratio, 1e-9))  # matplotlib transforms 0 too, in intermediate steps
@@ -179,8 +182,9 @@ def _set_ratio_axis(axes: Axes, block: Block) -> None:
 def build_legend_entries(
     blocks: Sequence[Block], paint: Callable[[str], str] = str
 ) -> tuple[list[Any], list[str]]:
-    """Return legend entries for defenses (colour, marker), then for filled, hollow and ringed
-    points.
+    """Return legend handles and labels: first defenses by colour and marker, then kinds of points.
+
+    Points are filled, hollow or ringed. paint: maps a colour to the colour that is drawn.
     """
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch

@@ -67,7 +67,9 @@ LIGHT_STYLE: Any = {name: LIGHT.get(value, value) for name, value in STYLE.items
 
 @contextmanager
 def styled_figure_context(style: Any) -> Iterator[tuple[Figure, Axes]]:
-    """Yield a figure and axes in our style, independent of pyplot and the user's matplotlibrc."""
+    """Yield a figure and axes in our style, independent of pyplot and of the user's
+    matplotlibrc.
+    """
     import matplotlib
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
@@ -113,7 +115,7 @@ def compute_error_bars(points: Sequence[PlotPoint]) -> list[list[float]]:
 
 
 def choose_finding_styles(findings: Sequence[Finding]) -> list[dict[str, Any]]:
-    """Return a style per finding: colour and marker for the target, line style for the attack."""
+    """Return a style per finding: colour and marker show the model, line style shows the attack."""
     targets = list_distinct(f.target for f in findings)
     attacks = list_distinct(f.attack for f in findings)
     return [
@@ -134,7 +136,7 @@ def choose_line_style(i: int) -> Any:
 
 
 def choose_series_styles(series: Sequence[Series]) -> list[dict[str, Any]]:
-    """Return a style per series: colour and marker for the label; line style and filling for the
+    """Return a style per series: colour and marker show the label; line style and filling the
     kind.
     """
     labels = list_distinct(s.label for s in series)

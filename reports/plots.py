@@ -1,7 +1,7 @@
 """Draw findings and series as inline SVG: recall, exposure, costs, calibration and more.
 
-Output is deterministic. Ids contain the plot's name, so several plots can share a page. matplotlib
-is imported only to draw a plot.
+The output is deterministic. Ids in the SVG contain the plot's name, so several plots can share a
+page. matplotlib is imported only to draw a plot.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _TICKS = 5  # dates that fit side by side under a plot
 
 
 def render_plot_svg(block: Block, titles: Mapping[str, str]) -> str:
-    """Render the block as one `<svg>` element. titles: target titles by name."""
+    """Render the block as one `<svg>` element. titles: the titles of models, by name."""
     with styled_figure_context(STYLE) as (figure, axes):
         PLOTS[block.plot](axes, block)
         if PLOTS[block.plot] is plot_frontier.draw_frontier:
@@ -91,9 +91,9 @@ def render_plot_svg(block: Block, titles: Mapping[str, str]) -> str:
 
 
 def _draw_wrong_guess_recall(axes: Axes, block: Block) -> None:
-    """Draw recall by number of allowed wrong guesses, a line per finding.
+    """Draw recall against the number of allowed wrong guesses, with a line per finding.
 
-    The most confident guesses come first.
+    The attacker makes the most confident guesses first.
     """
     findings = block.findings
     budget = max(12, min(200, POINTS // len(findings)))
@@ -109,8 +109,9 @@ def _draw_wrong_guess_recall(axes: Axes, block: Block) -> None:
 
 
 def _draw_copies_recall(axes: Axes, block: Block) -> None:
-    """Draw recall by copies with intervals, a line per finding; lines are shifted to separate
-    bars.
+    """Draw recall by copies with intervals, with a line per finding.
+
+    Lines are shifted sideways to separate their error bars.
     """
     _plot_copies_numbers(axes, block.findings)
     shares = all(m.unit == "share" for f in block.findings for m in f.by_repeats.values())
@@ -119,7 +120,9 @@ def _draw_copies_recall(axes: Axes, block: Block) -> None:
 
 
 def _draw_insertion_exposure(axes: Axes, block: Block) -> None:
-    """Draw exposure over insertions, from zero bits to the maximum, a line per target."""
+    """Draw exposure by number of insertions, from zero bits to the maximum, with a line per
+    model.
+    """
     findings = block.findings
     _plot_copies_numbers(axes, findings)
     # Without insertions the rank is uniform: exposure is -log2 U, of mean 1 / ln 2 = 1.44 bits.
@@ -145,7 +148,7 @@ def _plot_copies_numbers(axes: Axes, findings: Sequence[Finding]) -> None:
 
 
 def _draw_sample_recall(axes: Axes, block: Block) -> None:
-    """Draw recall over the log number of samples, with lines for members and non-members per
+    """Draw recall by number of samples (log axis), with lines for members and non-members per
     finding.
     """
     for finding, style in zip(block.findings, choose_finding_styles(block.findings), strict=True):
@@ -162,7 +165,7 @@ def _draw_sample_recall(axes: Axes, block: Block) -> None:
 
 
 def _draw_share_series(axes: Axes, block: Block) -> None:
-    """Draw shares over a number of tokens, with any intervals, a line per series."""
+    """Draw shares by number of tokens, with intervals if given, and a line per series."""
     from matplotlib.ticker import MaxNLocator
 
     _draw_series(axes, block)
@@ -171,7 +174,7 @@ def _draw_share_series(axes: Axes, block: Block) -> None:
 
 
 def _draw_calibration(axes: Axes, block: Block) -> None:
-    """Draw the share of right guesses over predicted scores; the diagonal is calibrated."""
+    """Draw the share of right guesses by predicted score; calibrated scores lie on the diagonal."""
     from matplotlib.ticker import PercentFormatter
 
     axes.plot([0, 1], [0, 1], color=INK, **FLOOR)
@@ -182,8 +185,9 @@ def _draw_calibration(axes: Axes, block: Block) -> None:
 
 
 def _draw_exposure_tail(axes: Axes, block: Block) -> None:
-    """Draw the log share of canaries with at least x bits, the null distribution and its chance
-    band.
+    """Draw the share of canaries with an exposure of at least x bits, on a log axis.
+
+    The null distribution and the upper end of its chance band are drawn behind.
     """
     if block.null is not None:
         bits, chance, band = zip(*((p.x, p.y, p.high) for p in block.null.points), strict=True)
@@ -203,7 +207,10 @@ def _draw_exposure_tail(axes: Axes, block: Block) -> None:
 
 
 def _draw_leak_against_perplexity(axes: Axes, block: Block) -> None:
-    """Draw extraction over the model's perplexity, a point per row, hollow without a claim."""
+    """Draw extraction against the model's perplexity, with a point per model and attack.
+
+    Points of models without a privacy claim are hollow.
+    """
     _draw_series(axes, block, linestyle="")
     costs = [point.x for series in block.series for point in series.points]
     if max(costs) > 10 * min(costs) > 0:
@@ -217,9 +224,7 @@ def _draw_leak_against_perplexity(axes: Axes, block: Block) -> None:
 
 
 def _draw_lines_over_runs(axes: Axes, block: Block) -> None:
-    """Draw numbers over runs in order, a line per series; lines are shifted to separate error
-    bars.
-    """
+    """Draw numbers of successive runs, with a line per series, shifted to separate error bars."""
     spacing = min(0.12, 0.6 / len(block.series))
     for i, (series, style) in enumerate(
         zip(block.series, choose_series_styles(block.series), strict=True)
@@ -234,8 +239,9 @@ def _draw_lines_over_runs(axes: Axes, block: Block) -> None:
 
 
 def _draw_shares_over_runs(axes: Axes, block: Block) -> None:
-    """Draw as `_draw_lines_over_runs`, on a scale up to the highest interval, so a leak of 1% is
-    visible.
+    """Draw as `_draw_lines_over_runs`, but scale the axis to the highest interval.
+
+    A leak of 1% is then visible.
     """
     from matplotlib.ticker import PercentFormatter
 
@@ -248,7 +254,7 @@ def _draw_shares_over_runs(axes: Axes, block: Block) -> None:
 
 
 def _draw_roc(axes: Axes, block: Block) -> None:
-    """Draw ROC staircases on log axes; a rate of 0 is drawn at half of the smallest other rate."""
+    """Draw ROC staircases on log axes; draw a rate of 0 at half of the smallest other rate."""
     least = min((p.x for s in block.series for p in s.points if p.x > 0), default=0.01) / 2
     lowest = min((p.y for s in block.series for p in s.points if p.y > 0), default=0.01) / 2
     axes.plot([least, 1], [least, 1], color=GRID)
@@ -297,7 +303,7 @@ def _draw_error_bars(axes: Axes, points: Sequence[PlotPoint], style: dict[str, A
 
 
 def _thin_plot_curve(curve: Sequence[_Point], most: int) -> Sequence[_Point]:
-    """Return at most `most` evenly spaced points of the curve, with the first and the last."""
+    """Return at most `most` evenly spaced points of the curve, including the first and the last."""
     if len(curve) <= most:
         return curve
     return [curve[round(i * (len(curve) - 1) / (most - 1))] for i in range(most)]
@@ -321,7 +327,11 @@ PLOTS: dict[str, Callable[[Axes, Block], None]] = {
 
 
 def _build_legend_entries(block: Block, titles: Mapping[str, str]) -> tuple[list[Any], list[str]]:
-    """Return entries for labels or targets (colour, marker), and for kinds or attacks (line)."""
+    """Return legend handles and labels.
+
+    Series have entries for labels, then kinds; findings have entries for models, then attacks. The
+    first show colour and marker, the second show the line style.
+    """
     from matplotlib.lines import Line2D
 
     lines = [(s.label, s.kind) for s in block.series] or [
@@ -356,7 +366,9 @@ def _build_legend_entries(block: Block, titles: Mapping[str, str]) -> tuple[list
 
 
 def _format_inline_svg(file: str, block: Block) -> str:
-    """Return matplotlib's SVG as a named, themed element, with unique ids and two decimals."""
+    """Return matplotlib's SVG in the page's theme, with the plot's name, unique ids and two
+    decimals.
+    """
     opening, body = file[file.index("<svg") :].split(">", 1)
     view_box = re.search(r'viewBox="([^"]+)"', opening)
     assert view_box is not None  # matplotlib always writes one
@@ -375,7 +387,7 @@ def _format_inline_svg(file: str, block: Block) -> str:
 
 
 def _theme_svg_tag(tag: str, id: str) -> str:
-    """Return one tag in the theme's style. Text between tags belongs to the user and is
+    """Return one SVG tag in the page's theme; text between tags belongs to users and is
     unchanged.
     """
     # The opening tag that declared `xlink` is gone; in SVG 2 `href` needs no namespace.

@@ -1,4 +1,7 @@
-"""Report bounds on extraction probabilities: nearby samples below, all decodings above."""
+"""Report two bounds of extraction probabilities.
+
+The lower bound is for samples near the secret, the upper bound for all decodings.
+"""
 
 from __future__ import annotations
 

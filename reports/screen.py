@@ -63,7 +63,7 @@ _SHORT_REMARKS = {RECALL: "", documents.RECALL: "records, in part"}  # by metric
 def build_first_screen(result: AuditResult, folder: Path, width: int = WIDTH) -> Text:
     """Return at most LINES lines of `width` columns.
 
-    folder: the run folder. Its outcomes are used to predict the effect of fewer copies, and its
+    folder: the run folder. Its results per secret predict the effect of fewer copies, and its
     command's remarks are shown.
     """
     remarks = read_command_remarks(folder)
@@ -124,9 +124,10 @@ def _short_target_title(result: AuditResult, target: str) -> str:
 def _build_result_screen_entry(
     result: AuditResult, assessment: LeakAssessment, width: int
 ) -> ScreenEntry:
-    """Return a sentence per verdict, most severe first; each names all targets with this verdict.
+    """Return an entry with the severity of each model, most severe first.
 
-    If the sentences do not fit, shorten them: first omit numbers, then reasons.
+    Models with equal severity share a sentence. If the sentences do not fit, first omit numbers,
+    then reasons.
     """
     judged: dict[str, severity.Severity] = {}
     titles: dict[str, str] = {}
@@ -176,7 +177,7 @@ def _build_result_screen_entry(
 
 
 def _format_first_titles(titles: Sequence[str], names: int) -> str:
-    """Return the first `names` titles: `A, B and 7 more`."""
+    """Return the first `names` titles, and the number of others: `A, B and 7 more`."""
     short, n_left = [cut_line(title, _LONGEST) for title in titles[:names]], len(titles) - names
     *first_titles, last = [*short, f"{n_left:,} more"] if n_left > 0 else short
     if first_titles:
@@ -185,9 +186,10 @@ def _format_first_titles(titles: Sequence[str], names: int) -> str:
 
 
 def _format_perplexity_cost(result: AuditResult, targets: Sequence[str]) -> str:
-    """Return `; 3.84x the perplexity (Public model: 4.87x)` for a single defended target.
+    """Return `; 3.84x the perplexity (Public model: 4.87x)` for a single defended model.
 
-    The brackets show the target's last control, which was trained without private data.
+    The brackets show the last control model of its chain. Return "" for several models, for the
+    undefended model, or if a perplexity is unknown.
     """
     costs = {record.name: record.perplexity for record in result.targets}
     cost, base = costs.get(targets[0]), costs.get(UNDEFENDED)
@@ -217,10 +219,10 @@ def _format_perplexity_cost(result: AuditResult, targets: Sequence[str]) -> str:
 def _list_verbatim_extraction_lines(
     result: AuditResult, assessment: LeakAssessment, width: int, room: int
 ) -> list[Text]:
-    """Return lines on verbatim extraction, one per target and access, then the non-member
+    """Return lines on verbatim extraction, one per model and access, then the non-members'
     baseline.
 
-    If not all rows fit, keep those with extraction.
+    room: the number of lines that fit. If necessary, lines without extraction are omitted first.
     """
     tested = [s for s in assessment.signals if s.kind is VERBATIM and s.measured is not None]
     if not tested:
@@ -293,7 +295,7 @@ def _build_verbatim_extraction_screen_cells(
 
 
 def _format_aligned_row(row: Sequence[str], widths: Sequence[int]) -> str:
-    """Return a row with names aligned left and numbers right."""
+    """Return the cells of a table row on one line, names aligned left and numbers right."""
     padded = (
         text + " " * (w - cell_len(text))
         if i in (0, 1, 4, 5)
@@ -368,7 +370,9 @@ def _attack_table_lines(
 def _build_other_signals_screen_entry(
     result: AuditResult, assessment: LeakAssessment
 ) -> ScreenEntry:
-    """Return all other signals, shown signals first, except personal data in the entry WHAT."""
+    """Return an entry with all signals except verbatim text and personal data, shown leaks
+    first.
+    """
     best = _find_highest_recall_row(result, assessment)
     entries = list[tuple[tuple[bool, bool], str, str]]()
     for target in assessment.targets:
@@ -400,8 +404,9 @@ def _build_other_signals_screen_entry(
 
 
 def _find_highest_recall_row(result: AuditResult, assessment: LeakAssessment) -> Finding | None:
-    """Return the row with the highest recall, of the undefended model if possible, else the first
-    target.
+    """Return the result row with the highest recall of the first model that has one.
+
+    The undefended model comes first.
     """
     return next(
         (
@@ -422,7 +427,7 @@ def _format_tested_target(result: AuditResult, finding: Finding) -> str:
 
 
 def _build_copies_screen_entry(result: AuditResult, assessment: LeakAssessment) -> ScreenEntry:
-    """Return extraction by groups and copies, and exposure by canary insertions."""
+    """Return an entry on extraction by group and copies, and on exposure by canary insertions."""
     best, items = _find_highest_recall_row(result, assessment), list[str]()
     if best is not None and 1 < len(best.by_group) <= _GROUPS:
         counts = ", ".join(
@@ -485,7 +490,7 @@ def _build_personal_data_screen_entry(
 
 
 def _build_defense_causes_screen_entry(result: AuditResult) -> ScreenEntry:
-    """Return the effect of each step between control rows, for each defense."""
+    """Return an entry with the effect of each step in every defense's chain of control models."""
     items = []
     for target in result.targets:
         row = find_strongest_chained_row(result, target.name)
@@ -510,7 +515,11 @@ def _build_defense_causes_screen_entry(result: AuditResult) -> ScreenEntry:
 def _build_limitations_screen_entry(
     result: AuditResult, assessment: LeakAssessment, remarks: CommandRemarks, most: int
 ) -> ScreenEntry:
-    """Return upper bounds for zero counts, untested signals, and limits that apply to any run."""
+    """Return an entry with upper bounds of zero counts, untested signals, and the run's other
+    limits.
+
+    most: maximum number of lines.
+    """
     zero_signals = [s for s in assessment.signals if s.measured and s.measured.value == 0]
     zeros = [[s for s in zero_signals if s.kind is kind] for kind in (VERBATIM, PERSONAL)]
     most_open = [
@@ -564,7 +573,9 @@ def _build_next_step_screen_entry(
     remarks: CommandRemarks,
     width: int,
 ) -> ScreenEntry:
-    """Return the next step, with its command on one unbroken line for copying."""
+    """Return an entry with the next step; its command stays on one line, so that users can copy
+    it.
+    """
     if remarks.your_own:
         return ScreenEntry("NEXT", (f"your own model -> {remarks.your_own}",), 2)
     command = next_step.suggest_next_command(assessment, folder)

@@ -15,8 +15,9 @@ GUTTER = 8  # columns of the labels
 
 @dataclass(frozen=True)
 class ScreenEntry:
-    """A labelled entry of the screen. items: in order of priority; max_lines: maximum number of
-    lines.
+    """A labelled entry of the screen.
+
+    items: sentences, by decreasing priority; max_lines: the maximum number of lines.
     """
 
     label: str
@@ -38,9 +39,9 @@ def lay_out_entries(entries: Sequence[ScreenEntry], width: int) -> list[Text]:
 
 
 def _fit_screen_lines(entry: ScreenEntry, width: int) -> list[str]:
-    """Return the items that fit into `entry.most` lines, then the number of omitted items.
+    """Return the items that fit into `entry.max_lines` lines, then the number of omitted items.
 
-    A single item that is too long is cut.
+    Cut a single item that is too long.
     """
     # From all items down: only wrapping reveals their line count.
     for n_items in range(len(entry.items), 0, -1):
@@ -54,12 +55,12 @@ def _fit_screen_lines(entry: ScreenEntry, width: int) -> list[str]:
 
 
 def wrap_line(text: str, width: int) -> list[str]:
-    """Return lines of at most `width` terminal cells; a wide character takes two cells."""
+    """Return lines of at most `width` terminal columns; a wide character takes two columns."""
     return [line.plain.rstrip() for line in Text(text).wrap(Console(width=width), width)]
 
 
 def cut_line(text: str, width: int) -> str:
-    """Return the text; if wider than `width` terminal cells, cut it with an ellipsis."""
+    """Return the text; if it is wider than `width` terminal columns, end it with an ellipsis."""
     if cell_len(text) <= width:
         return text
     return set_cell_size(text, width - 1).rstrip() + "…"

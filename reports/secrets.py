@@ -1,8 +1,8 @@
-"""Encode the secrets of a run as compact JSON for the page's script: ids and numbers only.
+"""Encode the secrets of a run as compact JSON for the page's script.
 
 The JSON has at most `BUDGET` bytes and `LISTED` secrets; notes count omitted secrets. A token
 probability is one character (`CODES`), which is precise enough for a bar of a few pixels. Token
-text is included only if the caller passes it.
+text is included only if the caller passes texts; otherwise the JSON has only ids and numbers.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ OUTCOMES = {
 def encode_page_log_probs(log_probs: Sequence[float]) -> str:
     """Return one character per token that encodes the token's probability.
 
-    Characters are less than 0.07 apart, and closer near 0; the last one means less than 1e-11.
+    Neighbouring codes are less than 0.07 apart, and closer near 0. The last character means less
+    than 1e-11.
     """
     # 1 - p^(1/6): the first code is p = 1, the last p = 0. log 0 is -inf, whose `exp` is 0: the
     # last code, and no error.
@@ -57,9 +58,9 @@ def encode_page_log_probs(log_probs: Sequence[float]) -> str:
 def build_secret_list(
     result: AuditResult, details: SecretDetails, texts: Mapping[str, SecretText] | None = None
 ) -> Secrets | None:
-    """Return the secrets with each row's results; None if the run stored none.
+    """Return the secrets with the results of each attack; None if the run stored no secret.
 
-    texts: private text to show, by secret.
+    texts: private text to show, by secret id.
     """
     secret_ids = {secret.id for secret in details.secrets}  # rows of generations concern no secret
     stored = [f for f in phrases.sort_findings(result) if f.cell_key in details.rows]
@@ -109,8 +110,9 @@ def build_secret_list(
 
 
 def _select_worst_secrets(details: SecretDetails, row: RowValuesBySecret) -> SecretDetails:
-    """Keep the `LISTED` secrets with the worst results in this row, members first; keep their
-    order.
+    """Keep the `LISTED` secrets that leak most in this result row, in unchanged order.
+
+    Members have priority.
     """
     codes, scores = _list_row_results(row)
     ranks = np.where(codes == ".", "0", codes).astype(int)
@@ -188,10 +190,12 @@ def _round_page_number(value: float) -> float | int | None:
 def _build_page_token_views(
     result: AuditResult, details: SecretDetails, texts: Mapping[str, SecretText], budget: int
 ) -> tuple[dict[str, Any], int, int]:
-    """Return each suffix's codes and bits by target, and the numbers of suffixes shown and known.
+    """Return the page's token data, the number of suffixes shown, and the number of suffixes
+    measured.
 
-    If not all suffixes fit, keep those that are most likely under the first target, the undefended
-    model.
+    The token data are each suffix's codes and bits by model, and texts if given. If not all fit
+    into
+    `budget` bytes, keep the suffixes that are most likely under the first model, the undefended.
     """
     targets = [t for t in result.targets if t.name in details.tokens]
     if not targets:

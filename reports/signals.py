@@ -1,4 +1,4 @@
-"""Describe a run's signals (`conclusions.signals`): as a sentence, a target's text, and a table.
+"""Describe a run's leak signals (`conclusions.signals`) as sentences, lists and a table.
 
 The texts say which signals are shown, not shown up to a bound, or not tested.
 """
@@ -117,17 +117,17 @@ def describe_signal_number(signal: LeakSignal) -> str:
 
 
 def is_excess_decisive(signal: LeakSignal) -> bool:
-    """Return whether a signal's excess over the non-members is the reason why no leak is shown.
+    """Return whether the excess over non-members explains why a signal is not shown.
 
-    A shown signal depends only on its own interval, whose lower limit is above the non-members'
-    number.
+    The result is False for a shown signal, which depends only on the signal's own interval.
     """
     return signal.status == signals.NOT_SHOWN and signal.excess is not None
 
 
 def format_suspicion(signal: LeakSignal) -> str:
-    """Return why a measured leak is not shown: it is not significant, or such a number is only a
-    hint.
+    """Return the reason why a measured leak does not count as shown.
+
+    Either the number is not significant, or such a number is only a hint.
     """
     if signal.can_show_leak:
         return "not significant"
@@ -135,15 +135,16 @@ def format_suspicion(signal: LeakSignal) -> str:
 
 
 def format_corrected_interval(signal: LeakSignal) -> str:
-    """Return `interval corrected for 5 numbers that share the level`; "" if not corrected."""
+    """Return `interval corrected for 5 numbers that share the level`; "" without a correction."""
     if signal.looks > 1:
         return f"interval corrected for {signal.looks} numbers that share the level"
     return ""
 
 
 def describe_signal_baseline(signal: LeakSignal) -> str:
-    """Return the baseline: `non-members 0/160`, `chance 0.5, blind baseline 0.52`, or that it is
-    missing.
+    """Return a signal's baseline: `non-members 0/160`, or `chance 0.5, blind baseline 0.52`.
+
+    If the baseline is missing, say so.
     """
     b = signal.baseline
     if isinstance(b, Measurement):
@@ -164,7 +165,7 @@ def _bracket_text(text: str) -> str:
 
 
 def describe_signal_kind(of_a_kind: Sequence[LeakSignal]) -> str:
-    """Describe a target's signals of one kind, with both access levels together.
+    """Describe a model's signals of one kind, combining text-only and white-box access.
 
     `none of 60 extracted verbatim, text-only or white-box (up to 6% not ruled out)`
     """
@@ -206,7 +207,9 @@ def describe_signal_kind(of_a_kind: Sequence[LeakSignal]) -> str:
 
 
 def format_upper_bound(signal: LeakSignal) -> str:
-    """Return `verbatim up to 6.0% (0/60)` for a signal that found no secret."""
+    """Return the upper confidence limit of a signal that found no secret: `verbatim up to 6.0%
+    (0/60)`.
+    """
     m = signal.measured
     assert m is not None  # it was tested
     if signal.kind is PERSONAL:
@@ -217,9 +220,9 @@ def format_upper_bound(signal: LeakSignal) -> str:
 
 
 def format_still_possible(assessment: LeakAssessment, target: str) -> str:
-    """Return `still possible: verbatim up to 6.0% (0/60)`; "" if all kinds found something.
+    """Return `still possible: verbatim up to 6.0% (0/60)`, or "" if no count of secrets is zero.
 
-    The bound is the widest one of the first kind that counts secrets and found none.
+    Only the first kind of leak with a zero count is shown, with its highest upper limit.
     """
     zero_signals = [s for s in assessment.list_tested_signals(target) if _has_empty_count(s)]
     first = [s for s in zero_signals if s.kind is zero_signals[0].kind]
@@ -237,9 +240,9 @@ def _has_empty_count(signal: LeakSignal) -> bool:
 def suggest_gate_command(
     assessment: LeakAssessment, target_signals: Sequence[LeakSignal], run: str
 ) -> str:
-    """Return a command for a gate on these signals, which belong to one target.
+    """Return a command that checks these signals, which belong to one model, in later runs.
 
-    --target is added unless the gate would judge this target anyway.
+    Add --target unless the gate would check this model anyway. run: the run's name in the command.
     """
     targets = {s.target for s in assessment.signals}
     judged = targets - {UNDEFENDED} or targets
@@ -254,7 +257,9 @@ def suggest_gate_command(
 
 
 def pick_strongest_signal(signals: Sequence[LeakSignal]) -> LeakSignal:
-    """Return the strongest of these signals of one kind, at any access."""
+    """Return the signal with the strongest number; all signals must be of one kind, at any
+    access.
+    """
 
     def strength(signal: LeakSignal) -> float:
         m = signal.measured
@@ -270,7 +275,10 @@ def pick_strongest_signal(signals: Sequence[LeakSignal]) -> LeakSignal:
 
 
 def format_no_leakage(assessment: LeakAssessment, *targets: str) -> str:
-    """Return the reassuring words; use them only if `LeakAssessment.shows_no_leakage`."""
+    """Return the sentence that no leak was found.
+
+    Call this function only if `LeakAssessment.shows_no_leakage`.
+    """
     all_tested = all(
         len(assessment.list_tested_signals(target)) == len(assessment.list_target_signals(target))
         for target in targets
@@ -284,8 +292,9 @@ def group_signals(signals: Sequence[LeakSignal]) -> list[list[LeakSignal]]:
 
 
 def format_proof(signals: Sequence[LeakSignal], suspected: Sequence[LeakSignal]) -> str:
-    """Return the strongest number and the other signals: `14% verbatim, white-box; also
-    near-verbatim`.
+    """Return the strongest number and the names of other signals.
+
+    `14% verbatim, white-box; also near-verbatim`
     """
     kinds = dict.fromkeys(s.kind for s in signals)
     first = next(iter(kinds))
@@ -337,7 +346,10 @@ def format_least_detectable(signal: LeakSignal) -> str:
 def group_untested_kinds(
     assessment: LeakAssessment,
 ) -> dict[tuple[str, ...], list[LeakKind]]:
-    """Return untested kinds of leak by the targets that lack them; (): untested on every target."""
+    """Return untested kinds of leak, by the models on which they are untested.
+
+    The key () stands for every model.
+    """
     measured = [target for target in assessment.targets if assessment.list_tested_signals(target)]
     # Insert () first to keep it first.
     kinds_by_targets: dict[tuple[str, ...], list[LeakKind]] = {(): []}
@@ -353,7 +365,7 @@ def group_untested_kinds(
 
 
 def list_doubts(assessment: LeakAssessment) -> tuple[Doubt, ...]:
-    """Return the doubts of all targets without repetition, contradictions first."""
+    """Return each reason to distrust a result once, over all models, contradictions first."""
     contradictions = []
     for name in assessment.targets:
         for d in assessment.contradictions.get(name, ()):
@@ -369,7 +381,9 @@ def list_doubts(assessment: LeakAssessment) -> tuple[Doubt, ...]:
 
 
 def title_signal_target(result: AuditResult, target: str) -> str:
-    """Return the target's title; "Undefended" even if the result has no undefended target."""
+    """Return the model's title; "Undefended" even if the run did not attack the undefended
+    model.
+    """
     record = phrases.find_reported_target(result, target)
     if record:
         return record.title
@@ -408,9 +422,10 @@ def _draw_signals_forest(result: AuditResult, assessment: LeakAssessment) -> For
 def list_untested_signals(
     result: AuditResult, assessment: LeakAssessment
 ) -> Iterator[tuple[str, str]]:
-    """Yield each target's suffix, such as ` on PMixED`, with its untested signals.
+    """Yield (suffix, signals): a suffix such as ` on PMixED`, and the models' untested signals.
 
-    The suffix is "" for signals untested on every target. Each signal has its test or a reason.
+    The suffix is "" for signals untested on every model. Each signal names a test, or a reason why
+    the test did not run.
     """
     for targets, untested in group_untested_kinds(assessment).items():
         labels = []
@@ -458,7 +473,7 @@ def _build_signal_table_row(s: LeakSignal) -> tuple[str, ...]:
 
 
 def _format_measured_signal(s: LeakSignal) -> str:
-    """Return the number; omit its metric's name if the kind of leak implies the name."""
+    """Return a signal's number, without the metric's name if the kind of leak implies the name."""
     m = s.measured
     assert m is not None  # it was tested
     if is_excess_decisive(s) and m.value:
@@ -479,7 +494,7 @@ def _format_measured_signal(s: LeakSignal) -> str:
 
 
 def _format_difference(signal: LeakSignal) -> str:
-    """Return `, difference 3.3 points [−1.9 to 11.2]` if the excess decides, else ""."""
+    """Return `, difference 3.3 points [−1.9 to 11.2]` if `is_excess_decisive`, else ""."""
     if not is_excess_decisive(signal) or _has_empty_count(signal):
         return ""
     assert signal.excess is not None  # it decides
@@ -508,7 +523,7 @@ def _signal_forest_span(s: LeakSignal) -> ForestSpan | None:
 
 
 def build_signals_section_blocks(result: AuditResult) -> list[Block]:
-    """Return the section with the plot of all signals; empty if nothing was measured."""
+    """Return the section with the plot of all signals; [] if nothing was measured."""
     assessment = assess_signals(result)
     tested = any(assessment.list_tested_signals(target) for target in assessment.targets)
     if tested:

@@ -39,7 +39,7 @@ PARTS = (DECIDE, MEND, CHECK)
 
 @cache
 def list_topics() -> tuple[Topic, ...]:
-    """Import all modules of this package, and return their topics in page order."""
+    """Import all modules of this package and return their topics, in page order."""
     names = (
         f"{reports.__name__}.{module.name}" for module in pkgutil.iter_modules(reports.__path__)
     )
@@ -54,7 +54,7 @@ def build_markdown_document(
     details: SecretDetails | None = None,
     texts: Mapping[str, SecretText] | None = None,
 ) -> Document:
-    """Return the Markdown report, with the sections that have a `turn`.
+    """Return the Markdown report, which has the sections whose topic has a `turn`.
 
     Strings have no control characters and are not escaped. texts: private text to show, by id.
     """
@@ -92,9 +92,9 @@ def build_page_document(
 
 
 def _build_section(topic: Topic, make: Maker, material: ReportMaterial) -> Section:
-    """Return a section; its tables keep only columns whose cells differ.
+    """Return a section, in whose tables a column of equal cells becomes part of the caption.
 
-    In a run with a single attack, the head of the report names the attack.
+    In a run with a single attack, no caption names the attack, because the report's head does.
     """
     is_named = _find_only_attack(material.result) is not None
     blocks = [
@@ -128,7 +128,7 @@ def _find_only_attack(result: AuditResult) -> str | None:
 
 
 def _list_plugin_topics(result: AuditResult) -> list[Topic]:
-    """Return the sections of plug-ins, which come last."""
+    """Return the topics of plug-ins, whose sections come last."""
     topics = []
     for i, (name, section) in enumerate(result.sections.items()):
         # partial binds the current values; a lambda would see the last of the loop.

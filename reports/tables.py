@@ -22,8 +22,9 @@ _LATEX_WIDE = {"m": 8.4, "w": 7.3, "M": 9.2, "W": 10.3, "%": 8.4}
 
 @dataclass(frozen=True)
 class RowTable:
-    """Rows under one head. machine: the same rows for programs; if empty, CSV has the readable
-    rows.
+    """Table rows under one head.
+
+    machine_head, machine_rows: the table for programs; if empty, CSV has `head` and `rows`.
     """
 
     title: str
@@ -35,7 +36,7 @@ class RowTable:
 
 
 def render_rich_table(grid: RowTable, styles: Sequence[str] = ()) -> RichTable:
-    """Return a rich table. styles: one per row."""
+    """Return a rich table. styles: one rich style per row."""
     clean = escaping.escape_for_terminal
     # Line by line: cleaning the full text would turn line ends into spaces.
     if grid.note:
@@ -79,7 +80,9 @@ def render_markdown_lines(grid: RowTable) -> list[str]:
 
 
 def render_csv_table(grid: RowTable) -> str:
-    """Return CSV with the rows for programs, or with the readable rows if there are none."""
+    """Return CSV of the table for programs, or of the readable table if there is none for
+    programs.
+    """
     return escaping.render_csv(grid.machine_head or grid.head, grid.machine_rows or grid.rows)
 
 
@@ -126,11 +129,11 @@ def _measure_latex_points(text: str) -> float:
 
 
 def _format_latex_columns(natural: Sequence[float], words: Sequence[float]) -> str:
-    """Return column types that fit a line.
+    """Return LaTeX column types that fit the width of a line.
 
     natural, words: the widths of each column's widest cell and word, in points. A column keeps its
-    natural width if that is at most an equal share of the line. The other columns become
-    paragraphs that share the rest.
+    natural width if this width is at most an equal share of the line. The other columns become
+    paragraphs and share the remaining width.
     """
     room = _LATEX_LINE - _LATEX_GAP * (len(natural) - 1)
     wide = set(range(len(natural)))

@@ -1,4 +1,5 @@
-"""Build the screen of `--verbose`: all configurations, leaks by copies, claims and next step.
+"""Build the screen of `--verbose`: all attacks on all models, leaks by copies, claims and next
+step.
 
 All text is `rich.text.Text`, which is never parsed as markup.
 """
@@ -40,7 +41,7 @@ def summarise_run(result: AuditResult, folder: Path | None = None) -> TerminalRu
 class TerminalRunSummary:
     """The screen of `--verbose` as a rich renderable of 80 columns.
 
-    Facts that all rows of a target share are on a line above these rows.
+    A model's results share a heading line with the facts that they have in common.
     """
 
     result: AuditResult
@@ -62,9 +63,7 @@ class TerminalRunSummary:
 
 
 def share_measurement_table(measurements: Iterable[Measurement]) -> Table:
-    """Return a table of shares that belong to no run, to three decimals as in a challenge's
-    ranking.
-    """
+    """Return a table of shares without a run, to three decimals as in a challenge's ranking."""
     table = Table("", "share", "95% interval", "hits", "n", "note")
     for m in measurements:
         cells = (
@@ -83,7 +82,7 @@ def share_measurement_table(measurements: Iterable[Measurement]) -> Table:
 
 
 def _attack_row_lines(result: AuditResult, width: int) -> Iterator[RenderableType]:
-    """Yield attack rows grouped by target; columns align over all groups."""
+    """Yield a line per attack, grouped by model; columns align over all groups."""
     cells = [_attack_row_cells(finding) for finding in result.findings]
     heads = ("attack", "verbatim recall", "non-members", "excess")
     widths = [max(map(len, column)) for column in zip(heads, *cells, strict=True)]
@@ -114,7 +113,10 @@ def _attack_row_lines(result: AuditResult, width: int) -> Iterator[RenderableTyp
 
 
 def _format_screen_head(result: AuditResult, finding: Finding) -> tuple[str, str, str]:
-    """Return a group's title, its decoding and perplexity, and whether the claim applies."""
+    """Return three texts of a group's heading.
+
+    They are the title, the decoding with perplexity, and whether the model's privacy claim applies.
+    """
     facts = f"  {finding.decoding} · PPL {phrases.format_target_perplexity(result, finding.target)}"
     applies = phrases.format_claim_scope(finding)
     if finding.claim_applies is None:
@@ -218,7 +220,7 @@ def _draw_copies_sparkline(finding: Finding) -> Text:
 
 
 def _format_control_chain_line(title: str, chain: Chain, of: str) -> Text:
-    """Return a line with the effect of each step of a chain.
+    """Return a line with the effect of each step of a chain of control models.
 
     `why PMixED clipping −1.0 points [−3.0 to 0.7], not significant · noise −12 points [−16 to −8]`
     """

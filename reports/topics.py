@@ -1,6 +1,6 @@
-"""Define a section of the report as a `Topic`, with its builder and its place.
+"""Define a section of the report as a `Topic`, with the function that builds the section.
 
-Modules with topics share the helpers here.
+Modules with topics share the helpers in this module.
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ BEFORE = "Since the last run"
 
 @dataclass(frozen=True)
 class ReportMaterial:
-    """The inputs of sections. result: cleaned; comparison: compares an earlier run with this run;
-    texts: private text.
+    """The inputs from which sections are built.
+
+    result: the cleaned result; details: values stored per secret.
+    comparison: a comparison of an earlier run with this run; texts: private text, by secret id.
     """
 
     result: AuditResult
@@ -41,9 +43,10 @@ Maker = Callable[[ReportMaterial], Sequence[Block]]  # no block: no section
 class Topic:
     """A section of the report, registered in `TOPICS` of a module of this package.
 
-    part: the page's part, by reader; place: the position in this part. turn: the position in the
-    Markdown report, which may omit its last sections; 0: not in it. brief: the builder for
-    Markdown, if different.
+    make: builds the section's blocks; brief: builds the blocks for Markdown, if they differ.
+    part: the part of the page, which depends on the reader; place: the position in this part.
+    turn: the position in the Markdown report, or 0 to leave the section out. The last sections are
+    omitted if they do not fit.
     """
 
     id: str
@@ -56,7 +59,7 @@ class Topic:
 
 
 def build_figures_blocks(plotted: Iterable[Figure]) -> list[Block]:
-    """Return one block of these figures, or nothing without figures."""
+    """Return one block of these figures; [] without figures."""
     figures = tuple(plotted)
     return [Figures(figures)] if figures else []
 
@@ -64,7 +67,10 @@ def build_figures_blocks(plotted: Iterable[Figure]) -> list[Block]:
 def group_table_rows(
     result: AuditResult, row: Callable[[Finding], tuple[str, ...]]
 ) -> tuple[Group, ...]:
-    """Return one group of rows without a title per target, in report order."""
+    """Return the table rows of all findings, in one untitled group per model, in report order.
+
+    row: builds the cells of one finding.
+    """
     grouped: dict[str, list[tuple[str, ...]]] = {}
     for finding in phrases.sort_findings(result):
         grouped.setdefault(finding.target, []).append(row(finding))
@@ -78,7 +84,7 @@ def build_forest_span(m: Measurement, floor: float | None = None) -> ForestSpan 
 
 
 def title_attack_row(result: AuditResult, finding: Finding) -> str:
-    """Return `PMixED, white-box · ethicist`, without the attack if the run has only this one."""
+    """Return `PMixED, white-box · ethicist`; omit the attack if the run has only one attack."""
     title = phrases.title_row(result, finding)
     if len({f.attack for f in result.findings}) == 1:
         return title

@@ -1,4 +1,4 @@
-"""Plot measurements by step of a training, or by another number, in panels."""
+"""Plot measurements against training steps, or against another number, in panels."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Panel:
-    """Lines that share a unit."""
+    """Curves that share a unit. axis: the label of the x axis."""
 
     title: str
     lines: tuple[Curve, ...]

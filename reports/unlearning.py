@@ -1,5 +1,6 @@
-"""Report how much of the records to forget remains: before and after unlearning, and after
-relearning.
+"""Report how much a model still reveals of records that it was to forget.
+
+The measurements are before unlearning, after unlearning, and after relearning other records.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ _NOTE = (
 
 
 def describe_forgetting(result: AuditResult, unlearning: Unlearning) -> str:
-    """Describe what remains, what relearning restores, and the cost, if measured."""
+    """Describe the remaining leakage, the leakage that relearning restores, and the cost, if
+    measured.
+    """
     title = phrases.title_target(result, unlearning.target)
     labels = []
     for row in unlearning.numbers:
@@ -84,7 +87,8 @@ def _format_recall_measure(row: GroupRecall) -> str:
 
 
 def _describe_forgotten_records(unlearning: Unlearning) -> Iterator[str]:
-    """Yield whether the records are forgotten, compared with a model trained without them.
+    """Yield a sentence on whether the records are forgotten, compared with a model trained without
+    them.
 
     Without such a model, compare with non-members.
     """
@@ -145,8 +149,9 @@ def _describe_relearning(unlearning: Unlearning) -> Iterator[str]:
 
 
 def _is_relearning_shown(row: GroupRecall) -> bool:
-    """Return whether relearning restores more than it teaches a model that never saw the
-    records.
+    """Return whether relearning significantly restores the leakage of forgotten records.
+
+    The effect on a model that never saw these records is subtracted, if measured.
     """
     return row.changes.get("came_back", row.changes["relearned"]).low > 0
 

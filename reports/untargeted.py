@@ -1,4 +1,7 @@
-"""Report training data in texts drawn without a prefix: amount, records, and expected growth."""
+"""Report training data in texts drawn without a prefix.
+
+The report shows the amount, the extracted records, and the growth expected with more texts.
+"""
 
 from __future__ import annotations
 
@@ -39,8 +42,9 @@ _NOTE = (
 
 
 def _build_untargeted_blocks(result: AuditResult, details: SecretDetails | None) -> list[Block]:
-    """Report rows that were compared with all training data. details: None omits tables by
-    record.
+    """Report attacks whose drawn texts were compared with all training data.
+
+    details: values stored per record; None omits the tables of records.
     """
     rows = [finding for finding in phrases.sort_findings(result) if finding.measurement(MEMORISED)]
     if not rows:
@@ -138,7 +142,9 @@ def _build_ranking_precision_tables(
 def _pair_untargeted_rows(
     details: SecretDetails, findings: list[Finding]
 ) -> list[tuple[Finding, Mapping[str, Column]]]:
-    """Return rows that extracted training records, with their columns of records."""
+    """Return the findings that extracted training records, each with the values of these
+    records.
+    """
     return [
         (f, record_columns)
         for f in findings
@@ -149,7 +155,7 @@ def _pair_untargeted_rows(
 def _build_copies_blocks(
     result: AuditResult, details: SecretDetails, findings: list[Finding]
 ) -> list[Block]:
-    """Return the extracted records by their number of copies in the training data."""
+    """Return a table of extracted records by their number of copies in the training data."""
     groups = []
     for f, columns in _pair_untargeted_rows(details, findings):
         out = Counter(columns["generations"].repeats)

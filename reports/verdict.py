@@ -1,4 +1,4 @@
-"""Derive a run's headline and each target's strongest row, from records only.
+"""Derive a run's headline and each model's most successful attack, from records only.
 
 A defense is judged by the attack that was most successful against this defense, not against the
 undefended model.
@@ -18,7 +18,9 @@ NOTHING_MEASURED = "Nothing was measured on the undefended model."
 
 
 def write_headline(result: AuditResult) -> str:
-    """Return the doubts that forbid a conclusion, then each target's severity and its reason."""
+    """Return the headline: reasons to distrust the results, then each model's severity and its
+    reason.
+    """
     signal_assessment = assess_signals(result)
     sentences = []
     for target in list_judged_targets(signal_assessment):
@@ -33,7 +35,7 @@ def write_headline(result: AuditResult) -> str:
 
 
 def list_judged_targets(assessment: LeakAssessment) -> list[str]:
-    """Return the targets with a measured signal, and the undefended model."""
+    """Return the names of models with a measured signal, and of the undefended model."""
     return [
         name
         for name in assessment.targets
@@ -44,7 +46,10 @@ def list_judged_targets(assessment: LeakAssessment) -> list[str]:
 def find_strongest_attack_row(
     result: AuditResult, target: str, setting: str | None = None
 ) -> Finding | None:
-    """Return the measured row with the highest recall; the first if several are equal."""
+    """Return the finding with the highest recall on a model; the first if several are equal.
+
+    setting: consider only this access, text-only or white-box.
+    """
     # The best of several, picked afterwards: its interval does not cover the selection.
     measured = [
         (recall.value, finding)
@@ -68,16 +73,16 @@ def _find_verdict_recall(finding: Finding) -> Measurement | None:
 
 
 def list_strongest_rows(result: AuditResult, target: str) -> list[Finding]:
-    """Return the strongest row of each measured setting, text-only first."""
+    """Return the finding with the highest recall at each measured access, text-only first."""
     best = (find_strongest_attack_row(result, target, setting) for setting in phrases.SETTINGS)
     return [finding for finding in best if finding is not None]
 
 
 def find_strongest_chained_row(result: AuditResult, target: str) -> Finding | None:
-    """Return the row with a chain that is reported for this target.
+    """Return the finding whose chain of control models is reported for this model.
 
-    The row has the highest recall, then the largest fall; a probe's row is chosen only without
-    others.
+    Among attacks, choose the highest recall, then the largest reduction; choose a probe only if no
+    attack has a chain.
     """
 
     def rank(finding: Finding) -> tuple[float, float]:
