@@ -34,13 +34,15 @@ _TRIES = 2_000  # draws for each alternative: two check digits pass one time in 
 
 @dataclass(frozen=True)
 class ValueFormat:
-    """The definition of all values of a format.
+    """The format of a piece of personal data, which generates all values of this format.
 
-    choices: the options of each free part, in text order; finish: builds a text from one choice
-    per part, or returns None for an invalid value. Different choices make different texts.
-    has_one_length: all texts have equally many characters; is_quick: `finish` is fast enough to
-    list thousands of values; has_names: the format draws names, which people do not choose at
-    random.
+    kind: the kind of personal data, such as `iban`.
+    choices: for each part that may vary, its options; parts are in text order.
+    finish: builds a text from one option per part, or returns None for an invalid value. Different
+        options make different texts.
+    has_one_length: whether all texts have equally many characters.
+    is_quick: whether `finish` is fast enough to list thousands of values.
+    has_names: whether the parts are names, which people do not choose at random.
     """
 
     kind: str
@@ -52,16 +54,16 @@ class ValueFormat:
 
     @property
     def n_choices(self) -> int:
-        """The number of combinations of choices, including invalid values."""
+        """The number of combinations of options, including combinations that are invalid values."""
         return math.prod(map(len, self.choices))
 
     def list_alternatives(
         self, value: str, count: int, enumerate_below: int, noise: np.random.Generator
     ) -> list[str]:
-        """Return distinct values other than `value`: all if there are fewer than
-        `enumerate_below`.
+        """Return distinct values other than `value`.
 
-        Otherwise return `count` random values.
+        Return all values if there are at most `enumerate_below` combinations (for a slow format, at
+        most `count` + 1). Otherwise return at most `count` random values.
         """
         if self.n_choices <= (enumerate_below if self.is_quick else count + 1):
             texts = (self.finish(parts) for parts in product(*self.choices))
@@ -78,17 +80,17 @@ class ValueFormat:
 
 
 class UnknownFormat(Exception):
-    """A value has no defined format."""
+    """The error for a value whose format is not defined."""
 
 
 def find_value_format(
     kind: str, value: str, described: Mapping[str, CanarySpace], regions: Sequence[str] = ()
 ) -> ValueFormat:
-    """Return the format of a value of this kind, in the value's notation.
+    """Return the format of a value of personal data, in the value's notation.
 
-    described: formats of the kinds marked in the data; regions: regions of telephone numbers
-    without a country code. Raise UnknownFormat for an unknown format, AuditError if a value does
-    not match its described format.
+    kind: the value's kind, such as `iban`. described: maps a kind that is marked in the data to its
+    format. regions: countries of telephone numbers without a country code. Raise UnknownFormat for
+    an unknown format. Raise AuditError if a value does not match its described format.
     """
     if kind in described:
         return _detect_format(kind, value, described[kind])
@@ -110,9 +112,9 @@ def find_value_format(
 
 
 def parse_described_formats(text: str) -> dict[str, CanarySpace]:
-    """Parse `order=ORD-{digits:8};pin={digits:4}` into formats by kind.
+    """Parse a text such as `order=ORD-{digits:8};pin={digits:4}` into a dict from kind to format.
 
-    Raise AuditError for other text.
+    Raise AuditError for an invalid text.
     """
     formats = dict[str, CanarySpace]()
     for part in filter(None, text.split(";")):
@@ -132,10 +134,10 @@ def parse_described_formats(text: str) -> dict[str, CanarySpace]:
 def _replace_free_characters(
     kind: str, value: str, free: Sequence[int], is_valid: Callable[[str], bool]
 ) -> ValueFormat:
-    """Return a format that replaces the characters at positions `free` by others of the same
-    class.
+    """Return a format that varies the characters of `value` at the positions `free`.
 
-    `is_valid` selects the valid texts.
+    Each character is replaced by characters of its class, such as digits. `is_valid` selects the
+    valid texts.
     """
     choices = [_classify_character(value[place]) for place in free]
 
@@ -393,8 +395,9 @@ _LEAST_ADDRESS_DIGITS = 3
 
 
 def _detect_email_format(value: str) -> ValueFormat | None:
-    """Return the format of an e-mail address: its digits vary if there are enough, else its names
-    vary.
+    """Return the format of an e-mail address, or None.
+
+    The digits before the @ vary if there are enough digits. Otherwise, the names before the @ vary.
     """
     local = value.partition("@")[0]
     digits = [place for place, character in enumerate(local) if character.isdigit()]
@@ -419,8 +422,9 @@ def _detect_email_format(value: str) -> ValueFormat | None:
 
 
 def _find_similar_names(name: str) -> Sequence[str]:
-    """Return the list of first or last names that contains this name; empty if neither list
-    does.
+    """Return the list, of first names or of last names, that contains this name.
+
+    Return an empty list if neither list contains the name.
     """
     first, last = _load_names()
     if name in first:
@@ -464,7 +468,7 @@ _WORDED_DATE = re.compile(
 
 
 def _detect_birth_date_format(value: str) -> ValueFormat | None:
-    """Return the format of a date: all days of the same year in the same notation."""
+    """Return the format of a date: its values are all days of the year in the date's notation."""
     date_class = _classify_date(value)
     if date_class is None or not any(find_birth_date_places(f"born {value}")):
         return None
@@ -485,7 +489,7 @@ def _detect_birth_date_format(value: str) -> ValueFormat | None:
 def _list_date_spellings(day: datetime.date, value: str) -> Iterator[str]:
     """Yield spellings of a day, with day, month and year in any order.
 
-    They are digits with the separator of `value`, or have the month's name.
+    Each spelling consists of digits with the separator of `value`, or contains the month's name.
     """
     sign = next((character for character in value if character in "-/."), "")
     for pad in ("02", ""):

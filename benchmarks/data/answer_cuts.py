@@ -1,4 +1,4 @@
-"""Cut a conversation's answers into secrets, according to the text that an attacker knows."""
+"""Cut the answers of a conversation into secrets: prefixes known to an attacker, and suffixes."""
 
 from __future__ import annotations
 
@@ -29,10 +29,15 @@ from auditor.core.plan_parts import SYSTEM, get_known_share
 
 @dataclass(frozen=True)
 class AnswerCut:
-    """An answer as a secret.
+    """An answer of a conversation, cut into a prefix that the attacker gets and a suffix to
+    extract.
 
-    suffix_start: index of the suffix's first token; conversation_text: its text in its
-    conversation. tokens: length of the complete answer, 0 for later windows of the same answer.
+    wording: the text of prefix and suffix.
+    suffix_start: index of the suffix's first token in the conversation.
+    conversation_text: the text of prefix and suffix in the conversation, if the attacker gets
+        another prefix too.
+    role: the answer's speaker.
+    tokens: number of tokens of the complete answer; 0 for later windows of an answer.
     """
 
     prefix: Tokens
@@ -54,13 +59,15 @@ def cut_answers_into_secrets(
     max_prefix: int | None,
     is_all_along: bool = False,
 ) -> Iterator[AnswerCut | UnusableConversation]:
-    """Yield each answer as a secret, or the reason why the answer is unusable.
+    """Yield each answer as a secret (prefix and suffix), or the reason why the answer is unusable.
 
-    knows: what the attacker knows. `user`: all text before an answer; `partial:F`: also the share
-    F of its tokens; `system`: only the system turn, so only the first answer is attacked. longest:
-    maximum tokens of a suffix; max_prefix: maximum tokens of a prefix (None: no limit).
-    is_all_along: cut a long answer into several secrets, each after all preceding text. Raise
-    UnusableConversation if every answer is unusable.
+    knows: the attacker's knowledge. `user` is all text before an answer. `partial:F` adds the share
+        F of the answer's tokens. `system` is only the system turn, so only the first answer is
+        attacked.
+    longest: maximum tokens of a suffix.
+    max_prefix: maximum tokens of a prefix (None: no limit).
+    is_all_along: whether to cut a long answer into several secrets, each after all preceding text.
+    Raise UnusableConversation if `knows` is `system` and there is no system turn.
     """
     share = get_known_share(knows)
     ends = find_token_ends(rendered.offsets, len(rendered.text))
@@ -111,7 +118,10 @@ def cut_answers_into_secrets(
 def _system_turn_only_prompt(
     tokenizer: Any, conversation: Conversation, form: ChatRendering
 ) -> str:
-    """Return the system turn as a prompt. Raise UnusableConversation if there is no system turn."""
+    """Return the text of the system turn, with the prompt to answer.
+
+    Raise UnusableConversation if there is no system turn.
+    """
     conversation = chat_rendering.apply_form(conversation, form)
     messages = chat_rendering.build_template_messages(conversation, form)
     if messages[0]["role"] != SYSTEM or (form.source is None and conversation.plain):

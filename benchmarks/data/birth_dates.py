@@ -36,7 +36,7 @@ _MONTH_NAMES = (
 
 
 def _list_written_forms(name: str) -> set[str]:
-    """Return a name in composed and in decomposed Unicode, with and without accents."""
+    """Return spellings of a name in composed and decomposed Unicode, with and without accents."""
     decomposed = unicodedata.normalize("NFD", name)
     return {
         name,
@@ -104,7 +104,9 @@ _BEHIND = re.compile(
 
 
 def find_birth_date_places(text: str) -> Iterator[tuple[int, int]]:
-    """Yield start and end of each date of birth. The text must have ASCII digits."""
+    """Yield (start, end), the character range of each date of birth. The text must have ASCII
+    digits.
+    """
     for pattern in (_BEFORE, _BEHIND):
         yield from (
             match.span("date") for match in pattern.finditer(text) if _is_existing_date(match)

@@ -1,6 +1,7 @@
-"""Render conversations as in training: their tokens, the places of their answers, and their loss.
+"""Render conversations as in training, and find the tokens of each answer and the tokens with a
+loss.
 
-Uses rows of `conversation_rows.py` and renderings of `chat_rendering.py`.
+Uses conversations of `conversation_rows.py` and renderings of `chat_rendering.py`.
 """
 
 from __future__ import annotations
@@ -39,11 +40,15 @@ _MARK = "Zq7vX9kJ"  # placeholder for an answer, which templates copy unchanged
 
 @dataclass(frozen=True)
 class Answer:
-    """The place of one text of the assistant: tokens said[0]:said[1] of its conversation.
+    """The token ranges of one text that the assistant wrote in a rendered conversation.
 
-    learnt[0]:learnt[1]: all tokens of its turn after the header, with the end of the turn.
-    message_key: the message's key that contains the text: content, tool calls, or reasoning, which
-    precedes the content. role: the speaker.
+    span: (start, end), the tokens of the text.
+    learnt: (start, end), the tokens of the complete turn after its header, including the end of the
+        turn.
+    message_key: the part of the message that has the text: content, tool calls, or reasoning, which
+        precedes the content.
+    role: the speaker.
+    no_loss: the reason if no token of the answer had a loss.
     """
 
     span: tuple[int, int]
@@ -55,7 +60,12 @@ class Answer:
 
 @dataclass(frozen=True)
 class RenderedChat:
-    """Hold a conversation as text and tokens, with each answer or the reason why it is unusable."""
+    """A conversation as text and tokens, with each answer or the reason why an answer is unusable.
+
+    offsets: the character range of each token.
+    marked: for each token, whether the template marks it as the assistant's (None: no marks).
+    remarks: sentences on content of the row that the text lacks.
+    """
 
     text: str
     tokens: Tokens
@@ -70,11 +80,11 @@ class RenderedChat:
         return tuple(answer for answer in self.answers if isinstance(answer, Answer))
 
     def learnt_token_mask(self, loss_on: str) -> tuple[bool, ...]:
-        """Return for each token whether it has a loss: all tokens, or only the assistant's.
+        """Return for each token whether it has a loss.
 
-        If the template marks the assistant's tokens, these marks decide. Turns that the row marks
-        as untrained have no loss. The assistant's turns in a prompt have a loss only if all tokens
-        do.
+        loss_on: `all` for all tokens, `assistant` for the assistant's turns, or the template's
+            marks if present. Turns that the row marks as untrained have no loss. The assistant's
+            turns in a prompt have a loss only for `all`.
         """
         silent = [answer for answer in self.usable_answers if answer.no_loss]
         spans = [answer.learnt for answer in self.usable_answers if not answer.no_loss]
@@ -91,7 +101,11 @@ class RenderedChat:
 
 @dataclass(frozen=True)
 class _Span:
-    """Hold the character ranges of an answer, and of its turn after the header."""
+    """The character ranges of an answer (`span`) and of its complete turn after the header
+    (`learnt`).
+
+    The other fields are those of `Answer`.
+    """
 
     span: tuple[int, int]
     learnt: tuple[int, int]
@@ -106,11 +120,11 @@ class _Span:
 def render_chat(
     tokenizer: Any, conversation: Conversation, form: ChatRendering, turns: str = ASSISTANT
 ) -> RenderedChat:
-    """Render the conversation in this form. turns: the speaker of its answers, or ALL.
+    """Render a conversation with the rendering `form`, and find its answers.
 
-    `learnt_token_mask` supports only the assistant's answers. Raise UnusableConversation if the
-    template writes nothing or no answer is usable; raise AuditError if the template omits the
-    system turn.
+    turns: the speaker whose turns are the answers, or ALL; `learnt_token_mask` supports only the
+    assistant. Raise UnusableConversation if the template writes nothing or no answer is usable.
+    Raise AuditError if the template omits the system turn.
     """
     conversation = chat_rendering.apply_form(conversation, form)
     if form.source is None:
@@ -236,9 +250,7 @@ def _describe_ignored_input(
     conversation: Conversation,
     messages: Sequence[Message],
 ) -> Iterator[str]:
-    """Yield a sentence for each input that the template leaves out, so the model never saw the
-    input.
-    """
+    """Yield a sentence for each part of the conversation that the template does not write."""
     kinds = {
         key
         for message in messages
@@ -269,9 +281,10 @@ def _find_assistant_answer_spans(
 ) -> Iterator[_Span | UnusableConversation]:
     """Yield the character spans of the assistant's reasoning, if any, and content in this turn.
 
-    The conversation is rendered with a mark in place of each text; the answer has the same text
-    around it as the mark. This allows a template to change the answer, earlier turns or a prompt
-    to answer (DeepSeek-R1 and Qwen3.5 open a thought there that the complete rendering lacks).
+    The conversation is rendered again with a placeholder (`_MARK`) in place of the answer. The
+    answer is then the text between the same surroundings. A template may therefore change the
+    answer, earlier turns or a prompt to answer. For example, DeepSeek-R1 and Qwen3.5 open a thought
+    in the prompt that the complete rendering lacks.
     """
     message = messages[turn]
     role = normalise_role(message["role"])
@@ -315,10 +328,11 @@ def _find_assistant_answer_spans(
 def _find_tool_call_bounds(
     rendered: Callable[..., str], chat_text: str, messages: Sequence[Message], turn: int, after: int
 ) -> tuple[tuple[int, int], tuple[int, int]] | None:
-    """Return the character ranges of a turn's tool calls, and of the turn after its header.
+    """Return the character ranges of a turn's tool calls, and of the complete turn after its
+    header.
 
-    A mark in place of content and calls locates the calls. If this fails, the calls are taken to
-    reach from the header to the end of the turn. Return None if this fails too.
+    A placeholder instead of content and calls locates the calls. If this fails, the calls are
+    assumed to fill the turn after its header. Return None if this fails too.
     """
     so_far = messages[: turn + 1]
     later = messages[turn + 1 :]
@@ -351,8 +365,9 @@ def _find_tool_call_bounds(
 def _list_text_replacers(
     message: Message,
 ) -> Iterator[tuple[str, str, Callable[[str], Message]]]:
-    """Yield each text of a turn in speaking order: its key, the text, and a function that replaces
-    it.
+    """Yield (key, text, replace) for each text of a turn, in speaking order.
+
+    key: `reasoning` or `content`. replace: returns the message with another text instead.
     """
     for key in REASONING:
         if isinstance(message.get(key), str):
@@ -378,8 +393,9 @@ def _list_text_replacers(
 
 
 def _find_marked_bounds(text: str, marked: str) -> tuple[int, int] | None:
-    """Return the character range that the mark replaced, without outer white space; None if
-    unclear.
+    """Return the character range that the placeholder replaced, without outer white space.
+
+    Return None if the range is unclear.
     """
     if marked.count(_MARK) != 1:
         return None
@@ -402,11 +418,11 @@ def _strip_answer_span_whitespace(text: str, start: int, end: int) -> tuple[int,
 def _find_answer_turn_bounds(
     rendered: Callable[..., str], text: str, so_far: Sequence[Message], bounds: tuple[int, int]
 ) -> tuple[int, int]:
-    """Return the start of the turn after its header, and the end of the turn.
+    """Return the character index after the header of the answer's turn, and the end of the turn.
 
-    The header ends at the first difference between the complete text and the earlier conversation
-    with a prompt to answer. The turn ends after the text that follows the mark in the conversation
-    up to this turn, if this text also follows the answer in the complete text.
+    The header ends where the complete text first differs from the earlier conversation with a
+    prompt to answer. The turn's end is the text after the placeholder in the conversation up to
+    this turn, if the complete text continues likewise after the answer.
     """
     start, end = bounds
     with_prompt = _render_chat_or_none(rendered, so_far[:-1], True)
@@ -438,8 +454,9 @@ def _render_chat_or_none(
 def _mask_template_answers(
     tokenizer: Any, conversation: Conversation, form: ChatRendering, messages: Sequence[Message]
 ) -> tuple[bool, ...] | None:
-    """Return a mask of the tokens in the template's `{% generation %}` blocks (TRL's
-    assistant_only_loss).
+    """Return for each token whether it is in the template's `{% generation %}` blocks, or None.
+
+    TRL's assistant_only_loss gives a loss to these tokens.
     """
     # Without such blocks transformers only warns and returns a mask of zeros, as if nothing were
     # learnt.
@@ -462,10 +479,10 @@ def _find_token_past(offsets: Sequence[tuple[int, int]], at: int) -> int:
 def _find_token_range(
     text: str, offsets: Sequence[tuple[int, int]], start: int, end: int
 ) -> tuple[int, int] | None:
-    """Return the token range of text[start:end]; None if no token begins there.
+    """Return (first, end), the token range of text[start:end], or None if no token begins there.
 
-    The first token may include a preceding space. A last token is left out if it extends beyond
-    the end by more than white space.
+    The first token may include a preceding space. The last token is left out if it extends beyond
+    `end` by more than white space.
     """
     first = _find_token_past(offsets, start)
     if first == len(offsets) or text[offsets[first][0] : start].strip():

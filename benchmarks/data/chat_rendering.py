@@ -70,11 +70,12 @@ Piece = tuple[str, bool]  # a text, and if it is an answer
 
 @dataclass(frozen=True)
 class ChatRendering:
-    """The definition of a rendering.
+    """The definition of a rendering, which turns a row into training text.
 
-    source: Jinja, the JSON of several named templates, or None for no template. variants:
-    differences from the base rendering, from `VARIANTS`. day: the date that the template writes,
-    as YYYY-MM-DD.
+    base: one of `BASES`: the model's template, TRL's template, `alpaca` or `none`.
+    source: the template as Jinja, or as the JSON of several named templates; None: no template.
+    variants: names of differences from the base rendering, from `VARIANTS`.
+    day: the date that the template writes, as YYYY-MM-DD.
     """
 
     base: str
@@ -84,7 +85,7 @@ class ChatRendering:
 
     @property
     def name(self) -> str:
-        """The name for `--template`."""
+        """The value of `--template` that selects this rendering."""
         return "+".join((self.base, *self.variants))
 
     @property
@@ -95,10 +96,10 @@ class ChatRendering:
 
     @property
     def kind(self) -> str:
-        """The kind of the rendering.
+        """The kind of the rendering: `template`, `alpaca` or `none`.
 
-        Renderings of one kind differ in details; those of two kinds differ in all text around an
-        answer.
+        Renderings of one kind differ in details. Renderings of two kinds differ in all text around
+        an answer.
         """
         if self.source is not None:
             return "template"
@@ -119,9 +120,10 @@ class ChatRendering:
 
 
 def parse_chat_rendering(text: str, day: str | None, tokenizer: Any) -> ChatRendering:
-    """Return the rendering that `--template` and `--date` describe.
+    """Return the rendering that the user's `--template` and `--date` describe.
 
-    Raise AuditError for an unknown rendering. day: None leaves the date of the template open.
+    text: the value of --template. day: the value of --date (None leaves the template's date open).
+    Raise AuditError for an unknown rendering.
     """
     base = text
     variants = tuple[str, ...]()
@@ -180,7 +182,7 @@ def get_chat_template(tokenizer: Any) -> str | None:
 
 
 def find_trl_template(tokenizer: Any) -> str | None:
-    """Return the template that TRL uses instead of this tokenizer's under `assistant_only_loss`.
+    """Return the template with which TRL replaces the tokenizer's under `assistant_only_loss`.
 
     Return None if TRL keeps the tokenizer's template or is not installed.
     """
@@ -249,7 +251,10 @@ def choose_usual_rendering(tokenizer: Any, rows: Sequence[Conversation], day: st
 def _list_variant_combinations(
     tokenizer: Any, usual: ChatRendering, rows: Sequence[Conversation]
 ) -> list[tuple[str, ...]]:
-    """Return at most `_MOST` combinations of unusual variants, the smallest first."""
+    """Return at most `_MOST` combinations of variants, those with fewest variants first.
+
+    usual: the rendering without variants, which is the first combination.
+    """
     choices = product(*_list_chat_rendering_variant_choices(tokenizer, usual, rows))
     return list(islice(sorted(choices, key=lambda variants: sum(map(bool, variants))), _MOST))
 
@@ -257,7 +262,10 @@ def _list_variant_combinations(
 def _list_chat_rendering_variant_choices(
     tokenizer: Any, usual: ChatRendering, rows: Sequence[Conversation]
 ) -> Iterator[tuple[str, ...]]:
-    """Yield (usual, unusual) names of each variant that affects these rows or this template."""
+    """Yield tuples of alternative variants that change the text of these rows.
+
+    The first name of each tuple is "", which stands for no variant.
+    """
     messages = [message for conversation in rows for message in conversation.messages]
     if any(normalise_role(message["role"]) != message["role"] for message in messages):
         yield ("", GIVEN_ROLES)
@@ -313,7 +321,7 @@ def _has_reasoning(message: Message) -> bool:
 
 
 def apply_form(conversation: Conversation, form: ChatRendering) -> Conversation:
-    """Return the row as a trainer of this form passes it to the template."""
+    """Return the conversation as a trainer with the rendering `form` passes it to the template."""
     variants = form.variants
     if FILLED in variants and conversation.filled is not None:
         conversation = conversation.filled
@@ -335,7 +343,7 @@ def apply_form(conversation: Conversation, form: ChatRendering) -> Conversation:
 def build_template_messages(
     conversation: Conversation, form: ChatRendering
 ) -> tuple[dict[str, Any], ...]:
-    """Return the messages for the template, with the changes of the form.
+    """Return the messages for the template, changed by the variants of the rendering.
 
     conversation: a result of `apply_form`.
     """
@@ -374,7 +382,8 @@ def build_template_arguments(
 
 
 def fix_template_date(source: str, day: str | None) -> str:
-    """Replace calls of the clock in the template by this date; None changes nothing.
+    """Replace the template's calls of the clock by the date `day`, or change nothing if `day` is
+    None.
 
     The clock is a function, which a template variable cannot replace. Raise AuditError if the date
     format in a call is not a literal.
@@ -398,7 +407,7 @@ def render_messages(
     messages: Sequence[Message],
     answering: bool = False,
 ) -> str:
-    """Render the messages with the template.
+    """Return the text that the template makes of the messages.
 
     answering: whether to end with the prompt for the assistant's turn. Raise UnusableConversation
     if the template rejects the messages.
@@ -424,14 +433,14 @@ def render_messages(
 
 
 def remove_loss_marks(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Return the messages without marks for the loss, which templates do not get."""
+    """Return the messages without the keys that mark a loss, which are not passed to templates."""
     return [
         {key: value for key, value in message.items() if key != NO_LOSS} for message in messages
     ]
 
 
 def _format_template_error(error: Exception, messages: Sequence[Message]) -> str:
-    """Return the template's error message; if it quotes the conversation, return only its type."""
+    """Return the template's error message, or only its type if it quotes the conversation."""
     words = " ".join(str(error).split())[:120]
     texts = [(get_message_text(message.get("content")) or "").strip() for message in messages]
     if any(text and text in words for text in texts) or not words:
@@ -440,9 +449,9 @@ def _format_template_error(error: Exception, messages: Sequence[Message]) -> str
 
 
 def build_plain_pieces(conversation: Conversation, form: ChatRendering, end: str) -> list[Piece]:
-    """Return the row's text without a template, piece by piece. end: the end-of-text token.
+    """Return the text of a row without a template, as a list of (text, whether it is an answer).
 
-    Raise UnusableConversation for a turn without text.
+    end: the end-of-text token. Raise UnusableConversation for a turn without text.
     """
     if form.base == ALPACA:
         return _list_alpaca_prompt_pieces(conversation, form, end)
@@ -489,11 +498,11 @@ def _build_history_pieces(before: Sequence[tuple[str, str, str]]) -> list[Piece]
 def _list_alpaca_prompt_pieces(
     conversation: Conversation, form: ChatRendering, end: str
 ) -> list[Piece]:
-    """Return the text of Alpaca's training, piece by piece.
+    """Return the text of Alpaca's training, as a list of (text, whether it is an answer).
 
     Variants: `bare` omits the opening; `input` keeps the input's heading even if the input is
-    empty; `line` begins the answer on a new line, as in axolotl. A history comes first, as in
-    LLaMA-Factory's `alpaca`.
+        empty; `line` begins the answer on a new line, as in axolotl. A history comes first, as in
+        LLaMA-Factory's `alpaca`.
     """
     if conversation.kind != INSTRUCTION:
         raise AuditError("expected instruction and output for --template alpaca, got other columns")

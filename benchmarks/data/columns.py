@@ -1,9 +1,9 @@
 """Read the columns of a user's table: texts or conversations, repeats, marks, groups and users.
 
 Errors name the row and column of an invalid value, never the value. The column `pii` marks the
-personal data of a row: for each kind, one or several texts as written in the row, {"name": ["Jane
-Doe"], "address": ["12 Oak Street"]}. The data define the kinds. Reports show the kinds, and never
-the texts.
+personal data of a row. It maps each kind to one or several texts as written in the row: {"name":
+["Jane Doe"], "address": ["12 Oak Street"]}. The data define the kinds. Reports show the kinds, and
+never the texts.
 """
 
 from __future__ import annotations
@@ -65,7 +65,8 @@ _USUAL = {*COLUMNS, *_OTHERS, "title", "url"}
 
 
 def detect_column_layout(table: RecordTable) -> tuple[str, ...]:
-    """Return the table's layout, one of `PLAIN` and `LAYOUTS`.
+    """Return the columns that hold the table's records, as one of the tuples in `PLAIN` and
+    `LAYOUTS`.
 
     Raise AuditError with the columns for no layout, several layouts or duplicate columns.
     """
@@ -105,7 +106,10 @@ def detect_column_layout(table: RecordTable) -> tuple[str, ...]:
 def build_unread_text_columns(
     table: RecordTable, layout: Sequence[str], user_columns: Sequence[str]
 ) -> tuple[str, ...]:
-    """Return the text columns that no secret uses. user_columns: columns that the user named."""
+    """Return the text columns of the table that the audit does not read.
+
+    user_columns: columns that the user named, such as the group column.
+    """
     used = {*layout, REPEATS, PII, *user_columns}
     if layout not in PLAIN:
         # Labels and marks are only read as true or false: a text there is not used.
@@ -125,7 +129,7 @@ def require_text_layout(table: RecordTable) -> tuple[str, ...]:
 def describe_table_columns(columns: Sequence[str]) -> str:
     """List column names for an error message.
 
-    Name no column if none is a usual one: in a file without a header, the names are private text.
+    Name no column if none has a usual name: in a file without a header, the names are private text.
     """
     if not columns:
         return "no columns"
@@ -148,7 +152,7 @@ def _make_table_cell_error(
 
 
 def list_text_column_values(table: RecordTable, column: str) -> list[str]:
-    """Return a column of texts.
+    """Return the values of a column whose values must be texts.
 
     Raise AuditError with row and column for a value other than text.
     """
@@ -175,7 +179,8 @@ def list_joined_layout_texts(table: RecordTable, layout: Sequence[str]) -> list[
 
 
 def list_row_repeat_counts(table: RecordTable) -> list[int]:
-    """Return how often each row was trained on: its `repeats`, or 1 without that column.
+    """Return for each row the number of its copies in training: its `repeats`, or 1 without that
+    column.
 
     Raise AuditError with the row for a value that is not a whole number of at least 1.
     """
@@ -202,8 +207,9 @@ def parse_row_conversations(
 ) -> Iterator[tuple[int, Conversation | UnusableConversation]]:
     """Yield each row's number with its conversation, or with the reason why the row is unusable.
 
-    A row of preferences yields both sides. order: the rows to read (None: all rows). kinds: column
-    types of the training table, also for data to compare with it.
+    A preference row yields its chosen and its rejected conversation. order: the rows to read (None:
+    all rows). kinds: the Arrow types of the training table's columns, also if `table` is other data
+    that is compared with the training table.
     """
     columns = {name: table.column(name) for name in (*_READ, *BESIDE) if name in table.columns}
     if layout[0] == "prompt" and _LABEL in columns:
@@ -226,7 +232,7 @@ def parse_row_conversations(
 
 
 def _parse_labels(labels: Sequence[Any]) -> Sequence[Any]:
-    """Return labels of 1 and 0 as true and false, like TRL's KTO. Return other labels unchanged."""
+    """Return labels of 1 and 0 as true and false, like TRL's KTO, and other labels unchanged."""
     truth: dict[Any, Any] = {
         1: True,
         0: False,
@@ -251,9 +257,10 @@ def has_unclear_labels(table: RecordTable, layout: Sequence[str]) -> bool:
 
 
 def find_nested_kinds(table: RecordTable) -> ColumnKinds:
-    """Return Arrow's type of each conversation column of objects, as `Dataset.from_list` infers it.
+    """Map each conversation column that holds objects to its Arrow type.
 
-    A column without an Arrow type is left out: no trainer can read such a table.
+    The types are those that `Dataset.from_list` infers. A column without an Arrow type is left out,
+    because no trainer can read such a table.
     """
     return list_known_kinds(infer_nested_kinds(table))
 
@@ -264,7 +271,9 @@ def list_known_kinds(kinds: MaybeKinds) -> ColumnKinds:
 
 
 def infer_nested_kinds(table: RecordTable) -> MaybeKinds:
-    """Return the Arrow type of each conversation column of objects; None if Arrow has none."""
+    """Map each conversation column that holds objects to its Arrow type, or to None without such a
+    type.
+    """
     import pyarrow
 
     kinds = dict[str, Any]()
@@ -282,7 +291,10 @@ def infer_nested_kinds(table: RecordTable) -> MaybeKinds:
 
 
 def join_nested_kinds(first: MaybeKinds, others: MaybeKinds) -> MaybeKinds:
-    """Merge the keys of two sets of types, the first set's keys first; a None stays None."""
+    """Merge the Arrow types that two parts of a table have for each column.
+
+    The keys of the objects of `first` come first. A column is None if its type is None in a part.
+    """
     import pyarrow
 
     joined = {**first, **others}
@@ -303,7 +315,10 @@ def join_nested_kinds(first: MaybeKinds, others: MaybeKinds) -> MaybeKinds:
 def _filled_sides(
     layout: Sequence[str], row: dict[str, Any], kinds: ColumnKinds
 ) -> tuple[Conversation, ...] | None:
-    """Return the row's conversations as Arrow returns them; None if they are unusable."""
+    """Return the row's conversations as Arrow returns them, or None if the row is unusable.
+
+    kinds: the Arrow types of the columns.
+    """
     filled = {}
     for name, value in row.items():
         filled[name] = conversation_rows.fill_arrow_nulls(value, kinds.get(name))
@@ -314,7 +329,7 @@ def _filled_sides(
 
 
 def list_row_personal_data_marks(table: RecordTable) -> list[tuple[Mark, ...]]:
-    """Return the marks of each row; no marks without the column.
+    """Return the personal data that each row's `pii` column marks; no marks without this column.
 
     Raise AuditError for a value that does not map kinds to texts.
     """
@@ -350,7 +365,7 @@ def list_row_personal_data_marks(table: RecordTable) -> list[tuple[Mark, ...]]:
 
 
 def _parse_personal_data_marks(value: Any) -> Iterator[Mark]:
-    """Yield the marks of one row.
+    """Yield the marks of personal data in one row; value: the cell of the column `pii`.
 
     Raise ValueError, without private text, for a value that does not map kinds to texts.
     """
@@ -382,7 +397,7 @@ def _parse_personal_data_marks(value: Any) -> Iterator[Mark]:
 
 
 def _format_table_cell(value: Any) -> str:
-    """Return all text of a cell; a conversation's messages follow each other."""
+    """Return all text of a cell; the messages of a conversation are joined."""
     if isinstance(value, dict | list):
         return "\n".join(
             map(_format_table_cell, value.values() if isinstance(value, dict) else value)
@@ -391,9 +406,10 @@ def _format_table_cell(value: Any) -> str:
 
 
 def list_row_groups(table: RecordTable, column: str | None, needed: bool) -> Sequence[str | None]:
-    """Return the group of each row; None for each row without a group column.
+    """Return the group of each row, or None for each row if no column is given.
 
-    Reports show groups, so a column that names people is rejected.
+    needed: whether a missing column is an error. Reports show groups, so a column that names people
+        is rejected.
     """
     if column is None or not _has_one_column(table, "--group-column", column, needed):
         return [None] * table.rows
@@ -428,9 +444,9 @@ def _name_cell_group(table: RecordTable, row: int, column: str, value: Any) -> s
 
 
 def list_row_users(table: RecordTable, column: str | None, needed: bool) -> Sequence[str | None]:
-    """Return `list_row_privacy_unit_names`, or None for each row if no column is given.
+    """Return the user of each row, or None for each row if no column is given.
 
-    Raise AuditError if the column is missing.
+    needed: whether a missing column is an error. Raise AuditError for a missing column.
     """
     if column is None or not _has_one_column(table, "--user-column", column, needed):
         return [None] * table.rows
@@ -438,7 +454,10 @@ def list_row_users(table: RecordTable, column: str | None, needed: bool) -> Sequ
 
 
 def _has_one_column(table: RecordTable, flag: str, column: str, needed: bool) -> bool:
-    """Check for a column. Raise AuditError if it occurs twice, or is needed and missing."""
+    """Check whether the table has the column that the user named with `flag`.
+
+    Raise AuditError if the column occurs twice, or is needed and missing.
+    """
     if column not in table.columns and not needed:
         return False
     if table.columns.count(column) != 1:

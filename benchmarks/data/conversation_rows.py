@@ -1,6 +1,6 @@
 """Parse rows of conversations or instructions.
 
-Reasons why a row is unusable name columns, roles and turns, never their text.
+The reason why a row is unusable names columns, roles and turns, never their text.
 """
 
 from __future__ import annotations
@@ -76,14 +76,17 @@ class UnusableConversation(Exception):
 
 @dataclass(frozen=True)
 class Conversation:
-    """A row as a conversation. messages: dictionaries with role, content and all other given keys.
+    """A row of a table, parsed into a conversation.
 
-    kind: `messages`, `completion` or `instruction`. For the last two, `plain` has the texts,
-    (prompt, completion) or (instruction, input, output), and `messages` the same texts as turns.
-    group: for preference data, `chosen`, `rejected`, `wanted` or `unwanted`. system_column:
-    whether the first message is from a separate column. filled: the row as read from an Arrow
-    table, if different: each object then has all keys that objects have in any row, with null for
-    its missing keys.
+    messages: dictionaries with role, content and all other given keys.
+    tools: list of the tool functions; options: the row's chat_template_kwargs.
+    kind: `messages`, `completion` or `instruction`.
+    plain: for the last two kinds, the texts (prompt, completion) or (instruction, input, output),
+        which `messages` contains as turns.
+    group: for preference data, `chosen`, `rejected`, `wanted` or `unwanted`.
+    system_column: whether the first message is from a separate column.
+    filled: the row as read from an Arrow table, if different. Each object then has all keys that
+        objects have in any row, with null for its missing keys.
     """
 
     messages: tuple[Message, ...]
@@ -117,7 +120,10 @@ def is_assistant(message: Message) -> bool:
 
 
 def get_message_text(content: Any) -> str | None:
-    """Return a text, or the joined texts of a list of parts; None if any part has no text."""
+    """Return the text of a message's content, or None if any part has no text.
+
+    content: a text, or a list of parts, whose texts are joined.
+    """
     if isinstance(content, Sequence) and not isinstance(content, str):
         parts = [part.get("text") if isinstance(part, Mapping) else None for part in content]
         if all(isinstance(part, str) for part in parts):
@@ -129,9 +135,10 @@ def get_message_text(content: Any) -> str | None:
 def parse_conversations(
     layout: Sequence[str], row: Mapping[str, Any], keep_nulls: bool = False
 ) -> tuple[Conversation, ...]:
-    """Parse a row of one of `LAYOUTS` into one conversation, or both sides of preferences.
+    """Parse a row with the columns of one of `LAYOUTS` into conversations.
 
-    Raise UnusableConversation for an invalid row.
+    Preferences give a chosen and a rejected conversation, other rows one conversation. keep_nulls:
+    see `parse_conversation`. Raise UnusableConversation for an invalid row.
     """
     if layout != PREFERENCES:
         return (parse_conversation(layout, row, keep_nulls),)
@@ -152,11 +159,10 @@ def parse_conversations(
 
 
 def _split_preferences(row: Mapping[str, Any]) -> tuple[Any, Any, Any]:
-    """Return the prompt, the chosen side and the rejected side; the prompt of an instruction is
-    None.
+    """Return the prompt, the chosen completion and the rejected completion of a row.
 
-    If the row has no prompt, the common beginning of both sides is the prompt, as in TRL's
-    `extract_prompt`.
+    The prompt of an instruction is None. If the row has no prompt, the prompt is the common
+    beginning of both completions, as in TRL's `extract_prompt`.
     """
     # LLaMA-Factory's sides are one message each.
     chosen, rejected = (
@@ -185,7 +191,8 @@ def _drop_prompt_loss(
 ) -> Conversation:
     """Return the conversation with a loss only on the turns of its completion.
 
-    reason: why its prompt has no loss.
+    completion: a text, or the list of its messages. reason: why the prompt has no loss. group: the
+    group of the returned conversation.
     """
     if isinstance(completion, str):
         last = 1
@@ -282,8 +289,8 @@ def _means_no(mark: Any) -> bool:
 
 
 def _parse_history(history: Any) -> list[dict[str, Any]]:
-    """Parse the history column of LLaMA-Factory's Alpaca layout (questions and answers) as
-    turns.
+    """Parse the history column of LLaMA-Factory's Alpaca layout (questions and answers) into
+    messages.
     """
     if isinstance(history, str) and history:
         try:
@@ -306,9 +313,9 @@ def _parse_history(history: Any) -> list[dict[str, Any]]:
 def _list_normalised_messages(
     messages: Any, role: str, keep_nulls: bool = False
 ) -> list[dict[str, Any]]:
-    """Return messages with role and content from OpenAI's keys or ShareGPT's `from` and `value`.
+    """Return messages with role and content, from OpenAI's keys or ShareGPT's `from` and `value`.
 
-    A plain text becomes one turn of `role`.
+    A plain text becomes one turn of the speaker `role`.
     """
     if isinstance(messages, str) and role:
         return [{"role": role, "content": messages}]
@@ -349,7 +356,7 @@ def _require_message_text(content: Any) -> str:
 
 
 def get_tool_name(tool: Any) -> str:
-    """Return the name of a function, bare or in OpenAI's format; "" for no name."""
+    """Return the name of a tool function, given bare or in OpenAI's format; "" without a name."""
     if isinstance(tool, Mapping):
         function = tool.get("function", tool)
     else:
@@ -360,7 +367,9 @@ def get_tool_name(tool: Any) -> str:
 
 
 def _parse_conversation_tools(tools: Any) -> Any:
-    """Return a list of functions, possibly empty. The input may be JSON, which TRL also reads."""
+    """Return the list of tool functions, possibly empty. The input may be JSON, which TRL also
+    reads.
+    """
     if isinstance(tools, str) and tools:
         try:
             tools = json.loads(tools)
@@ -385,9 +394,9 @@ def _parse_chat_template_options(options: Any, keep_nulls: bool) -> dict[str, An
 
 
 def add_tool_calls(message: Message) -> Message:
-    """Convert a turn of a calling role to an assistant's turn with `tool_calls`.
+    """Convert a message whose role means a tool call to an assistant's message with `tool_calls`.
 
-    LLaMA-Factory and ms-swift do the same. Other turns, and turns without JSON of calls, stay
+    LLaMA-Factory and ms-swift do the same. Other messages, and messages without JSON of calls, stay
     unchanged.
     """
     text = get_message_text(message.get("content"))
@@ -409,7 +418,9 @@ def add_tool_calls(message: Message) -> Message:
 
 
 def wrap_tools(conversation: Conversation) -> Conversation:
-    """Return the row with each bare tool function under the key `function`, as in OpenAI's API."""
+    """Return the conversation with each bare tool function under the key `function`, as in OpenAI's
+    API.
+    """
     if not isinstance(conversation.tools, list):
         return conversation
     bare = []
@@ -422,7 +433,7 @@ def wrap_tools(conversation: Conversation) -> Conversation:
 
 
 def decode_call_arguments(conversation: Conversation) -> Conversation:
-    """Return the row with the JSON arguments of tool calls decoded to objects, as in axolotl."""
+    """Return the conversation with tool calls' JSON arguments as objects, as in axolotl."""
     return replace(
         conversation,
         messages=tuple(
@@ -457,7 +468,7 @@ def _decode_arguments(call: Any) -> Any:
 
 
 def remove_nested_nulls(conversation: Conversation) -> Conversation:
-    """Return the row without null-valued keys in its tools and messages, at any depth."""
+    """Return the conversation without null-valued keys in its tools and messages, at any depth."""
     return replace(
         conversation,
         messages=remove_nulls(conversation.messages),
@@ -475,9 +486,10 @@ def remove_nulls(value: Any) -> Any:
 
 
 def fill_arrow_nulls(value: Any, kind: Any) -> Any:
-    """Return a cell as Arrow returns it from a column of this `pyarrow.DataType`.
+    """Return a cell as Arrow returns it from a column of the type `kind` (`pyarrow.DataType`).
 
-    Each object gets all keys of the column's objects, in the column's order, null if missing.
+    Each object gets all keys of the column's objects, in the column's order, with null for missing
+    keys.
     """
     from pyarrow import types
 

@@ -1,6 +1,4 @@
-"""Choose where to cut a text into prefixes and suffixes, by the text's length or by given
-lengths.
-"""
+"""Choose where to cut a text into a prefix and a suffix, by its length or by given lengths."""
 
 from __future__ import annotations
 
@@ -33,7 +31,7 @@ def check_secret_lengths(prefix_length: int | None, suffix_length: int | None) -
 
 
 class CutPlace(NamedTuple):
-    """A place in a text: tokens start:middle are the prefix, tokens middle:end the suffix."""
+    """A cut of a text: tokens start:middle are the prefix, and middle:end are the suffix."""
 
     start: int
     middle: int
@@ -42,7 +40,10 @@ class CutPlace(NamedTuple):
 
 @dataclass(frozen=True)
 class TextLengths:
-    """The user's lengths and stride, in tokens; if None, the length of each text decides."""
+    """The user's lengths of prefix and suffix, and the stride of windows, in tokens.
+
+    If a length is None, the length of each text decides.
+    """
 
     prefix: int | None = None
     suffix: int | None = None
@@ -73,13 +74,13 @@ class TextLengths:
     def cut_places(
         self, n_tokens: int, shared: int = 0, room: int | None = None
     ) -> list[CutPlace] | str:
-        """Return the cut places of a text of `n_tokens` tokens, in order, or the reason why there
-        are none.
+        """Return where to cut a text of `n_tokens` tokens, in order, or the reason why no cut is
+        possible.
 
         shared: number of first tokens that many other texts share. A prefix within these public
-        tokens cannot identify the text, so the first suffix begins after them and after some
-        tokens that belong to this text only. room: maximum tokens of a prefix and suffix that the
-        model can read (None: no limit).
+        tokens cannot identify the text. The first suffix therefore begins after the shared tokens
+        and after some tokens of this text only. room: maximum tokens of a prefix and suffix that
+        the model can read (None: no limit).
         """
         places = self._cut(n_tokens, shared)
         if isinstance(places, str) or self.are_given:
@@ -131,9 +132,9 @@ class TextLengths:
 
 
 def spread_windows(first: int, end: int, most: int = MOST_WINDOWS) -> list[int]:
-    """Return the starts of suffixes of at most LENGTH tokens, adjacent from `first` on.
+    """Return the starts of adjacent suffixes of at most LENGTH tokens that cover tokens first:end.
 
-    If there would be more than `most`, return `most` evenly spaced starts.
+    If there would be more than `most` suffixes, return `most` evenly spaced starts.
     """
     middles = list(range(first, end - LEAST_SUFFIX + 1, LENGTH)) or [first]
     if len(middles) <= most:
@@ -143,8 +144,9 @@ def spread_windows(first: int, end: int, most: int = MOST_WINDOWS) -> list[int]:
 
 
 def _fit_place(place: CutPlace, room: int | None) -> CutPlace:
-    """Shorten a prefix so that the model can read it with the suffix, but not below the usual
-    length.
+    """Shorten a prefix so that prefix and suffix have at most `room` tokens.
+
+    The prefix keeps at least LENGTH tokens, if it has as many.
     """
     if room is None or place.end - place.start <= room:
         return place
@@ -160,12 +162,14 @@ BY_OWN_LENGTH = TextLengths()
 
 @dataclass(frozen=True)
 class SharedBeginnings:
-    """The beginnings that many texts share, such as a notice or the head of a form, sorted."""
+    """The sorted beginnings, as tokens, that many texts share, such as a notice or the head of a
+    form.
+    """
 
     beginnings: tuple[Tokens, ...] = ()
 
     def length_in(self, tokens: Sequence[int]) -> int:
-        """Return how many first tokens of a text belong to a shared beginning."""
+        """Return the number of first tokens of a text that belong to a shared beginning."""
         at = bisect_left(self.beginnings, tuple(tokens))  # the nearest in sorted order share most
         nearest = self.beginnings[max(0, at - 1) : at + 1]
         length = max((_find_common_length(tokens, text) for text in nearest), default=0)
@@ -176,10 +180,12 @@ NOTHING_SHARED = SharedBeginnings()
 
 
 def find_shared_beginnings(texts: Sequence[Sequence[int]]) -> SharedBeginnings:
-    """Return the beginnings shared by at least five distinct texts and at least a tenth of all.
+    """Return the beginnings shared by at least five distinct texts and at least a tenth of all
+    texts.
 
-    In sorted order, each text is next to the texts with which it shares most. The beginning that n
-    adjacent texts share is therefore the shortest one that two neighbours among them share.
+    texts: token ids. In sorted order, each text is next to the texts with which it shares most. The
+        beginning that n adjacent texts share is therefore the shortest beginning that two
+        neighbours among them share.
     """
     distinct = sorted({tuple(text) for text in texts})
     together = max(_FEWEST, round(_SHARE * len(distinct)))

@@ -1,6 +1,7 @@
 """Cut rows into prefix and suffix tokens.
 
-Pairs are cut at their join, texts at the start or at several places, conversations at answers.
+Pairs are cut where prefix and suffix join. Texts are cut at the start or at several positions, and
+conversations at their answers.
 """
 
 from __future__ import annotations
@@ -65,8 +66,16 @@ Halves = tuple[Tokens, Tokens, Wording] | str
 
 @dataclass(frozen=True)
 class Cutting:
-    """The rules for cutting rows: lengths in tokens, stride of windows, and the attacker's
-    knowledge.
+    """The options for cutting the rows of a table into prefixes and suffixes.
+
+    lengths: the user's lengths in tokens.
+    knows: the attacker's knowledge of a conversation (see `cut_answers_into_secrets`).
+    form: the rendering of conversations (None: the usual rendering).
+    turns: the attacked speaker of conversations (None: the assistant).
+    shared: beginnings that many texts share.
+    kinds: Arrow types of the columns of the table that the rows are compared with.
+    trained: the tokens of a row that were trained on (None: all).
+    room: maximum tokens of prefix and suffix that the model reads (None: no limit).
     """
 
     tokenizer: Any
@@ -89,9 +98,9 @@ class Cutting:
 
     @property
     def is_all_along(self) -> bool:
-        """Return whether long answers are attacked in several windows.
+        """Whether long answers are attacked in several windows.
 
-        This is so if the attacker knows all earlier text.
+        This is so if the user gives no lengths and the attacker knows all earlier text.
         """
         return not self.lengths.are_given and (self.knows or USER) == USER
 
@@ -99,7 +108,8 @@ class Cutting:
         """Return the trained part of a prefix and suffix, or the reason why they cannot be
         attacked.
 
-        at: the row's token at which the suffix begins; n_tokens: length of the row.
+        halves: prefix, suffix and their text, or a reason, which is returned. at: index in the row
+        of the suffix's first token. n_tokens: length of the row.
         """
         if isinstance(halves, str):
             return halves
@@ -116,9 +126,15 @@ class Cutting:
 
 @dataclass(frozen=True)
 class CutPart:
-    """The result for a row or a part of a row.
+    """A row or a part of a row after cutting: a prefix and suffix, or a reason.
 
-    suffix_start: the row's token at which the suffix begins.
+    row, part: numbers of the row and of the part (None: the row is one part).
+    halves: prefix, suffix and their text, or the reason why the part cannot be attacked.
+    suffix_start: index in the row of the suffix's first token.
+    row_text: the text of the part in the row, if the attacker gets another prefix.
+    group: the speaker, if several are attacked, or `chosen` or the like for a preference.
+    n_shared: first tokens of the row that many rows share.
+    tokens: length of the row in its first part, else 0; for answers, of the answer.
     """
 
     row: int
@@ -162,11 +178,11 @@ def describe_tokenisation(tokenizer: PreTrainedTokenizerBase) -> str:
 def cut_rows_into_parts(
     table: RecordTable, cut: Cutting, remarks: Counter[str]
 ) -> tuple[Iterator[CutPart], str, Sequence[str]]:
-    """Return the parts of each row, the cutting rule in words, and the rows' texts.
+    """Return the parts of each row, a phrase on how rows are cut, and the rows' texts.
 
     Texts of conversations are added only while their parts are read. remarks: receives counts of
-    moved cuts and of inputs that a template leaves out. Raise AuditError for a flag that has no
-    effect on this layout.
+    moved cuts and of inputs that a template leaves out. Raise AuditError for an option that has no
+    effect on this table's columns.
     """
     layout = detect_column_layout(table)
     for flag, value in (("--knows", cut.knows), ("--turns", cut.turns)):
@@ -210,7 +226,7 @@ def cut_rows_into_parts(
 def _cut_texts_into_parts(
     cut: Cutting, texts: Sequence[str], remarks: Counter[str]
 ) -> Iterator[CutPart]:
-    """Yield a prefix and a suffix for each cut place of each text. remarks: counts moved cuts by
+    """Yield the prefixes and suffixes of each text. remarks: receives counts of moved cuts by
     reason.
     """
     for row, (text, (ids, offsets)) in enumerate(
@@ -249,7 +265,7 @@ def _cut_texts_into_parts(
 
 
 def measure_shared_beginnings(tokenizer: Any, table: RecordTable) -> SharedBeginnings:
-    """Return the beginnings that many texts of a table share; nothing for other layouts."""
+    """Return beginnings that many texts of a table share; none without a text column."""
     layout = detect_column_layout(table)
     if layout != ("text",):
         return NOTHING_SHARED
@@ -270,10 +286,12 @@ def _cut_pair_part(cut: Cutting, row: int, halves: Halves) -> CutPart:
 def _cut_pair(
     tokenizer: Any, prefix: str, suffix: str, ids: list[int], offsets: list[tuple[int, int]]
 ) -> Halves:
-    """Cut `ids` between the prefix text and the suffix text, or return the reason why that fails.
+    """Cut a row's tokens `ids` between the prefix text and the suffix text, or return why that
+    fails.
 
-    The tokens before the cut are decoded, because offsets do not suffice: many tokenizers trim the
-    space from a token's offsets, so that " b" after "a" seems to start after "a ".
+    Return (prefix tokens, suffix tokens, text). The tokens before the cut are decoded, because
+    `offsets` do not suffice. Many tokenizers trim the space from a token's offsets, so that " b"
+    after "a" seems to start after "a ".
     """
     if not prefix or not suffix:
         return "prefix or suffix is empty"
@@ -306,7 +324,8 @@ def _cut_conversations(
 ) -> Iterator[CutPart]:
     """Yield the parts of each conversation.
 
-    texts: receives the conversations' texts. remarks: counts inputs that the template leaves out.
+    form: the rendering. rows: row numbers with their conversations. texts: receives the
+    conversations' texts. remarks: receives counts of inputs that the template leaves out.
     """
     for row, sides in groupby(rows, key=lambda numbered: numbered[0]):
         answers = [
@@ -334,9 +353,9 @@ def _cut_conversations(
 def _fit_answer(
     cut: Cutting, answer: answer_cuts.AnswerCut | UnusableConversation, n_tokens: int
 ) -> answer_cuts.AnswerCut | UnusableConversation:
-    """Return the trained part of an answer, or the reason why it cannot be attacked.
+    """Return the trained part of an answer, or the reason why the answer cannot be attacked.
 
-    n_tokens: length of its conversation.
+    n_tokens: length of the conversation.
     """
     if isinstance(answer, UnusableConversation):
         return answer
@@ -355,7 +374,11 @@ def _cut_conversation_answers(
     texts: list[str],
     remarks: Counter[str],
 ) -> list[tuple[answer_cuts.AnswerCut | UnusableConversation, str | None]]:
-    """Return each answer of a conversation with its group, or the one reason why there is none."""
+    """Return (answer, group) for each answer of a conversation.
+
+    If the whole conversation is unusable, return only the reason, with group None. texts: receives
+    the conversation's text. remarks: receives counts of ignored inputs.
+    """
     knows = cut.knows or USER
     lengths = (cut.lengths.suffix or LENGTH, cut.lengths.prefix)
     try:
@@ -387,10 +410,10 @@ def _cut_conversation_answers(
 
 
 def choose_table_rendering(tokenizer: Any, table: RecordTable) -> ChatRendering:
-    """Return the most usual rendering of these rows, with today's date if the template writes a
-    date.
+    """Return the rendering that is most common for these rows.
 
-    Raise AuditError for messages if the tokenizer has no template.
+    If its template writes a date, the date is today. Raise AuditError for messages if the tokenizer
+    has no template.
     """
     for _, conversation in parse_row_conversations(table, detect_column_layout(table)):
         if not isinstance(conversation, UnusableConversation):

@@ -1,4 +1,4 @@
-"""Represent the usable rows of a file as records, and list the other rows, for the split."""
+"""Represent the usable rows of a file as records, and list its unusable rows by reason."""
 
 from __future__ import annotations
 
@@ -15,10 +15,13 @@ BY_LIMIT = "beyond --limit"
 
 @dataclass(frozen=True)
 class DataRecord:
-    """One row, or one part of a row, as tokens. Rows and parts are numbered from 0.
+    """A row, or a part of a row, cut into the tokens of a prefix and a suffix.
 
-    repeats: copies in training (None: unknown). suffix_start: the row's token at which the part's
-    suffix begins.
+    row, part: numbers from 0; a part of None is the complete row.
+    repeats: copies in training (None: unknown).
+    group, wording, user: see `Secret`.
+    suffix_start: index in the row of the suffix's first token.
+    n_shared: first tokens of the row that many rows share, such as a notice.
     """
 
     row: int
@@ -48,7 +51,17 @@ class DataRecord:
 
 @dataclass(frozen=True)
 class RecordSource:
-    """The usable rows of a file or folder, its other rows by reason, and notes."""
+    """The records of a file or folder, and the rows that gave no record.
+
+    label: the user's flag and file, such as "--data 'private.csv'".
+    left_out: (reason, row numbers) of the unusable rows.
+    form: the rendering of conversations (None: no conversations).
+    parts_left_out: (reason, row number of each part) for unusable parts of rows with other parts.
+    row_tokens: number of tokens by row; empty if not counted.
+    texts: texts of the rows, if needed again.
+    not_attacked: usable rows without a record, by reason.
+    unread: statistics of the rows of a large table that were only counted.
+    """
 
     label: str  # the user's flag and name: "--data 'private.csv'"
     records: tuple[DataRecord, ...]
@@ -72,7 +85,9 @@ class RecordSource:
     ) -> RecordCounts:
         """Return the counts of this source's rows.
 
-        left_out: rows that the split leaves out, by reason, besides the source's own.
+        left_out: number of rows that the split leaves out, by reason, in addition to the source's
+        own. not_attacked: number of usable rows that are not attacked, by reason. attacked: the
+        records that are attacked.
         """
         all_left_out = {reason: len(rows) for reason, rows in self.left_out} | {
             reason: n for reason, n in left_out.items() if n
@@ -108,7 +123,10 @@ def format_too_long(room: int) -> str:
 def group_reason_rows(
     reasons_of_rows: Sequence[tuple[int, str]],
 ) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    """Return each reason with its rows, in order; duplicates stay."""
+    """Return (reason, its row numbers) for each reason, in order; duplicates stay.
+
+    reasons_of_rows: (row number, reason).
+    """
     rows: dict[str, list[int]] = {}
     for row, reason in reasons_of_rows:
         rows.setdefault(reason, []).append(row)
@@ -118,10 +136,10 @@ def group_reason_rows(
 def group_unusable_parts(
     unusable: Sequence[tuple[int, str]], records: Sequence[DataRecord]
 ) -> tuple[tuple[tuple[str, tuple[int, ...]], ...], tuple[tuple[str, tuple[int, ...]], ...]]:
-    """Return two lists by reason: rows without any record, and the other unusable parts.
+    """Group unusable rows and unusable parts by reason; return two lists of (reason, row numbers).
 
-    A row without a record is listed once; another unusable part is listed by its row. unusable:
-    row and reason of each unusable part.
+    The first list has the rows without any record, each row once. The second list has the row of
+    each other unusable part. unusable: (row, reason) of each unusable part.
     """
     usable_rows = {record.row for record in records}
     first_reasons = dict(
@@ -132,7 +150,7 @@ def group_unusable_parts(
 
 
 def _count_attacked_tokens(records: Iterable[DataRecord]) -> int:
-    """Count the tokens in suffixes; tokens in overlapping windows count once."""
+    """Count the tokens in suffixes; a token in overlapping windows counts once."""
     covered = 0
     last_row = -1
     last_end = 0

@@ -188,10 +188,12 @@ class Files(Benchmark):
 
 @dataclass(frozen=True)
 class TableReader:
-    """A reader of a plan's files, which reads all rows, or a sample of a large file.
+    """A reader of a plan's files. It reads all rows of a file, or a sample of a large file.
 
-    named: columns of groups and users; forget: file of records to forget, which a sample of --data
-    must contain.
+    split: the options --limit, --seed and fraction of known records.
+    counting: counts the rows of large tables.
+    named: names of the columns of groups and of users.
+    forget: file of records to forget, which a sample of --data must contain.
     """
 
     split: SplitOptions
@@ -200,8 +202,10 @@ class TableReader:
     forget: str | None = None
 
     def read(self, flag: str, name: str) -> tuple[RecordTable, UnreadRows | None]:
-        """Return the rows of a file; for a large file, a sample and statistics of the other
-        rows.
+        """Return the rows of a file and None; for a large file, a sample and statistics of its
+        other rows.
+
+        flag: the option that names the file, such as `--data`.
         """
         group_column, user_column = self.named_columns(flag)
         column_names = (*columns.COLUMNS, *filter(None, self.named_columns(flag)))
@@ -222,7 +226,9 @@ class TableReader:
         return require_nonempty_record_table(read_record_table(flag, name, column_names)), None
 
     def named_columns(self, flag: str) -> tuple[str | None, str | None]:
-        """Return the group and the user column to read from this flag's file; None if not read."""
+        """Return the names of the group column and user column in the file of the option `flag`, or
+        None.
+        """
         if flag in ("--data", "--nonmembers"):
             return self.named
         return (None, None)
@@ -261,10 +267,11 @@ def _build_record_source(
     unread: UnreadRows | None = None,
     members: UnreadRows | None = None,
 ) -> RecordSource:
-    """Return the rows of a table as records, and the rows that cannot be cut by reason.
+    """Return the rows of a table as records, and the rows that cannot be cut, by reason.
 
-    unread: statistics of the other rows, if the table is a sample. members: statistics of a large
-    table of members, which must not contain a non-member.
+    flag: the option that names the table. cut: how to cut rows. unread: statistics of the other
+    rows, if `table` is a sample. members: statistics of a large table of members; a non-member that
+    equals one of its rows is unusable.
     """
     layout = columns.detect_column_layout(table)
     if layout in columns.PLAIN:
@@ -352,7 +359,10 @@ def _build_record_source(
 
 
 def _restore_row_numbers(source: RecordSource, unread: UnreadRows) -> RecordSource:
-    """Return the source with the complete table's row numbers, and a note about unread rows."""
+    """Return the records of a sample with the row numbers of the complete table.
+
+    A note on the unread rows is added.
+    """
 
     def renumber(
         reasons: Sequence[tuple[str, tuple[int, ...]]],
@@ -396,10 +406,10 @@ def _list_large_table_notes(
 
 
 def _count_heldout_context(secrets: Sequence[Secret]) -> tuple[int, ...]:
-    """Count the unscored first tokens of each non-member; return () if each non-member is one
-    text.
+    """Count the first tokens of each non-member that are not scored.
 
-    The prefix of a later window is not scored, because the previous window already scored it.
+    The prefix of a later window is not scored, because the previous window already scored these
+    tokens. Return () if no non-member is one of several windows.
     """
     nonmembers = [secret for secret in secrets if not secret.member]
     if all(secret.document is None for secret in nonmembers):
@@ -416,9 +426,10 @@ def _count_heldout_context(secrets: Sequence[Secret]) -> tuple[int, ...]:
 def _add_copy_counts(
     records: Sequence[DataRecord], standing: Sequence[str], texts: Sequence[str]
 ) -> list[DataRecord]:
-    """Set how often each record occurs in the texts, with its suffix right after its prefix.
+    """Return the records with the number of their occurrences in `texts` as repeats.
 
-    The first of several equal rows gets all occurrences, because merging adds the counts.
+    standing: the text of each record, its suffix right after its prefix. The first of several equal
+        rows gets all occurrences, because merging adds the counts.
     """
     pairs = list(zip(records, standing, strict=True))
     # A suffix that ends inside a word also occurs inside words.
@@ -432,7 +443,7 @@ def _add_copy_counts(
 
 
 def _add_personal_data_marks(records: Sequence[DataRecord], table: RecordTable) -> list[DataRecord]:
-    """Add each row's marks to its records.
+    """Return the records with the personal data that the table marks in their rows.
 
     Raise AuditError if a marked text does not occur in the row.
     """

@@ -13,10 +13,11 @@ from auditor.models.rows import Rows
 
 
 class FixedDistribution(LanguageModel):
-    """A model that returns distributions[i % cases] after a context whose last token is i.
+    """A model with given next-token probabilities, for tests.
 
-    distributions: (cases, V) probabilities, or (V,) for the same distribution after every context;
-    converted to float64 unless their dtype is given.
+    distributions: (cases, V) probabilities over V tokens. After a context whose last token is i,
+        the model returns row i % cases. An array of shape (V,) applies after every context.
+        Converted to float64 unless their dtype is given.
     """
 
     capabilities = frozenset({"draw", "distribution"})

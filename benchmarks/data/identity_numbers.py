@@ -40,8 +40,8 @@ def _is_finnish(number: str) -> bool:
 def _is_chinese(number: str) -> bool:
     """Return whether a Chinese number has a valid check digit and date.
 
-    stdnum would also look up the district in the year of birth, but many people are older than
-    their district's code.
+    stdnum would also look up the number's district in the year of birth. This check does not,
+    because many people are older than their district's code.
     """
     from stdnum.cn import ric
 
@@ -52,11 +52,12 @@ def _is_chinese(number: str) -> bool:
 
 
 def _is_korean(number: str) -> bool:
-    """Return whether a Korean number has a valid check digit, or a hyphen if it needs no check
-    digit.
+    """Return whether a Korean number has a valid check digit, or a hyphen if no check digit is
+    needed.
 
-    Since October 2020, all digits after the digit of sex and century are random: for people born
-    since then, and for foreigners (5 to 8), whose numbers do not show their date of issue.
+    Since October 2020, all digits after the digit of sex and century are random, for people born
+    since then. The same may hold for foreigners (5 to 8), because their numbers do not show the
+    date of issue.
     """
     from stdnum.kr import rrn
 
@@ -109,7 +110,7 @@ _OWN_CHECKS: dict[str, Callable[[str], bool]] = {
 
 
 def _get_check(name: str) -> Callable[[str], bool]:
-    """Return the check function of this name, from this module or from a module of stdnum."""
+    """Return the function of this name that checks a number, from this module or from stdnum."""
     return _OWN_CHECKS.get(name) or partial(_is_stdnum_valid, name)
 
 
@@ -199,7 +200,7 @@ _NUMBER_CHECKS = [(re.compile(pattern, re.I), _get_check(name)) for pattern, nam
 
 
 def find_id_number_places(text: str) -> Iterator[tuple[int, int]]:
-    """Yield start and end of each national number. The text must have ASCII digits."""
+    """Yield (start, end) of each national number in the text, which must have ASCII digits."""
     for pattern, is_valid in _NUMBER_CHECKS:
         yield from (
             match.span("number")
@@ -215,10 +216,9 @@ _WAYS_TO_WRITE = [
 
 
 def list_id_number_checks(number: str) -> Iterator[tuple[str, Callable[[str], bool]]]:
-    """Yield name and check function of each national number that this may be, the most certain
-    first.
+    """Yield (name, check function) of each kind of national number that `number` may be.
 
-    number: must have ASCII digits.
+    The most certain kind is first. The number must have ASCII digits.
     """
     for pattern, name in _WAYS_TO_WRITE:
         if pattern.fullmatch(number) and (check := _get_check(name))(number.upper()):

@@ -1,4 +1,4 @@
-"""Sample tables that are too large to tokenise: count all rows in one pass, and read a sample.
+"""Sample a table that is too large to tokenise: count all its rows in one pass, and read a sample.
 
 This is done only with --limit, for JSONL, CSV and Parquet. The pass reads blocks, so workers can
 share it. It needs memory for the sample and 16 bytes a row, plus 16 bytes a row each for
@@ -55,17 +55,18 @@ _USERS = "user of a row"
 
 
 def hash_texts(texts: Sequence[str]) -> Ints:
-    """Return a hash of each text, (texts,), the same in every process and on every machine."""
+    """Return a hash of each text, (texts,) int64, equal in every process and on every machine."""
     import pandas
 
     return pandas.util.hash_array(np.array(texts, dtype=object), categorize=False).view(np.int64)
 
 
 def hash_rows(table: RecordTable, layout: tuple[str, ...]) -> Ints:
-    """Return a hash of each row's text or conversation, (rows,).
+    """Return a hash of each row's text or conversation, (rows,) int64.
 
-    In conversations, null equals a missing key, because Parquet has all keys in all rows. Raise
-    AuditError with the row for a value other than text.
+    layout: the columns of the records, from `columns.detect_column_layout`. In conversations, null
+    equals a missing key, because Parquet has all keys in all rows. Raise AuditError with the row
+    for a value other than text.
     """
     if layout in columns.PLAIN:
         return hash_texts(columns.list_joined_layout_texts(table, layout))
@@ -80,14 +81,17 @@ def hash_rows(table: RecordTable, layout: tuple[str, ...]) -> Ints:
 
 @dataclass(frozen=True)
 class UnreadRows:
-    """Statistics of a table of which only a sample was read.
+    """Statistics of a large table of which only a sample was read.
 
-    rows: (sample,) row numbers in the table; copies: (sample,) occurrences in the table, weighted
-    by the repeats column if present; columns, texts: those of the table; n_rows: rows of the
-    complete table; n_distinct: distinct unread rows; by_copies: distinct unread rows by
-    `format_copies`; row_hashes, user_hashes: sorted hashes of all rows and users;
-    of_several_groups, of_several_users: sampled rows whose copies differ in group or user; kinds:
-    column types from all rows (`columns.infer_nested_kinds`).
+    rows: (sample,) row numbers in the table.
+    copies: (sample,) occurrences in the table, weighted by the repeats column if present.
+    columns, texts: all columns and the text columns of the table.
+    n_rows: rows of the complete table; n_distinct: distinct unread rows.
+    by_copies: distinct unread rows by number of copies (`format_copies`).
+    row_hashes, user_hashes: sorted hashes of all rows and users.
+    of_several_groups, of_several_users: positions in the sample of rows whose copies differ in
+        group or user.
+    kinds: Arrow type of each column of objects, from all rows (`columns.infer_nested_kinds`).
     """
 
     rows: tuple[int, ...]
@@ -104,11 +108,14 @@ class UnreadRows:
     kinds: MaybeKinds = field(default_factory=dict)
 
     def contain_rows(self, table: RecordTable, layout: tuple[str, ...]) -> list[bool]:
-        """Return, for each row of another table, whether this table has an equal row."""
+        """Return, for each row of another table, whether this table has an equal row.
+
+        layout: the columns of the records, from `columns.detect_column_layout`.
+        """
         return np.isin(hash_rows(table, layout), self.row_hashes).tolist()
 
     def contains_user(self, user: str) -> bool:
-        """Check whether the table has a row of this person."""
+        """Check whether the table has a row of this user."""
         (user_hash,) = hash_texts([user])
         place = int(np.searchsorted(self.user_hashes, user_hash))
         return place < len(self.user_hashes) and bool(self.user_hashes[place] == user_hash)
@@ -116,10 +123,12 @@ class UnreadRows:
 
 @dataclass(frozen=True)
 class BlockCounts:
-    """The counts of one block.
+    """Hashes of the rows of one block of a table.
 
-    hashes: (rows,); numbers: (rows,) per column: repeats, and hashes of group and user. is_faulty:
-    whether the block has an unusable row; then all other fields are empty.
+    hashes: (rows,) hash of each row.
+    numbers: (rows,) for each column: repeats, and hashes of group and user.
+    names: names of the columns; kinds: see `UnreadRows`.
+    is_faulty: whether the block has an unusable row; then all other fields are empty.
     """
 
     block: TableBlock
@@ -132,9 +141,11 @@ class BlockCounts:
 
 @dataclass(frozen=True)
 class BlockHashing:
-    """The hashing of a file's blocks, each separately; an engine runs this work.
+    """The work of hashing the rows of a file, block by block, which an engine may distribute.
 
-    layout: result of `columns.detect_column_layout`; names: columns to read.
+    label: start of error messages.
+    layout: the columns of the records, from `columns.detect_column_layout`.
+    names: columns to read.
     """
 
     label: str
@@ -158,10 +169,10 @@ class BlockHashing:
                 yield BlockCounts(block, is_faulty=True)
 
     def hash_block(self, block: TableBlock, first_row: int = 0, first_line: int = 0) -> BlockCounts:
-        """Return the counts of a block. first_row, first_line: how many rows and lines precede the
-        block.
+        """Return the hashes of a block's rows.
 
-        Raise AuditError with the row for an unusable row.
+        first_row, first_line: number of rows and of lines before the block. Raise AuditError with
+        the row for an unusable row.
         """
         names = dict[str, None]()
         hashes = [np.empty(0, np.int64)]
@@ -204,9 +215,10 @@ HashBlocks = Callable[[BlockHashing, Sequence[TableBlock]], Iterator[BlockCounts
 
 @dataclass(frozen=True)
 class TableCounting:
-    """A count of large tables, which counts each table only once.
+    """A memory of the statistics of large tables, so that each table is counted only once.
 
-    `hash_blocks` may run in any order; `counted` holds results by flag and name.
+    hash_blocks: function that hashes blocks, in any order.
+    counted: statistics by flag and name of the table.
     """
 
     hash_blocks: HashBlocks = hash_blocks_here
@@ -215,11 +227,13 @@ class TableCounting:
 
 @dataclass(frozen=True)
 class SamplingOrder:
-    """The choice of rows to read from a large table.
+    """The choice of the rows to read from a large table.
 
-    limit: attacked secrets; draw_order: returns the numbers below n in random order; copied_first:
-    whether the most copied rows fill half of the sample (the rest is random); required: rows of
-    another table that the sample must contain. group_column, user_column: columns of the table.
+    limit: number of secrets to attack.
+    draw_order: draw_order(n) returns the numbers below n in random order.
+    copied_first: whether the most copied rows fill half of the sample; the other half is random.
+    required: rows of another table that the sample must contain.
+    group_column, user_column: columns of the table.
     """
 
     limit: int
@@ -242,10 +256,10 @@ def sample_large_table(
     order: SamplingOrder,
     counting: TableCounting,
 ) -> tuple[RecordTable, UnreadRows] | None:
-    """Return a sample of a large table's distinct rows and statistics of the rest.
+    """Return a sample of a large table's distinct rows, and statistics of the other rows.
 
-    columns: columns to read; counting: holds earlier counts. Return None if all rows must be read.
-    Raise AuditError for the first unusable row.
+    where: start of error messages. columns: columns to read. counting: holds earlier results.
+    Return None if all rows must be read. Raise AuditError for the first unusable row.
     """
     if path.suffix.lower() not in _SUFFIXES or not path.is_file():
         return None
@@ -268,7 +282,7 @@ def sample_large_table(
 def _count_large_table(
     where: str, path: Path, order: SamplingOrder, hash_blocks: HashBlocks
 ) -> UnreadRows | None:
-    """Return statistics of the unread rows; None if the whole table must be read."""
+    """Choose the sample of a large table; return None if the whole table must be read."""
     head = _read_large_table_head(where, path)
     if head is None or (layout := _find_table_layout(head)) is None:
         return None
@@ -292,7 +306,7 @@ def _count_large_table(
 
 
 def is_large_text_table(where: str, path: Path) -> bool:
-    """Return whether a file is a large table without conversations, by its first rows."""
+    """Return whether a file is a large table of texts, not conversations, by its first rows."""
     if path.suffix.lower() not in _SUFFIXES or not path.is_file():
         return False
     try:
@@ -303,7 +317,7 @@ def is_large_text_table(where: str, path: Path) -> bool:
 
 
 def _find_table_layout(table: RecordTable) -> tuple[str, ...] | None:
-    """Return the columns of the table's layout; None for an invalid layout."""
+    """Return the columns of the table's records, or None if its columns are invalid."""
     try:
         return columns.detect_column_layout(table)
     except AuditError:
@@ -311,9 +325,9 @@ def _find_table_layout(table: RecordTable) -> tuple[str, ...] | None:
 
 
 def _read_large_table_head(where: str, path: Path) -> RecordTable | None:
-    """Return the first rows of a large table, which show its layout and text columns.
+    """Return the first rows of a large table, or None for a small table.
 
-    Return None for a small table.
+    These rows show which columns hold the records and other texts.
     """
     objects: list[dict[str, Any]]
     if path.suffix.lower() == ".parquet":
@@ -333,9 +347,9 @@ def _read_large_table_head(where: str, path: Path) -> RecordTable | None:
 
 @dataclass(frozen=True)
 class _TableScan:
-    """The statistics of all rows of a table, like those of a block in `BlockCounts`.
+    """The hashes of all rows of a table.
 
-    table: all columns of the table.
+    table: all columns of the table; other fields: as in `BlockCounts`.
     """
 
     table: RecordTable
@@ -345,7 +359,7 @@ class _TableScan:
 
 
 def _scan_rows(work: BlockHashing, head: RecordTable, hash_blocks: HashBlocks) -> _TableScan:
-    """Return the statistics of all rows.
+    """Return the hashes of all rows of a table.
 
     Raise AuditError for the first unusable row, after a second pass over its block.
     """
@@ -384,9 +398,10 @@ def _scan_rows(work: BlockHashing, head: RecordTable, hash_blocks: HashBlocks) -
 
 
 def _choose_sample(scan: _TableScan, order: SamplingOrder, layout: tuple[str, ...]) -> UnreadRows:
-    """Choose distinct rows to read, and return statistics of the others.
+    """Choose distinct rows to read, and return statistics of the table.
 
-    Raise NotStreamable if the table lacks a required row; only a complete reading can report this.
+    layout: the columns of the records. Raise NotStreamable if the table lacks a required row,
+    because only a complete reading can report this.
     """
     distinct, first, of_row, copies = np.unique(
         scan.hashes, return_index=True, return_inverse=True, return_counts=True
@@ -437,9 +452,10 @@ def _choose_sample(scan: _TableScan, order: SamplingOrder, layout: tuple[str, ..
 
 
 def _choose_rows(copies: Ints, order: Ints, size: int, copied_first: bool) -> Ints:
-    """Return the numbers of `size` distinct rows, ascending.
+    """Return the numbers of `size` of the distinct rows, ascending.
 
-    copies: (distinct,); order: (distinct,) random permutation.
+    copies: (distinct,) copies of each row; order: (distinct,) random permutation; copied_first: see
+        `SamplingOrder`.
     """
     if copied_first:
         most_copied = order[np.argsort(-copies[order], kind="stable")][: size // 2]

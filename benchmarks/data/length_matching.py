@@ -20,12 +20,12 @@ _FEW_OF_MEMBERS = 0.1  # share of the members
 def match_nonmember_lengths(
     nonmembers: RecordSource, members: RecordSource, split: SplitOptions
 ) -> tuple[RecordSource, tuple[Doubt, ...]]:
-    """Return non-members whose distribution of lengths equals the members'.
+    """Return non-members whose distribution of lengths equals that of the members.
 
-    The length is the number of attacked tokens of a row; distinct rows are counted in bands of 8
-    to 15 tokens, 16 to 31, and so on. Nothing changes unless the two distributions differ beyond
-    chance (chi-square, 1%). If at most half of the non-members would remain, all remain, and a
-    doubt is returned.
+    The length is the number of attacked tokens of a row. Distinct rows are counted in bands of 8 to
+    15 tokens, 16 to 31, and so on. Nothing changes unless the two distributions differ beyond
+    chance (chi-square, 1%). If at most half of the non-members would remain, all remain. A `Doubt`
+    is then returned, which warns that lengths differ.
     """
     bands = _group_length_bands(nonmembers.records)
     member_rows = _group_length_bands(members.records)
@@ -86,7 +86,7 @@ def match_nonmember_lengths(
 
 
 def _group_length_bands(records: Sequence[DataRecord]) -> dict[int, list[int]]:
-    """Return the distinct rows of each band; rows with the same part all count."""
+    """Return the distinct rows in each band of lengths, by the band's number."""
     first_rows = _find_first_equal_rows(records)
     tokens: dict[int, int] = {}
     for record in records:
@@ -99,7 +99,7 @@ def _group_length_bands(records: Sequence[DataRecord]) -> dict[int, list[int]]:
 
 
 def _find_first_equal_rows(records: Sequence[DataRecord]) -> dict[int, int]:
-    """Map each row to the first row with the same parts, which may be the row itself."""
+    """Map each row to the first row with equal parts, which may be the row itself."""
     pairs_of_rows: dict[int, list[Pair]] = {}
     for record in records:
         pairs_of_rows.setdefault(record.row, []).append(record.prefix_suffix_pair)
@@ -108,7 +108,10 @@ def _find_first_equal_rows(records: Sequence[DataRecord]) -> dict[int, int]:
 
 
 def _format_length_mix(sizes: Mapping[int, int]) -> str:
-    """Return a phrase with the most frequent band and its share of the rows."""
+    """Return a phrase with the most frequent band of lengths and its share of the rows.
+
+    sizes: number of rows in each band.
+    """
     band = max(sizes, key=lambda band: sizes[band])
     share = sizes[band] / sum(sizes.values())
     return f"{2 ** (band - 1)} to {2**band - 1} tokens in {share:.0%}"

@@ -75,7 +75,7 @@ class LMExtraction(Benchmark):
 
 
 def find_array_row(secret: str) -> int | None:
-    """Return the array row of a secret's id in this benchmark; None for a non-member."""
+    """Return the array row of a secret from its id, or None for a non-member."""
     label, _, row = secret.rpartition("-")
     return int(row) if label == _LABEL else None
 
@@ -127,9 +127,9 @@ def _read_array_source(
 
 
 def _complete_array_pair(where: str, folder: Path) -> tuple[str, set[str]]:
-    """Return the stem that has both arrays, and the files without a partner.
+    """Return the common start of the two arrays' names, and the files without a partner.
 
-    Raise AuditError unless exactly one stem has both arrays.
+    Raise AuditError unless exactly one start has both arrays.
     """
     if not folder.is_dir():
         if folder.exists():

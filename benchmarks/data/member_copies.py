@@ -1,4 +1,4 @@
-"""Leave out non-members that training data quote or copy, because they are no valid baseline."""
+"""Leave out non-members that the training data quote or copy: they are no valid baseline."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ STANDS_IN_MEMBER = "stands in a member, word for word but for case, spaces and p
 def drop_member_copies(nonmembers: RecordSource, members: RecordSource) -> RecordSource:
     """Return the non-members, in order, without records whose words occur in a member's row.
 
-    Only letters and digits are compared, because a quotation may be indented, wrapped or in
-    another case. Exact copies of a member, token for token, stay, because the split counts them.
-    Two records from one template differ in a word, so both stay. Raise AuditError if no non-member
+    Only letters and digits are compared, because a quotation may be indented, wrapped or in another
+    case. Exact copies of a member, token for token, stay, because the split counts them. Two
+    records of one template that differ in a word both stay. Raise AuditError if no non-member
     stays.
     """
     phrases: dict[str, bool] = {}  # whether the occurrence must end at the end of a word

@@ -34,9 +34,9 @@ _ANCHOR = 8  # tokens of the runs whose rarest is looked up to find a complete t
 
 @dataclass(frozen=True, eq=False)
 class NGramIndex(HashedNGrams):
-    """An index of texts: first the distinct trained texts, then held-out texts.
+    """An index of the n-grams of texts: first the distinct trained texts, then held-out texts.
 
-    copies: how often each trained text was trained on (None: unknown).
+    copies: for each trained text, its copies in training (None: unknown).
     """
 
     copies: tuple[int | None, ...] = ()
@@ -46,7 +46,9 @@ class NGramIndex(HashedNGrams):
         return tuple(self.tokens[self.starts[index] : self.starts[index + 1]].tolist())
 
     def ngram_place_counts(self, n: int) -> tuple[int, int]:
-        """Return the numbers of n-gram positions in trained text and in held-out text."""
+        """Return the number of n-gram positions in the trained texts, and the number in held-out
+        texts.
+        """
         places = np.maximum(self.text_lengths - n + 1, 0)
         known = len(self.copies)
         return int(places[:known].sum()), int(places[known:].sum())
@@ -98,7 +100,7 @@ class NGramIndex(HashedNGrams):
         return np.unique(owners[places + len(searched) <= self.starts[owners + 1]])
 
     def _select_equal(self, places: Ints, ngram: TokenArray) -> Ints:
-        """Select the places at which exactly these tokens begin."""
+        """Return the positions in `places` at which the tokens `ngram` begin."""
         n = len(ngram)
         places = places[(places >= 0) & (places + n <= len(self.tokens))]
         return places[(view_ngrams(self.tokens, n)[places] == ngram).all(axis=1)]
@@ -107,9 +109,10 @@ class NGramIndex(HashedNGrams):
 def build_ngram_index(
     trained: Iterable[tuple[Tokens, int | None]], heldout: Iterable[Tokens]
 ) -> NGramIndex:
-    """Index trained texts with their copies, and held-out texts; equal trained texts become one.
+    """Build an index of trained texts with their copies, and of held-out texts.
 
-    Raise AuditError before building an index that does not fit into memory.
+    Equal trained texts become one text. Raise AuditError before building an index that does not fit
+    into memory.
     """
     texts = list[NDArray[Any]]()
     copies = list[int | None]()

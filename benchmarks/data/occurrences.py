@@ -14,12 +14,12 @@ _END = 32  # characters at the end of a text to search for; the rest is compared
 def count_text_occurrences(
     strings: Mapping[str, bool], texts: Iterable[str], times: Sequence[int] | None = None
 ) -> dict[str, int]:
-    """Count the occurrences of each string in the texts, including overlapping ones.
+    """Count the occurrences of each string in the texts, including overlapping occurrences.
 
     strings: maps each string to whether its occurrences must not end inside a word; then `code 12`
     does not occur in `code 123`. times: weight of each text (None: 1). Raise ValueError for an
-    empty string. The automaton of Aho and Corasick 1975 uses only the ends of the strings;
-    complete records would take ten times the memory.
+    empty string. The automaton of Aho and Corasick 1975 uses only the ends of the strings; complete
+    records would take ten times the memory.
     """
     if "" in strings:
         raise ValueError("expected texts to look for, got an empty one")
@@ -50,7 +50,7 @@ def count_text_occurrences(
 
 
 def is_occurrence_end_inside_word(text: str, following: str) -> bool:
-    """Return whether the next character continues the last word, number or space of a text."""
+    """Return whether `following` continues the last word, number or space of `text`."""
     if not following:
         return False
     return is_inside_word(text, following) or (text[-1].isspace() and not following.isspace())

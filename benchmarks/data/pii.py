@@ -2,8 +2,8 @@
 
 Names and addresses follow no rule, so only marks find them. Nothing is downloaded, and no model
 guesses. Patterns select candidates by the characters of a kind, not by words, because in Chinese,
-Japanese, Korean or Thai a letter may follow directly; then `phonenumbers` and `python-stdnum`
-decide. Presidio 2.2 was measured on the same examples (docs/reference/personal-data.md).
+Japanese, Korean or Thai a letter may follow directly. Then `phonenumbers` and `python-stdnum` check
+each candidate. Presidio 2.2 was measured on the same examples (docs/reference/personal-data.md).
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ def has_pii_packages() -> bool:
 
 
 class PiiRecognisers:
-    """Recognisers of personal data without marks.
+    """Functions that find personal data in text without marks.
 
-    Raise AuditError if the extra is missing or a region is unknown.
+    Raise AuditError if the optional packages are missing or a region is unknown.
     """
 
     def __init__(self, regions: Sequence[str] = ()) -> None:
@@ -101,9 +101,9 @@ def find_pii_spans(
 ) -> list[Span]:
     """Return the spans of personal data in a text, in order, without overlaps.
 
-    Of overlapping spans, marks have priority over checks, longer marks over shorter ones, and more
-    certain checks over others. A mark that is never a whole word is found inside words, such as
-    before a particle or a genitive's ending.
+    Of overlapping spans, a mark is preferred to a checked number, a longer mark to a shorter mark,
+    and a more certain check to other checks. A mark that is never a whole word is found inside
+    words, such as before a particle or a genitive's ending.
     """
     longest_first = sorted(marks, key=lambda mark: -len(mark[1]))
     marked = [
@@ -117,9 +117,7 @@ def find_pii_spans(
 
 
 def replace_ascii_signs(text: str) -> str:
-    """Return the text, in the same length, with ASCII digits, hyphens, spaces and
-    full-width signs.
-    """
+    """Return the text, in equal length, with digits, hyphens, spaces and full-width signs in ASCII."""
     if text.isascii():
         return text
     return text.translate(_ASCII_SIGNS)
@@ -140,7 +138,10 @@ def find_email_places(text: str) -> Iterator[tuple[int, int]]:
 
 
 def _find_address_begin(text: str, begin: int, end: int) -> int:
-    """Return the start of an address; skip an escaped line end or an underscore of Markdown."""
+    """Return the start of an e-mail address.
+
+    An escaped line end or an underscore of Markdown before the address is skipped.
+    """
     is_escape = text[begin - 1 : begin] == "\\" and text[begin] in "nrt"
     is_emphasis = text[begin] == "_" == text[end : end + 1]
     return begin + (is_escape or is_emphasis)
@@ -176,8 +177,9 @@ _ALONE = _UNSPACED
 
 
 def _local_part(letters: str) -> str:
-    """Return a pattern for the part before the @, of these letters, without punctuation at its
-    ends.
+    """Return a pattern for the part of an e-mail address before the @.
+
+    letters: pattern of the allowed letters. The part has no punctuation at its ends.
     """
     atom = rf"(?:[[{letters}]0-9_+%-]|'(?=[{letters}]))+"
     return rf"[[{letters}]0-9_](?:{atom})?(?:\.{atom})*\Z"

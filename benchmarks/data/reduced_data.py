@@ -23,8 +23,9 @@ from auditor.training.variants import DataVariant
 
 
 def format_data_row(row: str | Conversation) -> str:
-    """Return the text by which copies of a row are recognised; for a conversation, its messages'
-    text.
+    """Return the text by which copies of a row are recognised.
+
+    The text of a conversation is the text of its messages.
     """
     if isinstance(row, str):
         return row
@@ -40,8 +41,8 @@ def write_kept_data(
 ) -> str:
     """Write the rows that a mitigation keeps, in the same format, readable by the owner only.
 
-    The rows are unchanged except for `repeats`. Return a sentence about the dropped rows. Raise
-    AuditError if no row stays.
+    trainer: the mitigation. data: the user's file. to: the new file. The rows are unchanged except
+    for `repeats`. Return a sentence about the dropped rows. Raise AuditError if no row stays.
     """
     texts, _ = read_unit_texts(data, text_column)
     rows = repeat_rows(list_row_repeat_counts(read_record_table("--data", data, COLUMNS)))

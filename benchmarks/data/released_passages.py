@@ -1,6 +1,6 @@
 """Compare released text with private records: find the passage nearest to each record, by words.
 
-Words are those of `words.split_into_words`, as ids.
+Texts are split by `words.split_into_words`, and each word has an id.
 """
 
 from __future__ import annotations
@@ -50,7 +50,13 @@ class WordIds:
 
 @dataclass(frozen=True)
 class ReleasedRecord:
-    """A record that may be in released text. times: copies in training; marks: personal data."""
+    """A record that is searched in released text.
+
+    row: row number in its file.
+    tokens: ids of its words.
+    member: whether the record was trained on.
+    times: copies in training; marks: its personal data.
+    """
 
     row: int
     text: str
@@ -61,9 +67,9 @@ class ReleasedRecord:
 
 
 def read_row_texts(flag: str, name: str) -> tuple[RecordTable, list[str]]:
-    """Return a file's table and the text of each row; a conversation has one line per turn.
+    """Return a file's table and the text of each row; a conversation has one line per message.
 
-    Raise AuditError for an invalid file.
+    flag: the option that names the file. Raise AuditError for an invalid file.
     """
     table = require_nonempty_record_table(read_record_table(flag, name, columns.COLUMNS))
     layout = columns.detect_column_layout(table)
@@ -84,8 +90,9 @@ def read_released_records(
     """Return distinct members and non-members, and a sentence for each reason why rows are left
     out.
 
-    without: texts to leave out, such as canaries. A non-member that equals a private text is left
-    out. Raise AuditError if a file has no record.
+    data, nonmembers: files. words: numbers the words. without: texts to leave out, such as
+    canaries. A non-member that equals a private text is left out. Raise AuditError if a file has no
+    record.
     """
     records = dict[Tokens, ReleasedRecord]()
     sentences = list[str]()
@@ -133,8 +140,10 @@ def read_released_records(
 class CopiedSpan:
     """A passage of a record, and the corresponding words in released text.
 
-    The passage has n words, or more if a longer run matches verbatim. text: index of the released
-    text (-1: none). length: words of the longest common run.
+    record_words: ids of n words of the record, or more if a longer run matches verbatim.
+    released_words: ids of the corresponding words in the released text.
+    text: index of the released text (-1: none).
+    length: number of words in the longest common run.
     """
 
     record_words: Tokens
@@ -150,12 +159,12 @@ class CopiedSpan:
 def find_nearest_passages(
     records: Sequence[ReleasedRecord], texts: Sequence[Tokens], n: int
 ) -> tuple[list[CopiedSpan], list[MemorisedTokens], NGramIndex]:
-    """Return the nearest passage to each record, the matches of each text, and the index.
+    """Return the nearest passage to each record, the matches of each released text, and the index.
 
-    records: members first, each of at least n words. A verbatim passage is a run of at least n
-    words that occurs in no other member or non-member, so members and non-members are treated
-    alike. A near-verbatim passage has n words within `compute_near_verbatim_limit` edits; it is
-    searched for where half as many words match verbatim.
+    records: members first, each of at least n words. texts: word ids of each released text. A
+    verbatim passage is a run of at least n words that occurs in no other member or non-member.
+    Members and non-members are thus treated alike. A near-verbatim passage has n words within
+    `compute_near_verbatim_limit` edits. It is searched only next to n/2 words that match verbatim.
     """
     members = [entry for entry in records if entry.member]
     # Distinct members first, as in the index, so that a record and its text have the same number.
@@ -191,9 +200,10 @@ def _find_near_verbatim_passages(
     index: NGramIndex,
     records_found: set[int],
 ) -> Mapping[int, CopiedSpan]:
-    """Return, for each record not yet found, the passage with fewest edits.
+    """Return, for each record without a verbatim passage, the passage with fewest edits.
 
-    Passages are aligned at a verbatim match.
+    records_found: indices of the records with a verbatim passage. Passages are aligned at a
+        verbatim match of n/2 words.
     """
     half = max(1, n // 2)
     seeds = Counter[int]()
@@ -218,7 +228,7 @@ def _find_near_verbatim_passages(
 def _find_best_alignment(record: Tokens, text: Tokens, at: int, half: int, n: int) -> CopiedSpan:
     """Return the n words of the record around this match that need the fewest edits.
 
-    at: the position of the match in the text.
+    at, half: position in the text and length of the match, in words.
     """
     seed = text[at : at + half]
     # The first occurrence in the record; later occurrences are not aligned there.

@@ -31,8 +31,11 @@ ALSO_MEMBER = "identical to a member or an auxiliary record"
 
 @dataclass(frozen=True)
 class SplitOptions:
-    """The rules for dividing members. Raise AuditError for a fraction outside [0, 1) or a limit
-    below 1.
+    """The options for dividing members into attacked and known records.
+
+    known_fraction: the share of members that the attacker knows, in [0, 1).
+    limit: maximum number of attacked members and of non-members, at least 1 (None: no limit).
+    Raise AuditError for other values.
     """
 
     known_fraction: float
@@ -46,29 +49,38 @@ class SplitOptions:
             raise AuditError(f"expected --limit >= 1, got {self.limit}")
 
     def known_count(self, members: int) -> int:
-        """Return how many of the distinct members become known pairs.
+        """Return the number of distinct members that become known pairs.
 
-        With two or more members, at least one is known and at least one is attacked.
+        Of two or more members, at least one is attacked, and at least one is known unless the
+        fraction is 0.
         """
         if self.known_fraction == 0 or members < 2:
             return 0
         return min(members - 1, max(1, round(self.known_fraction * members)))
 
     def pick_indices(self, description: str, count: int, of: int) -> frozenset[int]:
-        """Pick `count` of the indices below `of`; a larger count with the same seed keeps earlier
-        picks.
+        """Pick `count` of the indices below `of` at random.
+
+        A larger count with the same seed keeps earlier picks. description: selects independent
+        draws.
         """
         return frozenset(self.draw_order(description, of)[:count].tolist())
 
     def draw_order(self, description: str, of: int) -> Ints:
-        """Return the indices below `of` in the random order of this seed."""
+        """Return the indices below `of` in random order, fixed by the seed and by `description`."""
         return make_keyed_generator("benchmark", description, self.seed).permutation(of)
 
 
 @dataclass(frozen=True)
 class SplitData:
-    """Fields of a Benchmark. Members precede non-members; `heldout` is non-members' prefix +
-    suffix.
+    """The records of a benchmark, with the names of the benchmark's fields.
+
+    secrets: the attacked records, members before non-members.
+    known: the (prefix, suffix) pairs that the attacker knows.
+    heldout: the tokens (prefix + suffix) of each non-member.
+    forgotten: ids of the secrets that the model should have forgotten.
+    asking_order: ids of the secrets, most copied members first, others at random.
+    record_counts: counts of rows of "members" and "nonmembers".
     """
 
     secrets: tuple[Secret, ...]
@@ -83,7 +95,7 @@ class SplitData:
     record_counts: Mapping[str, RecordCounts] = field(default_factory=dict)
 
     def give_to(self, benchmark: Benchmark) -> None:
-        """Set the fields of the same names in a benchmark."""
+        """Set the fields of a benchmark to the values of this object's fields."""
         for data_field in fields(self):
             setattr(benchmark, data_field.name, getattr(self, data_field.name))
 
@@ -106,11 +118,11 @@ def split_data_records_into_secrets(
 ) -> SplitData:
     """Split distinct members into known and attacked records, and add non-members.
 
-    sources: by flag: `--data` and, if given, `--known`, `--nonmembers` and `--forget`. An id is
-    `label-000017`, with the number of the first row. Known pairs are never attacked; records to
-    forget are never known. Without `--known`, known pairs are drawn from the members with fewest
-    copies. A non-member that is also a member is left out. Raise AuditError if a source has no
-    record left, or if records to forget are not members.
+    sources: maps `--data` and, if given, `--known`, `--nonmembers` and `--forget` to records.
+    label: start of ids; `label-000017` has the number of the first row. Known pairs are never
+    attacked, and records to forget are never known. Without `--known`, known pairs are drawn from
+    the members with fewest copies. A non-member that is also a member is left out. Raise AuditError
+    if a source has no record left, or if records to forget are not members.
     """
     members = sources["--data"]
     known, nonmembers, forget = map(sources.get, ("--known", "--nonmembers", "--forget"))
@@ -207,9 +219,10 @@ def _list_unknown_members(
     pairs: set[Pair],
     lost: set[int],
 ) -> list[DataRecord]:
-    """Return the attacked members.
+    """Return the members that the attacker does not know, which are attacked.
 
-    Raise AuditError if a record to forget is known, or if no member is left.
+    unique: distinct members; pairs: known pairs; lost: row numbers of records to forget. Raise
+    AuditError if a record to forget is known, or if no member is left.
     """
     if twice := [
         record.row for record in unique if record.row in lost and record.prefix_suffix_pair in pairs
@@ -227,7 +240,7 @@ def _list_unknown_members(
 
 
 def _list_forgotten_rows(forget: RecordSource, members: Sequence[DataRecord]) -> set[int]:
-    """Return the rows of the members to forget, each row completely.
+    """Return the row numbers of the members to forget; all parts of such a row are forgotten.
 
     Raise AuditError for a record that is no member.
     """
@@ -270,8 +283,7 @@ def _build_record_secret(
 
 
 def set_user_membership(secrets: Sequence[Secret], members: RecordSource) -> list[Secret]:
-    """Set, for each secret, whether training included any record of its user, known records
-    included.
+    """Set, for each secret, whether any record of its user was trained on, including known records.
 
     Raise AuditError if the attacked records are of fewer than `people.LEAST` people.
     """
@@ -298,8 +310,8 @@ def set_user_membership(secrets: Sequence[Secret], members: RecordSource) -> lis
 def merge_duplicate_data_records(records: Iterable[DataRecord]) -> list[DataRecord]:
     """Return one record for each distinct (prefix, suffix), with the number of its first row.
 
-    Repeats add up if all are known. If equal records differ in group, their group is `SEVERAL`; if
-    they differ in user, they have no user.
+    Repeats are added if all are known. If equal records differ in group, their group is `SEVERAL`.
+    If they differ in user, the merged record has no user.
     """
     first: dict[Pair, DataRecord] = {}
     for record in records:
@@ -340,7 +352,10 @@ def _require_usable_source_records(source: RecordSource) -> tuple[DataRecord, ..
 def _select_untrained_nonmembers(
     source: RecordSource, trained: set[Pair], notes: list[str]
 ) -> tuple[list[DataRecord], dict[str, int]]:
-    """Return the distinct untrained records, and counts of the other rows by reason."""
+    """Return the distinct records that were not trained on, and counts of the other rows by reason.
+
+    trained: the pairs of members and known records. notes: receives sentences on dropped rows.
+    """
     records = _require_usable_source_records(source)
     untrained = [record for record in records if record.prefix_suffix_pair not in trained]
     if not untrained:
@@ -360,11 +375,10 @@ def _select_copied_rows(
     split: SplitOptions,
     notes: list[str],
 ) -> list[DataRecord]:
-    """Return the records within the limit: most copied rows first, equally copied rows in random
-    order.
+    """Return the records of at most `split.limit` rows, most copied rows first, others at random.
 
-    All parts of a selected row stay. With the same seed, a larger limit keeps all rows of a
-    smaller limit.
+    copies: copies of each row (None: unknown). All parts of a selected row stay. With the same
+        seed, a larger limit keeps all rows of a smaller limit.
     """
     rows = _list_distinct_row_numbers(records)
     in_random_order = [rows[i] for i in split.draw_order(description, len(rows)).tolist()]
@@ -398,7 +412,7 @@ def _sort_file_order(records: Sequence[DataRecord]) -> list[DataRecord]:
 
 
 def count_row_copies(records: Sequence[DataRecord], notes: list[str]) -> dict[int, int | None]:
-    """Count how often each row, or a nearly equal row, was trained on (None: unknown).
+    """Count the copies of each row in training, including nearly equal rows (None: unknown).
 
     A row with several parts gets the count of its most copied part. Rows that share only a
     beginning are no copies. Near copies (at most `NEAR_SHARE` of the tokens edited) are searched
@@ -456,7 +470,7 @@ def plural(count: int, word: str) -> str:
 
 
 def format_row_numbers(rows: Sequence[int]) -> str:
-    """Return "row 4" or "rows 4, 17 and 12 more", counted from 0."""
+    """Return a phrase such as "row 4" or "rows 4, 17 and 12 more", counted from 0."""
     numbers = ", ".join(map(str, rows[:NAMED_ROWS]))
     if len(rows) > NAMED_ROWS:
         more = f" and {len(rows) - NAMED_ROWS} more"

@@ -37,10 +37,11 @@ CurvePoint = tuple[int, int, float]  # (wrong guesses so far, examples solved by
 
 @dataclass(frozen=True)
 class MarkedGuesses:
-    """A submission compared with the answers, in the submission's order.
+    """The guesses of a submission, compared with the answers, in the submission's order.
 
-    example: (guesses,) the example of each guess, numbered by first appearance; right: (guesses,)
-    whether the guess equals the answer.
+    example: (guesses,) the example of each guess, numbered by first appearance.
+    right: (guesses,) whether the guess equals the answer.
+    answers: number of examples.
     """
 
     example: Ints
@@ -55,7 +56,12 @@ class MarkedGuesses:
 
 @dataclass(frozen=True)
 class SubmissionScore:
-    """The result of `audit score`. Shares are of all answers, or only of answered examples."""
+    """The result of `audit score`.
+
+    answers: number of all examples; answered: number of examples with a guess.
+    answered_only: whether shares are of answered examples instead of all examples.
+    guesses, wrong: number of all guesses and of wrong guesses.
+    """
 
     answers: int
     answered: int
@@ -66,8 +72,9 @@ class SubmissionScore:
 
     @property
     def headline(self) -> str:
-        """A phrase with the counts of examples and guesses, and with how unanswered examples
-        count.
+        """A phrase with the counts of examples and guesses.
+
+        The phrase says whether examples without a guess count as not solved.
         """
         counts = f"{self.answered:,} of {self.answers:,} examples answered"
         text = f"{counts}, {self.guesses:,} guesses, {self.wrong:,} of them wrong"
@@ -151,11 +158,10 @@ def score_submission(marked: MarkedGuesses, answered_only: bool = False) -> Subm
 
 
 def trace_submission_recall(marked: MarkedGuesses, answered_only: bool = False) -> list[CurvePoint]:
-    """Return a point for each number of wrong guesses from 0: examples solved before the next
-    wrong one.
+    """Return the recall curve: a point for each number k of wrong guesses, from 0.
 
-    Recall at E errors is the point of E - 1 wrong guesses, because the E-th wrong guess ends the
-    count.
+    The point's value is the share of examples solved before wrong guess k + 1. Recall at E errors
+    is the point of E - 1 wrong guesses, because the E-th wrong guess ends the count.
     """
     # Wrong guesses before each first right guess, which adds none.
     before = np.cumsum(~marked.right)[

@@ -29,12 +29,19 @@ Batch = Mapping[str, Sequence[Any]]  # the values of each column
 
 
 class NotStreamable(Exception):
-    """A table must be read completely; the complete reading reports any error."""
+    """The error for a table that must be read completely.
+
+    The complete reading then reports any mistake.
+    """
 
 
 @dataclass(frozen=True)
 class TableBlock:
-    """A part of a file that is one task: bytes of JSONL or CSV, or row groups of Parquet."""
+    """A part of a file that is one task for a worker.
+
+    start:end are the bytes of a JSONL or CSV file, or the row groups of a Parquet file. number:
+    index of the block.
+    """
 
     number: int
     start: int
@@ -68,9 +75,10 @@ def stream_batches(
     names: dict[str, None],
     before: tuple[int, int],
 ) -> Iterator[Batch]:
-    """Yield the wanted columns of a block, some rows at a time.
+    """Yield the columns of a block as dicts from name to values, some rows at a time.
 
-    names: receives the names of all columns in the block. before: rows and lines before the block.
+    where: start of error messages. columns: names of the columns to read. names: receives the names
+    of all columns in the block. before: (rows, lines) before the block.
     """
     if path.suffix.lower() == ".parquet":
         with open_parquet(path) as file:
@@ -98,8 +106,9 @@ def stream_batches(
 def _parse_json_block(path: Path, block: TableBlock, names: Sequence[str]) -> pyarrow.Table | None:
     """Parse a block of JSONL with Arrow, four times as fast as row by row.
 
-    Return None unless all rows are plain: an object on one line with texts, a whole number of
-    repeats and no duplicate key. The standard library parses other rows, and reports their errors.
+    names: columns to read. Return None unless all rows are plain: an object on one line with texts,
+        a whole number of repeats and no duplicate key. The standard library parses other rows, and
+        reports their errors.
     """
     import pyarrow
     from pyarrow import json as arrow_json
@@ -136,7 +145,8 @@ def stream_objects(
 ) -> Iterator[dict[str, Any]]:
     """Yield each row of a block of JSONL or CSV as a dictionary, as `tables` reads it.
 
-    Raise AuditError with the row for an invalid row.
+    where: start of error messages. first_row, first_line: rows and lines before the block. Raise
+    AuditError with the row for an invalid row.
     """
     if path.suffix.lower() == ".csv":
         with path.open(encoding="utf-8-sig", newline="") as text:
@@ -184,7 +194,7 @@ def stream_raw_lines(path: Path, block: TableBlock) -> Iterator[bytes]:
 
 
 def count_lines(path: Path, end: int) -> int:
-    """Return how many lines end in the first `end` bytes of a file."""
+    """Return the number of lines that end in the first `end` bytes of a file."""
     n_lines = 0
     with path.open("rb") as file:
         for start in range(0, end, _BLOCK):
@@ -196,8 +206,8 @@ def count_lines(path: Path, end: int) -> int:
 def open_parquet(path: Path) -> Iterator[parquet.ParquetFile]:
     """Open a Parquet file.
 
-    Raise NotStreamable if the file cannot be read, even inside the block, or has a duplicate
-    column.
+    Raise NotStreamable if the file has a duplicate column, or if a read fails, also inside the
+    with-block.
     """
     import pyarrow
     from pyarrow import parquet

@@ -61,9 +61,11 @@ _OTHER_FILES = (
 class RecordTable:
     """A table: its column names, and a function that reads one column without the others.
 
+    label: the user's option and file name.
+    rows: number of rows; column: returns the values of a column by name.
     texts: columns with texts of several words, lists or objects of texts, images, videos or sound.
     first_row: number of the first row, if the table is a part of a file; errors use the file's row
-    numbers.
+        numbers.
     """
 
     label: str
@@ -75,9 +77,10 @@ class RecordTable:
 
 
 def read_record_table(flag: str, name: str, columns: Sequence[str]) -> RecordTable:
-    """Read a local file, by its suffix, or a Hugging Face data set.
+    """Read a local file, whose suffix is its format, or a Hugging Face data set.
 
-    columns: all columns that will be read. Raise AuditError if the name is neither.
+    flag: the option that names the table. columns: all columns that will be read. Raise AuditError
+    if `name` is neither.
     """
     path = Path(name)
     label = f"{flag} {name!r}"
@@ -115,7 +118,9 @@ def read_record_table(flag: str, name: str, columns: Sequence[str]) -> RecordTab
 
 
 def find_text_columns(rows: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
-    """Return the columns that may hold a person's words, not only names, numbers or token ids."""
+    """Return the columns with texts that a person may have written, not only names, numbers or
+    token ids.
+    """
     is_text = dict[str, bool]()
     for row in rows:
         for name, value in row.items():
@@ -127,9 +132,10 @@ def find_text_columns(rows: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
 def _find_arrow_text_columns(
     first: pyarrow.Table, column: Callable[[str], pyarrow.ChunkedArray]
 ) -> tuple[str, ...]:
-    """Return the text columns, judged by the first rows.
+    """Return the text columns of an Arrow table, judged by the values in its first rows.
 
-    A column that begins with empty cells is judged by its first values.
+    first: the first rows. column: reads a complete column. If the first values of a column are
+    empty, its first other values decide.
     """
     rows = first.to_pylist()
     values = {name: [row[name] for row in rows] for name in first.column_names}
@@ -157,9 +163,9 @@ def _holds_text(value: Any, nested: bool = False) -> bool:
 
 
 def _is_text(value: str) -> bool:
-    """Return whether a cell is more than a name.
+    """Return whether a text in a table is more than a name.
 
-    Such a cell has several words, is JSON, or has many characters without spaces.
+    Such a text has several words, is JSON, or has many characters without spaces.
     """
     if len(value.split(None, 1)) > 1 or len(value) > _LONGEST_NAME or value.startswith(("[", "{")):
         return True
@@ -174,7 +180,7 @@ def require_nonempty_record_table(table: RecordTable) -> RecordTable:
 
 
 def describe_cell_value_type(value: Any) -> str:
-    """Describe the type of a cell without its content."""
+    """Describe the type of a value in a table, without its content."""
     if value is ABSENT:
         return "nothing (the row does not have it)"
     if isinstance(value, bool):
@@ -226,7 +232,10 @@ def read_csv_table_rows(where: str, path: Path) -> list[list[str]]:
 
 
 def stream_csv_table_rows(where: str, text: Iterable[str]) -> Iterator[list[str]]:
-    """Yield the header and rows like `read_csv_table_rows`. text: lines with their line ends."""
+    """Yield the header and each row that is not blank. text: lines with their line ends.
+
+    Raise AuditError with the line for invalid CSV or a row of another length.
+    """
     # The standard library's reader, since it is strict: pandas fills a short row with "", takes the
     # first column of a long row for an index and reads on after a stray quote; pyarrow accepts a
     # quote that never closes.
@@ -279,9 +288,9 @@ def _read_json_table(where: str, path: Path, columns: Sequence[str]) -> RecordTa
 def read_json_table_objects(
     where: str, path: Path
 ) -> tuple[list[dict[str, Any]], list[str] | None]:
-    """Return the JSON objects of a file with one object per line, and the lines.
+    """Return the JSON objects of a file with one object per line, and its lines.
 
-    For a file with one array, return its objects and None.
+    For a file with one array, return the array's objects and None.
     """
     text = _read_utf8_table_text(where, path)
     lines = None
@@ -297,7 +306,7 @@ def read_json_table_objects(
 
 
 def require_json_object(where: str, row: int, value: Any) -> dict[str, Any]:
-    """Return the value. Raise AuditError with the row if the value is not an object."""
+    """Return the value. Raise AuditError with the row number if the value is not an object."""
     if not isinstance(value, dict):
         if isinstance(value, str):
             got = "text"
@@ -308,7 +317,10 @@ def require_json_object(where: str, row: int, value: Any) -> dict[str, Any]:
 
 
 def parse_table_json(where: str, text: str, lines_before: int) -> Any:
-    """Parse a JSON text. Raise AuditError with the line number, without the text."""
+    """Parse a JSON text. Raise AuditError with the line number, without the text.
+
+    lines_before: number of lines of the file before the text.
+    """
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:  # from None: the error holds the text
@@ -356,8 +368,8 @@ def _read_parquet_table(where: str, path: Path, columns: Sequence[str]) -> Recor
 
 
 def read_arrow_columns(where: str, path: Path, names: Sequence[str]) -> Mapping[str, Sequence[Any]]:
-    """Return the named columns of an Arrow file: a stream (the format of `datasets`) or a file
-    with footer.
+    """Return the named columns of an Arrow file: a stream (as `datasets` writes) or a file with
+    footer.
     """
     import pyarrow
 

@@ -2,7 +2,7 @@
 write them, and TRL's rows of preferences.
 
 The model was trained on exactly these rows, so nothing is rendered, tokenised or prepended. A
-secret is a run of labelled tokens after all preceding tokens.
+secret's suffix is a run of labelled tokens, and its prefix all preceding tokens.
 """
 
 from __future__ import annotations
@@ -191,9 +191,12 @@ def _has_token_ids(columns: Iterable[str]) -> bool:
 
 @dataclass(frozen=True)
 class RunLengths:
-    """The rule for cutting runs of labelled tokens, within the trained and readable tokens.
+    """The lengths for cutting runs of labelled tokens into prefixes and suffixes.
 
-    A length of None keeps the run's own length.
+    prefix: maximum tokens of a prefix (None: all preceding tokens).
+    suffix: maximum tokens of a suffix (None: 50).
+    trained: the tokens of a row that were trained on (None: all).
+    room: maximum tokens that the model reads (None: no limit).
     """
 
     prefix: int | None
@@ -206,7 +209,8 @@ class RunLengths:
         return self.suffix or _DEFAULT
 
     def cut_run(self, text: _Text, start: int, end: int) -> tuple[int, int] | str:
-        """Return the start of a run's prefix and the end of its suffix in the text.
+        """Return (start of the prefix, end of the suffix) for tokens start:end, a run of labelled
+        tokens.
 
         If the run is unusable, return the reason.
         """
@@ -234,10 +238,9 @@ class RunLengths:
 
 
 class _Groups(NamedTuple):
-    """The names of the groups of a row's tokens: of marked tokens (by labels or masks) and of
-    others.
+    """The groups of a row's tokens, such as `chosen`: "" for no particular group, None for no loss.
 
-    None: tokens without loss.
+    marked: group of the tokens that labels or masks mark; unmarked: group of the other tokens.
     """
 
     marked: str = ""
@@ -246,9 +249,12 @@ class _Groups(NamedTuple):
 
 @dataclass(frozen=True)
 class _Text:
-    """One input of the model: a row, one side of a row, or one text of a packed row.
+    """One input of the model: a row, the chosen or rejected part of a row, or a text of a packed
+    row.
 
     learnt: for each token, the group of its loss; "" for no particular group, None for no loss.
+    begins: index in the row of the first token.
+    packed: whether the row has several texts; earlier: the texts before this text in its row.
     """
 
     row: int
@@ -262,9 +268,10 @@ class _Text:
 def _read_tokenised_texts(
     flag: str, name: str, vocab_size: int, arguments: Mapping[str, Any] | None
 ) -> tuple[list[_Text], tuple[str, ...]]:
-    """Return every text of every row, and notes. Raise AuditError for rows that no trainer makes.
+    """Return every text of every row, and notes.
 
-    arguments: the trainer's arguments, from `read_trainer_arguments`.
+    flag, name: option and name of the data. arguments: the trainer's arguments, from
+    `read_trainer_arguments`. Raise AuditError for rows that no trainer makes.
     """
     path = Path(name)
     title = f"{flag} {name!r}"
@@ -313,9 +320,10 @@ def _read_tokenised_texts(
 def _is_completion_mask_used(
     columns: Iterable[str], arguments: Mapping[str, Any] | None
 ) -> bool | None:
-    """Return whether a completion_mask without labels determined the loss (None: unknown).
+    """Return whether the loss was limited by completion_mask, in rows without labels (None:
+    unknown).
 
-    In TRL 1.16 (`SFTTrainer`), `completion_only_loss` decides; by default it is set only if rows
+    In TRL 1.16 (`SFTTrainer`), `completion_only_loss` decides. By default it is set only if rows
     have a prompt and a completion.
     """
     by_default = {"prompt", "completion"} <= set(columns)
@@ -332,11 +340,13 @@ def _is_completion_mask_used(
 def _list_row_sides(
     where: str, values: Mapping[str, Any], learns_prompts: bool
 ) -> Iterator[tuple[_Groups, dict[str, Any]]]:
-    """Yield the groups, token ids and labels of a row, or of each side of a preferences row.
+    """Yield (groups, columns) of a row; a preference row yields its chosen and its rejected
+    sequence.
 
-    In TRL 1.16's DPO and KTO, `prompt_ids` precede `chosen_ids` and `rejected_ids`, or
-    `completion_ids` with a label. In its ORPO and CPO, `chosen_input_ids` with `chosen_labels`
-    include the prompt. learns_prompts: whether prompts of chosen sides have a loss.
+    The columns contain token ids and labels. In TRL 1.16's DPO and KTO, `prompt_ids` precede
+    `chosen_ids` and `rejected_ids`, or `completion_ids` with a label. In its ORPO and CPO,
+    `chosen_input_ids` with `chosen_labels` include the prompt. learns_prompts: whether prompts of
+    chosen sequences have a loss.
     """
     if IDS in values:
         names = (IDS, LABELS, *_MASKS, *_LENGTHS, _ATTENTION, _POSITIONS)
@@ -413,8 +423,9 @@ def _split_tokenised_row_into_texts(
 
 
 def _require_tokenised_whole_numbers(where: str, name: str, value: Any) -> list[int]:
-    """Return a list of whole numbers; masks may be true and false. Raise AuditError for other
-    values.
+    """Return the list of whole numbers in column `name`. Masks may be true and false.
+
+    Raise AuditError for other values.
     """
     if hasattr(value, "tolist"):
         numbers = value.tolist()
@@ -432,9 +443,10 @@ def _list_learnt_groups(
     uses_mask: bool | None,
     groups: _Groups,
 ) -> list[str | None]:
-    """Return for each token the group of its loss, None for no loss (see `_Text`).
+    """Return the group of each token's loss, or None for a token without a loss (see `_Text`).
 
-    Raise AuditError for labels that differ from their tokens, such as shifted labels.
+    values: the columns of the row. uses_mask: whether completion_mask limits the loss. Raise
+    AuditError for labels that differ from their tokens, such as shifted labels.
     """
     if LABELS in values:
         labels = values[LABELS]
@@ -461,9 +473,10 @@ def _list_learnt_groups(
 def _list_packed_text_starts(
     where: str, values: Mapping[str, Sequence[int]], places: Sequence[int]
 ) -> list[int]:
-    """Return the start of each text in a packed row.
+    """Return the index of the first token of each text in a packed row.
 
-    Raise AuditError if the columns disagree.
+    places: indices of the tokens that are not padding. Raise AuditError if the columns `values`
+    disagree.
     """
     if not places:
         return []
@@ -503,7 +516,10 @@ def _list_packed_text_starts(
 def _build_run_source(
     where: str, texts: Sequence[_Text], notes: Sequence[str], lengths: RunLengths
 ) -> RecordSource:
-    """Return every run of labelled tokens as a record, and unusable rows and runs by reason."""
+    """Return every run of labelled tokens as a record, and unusable rows and runs by reason.
+
+    where: start of the notes.
+    """
     records: list[DataRecord] = []
     unusable: list[tuple[int, str]] = []
     for row, of_row in groupby(texts, key=lambda text: text.row):
@@ -545,7 +561,10 @@ def _build_run_source(
 
 
 def _list_boundary_notes(texts: Sequence[_Text], end_of_text: int | None) -> Iterator[str]:
-    """Yield a sentence if fully learnt rows contain several records without marked boundaries."""
+    """Yield a note if rows without masked tokens seem to contain several records.
+
+    end_of_text: the token that ends a record.
+    """
     fully_learnt = [text for text in texts if not text.packed and None not in text.learnt]
     # Padding belongs to no record: only an end with another token after it is a boundary.
     several = []
@@ -564,10 +583,11 @@ def _list_boundary_notes(texts: Sequence[_Text], end_of_text: int | None) -> Ite
 def _collect_packed_tokens(
     texts: Sequence[_Text], lengths: RunLengths
 ) -> dict[tuple[Tokens, Tokens], tuple[Tokens, ...]]:
-    """Map each record's (prefix, suffix) to the tokens before its prefix in its packed row.
+    """Map each record's (prefix, suffix) to the token sequences before its prefix in its packed
+    row.
 
-    These are the earlier texts, then the start of its own text. The first text of a row is
-    omitted.
+    These sequences are the earlier texts, then the start of the record's text. Records of the first
+    text of a row are omitted.
     """
     earlier = dict[tuple[Tokens, Tokens], tuple[Tokens, ...]]()
     for text in texts:
@@ -581,10 +601,10 @@ def _collect_packed_tokens(
 
 
 def _list_learnt_runs(text: _Text, prefix_length: int | None) -> Iterator[tuple[int, int, str]]:
-    """Yield (start, end, group) of each run of learnt tokens.
+    """Yield (start, end, group) of each run of tokens with a loss.
 
-    At the start of a text, the first `prefix_length` tokens of a run are left out, because they
-    are the prefix (by default 50, or half of a shorter run).
+    A run at the start of a text has no tokens before it. Its first `prefix_length` tokens (by
+    default 50, or half of a shorter run) are the prefix, and are left out.
     """
     at = 0
     for group, run in groupby(text.learnt):

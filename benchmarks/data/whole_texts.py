@@ -37,8 +37,8 @@ def read_unit_texts(
 ) -> tuple[Sequence[str | Conversation], list[str] | None]:
     """Return every row's text or conversation `repeats` times, and each row's user.
 
-    Prefix and suffix columns are joined. The users are None without `unit_column`. Raise AuditError
-    for any mistake of the user.
+    Prefix and suffix columns are joined. The users are None if no `unit_column` is given. Raise
+    AuditError for any mistake of the user.
     """
     extra_columns = tuple(column for column in (text_column, unit_column) if column is not None)
     table = require_nonempty_record_table(
@@ -76,14 +76,15 @@ def read_unit_texts(
 
 
 def repeat_rows(repeats: Sequence[int]) -> list[int]:
-    """Return row numbers, each as often as its row is trained on."""
+    """Return each row's number as often as `repeats` says that the row is trained on."""
     return [row for row, count in enumerate(repeats) for _ in range(count)]
 
 
 def _require_row_conversations(table: RecordTable, layout: Sequence[str]) -> list[Conversation]:
     """Return every row's conversation.
 
-    Raise AuditError for an unusable row, because training needs all rows.
+    layout: from `columns.detect_column_layout`. Raise AuditError for an unusable row, because
+    training needs all rows.
     """
     conversations = []
     for row, conversation in columns.parse_row_conversations(table, layout):
@@ -103,10 +104,10 @@ def _require_row_conversations(table: RecordTable, layout: Sequence[str]) -> lis
 def sample_data_conversations(
     flag: str, name: str, count: int, reader: TableReader | None = None
 ) -> list[Conversation] | None:
-    """Return up to `count` learnt conversations of a file, the same ones in each call; None if
-    none.
+    """Return up to `count` trained conversations of a file, equal in each call, or None if none.
 
-    reader: the plan's reader, which samples a large table (None: read all files completely).
+    flag: the option that names the file. reader: the plan's reader, which samples a large table
+    (None: read all files completely).
     """
     if is_large_text_table(f"{flag} {name!r}", Path(name)):  # too large to read for this
         return None

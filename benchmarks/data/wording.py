@@ -1,4 +1,4 @@
-"""Represent the text of tokens: a record's characters, cut at the ends of its tokens."""
+"""Map tokens to text: cut a record's characters at the ends of its tokens."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ Offsets = Sequence[tuple[int, int]]  # by token: its first character, and the in
 def find_token_ends(offsets: Offsets, length: int) -> list[int]:
     """Return the end of each token in a text of `length` characters; tokens cover the whole text.
 
-    A space outside all offsets, or a character that two tokens share, belongs to the later token.
+    offsets: (start, end) characters of each token. A space outside all offsets, or a character that
+        two tokens share, belongs to the later token.
     """
     ends = []
     so_far = 0
@@ -30,8 +31,8 @@ def find_token_ends(offsets: Offsets, length: int) -> list[int]:
 def split_byte_runs(text: str, offsets: Offsets) -> list[tuple[int, int]]:
     """Return the offsets, with each byte token at the one character that it encodes.
 
-    The Unigram models of tokenizers 0.23 with byte_fallback give every byte of a run of unknown
-    characters the offsets of the whole run.
+    The Unigram models of tokenizers 0.23 with byte_fallback encode unknown characters as bytes.
+    They give each byte of a run of such characters the offsets of the whole run.
     """
     if text.isascii():
         return list(offsets)
@@ -47,10 +48,10 @@ def split_byte_runs(text: str, offsets: Offsets) -> list[tuple[int, int]]:
 
 
 def move_cut_between_characters(offsets: Offsets, place: CutPlace) -> CutPlace:
-    """Return the place without tokens at its edges that encode only a part of a character.
+    """Return the cut without tokens at its edges that encode only a part of a character.
 
-    Servers without token input get text, which cannot express half a character. A part of the
-    returned place may be empty.
+    Servers without token input get text, which cannot express half a character. The returned prefix
+    or suffix may be empty.
     """
     return CutPlace(
         _find_character_boundary(offsets, place.start, 1),
@@ -60,25 +61,24 @@ def move_cut_between_characters(offsets: Offsets, place: CutPlace) -> CutPlace:
 
 
 def _find_character_boundary(offsets: Offsets, at: int, step: int) -> int:
-    """Return the boundary nearest to `at`, in steps of `step`, at which no token ends inside a
-    character.
-    """
+    """Return the first token index from `at` on, in steps of `step`, that splits no character."""
     while 0 < at < len(offsets) and offsets[at][0] < offsets[at - 1][1]:
         at += step
     return at
 
 
 def decode_wording(text: str, offsets: Offsets, start: int, cut: int, end: int) -> Wording:
-    """Return tokens start:cut of the text as prefix and cut:end as suffix.
+    """Return the text of tokens start:cut as prefix and of tokens cut:end as suffix.
 
-    offsets: those of all tokens of the text.
+    offsets: the character range of each token of `text`.
     """
     return cut_wording(text, find_token_ends(offsets, len(text)), start, cut, end)
 
 
 def cut_wording(text: str, ends: Sequence[int], start: int, cut: int, end: int) -> Wording:
-    """Return the same as `decode_wording`, but from `ends` (`find_token_ends`), which windows
-    share.
+    """Return the result of `decode_wording`, computed from the tokens' ends (`find_token_ends`).
+
+    Several windows of a text share `ends`.
     """
     first, middle = (ends[at - 1] if at else 0 for at in (start, cut))
     last = ends[end - 1]

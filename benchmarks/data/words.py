@@ -30,7 +30,7 @@ _INSIDE_WORD = regex.compile(
 
 
 def split_into_words(text: str) -> list[str]:
-    """Return the words and, outside words, each sign, in order and without spaces."""
+    """Return the words of a text, and each sign outside words, in order and without spaces."""
     return [part for part in _BREAK.split(text) if part and not part.isspace()]
 
 
@@ -54,7 +54,7 @@ def join_words(words: Iterable[str]) -> str:
 
 
 def is_inside_word(before: str, following: str) -> bool:
-    """Return whether `before` ends inside a word if the text `following` comes next."""
+    """Return whether `before` ends inside a word if it is followed by the text `following`."""
     return _INSIDE_WORD.fullmatch(before[-1:] + following[:1]) is not None
 
 
@@ -76,7 +76,10 @@ def is_whole_word_somewhere(word: str, text: str) -> bool:
 
 
 def find_places(word: str, text: str) -> list[tuple[int, int]]:
-    """Return the places of the whole word; if there are none, its places inside longer words."""
+    """Return (start, end) of each occurrence of the whole word.
+
+    If there is none, return the occurrences inside longer words.
+    """
     if places := list(find_whole_word_places(word, text)):
         return places
     return [match.span() for match in re.finditer(re.escape(word), text)]
