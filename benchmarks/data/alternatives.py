@@ -136,8 +136,7 @@ def _replace_free_characters(
 ) -> ValueFormat:
     """Return a format that varies the characters of `value` at the positions `free`.
 
-    Each character is replaced by characters of its class, such as digits. `is_valid` selects the
-    valid texts.
+    The replacements have the same class, for example digits. `is_valid` selects the valid texts.
     """
     choices = [_classify_character(value[place]) for place in free]
 

@@ -104,7 +104,7 @@ class _Span:
     """The character ranges of an answer (`span`) and of its complete turn after the header
     (`learnt`).
 
-    The other fields are those of `Answer`.
+    message_key, role, no_loss: see `Answer`.
     """
 
     span: tuple[int, int]

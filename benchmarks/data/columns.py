@@ -293,7 +293,8 @@ def infer_nested_kinds(table: RecordTable) -> MaybeKinds:
 def join_nested_kinds(first: MaybeKinds, others: MaybeKinds) -> MaybeKinds:
     """Merge the Arrow types that two parts of a table have for each column.
 
-    The keys of the objects of `first` come first. A column is None if its type is None in a part.
+    The keys of the objects of `first` come first. If a column's type is None in either part, the
+    merged type is None.
     """
     import pyarrow
 

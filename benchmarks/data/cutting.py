@@ -98,7 +98,7 @@ class Cutting:
 
     @property
     def is_all_along(self) -> bool:
-        """Whether long answers are attacked in several windows.
+        """True if long answers are attacked in several windows.
 
         This is so if the user gives no lengths and the attacker knows all earlier text.
         """

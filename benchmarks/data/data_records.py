@@ -86,8 +86,8 @@ class RecordSource:
         """Return the counts of this source's rows.
 
         left_out: number of rows that the split leaves out, by reason, in addition to the source's
-        own. not_attacked: number of usable rows that are not attacked, by reason. attacked: the
-        records that are attacked.
+        own. not_attacked: number of usable rows without an attack, by reason. attacked: the
+        attacked records.
         """
         all_left_out = {reason: len(rows) for reason, rows in self.left_out} | {
             reason: n for reason, n in left_out.items() if n

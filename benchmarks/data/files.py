@@ -271,7 +271,7 @@ def _build_record_source(
 
     flag: the option that names the table. cut: how to cut rows. unread: statistics of the other
     rows, if `table` is a sample. members: statistics of a large table of members; a non-member that
-    equals one of its rows is unusable.
+    also occurs there is unusable.
     """
     layout = columns.detect_column_layout(table)
     if layout in columns.PLAIN:

@@ -117,7 +117,7 @@ def find_pii_spans(
 
 
 def replace_ascii_signs(text: str) -> str:
-    """Return the text, in equal length, with digits, hyphens, spaces and full-width signs in ASCII."""
+    """Return the text, equally long, with digits, hyphens, spaces and full-width signs in ASCII."""
     if text.isascii():
         return text
     return text.translate(_ASCII_SIGNS)

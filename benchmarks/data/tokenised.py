@@ -475,8 +475,7 @@ def _list_packed_text_starts(
 ) -> list[int]:
     """Return the index of the first token of each text in a packed row.
 
-    places: indices of the tokens that are not padding. Raise AuditError if the columns `values`
-    disagree.
+    places: indices of tokens without padding. Raise AuditError if the columns `values` disagree.
     """
     if not places:
         return []
