@@ -1,4 +1,6 @@
-"""Write remarks for readers on a cell's answers, computed only from guesses and the budget."""
+"""Write remarks for readers on the guesses of an attack, from the guesses and the query budget
+alone.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,10 @@ from auditor.plugins.view import View
 def list_guess_remarks(
     guesses: Sequence[Guesses], attacked: Sequence[Secret], benchmark: Benchmark, n_queried: int
 ) -> tuple[str, ...]:
-    """Return remarks on a cell's guesses. n_queried: number of attacked secrets that were
-    queried."""
+    """Return remarks on an attack's guesses against one target model in one access setting.
+
+    n_queried: number of attacked secrets that were queried.
+    """
     remarks = [
         *list_subset_remarks(attacked, benchmark),
         *_list_dependence_remarks(
@@ -36,7 +40,10 @@ def list_guess_remarks(
 
 
 def list_boundary_remarks(guesses: Sequence[Guesses]) -> tuple[str, ...]:
-    """Return a remark that counts the draws within 1e-6 of a CDF boundary; () if there are none."""
+    """Return a remark that counts the draws whose random number lay within 1e-6 of a CDF boundary.
+
+    Another machine may draw the neighbouring token there. Return () without such draws.
+    """
     # A draw this close to a boundary of the CDF may select the neighbouring token on another
     # machine.
     n_near = sum(g.near_boundary for g in guesses)
@@ -47,10 +54,7 @@ def list_boundary_remarks(guesses: Sequence[Guesses]) -> tuple[str, ...]:
 
 
 def list_subset_remarks(attacked: Sequence[Secret], benchmark: Benchmark) -> tuple[str, ...]:
-    """Return a remark if only some of the secrets were attacked.
-
-    A comparison with another row then uses the secrets attacked in both rows.
-    """
+    """Return a remark if only some of the benchmark's secrets were attacked."""
     if len(attacked) == len(benchmark.secrets):
         return ()
     n_attacked, n_members = (
@@ -62,9 +66,10 @@ def list_subset_remarks(attacked: Sequence[Secret], benchmark: Benchmark) -> tup
 def _list_dependence_remarks(
     description: str, groups: Sequence[object], name: str
 ) -> tuple[str, ...]:
-    """Return a remark if secrets that share a document or a person are not independent.
+    """Return a remark that secrets from the same document or person are not independent.
 
-    groups: the document or the person of each secret that has one.
+    groups: the document or person of each secret that has one. Return () if `groups` is empty.
+    description, name: words of the remark.
     """
     if not groups:
         return ()
@@ -76,8 +81,10 @@ def _list_dependence_remarks(
 
 
 def list_single_sample_remarks(view: View, attack: Attack) -> tuple[str, ...]:
-    """Return a remark if the attack draws only one sample, because this setting's decoding would
-    give equal samples."""
+    """Return a remark if the attack draws one sample instead of the requested number.
+
+    This happens if the decoding of the setting would draw equal samples.
+    """
     sampling = attack.sampling()
     if (
         sampling is None
@@ -95,9 +102,9 @@ def list_single_sample_remarks(view: View, attack: Attack) -> tuple[str, ...]:
 def list_budget_remarks(
     view: View, attack: Attack, guesses: Sequence[Guesses], description: str = "secrets"
 ) -> tuple[str, ...]:
-    """Return a remark that counts the answers which a fixed query budget paid in full.
+    """Return a remark that counts the guesses whose tokens a fixed query budget paid in full.
 
-    The public model gave the other answers.
+    The public model gave the other guesses. Return () if the budget paid for all guesses.
     """
     if view.allowance is None:
         return ()
@@ -120,7 +127,7 @@ def list_budget_remarks(
 
 
 def _list_certificate_remarks(certificates: Sequence[Certificate]) -> tuple[str, ...]:
-    """Return a remark that sums up the tree-search certificates of all secrets."""
+    """Return a remark that counts the certificates of a tree search over all secrets."""
     if not certificates:
         return ()
     reached = sum(c.reached for c in certificates)

@@ -1,4 +1,4 @@
-"""Check that a method can run on a target: before a run's first query, and again in every cell."""
+"""Check that an attack or probe can run on a target, before the first query and before each use."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from auditor.runs.target import Target
 def check_method_applies(
     method: Attack | Probe, target: Target, view: View, scene: RunContext
 ) -> None:
-    """Raise NotApplicable if the method skips this target, or if a requirement is missing."""
+    """Raise NotApplicable if the attack or probe skips this target or lacks a required input."""
     if reason := explain_skipped_method(method, target.defense):
         raise NotApplicable(reason)
     view.require_capability(*method.required_capabilities)
@@ -61,8 +61,8 @@ def refuse_methods_that_cannot_run(
 ) -> None:
     """Raise AuditError if a requested method would measure nothing in this run.
 
-    A method that needs a capability passes if only a defended model may have the capability.
-    only_if_none_can: raise only if no method can run (for a run of all cheap methods).
+    A method passes if only a defended model may have a capability that the method needs.
+    only_if_none_can: raise only if no method can run, as for a run of all cheap methods.
     """
     refusals = []
     for method in scene.selection.methods:
@@ -79,8 +79,10 @@ def refuse_methods_that_cannot_run(
 def _explain_inapplicable_method(
     method: Attack | Probe, undefended: Target, scene: RunContext, setting: Setting
 ) -> str | None:
-    """Return the reason why the method cannot run in this setting; None if the method can run, or
-    if a defended target may have the capability."""
+    """Return the reason why the method cannot run in this setting.
+
+    Return None if the method can run, or if a defended model may have the missing capability.
+    """
     view = scene.make_target_view(undefended, setting)
     try:
         check_method_applies(method, undefended, view, scene)

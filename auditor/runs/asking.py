@@ -1,7 +1,8 @@
-"""Query the records in batches, worst record first, until the time limit. No query is repeated.
+"""Query records in batches until the time limit, starting with the records most at risk.
 
-The results of a record depend only on the record, so batches and resumed sessions change no number.
-This module prints nothing. Of attacks and probes it calls only `ask_ahead`.
+No query is repeated. A record's results depend only on the record. Batches and resumed sessions
+therefore change no number. This module prints nothing, and calls only `ask_ahead` of attacks and
+probes.
 """
 
 from __future__ import annotations
@@ -52,7 +53,12 @@ Unit = tuple[Secret, ...]  # a record with all its parts, and a non-member
 
 @dataclass(frozen=True)
 class TimeLimit:
-    """Time limit that ends `seconds` after `begun`, a value of `time.perf_counter`."""
+    """Time limit of a check.
+
+    Args:
+        begun: start time, a value of `time.perf_counter`.
+        seconds: duration of the limit.
+    """
 
     begun: float
     seconds: float
@@ -61,18 +67,21 @@ class TimeLimit:
         return self.begun + self.seconds - time.perf_counter()
 
     def estimate_reserve(self) -> float:
-        """Return the seconds to keep for computing a first result, estimated from the time already
-        used."""
+        """Return the seconds to reserve for computing a first result, from the seconds already
+        used.
+        """
         passed = self.seconds - self.seconds_left()
         return min(_RESERVE_OF_START * passed, _RESERVE_OF_LIMIT * self.seconds)
 
 
 @dataclass
 class Pace:
-    """Measured speed of earlier records, in seconds.
+    """Measured times of earlier records, in seconds.
 
-    reading: to read and probe a record of the last part. completing: to complete the last
-    `n_completed` records together.
+    Args:
+        reading: seconds to run a record's texts through the model and probe the record.
+        completing: seconds to finish all queries of the last `n_completed` records together.
+        n_completed: number of records of `completing`.
     """
 
     reading: float = 0.0
@@ -82,8 +91,8 @@ class Pace:
     def count_fitting(self, most: int, n_read: int, seconds_left: float) -> int:
         """Return how many of `most` records can be read and completed in `seconds_left` seconds.
 
-        The `n_read` records already read must be completed in the same time. Return `most` if no
-        record was timed yet.
+        The `n_read` records already read must also be completed in these seconds. Return `most` if
+        no record was timed yet.
         """
         if not self.reading:
             return most
@@ -144,10 +153,10 @@ def ask_worst_first(
 
 
 def order_units(benchmark: Benchmark) -> list[Unit]:
-    """Return the units to query, worst record first.
+    """Return the units to query, starting with the records most at risk.
 
-    A unit holds a member with all its parts, and a non-member with all its parts while any are
-    left.
+    A unit holds all parts of a member record and all parts of a non-member record. The last units
+    hold records of only one kind if members and non-members differ in number.
     """
     by_id = {secret.id: secret for secret in benchmark.secrets}
     in_order = [by_id[id] for id in benchmark.asking_order] or list(benchmark.secrets)
@@ -168,7 +177,9 @@ def _group_record_parts(secrets: Iterable[Secret]) -> list[Unit]:
 
 
 def narrow_benchmark_copy(benchmark: Benchmark, units: Sequence[Unit]) -> Benchmark:
-    """Return a copy of the benchmark with only the records of `units`, and their record counts."""
+    """Return a copy of the benchmark that holds only the records of `units` and counts of these
+    records.
+    """
     ids = {secret.id for unit in units for secret in unit}
     part = copy.copy(benchmark)  # a shallow copy suffices: tuples are replaced, never changed
     part.secrets = tuple(secret for secret in benchmark.secrets if secret.id in ids)
@@ -198,7 +209,10 @@ def _count_records_asked(counts: RecordCounts, secrets: Sequence[Secret]) -> Rec
 
 
 def _count_finished_units(audit: Audit, units: Sequence[Unit]) -> int:
-    """Count the leading units that an earlier session finished in every cell with answers."""
+    """Count the units at the start of `units` that an earlier session finished.
+
+    A unit is finished if every attack or probe with stored answers has answers on all its secrets.
+    """
     folder = audit.folder
     target = Targets(audit).undefended
     journals = []
@@ -233,15 +247,16 @@ def _ask_about_batch(
     limit: TimeLimit,
     reserve: float,
 ) -> int:
-    """Query as many leading units of the batch as time allows, and return their number.
+    """Query as many units from the start of the batch as time allows, and return their number.
 
-    Each model reads each text once. Units are read and probed part by part, while their logits are
-    in memory. Then all units are completed together.
+    Each model reads each text once. The units are read and probed part by part, while their logits
+    are in memory. Then the remaining queries of all these units are made together.
 
     Args:
-        narrowed: narrowed(end, start) returns the audit of the units from start to end - 1.
-        first: index of the batch's first unit.
-        reserve: seconds kept for the final result.
+        narrowed: narrowed(end, start) returns the audit of the units start to end - 1.
+        first: index of the batch's first unit among all units.
+        pace: times of earlier records.
+        reserve: seconds reserved for the final result.
     """
     models: Sequence[LanguageModel] = ()
     recited: dict[str, bool] = {}
@@ -282,7 +297,10 @@ def _ask_about_batch(
 
 
 def _count_ready_units(units: Sequence[Unit], vocab_size: int) -> int:
-    """Return how many leading units have logits that fit in memory together; at least 1."""
+    """Return how many units from the start of `units` have logits that fit in memory together.
+
+    Return at least 1.
+    """
     n_bytes = 0
     for count, unit in enumerate(units):
         n_bytes += 4 * vocab_size * sum(len(secret.suffix) for secret in unit)
@@ -321,9 +339,10 @@ def _read_references(target_run: TargetRun) -> list[LanguageModel]:
 
 
 def _mark_recited_records(target_run: TargetRun) -> dict[str, bool]:
-    """Return whether greedy decoding recites any part of each record, from the texts' forward pass.
+    """Return, by record name, whether greedy decoding recites any part of the record.
 
-    Empty if the model gives no distributions.
+    The forward pass over the texts shows this without decoding. Return {} if the model gives no
+    distributions.
     """
     model = target_run.target.model
     members = [secret for secret in target_run.target.secrets if secret.member]
@@ -353,7 +372,7 @@ def _announce_recited_records(target_run: TargetRun, recited: Mapping[str, bool]
 
 
 def _ask_cells(target_run: TargetRun, kind: type[Attack] | type[Probe]) -> None:
-    """Run the queries of all attacks (or of all probes) on this audit's secrets."""
+    """Run the queries of all attacks, or of all probes, on this audit's secrets."""
     for cell in list_target_cells(target_run):
         if not isinstance(cell.method, kind):
             continue
@@ -374,7 +393,7 @@ def _list_probed_references(audit: Audit, place: Workplace, target: Target) -> l
 
 
 def _read_ahead(model: LanguageModel, secrets: Sequence[Secret], whole_texts: bool) -> None:
-    """Make the model read the secrets' texts before the methods query the model.
+    """Run the secrets' texts through the model before attacks and probes query the model.
 
     whole_texts: score every token of a non-member, as held-out perplexity requires.
     """
@@ -387,7 +406,10 @@ def _read_ahead(model: LanguageModel, secrets: Sequence[Secret], whole_texts: bo
 
 
 def list_greedy_guesses(audit: Audit, target: Target) -> Mapping[str, Guesses]:
-    """Return the guesses of this run's greedy attack by secret; {} without such an attack."""
+    """Return the guesses of this run's greedy attack on the target by secret id.
+
+    Return {} without such an attack.
+    """
     view = audit.make_target_view(target, WHITE_BOX)
     for attack in audit.selection.attacks:
         sampling = attack.sampling()

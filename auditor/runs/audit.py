@@ -1,7 +1,8 @@
-"""Prepare an audit: its site, its attacks and defenses, and the prefix token shared by all cells.
+"""Prepare an audit: its models and data, attacks and defenses, and the prefix token before all
+texts.
 
-Bad input is refused here if it can be detected before the first query to a model. Remote workers
-have only a `RunContext`; the run folder belongs to the main process.
+Invalid input is refused here if the fault can be found before the first query to a model. Remote
+workers have only a `RunContext`. The run folder belongs to the main process.
 """
 
 from __future__ import annotations
@@ -46,7 +47,15 @@ from auditor.runs.tuned_states import State, load_attack_state, save_attack_stat
 
 @dataclass(frozen=True)
 class RunContext:
-    """Context shared by all cells of a run, in the main process and on workers."""
+    """Context of all attacks and probes of a run, in the main process and on workers.
+
+    Args:
+        site: models and data of the audit.
+        selection: attacks, probes, defenses and access settings.
+        prefix_token: token that the run puts before every text.
+        defenses: plan fields of the defenses.
+        batch_size: texts in a forward pass; None for automatic.
+    """
 
     site: Site
     selection: PluginSelection
@@ -71,8 +80,10 @@ class RunContext:
         return self.benchmark.challenge()
 
     def make_target_view(self, target: Target, setting: Setting) -> View:
-        """Make a new view of the target, without draws. A fixed query budget is divided among the
-        secrets."""
+        """Make a new view of the target with this access setting. The view has drawn no sample yet.
+
+        A fixed query budget is divided among the secrets.
+        """
         public, reference = (
             model and wrap_prefixed_model(model, self.prefix_token.tokens)
             for model in (self.site.public_model, self.site.reference_model)
@@ -103,8 +114,10 @@ class RunContext:
         return view
 
     def load_prefixed_references(self, spec: str) -> ReferenceModels:
-        """Load the reference models of `-A references=`, with the prefix token. Raise AuditError if
-        the site has no reference models."""
+        """Load the reference models of `-A references=`, which then read the prefix token too.
+
+        Raise AuditError if the site has no reference models.
+        """
         references = self.site.load_reference_models_of_site(spec)
         return ReferenceModels(
             tuple(
@@ -116,8 +129,8 @@ class RunContext:
     def check_models_self_consistent(self, models: Iterable[LanguageModel | None]) -> None:
         """Check that each model returns the same distribution for every kind of query.
 
-        The checked texts are as long as this run's longest text with its soft prompt. Remarks are
-        added to the benchmark's notes.
+        The checked texts are as long as this run's longest text with its soft prompt. Remarks of
+        the checks are added to the benchmark's notes.
         """
         texts = [len(query.prefix) + query.length for query in self.challenge.queries]
         texts += [len(canary.prefix + canary.suffix) for canary in self.benchmark.canaries]
@@ -147,10 +160,10 @@ class RunContext:
                     self.site.reporter.note(note)
 
     def _list_packed_row_notes(self) -> tuple[str, ...]:
-        """Return notes on whether a record is recited better after the earlier records of its
+        """Return notes on how well the model recites records after the earlier records of their
         packed row.
 
-        Doubts are added to the benchmark.
+        A record recited better after these records adds a doubt to the benchmark.
         """
         model = wrap_prefixed_model(self.site.model, self.prefix_token.tokens)
         remark, doubts = packed_rows.compare_packed_records(
@@ -162,7 +175,7 @@ class RunContext:
         return (remark,)
 
     def refuse_unanswerable_probes(self) -> None:
-        """Raise AuditError now for inputs that a probe would refuse only after hours."""
+        """Raise AuditError now for inputs that a probe would otherwise refuse hours later."""
         for method in self.selection.methods:
             if isinstance(method, Probe) and method.of == "secrets":
                 method.check_secrets(self.benchmark.secrets)
@@ -195,7 +208,14 @@ class RunContext:
 
 @dataclass(frozen=True)
 class Audit(RunContext):
-    """Context shared by all cells in the main process: a `RunContext` and the run folder."""
+    """Context of all attacks and probes in the main process: a `RunContext` with the run folder.
+
+    Args:
+        folder: folder of the run.
+        stops: stopping rules of the measurements that may stop before the last secret.
+        population: ids of all secrets if a check queries the secrets in batches; otherwise empty.
+        _tuned: tuned states of attacks.
+    """
 
     folder: RunFolder
     # rules of the rows that may stop before the last secret
@@ -216,9 +236,9 @@ class Audit(RunContext):
 
     @property
     def secrets_in_run_fingerprint(self) -> tuple[Secret, ...]:
-        """Secrets and canaries of the run's fingerprint.
+        """Secrets and canaries that the run's fingerprint covers.
 
-        The canaries that every lab contains are included only for an epsilon audit.
+        The lab's own canaries count only in an epsilon audit.
         """
         canaries = self.benchmark.canaries
         with_coin = [item for item in canaries if item.canary and item.canary.coin is not None]
@@ -229,8 +249,9 @@ class Audit(RunContext):
 
     @cached_property
     def sweep_cache_key_of_answers(self) -> dict[str, Any]:
-        """Key of the answers that runs share: the attacked model, the secrets and the prefix
-        token."""
+        """Cache key of answers that runs of a sweep share: attacked model, secrets and prefix
+        token.
+        """
         key = {**self.site.subject, "prefix_token": self.prefix_token.tokens}
         # A check queries more and more secrets: answers about a smaller set are not shared.
         if self.population:
@@ -238,8 +259,10 @@ class Audit(RunContext):
         return key
 
     def build_attack_corpus(self, attack: CorpusAttack) -> TrainingCorpus:
-        """Return the texts to compare the attack's generations with. Raise AuditError if an n-gram
-        is longer than every text."""
+        """Return the training texts to compare the attack's generations with.
+
+        Raise AuditError if an n-gram is longer than every text.
+        """
         corpus = self.benchmark.texts_with_repeat_counts
         index = self.site.shared.get_or_make(
             "n-grams",
@@ -249,7 +272,9 @@ class Audit(RunContext):
         return generations.choose_ngram_length(attack, self.benchmark, index)
 
     def check_corpus_attacks_feasible(self, target: Target) -> None:
-        """Raise AuditError now for a corpus attack that would fail at its first draw."""
+        """Raise AuditError now for a corpus attack that would fail once its first generation is
+        drawn.
+        """
         view = self.make_target_view(target, WHITE_BOX)
         for attack in self.selection.attacks:
             if not isinstance(attack, CorpusAttack):
@@ -263,8 +288,11 @@ class Audit(RunContext):
                         model.check_text_fits(n_prefix, length)
 
     def load_or_fit_attack_state(self, target: Target, view: View, attack: Attack) -> State:
-        """Return the attack's tuned state: saved by this run or an earlier run of the sweep,
-        otherwise tuned now."""
+        """Return the attack's tuned state.
+
+        The state is loaded if this run or an earlier run of the sweep saved it. Otherwise the
+        attack is tuned now.
+        """
         key = (attack.name, attack.fitted_state_name(view))
         if key not in self._tuned:
             name = "-".join(key)
@@ -303,8 +331,8 @@ class Audit(RunContext):
 def choose_prefix_token(site: Site, longest: int, folder: RunFolder) -> PrefixToken:
     """Choose the run's prefix token on the undefended model; a resumed run keeps its token.
 
-    longest: most tokens of a context without the prefix token. Raise AuditError if the plan of a
-    resumed run requests another prefix token.
+    longest: number of tokens of the longest context, without the prefix token. Raise AuditError if
+    the plan of a resumed run requests another prefix token.
     """
     saved = folder.prefix_token()
     data_plan = site.data_plan
@@ -327,15 +355,20 @@ def choose_prefix_token(site: Site, longest: int, folder: RunFolder) -> PrefixTo
 
 
 def resolve_site_prefix(site: Site, known: Sequence[Pair], longest: int) -> PrefixToken:
-    """Return the plan's prefix token. If the plan leaves the token open, choose it on the known
-    pairs."""
+    """Return the plan's prefix token, or choose a token on the known pairs if the plan names none.
+
+    longest: number of tokens of the longest context, without the prefix token.
+    """
     benchmark = site.benchmark
     options = (benchmark.canaries, benchmark.framed, benchmark.as_trained, site.hurried)
     return resolve_prefix_token(site.data_plan.prefix_token, site.model, known, longest, *options)
 
 
 def count_longest_context(benchmark: Benchmark, prompt_rows: int) -> int:
-    """Return the largest number of tokens in a context, not counting the prefix token."""
+    """Return the number of tokens of the longest context, without the prefix token.
+
+    prompt_rows: number of rows of the longest soft prompt.
+    """
     pairs: list[Pair | Secret] = [*benchmark.known, *benchmark.secrets]
     prompted_lengths = [prompt_rows + len(pair.prefix + pair.suffix) for pair in pairs]
     # Held-out texts and canaries are read without a soft prompt.

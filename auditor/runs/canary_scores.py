@@ -29,8 +29,13 @@ _MEASURED = CANARIES.measured_by[0]
 
 @dataclass(frozen=True)
 class CanaryScore:
-    """Score of a canary. values: the probe's observation; count: how often the canary was
-    inserted."""
+    """Score of a canary.
+
+    Args:
+        id: id of the canary.
+        count: number of times that the canary was inserted into the training data.
+        values: numbers of the exposure probe by name.
+    """
 
     id: str
     count: int
@@ -39,7 +44,13 @@ class CanaryScore:
 
 @dataclass(frozen=True)
 class TargetScores:
-    """Scores of the canaries on a target, with notes for the reader."""
+    """Scores of all canaries on a target model.
+
+    Args:
+        title: name of the target.
+        rows: a score for each canary.
+        notes: sentences for the reader.
+    """
 
     title: str
     rows: tuple[CanaryScore, ...]
@@ -59,7 +70,7 @@ def score_canaries(
     """Score the canaries on a model, or on every target of a run if `model` is a run folder.
 
     Raise AuditError if the run did not measure these canaries, or if the model's tokens cannot
-    spell them.
+    spell the canaries.
     """
     canary_manifest = manifests.read_exposure_canary_manifest(manifest)
     if (Path(model) / "plan.json").is_file():

@@ -1,4 +1,7 @@
-"""Run the queries of a cell, in this process or on a remote worker."""
+"""Run the queries of a cell, in this process or on a remote worker.
+
+A cell is an attack or probe on a target model in an access setting.
+"""
 
 from __future__ import annotations
 
@@ -33,9 +36,12 @@ Answer = TypeVar("Answer", Guesses, Observation)
 
 @dataclass(frozen=True)
 class CellWorkResult(Generic[Answer]):
-    """Answers about some secrets.
+    """Answers of a cell about some of its secrets.
 
-    tokens_drawn: tokens drawn inside the claim; seconds: duration.
+    Args:
+        answers: guesses of an attack, or observations of a probe.
+        tokens_drawn: tokens drawn under the privacy claim, by (recipe, secret id).
+        seconds: time spent on these answers.
     """
 
     answers: list[Answer]
@@ -44,7 +50,7 @@ class CellWorkResult(Generic[Answer]):
 
 
 class Workplace:
-    """Holder of a run's current target, with a view for each setting."""
+    """Holder of the target model that a run now attacks, with a view for each access setting."""
 
     def __init__(self, scene: RunContext, targets: Targets) -> None:
         self.scene = scene
@@ -58,9 +64,9 @@ class Workplace:
         self._views = {}
 
     def get_shared_view(self, target: str, setting: str) -> View:
-        """Return the view that all queries to this target in this setting share.
+        """Return the view that all attacks and probes on this target in this setting share.
 
-        Attacks with the same recipe therefore draw their samples only once.
+        Attacks with the same sampling recipe therefore draw their samples only once.
         """
         if self._target is None or self._target.name != target:
             self.set_current_target(self.targets.find_or_build_target(target))
@@ -72,11 +78,13 @@ class Workplace:
 
 @dataclass(frozen=True)
 class CellWork(Generic[Asked, Answer]):
-    """Queries of a cell.
+    """Queries of a cell, to run in this process or on a worker.
 
-    allowance: tokens that each (recipe, secret) may still draw; the main process divides them.
-    meter: tokens drawn so far inside the target's claim, and their charge to the claim. state: an
-    attack's tuned state; {} for a probe.
+    Args:
+        key: target, setting and method of the cell.
+        allowance: tokens that each (recipe, secret id) may still draw; None without a budget.
+        meter: counter of the tokens drawn so far under the target's privacy claim.
+        state: an attack's tuned state; {} for a probe.
     """
 
     key: CellKey
@@ -120,10 +128,13 @@ class CellWork(Generic[Asked, Answer]):
 
 @dataclass(frozen=True)
 class WorkerSite:
-    """Builder of a plan's site on a worker, from weights, data and plug-ins of the worker's
+    """Callable that builds a plan's site on a worker from files and plug-ins of the worker's
     machine.
 
-    counted: large tables that the run has already counted, by flag and name.
+    Args:
+        plan: plan of the run.
+        worker_start: folder that the worker starts in.
+        counted: row counts of large tables that the run has already counted, by flag and name.
     """
 
     plan: Plan
@@ -140,8 +151,10 @@ class WorkerSite:
 
 
 def fingerprint_inputs(plan: Plan, site: Site) -> dict[str, str]:
-    """Return digests of all inputs, after the model is loaded. A worker with other digests is
-    refused."""
+    """Return digests of all inputs by name, after the model is loaded.
+
+    The run refuses a worker whose digests differ.
+    """
     return {
         **plan_weights.digest_plan_weights(plan, site),
         "the data": digest_comparable_secrets(site.benchmark.secrets),
@@ -150,9 +163,12 @@ def fingerprint_inputs(plan: Plan, site: Site) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class WorkerWorkplace:
-    """Builder of a worker's `Workplace`.
+    """Callable that builds a worker's `Workplace`.
 
-    input_digests: of the run's inputs by name, which the worker's inputs must match.
+    Args:
+        site: builder of the worker's site.
+        prefix_token: prefix token of the run.
+        input_digests: digests of the run's inputs by name, which the worker's inputs must match.
     """
 
     site: WorkerSite
@@ -160,8 +176,9 @@ class WorkerWorkplace:
     input_digests: Mapping[str, str]
 
     def __call__(self) -> Workplace:
-        """Build the workplace. Raise AuditError if the worker reads other weights or data than the
-        run."""
+        """Build the workplace. Raise AuditError if the worker's weights or data differ from the
+        run's.
+        """
         site, selection = self.site()
         site.may_train = False
         plan = self.site.plan

@@ -1,4 +1,4 @@
-"""Measure the cells of an audit. A cell is a (target, setting, attack or probe)."""
+"""Measure the cells of an audit. A cell is an attack or probe on a target in an access setting."""
 
 from __future__ import annotations
 
@@ -39,7 +39,15 @@ from auditor.statistics.metrics import RECALL, name_nonmember_metric
 
 @dataclass(frozen=True)
 class TargetRun:
-    """Context shared by all cells of a target, with the engine and the collector of results."""
+    """Context of all cells of a target.
+
+    Args:
+        audit: the audit.
+        target: the attacked target.
+        place: provider of the target's views.
+        engine: executor of the queries.
+        collector: store of the results per secret.
+    """
 
     audit: Audit
     target: Target
@@ -50,7 +58,10 @@ class TargetRun:
 
 @dataclass(frozen=True)
 class Cell(TargetRun, ABC):
-    """A cell. view: the attacker's access to the target in this setting."""
+    """An attack or probe on a target in an access setting.
+
+    `view` is the attacker's access to the target in this setting.
+    """
 
     setting: Setting
     method: Attack | Probe
@@ -68,8 +79,10 @@ class Cell(TargetRun, ABC):
         return f"{self.target.title}: {self.method.name} ({self.setting.name})"
 
     def measure(self) -> Finding:
-        """Return a finding with measurements or with the reason why there are none; add the results
-        per secret to the collector."""
+        """Return a finding with measurements, or with the reason why nothing can be measured.
+
+        The results per secret are added to the collector.
+        """
         start = time.perf_counter()
         blank = self._build_finding()
         try:
@@ -108,13 +121,16 @@ class Cell(TargetRun, ABC):
 
     @abstractmethod
     def _complete_finding(self, blank: Finding) -> Finding:
-        """Add measurements to the blank finding. Raise NotApplicable if there is nothing to
-        measure."""
+        """Return the finding with measurements added. Raise NotApplicable if nothing can be
+        measured.
+        """
 
     def _stream_answers(
         self, work: CellWork[Asked, Answer], items: Sequence[Asked]
     ) -> Iterator[CellWorkResult[Answer]]:
-        """Yield the engine's answers as they arrive, and add their draws to the target's meter."""
+        """Yield the engine's answers as they arrive, and add the drawn tokens to the target's
+        meter.
+        """
         for result in self.engine.stream_results(work, items):
             self.target.spending.meter.drawn |= result.tokens_drawn
             yield result
@@ -125,7 +141,7 @@ class Cell(TargetRun, ABC):
         ask: stopping.Ask[stopping.Item],
         count_seen: stopping.Seen[stopping.Item],
     ) -> Sequence[stopping.Item]:
-        """Query all items, or under `--until` only as many as the stopping rule needs.
+        """Query all items, or with `--until` only as many as the stopping rule needs.
 
         Return the queried items in order.
         """
@@ -141,7 +157,7 @@ class Cell(TargetRun, ABC):
         self.audit.site.reporter.progress(f"{self.method.name} on {self.target.title}", n_done, of)
 
     def _build_finding(self) -> Finding:
-        """Return the finding without measurements."""
+        """Return a finding that describes the cell and has no measurements yet."""
         applies, reason = self.target.judge_claim_coverage(self.setting)
         sampling = self.method.sampling()
         return Finding(
@@ -224,7 +240,10 @@ class AttackCell(Cell):
         )
 
     def _build_member_strata(self, members: judging.Outcome) -> tuple[Stratum, ...]:
-        """Group the members by copies; () if only a part of the run's sample was queried."""
+        """Group the attacked members by their number of copies in the training data.
+
+        Return () if only a part of the run's sample was queried.
+        """
         counts = self.audit.benchmark.record_counts.get("members")
         whole_sample = len(members.ids) == sum(
             secret.member for secret in self.audit.benchmark.secrets
@@ -235,9 +254,9 @@ class AttackCell(Cell):
         return extraction.group_copies_strata(counts.by_copies, secrets, members.hit)
 
     def _measure_group_shares(self, members: judging.Outcome) -> dict[str, Measurement]:
-        """Return the extracted share of each group; {} for a row that `--until` may stop.
+        """Return the share of extracted members in each group of secrets.
 
-        The intervals of these shares need a fixed sample size.
+        The intervals need a fixed sample size. Return {} if `--until` may stop the queries early.
         """
         if self.key in self.audit.stops:
             return {}
@@ -245,9 +264,9 @@ class AttackCell(Cell):
         return extraction.measure_group_shares(secrets, members.hit)
 
     def _measure_undefended_difference(self) -> Iterator[Measurement]:
-        """Yield the paired difference to the undefended target in the same setting.
+        """Yield the paired difference between this target's recall and the undefended target's.
 
-        Only members answered in both rows are compared.
+        Both use the same attack and setting. Only members attacked on both targets are compared.
         """
         if self.key in self.collector.stopped:
             return  # the interval needs a fixed sample size
@@ -260,10 +279,10 @@ class AttackCell(Cell):
             yield chain_steps.measure_row_difference(RECALL, "share", row, base_row)
 
     def _judge_guesses(self, ids: Sequence[str]) -> tuple[judging.Outcome, list[Guesses], Kinds]:
-        """Return the judged answers, the guesses without candidates (for costs), and shares of
-        personal data.
+        """Judge the stored guesses about these secrets, read one at a time to save memory.
 
-        Answers are read one at a time, because all answers may exceed memory.
+        Return the judged outcome, the guesses without candidates (for costs), and the extracted
+        shares of personal data by kind and secret id.
         """
         finished, costs = self.audit.folder.guesses.finished_secrets(self.key), list[Guesses]()
 
@@ -284,7 +303,7 @@ class AttackCell(Cell):
         )
 
     def _build_judged_row(self, queries: Sequence[Query]) -> RowValuesBySecret:
-        """Return the judged row of the answered queries."""
+        """Judge the queries that have stored guesses, and return their results per secret."""
         finished = self.audit.folder.guesses.finished_secrets(self.key)
         outcome, _, kinds = self._judge_guesses(
             [query.id for query in queries if query.id in finished]
@@ -292,8 +311,10 @@ class AttackCell(Cell):
         return build_outcome_row(outcome, kinds)
 
     def _guess_remaining_secrets(self, state: State) -> tuple[list[str], list[str]]:
-        """Attack the secrets without an answer. Return the ids of all queries, then the ids with
-        answers."""
+        """Attack the secrets that have no stored guesses.
+
+        Return the ids of all queries, then the ids of the queries with stored guesses.
+        """
         # A view of the journal: it grows when `ask` appends, and reads the file at each access.
         finished, target = self.audit.folder.guesses.finished_secrets(self.key), self.target
         attacked = {secret.id for secret in target.secrets}
@@ -325,7 +346,9 @@ class AttackCell(Cell):
 
 @dataclass(frozen=True)
 class CorpusCell(AttackCell):
-    """Cell of a corpus attack: draw generations and compare them with all training texts."""
+    """Corpus attack on a target in a setting: draw generations and compare them with all training
+    texts.
+    """
 
     method: CorpusAttack
 
@@ -370,7 +393,9 @@ class CorpusCell(AttackCell):
 
 @dataclass(frozen=True)
 class ProbeCell(Cell):
-    """Cell of a probe: observe each secret with the true answer; charge no claim."""
+    """Probe on a target in a setting: observe each secret with the true answer; charge no privacy
+    claim.
+    """
 
     method: Probe
 
@@ -409,8 +434,10 @@ class ProbeCell(Cell):
         )
 
     def _observe_secrets(self, secrets: Sequence[Secret]) -> tuple[Sequence[Secret], Observed]:
-        """Return the queried secrets and all their observations, including those of an interrupted
-        run."""
+        """Observe the secrets, and return the queried secrets and all their observations.
+
+        Observations that an interrupted run stored are included.
+        """
         folder = self.audit.folder
         probe = self.method
         earlier, facts = self._pair_undefended_observations()
@@ -441,9 +468,9 @@ class ProbeCell(Cell):
     def _observe_missing_secrets(
         self, secrets: Sequence[Secret], earlier: Mapping[str, Observation]
     ) -> tuple[Sequence[Secret], FinishedSecrets[Observation]]:
-        """Observe the secrets without an observation in the run folder.
+        """Observe the secrets that have no observation in the run folder.
 
-        Return all queried secrets and all observations in the folder. earlier: observations of
+        Return all queried secrets, then all observations in the folder. earlier: observations from
         earlier runs of the sweep, which are not repeated.
         """
         folder = self.audit.folder
@@ -473,7 +500,7 @@ class ProbeCell(Cell):
         return self._ask_until_stopping_rule(secrets, ask, self._build_observed_row), finished
 
     def _build_observed_row(self, secrets: Sequence[Secret]) -> RowValuesBySecret:
-        """Return the row of these observed secrets."""
+        """Return the results per secret of these observed secrets."""
         finished = self.audit.folder.observations.finished_secrets(self.key)
         return build_observation_row(
             self.method, secrets, Observed(finished.read_records(secret.id for secret in secrets))
@@ -482,11 +509,11 @@ class ProbeCell(Cell):
     def _pair_undefended_observations(
         self,
     ) -> tuple[ChainMap[str, Observation], dict[str, float]]:
-        """Return this probe's observations of the undefended model in earlier runs of a sweep.
+        """Return this probe's observations of the undefended model, which all runs of a sweep
+        share.
 
-        Return values by secret, and joint facts, because every run of a sweep would repeat these
-        queries. Both are empty for a defended model. The caller adds the observations of its own
-        run.
+        Return the observations by secret id, then numbers over all secrets by name. Both are empty
+        for a defended model. The caller adds the observations of its own run.
         """
         if not self.target.is_undefended:
             return ChainMap(), {}
@@ -500,7 +527,7 @@ class ProbeCell(Cell):
 
 
 def list_target_cells(target_run: TargetRun) -> Iterator[Cell]:
-    """Yield all cells of a target: by setting, then by method in the plan's order."""
+    """Yield all cells of a target: by setting, then by attack or probe in the plan's order."""
     selection = target_run.audit.selection
     target = target_run.target
     for setting in selection.list_row_settings(target.companion):

@@ -1,6 +1,6 @@
-"""Explain why a defended model leaks less, by paired differences between the rows of a chain.
+"""Explain why a defended model leaks less, as a chain of paired differences between models.
 
-All functions are pure and take the values of rows by secret.
+Each model of the chain adds a possible cause. All functions are pure and take values by secret.
 """
 
 from __future__ import annotations
@@ -16,8 +16,14 @@ from auditor.statistics import compare
 
 @dataclass(frozen=True)
 class ChainRow:
-    """A row of a chain. answers: values as in `build_cause_chain`; None if the row was not measured
-    because `absent` is missing."""
+    """A model in a chain of causes, with its results.
+
+    Args:
+        cause: the cause that this model adds.
+        target: name of the model.
+        answers: results per secret; None if this model was not measured.
+        absent: the missing input if the model was not measured.
+    """
 
     cause: Cause
     target: str
@@ -32,15 +38,15 @@ def build_cause_chain(
     name: str,
     unit: str,
 ) -> Chain | None:
-    """Return the steps from the base row along `chain_rows`, which include the target's row.
+    """Return the chain of steps from the base model along `chain_rows`, which include the target.
 
-    A step is the difference of members' means. If the rows have non-members, the non-members'
-    change, which is not memorisation, is subtracted. A cause without a measured row is merged with
-    the next step. Return None if the target's row was not measured, or if no secret has an answer
-    in all rows.
+    A step is the difference of members' means between two models. If non-members were also
+    measured, the change of their mean, which is not memorisation, is subtracted. A cause without a
+    measured model is merged with the next step. Return None if the target was not measured, or if
+    no secret has a result on all models.
 
-    base: the base row's name and values. name, unit: the compared number, which is finite in every
-    row.
+    base: name and results of the base model. name, unit: the compared number, which is finite for
+    every model.
     """
     start, answers = base
     measured = {
@@ -88,10 +94,10 @@ def measure_row_difference(
     base: RowValuesBySecret,
     rows: Iterable[RowValuesBySecret] = (),
 ) -> Measurement:
-    """Measure the members' mean of `new` minus `base`, with its paired 95% interval.
+    """Measure the members' mean of `new` minus that of `base`, with its paired 95% interval.
 
-    Only members with this number in `new`, `base` and all `rows` count. The same difference over
-    non-members, if there are any, is subtracted.
+    Only members with a number in `new`, `base` and all `rows` count. The same difference over
+    non-members is subtracted if there are non-members.
     """
     aligned = [new, base, *rows]
     _, (after, before, *_) = align_rows(aligned, name, True)

@@ -1,4 +1,6 @@
-"""Build each defense's chain of causes from a run's rows, and add the chain to the findings."""
+"""Build the chain of causes of each defense from a run's results, and add the chain to the
+findings.
+"""
 
 from __future__ import annotations
 
@@ -23,15 +25,23 @@ Answers = Mapping[str, RowValuesBySecret]  # by name of target
 
 @dataclass(frozen=True)
 class CauseChains:
-    """Builder of the chains of a run, from the results of its cells."""
+    """Builder of the chains of causes of a run.
+
+    Args:
+        site: models and data of the audit.
+        selection: plug-ins of the run.
+        collector: results per secret of all attacks and probes.
+    """
 
     site: Site
     selection: PluginSelection
     collector: PerSecretCollector
 
     def finding_with_cause_chain(self, finding: Finding) -> Finding:
-        """Return the finding with its defense's chain; unchanged if the setting has no attacks on
-        controls."""
+        """Return the finding with the chain of causes of its defense added.
+
+        Return the finding unchanged if the defense's controls were not attacked in this setting.
+        """
         rows = self.selection.rows
         row = next((row for row in rows if row.name == finding.target and not row.companion), None)
         # Companions are attacked only in the last setting, which has the widest access.
@@ -54,7 +64,9 @@ class CauseChains:
         )
 
     def target_record_with_likelihood_chain(self, target: TargetRecord) -> TargetRecord:
-        """Return the target with the chain of causes that make members' true tokens less likely."""
+        """Return the target with a chain of causes for the lower likelihood of members' true
+        tokens.
+        """
         row = next(
             (row for row in self.selection.rows if row.name == target.name and not row.companion),
             None,

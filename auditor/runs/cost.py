@@ -23,10 +23,16 @@ _SIDE = 0.025  # error on each side of a two-sided 95% interval
 class RunPartCost:
     """Cost of a part of a run.
 
-    n_texts: number of texts; n_timed: number of timed texts. rows: sequences that a network reads,
-    counted again for each generated token; tokens: tokens read. memory: peak bytes, including the
-    models. reason: reason if there are no numbers. cut: the flags (`--limit`, `--samples`) that
-    shorten the part.
+    Args:
+        name: name of the part.
+        n_texts: number of its texts.
+        n_timed: number of timed texts.
+        rows: sequences that a network reads, counted again for each generated token.
+        tokens: tokens that a network reads.
+        memory: peak bytes, including the models.
+        seconds: duration.
+        reason: reason if there are no numbers; otherwise "".
+        cut: flags (`--limit`, `--samples`) that shorten the part.
     """
 
     name: str
@@ -44,9 +50,15 @@ class RunPartCost:
 class CostEstimate:
     """Estimated cost of a run, part by part.
 
-    preparing: measured seconds of each step that loads models and data or makes targets. probe:
-    seconds spent on this estimate's queries. secrets: numbers of attacked members and non-members.
-    samples: number per prefix, if all attacks draw the same number.
+    Args:
+        costs: cost of each part.
+        preparing: name and measured seconds of each step that loads or makes models and data.
+        probe: seconds spent on this estimate's queries.
+        loaded_bytes: memory after all loading.
+        secrets: number of attacked members, then of attacked non-members.
+        samples: samples per prefix, if all attacks draw the same number.
+        rates: whether a method needs many non-members, for false-positive rates.
+        ceilings: sentences on the largest epsilon that each epsilon audit could show.
     """
 
     costs: tuple[RunPartCost, ...]
@@ -70,7 +82,9 @@ class CostEstimate:
 
     @property
     def flags_that_halve_time(self) -> tuple[str, ...]:
-        """Flags that would each halve the run's time, each with the largest value that suffices."""
+        """Flags that would each halve the run's time, with the largest sufficient value of each
+        flag.
+        """
         # range(1, most) holds i + 1 at i: the insertion point after the last n that is fast enough
         # equals that n; 0 if no n is fast enough.
         limits = {}
@@ -83,7 +97,7 @@ class CostEstimate:
     def _seconds_with_flag(self, flag: str, n: int) -> float:
         """Return the seconds of the run with `flag n`.
 
-        A part that the flag cuts shrinks in proportion to its secrets or samples.
+        The seconds of a part that the flag shortens shrink in proportion to its secrets or samples.
         """
 
         def share(cost: RunPartCost) -> float:

@@ -1,6 +1,6 @@
-"""Estimate the forward rows, tokens, memory and seconds of a run from a small part of its queries.
+"""Estimate the sequences, tokens, memory and seconds of a run from a small part of its queries.
 
-Each part of a run is timed on a few texts, then on more texts while time lasts. A fixed cost and a
+Each part of a run is timed on a few texts, then on more texts if time is left. A fixed cost and a
 cost per text extrapolate to all texts. Nothing is judged, stored or written to a run folder.
 """
 
@@ -55,8 +55,14 @@ _CELLS = 6  # weight of cells: their share of the time, compared with other part
 class TimedPart:
     """A part of a run, to be timed on some of its texts.
 
-    n_texts: number of all texts; 0 if there are no queries, for the reason `reason`. at_once:
-    number of texts in memory together. times: number of repetitions. cut: see `RunPartCost`.
+    Args:
+        name: name of the part.
+        n_texts: number of all texts; 0 without queries.
+        at_once: number of texts in memory together.
+        work: function that runs the part on the chosen texts.
+        times: number of repetitions in the run.
+        reason: reason why there are no queries; otherwise "".
+        cut: flags that shorten the part, as in `RunPartCost`.
     """
 
     name: str
@@ -81,8 +87,8 @@ def estimate_run_cost(
 ) -> CostEstimate:
     """Estimate the cost of running this plan.
 
-    shared: keeps the loaded models and data for the run itself. starting: seconds since the
-    program's start.
+    seconds: time limit of the estimate's queries. shared: keeps the loaded models and data for the
+    run itself. starting: seconds since the program's start.
 
     Raise AuditError for a plan that a run would refuse, for a model behind a network, and if the
     models still need training.
@@ -124,7 +130,7 @@ def estimate_run_cost(
 
 
 def _time_preparing(site: Site) -> list[tuple[str, float]]:
-    """Load the models and read the data; return the seconds of each step."""
+    """Load the models and read the data. Return the name and seconds of each step."""
     seconds = []
     for name, load in (
         ("loading the model", lambda: site.model),
@@ -170,7 +176,7 @@ class _RunPartTimer:
     # --- the parts, in the order of a run ---
 
     def time_choosing_prefix_token(self) -> None:
-        """Choose the prefix token, and time this step if the token is chosen on auxiliary data."""
+        """Choose the prefix token, and time the choice if it uses auxiliary data."""
         scene, whole_benchmark = self.scene, self.scene.benchmark
         longest = count_longest_context(
             whole_benchmark, scene.selection.longest_soft_prompt_row_count
@@ -265,8 +271,10 @@ class _RunPartTimer:
         self.time_part_within_its_share(tokens)
 
     def time_target_cells(self, target: Target, setting: Setting) -> None:
-        """Time the attacks' tuning, then all cells of a target and setting together, as cells share
-        draws."""
+        """Time the tuning of the attacks, then all attacks and probes on a target in a setting.
+
+        These are timed together because attacks share samples.
+        """
         states: dict[str, State] = {}
         for attack in self.scene.selection.attacks:
             try:
@@ -280,7 +288,7 @@ class _RunPartTimer:
     def time_tuning(self, attack: Attack, target: Target, setting: Setting) -> State:
         """Time the attack's tuning on a few known pairs, and return the tuned state.
 
-        Attacks with the same state are tuned once. Raise NotApplicable if there is nothing to tune.
+        Attacks with equal states are tuned once. Raise NotApplicable if there is nothing to tune.
         """
         view, known = self.scene.make_target_view(target, setting), self.scene.challenge.known
         state = self.states.setdefault(f"{attack.name} {attack.fitted_state_name(view)}", {})
@@ -377,7 +385,11 @@ class _RunPartTimer:
     def time_part_within_its_share(
         self, steps: TimedParts, least: int = 1, weight: int = 1
     ) -> None:
-        """Time the steps on `least` texts, then on more texts while the part's time share lasts."""
+        """Time the steps on `least` texts, then on more texts until the part's share of time is
+        used.
+
+        weight: the part's weight in the division of the remaining time.
+        """
         start = time.perf_counter()
         # The right side is evaluated first: the share uses the old weight. `max`: more parts may
         # come than were counted, and each of them may take all remaining time.
@@ -415,7 +427,9 @@ class _RunPartTimer:
             )
 
     def _extrapolate_cost(self, step: TimedPart, attempts: Sequence[RunPartCost]) -> RunPartCost:
-        """Extrapolate a part's cost to all its texts from timed attempts on some texts."""
+        """Return the estimated cost of a part on all its texts, from timed attempts on fewer
+        texts.
+        """
         *earlier, last = attempts
         if last.reason:
             return RunPartCost(step.name, last.n_texts, reason=last.reason)
@@ -447,7 +461,7 @@ class _RunPartTimer:
 
 
 def _compute_attempt_cost(step: TimedPart, n: int, device: torch.device) -> RunPartCost:
-    """Run a part on n texts and return its cost. n = 0: there is no time left for a query."""
+    """Run a part on n texts and return the cost. n is 0 if no time is left for a query."""
     if not step.n_texts:
         skipped = "nothing to ask"
     elif n:
