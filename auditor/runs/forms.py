@@ -1,7 +1,8 @@
-"""List the deployed forms of a model (`--forms`); each has its own row next to the model's.
+"""List the deployed forms of a model (`--forms`), such as a quantized model.
 
-A form is either built here from the attacked model's weights (`Defense.form`), or is a separate
-model that a provider loads or queries. Nothing is loaded here.
+Each form is measured next to the attacked model. A form is either built here from the attacked
+model's weights (`Defense.form`), or is a separate model that a provider loads or queries. Nothing
+is loaded here.
 """
 
 from __future__ import annotations
@@ -21,14 +22,17 @@ from auditor.runs.unlearning import UnlearningBaseline
 
 @dataclass(frozen=True)
 class NamedForm(UnlearningBaseline):
-    """A separate model that the user names as a form of the attacked model."""
+    """Separate model that the user names as a form of the attacked model.
+
+    `place` is the model's folder, hub id or address.
+    """
 
     name = "form"
     place: str = ""
 
 
 def list_form_rows(target: TargetPlan, others: Sequence[ShownRow] = ()) -> list[ShownRow]:
-    """Return the rows of `--forms` in order. others: the run's other rows.
+    """Return a row for each form of `--forms`, in order. others: the run's other rows.
 
     Raise AuditError for an invalid form, or if two rows have the same name.
     """

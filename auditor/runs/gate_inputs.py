@@ -1,5 +1,7 @@
-"""Judge a finished run by a gate policy. This reads the run's record and the deployed model's
-files, and loads no model."""
+"""Judge a finished run by a gate policy.
+
+This module reads the run's record and the deployed model's files. No model is loaded.
+"""
 
 from __future__ import annotations
 
@@ -42,8 +44,8 @@ def judge_run(
 ) -> Decision:
     """Apply all rules of a policy to a run. Raise AuditError if the run cannot be judged.
 
-    model: the judged model's current path, if the model moved since the run. progress: called with
-    (description, done, total) while files are read. Other parameters: see `apply_policy`.
+    model: the judged model's current path, if the model was moved after the run. progress: called
+    with (description, done, total) while files are read. Other parameters: see `apply_policy`.
     """
     run = read_run(folder)
     for record in filter(None, (run, baseline)):

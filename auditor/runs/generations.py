@@ -1,6 +1,6 @@
 """Compare a model's generations with all training texts: memorised tokens and extracted records.
 
-A run builds one index before the first query to a model, and judges every row with this index.
+A run builds an index of the texts before the first query, and judges every target with this index.
 """
 
 from __future__ import annotations
@@ -30,7 +30,11 @@ _AT_ONCE = 1000  # generations in a lookup batch
 class TrainingCorpus:
     """Training texts to compare generations with.
 
-    n: n-gram length in tokens; reason: the reason for this n if no option sets n.
+    Args:
+        benchmark: the audit's data.
+        index: n-gram index of the training texts and held-out texts.
+        n: n-gram length in tokens.
+        reason: reason for this n if no option sets n; otherwise "".
     """
 
     benchmark: Benchmark
@@ -49,7 +53,9 @@ class TrainingCorpus:
 
     @cached_property
     def secret_aliases_by_record(self) -> dict[int, tuple[str, ...]]:
-        """Aliases of the attacked secrets in each training record, by the record's index."""
+        """Aliases of the attacked secrets that each training record contains, by the record's
+        index.
+        """
         aliases: dict[int, tuple[str, ...]] = {}
         records: dict[Tokens, Sequence[int]] = {}  # records that contain a text
         for secret in self.benchmark.secrets:
@@ -63,8 +69,9 @@ class TrainingCorpus:
 
     @cached_property
     def record_counts_by_copies(self) -> dict[int | None, int]:
-        """Number of trained records with at least n tokens, by their copies in the training
-        data."""
+        """Number of training records with at least n tokens, by their number of copies in the
+        data.
+        """
         lengths = self.index.text_lengths[: len(self.index.copies)]
         return dict(
             Counter(
@@ -101,11 +108,15 @@ class TrainingCorpus:
 
 @dataclass(frozen=True)
 class JudgedGenerations:
-    """A row's generations, compared with the training texts.
+    """Results of comparing a target's generations with the training texts.
 
-    costs: the generations without their texts, for what each cost; texts: maps a record's alias to
-    the extracted text and the generation that contains it; columns: table columns on the
-    generations and the extracted records.
+    Args:
+        measurements: memorised tokens and extracted records.
+        notes: sentences for the reader.
+        costs: the generations without their texts, for counting queries and tokens.
+        columns: table columns on the generations and the extracted records.
+        texts: by the extracted record's alias, the extracted text and the generation around this
+        text.
     """
 
     measurements: tuple[Measurement, ...]
@@ -118,10 +129,10 @@ class JudgedGenerations:
 def choose_ngram_length(
     attack: CorpusAttack, benchmark: Benchmark, index: NGramIndex
 ) -> TrainingCorpus:
-    """Return the corpus with the attack's n; without this option n is the median suffix length, at
-    most `_N`.
+    """Return the corpus with the n-gram length that the attack's options set.
 
-    Raise AuditError if n exceeds the length of the generations or of the longest record.
+    Without this option n is the median suffix length, at most `_N`. Raise AuditError if n exceeds
+    the length of the generations or of the longest record.
     """
     lengths = sorted(len(secret.suffix) for secret in benchmark.secrets if secret.member)
     middle = lengths[len(lengths) // 2]
@@ -150,9 +161,9 @@ def judge_generations(
     row_ids: Sequence[str],
     corpus: TrainingCorpus,
 ) -> JudgedGenerations:
-    """Compare a row's generations with the corpus.
+    """Compare a target's generations with the corpus.
 
-    generations_by_id: all generations; row_ids: the ids of this row's generations, in order.
+    generations_by_id: all generations. row_ids: ids of this target's generations, in order.
     """
     memorised_tokens = list[MemorisedTokens]()
     costs = list[Guesses]()
@@ -256,10 +267,12 @@ def _build_record_columns(
     n_generations: Mapping[int, int],
     longest: Mapping[int, int],
 ) -> Iterator[Column]:
-    """Yield columns on the extracted records, most frequently extracted first.
+    """Yield table columns on the extracted records, in the given order.
 
-    The columns are: numbers of these records; the attacked secrets, each with its record's position
-    (from 0); the numbers of trained records by copies.
+    Columns `generations` and `longest` hold, for each extracted record, the number of generations
+    that contain a part and the tokens of the longest part. Column `record` holds, for each attacked
+    secret, its record's position in `order` (from 0). Column `trained` counts training records by
+    copies.
     """
     ids = [aliases[record] for record in order]
     copies = [corpus.index.copies[record] for record in order]

@@ -1,4 +1,4 @@
-"""Make models and data on demand for an audit of the built-in lab, from the lab's recipe."""
+"""Make the models and data of a lab audit, from the recipe of the built-in lab."""
 
 from __future__ import annotations
 
@@ -34,8 +34,10 @@ AUDIT_CANARIES = 1000
 
 
 class LabSite(Site):
-    """Site of an audit in the lab that the plan names. Raise AuditError for an unknown recipe
-    field."""
+    """Models and data of an audit in the built-in lab, each made on first use.
+
+    Raise AuditError if the plan has an unknown recipe field.
+    """
 
     trains_on_demand: ClassVar[bool] = True
     relearn_rate: ClassVar[float] = 1e-4
@@ -100,7 +102,7 @@ class LabSite(Site):
         return self.public_model
 
     def load_reference_models_of_site(self, spec: str) -> ReferenceModels:
-        """Train and return reference models; `spec` is their number."""
+        """Train and return reference models. `spec` is the number of models."""
         count = parse_reference_model_count(spec)
         return self.shared.get_or_make(
             "references", (self.lab_cache_key, count), lambda: self.lab.reference_models(count)
@@ -114,8 +116,10 @@ class LabSite(Site):
 
     @cached_property
     def mitigated_model(self) -> TrainedModel | None:
-        """The model trained by the plan's mitigation, which replaces the target; None without a
-        mitigation."""
+        """Model trained by the plan's mitigation and attacked instead of the usual model.
+
+        None without a mitigation.
+        """
         if (trainer := self.mitigation) is None:
             return None
         return self.shared.get_or_make(
@@ -146,7 +150,10 @@ class LabSite(Site):
 
     @property
     def default_defense_options(self) -> Mapping[str, Mapping[str, Any]]:
-        """Options of the lab's defenses, with the canaries that the plan's probes need planted."""
+        """Default options of the lab's defenses by name.
+
+        They plant the canaries that the plan's probes need.
+        """
         defaults = choose_lab_defaults(self.kind, self.recipe)
         for attack in self.attack_plan.attack:
             for name, options in self.kind.planted_for.get(attack, {}).items():
@@ -203,7 +210,7 @@ def make_site(
     shared: SweepCache | None = None,
     live: Mapping[str, LanguageModel] = MappingProxyType({}),
 ) -> Site:
-    """Return the plan's site. live: models in memory, by role.
+    """Return the models and data of the plan's audit. live: models in memory, by role.
 
     Raise AuditError for an invalid lab.
     """
@@ -212,9 +219,9 @@ def make_site(
 
 
 def choose_lab_defaults(lab: type[Lab], recipe: BaseLabRecipe) -> dict[str, dict[str, Any]]:
-    """Return the defenses' default options for this lab's size.
+    """Return the defenses' default options for this lab's size, by defense.
 
-    A variant of the target's training method inherits that training's other options.
+    A defense that varies the target's training method copies the other options of that training.
     """
     defaults = {name: dict(options) for name, options in lab.defense_defaults.items()}
     for name, kind in registry.list_trainers().items():

@@ -1,7 +1,6 @@
-"""Choose how to read texts, by what a model finds most likely: the prefix token, or the text
-format.
+"""Choose the prefix token or text format that a model finds most likely.
 
-Every choice uses one rule: keep the usual reading unless another is significantly more likely.
+A choice keeps the default unless another option is significantly more likely.
 """
 
 from __future__ import annotations
@@ -30,7 +29,10 @@ Reading = TypeVar("Reading")
 
 
 def compute_pair_nlls(model: LanguageModel, pairs: Sequence[Pair]) -> Floats:
-    """Return (pairs,) mean nats per suffix token; cached on disk if the model caches choices."""
+    """Return (pairs,) mean nats per suffix token.
+
+    The values are cached on disk if the model has a cache folder (`choices_kept_in`).
+    """
     texts = [(pair.prefix, pair.suffix) for pair in pairs]
     if model.choices_kept_in is None:
         cache_file = None
@@ -45,8 +47,9 @@ def compute_pair_nlls(model: LanguageModel, pairs: Sequence[Pair]) -> Floats:
 
 
 def _name_choice(model: LanguageModel, texts: Sequence[object]) -> str:
-    """Return a file name for a cached choice: a salted hash of weights, libraries, device and
-    private texts."""
+    """Return the file name of cached values: a salted hash of weights, libraries, device and
+    private texts.
+    """
     versions = [importlib.metadata.version(name) for name in ("torch", "transformers")]
     subject = json.dumps([model.digest(), str(model.device), versions, __version__, texts])
     return (
@@ -57,10 +60,11 @@ def _name_choice(model: LanguageModel, texts: Sequence[object]) -> str:
 def choose_likeliest_reading(
     usual: Reading, nll: Mapping[Reading, Floats], looks: int = 1
 ) -> Reading:
-    """Return the usual reading unless another reading is significantly more likely.
+    """Return the usual prefix token or format unless another option is significantly more likely.
 
-    nll: (texts,) nats per token of the same texts in each reading. The test is Student's paired
-    interval, with Bonferroni correction for the other readings and for `looks` at the data.
+    nll: (texts,) nats per token of the same texts for each option. The test is Student's paired
+    interval. A Bonferroni correction covers the other options and `looks`, the number of tests
+    while data arrive.
     """
     other_readings = [reading for reading in nll if reading != usual]
     likelier = [
@@ -78,11 +82,11 @@ def is_choice_clear(
     looks: int,
     hurried: bool = False,
 ) -> bool:
-    """Test if every other reading is significantly less than `margin` nats per token likelier than
-    `best`.
+    """Test if no other option can be better than `best` by `margin` nats per token.
 
-    hurried: use one-sided 95% intervals without correction; they choose no reading, but show that
-    more texts would not reveal such a difference.
+    Every paired interval must exclude such a gain. nll, looks: as in `choose_likeliest_reading`.
+    hurried: use one-sided 95% intervals without correction, only to decide that more texts are
+    useless.
     """
     other_readings = [reading for reading in nll if reading != best]
     if hurried:
@@ -96,10 +100,10 @@ def is_choice_clear(
 
 
 def bound_mean_gain(gain: Floats, comparisons: float) -> float:
-    """Return the lower end of Student's interval for the mean of paired differences; -inf for fewer
-    than 2 pairs.
+    """Return the lower end of Student's interval for the mean of paired differences.
 
-    comparisons: divides the error level; 0.5 gives a one-sided interval for a single comparison.
+    Return -inf for fewer than 2 pairs. comparisons: divides the error probability of the two-sided
+    interval; 0.5 gives a one-sided interval.
     """
     n = len(gain)
     if n < 2:

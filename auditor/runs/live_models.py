@@ -32,9 +32,9 @@ def is_live_model(kind: str, value: Any) -> bool:
 
 
 def check_no_shared_weights(models: Mapping[str, Any]) -> None:
-    """Raise AuditError if two models share weights, except `public` and `reference`.
+    """Raise AuditError if two models share weights. Only `public` and `reference` may share.
 
-    An adapter changes its base model in place, so two such models would be equal.
+    An adapter changes its base model in place, so an adapter and its base would be equal.
     """
     for (role, model), (other, other_model) in combinations(models.items(), 2):
         if other_model is model and role != "model":
@@ -58,9 +58,10 @@ def name_live_model(model: Any) -> str:
 
 
 def wrap_live_model(model: Any, tokenizer: Any) -> LanguageModel:
-    """Wrap and check a causal LM in memory like a loaded model; return a `LanguageModel` unchanged.
+    """Wrap a causal language model in memory, and check the model as if it were loaded from files.
 
-    Raise AuditError if the model's distributions are inconsistent between kinds of query.
+    Return a `LanguageModel` unchanged. Raise AuditError if the model's distributions differ between
+    kinds of query.
     """
     if isinstance(model, LanguageModel):
         consistency.check_distribution_consistency(model)
@@ -74,8 +75,8 @@ def wrap_live_model(model: Any, tokenizer: Any) -> LanguageModel:
 def restore_training_state(*models: Any) -> Iterator[None]:
     """Return a context in which an audit may use models that are in training.
 
-    On leaving, training mode and the weights' `requires_grad` are restored. Inside, a model
-    computes in the precision of its weights: under mixed precision accelerate wraps `forward` in
+    At its end, training mode and the weights' `requires_grad` are restored. In the context, a model
+    computes in the precision of its weights. For mixed precision, accelerate wraps `forward` in
     autocast (bfloat16 by default in TRL's trainers), whose rounding depends on the batch shape.
     """
     models = tuple(model for model in models if isinstance(model, torch.nn.Module))

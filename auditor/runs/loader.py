@@ -1,4 +1,4 @@
-"""Load the models that a plan outside the lab names, through their providers."""
+"""Load the models that a plan outside the lab names, each through its provider."""
 
 from __future__ import annotations
 
@@ -22,8 +22,11 @@ from auditor.runs.sweep_cache import SweepCache
 
 
 class ModelLoader:
-    """Loader of a plan's models. live: models in memory, by role (model, public, reference), that
-    replace the plan's models."""
+    """Loader of a plan's models.
+
+    `live` holds models in memory by role (model, public, reference), which replace the plan's
+    models. `attacked` is the attacked model, or None before loading.
+    """
 
     run = ""  # the run that pays for queries over a network
     attacked: LanguageModel | None = None  # the attacked model, after loading
@@ -44,7 +47,7 @@ class ModelLoader:
 
     @property
     def _provider_and_request(self) -> tuple[Provider, RequestedModel]:
-        """Provider of the attacked model, and the request for the model."""
+        """Provider of the attacked model, then the request that this provider receives."""
         target = self.target
         loading = self.loading
         provider, name = registry.resolve_model_provider(str(target.model), loading.model_args)
@@ -58,7 +61,7 @@ class ModelLoader:
 
     @property
     def has_next_token_distributions(self) -> bool:
-        """True if the model returns full next-token distributions."""
+        """True if the attacked model returns full next-token distributions."""
         if "model" in self.live:
             return "distribution" in self.live["model"].capabilities
         return self._provider_and_request[0].distribution
@@ -70,8 +73,7 @@ class ModelLoader:
 
     @cached_property
     def live_model_digests(self) -> dict[str, str]:
-        """Digests by role of the models in memory, computed once because their weights do not
-        change."""
+        """Digests of the models in memory by role, computed once because weights do not change."""
         return {
             f"{role}/in memory": digest
             for role, live in self.live.items()
@@ -81,7 +83,7 @@ class ModelLoader:
     def check_model_obtainable(self, fields: Sequence[str]) -> None:
         """Raise AuditError if the plan's options do not suit the provider of the attacked model.
 
-        fields: the plan's fields on access to models.
+        fields: the plan's fields that say how to reach models.
         """
         if "model" in self.live:
             return
@@ -105,7 +107,11 @@ class ModelLoader:
     def load_role_model(
         self, kind: str, name: str, options: LoadingOptions | None = None
     ) -> LanguageModel:
-        """Load the model of a role. options: how to load the model; None: as a companion model."""
+        """Load the model of a role, such as `public`. kind: the role. name: the model's folder or
+        hub id.
+
+        options: loading options; if None, the attacked model's options that suit a companion model.
+        """
         if kind in self.live:
             return self.live[kind]
         if kind == "model":
@@ -125,8 +131,10 @@ class ModelLoader:
         return self._load_once_if_memory_suffices(kind, provider, request)
 
     def load_deployed_form(self, place: str) -> LanguageModel:
-        """Load a form of the attacked model from any provider, with the attacked model's
-        tokenizer."""
+        """Load a form of the attacked model from any provider, with the attacked model's tokenizer.
+
+        place: folder, hub id or address of the form.
+        """
         provider, request = self._resolve_form(place)
         provider.check(request)
         return self._load_once_if_memory_suffices("form", provider, request)

@@ -19,7 +19,7 @@ from auditor.models.weights import resolve_model_device
 def describe_environment(device: str) -> dict[str, str]:
     """Describe the software and hardware that may affect numbers, and the working folder's commit.
 
-    device: the device as named by the plan.
+    device: name of the device in the plan.
     """
     versions = {}
     for name in ("torch", "transformers", "peft", "numpy"):
@@ -42,7 +42,10 @@ def describe_environment(device: str) -> dict[str, str]:
 
 
 def _describe_zlib() -> dict[str, str]:
-    """Name the zlib library: some Pythons contain zlib-ng, whose compressed sizes differ."""
+    """Return the version of the zlib library.
+
+    Some Pythons contain zlib-ng, whose compressed sizes differ.
+    """
     try:
         import zlib  # some Pythons are built without it
     except ImportError:
@@ -51,7 +54,11 @@ def _describe_zlib() -> dict[str, str]:
 
 
 def _format_current_commit() -> str:
-    """Return the commit as `4f2a…`; `4f2a…-dirty` if tracked files changed; "" outside git."""
+    """Return the hash of the working folder's commit, followed by `-dirty` if tracked files
+    changed.
+
+    Return "" outside a git repository.
+    """
     head = _run_git_without_hooks("rev-parse", "--verify", "HEAD")
     if head is None or head.returncode:
         return ""
@@ -83,7 +90,7 @@ def _run_git_without_hooks(
 ) -> subprocess.CompletedProcess[str] | None:
     """Run git without the programs that a folder may configure: monitors, hooks, filters.
 
-    Return None if git is missing. off: more settings, as `name=value`.
+    off: further git settings, as `name=value`. Return None if git is missing.
     """
     settings = []
     for setting in ("core.fsmonitor=false", "core.hooksPath=/dev/null", *off):
@@ -98,7 +105,7 @@ def _run_git_without_hooks(
 
 
 def reset_peak_memory() -> None:
-    """Reset the peak memory measurement, if the system can."""
+    """Reset the measurement of peak memory, if the system allows."""
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
     try:
@@ -108,8 +115,10 @@ def reset_peak_memory() -> None:
 
 
 def measure_peak_memory(device: torch.device) -> float:
-    """Return the peak memory since the last reset, in MB: GPU memory for a model on a GPU, else
-    resident memory."""
+    """Return the peak memory since the last reset, in MB.
+
+    For a model on a GPU this is GPU memory, otherwise the process's resident memory.
+    """
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 1e6
     try:

@@ -1,4 +1,6 @@
-"""Make the canaries of `audit canaries make --audit`, and models extended by canary tokens."""
+"""Make the canaries of `audit canaries make --audit`, and models with a new token for each
+canary.
+"""
 
 from __future__ import annotations
 
@@ -41,8 +43,10 @@ class CanaryRequest:
 
 
 def make_audit_canaries(request: CanaryRequest) -> AuditCanaryManifest:
-    """Draw the canaries' texts and coins. Raise AuditError if an input is missing or unused for
-    this kind of canary."""
+    """Draw the canaries' texts, and the coins that decide which canaries are inserted.
+
+    Raise AuditError if an input is missing, or unused for this kind of canary.
+    """
     if request.kind not in KINDS:
         raise make_unknown_name_error("--kind", request.kind, KINDS)
     for flag, kinds in {"data": BEGUN, "model": BY_MODEL, "temperature": ("sampled",)}.items():
@@ -70,8 +74,9 @@ def make_audit_canaries(request: CanaryRequest) -> AuditCanaryManifest:
 
 
 def check_new_tokens_trainable(manifest: AuditCanaryManifest, model: str) -> None:
-    """Raise AuditError if the canaries are new tokens and the model is an adapter that does not
-    train embeddings."""
+    """Raise AuditError if the canaries are new tokens and an adapter does not train the
+    embeddings.
+    """
     if manifest.kind != "new-tokens" or not (Path(model) / ADAPTER).is_file():
         return
     config = read_json_object(Path(model) / ADAPTER, "the configuration of an adapter")
@@ -83,7 +88,7 @@ def check_new_tokens_trainable(manifest: AuditCanaryManifest, model: str) -> Non
 
 
 def refuse_extended_adapter(model: str) -> None:
-    """Raise AuditError if the model is an adapter whose base was extended by canary tokens."""
+    """Raise AuditError if the model is an adapter whose base has new tokens for canaries."""
     if (Path(model) / MARK).is_file():
         raise AuditError(
             f"expected all of {model!r} to be trained, as it was extended by new tokens of "
@@ -92,11 +97,10 @@ def refuse_extended_adapter(model: str) -> None:
 
 
 def write_token_extended_model(manifest: Path, model: str, out: Path) -> int:
-    """Write the model with one new token for each canary of the manifest; return the number of
-    tokens.
+    """Write the model with a new token for each canary; return the number of new tokens.
 
-    The seed reveals no coins. It draws the tokens' embedding rows like those of a fresh model.
-    Raise AuditError for a manifest of another kind, an adapter, or an existing folder.
+    The tokens' embedding rows are drawn like the rows of a new model. Their seed does not reveal
+    the coins. Raise AuditError for another kind of manifest, an adapter, or an existing folder.
     """
     canary_manifest = manifests.read_canary_manifest(manifest)
     if not isinstance(canary_manifest, AuditCanaryManifest) or canary_manifest.kind != "new-tokens":

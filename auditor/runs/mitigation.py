@@ -1,7 +1,7 @@
-"""Turn a finished audit into a new training and the plan of a second audit (`audit mitigate --by`).
+"""Plan a new training and a second audit from a finished audit (`audit mitigate --by`).
 
 The lab trains by its own recipe. A user's model is trained again by its `training.json` or by a
-command. A mitigation that drops records edits the data file; other mitigations replace the training
+command. A mitigation that drops records edits the data file. Other mitigations replace the training
 method. This module prints and compares nothing.
 """
 
@@ -64,8 +64,13 @@ _CARRIED = ("epochs", "batch", "learning_rate")  # options that methods share
 class MitigationOptions:
     """Options of `audit mitigate`.
 
-    by: NAME or NAME:VALUE. train: a command with {data} and {out}; None: repeat the recorded
-    training.
+    Args:
+        run: folder of the first audit.
+        by: mitigation, as NAME or NAME:VALUE.
+        out: output folder.
+        options: options of the mitigation by name.
+        train: training command with {data} and {out}; None to repeat the recorded training.
+        data: training data file; None to use the recorded file.
     """
 
     run: Path
@@ -78,8 +83,12 @@ class MitigationOptions:
 
 @dataclass(frozen=True)
 class TrainingOutcome:
-    """Outcome of a training. told: sentences that the training reported. seconds: training time,
-    also if an earlier session trained."""
+    """Outcome of a training.
+
+    Args:
+        told: sentences that the training reported.
+        seconds: training time, also if an earlier session trained.
+    """
 
     told: tuple[str, ...]
     seconds: float
@@ -87,7 +96,15 @@ class TrainingOutcome:
 
 @dataclass(frozen=True)
 class Mitigation:
-    """A planned mitigation of a run's model. recipe: repeats the training, outside the lab."""
+    """Planned mitigation of a run's model.
+
+    Args:
+        options: options of the command.
+        plan: plan of the first audit.
+        trainer: training method of the mitigation.
+        recipe: arguments that repeat the recorded training; None in the lab and with a command.
+        command: words of the user's training command; () without a command.
+    """
 
     options: MitigationOptions
     plan: Plan  # of the first audit
@@ -97,8 +114,10 @@ class Mitigation:
 
     @property
     def copies_left_function(self) -> Callable[[int], int | None] | None:
-        """Return a function from a record's copies to its remaining copies; None if all copies
-        remain."""
+        """Function from a record's number of copies to the number that the mitigation leaves.
+
+        None if the mitigation drops no copies.
+        """
         if isinstance(self.trainer, DataVariant):
             return self.trainer.count_remaining_copies
         return None
@@ -131,8 +150,10 @@ class Mitigation:
         return self.options.data or str(self.plan.data.data)
 
     def configuration(self) -> dict[str, Any]:
-        """Configuration to record in the output folder; a folder with another configuration is
-        refused."""
+        """Return the configuration to record in the output folder.
+
+        An output folder with another configuration is refused.
+        """
         choices = {
             "run": str(self.options.run.resolve()),
             "by": self.options.by,
@@ -146,8 +167,10 @@ class Mitigation:
 
 
 def plan_mitigation(request: MitigationOptions, run: RunOutcomes) -> Mitigation:
-    """Plan the new training and audit. Raise AuditError for an impossible mitigation before writing
-    anything."""
+    """Plan the new training and the second audit.
+
+    Raise AuditError for an impossible mitigation, before anything is written.
+    """
     plan = Plan.from_json(run.result.plan, str(request.run / "result.json"))
     _check_retrainable(plan)
     name, options = _parse_mitigation(request)
@@ -220,8 +243,10 @@ def _check_retrainable(plan: Plan) -> None:
 
 
 def _parse_mitigation(request: MitigationOptions) -> tuple[str, dict[str, Any]]:
-    """Return the mitigation method and its options. Raise AuditError for an unknown method or an
-    unexpected value."""
+    """Return the name of the mitigation, then its options.
+
+    Raise AuditError for an unknown mitigation or an unexpected value.
+    """
     name, colon, value = request.by.partition(":")
     known = registry.list_mitigations()
     if name not in known:
@@ -240,8 +265,10 @@ def _parse_mitigation(request: MitigationOptions) -> tuple[str, dict[str, Any]]:
 
 
 def _split_training_command(command: str, trainer: Trainer) -> tuple[str, ...]:
-    """Split a user's command. Raise AuditError if a placeholder is missing, or if the command does
-    not suit the method."""
+    """Split a user's training command into words.
+
+    Raise AuditError if a placeholder is missing, or if the mitigation changes more than the data.
+    """
     if not isinstance(trainer, DataVariant):
         kinds = registry.list_mitigations()
         raise AuditError(
@@ -266,8 +293,10 @@ def _split_training_command(command: str, trainer: Trainer) -> tuple[str, ...]:
 def audit_mitigated_model(
     mitigation: Mitigation, run: RunOutcomes, reporter: Reporter, command: str
 ) -> TrainingOutcome:
-    """Train and audit the mitigated model; skip finished steps. After an AuditError no partial
-    output is left."""
+    """Train and audit the mitigated model, without repeating finished steps.
+
+    No partial output remains after an AuditError.
+    """
     # Share a cache: the audit attacks the model that the lab trains now.
     shared = SweepCache()
     out = mitigation.options.out
@@ -297,7 +326,9 @@ def audit_mitigated_model(
 def compare_mitigated_run(
     mitigation: Mitigation, run: RunOutcomes, after: RunOutcomes, outcome: TrainingOutcome
 ) -> BeforeAfter:
-    """Compare the runs before and after. Raise AuditError if they are not comparable."""
+    """Compare the runs before and after the mitigation. Raise AuditError if they are not
+    comparable.
+    """
     count_remaining = mitigation.copies_left_function
     prediction = count_remaining and advice.predict_undefended_recall(
         phrases.make_result_printable(run.result),
@@ -326,8 +357,10 @@ def compare_mitigated_run(
 def _measure_perplexity_change(
     first: Path, before: AuditResult, second: Path, after: AuditResult
 ) -> Measurement | None:
-    """Return the perplexity after minus before, paired by held-out text; None if a run lacks the
-    texts' losses."""
+    """Return the perplexity after the mitigation minus before, paired by held-out text.
+
+    Return None if a run has no stored losses of the texts. first, second: run folders.
+    """
     cells = []
     for place, result in ((second, after), (first, before)):
         measured = result.target(UNDEFENDED).perplexity
@@ -354,10 +387,10 @@ def _measure_perplexity_change(
 def train_mitigated_model(
     mitigation: Mitigation, run: RunOutcomes, reporter: Reporter, shared: SweepCache
 ) -> TrainingOutcome:
-    """Train the model in a locked folder, unless it is already trained.
+    """Train the model in a locked folder, unless the folder holds the trained model.
 
-    Raise AuditError for a folder of another mitigation and for a refused training, whose partial
-    output is removed.
+    Raise AuditError for a folder of another mitigation, or for a refused training. The partial
+    output of a refused training is removed.
     """
     out = mitigation.options.out
     configuration = mitigation.configuration()
@@ -389,8 +422,10 @@ def train_mitigated_model(
 
 
 def _read_finished_record(out: Path, configuration: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the record of a finished mitigation; None if unfinished. Raise AuditError for a folder
-    of another mitigation."""
+    """Return the record of a finished mitigation; None if the mitigation is unfinished.
+
+    Raise AuditError for a folder of another mitigation.
+    """
     if not (out / RECORD).is_file():
         if any(path.name != locks.LOCK for path in out.iterdir()):
             raise AuditError(
@@ -410,7 +445,7 @@ def _read_finished_record(out: Path, configuration: Mapping[str, Any]) -> dict[s
 
 
 def _discard_refused_training(out: Path) -> None:
-    """Remove the files of a refused training. A partly trained model stays, to be continued."""
+    """Remove the files of a refused training, but keep a partly trained model to continue later."""
     model = out / MODEL
     if model.is_dir() and any(model.iterdir()):
         return
@@ -422,10 +457,9 @@ def _discard_refused_training(out: Path) -> None:
 
 
 def _train_own_model(mitigation: Mitigation, reporter: Reporter) -> tuple[str, ...]:
-    """Train a user's model on the mitigated records; return messages.
+    """Train a user's model on the mitigated records, and return sentences for the user.
 
-    Raise AuditError if the records are not those of the model's training, or if the command makes
-    no model.
+    Raise AuditError if the model was trained on other records, or if the command makes no model.
     """
     out = mitigation.options.out / MODEL
     recipe = mitigation.recipe
@@ -477,8 +511,10 @@ def _run_training_command(command: Sequence[str], data: str, out: Path) -> None:
 def _write_dropped_records(
     mitigation: Mitigation, run: RunOutcomes, reporter: Reporter, shared: SweepCache
 ) -> None:
-    """Write the extracted records, which the training drops, to a file; do nothing if the user gave
-    a list."""
+    """Write the extracted records, which the new training drops, to a file.
+
+    Write nothing if the user gave a list of records to drop.
+    """
     if getattr(mitigation.trainer, "listed", "") != str(
         (mitigation.options.out / DROPPED).resolve()
     ):
@@ -505,8 +541,10 @@ def _write_dropped_records(
 
 
 def list_extracted_members(run: RunOutcomes) -> list[str]:
-    """Return ids of members that an attack's first guess extracted verbatim from the undefended
-    model."""
+    """Return the ids of members that some attack extracted verbatim from the undefended model.
+
+    Only the first guess of an attack counts.
+    """
     ids = dict[str, None]()
     for cell, row in run.outcomes.items():
         if cell.target == UNDEFENDED and row.outcome is not None:

@@ -49,9 +49,15 @@ def load_own_benchmark(
 ) -> Benchmark:
     """Load the records and canaries of a plan outside the lab.
 
-    name: the model's folder or hub id. recorded_form: text form of a resumed run; if None, the form
-    is chosen on at most `form_rows` rows. soft_prompt_rows: number of rows put before the texts.
-    counting: counts of large tables.
+    Args:
+        plan: data fields of the plan.
+        name: the model's folder or hub id.
+        seed: seed of the run.
+        model: the attacked model.
+        recorded_form: text form of a resumed run; None to choose the form.
+        form_rows: most data rows used to choose the form; None for the default.
+        soft_prompt_rows: number of soft-prompt rows before the texts.
+        counting: counter of the rows of large tables.
     """
     canaries: tuple[Secret, ...] = ()
     if plan.canaries is not None:
@@ -184,8 +190,10 @@ def _load_record_benchmark(
 
 
 def _list_character_doubts(secrets: Sequence[Secret], model: LanguageModel) -> Iterator[Doubt]:
-    """Yield a doubt if suffixes end inside a character, as the model writes only whole
-    characters."""
+    """Yield a doubt if suffixes end inside a character.
+
+    A model that writes only whole characters cannot write such suffixes.
+    """
     members = [secret for secret in secrets if secret.member]
     n_split = sum(
         decode_keeping_special_tokens(model.tokenizer, secret.suffix).endswith("\ufffd")
@@ -203,8 +211,10 @@ def _list_character_doubts(secrets: Sequence[Secret], model: LanguageModel) -> I
 def _choose_trained_length(
     plan: DataPlan, name: str, tokenizer: Any
 ) -> tuple[TrainedLength | None, tuple[str, ...]]:
-    """Return the training's row length in tokens (from the plan or a file next to the model) and
-    notes."""
+    """Return the number of tokens in a row of the training, then notes on this length.
+
+    The length is in the plan or in a file next to the model; None if neither names a length.
+    """
     if plan.trained_length == NONE:
         return None, ()
     note = ""
@@ -227,7 +237,7 @@ def _choose_trained_length(
 
 
 def _refuse_nondefault_fields(plan: DataPlan, fields: Sequence[str], reason: str) -> None:
-    """Raise AuditError if any of these fields differs from its default."""
+    """Raise AuditError if any of these plan fields differs from its default."""
     for field in fields:
         if getattr(plan, field) != FIELDS[field].default:
             raise AuditError(f"{format_field_flag(field)} {reason}")

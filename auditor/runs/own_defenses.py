@@ -16,7 +16,7 @@ from auditor.training.variants import Variant
 
 
 def format_missing_input(defense: Defense, public: str | None) -> str:
-    """Name the inputs that this defense lacks outside the lab; "" if none is missing."""
+    """Return the names of inputs that this defense lacks outside the lab; "" if none is missing."""
     ensemble = defense.ensemble_folder
     if {"ensemble", "whole"} & set(defense.needs) and not ensemble:
         return "-D ensemble=DIR, a folder of member adapters"
@@ -42,8 +42,7 @@ def check_defense_inputs_given(defense: Defense, public: str | None) -> None:
 
 
 def check_controls_trained_like_defense(defense: Defense) -> None:
-    """Raise AuditError if a control was trained differently from its defense; name the
-    difference."""
+    """Raise AuditError, with the difference, if a control was not trained like its defense."""
     promise = promises.read_privacy_record(Path(defense.model_folder))
     for control in (cause.row for cause in defense.cause_chain()):
         if control is None:
@@ -67,8 +66,10 @@ def check_controls_trained_like_defense(defense: Defense) -> None:
 def load_trained_defense(
     defense: Defense, load: Callable[[str], LanguageModel], vocab_size: int
 ) -> TrainedModel:
-    """Load the model of a trained defense from `-D model=`. Raise AuditError if another method
-    trained the model."""
+    """Load the model of a trained defense from `-D model=`.
+
+    Raise AuditError if another method trained the model.
+    """
     folder = defense.model_folder
     if not Path(folder).is_dir():
         raise AuditError(

@@ -1,9 +1,9 @@
-"""Test if a model recites packed records better after the earlier records of their row.
+"""Test if a model recites a packed record better after the earlier records of its training row.
 
 Trainers mark where each record of a row starts, so that a model reads each record separately. Some
 model families ignore these marks. In transformers 5.23, OPT, MPT, Falcon, BLOOM, Mamba, Mamba 2,
 Jamba and RecurrentGemma let a record see all earlier records of its row. Falcon with rotary
-positions still restarts positions at each record, as does a Llama with `use_cache=True`.
+positions, and a Llama with `use_cache=True`, do so too, but restart positions at each record.
 """
 
 from __future__ import annotations
@@ -28,9 +28,11 @@ _AT_ONCE = 16
 
 @dataclass(frozen=True)
 class _Recitation:
-    """How well n suffixes are recited.
+    """Scores of n suffixes.
 
-    is_greedy: (n,), True if every token is the most likely; log_prob: (n,) total nats of a suffix.
+    Args:
+        is_greedy: (n,), True if every token of the suffix is the most likely token.
+        log_prob: (n,) log-probability of the whole suffix, in nats.
     """
 
     is_greedy: Bools
@@ -47,12 +49,14 @@ class _Recitation:
 def compare_packed_records(
     model: LanguageModel, secrets: Sequence[Secret], earlier: Mapping[str, Sequence[Tokens]]
 ) -> tuple[str, tuple[Doubt, ...]]:
-    """Compare how well records are recited with and without the earlier records of their row.
+    """Compare how well a model recites records with and without the earlier records of their row.
 
-    Return a sentence, and a doubt if the earlier records help. Similar text may help any model, so
-    they must also help more than another row's earlier records. model: with the prefix token.
-    earlier: by secret id, the texts before the record in its row, then the beginning of the record.
-    The sentence is "" if fewer than three records have earlier texts that fit.
+    Return a sentence, and a doubt if the earlier records help. Similar text may help any model.
+    Therefore the earlier records must also help more than another row's earlier records. The
+    sentence is "" if fewer than three records have earlier texts that fit.
+
+    model: the model with prefix token. earlier: by secret id, the texts before the record in its
+    row, then the beginning of the record.
     """
     chosen = _choose_compared_records(model, secrets, earlier)
     if len(chosen) < 3:
@@ -90,7 +94,7 @@ def _recite_rows(
 def _recite_positions(
     model: LanguageModel, secrets: Sequence[Secret], before: Sequence[Sequence[Tokens]]
 ) -> _Recitation | None:
-    """Score each suffix after these texts, with positions that restart at 0 in each text.
+    """Score each suffix after the texts in `before`, with positions that restart at 0 in each text.
 
     Return None if the model does not accept positions.
     """
@@ -158,7 +162,8 @@ def _recite(
 
 def _is_higher(recitation: _Recitation, right: _Recitation, comparisons: int) -> bool:
     """Test if `recitation` has significantly higher log-probabilities than `right`, paired by
-    record."""
+    record.
+    """
     difference = recitation.log_prob - right.log_prob
     # -inf, from a token of probability 0, has no mean.
     is_finite = bool(np.isfinite(difference).all())

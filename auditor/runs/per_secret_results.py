@@ -1,4 +1,7 @@
-"""Collect each cell's results per secret, for the run folder and the chains of causes."""
+"""Collect the results per secret of each attack and probe.
+
+The run folder stores these results, and chains of causes compare them.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,13 @@ Kinds = Mapping[str, Mapping[str, float]]
 
 @dataclass(frozen=True)
 class ScoredRow:
-    """Membership scores of a row, by name. ids: record ids, in the order of the scores."""
+    """Membership scores of a probe on a target in a setting.
+
+    Args:
+        ids: record ids, in the order of the scores.
+        records: membership and groups of the records.
+        candidates: scores of all records, by score name.
+    """
 
     ids: tuple[str, ...]
     records: ScoredRecords
@@ -39,11 +48,16 @@ class ScoredRow:
 
 
 class PerSecretCollector:
-    """Collector of rows.
+    """Collector of the results per secret of all attacks and probes of a run.
 
-    answers: by cell, the main number of each member, and of each non-member if non-members measure
-    chance. likelihoods: by target, mean log-probability of true tokens, in nats. stopped: rows that
-    `--until` queried in random order; rows: all rows; scored: rows with membership scores.
+    These attributes have a key for each cell (target, setting, attack or probe):
+
+    `answers` holds the main number of each member, and of each non-member if non-members measure
+    chance. `rows` holds all results. `stopped` lists the cells that `--until` queried in random
+    order. `scored` holds membership scores.
+
+    These attributes have a key for each target: `likelihoods` holds each secret's mean
+    log-probability of true tokens, in nats. `heldout` holds the nll of each held-out text.
     """
 
     def __init__(self, folder: RunFolder) -> None:
@@ -61,8 +75,11 @@ class PerSecretCollector:
     def collect_attack_outcome(
         self, key: CellKey, outcome: judging.Outcome, probable: bool, kinds: Kinds
     ) -> RowValuesBySecret:
-        """Collect and return the row of an attack. probable: whether the attack's scores are
-        probabilities."""
+        """Collect and return the results of an attack. key: target, setting and attack.
+
+        probable: whether the attack's scores are probabilities. kinds: extracted share of a
+        secret's personal data, by kind and secret id.
+        """
         row = self._keep_cell_row(key, build_outcome_row(outcome, kinds, probable))
         self.answers[key] = row.keep_one_metric(RECALL, others=False)
         self._columns += row.list_columns(key)
@@ -77,7 +94,10 @@ class PerSecretCollector:
         observations: Observed,
         main: Measurement,
     ) -> None:
-        """Collect a probe's row and observations. main: the cell's first measurement."""
+        """Collect a probe's observations and results. key: target, setting and probe.
+
+        main: the probe's first measurement.
+        """
         row = self._keep_cell_row(key, build_observation_row(probe, secrets, observations))
         self._columns += [
             *row.list_columns(key),
@@ -92,7 +112,7 @@ class PerSecretCollector:
                 self.answers[key] = answers
 
     def set_row_column(self, key: CellKey, quantity: str, values: Floats) -> None:
-        """Replace the values of a quantity in a collected row, or add them."""
+        """Set the values of a quantity in the collected results of a cell."""
         row = replace(self.rows[key], values={**self.rows[key].values, quantity: values})
         self.rows[key] = row
         identity = (table.MEASURED, key, quantity)
@@ -108,7 +128,7 @@ class PerSecretCollector:
         return self.rows[key]
 
     def collect_generations(self, key: CellKey, generations: JudgedGenerations) -> None:
-        """Collect the columns and extracted texts of a cell's generations."""
+        """Collect the table columns and extracted texts of a corpus attack."""
         self._columns += generations.columns
         self._texts[str(key)] = generations.texts
 
@@ -131,8 +151,7 @@ class PerSecretCollector:
                 yield Column(table.HELDOUT, CellKey(target, "", ""), name, ids, numbers)
 
     def _list_token_columns(self) -> Iterator[Column]:
-        """Yield columns of tokens for a few secrets at a time, because all tokens may exceed
-        memory."""
+        """Yield columns of token log-probabilities for a few secrets at a time, to save memory."""
         for target, row in self.likelihoods.items():
             finished = self.folder.tokens.finished_secrets(target)
             # a check may have stopped within a batch
@@ -185,15 +204,14 @@ def _build_observation_columns(
 def _list_secret_facts(
     secrets: Sequence[Secret], places: Sequence[int]
 ) -> tuple[tuple[str, ...], tuple[bool, ...], tuple[int | None, ...]]:
-    """Return the ids, membership and repeat counts of the secrets at these positions."""
+    """Return the ids, membership and repeat counts of the secrets at the positions in `places`."""
     ids = tuple(secrets[i].id for i in places)
     member = tuple(secrets[i].member for i in places)
     return ids, member, tuple(secrets[i].repeats for i in places)
 
 
 def make_token_decoder(tokenizer: Any) -> Callable[[Sequence[int]], str]:
-    """Return a function from token ids to text; without a tokenizer, the ids themselves are the
-    text."""
+    """Return a function from token ids to text. Without a tokenizer, the text lists the ids."""
     if tokenizer is None:
         return lambda tokens: "".join(f"{token} " for token in tokens)
     return partial(decode_keeping_special_tokens, tokenizer)

@@ -25,9 +25,12 @@ Fate = Literal["members", "nonmembers", "held", "cut", "trained"]  # a field of 
 
 @dataclass(frozen=True)
 class PersonalDataOfSecrets:
-    """Personal data of the secrets.
+    """Personal data in the secrets.
 
-    marks_by_secret: (kind, text) of each item; counts: by kind; notes: for the reader.
+    Args:
+        marks_by_secret: (kind, text) of each item of personal data, by secret id.
+        counts: counts of items by kind.
+        notes: sentences for the reader.
     """
 
     marks_by_secret: Mapping[str, tuple[Mark, ...]]
@@ -37,8 +40,9 @@ class PersonalDataOfSecrets:
     def measure_extracted_shares(
         self, guesses: Iterable[Guesses], secrets: Mapping[str, Secret], decode: Decode
     ) -> dict[str, dict[str, float]]:
-        """Return, by kind and secret, the share of the secret's personal data in its first
-        guess."""
+        """Return, by kind and secret id, the share of the secret's personal data in its first
+        guess.
+        """
         share_by_kind: dict[str, dict[str, float]] = {}
         for answer in guesses:
             if answer.secret not in self.marks_by_secret:
@@ -132,7 +136,10 @@ def find_personal_data(benchmark: Benchmark, regions: Sequence[str] = ()) -> Per
 def _build_recognisers(
     benchmark: Benchmark, regions: Sequence[str]
 ) -> tuple[pii.PiiRecognisers | None, tuple[str, ...]]:
-    """Return the recognisers of personal data, and sentences on their limits."""
+    """Return the recognisers of personal data, then sentences on their limits.
+
+    The recognisers are None if the data mark all personal data, or if their packages are missing.
+    """
     if benchmark.marks_all:
         return None, ()
     if not pii.has_pii_packages() and not regions:
@@ -161,7 +168,8 @@ def _judge_personal_spans(
 ) -> Iterator[tuple[str, str, Fate]]:
     """Yield (kind, text, fate) of each distinct item of personal data that overlaps the suffix.
 
-    The fate says how a member's item counts.
+    The fate of a member's item is "members" if the item counts, and "held" if the prefix contains
+    the item. The fate is "cut" if the suffix contains only a part.
     """
     # Include the text after the suffix, to find spans cut by its end completely.
     full_text = _decode_whole_text(wording)

@@ -1,4 +1,4 @@
-"""Make a plan from flags, a TOML file and defaults, in this order of precedence."""
+"""Make a plan from flags, a TOML file and defaults. Flags override the file."""
 
 from __future__ import annotations
 
@@ -38,14 +38,18 @@ def check_plan_field_type(name: str, value: Any) -> None:
 
 
 def make_plan(config: Mapping[str, Any], flags: Mapping[str, Any]) -> Plan:
-    """Make a plan from a plan file's values and flags; flags win. None or an empty list means no
-    flag."""
+    """Make a plan from a plan file's values and flags.
+
+    Flags override the file. None or an empty list means that the flag is absent.
+    """
     return Plan.from_json(merge_plan_values(config, flags))
 
 
 def merge_plan_values(config: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge a plan's raw values: flags replace values of the plan file, but options are merged one
-    by one."""
+    """Merge a plan's raw values. A flag replaces the plan file's value.
+
+    The options of plug-ins are merged option by option.
+    """
     present = {
         name: value
         for name, value in flags.items()
@@ -69,8 +73,10 @@ def merge_plan_values(config: Mapping[str, Any], flags: Mapping[str, Any]) -> di
 
 
 def parse_plugin_options(flag: str, items: Sequence[str], known: Sequence[str]) -> Options:
-    """Group `[plugin.]option=value` items by plug-in ("" without a plug-in). Raise AuditError for
-    an item of another form."""
+    """Group `[plugin.]option=value` items by plug-in; the key is "" for items without a plug-in.
+
+    Raise AuditError for any other text.
+    """
     options: Options = {}
     for item in items:
         name, separator, value = item.partition("=")
@@ -86,15 +92,19 @@ def parse_plugin_options(flag: str, items: Sequence[str], known: Sequence[str]) 
 def merge_plugin_options(
     name: str, options: Options, defaults: Mapping[str, Any], fields: Sequence[str]
 ) -> dict[str, Any]:
-    """Merge a plug-in's options: the benchmark's defaults, then common options, then the plug-in's
-    own."""
+    """Merge a plug-in's options. Common options override `defaults`.
+
+    The plug-in's own options override both.
+    """
     general = {option: value for option, value in options.get("", {}).items() if option in fields}
     return {**defaults, **general, **options.get(name, {})}
 
 
 def refuse_unused_options(flag: str, options: Options, fields: Mapping[str, Sequence[str]]) -> None:
-    """Raise AuditError for a common option that no chosen plug-in has, and for options of an unused
-    plug-in."""
+    """Raise AuditError for a common option that no chosen plug-in has.
+
+    Also raise AuditError for options of a plug-in that was not chosen.
+    """
     known = sorted({option for names in fields.values() for option in names})
     for option in options.get("", {}):
         if option not in known:

@@ -1,4 +1,4 @@
-"""Expand the grid of a plan (variants x swept fields x seeds) into points, as raw plan values.
+"""List all runs of a plan (variants x swept fields x seeds), as raw plan values.
 
 seeds = [0, 1, 2]
 [sweep]
@@ -44,7 +44,14 @@ Values = dict[str, Any]
 
 @dataclass(frozen=True)
 class GridPoint:
-    """A run of a grid: the raw fields of its plan, and its position in the grid."""
+    """Run of a grid.
+
+    Args:
+        variant: name of the variant; "" without variants.
+        at: values of the swept fields.
+        seed: seed of the run.
+        plan: raw fields of the run's plan.
+    """
 
     variant: str
     at: Values  # swept key -> value
@@ -53,7 +60,7 @@ class GridPoint:
 
     @property
     def name_without_seed(self) -> str:
-        """Name the point by its variant and swept values, without the seed."""
+        """Name made of the run's variant and swept values."""
         return name_grid_point(self.variant, self.at)
 
     @property
@@ -62,7 +69,10 @@ class GridPoint:
 
     @property
     def run_folder_name(self) -> str:
-        """Name the point's folder; a digest is added if the point's name had to be changed."""
+        """Name of the run's folder.
+
+        A digest is added if the run's name contains characters that a folder name should not.
+        """
         plain = self.name.replace(", ", "_").replace(" ", "-")
         safe = re.sub(r"[^A-Za-z0-9._=-]+", "-", plain)[:80].strip("-.")
         if safe == plain:
@@ -71,8 +81,9 @@ class GridPoint:
 
 
 def name_grid_point(variant: str, at: Mapping[str, Any]) -> str:
-    """Format a name like `w/o smooth, ethicist.samples=10`; "" for a plan without variants and
-    sweep."""
+    """Return a name like `w/o smooth, ethicist.samples=10`; "" for a plan without variants and
+    sweep.
+    """
     return ", ".join(filter(None, [variant, *(f"{key}={value}" for key, value in at.items())]))
 
 
@@ -81,7 +92,7 @@ def is_plan_grid(raw: Mapping[str, Any]) -> bool:
 
 
 def expand_plan_grid(raw: Mapping[str, Any]) -> list[GridPoint]:
-    """List all points of a raw plan; all points of a seed come before the next seed.
+    """List all runs of a raw plan. All runs of a seed come before the next seed.
 
     Raise AuditError for an unknown field, an empty list, a duplicate name, or unused options.
     """
@@ -132,8 +143,9 @@ def _build_point_plan(base: Values, overrides: Values, at: Values, seed: int) ->
 
 
 def merge_raw_plans(base: Mapping[str, Any], over: Mapping[str, Any]) -> Values:
-    """Return `base` with the values of `over`: tables are merged by entry; other values are
-    replaced."""
+    """Return `base` with the values of `over`. Tables are merged by entry; other values are
+    replaced.
+    """
     result = copy.deepcopy(dict(base))
     for name, value in over.items():
         are_tables = isinstance(value, Mapping) and isinstance(result.get(name), Mapping)
@@ -209,8 +221,10 @@ def _check_variants(variants: Any) -> list[tuple[str, Values]]:
 
 
 def _check_options_are_used(base: Values, variants: Sequence[tuple[str, Values]]) -> None:
-    """Raise AuditError for a common option that no variant uses, for example of a misspelt
-    attack."""
+    """Raise AuditError for a common option that no variant uses.
+
+    An example is an option of a misspelt attack.
+    """
     for kind in ("attack", "defense"):
         used = {name for _, fields in variants for name in fields.get(kind) or base.get(kind) or []}
         for plugin in base.get(f"{kind}_options", {}):
@@ -225,7 +239,7 @@ def _check_options_are_used(base: Values, variants: Sequence[tuple[str, Values]]
 def parse_sweep_flags(items: Sequence[str]) -> dict[str, list[Any]]:
     """Parse `--sweep KEY=V1,V2` items. A value that is not TOML is text.
 
-    `start:stop:step` means the numbers from start to stop; stop is included if a step reaches it.
+    `start:stop:step` means the numbers from start to stop; stop is included if a step reaches stop.
     """
     sweep: dict[str, list[Any]] = {}
     for item in items:

@@ -1,4 +1,4 @@
-"""Digest and locate the weights of all models, adapters and ensembles that a plan names."""
+"""Locate and digest the weights of all models, adapters and ensembles that a plan names."""
 
 from __future__ import annotations
 
@@ -30,23 +30,24 @@ _FOLDERS = {"ensemble": "ensemble", "model": "trained"}
 def digest_plan_files(plan: Plan) -> dict[str, str]:
     """Return the SHA-256, by `role/file`, of all the user's files that a plan reads; {} in the lab.
 
-    Of a hub model these are the files of its local snapshot, if downloaded. Raise AuditError for
+    For a hub model, the files are those of its downloaded snapshot, if any. Raise AuditError for
     unreadable files.
     """
     return digest_model_files(locate_role_models(plan))
 
 
 def digest_plan_weights(plan: Plan, site: Site) -> dict[str, str]:
-    """Return `digest_plan_files`, and the digests of the site's models that have no files."""
+    """Return the digests of `digest_plan_files`, and digests of the site's models without files."""
     return digest_plan_files(plan) | site.digest_fileless_models()
 
 
 def locate_target(
     fields: Mapping[str, Any], run: str, model: str | None
 ) -> tuple[TargetPlan, Places]:
-    """Return the target in a finished run's recorded plan, and where its models are.
+    """Return the target fields of a finished run's plan, then the locations of its models by role.
 
-    run: the run's name in error messages. model: where the attacked model is now, if it moved.
+    fields: the plan's fields. run: the run's name in error messages. model: the attacked model's
+    current location, if the model was moved.
     """
     plan = Plan.from_json(fields, f"{run}: plan")
     target = plan.target
@@ -58,7 +59,7 @@ def locate_target(
 
 
 def locate_role_models(plan: Plan) -> Places:
-    """Map each role to its model's folder or hub id, and the hub revision."""
+    """Return, for each role, the model's folder or hub id, and its hub revision."""
     target = plan.target
     places = Places()
     if target.tokenizer is not None:
@@ -95,7 +96,10 @@ def locate_role_models(plan: Plan) -> Places:
 
 
 def _locate_model(model: str, loading: LoadingOptions) -> Mapping[str, tuple[str, str | None]]:
-    """Return the places of the model's files by role; {} for an unknown provider."""
+    """Return, by role, the folder or hub id of the model's files, and the hub revision.
+
+    Return {} for an unknown provider.
+    """
     if not split_model_name(model)[0]:
         return loading.list_pretrained_sources(model)
     from auditor.plugins import registry  # imports torch: only for a provider

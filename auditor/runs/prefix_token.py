@@ -1,10 +1,9 @@
-"""Choose the token before every queried text: the token that the tokenizer or the training put
-there.
+"""Choose the prefix token: the token before every queried text, as in training.
 
-A tokenizer's `<bos>`, or end-of-text between packed records, is part of the training: without this
-token a model that recites its records may recite few of them. A run chooses its prefix token once,
-on the undefended model. Only this module adds the token, so prefixes, secrets and guesses stay
-those of the data.
+The tokenizer or the training put this token there: a `<bos>`, or the end of text between packed
+records. Without the prefix token a model may recite few of its records. A run chooses its prefix
+token once, on the undefended model. Only this module adds the token, so prefixes, secrets and
+guesses contain only tokens of the data.
 """
 
 from __future__ import annotations
@@ -43,8 +42,10 @@ _DRAWN = 64  # texts of each canary format in place of known pairs
 
 
 def _make_prefixed_delegate(question: str) -> Any:
-    """Make a method that puts the prefix token before texts and calls the wrapped model's method
-    `question`."""
+    """Make a method that puts the prefix token before texts.
+
+    The method then calls the method `question` of the wrapped model.
+    """
 
     def answer(self: PrefixedModel, texts: Tensor, *of: Any, **more: Any) -> Any:
         return getattr(self.model, question)(self.prepend_prefix_token(texts), *of, **more)
@@ -55,8 +56,8 @@ def _make_prefixed_delegate(question: str) -> Any:
 class PrefixedModel(WrappingModel):
     """Wrapper of a model that puts the prefix token before each text, and after any soft prompt.
 
-    Only this class turns a text into a context; a template around a prefix belongs here too.
-    `max_positions`: the positions left for texts.
+    No other class turns a text into a context. `max_positions` is the number of positions left for
+    texts.
     """
 
     def __init__(self, model: LanguageModel, prefix_token: Tokens) -> None:
@@ -67,8 +68,10 @@ class PrefixedModel(WrappingModel):
             self.max_positions -= len(prefix_token)
 
     def prepend_prefix_token(self, texts: Tensor) -> Tensor:
-        """Put the prefix token before texts (B, n), where n may be 0; return (B, tokens of the
-        prefix token + n)."""
+        """Put the prefix token before texts (B, n). n may be 0.
+
+        Return (B, m + n), for a prefix of m tokens.
+        """
         # Never empty (`wrap_prefixed_model`): an empty tensor would cast the token ids to float.
         prefix_token = torch.tensor(self.prefix_token, device=self.device).expand(len(texts), -1)
         return torch.cat([prefix_token, texts.to(prefix_token)], dim=1)
@@ -138,7 +141,9 @@ class PrefixedModel(WrappingModel):
 
 
 def wrap_prefixed_model(model: LanguageModel, prefix_token: Tokens) -> LanguageModel:
-    """Return the model with the prefix token; the unwrapped model if the token is empty."""
+    """Return the model wrapped with the prefix token. If the token is empty, return the model
+    itself.
+    """
     if prefix_token:
         return PrefixedModel(model, prefix_token)
     return model
@@ -163,15 +168,19 @@ def resolve_prefix_token(
     `auto` keeps the tokenizer's default unless another token gives a significantly lower mean nll
     per token of the known suffixes. The test is Student's interval, paired by known pair, corrected
     for the number of alternatives. Without known pairs, `auto` uses new texts in the canaries'
-    formats, or all of an audit's canaries, without reading coins. Raise AuditError for a token that
-    the model or its tokenizer lacks.
+    formats. For the canaries of an epsilon audit, `auto` uses all their texts, without reading
+    coins. Raise AuditError for a token that the model or its tokenizer lacks.
 
     Args:
-        framed: a template begins the texts, so the tokenizer's default is no token.
-        as_trained: the texts are a trainer's token ids, so nothing is chosen.
+        spec: the requested token, or `auto`.
+        known: the attacker's known pairs of prefix and suffix.
+        longest: tokens of the longest context, without prefix token; `auto` skips tokens that do
+        not fit.
+        canaries: canaries in the model's training data.
+        framed: whether a template begins the texts; the tokenizer's default then counts as no
+        token.
+        as_trained: whether the texts are a trainer's token ids; nothing is then chosen.
         hurried: use fewer known pairs, as in `is_choice_clear`.
-        longest: most tokens of a context without the prefix token; `auto` skips tokens that do not
-        fit.
     """
     begins = [pair.prefix[: len(model.prepended)] == model.prepended for pair in known]
     if model.prepended and not (
@@ -205,8 +214,10 @@ def resolve_prefix_token(
 
 
 def _resolve_server_prefix(spec: str, model: LanguageModel) -> PrefixToken:
-    """Return the prefix token that the model's server uses. Raise AuditError if the user requests
-    another."""
+    """Return the prefix token that the model's server uses.
+
+    Raise AuditError if the user requests another token.
+    """
     name = describe_prefix_token(model.prepended, model.tokenizer)
     if spec != AUTO and parse_prefix_token(spec, model) != model.prepended:
         raise AuditError(
@@ -293,7 +304,7 @@ def _choose_likeliest_prefix_token(
 def _compute_prefix_nlls(
     model: LanguageModel, candidates: Sequence[Tokens], pairs: Sequence[Pair]
 ) -> dict[Tokens, Floats]:
-    """Return, for each prefix token, (pairs,) nats per suffix token, computed in one batch."""
+    """Return, for each prefix token, (pairs,) nats per suffix token, computed in a single batch."""
     texts = []
     for prefix_token in candidates:
         for pair in pairs:
@@ -330,7 +341,7 @@ def parse_prefix_token(text: str, model: LanguageModel) -> Tokens:
 
 
 def describe_prefix_token(prefix_token: Tokens, tokenizer: Any) -> str:
-    """Describe the prefix token by its text; without a tokenizer, by its ids."""
+    """Return the text of the prefix token; without a tokenizer, its token ids."""
     if not prefix_token:
         return "none"
     if tokenizer is None:
@@ -339,7 +350,10 @@ def describe_prefix_token(prefix_token: Tokens, tokenizer: Any) -> str:
 
 
 def _list_prefix_candidates(model: LanguageModel, framed: bool) -> list[Tokens]:
-    """List the distinct existing candidates: the tokenizer's default, no token, bos and eos."""
+    """List the distinct prefix tokens to try: the tokenizer's default, no token, bos and eos.
+
+    framed: whether a template begins the texts; the default then counts as no token.
+    """
     special = (_find_special_token(kind, model) for kind in _SPECIAL)
     candidates = [
         () if framed else find_default_prefix(model.tokenizer),
@@ -370,8 +384,10 @@ def find_default_prefix(tokenizer: Any) -> Tokens:
 
 
 def _find_special_token(kind: str, model: LanguageModel) -> int | None:
-    """Return the tokenizer's special token of this kind; without a tokenizer, the model
-    configuration's."""
+    """Return the id of the tokenizer's special token of this kind.
+
+    Without a tokenizer, return the token of the model's configuration.
+    """
     if model.tokenizer is None:
         return model.special_token_id(kind)
     token: int | None = getattr(model.tokenizer, f"{kind}_token_id", None)
@@ -395,10 +411,10 @@ def _tokenize_prefix_text(text: str, model: LanguageModel) -> Tokens:
 
 
 def _sample_fresh_canary_pairs(canaries: Sequence[Secret], tokenizer: Any) -> list[Pair]:
-    """Sample new texts in the canaries' formats. The first token of each is the given context.
+    """Sample new texts in the canaries' formats, each split after its first token.
 
-    These texts show how the model reads a format, but not which canaries were included, so exposure
-    keeps its null distribution.
+    These texts show how the model reads a format, but not which canaries were inserted. Exposure
+    therefore keeps its null distribution.
     """
     known_canaries = [secret.canary for secret in canaries if secret.canary is not None]
     originals = {canary.text for canary in known_canaries}

@@ -1,8 +1,8 @@
 """Describe the Python objects given to `audit()`: models, rows and plug-ins of unregistered
 classes.
 
-A plan records the objects' classes by role (`model`, `data`, `attack NAME`) for its readers. No
-folder stores the objects.
+A plan names the objects' classes by role (`model`, `data`, `attack NAME`), so that a reader sees
+them. No folder stores the objects.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ def name_class(value: Any) -> str:
 
 
 def format_python_objects(classes: Mapping[str, str]) -> str:
-    """Format a phrase like `given in Python as objects: model (notebook.Mine)`.
+    """Return a phrase like `given in Python as objects: model (notebook.Mine)`.
 
-    classes: the plan's classes by role.
+    classes: the class names in the plan, by role.
     """
     return (
         "given in Python as objects: "
@@ -42,8 +42,10 @@ def format_python_objects(classes: Mapping[str, str]) -> str:
 
 
 def check_python_objects_given(classes: Mapping[str, str], objects: Objects) -> None:
-    """Raise AuditError if an object that the plan names is missing, as in a plan read from a
-    folder."""
+    """Raise AuditError if an object is missing whose class the plan names.
+
+    This happens if a plan is read from a folder. classes: the class names in the plan, by role.
+    """
     if set(classes) - set(objects):
         raise AuditError(
             f"expected what this run was started with, {format_python_objects(classes)}: no folder "
@@ -56,8 +58,9 @@ def list_unregistered_plugins(
 ) -> dict[str, Attack | Defense]:
     """Return the plug-in objects whose classes are not registered, by role.
 
-    Names, and objects of registered classes, are skipped. Raise AuditError if an object has the
-    name of another registered class, or if a record cannot hold its name or options.
+    Names, and objects of registered classes, are skipped. files: paths of plug-in files. Raise
+    AuditError if another registered class has the object's name, or if a record cannot hold its
+    name or options.
     """
     for path in files:
         registry.load_plugin_file(Path(path))
@@ -82,8 +85,10 @@ def list_unregistered_plugins(
 
 
 def _check_recordable(plugin: Any) -> None:
-    """Raise AuditError if a record cannot hold the plug-in's options, or if its name is no valid
-    file name."""
+    """Raise AuditError if a record cannot hold the plug-in's options.
+
+    Also raise AuditError if the plug-in's name is not a valid file name.
+    """
     registry.check_plugin_name(plugin.name)
     for option in dataclasses.fields(plugin):
         try:

@@ -1,4 +1,4 @@
-"""Plan `audit check`: a run of all cheap methods. The time limit is in `asking.py`."""
+"""Plan `audit check`: a run of all cheap attacks and probes. `asking.py` applies the time limit."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def build_quick_plan(
     template: str = AUTO,
     base: str | None = None,
 ) -> Plan:
-    """Plan all cheap methods on a user's model and data."""
+    """Return a plan of all cheap attacks and probes on a user's model and data."""
     subject = {
         "model": model,
         "base": base,
@@ -55,7 +55,9 @@ def build_quick_plan(
 
 
 def choose_quick_fields(has_nonmembers: bool = True) -> dict[str, Any]:
-    """Return plan fields that select all cheap methods: those with options declared as `quick`."""
+    """Return plan fields that select all cheap attacks and probes, which declare `quick`
+    options.
+    """
     options = {}
     for name, kind in registry.list_methods().items():
         if kind.quick is not None and not (has_nonmembers and kind.instead_of_nonmembers):
@@ -68,8 +70,10 @@ def choose_quick_fields(has_nonmembers: bool = True) -> dict[str, Any]:
 
 
 def build_slow_plan(plan: Plan) -> Plan:
-    """Plan the slow attacks on the same model and data, and the quick plan's probes with usual
-    options."""
+    """Return a plan of the slow attacks, and of the quick plan's probes with their usual options.
+
+    Model and data stay those of the quick plan.
+    """
     known = registry.list_methods()
     no_adapter = read_adapter_base(str(plan.target.model)) is None
     attacks = [name for name, kind in known.items() if kind.deep]
@@ -89,7 +93,7 @@ def build_slow_plan(plan: Plan) -> Plan:
 
 
 def _has_subject(kind: type[Attack] | type[Probe], secrets: Sequence[Secret]) -> bool:
-    """Test if these records contain what an attack or probe measures."""
+    """Test if these records contain the data that an attack or probe measures."""
     return not issubclass(kind, Probe) or kind(**(kind.quick or {})).has_subject_in(secrets)
 
 
@@ -98,10 +102,10 @@ def _select_nonempty_options(options: Mapping[str, dict[str, Any]]) -> dict[str,
 
 
 def prepare_check(plan: Plan, reporter: Reporter, shared: SweepCache) -> tuple[Plan, Limits]:
-    """Return the plan with the methods that suit these records, and sentences on the methods left
-    out.
+    """Return the plan with the attacks and probes that suit these records.
 
-    shared: keeps the loaded models. Raise AuditError for every plan that a run would refuse.
+    Also return sentences on the attacks and probes that were left out. shared: keeps the loaded
+    models. Raise AuditError for every plan that a run would refuse.
     """
     clock = StageClock(reporter)
     site = make_site(plan, reporter, shared)
@@ -118,9 +122,10 @@ def prepare_check(plan: Plan, reporter: Reporter, shared: SweepCache) -> tuple[P
 
 
 def enable_hidden_state_caches(site: Site) -> None:
-    """Make each model read each text only once, and limit the rows that choose the text form.
+    """Make each model read each text only once, and limit the rows that decide the text form.
 
-    The cache folder stores self-checks and choices under a digest of the weights.
+    The cache folder stores self-checks, and choices of prefix tokens and forms, by a digest of the
+    weights.
     """
     site.form_rows = FORM_ROWS
     site.hurried = True
@@ -134,8 +139,10 @@ def enable_hidden_state_caches(site: Site) -> None:
 
 
 def _select_answerable_methods(plan: Plan, site: Site) -> tuple[Plan, Limits]:
-    """Return the plan with the methods that suit these records, and sentences on the methods left
-    out."""
+    """Return the plan with the attacks and probes that suit these records.
+
+    Also return sentences on the attacks and probes that were left out.
+    """
     members, nonmembers = (
         sum(secret.member is side for secret in site.benchmark.secrets) for side in (True, False)
     )

@@ -1,7 +1,7 @@
 """Audit released text without a model: search for private records, and test membership.
 
-The result is a usual run folder for reports, gates, comparisons and attestations. This module does
-not import torch.
+The result is a run folder like any other, for reports, gates, comparisons and attestations. This
+module does not import torch.
 """
 
 from __future__ import annotations
@@ -83,8 +83,17 @@ CHARACTERS = 20
 
 @dataclass(frozen=True)
 class ReleasedText:
-    """Inputs of the audit. records: members first; texts: released texts as word ids; written: as
-    strings."""
+    """Inputs of an audit of released text.
+
+    Args:
+        plan: plan of the audit.
+        words: map from words to word ids.
+        records: records to search for, members first.
+        texts: released texts as word ids.
+        written: released texts as strings.
+        manifest: canaries of an epsilon audit; None without.
+        notes: sentences for the reader.
+    """
 
     plan: Plan
     words: WordIds
@@ -136,8 +145,10 @@ def build_release_plan(
 
 
 def read_released_text(plan: Plan, text: Path) -> ReleasedText:
-    """Read all files before measuring anything. Raise AuditError for too few records or exposure
-    canaries."""
+    """Read all files before anything is measured.
+
+    Raise AuditError for too few records, or if the canaries are not those of an epsilon audit.
+    """
     data = plan.data.data
     nonmembers = plan.data.nonmembers
     words = WordIds()
@@ -179,8 +190,9 @@ def audit_released_text(
 ) -> AuditResult:
     """Audit the released text.
 
-    n: words of a passage; None: `usual_passage_length`, or the median length of private records if
-    that is shorter. Raise AuditError if all members (or all non-members) have fewer than n words.
+    n: words of a passage. If None, n is `usual_passage_length`, or the median length of private
+    records if that is shorter. Raise AuditError if all members, or all non-members, have fewer than
+    n words.
     """
     clock = StageClock(reporter)
     secrets = release.secrets
@@ -253,7 +265,7 @@ def audit_released_text(
 
 
 class _ReleasedTextResults:
-    """Collector of the data for the run folder, by row."""
+    """Collector of the guesses and numbers to write to the run folder."""
 
     def __init__(self, folder: RunFolder) -> None:
         self.folder, self.columns = folder, list[Column]()
@@ -263,7 +275,10 @@ class _ReleasedTextResults:
     def add_observations(
         self, key: CellKey, secrets: Sequence[Secret], values: Mapping[str, Floats]
     ) -> None:
-        """Add numbers by record, from which a row's measurements can be recomputed."""
+        """Add numbers of each record, from which the measurements can be recomputed.
+
+        values: (secrets,) values by name.
+        """
         rows = (
             {name: float(column[i]) for name, column in values.items()} for i in range(len(secrets))
         )
@@ -307,8 +322,11 @@ def _build_release_finding(
 def _find_copied_passages(
     release: ReleasedText, n: int, secrets: Sequence[Secret], rows: _ReleasedTextResults
 ) -> tuple[Finding, dict[str, KindCount]]:
-    """Find passages of the records in the text, verbatim or nearly, and judge them like first
-    guesses."""
+    """Find passages of the records in the released text, verbatim or nearly, and judge them as
+    guesses.
+
+    n: words of a passage. Return the finding, then counts of personal data by kind.
+    """
     long = [i for i, record in enumerate(release.records) if len(record.tokens) >= n]
     few = []
     for kind in (True, False):
@@ -394,10 +412,11 @@ def _describe_released_passages(
 def _measure_personal_data(
     release: ReleasedText, records: Sequence[ReleasedRecord]
 ) -> tuple[dict[str, list[float]], dict[str, KindCount]]:
-    """Return the released share of each record's personal data, by kind; NaN for a record without
-    any.
+    """Return the released share of each record's personal data by kind, then counts of items by
+    kind.
 
-    A string in both members and non-members does not count: its source is ambiguous.
+    A share is NaN for a record without personal data. A string in both members and non-members does
+    not count, because its source is ambiguous.
     """
     if pii.has_pii_packages():
         recognisers = pii.PiiRecognisers()
@@ -452,8 +471,10 @@ def _measure_personal_data(
 
 
 def _find_strings(strings: Mapping[str, bool], texts: Sequence[str]) -> set[str]:
-    """Return the strings that the texts contain. strings: True if a string counts only as a whole
-    word."""
+    """Return the strings that the texts contain.
+
+    strings: True for a string that counts only as a whole word.
+    """
     return {text for text, count in count_text_occurrences(strings, texts).items() if count}
 
 
@@ -464,8 +485,10 @@ def _find_strings(strings: Mapping[str, bool], texts: Sequence[str]) -> set[str]
 def _build_membership_finding(
     release: ReleasedText, secrets: Sequence[Secret], rows: _ReleasedTextResults
 ) -> Finding:
-    """Score membership by the records' n-grams in the released text, against other records, and by
-    published scores."""
+    """Score each record's membership by its n-grams in the released text.
+
+    The scores compare a record with other records, or are published scores (arXiv 2502.14921).
+    """
     # + 1: any unknown word.
     records = [record.tokens for record in release.records]
     kinds = len(release.words.ids) + 1
@@ -513,9 +536,11 @@ def _build_membership_finding(
 def _build_epsilon_finding(
     release: ReleasedText, manifest: AuditCanaryManifest, rows: _ReleasedTextResults
 ) -> tuple[Finding, tuple[Secret, ...]]:
-    """Bound epsilon by the canaries in the text, with --nonmembers as the reference.
+    """Bound epsilon by the canaries in the released text. Return the finding, then the canaries as
+    secrets.
 
-    The data of --data are no reference, because coins decide which canaries they contain.
+    The records of --nonmembers are the reference. Those of --data are not, because coins decide
+    which canaries --data contains.
     """
     words = WordIds(dict(release.words.ids))  # a copy, as reading adds words
     texts = [words(canary.text) for canary in manifest.canaries]

@@ -1,4 +1,4 @@
-"""Report the progress of a run, and time its stages."""
+"""Report the progress of a run, and measure the time of its stages."""
 
 from __future__ import annotations
 
@@ -11,21 +11,23 @@ from auditor.core.result import Measurement
 
 
 class Reporter(Protocol):
-    """Interface to report a run's progress."""
+    """Interface through which a run reports its progress."""
 
     def stage(self, name: str) -> Any:
-        """Return a context manager around a timed stage."""
+        """Return a context manager for a stage of the run."""
 
     def progress(self, description: str, n_done: int, total: int) -> None: ...
 
     def note(self, text: str) -> None:
-        """Report a note to the user at once. The run's record also holds the note."""
+        """Show a note to the user at once. The run's record also holds the note."""
 
     def announce(self, text: str) -> None:
-        """Report a message that the user waits for, even in quiet modes."""
+        """Show a message that the user waits for, even in quiet modes."""
 
     def show_greedy_recall(self, recall: Mapping[str, Measurement]) -> None:
-        """Show the first result: greedy recall by repeat count."""
+        """Show the first result: the share of members that greedy decoding recites, by repeat
+        count.
+        """
 
 
 class SilentReporter:
@@ -44,7 +46,7 @@ class SilentReporter:
 
 
 class StageClock:
-    """Clock that announces stages to a run's reporter and records their durations."""
+    """Timer that announces stages to a reporter and records their durations."""
 
     def __init__(self, reporter: Reporter) -> None:
         self.reporter = reporter

@@ -72,13 +72,19 @@ def run_audit(
     publish: Publish = lambda result: None,
     is_check: bool = False,
 ) -> AuditResult:
-    """Run the audit and return its result. Bad input is refused before a model is queried.
+    """Run the audit and return its result. Invalid input is refused before a model is queried.
 
-    site: the plan's site. objects: Python objects by role, for `select_plugins`. policy, baseline:
-    inputs of `--until decided`. limit: deadline of a check, which queries the worst secrets first;
-    None: query all secrets. publish: called with the result of the first secrets, and again each
-    time their number has doubled. is_check: the run has all cheap methods, and some need not apply
-    to these records.
+    Args:
+        plan: plan of the run.
+        site: models and data of the plan.
+        folder: run folder.
+        objects: Python objects by role, for `select_plugins`.
+        policy: gate policy of `--until decided`.
+        baseline: baseline run of `--until decided`.
+        limit: time limit of a check, which queries the secrets most at risk first; None for all
+        secrets.
+        publish: called with the first result, and again whenever the number of secrets has doubled.
+        is_check: the run has all cheap methods, and some may not apply to these records.
     """
     site.attach_run_folder(folder)
     selection, clock = select_plugins(plan, site, objects), StageClock(site.reporter)
@@ -117,8 +123,10 @@ def _measure_audit(
     clock: StageClock,
     loaded: dict[str, str],
 ) -> AuditResult:
-    """Make all queries that have no answer yet, and compute the result. loaded: digests of the
-    weights."""
+    """Make all queries that have no answer yet, and compute the result.
+
+    loaded: digests of the weights.
+    """
     site = audit.site
     selection = audit.selection
     folder = audit.folder
@@ -202,7 +210,7 @@ def _measure_audit(
 def _list_plugin_sections(
     selection: PluginSelection, findings: Sequence[Finding]
 ) -> dict[str, OwnSection]:
-    """Return the report sections that plug-ins write about their rows."""
+    """Return the report sections that plug-ins write about their own findings, by name."""
     sections = {}
     for m in selection.methods:
         sections[m.name] = m.report_section([f for f in findings if f.attack == m.name])
@@ -214,8 +222,8 @@ def _measure_unlearning(
 ) -> Unlearning:
     """Measure how much an unlearned model retained.
 
-    models: by role, the row of the unlearned model and of each baseline. rate: learning rate of
-    relearning.
+    models: names of the unlearned model's target and of each baseline's target, by role. rate:
+    learning rate of relearning.
     """
     benchmark = audit.benchmark
     steps = audit.defenses.relearn
@@ -228,8 +236,10 @@ def _measure_unlearning(
 def prepare_selection(
     plan: Plan, policy: Policy | None = None, baseline: RunOutcomes | None = None
 ) -> PluginSelection:
-    """Select and check the plan's plug-ins before anything is built. Raise AuditError for a bad
-    plan."""
+    """Select and check the plan's plug-ins before anything is built.
+
+    Raise AuditError for an invalid plan.
+    """
     personal_data.parse_phone_regions(plan.data.phone_region)
     site = make_site(plan)
     selection = select_plugins(plan, site)
@@ -241,8 +251,10 @@ def prepare_selection(
 def _prepare_audit(
     plan: Plan, site: Site, selection: PluginSelection, folder: RunFolder, objects: Objects
 ) -> Audit:
-    """Load the models and data, and bind the run folder to them. Raise AuditError if inputs
-    conflict."""
+    """Load the models and data, and check that the run folder belongs to them.
+
+    Raise AuditError if inputs conflict.
+    """
     benchmark = site.benchmark
     if site.attacked_adapter_base_name and site.reference_model is None:
         # Select again: only now the adapter's base is known to be no reference.
@@ -268,9 +280,10 @@ def _prepare_audit(
 def _measure_greedy_recall(
     audit: Audit, target: Target, clock: StageClock
 ) -> tuple[dict[str, Measurement], Measurement | None]:
-    """Return members' greedy recall by repeat count, and non-members' greedy recall.
+    """Return members' greedy recall by repeat count, then non-members' greedy recall.
 
-    The second is None if no member is recalled.
+    Greedy recall is the share of secrets that greedy decoding recites. The non-members' recall is
+    None if no member is recited.
     """
     secrets = audit.benchmark.secrets
     if audit.population:
@@ -323,7 +336,10 @@ def _make_checked_engine(plan: Plan, site: Site) -> Engine:
 def _measure_target(
     target_run: TargetRun, clock: StageClock, findings: list[Finding]
 ) -> TargetRecord:
-    """Measure a target, append its findings to `findings`, and return its record."""
+    """Measure a target with all attacks and probes, and return its record.
+
+    The findings are appended to `findings`.
+    """
     audit = target_run.audit
     target = target_run.target
     collector = target_run.collector

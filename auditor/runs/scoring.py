@@ -1,7 +1,6 @@
-"""Measure a model apart from attacks: greedy recall, held-out perplexity, likelihood of true
-tokens.
+"""Measure a model without attacks: greedy recall, held-out perplexity, likelihood of true tokens.
 
-These are not an attacker's queries, so no claim is charged.
+These queries are not an attacker's. They are therefore not charged to a privacy claim.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ def measure_repeat_recall(
 ) -> dict[str, Measurement]:
     """Return members' verbatim recall by greedy decoding, for each repeat count ("all" if unknown).
 
-    guesses: greedy guesses, if an attack has recorded a guess for all these secrets.
+    guesses: greedy guesses by secret id, if an attack has guessed all these secrets.
     """
     members = [secret for secret in secrets if secret.member]
     hits = mark_greedy_hits(model, members, guesses)
@@ -66,7 +65,10 @@ def measure_nonmember_recall(
     secrets: Sequence[Secret],
     guesses: Mapping[str, Guesses] = MappingProxyType({}),
 ) -> Measurement | None:
-    """Return greedy recall of untrained secrets, as a baseline; None without such secrets."""
+    """Return the greedy recall of secrets that were not trained on, as a baseline.
+
+    Return None without such secrets. guesses: greedy guesses by secret id.
+    """
     nonmembers = [secret for secret in secrets if not secret.member]
     if nonmembers:
         return intervals.measure_share(
@@ -83,8 +85,8 @@ def mark_greedy_hits(
 ) -> Bools:
     """Return (secrets,): True if greedy decoding after the prefix gives the suffix.
 
-    Equivalently, each suffix token is the most likely token after the tokens before it. A model
-    with distributions therefore needs no decoding.
+    The suffix is then the most likely token at every position. A model with distributions therefore
+    needs no decoding. guesses: greedy guesses by secret id.
     """
     if guesses and all(secret.id in guesses for secret in secrets):
         return np.array(
@@ -110,7 +112,10 @@ def mark_greedy_hits(
 def _batch_equal_shapes(
     model: LanguageModel, secrets: Sequence[Secret], size: int | None = None
 ) -> Iterator[tuple[list[int], Tensor, Tensor]]:
-    """Yield batches of equal lengths: indices, prefixes (B, n) and suffixes (B, L)."""
+    """Yield batches of secrets of equal lengths: B indices, prefixes (B, n) and suffixes (B, L).
+
+    size: most secrets in a batch.
+    """
     for indices in group_equal_shapes([(len(s.prefix), len(s.suffix)) for s in secrets], size):
         prefixes = torch.tensor([secrets[i].prefix for i in indices], device=model.device)
         yield (
@@ -140,11 +145,10 @@ def decode_greedily(model: LanguageModel, secrets: Sequence[Secret]) -> list[Tok
 
 
 def compute_heldout_losses(audit: Audit, target: Target) -> Mapping[str, Sequence[float]]:
-    """Return two kinds of lists over held-out texts: the number of predicted `tokens`, and summed
-    nll by perplexity name.
+    """Return, for each held-out text, the number of predicted `tokens` and its summed nlls in nats.
 
-    The perplexity of the model's own distribution comes first. Return {} without held-out texts or
-    likelihoods.
+    Keys are `tokens` and the names of perplexities. The perplexity of the model's own distribution
+    comes first. Return {} without held-out texts or likelihoods.
     """
     texts = audit.benchmark.heldout
     if not texts or not implies_capability(target.model.capabilities, "likelihood"):
@@ -172,8 +176,10 @@ def compute_heldout_losses(audit: Audit, target: Target) -> Mapping[str, Sequenc
 def _compute_record_losses(
     audit: Audit, target: Target, context_lengths: Sequence[int]
 ) -> Mapping[str, Sequence[float]]:
-    """Compute `compute_heldout_losses` of each non-member's text; reuse results in the run
-    folder."""
+    """Return the losses of `compute_heldout_losses` for each non-member's text.
+
+    Results in the run folder are reused.
+    """
     texts = audit.benchmark.heldout
     ids = [secret.id for secret in audit.benchmark.secrets if not secret.member]
     first = context_lengths or [1] * len(texts)
@@ -198,9 +204,9 @@ def _compute_record_losses(
 def compute_published_nlls(
     model: LanguageModel, texts: Sequence[Tokens], context_lengths: Sequence[int], seed: int
 ) -> Mapping[str, Sequence[float]]:
-    """Return each text's summed nll, by perplexity name.
+    """Return each text's summed nll in nats, by the name of a perplexity that a method published.
 
-    context_lengths: number of given tokens of each text. Texts with the same number form a group.
+    context_lengths: number of given tokens of each text, which are not predicted.
     """
     nll_by_name: dict[str, list[float]] = {}
     for first in dict.fromkeys(context_lengths):
@@ -214,7 +220,7 @@ def compute_published_nlls(
 
 
 def measure_perplexities(nlls_by_name: Mapping[str, Sequence[float]]) -> tuple[Measurement, ...]:
-    """Measure each perplexity of `compute_heldout_losses`, in the same order."""
+    """Measure each perplexity from the results of `compute_heldout_losses`, in the same order."""
     tokens = [int(count) for count in nlls_by_name.get("tokens", ())]
     return tuple(
         intervals.estimate_perplexity(list(zip(nll, tokens, strict=True)), name)
@@ -224,10 +230,11 @@ def measure_perplexities(nlls_by_name: Mapping[str, Sequence[float]]) -> tuple[M
 
 
 def measure_true_token_likelihoods(audit: Audit, target: Target) -> RowValuesBySecret:
-    """Score each secret's true suffix tokens by teacher forcing, to show where leaks need fixing.
+    """Score each secret's true suffix tokens by teacher forcing, to show leaks that no attack
+    found.
 
-    Return each secret's mean log-probability per token. The run folder stores the members' scores,
-    but not for companion targets, which nobody fixes.
+    Return each secret's mean log-probability per token, in nats. The run folder stores the members'
+    scores, but not for companion targets, which nobody deploys.
     """
     folder = audit.folder
     size = audit.batch_size
@@ -282,11 +289,11 @@ _ALIKE = next(kind for kind in KINDS if kind.alike).measured_by[0]
 def doubt_if_members_likelier(
     title: str, answers: RowValuesBySecret, methods: Collection[str] = ()
 ) -> tuple[Doubt, ...]:
-    """Doubt a result of zero extraction if members' true tokens are significantly more likely than
-    non-members'.
+    """Return a doubt about zero extraction if members' true tokens are likelier than non-members'.
 
-    The test is a one-sided Welch test at 2.5% of mean log-probabilities, in nats per token; it does
-    not measure extractable text. methods: the run's methods, which the doubt need not recommend.
+    The test is a one-sided Welch test at 2.5% of mean log-probabilities, in nats per token. This
+    does not measure extractable text. methods: the run's methods, which the doubt need not
+    recommend.
     """
     values = answers.values[LIKELIHOOD]
     members = values[answers.member]
@@ -334,8 +341,10 @@ def batch_suffix_log_probs(
 
 
 def list_withheld_doubts(audit: Audit, target: Target) -> Iterator[Doubt]:
-    """Yield a doubt if the model withheld answers. The doubt states the likelihood of these
-    secrets, if known."""
+    """Yield a doubt if the model withheld answers.
+
+    The doubt states the likelihood of the secrets without answers, if known.
+    """
     members = [secret for secret in target.secrets if secret.member]
     withheld = target.model.has_withheld_answer_by_prefix([secret.prefix for secret in members])
     hidden = [secret for secret, is_withheld in zip(members, withheld, strict=True) if is_withheld]

@@ -1,4 +1,4 @@
-"""Select a plan's plug-ins (attacks, probes, defenses with their controls) and settings.
+"""Select a plan's plug-ins (attacks, probes, defenses with their controls) and access settings.
 
 Each plug-in is built once, without a model.
 """
@@ -36,8 +36,11 @@ from auditor.statistics.metrics import is_builtin_metric
 class PluginSelection:
     """Plug-ins of a plan.
 
-    methods: attacks and probes in the plan's order. rows: defenses, each followed by its controls.
-    settings: from the narrowest access to the widest.
+    Args:
+        methods: attacks and probes in the plan's order.
+        rows: defenses, each followed by its controls.
+        settings: access settings, from the narrowest access to the widest.
+        around: for each unlearned model, the target names of its baselines by role.
     """
 
     methods: tuple[Attack | Probe, ...]
@@ -54,15 +57,16 @@ class PluginSelection:
         return tuple(method for method in self.methods if isinstance(method, Attack))
 
     def list_defense_attacks(self, defense: Defense | None) -> tuple[Attack, ...]:
-        """List the attacks that query the target with this defense."""
+        """List the attacks on a target with this defense, or on the undefended target for None."""
         return tuple(
             attack for attack in self.attacks if not explain_skipped_method(attack, defense)
         )
 
     @property
     def own_methods(self) -> tuple[str, ...]:
-        """Names of the user's own attacks and probes, whose metrics the table of metrics may
-        lack."""
+        """Names of attacks and probes that the user wrote, whose metrics the table of metrics may
+        lack.
+        """
         return tuple(
             method.name
             for method in self.methods
@@ -71,17 +75,17 @@ class PluginSelection:
 
     @property
     def declared_metric_titles(self) -> dict[str, str]:
-        """Titles of the metrics that the methods declare, by metric name."""
+        """Titles of the metrics that attacks and probes declare, by metric name."""
         return {name: title for method in self.methods for name, title in method.metrics.items()}
 
     @property
     def defenses_by_row_name(self) -> dict[str, Defense]:
-        """Defenses by row name."""
+        """Defenses and controls, by the name of their target."""
         return {row.name: row.defense for row in self.rows}
 
     @property
     def reference_models_asked_by_probes(self) -> tuple[str, ...]:
-        """Reference models that probes need besides the reference model shared by all attacks."""
+        """Reference models of probes, besides the reference model of all attacks."""
         probes = (method for method in self.methods if isinstance(method, Probe))
         return tuple(
             dict.fromkeys(names for probe in probes if (names := probe.wanted_reference_models()))
@@ -93,14 +97,16 @@ class PluginSelection:
         return max((attack.soft_prompt_rows() for attack in self.attacks), default=0)
 
     def list_row_settings(self, companion: bool) -> tuple[Setting, ...]:
-        """Return the settings of a row. companion: the row is a control, which needs only the
-        strongest attacker."""
+        """Return the access settings in which a target is attacked.
+
+        companion: whether the target is a control, which is attacked only with the widest access.
+        """
         if companion:
             return self.settings[-1:]
         return self.settings
 
     def list_cell_keys(self) -> list[CellKey]:
-        """List the run's cells in order."""
+        """List the run's cells (target, setting, attack or probe) in order."""
         settings_by_target = {
             UNDEFENDED: self.settings,
             **{row.name: self.list_row_settings(row.companion) for row in self.rows},
@@ -114,7 +120,7 @@ class PluginSelection:
 
 
 def explain_skipped_method(method: Attack | Probe, defense: Defense | None) -> str:
-    """Explain why this method skips the target with this defense; "" if it runs."""
+    """Return the reason why this method skips targets with this defense; "" if the method runs."""
     reads = defense is not None and "records" in defense.needs
     if reads and isinstance(method, Attack) and method.of_learnt:
         return (
@@ -125,9 +131,10 @@ def explain_skipped_method(method: Attack | Probe, defense: Defense | None) -> s
 
 
 def select_plugins(plan: Plan, site: Site, objects: Objects = NO_OBJECTS) -> PluginSelection:
-    """Build and check the plan's plug-ins before loading models.
+    """Build and check the plan's plug-ins before models are loaded.
 
-    objects: Python objects that replace names. Raise AuditError if the plan needs missing objects.
+    objects: Python objects that the plan uses instead of names, by role. Raise AuditError if the
+    plan needs missing objects.
     """
     # Load files first: names and options below may come from them.
     for path in plan.plugin:
@@ -220,10 +227,10 @@ def _build_methods(
 def _default_attack_options(
     site: Site, known: Mapping[str, type[Attack | Probe]]
 ) -> dict[str, dict[str, Any]]:
-    """Return default options of attacks, which the user's options replace.
+    """Return default options of attacks and probes, by method. The user's options replace them.
 
-    They are the site's, and those that methods declare for a model without a reference or without
-    distributions.
+    The audit's models and data decide some. Methods declare others for a model without a reference
+    model or without distributions.
     """
     defaults = {name: dict(options) for name, options in site.default_attack_options.items()}
     if not site.names_reference_model:
@@ -238,8 +245,7 @@ def _default_attack_options(
 def _note_options_without_distributions(
     site: Site, methods: Sequence[Attack | Probe], options: Options
 ) -> None:
-    """Announce each option that differs from its default because an API gives no complete
-    distributions."""
+    """Announce each option whose default changed because an API gives incomplete distributions."""
     if not site.is_model_asked_over_network:
         return
     for method in methods:
@@ -259,8 +265,11 @@ def _build_plugins(
     defaults: Mapping[str, Mapping[str, Any]],
     objects: Objects,
 ) -> list[Any]:
-    """Build each plug-in from the site's defaults and the user's options; an object keeps its own
-    options."""
+    """Build each named plug-in from default options and the user's options.
+
+    A Python object in `objects` is used unchanged. kind: kind of plug-in in error messages. known:
+    the registered classes by name.
+    """
     chosen: list[Any] = []
     for name in dict.fromkeys(names):
         if (instance := objects.get(f"{kind} {name}")) is not None:

@@ -1,4 +1,6 @@
-"""List the rows of a run: the requested defenses, and the controls in their chains of causes."""
+"""List the targets that a run shows: the requested defenses, and controls in their chains of
+causes.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,14 @@ from auditor.plugins.options import get_plugin_title
 
 @dataclass(frozen=True)
 class ShownRow:
-    """A row: a defense's name and title. companion: the row is shown only for another defense."""
+    """Target that a run shows, next to the undefended model.
+
+    Args:
+        name: name of the target.
+        title: title in reports.
+        defense: the defense, or a control.
+        companion: whether the target serves only to explain another defense.
+    """
 
     name: str
     title: str
@@ -26,8 +35,8 @@ def list_defense_rows(
 ) -> list[ShownRow]:
     """List every defense, each followed by the controls in its chain of causes.
 
-    Equal controls of several defenses share a row. is_available: tests if a control is available
-    and differs from the undefended target. others: controls that attacks need.
+    Defenses share equal controls. is_available: tests if a control is available and differs from
+    the undefended target. others: controls that attacks need.
     """
     rows = list[ShownRow]()
     displayed = list(defenses)
@@ -57,5 +66,5 @@ def list_defense_rows(
 
 
 def name_defense_row(rows: Sequence[ShownRow], defense: Defense) -> str:
-    """Return the name of this defense's row; "" without a row."""
+    """Return the name of the target with this defense; "" without such a target."""
     return next((row.name for row in rows if row.defense == defense), "")

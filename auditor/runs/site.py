@@ -1,7 +1,7 @@
-"""Represent an audit's site: the undefended model, models related to it, and the data.
+"""Provide the site of an audit: the undefended model, models related to this model, and the data.
 
-The lab (`lab_site.py`) trains what a user's site loads. No other module distinguishes kinds of
-sites.
+The lab's site (`lab_site.py`) trains models that a user's site loads. No other module distinguishes
+kinds of sites.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ from auditor.runs.sweep_cache import SweepCache
 class SiteModels:
     """Models of a plan: the attacked model and related models, each loaded on first use.
 
-    live: models in memory by role, as in `ModelLoader`. The folder of such a model is ignored, as
-    the weights may have changed: no privacy promise is read there, and the digest is that of the
-    weights in memory, if the model reports a digest.
+    live: models in memory by role, as in `ModelLoader`. The folder of such a model is ignored,
+    because its weights may have changed. Its privacy promise is therefore not read. Its digest is
+    that of the weights in memory, if the model reports a digest.
     """
 
     def __init__(
@@ -81,8 +81,10 @@ class SiteModels:
 
     @property
     def is_model_asked_over_network(self) -> bool:
-        """True if the model is queried over a network. A single process then holds its budget and
-        answers."""
+        """True if the model is queried over a network.
+
+        A single process then holds its query budget and answers.
+        """
         return self.models.is_attacked_model_over_network
 
     @property
@@ -94,7 +96,9 @@ class SiteModels:
 
     @property
     def names_reference_model(self) -> bool:
-        """True if there will be a reference model, as far as known before models are loaded."""
+        """True if there will be a reference model, as far as the plan shows before models are
+        loaded.
+        """
         if "reference_model" in self.__dict__:  # already loaded: an adapter's base may be unfit
             return self.reference_model is not None
         if {"reference", "public"} & self.models.live.keys():
@@ -104,19 +108,20 @@ class SiteModels:
         return self.target.public is not None or self._adapter_base_and_revision is not None
 
     def read_auto_dtype_as_float32(self) -> None:
-        """Make `--dtype auto` mean float32, as some methods need float32. Call this before loading
-        models."""
+        """Make `--dtype auto` mean float32, which some methods need. Call this before models are
+        loaded.
+        """
         self.models.loading = self.models.loading.resolve_auto_dtype()
 
     def check_plan_model_is_obtainable(self, fields: Sequence[str]) -> None:
-        """Raise AuditError, before loading, for a model that the plan's options cannot obtain.
+        """Raise AuditError, before loading, for a model that the plan's options cannot reach.
 
-        fields: the plan's fields on the access to models.
+        fields: the plan's fields that say how to reach models.
         """
         self.models.check_model_obtainable(fields)
 
     def digest_fileless_models(self) -> dict[str, str]:
-        """Map `role/...` to the digest of each loaded model without files."""
+        """Return the digest of each loaded model without files, by `role/...`."""
         # `__dict__` holds a cached property after its first use: this must not load the model.
         if self.is_model_asked_over_network and "model" in self.__dict__:
             digests = {ANSWERS: self.model.digest()}
@@ -126,18 +131,19 @@ class SiteModels:
 
     @cached_property
     def model(self) -> LanguageModel:
-        """Load the attacked model, without a defense."""
+        """Attacked model, without a defense."""
         return self.models.load_role_model("model", str(self.target.model))
 
     @property
     def undefended_model_description(self) -> str:
-        """Describe the undefended model in a sentence without its full stop."""
+        """Description of the undefended model, as a sentence without full stop."""
         return self.models.attacked_model_description
 
     @property
     def undefended_trained_model(self) -> TrainedModel:
-        """The undefended model with the known promises, canaries and messages (`notes`) of its
-        training."""
+        """Undefended model, with the known promises, canaries and messages (`notes`) of its
+        training.
+        """
         if "model" in self.models.live:
             return TrainedModel(self.model, None)
         folder = Path(str(self.target.model))
@@ -149,13 +155,12 @@ class SiteModels:
 
     @cached_property
     def public_model(self) -> LanguageModel | None:
-        """Load the model trained without private data; None if the plan names no such model."""
+        """Model trained without private data; None if the plan names no such model."""
         return self._load_matching_model("public", self.target.public)
 
     @cached_property
     def reference_model(self) -> LanguageModel | None:
-        """Load the model whose likelihoods attacks compare with the target's; None without such a
-        model."""
+        """Model whose likelihoods attacks compare with the target's; None without such a model."""
         if self.target.reference not in (None, NONE):
             return self._load_matching_model("reference", self.target.reference)
         if (
@@ -176,7 +181,9 @@ class SiteModels:
 
     @cached_property
     def _adapter_base_and_revision(self) -> tuple[str, str | None] | None:
-        """Base model of an attacked adapter and its revision; None for a complete model."""
+        """Name of the base model of an attacked adapter, and its revision; None for a complete
+        model.
+        """
         if self.target.model is None:
             return None
         recorded = read_adapter_base(self.target.model)
@@ -202,11 +209,11 @@ class SiteModels:
         return tuple(dict.fromkeys(notes))
 
     def model_before_or_retrained(self, kind: str) -> LanguageModel:
-        """Load a baseline of unlearning: `before` unlearning, or `retrained` without the records to
-        forget.
+        """Load a baseline of unlearning.
 
-        Raise AuditError for a model of another family or vocabulary, and for the attacked model
-        itself.
+        kind: `before` for the model before unlearning, or `retrained` for a model trained without
+        the records to forget. Raise AuditError for a model of another family or vocabulary, and for
+        the attacked model itself.
         """
         if kind == "before":
             name = self.target.before
@@ -230,8 +237,10 @@ class SiteModels:
         return _require_same_vocabulary(kind, target, other)
 
     def load_deployed_form(self, place: str) -> LanguageModel:
-        """Load a deployed form of the attacked model. Raise AuditError if its vocabulary
-        differs."""
+        """Load a deployed form of the attacked model. place: folder, hub id or address of the form.
+
+        Raise AuditError if its vocabulary differs.
+        """
         other = self.models.load_deployed_form(place)
         target = self.model
         if {"distribution"} <= target.capabilities & other.capabilities:
@@ -241,7 +250,10 @@ class SiteModels:
         return _require_same_vocabulary("forms", target, other)
 
     def _load_matching_model(self, kind: str, name: str | None) -> LanguageModel | None:
-        """Load the model of this role. Raise AuditError if its vocabulary size differs."""
+        """Load the model of this role; None without a name.
+
+        Raise AuditError if its vocabulary size differs from the attacked model's.
+        """
         if name is None:
             return None
         target = self.model
@@ -258,14 +270,18 @@ class SiteModels:
 
 
 class Site(SiteModels):
-    """Site of an audit. A new site is cheap: models are loaded or trained on first use.
+    """Models and data of an audit. A new site loads nothing; models are loaded or trained on first
+    use.
 
     Args:
-        subject: the plan's values that decide the attacked model and the secrets: runs with the
-        same subject share both.
-        trains_on_demand: a defense's inputs are trained when the defense's turn comes. If False,
-        they exist from the start, and the run can refuse a promise before spending hours.
-        may_train: make missing models; if False, refuse them on use.
+        subject: plan values that decide the attacked model and the secrets, which runs may share.
+        trains_on_demand: True if the inputs of a defense are trained when the run reaches the
+        defense. If False, they exist from the start, so that the run can refuse a promise early.
+        may_train: train missing models; if False, refuse them on use.
+        hurried: choose the prefix token on few known pairs.
+        form_rows: most data rows for choosing the text form; None for the default.
+        soft_prompt_rows: rows of the longest soft prompt, which use positions of the context.
+        relearn_rate: default learning rate of `--relearn`.
     """
 
     trains_on_demand: ClassVar[bool] = False
@@ -279,27 +295,27 @@ class Site(SiteModels):
 
     @property
     def default_attack_options(self) -> Mapping[str, Mapping[str, Any]]:
-        """Return default options of attacks by name, sized to this site."""
+        """Default options of attacks by name, sized for these models and data."""
         if self.attack_plan.sizes == "lab":
             return Lab.attack_defaults
         return {}
 
     @property
     def default_defense_options(self) -> Mapping[str, Mapping[str, Any]]:
-        """Return default options of defenses by name, sized to this site."""
+        """Default options of defenses by name, sized for these models and data."""
         if self.attack_plan.sizes == "lab":
             return Lab.defense_defaults
         return {}
 
     def attach_run_folder(self, folder: RunFolder) -> None:
-        """Attach the run folder. Call this before loading anything."""
+        """Attach the run folder. Call this before anything is loaded."""
         self._folder = folder
         self.models.run = folder.identity
 
     # --- the data ---
 
     def load_benchmark_shared_by_runs(self) -> Benchmark:
-        """Load the secrets, known pairs and held-out texts that runs on the same subject share."""
+        """Load the secrets, known pairs and held-out texts that runs with equal `subject` share."""
         # Omit the limit: the chosen form stays, even if fewer records are attacked.
         form_key = json.dumps([to_json(self.target), to_json(replace(self.data_plan, limit=None))])
         form = (
@@ -328,7 +344,7 @@ class Site(SiteModels):
 
     @cached_property
     def benchmark(self) -> Benchmark:
-        """Return this run's data, with an alias of each secret for use in sentences."""
+        """This run's data, with an alias of each secret for use in sentences."""
         # A shallow copy is enough: replacing tuples below does not affect other runs.
         benchmark = copy.copy(self.load_benchmark_shared_by_runs())
         key = load_alias_salt()
@@ -339,13 +355,14 @@ class Site(SiteModels):
         return benchmark
 
     def narrow_benchmark(self, benchmark: Benchmark) -> None:
-        """Replace the benchmark by a part of itself; the run then covers only these secrets."""
+        """Replace the benchmark by a part of the benchmark; the run then covers only these
+        secrets.
+        """
         self.__dict__["benchmark"] = benchmark  # the cached property reads this entry
 
     @property
     def reference_fault_sentence(self) -> str:
-        """Sentence saying that the reference model was trained on private data; "" if it was
-        not."""
+        """Sentence saying that the reference model was trained on private data; "" otherwise."""
         name = self.target.reference or self.target.public or self.attacked_adapter_base_name
         if not name or self.reference_model is None:
             return ""
@@ -369,7 +386,8 @@ class Site(SiteModels):
 
     def load_reference_models_of_site(self, spec: str) -> ReferenceModels:
         """Load the reference models of `-A references=`. Raise AuditError if `spec` names no
-        models."""
+        models.
+        """
 
         def load_one(folder: str) -> LanguageModel:
             model = self.models.load_role_model("references", folder)
@@ -390,8 +408,9 @@ class Site(SiteModels):
 
     @cached_property
     def _attacked_ids_by_text_digest(self) -> Mapping[str, Sequence[str]]:
-        """Map the SHA-256 of each attacked record's text to the record's ids; equal texts share a
-        key."""
+        """Ids of the attacked records, by the SHA-256 of their text. Records with equal texts share
+        a key.
+        """
         ids_by_digest: dict[str, list[str]] = {}
         decode = make_token_decoder(self.benchmark.tokenizer)
         for secret in self.benchmark.secrets:
@@ -406,11 +425,11 @@ class Site(SiteModels):
     # --- inputs of defenses ---
 
     def missing_input_phrase(self, defense: Defense) -> str:
-        """Name the inputs that this defense lacks; "" if none is missing."""
+        """Return the names of inputs that this defense lacks; "" if none is missing."""
         return format_missing_input(defense, self.target.public)
 
     def refuse_unservable_defense(self, defense: Defense) -> None:
-        """Raise AuditError if this site cannot serve the defense with its options."""
+        """Raise AuditError if these models and data do not suit the defense with its options."""
         if not self.models.has_next_token_distributions:
             raise AuditError(
                 f"--defense {defense.name} stands before a model whose distributions are read "
@@ -421,8 +440,10 @@ class Site(SiteModels):
         check_controls_trained_like_defense(defense)
 
     def is_control_the_undefended_model(self, control: Defense) -> bool:
-        """Test if the undefended model is itself this control: an adapter trained on all data by
-        the recipe of the ensemble's members."""
+        """Test if the undefended model is this control.
+
+        This is so for an adapter trained on all data by the recipe of the ensemble's members.
+        """
         if "whole" not in control.needs:
             return False
         # The user may attack the very adapter that is the control of an ensemble.
@@ -453,8 +474,9 @@ class Site(SiteModels):
 
     @property
     def _public_model_for_adapters(self) -> HuggingFaceModel:
-        """Return the public model as a base of adapters. Raise AuditError if it accepts no
-        adapter."""
+        """Return the public model to put adapters on. Raise AuditError if this model accepts no
+        adapter.
+        """
         public = self.public_model
         if not isinstance(public, HuggingFaceModel):
             raise AuditError(
@@ -464,16 +486,19 @@ class Site(SiteModels):
         return public
 
     def training_seconds(self, defense: Defense | None, building: float) -> float | None:
-        """Return the training seconds of a row's models; None if unknown.
+        """Return the seconds of training a target's models; None if unknown.
 
-        defense: None for the undefended model. building: seconds that making the models just took.
+        defense: None for the undefended model. building: seconds that it took to make the models
+        just now.
         """
         return None if defense is None else building
 
 
 def limit_known_pairs(benchmark: Benchmark, limit: int | None, seed: int) -> None:
-    """Limit the attacker's known pairs to `limit`. With the same seed, a larger limit adds
-    pairs."""
+    """Limit the attacker's known pairs to `limit`.
+
+    With an equal seed, a larger limit keeps all pairs of a smaller limit.
+    """
     known = benchmark.known
     if limit is None or limit >= len(known):
         return
@@ -489,7 +514,10 @@ def limit_known_pairs(benchmark: Benchmark, limit: int | None, seed: int) -> Non
 def _require_same_vocabulary(
     kind: str, subject: LanguageModel, other: LanguageModel
 ) -> LanguageModel:
-    """Return the other model. Raise AuditError if its vocabulary differs from the subject's."""
+    """Return the other model. Raise AuditError if its vocabulary differs from the subject's.
+
+    kind: role of the other model in the error message.
+    """
     target_vocab, other_vocab = (
         model.tokenizer and model.tokenizer.get_vocab() for model in (subject, other)
     )
@@ -502,8 +530,9 @@ def _require_same_vocabulary(
 
 
 def _describe_adapter_base(name: str, is_reference: bool) -> str:
-    """Explain whether an adapter's base model serves as the reference that the user did not
-    name."""
+    """Explain whether the base model of an adapter is the reference model, if the user named
+    none.
+    """
     if not is_reference:
         return (
             f"the adapter's base, {name}, has another vocabulary and is no reference: --reference "

@@ -1,7 +1,7 @@
-"""Implement `--until`: query secrets in random order, and stop a row once a look is conclusive.
+"""Implement `--until`: query secrets in random order, and stop once the result is conclusive.
 
-The looks come at fixed numbers of secrets, and the order depends only on the seed. Batches, workers
-and resuming therefore do not change the result.
+The result is tested at fixed numbers of secrets, called looks. The order depends only on the seed.
+Batches, workers and resuming therefore do not change the result.
 """
 
 from __future__ import annotations
@@ -43,11 +43,15 @@ Seen = Callable[[Sequence[Item]], RowValuesBySecret]
 
 @dataclass(frozen=True)
 class StoppingRule:
-    """Rule that decides when to stop a row.
+    """Rule that decides when an attack or probe may stop querying a target.
 
-    width: a metric and the half-width of its interval that suffices. rules: gate rules to decide. A
-    rule passes at the gate's level and fails at `level`, which all decisions share. base: the
-    baseline's values of the same row. require: minimum counts before any stop.
+    Args:
+        width: a metric, and the half-width of its interval that suffices; None with gate rules.
+        rules: gate rules that must be decided before the stop.
+        level: error probability of a failed rule, which all decisions of the run share. A passed
+        rule has the error probability of the gate.
+        base: results per secret of the baseline run.
+        require: minimum numbers of secrets before any stop.
     """
 
     width: tuple[str, float] | None = None
@@ -57,7 +61,10 @@ class StoppingRule:
     require: Required = NOTHING
 
     def explain_stop(self, row: RowValuesBySecret) -> str:
-        """Return why the row can stop; "" if the row needs more secrets."""
+        """Return the reason why the queries can stop; "" if more secrets are needed.
+
+        row: results of the secrets queried so far.
+        """
         members = int(row.member.sum())
         if members < self.require.secrets or len(row.ids) - members < self.require.nonmembers:
             return ""
@@ -79,7 +86,10 @@ class StoppingRule:
         return ""
 
     def _format_rule_verdict(self, rule: Rule, row: RowValuesBySecret) -> str:
-        """Return the gate's verdict on the rule, `failed` or `was held`; "" while undecided."""
+        """Return the gate's verdict on the rule, `failed` or `was held`; "" while undecided.
+
+        row: results of the secrets queried so far.
+        """
         evidence = row.build_anytime_evidence(rule.metric, rule.count, rule.kind)
         if rule.against_undefended:
             return ""  # the undefended row stops at another look
@@ -109,8 +119,10 @@ class StoppingRule:
     def ask_randomly(
         self, items: Sequence[Item], seed: int, ask: Ask[Item], count_seen: Seen[Item]
     ) -> tuple[StoppedEarly, set[str]]:
-        """Query items in random order until the row can stop. Return how it stopped, and the
-        queried ids."""
+        """Query items in random order until the queries can stop.
+
+        Return a description of the stop, then the queried ids.
+        """
         # Each item draws its rank: the order of two items does not depend on the rest.
         order = sorted(
             items,
@@ -131,10 +143,10 @@ class StoppingRule:
 def bound_stopped_finding(
     finding: Finding, row: RowValuesBySecret, stopped: StoppedEarly
 ) -> Finding:
-    """Replace the finding's intervals, valid for a fixed sample size, by bounds valid at every
-    look.
+    """Replace the finding's intervals by intervals that are valid at every look.
 
-    Measurements without such a bound are dropped.
+    The old intervals are valid only for a fixed sample size. Measurements that cannot be bounded at
+    every look are dropped. row: results of the queried secrets.
     """
 
     def again(
@@ -163,7 +175,7 @@ def bound_stopped_finding(
 
 
 def digest_stopping_rules(stops: Mapping[CellKey, StoppingRule]) -> str:
-    """Return a hash of the rules; "" if no row stops early."""
+    """Return a hash of the stopping rules; "" without rules."""
     digest = hashlib.sha256()
     for row, stop in stops.items():
         # `repr` of a float is exact.
@@ -180,9 +192,10 @@ def digest_stopping_rules(stops: Mapping[CellKey, StoppingRule]) -> str:
 def build_stopping_rules(
     plan: AttackPlan, selection: PluginSelection, policy: Policy | None, base: RunOutcomes | None
 ) -> dict[CellKey, StoppingRule]:
-    """Return the stopping rule of each row that `--until` may stop.
+    """Return the stopping rule of each cell (target, setting, attack or probe) that may stop early.
 
-    Raise AuditError if no row could satisfy --until.
+    policy, base: gate policy and baseline run of `--until decided`. Raise AuditError if no cell
+    could satisfy --until.
     """
     if plan.until is None:
         return {}
@@ -230,8 +243,10 @@ def build_stopping_rules(
 
 
 def _is_row_ruled(rule: Rule, row: CellKey, selection: PluginSelection) -> bool:
-    """Test if the gate applies the rule to the row. A companion row counts only if the rule names
-    it."""
+    """Test if the gate applies the rule to this cell (target, setting, attack or probe).
+
+    A control counts only if the rule names the control.
+    """
     defended = [
         row_of_defense.name for row_of_defense in selection.rows if not row_of_defense.companion
     ] or [UNDEFENDED]
@@ -244,7 +259,7 @@ def _is_row_ruled(rule: Rule, row: CellKey, selection: PluginSelection) -> bool:
 
 
 def _list_mean_metrics(method: Attack | Probe) -> tuple[str, ...]:
-    """Name the method's metrics that are means of one number per secret."""
+    """Return the method's metrics that are means of a number per secret."""
     if isinstance(method, Probe):
         return method.means
     if isinstance(method, CorpusAttack):
@@ -253,7 +268,7 @@ def _list_mean_metrics(method: Attack | Probe) -> tuple[str, ...]:
 
 
 def _is_stopping_metric(method: Attack | Probe, metric: str) -> bool:
-    """Test if this metric can stop rows of the method."""
+    """Test if the queries of this method can stop by this metric."""
     names = _list_mean_metrics(method)
     return metric in names or any(
         metric in (name_nonmember_metric(name), name_excess_metric(name)) for name in names
@@ -261,14 +276,17 @@ def _is_stopping_metric(method: Attack | Probe, metric: str) -> bool:
 
 
 def _is_rule_without_stopping_row(rule: Rule) -> bool:
-    """Test if no row can stop by the rule, as its metric is an epsilon bound or a membership
-    rate."""
+    """Test if the rule can stop no queries, because its metric is an epsilon bound or membership
+    rate.
+    """
     return rule.of_claim or rule.metric in BOUNDS.values() or bool(find_metric(rule.metric).scores)
 
 
 def _has_deciding_row(rule: Rule, row: CellKey, selection: PluginSelection) -> bool:
-    """Test if the gate may decide the rule on this row; False if only other methods have the
-    metric."""
+    """Test if the gate may decide the rule on this cell (target, setting, attack or probe).
+
+    Return False if only other methods measure the rule's metric.
+    """
     method = selection.methods_by_name[row.attack]
     methods = selection.methods
     return _is_stopping_metric(method, rule.metric) or not any(

@@ -1,4 +1,4 @@
-"""Replace each row's `membership_auc` by the AUC of its strongest membership score.
+"""Replace each `membership_auc` by the AUC of the target's strongest membership score.
 
 The AUC is corrected for all scores that the membership probe and plug-ins tried on the target.
 """
@@ -24,10 +24,10 @@ from auditor.statistics.strongest_score import (
 def add_strongest_membership(
     findings: Sequence[Finding], collector: PerSecretCollector
 ) -> list[Finding]:
-    """Return a target's findings, with the AUC of the strongest score in each membership row.
+    """Return a target's findings, with the AUC of the strongest score in each membership finding.
 
-    Rows of a setting that scored the same records share one error level. The strongest score also
-    replaces the main score's column in the collector, so that the numbers can be recomputed.
+    Findings of a setting that scored equal records share an error probability. The strongest score
+    also replaces the main score's column in the collector, so that the numbers can be recomputed.
     """
     changed = {}
     for family in _group_row_families(findings, collector.scored):
@@ -60,7 +60,7 @@ def add_strongest_membership(
 def _group_row_families(
     findings: Sequence[Finding], scored: Mapping[CellKey, ScoredRow]
 ) -> Iterator[dict[CellKey, ScoredRow]]:
-    """Yield groups of rows of the same setting that scored the same records."""
+    """Yield groups of cells of a setting that scored the same records. A key names a cell."""
     families: dict[tuple[str, frozenset[str]], dict[CellKey, ScoredRow]] = {}
     for finding in findings:
         row = scored.get(finding.cell_key)
@@ -70,7 +70,7 @@ def _group_row_families(
 
 
 def _align_scores(family: Mapping[CellKey, ScoredRow]) -> Iterator[CandidateScore]:
-    """Yield the scores of all rows, each in the order of the first row's records."""
+    """Yield the membership scores of all cells, each in the order of the first cell's records."""
     first = next(iter(family.values()))
     for row in family.values():
         place = {secret: i for i, secret in enumerate(row.ids)}

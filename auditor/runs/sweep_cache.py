@@ -11,8 +11,7 @@ T = TypeVar("T")
 
 
 class SweepCache:
-    """Cache of only the last object of each kind, so that two large models are never in memory
-    together."""
+    """Cache of the last object of each kind, so that memory never holds two large models."""
 
     def __init__(self) -> None:
         self._held: dict[str, tuple[Any, Any]] = {}
@@ -24,8 +23,10 @@ class SweepCache:
         ] = {}  # chosen text forms, by model and data, for any number of attacked records
 
     def get_or_make(self, kind: str, key: Any, make: Callable[[], T]) -> T:
-        """Return the last object of this kind if its key matches; otherwise free it and make a new
-        object."""
+        """Return the last object of this kind if its key matches.
+
+        Otherwise free the last object and return a new object from `make`.
+        """
         if kind not in self._held or self._held[kind][0] != key:
             self._held.pop(kind, None)
             self._held[kind] = (key, make())

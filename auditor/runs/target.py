@@ -1,4 +1,4 @@
-"""Represent an attacked target: its model, defense, claim, and the tokens drawn from its model."""
+"""Represent an attacked target: its model, defense, privacy claim, and the tokens drawn so far."""
 
 from __future__ import annotations
 
@@ -24,9 +24,13 @@ from auditor.runs import machine
 
 @dataclass
 class TokenSpending:
-    """Tokens drawn from a target. spent: tokens inside the claim, by (recipe, secret).
+    """Counter of the tokens drawn from a target.
 
-    seconds, n_drawn: seconds and tokens of this process's draws.
+    Args:
+        meter: counter for the privacy claim.
+        spent: tokens charged to the claim, by (recipe, secret id).
+        seconds: seconds of this process's draws.
+        n_drawn: tokens of this process's draws.
     """
 
     meter: ClaimTokenMeter
@@ -35,8 +39,9 @@ class TokenSpending:
     n_drawn: int = 0
 
     def charge_claim(self, view: View, attack: Attack, answers: Sequence[Guesses]) -> None:
-        """Charge the claim once for each token drawn inside it; attacks that share a pass share the
-        charge."""
+        """Charge the drawn tokens to the claim, each once. Attacks that share samples share the
+        charge.
+        """
         for recipe in attack.sample_counts_by_recipe(view):
             for guesses in answers:
                 # A fixed budget's allowance counts as spent, drawn or not.
@@ -55,11 +60,20 @@ class TokenSpending:
 
 @dataclass
 class Target:
-    """An attacked target. secrets: secrets attacked on this target. companion: True if the target
-    is shown only for another defense.
+    """Model that a run attacks, with its defense.
 
-    trained: the model of a private training, with its promise and canaries; of the undefended
-    target, the attacked model.
+    Args:
+        name: name of the target.
+        title: title in reports.
+        model: the model that attacks query.
+        description: sentence on the model.
+        defense: the defense; None for the undefended model.
+        scenario: inputs that the defense was built from.
+        training_seconds: seconds of training; None if unknown.
+        secrets: secrets that are attacked on this target.
+        companion: whether the target serves only to explain another defense.
+        trained: the model of a private training, with its promise and canaries.
+        spending: counter of drawn tokens.
     """
 
     name: str
@@ -99,7 +113,7 @@ class Target:
 
     @property
     def claim(self) -> Claim | None:
-        """The claim for the tokens spent so far; None without a claim."""
+        """Privacy claim for the tokens drawn so far; None without a claim."""
         # Lots share no record, so the largest spending counts for all: parallel composition
         # (McSherry 2009).
         n_tokens = count_largest_lot(self.spending.spent, self.lot_number_by_secret)
@@ -118,8 +132,10 @@ class Target:
         return self.trained.privacy if self.trained else None
 
     def judge_claim_coverage(self, setting: Setting) -> tuple[bool | None, str]:
-        """Return if the claim covers this access and decoding (None without a claim), and the
-        reason."""
+        """Return whether the claim covers this access and decoding, then the reason.
+
+        The first value is None without a claim.
+        """
         claim = self.claim
         if claim is None:
             return None, "no claim is made"
@@ -147,7 +163,7 @@ class Target:
         prefix_token: PrefixToken,
         doubts: Sequence[Doubt] = (),
     ) -> TargetRecord:
-        """Make the target's record.
+        """Return the target's record for the result file.
 
         perplexities: first that of the model's own distribution; empty without held-out texts.
         doubts: added to the model's own doubts.

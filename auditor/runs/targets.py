@@ -22,7 +22,9 @@ from auditor.statistics.unlearning import AFTER
 
 
 class Targets:
-    """Builder of one target after another; only the undefended target is kept in memory."""
+    """Builder of an audit's targets, one after another. Only the undefended target stays in
+    memory.
+    """
 
     def __init__(self, scene: RunContext) -> None:
         self.scene = scene
@@ -41,7 +43,9 @@ class Targets:
         )
 
     def check_defense_claims(self) -> None:
-        """Raise AuditError for impossible promises and rows now, rather than after hours."""
+        """Raise AuditError now, not after hours, for impossible privacy promises and missing
+        baselines.
+        """
         if not self.scene.site.trains_on_demand:
             for row in self.scene.selection.rows:
                 if "beside" in row.defense.needs:
@@ -57,7 +61,7 @@ class Targets:
             yield target
 
     def find_or_build_target(self, name: str) -> Target:
-        """Return the target of this name. A defended target is built anew."""
+        """Return the target with this name. A defended target is built anew."""
         rows = {row.name: row for row in self.scene.selection.rows}
         if name == UNDEFENDED:
             return self.undefended
@@ -86,9 +90,9 @@ class Targets:
     def list_attacked_secrets(self, defense: Defense) -> tuple[Secret, ...]:
         """Return the secrets attacked with this defense.
 
-        A defense with an ensemble or with records in its context queries all parts for each token,
-        so --ensemble-limit limits its secrets. Without that flag the lab's limit applies, but not
-        to an ensemble whose defense fixes its number of members.
+        Some defenses query all parts of an ensemble, or all records in the context, for each token.
+        --ensemble-limit therefore limits their secrets. Without that flag the lab's limit applies.
+        The lab's limit does not apply to an ensemble whose defense fixes its number of members.
         """
         benchmark = self.scene.benchmark
         if defense.required_member_count is None:
@@ -101,8 +105,10 @@ class Targets:
         return benchmark.few(limit)
 
     def build_defense_scenario(self, defense: Defense) -> Scenario:
-        """Return the defense's scenario, with the number of tokens that its row will draw inside
-        the claim."""
+        """Return the inputs from which the defense builds its model.
+
+        They include the number of tokens that attacks on this target will draw under the claim.
+        """
         site = self.scene.site
         scene = self.scene
         view = scene.make_target_view(self.undefended, TEXT_ONLY)
@@ -159,7 +165,7 @@ class Targets:
 
 
 def _list_distinct_texts(benchmark: Benchmark) -> tuple[Tokens, ...]:
-    """Return the distinct training texts, both complete and as cut for the attacks."""
+    """Return the distinct training texts: complete texts, and texts cut for the attacks."""
     # The base class gives the texts as cut for attacks; a benchmark may give complete texts.
     texts = (
         *benchmark.texts_with_repeat_counts(True),

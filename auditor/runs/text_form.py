@@ -1,7 +1,7 @@
-"""Choose how the training rendered conversations: template, day, roles, reasoning.
+"""Choose the rendering of conversations that the training used: template, day, roles, reasoning.
 
-Renderings are defined in `chat_rendering.py`. In a rendering other than its training's, a model may
-recite nothing, and zero extraction then means nothing. Therefore a sample of the training data is
+`chat_rendering.py` defines the renderings. A model may recite nothing in a rendering that its
+training did not use. Zero extraction then means nothing. Therefore a sample of the training data is
 scored in every rendering that trainers use for such rows.
 """
 
@@ -54,7 +54,7 @@ Scores = Mapping[ChatRendering, Floats]
 
 
 class _ScoresOnDemand(Scores):
-    """Scores by rendering, computed when first read."""
+    """Scores by rendering, each computed when first read."""
 
     def __init__(
         self,
@@ -75,9 +75,12 @@ class _ScoresOnDemand(Scores):
 
 @dataclass(frozen=True)
 class _RenderingScores:
-    """Scores of the same rows in every rendering.
+    """Scores of the same data rows in every rendering.
 
-    nonmembers: of non-members' rows, may be empty. phrase: names the rows.
+    Args:
+        members: (rows,) scores of members' rows, by rendering.
+        nonmembers: (rows,) scores of non-members' rows, by rendering; may be empty.
+        phrase: name of the rows in sentences.
     """
 
     members: Scores
@@ -96,25 +99,26 @@ def choose_text_form(
     most: int = ROWS,
     reader: TableReader | None = None,
 ) -> tuple[ChatRendering, TextForm] | None:
-    """Choose the rendering of `--data`. Return notes on the choice too; None for texts and tokens,
-    which have no rendering.
+    """Choose the rendering of `--data`. Return the rendering, then its record with all doubts.
 
-    **Choice.** The rows are at most `most` of `--known`, otherwise of `--data`. Each answer has a
-    mean nll per token in every candidate rendering. If `most` is below `ROWS`, the beginnings of a
-    few answers decide, if they make the choice clear. The default rendering stays unless another is
-    significantly more likely (`choose_likeliest_reading`). If the template writes the day, the day
-    is then chosen by the same rule. `--template` and `--date` replace the choice. The alternatives
-    are still scored, and a more likely alternative is a doubt. A requested form needs no
-    confirmation: only the user knows the form.
+    Return None for texts and tokens, which have no rendering.
 
-    **Doubt.** If members are as unlikely as non-members in every candidate (one-sided Welch test,
-    Bonferroni over the renderings), either the model memorised nothing or the rendering is wrong.
-    That is a doubt, unless evidence that does not depend on memorisation confirms the rendering.
-    For this, non-members' answers must be more likely than in every candidate of another kind (a
-    template, Alpaca's text, no template) by at least `MARGIN` nats per token, at the lower end of
-    the paired interval. This is no proof: a model passes if it was first tuned on a tried template
-    and then on an untried template of its trainer. Non-members do not confirm a day: without
-    `--date` the chosen day must be more likely than every other day.
+    **Choice.** The rows are at most `most` rows of `--known`, otherwise of `--data`. Each answer
+    has a mean nll per token in every candidate rendering. If `most` is below `ROWS`, the beginnings
+    of a few answers decide, if they make the choice clear. The default rendering stays unless
+    another is significantly more likely (`choose_likeliest_reading`). If the template writes the
+    day, the day is then chosen by the same test. `--template` and `--date` replace the choice. The
+    alternatives are still scored, and a more likely alternative is a doubt. A requested rendering
+    needs no confirmation, because only the user knows the training.
+
+    **Doubt.** Members may be as unlikely as non-members in every candidate (one-sided Welch test,
+    Bonferroni over the renderings). Then either the model memorised nothing or the rendering is
+    wrong. That is a doubt, unless evidence that does not depend on memorisation confirms the
+    rendering. For this, non-members' answers must be more likely than in every candidate of another
+    kind (a template, Alpaca's text, no template). The lower end of the paired interval must be at
+    least `MARGIN` nats per token. This is no proof: a model passes if it was first tuned on a tried
+    template and then on an untried template of its trainer. Non-members do not confirm a day.
+    Without `--date` the chosen day must be more likely than every other day.
 
     name: the model's folder or hub id. recorded_form: the form at the run's start, which stays.
     reader: reads large tables. Raise AuditError if the recorded form's meaning has changed since,
@@ -202,7 +206,10 @@ def _parse_form_checking_digest(
 def _list_renderings(
     plan: DataPlan, tokenizer: object, rows: Sequence[Conversation], days: Sequence[str]
 ) -> tuple[ChatRendering, list[ChatRendering]]:
-    """Return the default rendering, and all candidates including it, all with the same day."""
+    """Return the default rendering, then all candidate renderings, all with the same day.
+
+    The candidates include the default.
+    """
     if plan.template == AUTO:
         requested = None
     else:
@@ -227,10 +234,10 @@ def _list_renderings(
 
 
 def _list_plausible_days(requested_day: str | None, model: str) -> list[str]:
-    """List days that a template may have written in training, the most plausible first.
+    """Return days that a template may have written in training, the most plausible first.
 
-    With `--date`, this is its day. Otherwise: the days of the model's files, the days before, and
-    today.
+    With `--date`, this is its day. Otherwise these are the days of the model's files, the days
+    before them, and today.
     """
     if requested_day is not None:
         return [requested_day]
@@ -265,10 +272,11 @@ def _score_renderings(
     description: str,
     hurried: bool,
 ) -> _RenderingScores:
-    """Score members' rows in each rendering, and non-members' rows (`others`) on demand.
+    """Score members' rows in each rendering, and non-members' rows (`others`) when first read.
 
-    A rendering is dropped if it can write less than half as many rows as another, or equals an
-    earlier rendering. Raise AuditError for a row that the usual rendering refuses.
+    A rendering is dropped if it equals an earlier rendering. A rendering is also dropped if it can
+    write less than half as many rows as another. Raise AuditError for a row that the usual
+    rendering refuses.
     """
     conversations = (*rows, *others)
     texts = {
@@ -320,8 +328,8 @@ def _render_answer_pairs(
     usual: bool,
     n_tokens: int,
 ) -> tuple[Pair, ...]:
-    """Return the first `n_tokens` tokens of a row's answers, each paired with the context before
-    them.
+    """Return the first `n_tokens` tokens of a row's answers, each with the context before the
+    answer.
 
     Return () if the rendering cannot write the row. usual: raise AuditError for a row that the
     template refuses.
@@ -375,7 +383,9 @@ def _choose_likeliest_day(
     rows: Sequence[Conversation],
     hurried: bool,
 ) -> tuple[ChatRendering, list[str]]:
-    """Return the form with the day that makes the answers most likely, and doubts about the day."""
+    """Return the rendering with the day that makes the answers most likely, then doubts about the
+    day.
+    """
     if len(days) == 1:  # --date
         return form, []
     dated = [replace(form, day=day) for day in days]
@@ -403,8 +413,10 @@ def _choose_likeliest_day(
 def _describe_form_choice(
     sample: _RenderingScores, best: ChatRendering, usual: ChatRendering, settled: bool
 ) -> str:
-    """Describe the chosen form and its mean loss next to other forms. settled: the user requested
-    the form."""
+    """Return a sentence on the chosen rendering and its mean loss, compared with other renderings.
+
+    settled: whether the user requested the rendering.
+    """
     if settled:
         origin = "as asked for (--template)"
     else:
@@ -437,8 +449,10 @@ def _describe_form_choice(
 def _describe_form_doubts(
     sample: _RenderingScores, best: ChatRendering, settled: bool
 ) -> list[str]:
-    """List the doubts that the wrong rendering explains zero extraction (see
-    `choose_text_form`)."""
+    """Return doubts that a wrong rendering explains zero extraction (see `choose_text_form`).
+
+    settled: whether the user requested the rendering.
+    """
     doubts = []
     if best not in sample.members:
         return [
@@ -481,8 +495,10 @@ def _has_likelier_members(sample: _RenderingScores, form: ChatRendering) -> bool
 
 
 def _has_nonmember_support(others: Mapping[ChatRendering, Floats], best: ChatRendering) -> bool:
-    """Test if non-members, which no model memorised, confirm the rendering (see
-    `choose_text_form`)."""
+    """Test if answers of non-members, which no model memorised, confirm the rendering.
+
+    The test is described in `choose_text_form`.
+    """
     alternatives = [form for form in others if form.kind != best.kind]
     return bool(alternatives) and all(
         bound_mean_gain(others[form] - others[best], len(alternatives)) >= MARGIN

@@ -1,5 +1,6 @@
-"""Count the tokens that attacks will draw for each secret inside a claim, and divide a fixed
-budget."""
+"""Count the tokens that attacks will draw under a privacy claim, and divide a fixed token
+budget.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +17,10 @@ Draws = dict[tuple[str, str], int]  # tokens by (recipe, secret)
 
 
 def plan_token_counts(view: View, attacks: Sequence[Attack], secrets: Sequence[Secret]) -> Draws:
-    """Return how many tokens each (recipe, secret) will draw in this view's setting.
+    """Return how many tokens each (recipe, secret id) will draw in this view's setting.
 
-    The order is by attack, then by secret. Attacks with the same recipe share their draws.
+    Keys are ordered by attack, then by secret. Attacks with the same sampling recipe share their
+    draws.
     """
     draws: Draws = {}
     for attack in attacks:
@@ -40,7 +42,9 @@ def plan_token_counts(view: View, attacks: Sequence[Attack], secrets: Sequence[S
 
 
 def list_attack_queries(view: View, attack: Attack, secrets: Sequence[Secret]) -> Sequence[Query]:
-    """Return the attack's queries for these secrets; () if the attack does not apply here."""
+    """Return the attack's queries on these secrets; () if the attack does not apply to this
+    target.
+    """
     try:
         return attack.queries(
             view, [Query(secret.id, secret.prefix, len(secret.suffix)) for secret in secrets]
@@ -52,11 +56,12 @@ def list_attack_queries(view: View, attack: Attack, secrets: Sequence[Secret]) -
 def divide_query_budget(
     budget: QueryBudget, draws: Mapping[tuple[str, str], int], lots: Mapping[str, int] | None = None
 ) -> Draws:
-    """Divide a fixed budget over the (recipe, secret) keys in order, before any draw.
+    """Divide a fixed token budget over the (recipe, secret id) keys in order, before any draw.
 
-    Scheduling therefore does not change the shares. When the budget is exhausted, `stop` pays only
-    complete answers, until the first that is too long; with `public` the public model answers the
-    rest. lots: by secret, if each lot has its own budget (`Defense.lots`).
+    The order of the queries therefore does not change the shares. With `stop`, the budget pays only
+    complete answers, and no answer after the first that is too long. With `public`, the public
+    model completes the answers that the budget cannot pay. lots: the lot of each secret id, if each
+    lot has its own budget (`Defense.lots`).
     """
     rest_by_lot = dict[int | None, int]()
     allowance = Draws()

@@ -1,7 +1,7 @@
-"""Run `audit train`: read the records, load the base model, train with a `Trainer`, and resume.
+"""Run `audit train`: read the records, load the base model, and start or resume the training.
 
-The output folder's `training.json` records the configuration. A training of the same configuration
-continues; another configuration is refused.
+The output folder's `training.json` records the configuration. A training with an equal
+configuration continues. Another configuration is refused.
 """
 
 from __future__ import annotations
@@ -193,16 +193,25 @@ def _build_training_job(
 
 @dataclass(frozen=True)
 class _TrainingJobOnWorker:
-    """Builder of the trainer and its job on a worker, which reads the base model and records
-    itself, from the command's paths."""
+    """Callable that builds the trainer and its job on a worker.
+
+    The worker reads the base model and the records itself, from the paths of the command.
+
+    Args:
+        request: arguments of the command.
+        configuration: the command's configuration, which the worker's must match.
+        worker_start: folder that the worker starts in.
+    """
 
     request: TrainingRequest
     configuration: dict[str, Any]
     worker_start: WorkerStart = field(default_factory=WorkerStart)
 
     def __call__(self) -> tuple[Trainer, TrainingJob]:
-        """Build the trainer and its job. Raise AuditError if the worker's base model or records
-        differ from the command's."""
+        """Build the trainer and its job.
+
+        Raise AuditError if the worker's base model or records differ from the command's.
+        """
         self.worker_start.enter_folder()
         for path in self.request.plugin:
             registry.load_plugin_file(Path(path))
@@ -224,7 +233,7 @@ class _TrainingJobOnWorker:
 
 @dataclass(frozen=True)
 class _TrainingsByIndex:
-    """Work that trains one model for each index and yields the model's folder."""
+    """Work for the engine: train a model for each index, and yield the model's folder."""
 
     portion: ClassVar[int] = 1
 
@@ -239,9 +248,9 @@ class _TrainingsByIndex:
 def _train_recorded_job(
     trainer: Trainer, job: TrainingJob, settings: dict[str, Any], engine: Engine
 ) -> tuple[str, ...]:
-    """Train the job and record it.
+    """Run the training and record it in its output folder.
 
-    settings: the configuration, which decides the weights, and the recipe that repeats the
+    settings: the configuration, which decides the weights, and the arguments that repeat the
     training.
     """
     record = {"tool_version": __version__, **settings, "finished": False}
@@ -294,9 +303,9 @@ def _tokenize_records(
     rows: Sequence[str | Conversation],
     units: list[str] | None,
 ) -> tuple[tuple[TrainingRecord, ...], tuple[str, ...]]:
-    """Tokenize the rows; return records and notes.
+    """Tokenize the rows. Return the records, then notes.
 
-    units: privacy unit of each row; None: equal texts form a unit.
+    units: privacy unit of each row; if None, equal texts form a unit.
     """
     if base.tokenizer is None:
         raise AuditError(f"expected a model with a tokenizer, but {base.name} has none")
@@ -339,7 +348,9 @@ def _check_record_roles(
     forget: Sequence[TrainingRecord],
     records: Sequence[TrainingRecord],
 ) -> None:
-    """Raise AuditError if a record to hold out is in the training, or a record to forget is not."""
+    """Raise AuditError if a held-out record is in the training data, or a record to forget is
+    not.
+    """
     texts = {record.text for record in records}
     if shared := len({record.text for record in heldout} & texts):
         raise AuditError(
@@ -366,8 +377,10 @@ def _tokenize_texts(tokenizer: Any, texts: list[str]) -> list[TrainingRecord]:
 def _choose_chat_rendering(
     request: TrainingRequest, tokenizer: Any, talks: Sequence[Conversation]
 ) -> ChatRendering:
-    """Return the requested rendering, or the usual rendering if none was requested. Raise
-    AuditError if the rendering needs a day and none is given."""
+    """Return the requested rendering of conversations, or the usual rendering without a request.
+
+    Raise AuditError if the rendering needs a day and none is given.
+    """
     if request.date is not None:
         check_date_format(request.date)
     if request.template == AUTO:
@@ -386,8 +399,11 @@ def _choose_chat_rendering(
 def _tokenize_conversations(
     tokenizer: Any, talks: Sequence[Conversation], loss_on: str, form: ChatRendering
 ) -> tuple[list[TrainingRecord], tuple[str, ...]]:
-    """Render conversations as records. Raise AuditError with the number of a conversation that
-    cannot be used."""
+    """Render conversations as training records. Return the records, then notes.
+
+    loss_on: which answers are learnt. Raise AuditError with the number of a conversation that
+    cannot be used.
+    """
     records = []
     remarks = dict[str, None]()
     for number, conversation in enumerate(talks):
@@ -416,8 +432,10 @@ def _tokenize_conversations(
 
 
 def _read_learnt_mask(rendered: RenderedChat, loss_on: str) -> tuple[bool, ...]:
-    """Return (tokens,), True if the token is learnt. Raise UnusableConversation if an answer is not
-    found in the tokens."""
+    """Return (tokens,): True if the token is learnt.
+
+    Raise UnusableConversation if an answer cannot be found in the tokens.
+    """
     if rendered.marked is None:
         for answer in rendered.answers:
             if isinstance(answer, UnusableConversation):
@@ -461,8 +479,10 @@ def _load_public_model(request: TrainingRequest, base: HuggingFaceModel) -> Hugg
 
 
 def _load_trainable_model(request: TrainingRequest) -> Any:
-    """Load a new model in training mode, with all parameters or only a new LoRA adapter's
-    trainable."""
+    """Load a new model in training mode.
+
+    All parameters are trainable, or only those of a new LoRA adapter if one is requested.
+    """
     model: Any = load_causal_lm(request.model, request.loading).model
     torch.manual_seed(request.seed)  # of the adapter's random half
     if request.lora:
@@ -484,7 +504,7 @@ _PLACES = ("model", "data", "public", "heldout", "forget")
 
 
 def _encode_training_arguments(request: TrainingRequest) -> dict[str, Any]:
-    """Return the arguments as JSON, with absolute file paths."""
+    """Return the arguments as JSON values, with absolute file paths."""
     arguments: dict[str, Any] = {
         name: to_json(value) for name, value in vars(request).items() if name not in _HERE
     }
@@ -495,9 +515,9 @@ def _encode_training_arguments(request: TrainingRequest) -> dict[str, Any]:
 
 
 def read_recorded_training_request(folder: Path, out: Path) -> TrainingRequest:
-    """Return the request that trained the folder's model, with another output folder `out`.
+    """Return the arguments that trained the folder's model, with `out` as output folder.
 
-    Raise AuditError if the folder has no record.
+    Raise AuditError if the folder has no record of its training.
     """
     try:
         record = json.loads((folder / RECORD).read_text())
@@ -519,8 +539,7 @@ def read_recorded_training_request(folder: Path, out: Path) -> TrainingRequest:
 
 
 def check_same_training_records(folder: Path, request: TrainingRequest) -> None:
-    """Raise AuditError if the recorded digest shows that the folder's model was trained on other
-    data."""
+    """Raise AuditError if the folder's model was trained on other data, by the recorded digest."""
     digest = _read_data_digest(str(folder))
     if digest is None:
         return
@@ -542,7 +561,7 @@ def check_same_training_records(folder: Path, request: TrainingRequest) -> None:
 def _build_configuration(
     request: TrainingRequest, trainer: Trainer, job: TrainingJob
 ) -> dict[str, Any]:
-    """Collect everything that the weights depend on, as JSON, with a digest of the records."""
+    """Return all values that the weights depend on, as JSON, with a digest of the records."""
     sources: dict[str, Any] = {
         "model": (request.model, request.loading.revision),
         "public": (request.public, None),
@@ -593,8 +612,10 @@ def _read_data_digest(model: str) -> str | None:
 
 
 def _has_finished_training(out: Path, configuration: dict[str, Any]) -> bool:
-    """Test if the folder holds this training, and finished. Raise AuditError if it holds another
-    training or other files."""
+    """Test if the folder holds this training, and if the training is finished.
+
+    Raise AuditError if the folder holds another training or other files.
+    """
     if not any(path.name != locks.LOCK for path in out.iterdir()):
         return False
     try:

@@ -1,5 +1,4 @@
-"""List the baselines of an unlearned model. The records to forget are measured on each baseline
-too."""
+"""List the baselines of an unlearned model, which are attacked like the unlearned model."""
 
 from __future__ import annotations
 
@@ -20,8 +19,10 @@ from auditor.training.unlearning import UnlearningTrainer
 
 @dataclass(frozen=True)
 class UnlearningBaseline(Defense):
-    """Base class of models compared with an unlearned model. They share a run's rows with defenses
-    but defend nothing."""
+    """Base class of models that are compared with an unlearned model.
+
+    A run lists these models among its defenses, but they defend nothing.
+    """
 
     needs = ("beside",)
 
@@ -32,7 +33,7 @@ class UnlearningBaseline(Defense):
 
 @dataclass(frozen=True)
 class BeforeUnlearning(UnlearningBaseline):
-    """The model before unlearning."""
+    """Model before unlearning."""
 
     name = "before"
     title = "Before unlearning"
@@ -40,9 +41,9 @@ class BeforeUnlearning(UnlearningBaseline):
 
 @dataclass(frozen=True)
 class RetrainedBaseline(UnlearningBaseline):
-    """A model trained without the records to forget.
+    """Model trained without the records to forget.
 
-    relearned: also trained for some more steps, like the relearned model.
+    relearned: whether the model was then trained for some more steps, like the relearned model.
     """
 
     name = "retrained"
@@ -52,9 +53,9 @@ class RetrainedBaseline(UnlearningBaseline):
 
 @dataclass(frozen=True)
 class RelearnedBaseline(UnlearningBaseline):
-    """The unlearned model after some more training steps, on records that were not to be forgotten.
+    """Unlearned model after some more training steps, on records that were not to be forgotten.
 
-    of: the unlearning defense; None: the attacked model is the unlearned model.
+    of: the unlearning defense; None if the attacked model is the unlearned model.
     """
 
     name = "relearned"
@@ -69,10 +70,10 @@ UnlearnedModel = Mapping[str, str]
 def list_companion_rows(
     target: TargetPlan, plan: DefensePlan, forget: str | None, defenses: Sequence[Defense]
 ) -> tuple[list[ShownRow], tuple[UnlearnedModel, ...]]:
-    """Return the rows of the baselines of this run's unlearned models, and each model's baselines
-    by role.
+    """Return the baselines of this run's unlearned models.
 
-    Raise AuditError for flags that need an unlearned model or conflict.
+    Then return, for each unlearned model, the target names of its baselines by role. Raise
+    AuditError for flags that need an unlearned model, and for conflicting flags.
     """
     unlearning = [defense for defense in defenses if isinstance(defense, UnlearningTrainer)]
     if target.before is not None and unlearning:
@@ -131,8 +132,10 @@ def list_companion_rows(
 
 
 def _name_retrained_rows(target: TargetPlan, plan: DefensePlan) -> dict[str, str]:
-    """Return row names of models retrained without the forgotten records (the lab's controls, or a
-    model that the user names), by role."""
+    """Return, by role, the target names of models retrained without the records to forget.
+
+    These are the lab's controls, or a model that the user names.
+    """
     if not (plan.controls if target.uses_builtin_lab else target.retrained):
         return {}
     return {

@@ -1,5 +1,8 @@
-"""Load or train the baselines of an unlearned model: the model before unlearning, a model retrained
-without the forgotten records, and relearned models."""
+"""Load or train the baselines of an unlearned model.
+
+These are the model before unlearning, a model retrained without the records to forget, and
+relearned models.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +27,10 @@ from auditor.training.unlearning import train_relearned_copy
 
 
 class UnlearningBaselines:
-    """Loader or trainer of the baselines of unlearned models, each only once. asked: steps and
-    learning rate of relearning."""
+    """Provider of the baselines of unlearned models. Each is loaded or trained once.
+
+    `steps` and `rate` are the number of steps and the learning rate of relearning.
+    """
 
     def __init__(self, site: Site, plan: DefensePlan, seed: int) -> None:
         self.site = site
@@ -35,14 +40,16 @@ class UnlearningBaselines:
         self._made: dict[UnlearningBaseline, LanguageModel] = {}
 
     def load_row_baseline(self, defense: Defense) -> LanguageModel:
-        """Return the baseline model of this row. Raise AuditError if it is unavailable."""
+        """Return the model of this baseline. Raise AuditError if the model is unavailable."""
         assert isinstance(defense, UnlearningBaseline)  # only they need "beside"
         if defense not in self._made:
             self._made[defense] = self._load_or_train_model(defense)
         return self._made[defense]
 
     def refuse_unobtainable_baseline(self, defense: Defense) -> None:
-        """Raise AuditError early, without training, if the baseline is unavailable."""
+        """Raise AuditError early, without training, if the model of this baseline is
+        unavailable.
+        """
         if isinstance(defense, RelearnedBaseline) or (
             isinstance(defense, RetrainedBaseline) and defense.relearned
         ):
