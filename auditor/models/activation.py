@@ -21,9 +21,10 @@ Offsets = list[int | None]
 
 
 class Activation:
-    """The invocation: the tokens that switch a model's activated LoRA on.
+    """The invocation of a model's activated LoRA: the tokens in a text that switch the adapter on.
 
     invocation: token ids, empty if the model has no activated LoRA.
+    offsets: for each text in the current call, the number of last tokens that the adapter changes.
     """
 
     def __init__(self, model: Any) -> None:
@@ -35,9 +36,10 @@ class Activation:
         return bool(self.invocation)
 
     def compute_offsets(self, texts: Tensor) -> Offsets | None:
-        """Return how many tokens at the end of each text (B, n) the adapter changes.
+        """Return for each text (B, n) the number of its last tokens that the adapter changes.
 
-        Return None if the model has no activated LoRA.
+        The number is None for a text without an invocation. Return None if the model has no
+        activated LoRA.
         """
         if not self.invocation:
             return None
@@ -54,10 +56,10 @@ class Activation:
             self.offsets = None
 
     def read(self, texts: Tensor, last: int, read_texts: Callable[[], Tensor]) -> Tensor:
-        """Return the next-token distributions at the last positions, (B, last, V).
+        """Return the next-token distributions at the last positions of the texts, (B, last, V).
 
-        At each position, the nearest invocation tokens before it switch the adapter on. One forward
-        pass can use only one invocation of a text, so texts with several are read several times.
+        Each position depends on the last invocation before it. One forward pass can use only one
+        invocation of a text, so texts with several invocations are read several times.
 
         Args:
             texts: (B, n) token ids.
@@ -82,9 +84,9 @@ class Activation:
 
 
 class ActivatedTexts:
-    """The texts of decoding rows of a model with an activated LoRA.
+    """The texts that a model with an activated LoRA continues token by token.
 
-    tokens: (rows, n) ids; length: maximum number of further tokens.
+    tokens: (rows, n) ids of the texts; length: maximum number of further tokens.
     """
 
     def __init__(self, activation: Activation, tokens: Tensor, length: int) -> None:
@@ -93,21 +95,27 @@ class ActivatedTexts:
         self.length = length
 
     def advance(self, parents: Tensor, tokens: Tensor) -> bool:
-        """Append tokens[i] to text parents[i]; return whether this completes an invocation."""
+        """Append tokens[i] to text parents[i], which becomes text i.
+
+        Return whether a token completes an invocation.
+        """
         self.tokens = torch.cat([self.tokens[parents], tokens.unsqueeze(-1)], dim=1)
         self.length -= 1
         starts = find_last_invocation_starts(self.tokens, self.activation.invocation)
         return not torch.equal(starts[:, -1], starts[:, -2])
 
     def compute_slot_offsets(self, slots: Tensor) -> Offsets | None:
-        """Return PEFT's offsets of the texts, sorted by their slots (rows,)."""
+        """Return `Activation.compute_offsets` of the texts, in the order of their cache slots.
+
+        slots: (rows,) the cache slot of each text.
+        """
         return self.activation.compute_offsets(self.tokens[slots.argsort()])
 
 
 def find_last_invocation_starts(texts: Tensor, invocation: Tokens) -> Tensor:
-    """Return where the last complete invocation up to each position starts, (B, n).
+    """Return, for each position, the start of the last invocation that is complete there, (B, n).
 
-    The value is -1 if there is none. texts: (B, n) token ids.
+    Without an invocation, the start is -1. texts: (B, n) token ids.
     """
     size = len(invocation)
     starts = texts.new_full(texts.shape, -1)
@@ -120,5 +128,8 @@ def find_last_invocation_starts(texts: Tensor, invocation: Tokens) -> Tensor:
 
 
 def _count_changed_tokens(starts: Tensor, length: int) -> Offsets:
-    """Return PEFT's offsets of texts of `length` tokens with invocations at `starts` (B,)."""
+    """Return the number of last tokens of each text that the adapter changes; None: no invocation.
+
+    starts: (B,) start of the invocation, or -1; length: number of tokens of a text.
+    """
     return [length - start if start >= 0 else None for start in starts.tolist()]

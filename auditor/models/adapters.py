@@ -26,10 +26,11 @@ _PLACED_BY_PEFT = re.compile(r"^prompt_embeddings$|\.modules_to_save\.(weight|bi
 
 
 def attach_adapter(base: Any, folder: str, adapter: str = "default", onto: Any = None) -> Any:
-    """Attach the PEFT adapter in `folder` to `base`, which this changes in place.
+    """Attach the PEFT adapter in `folder` to the model `base`, which this changes in place.
 
-    onto: a model that already has an adapter; the new adapter is added to it. Raise AuditError if
-    the adapter does not fit this base: it has other weights or lacks weights.
+    adapter: name of the new adapter. onto: a model that already has an adapter, to which the new
+    adapter is added. Raise AuditError if the adapter does not fit this base: it has other weights
+    or lacks weights.
     """
     _check_adapter_fits_base(folder, PeftConfig.from_pretrained(folder), base)
     with warnings.catch_warnings():
@@ -50,7 +51,7 @@ def attach_adapter(base: Any, folder: str, adapter: str = "default", onto: Any =
 
 
 def is_adapter_mergeable(model: Any) -> bool:
-    """Return whether the model's adapter can be merged exactly: all weights are float32.
+    """Return whether the model's adapter can be merged exactly, because all weights are float32.
 
     Merging would round weights of fewer bits. A tuned prompt cannot be merged into weights.
     """
@@ -61,9 +62,9 @@ def is_adapter_mergeable(model: Any) -> bool:
 
 
 def _list_unshared_missing_weights(model: Any, missing: Collection[str]) -> list[str]:
-    """Return the missing weights whose tensors were not loaded under another name.
+    """Return the missing weights that share no tensor with a loaded weight.
 
-    Weights can share a tensor: a vector bank has several names.
+    Weights can share a tensor: for example, a vector bank has several names.
     """
     if not missing:
         return []
@@ -95,9 +96,9 @@ def _find_duplicate_weights(adapter: Path, names: Sequence[str]) -> set[str]:
 
 
 def _check_adapter_fits_base(adapter: str, config: PeftConfig, base: PreTrainedModel) -> None:
-    """Raise AuditError if a size in the adapter's configuration differs from the base's.
+    """Raise AuditError if a size in the adapter's configuration differs from the base model's.
 
-    PEFT itself loads a tuned prompt on any base of the same size or larger.
+    PEFT itself loads a tuned prompt on any base of equal or larger size.
     """
     text_config = base.config.get_text_config(decoder=True)
     # The width of prefix tuning is narrower if the base shares keys among heads.
@@ -121,7 +122,7 @@ def resize_embeddings(base: Any, adapter: Path) -> None:
 
     PEFT saves a matrix under its own name or inside a wrapper: `modules_to_save`, or the
     `base_layer` of trainable tokens and of LoRA. An adapter of trainable tokens may contain only
-    these tokens' rows. Raise AuditError if the adapter lacks new rows of the input or output
+    the rows of these tokens. Raise AuditError if the adapter lacks new rows of the input or output
     matrix.
     """
     input_weight = base.get_input_embeddings().weight
@@ -149,7 +150,7 @@ def resize_embeddings(base: Any, adapter: Path) -> None:
 
 
 def _read_embedding_rows(base: Any, adapter: Path) -> dict[str, range]:
-    """Return the rows that an adapter contains of the input and output embeddings, by module name.
+    """Map the module names of the input and output embeddings to the rows that an adapter contains.
 
     The range is empty if the adapter lacks the matrix.
     """

@@ -36,7 +36,9 @@ _TEXTS_AT_ONCE = 32  # in a batch of `compute_text_nlls`
 
 
 class _WholeRows(Rows):
-    """Decoding rows of a model without a cache: each step reads every row from its first token."""
+    """Decoding rows of a model without a cache: each step reads every sequence from its first
+    token.
+    """
 
     def __init__(self, model: LanguageModel, contexts: Tensor, prompt: Tensor | None) -> None:
         self._model = model
@@ -60,8 +62,13 @@ class _WholeRows(Rows):
 
 @dataclass(frozen=True)
 class DivergenceCheck:
-    """A check of a query: the claimed bound on divergences from its neighbours, and their true
-    values.
+    """A comparison of a claimed bound on Renyi divergence with the true divergences in one query.
+
+    relation: how neighbouring private data differ, such as "add_remove", or the checked step of a
+        proof.
+    order: order of the divergence; inf for pure differential privacy.
+    claimed: the bound in nats (None: no claim).
+    realised: (B, positions, neighbours) nats, float64, the larger divergence of both directions.
     """
 
     relation: str  # how neighbours differ: "add_remove"; or the step of the proof that is checked
@@ -94,10 +101,12 @@ def implies_capability(capabilities: frozenset[str], capability: str) -> bool:
 
 @dataclass(frozen=True)
 class Neighbours:
-    """The distributions of all neighbour models, each after one change of the private data.
+    """The next-token distributions of all neighbour models, each after one change of the private
+    data.
 
-    log_probs: (B, positions, neighbours, V) nats, float64.
-    `LanguageModel.neighbour_model(relation, i)` returns neighbour i.
+    relation: the kind of change, such as "zero_out".
+    log_probs: (B, positions, neighbours, V) nats, float64. `LanguageModel.neighbour_model(relation,
+        i)` returns neighbour i.
     """
 
     relation: str  # how they differ from the model: "zero_out"
@@ -108,7 +117,7 @@ def get_max_logits(device: torch.device) -> int:
     """Return the maximum number of logits to hold while scoring: 128 MiB of float32, 32 MiB on a
     CPU.
 
-    On a CPU, glibc returns larger blocks to the system; the page faults of new blocks took a
+    On a CPU, glibc returns larger blocks to the system. The page faults of new blocks took a
     quarter of the measured time.
     """
     return 2**23 if device.type == "cpu" else 2**25
@@ -127,7 +136,7 @@ class ReadsPositions(Protocol):
 
 
 class LanguageModel(ABC):
-    """A model to attack.
+    """A language model that can be attacked.
 
     Shapes: contexts (B, n) token ids; prompt (P, d) soft prompt rows in embedding space.
 
@@ -159,10 +168,10 @@ class LanguageModel(ABC):
         prompt: Tensor | None = None,
         distribution: bool = True,
     ) -> Rows:
-        """Start decoding rows from `prefixes` (B, n), with room for `length` more tokens.
+        """Start decoding rows (one sequence for each prefix), with room for `length` more tokens.
 
-        distribution: whether the caller will read `log_probs`. Models with a cache override this
-        method with faster rows.
+        prefixes: (B, n) token ids. distribution: whether the caller will read `log_probs`. Models
+        with a cache override this method with faster rows.
         """
         return _WholeRows(self, prefixes.to(self.device), prompt)
 
@@ -179,20 +188,18 @@ class LanguageModel(ABC):
         last: Sequence[int],
         begun: Sequence[int] | None = None,
     ) -> None:
-        """Announce texts that will be scored soon; text i will be scored at its last `last[i]`
-        positions.
+        """Announce texts that will be scored soon.
 
-        A model with a text cache reads texts of different lengths in one batch; other models do
+        A model with a text cache reads texts of different lengths in one batch. Other models do
         nothing.
 
-        begun: for each text, how many of its first tokens will be completed. None: all tokens up
-        to the first scored position.
+        texts: token ids. last: for each text, the number of last positions to score. begun: for
+        each text, the number of first tokens that will be completed. None: all tokens up to the
+        first scored position.
         """
 
     def forget_batch(self) -> None:  # noqa: B027 - most models cache nothing
-        """Free memory that only the last batch of texts needed; callers call this after each
-        batch.
-        """
+        """Free memory that only the last batch of texts needed; called after each batch."""
 
     def tuning_log_probs(
         self,
@@ -201,7 +208,7 @@ class LanguageModel(ABC):
         prompt: Tensor,
         noise: torch.Generator,
     ) -> Tensor:
-        """Return `log_probs`, or an estimate, for tuning a prompt.
+        """Return `log_probs`, or an estimate of them, for tuning a soft prompt.
 
         A model with many parts may estimate the result from a few parts, chosen with `noise`.
         """
@@ -236,13 +243,13 @@ class LanguageModel(ABC):
     ) -> Completions:
         """Draw K samples of each prefix, with one forward pass per distinct partial sequence.
 
-        Each sample uses its own uniform at each position, so every draw equals that of K separate
-        rows.
+        Each sample uses its own uniform number at each position. Every draw thus equals the draw
+        from K separate sequences.
 
         Args:
             prefixes: (B, n).
             length: tokens to draw.
-            uniforms: (B, K, length, CHANNELS).
+            uniforms: (B, K, length, CHANNELS) in [0, 1).
             prompt: (P, d) soft prompt or None.
             likelihood: whether to return log-probabilities.
         """
@@ -317,8 +324,10 @@ class LanguageModel(ABC):
         return torch.cat(parts)
 
     def partial_distributions_of(self, prefixes: Tensor, suffixes: Tensor) -> PartialDistribution:
-        """Return the log-probabilities of all B x L suffix tokens and of the likeliest tokens
-        there.
+        """Return the log-probability of each suffix token, and of the likeliest tokens at its
+        position.
+
+        prefixes: (B, n); suffixes: (B, L). The result has n = B x L distributions.
         """
         parts = []
         for tokens, log_probs in self.teacher_forced_distributions(prefixes, suffixes):
@@ -333,7 +342,7 @@ class LanguageModel(ABC):
         return ""
 
     def cost_sentences(self) -> tuple[str, ...]:
-        """Return sentences on what all queries so far cost, except time; empty if they were
+        """Return sentences on the costs of all queries so far, except time; empty if they were
         free.
         """
         return ()
@@ -377,20 +386,21 @@ class LanguageModel(ABC):
     def published_perplexity_nll(
         self, texts: Sequence[tuple[int, ...]], seed: int, n_context: int = 1
     ) -> Mapping[str, Sequence[float]]:
-        """Return each text's summed nll (nats) after `n_context` tokens, as a paper computes it.
+        """Return each text's negative log-likelihood after `n_context` tokens, as a paper computes
+        it.
 
-        The keys name the kind of perplexity. The result is empty if the paper uses the ordinary
-        nll (`compute_text_nlls`).
+        The sums are in nats, by kind of perplexity. Return {} if the paper uses the ordinary sum
+        (`compute_text_nlls`).
         """
         return {}
 
     def divergence_checks(
         self, contexts: Tensor, last: int, at: Sequence[int], order: int = 0
     ) -> Sequence[DivergenceCheck]:
-        """Return the claimed and the realised divergence of the next-token distribution at each
+        """Return the claimed and the true divergence from neighbour models at each checked
         position.
 
-        Realised divergences depend on the private data: only the auditor may see them.
+        True divergences depend on the private data: only the auditor may see them.
 
         Args:
             contexts: (B, n) token ids, read teacher-forced.
@@ -410,7 +420,7 @@ class LanguageModel(ABC):
         last: int,
         at: Sequence[int],
     ) -> Sequence[Neighbours]:
-        """Return the distributions of all neighbours in the model's claim, one entry per relation.
+        """Return the distributions of all neighbour models in the claim, one entry per relation.
 
         The model reads contexts (B, n) teacher-forced, at positions `at` within the last `last`.
         The result is empty if the claim has no neighbours. The result reveals private data: only
@@ -419,14 +429,17 @@ class LanguageModel(ABC):
         return ()
 
     def neighbour_model(self, relation: str, index: int) -> LanguageModel:
-        """Return neighbour `index` as a model that draws tokens in the same way as this model."""
+        """Return neighbour model number `index`, which draws tokens in the same way as this model.
+
+        relation: how the neighbour's private data differ.
+        """
         raise NotApplicable(f"{self.name} has no neighbour by {relation}")
 
     def claim_premise_counts(self) -> Mapping[str, int]:
-        """Return known counts of facts that can void the privacy claim.
+        """Return counts of facts that can void the privacy claim, by name.
 
-        `shared_records`: private records in more than one shard; each voids a per-shard claim.
-        `unlisted_shards`: members whose training records are unknown.
+        `shared_records`: private records in more than one shard, each of which voids a per-shard
+            claim. `unlisted_shards`: members whose training records are unknown.
         """
         return {}
 
@@ -439,7 +452,8 @@ class LanguageModel(ABC):
     ) -> None:
         """Raise AuditError for a text with more tokens than the model has positions.
 
-        length: number of suffix tokens; prefix_token: number of tokens before the prefix.
+        n_prefix, length: number of prefix and suffix tokens. prompt: soft prompt. prefix_token:
+        number of tokens before the prefix.
         """
         n_prompt = 0 if prompt is None else len(prompt)
         n_tokens = prefix_token + n_prefix + length + n_prompt
@@ -457,7 +471,7 @@ class LanguageModel(ABC):
 def compute_text_nlls(
     model: LanguageModel, texts: Sequence[tuple[int, ...]], context_lengths: Sequence[int] = ()
 ) -> Iterator[tuple[float, int]]:
-    """Yield the summed negative log-likelihood (nats) and number of scored tokens of each text.
+    """Yield (sum, count) for each text: its negative log-likelihood in nats, and its scored tokens.
 
     context_lengths: number of unscored tokens at the start of each text; 1 each if empty.
     """

@@ -19,7 +19,7 @@ Dimensions = Mapping[Path, int | None]
 
 
 class NativeCache:
-    """A model's own cache of the tokens read so far; `state` is None before the first token."""
+    """A model's own cache of the tokens that it has read; `state` is None before any token."""
 
     def __init__(self) -> None:
         self.state: Any = None
@@ -36,9 +36,10 @@ class NativeCache:
         return tensors_by_path
 
     def select(self, rows: Tensor, dimensions: Dimensions) -> None:
-        """Keep only these rows of the cache, in this order; a row may be repeated.
+        """Keep only these sequences of the cache, in this order; an index may be repeated.
 
-        dimensions: the row dimension of each tensor; 0 for tensors that were added later.
+        rows: indices of the sequences. dimensions: for each tensor, the dimension of the sequences;
+        0 for tensors that were added later.
         """
 
         def select_rows(path: Path, tensor: Tensor) -> Tensor:
@@ -51,9 +52,9 @@ class NativeCache:
 
 
 def find_cache_batch_dimensions(two: NativeCache, three: NativeCache) -> Dimensions:
-    """Return the row dimension of each tensor: its size differs between caches of 2 and of 3 rows.
+    """Return the dimension of each tensor that differs between caches of 2 and of 3 sequences.
 
-    The value is None for a tensor without rows. Both caches must contain the same number of
+    The value is None for a tensor without such a dimension. Both caches must contain equally many
     tokens.
     """
     tensors_of_three = three.tensors()
@@ -73,7 +74,8 @@ def _map_tensors(
 ) -> Any:
     """Apply `change` once to each distinct tensor in `value`, in place if possible.
 
-    results: by a value's id, the value and its result; keeping the value prevents reuse of the id.
+    change: gets the path and the tensor. results: maps the id of each value to the value and its
+    result. Keeping the value prevents reuse of the id.
     """
     if id(value) in results:
         return results[id(value)][1]

@@ -73,9 +73,9 @@ def max_positions(model: Any) -> int | None:
 
 
 def list_end_tokens(model: Any, config: Any) -> tuple[int, ...]:
-    """Return all end-of-text tokens in the model and generation configurations.
+    """Return all end-of-text tokens in the configurations of the model and of its generation.
 
-    Chat models have several.
+    Chat models have several end-of-text tokens.
     """
     tokens: dict[int, None] = {}  # in order, without duplicates
     for source in (config, getattr(model, "generation_config", None)):

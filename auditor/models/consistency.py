@@ -39,9 +39,9 @@ def check_distribution_consistency(model: LanguageModel) -> None:
 def find_inconsistencies(model: LanguageModel) -> Iterator[str]:
     """Yield a clause for each inconsistency of `model`; comparisons are computed on demand.
 
-    `log_probs` of whole texts is compared with `log_probs` of single texts and of shortened texts,
-    with decoding rows that advance and split, with probabilities of given tokens, and with samples
-    drawn twice.
+    The reference is `log_probs` of whole texts. It is compared with `log_probs` of single texts and
+    of shortened texts, and with decoding rows that advance and split. It is also compared with
+    probabilities of given tokens, and with samples drawn twice.
     """
     unknown = set(model.capabilities) - CAPABILITIES
     if unknown:
@@ -109,9 +109,10 @@ def _find_sampling_faults(model: LanguageModel, texts: Tensor, tolerance: float)
 def collect_row_log_probs(
     rows: Rows, texts: Tensor, begin: int, steps: Sequence[Sequence[int]]
 ) -> tuple[Tensor, Tensor]:
-    """Advance rows by these steps and collect their distributions.
+    """Advance decoding rows by steps and collect their distributions.
 
-    begin: number of tokens of each text that the rows contain at first.
+    begin: number of tokens of each text that the rows contain at first. steps: for each step, the
+    parent of each new row.
 
     Returns:
         Distributions along the path of each final row, (rows, steps + 1, V).

@@ -28,8 +28,8 @@ class Decoding:
 
     Temperature 0 is greedy. `top_k=0` and `top_p=1` disable truncation. Top-k keeps every token
     whose logit is at least the k-th largest, including ties. Top-p sorts tokens by descending
-    probability, equal ones by id, and keeps a token iff the mass *before* it is < p. `forbidden`
-    tokens (a masked end of text) have probability 0.
+    probability, and equally likely tokens by id. It keeps a token iff the mass *before* the token
+    is < p. `forbidden` tokens (a masked end of text) have probability 0.
     """
 
     temperature: float = 1.0
@@ -56,7 +56,9 @@ class Decoding:
 
     @property
     def is_point(self) -> bool:
-        """True if all mass is on the likeliest token: all draws after a prefix are equal."""
+        """True if all probability is on the likeliest token, so that all draws after a prefix are
+        equal.
+        """
         return self.temperature == 0 or self.top_k == 1 or self.top_p <= _POINT_TOP_P
 
     def __str__(self) -> str:
@@ -73,7 +75,9 @@ class Decoding:
         return ", ".join(words for words, applies in parts if applies)
 
     def get_step_decoding(self, position: int) -> Decoding:
-        """Return the decoding at this position (from 0); here the same at every position."""
+        """Return the decoding at this position of a text, counted from 0. Here all positions are
+        equal.
+        """
         return self
 
     def log_distribution(self, log_probs: Tensor) -> Tensor:
@@ -110,8 +114,8 @@ class Decoding:
     def ranks(self, log_probs: Tensor, tokens: Tensor) -> Tensor:
         """Return the rank of one given token per row in the order of truncation, (rows,), from 1.
 
-        Temperature, top-k and top-p do not change this order, and kept tokens precede removed ones.
-        A token of rank r therefore has at most 1/r of the mass (formulas.md A4).
+        Temperature, top-k and top-p do not change this order, and kept tokens precede removed
+        tokens. A token of rank r therefore has at most 1/r of the probability (formulas.md A4).
         """
         ranks = self.rank_ties_first(log_probs, tokens)
         log_probs = self._mask_forbidden_tokens(log_probs)
@@ -124,8 +128,9 @@ class Decoding:
         return ranks
 
     def rank_ties_first(self, log_probs: Tensor, tokens: Tensor) -> Tensor:
-        """Return `ranks` with the given token first among equally likely tokens; other decoders
-        may do this.
+        """Return `ranks`, but with the given token first among equally likely tokens.
+
+        Other decoders may order ties in this way.
         """
         log_probs = self._mask_forbidden_tokens(log_probs)
         token_log_probs = log_probs.gather(-1, tokens.unsqueeze(-1))
@@ -165,7 +170,7 @@ class Decoding:
     def group_kept_tokens(
         self, log_probs: Tensor, log_total: Tensor | None = None
     ) -> Iterator[tuple[Tensor, Tensor | None, Tensor]]:
-        """Yield groups of rows with their kept tokens after truncation, sorted by id, and the
+        """Yield groups of rows with the tokens that truncation keeps, sorted by id, and their
         weights.
 
         If truncation keeps few tokens, grouping avoids sorting the vocabulary and copying the
@@ -176,8 +181,9 @@ class Decoding:
             log_total: (rows,) log of the sum of exp over each row of logits; None: 0.
 
         Yields:
-            rows; tokens (len(rows), k), None for the whole vocabulary;
-            unnormalised weights (len(rows), k), 0 for removed tokens that pad a group.
+            rows: indices of the rows of the group.
+            tokens: (len(rows), k), None for the whole vocabulary.
+            weights: (len(rows), k) unnormalised, 0 for removed tokens that pad a group.
         """
         pending = torch.arange(len(log_probs), device=log_probs.device)
         vocab_size = log_probs.shape[-1]
@@ -324,9 +330,9 @@ class Decoding:
 class Cooling(Decoding):
     """A decoding whose temperature falls in equal steps from `hot` to `temperature`.
 
-    The temperature falls over the first `steps` tokens, so that texts begin diversely and continue
-    with confident tokens (Carlini et al. 2021, Section 5.1.1). `get_step_decoding` returns the
-    decoding of each position.
+    The temperature falls over the first `steps` tokens, so texts begin diversely and continue with
+    confident tokens (Carlini et al. 2021, Section 5.1.1). `get_step_decoding` returns the decoding
+    of each position.
     """
 
     hot: float = 10.0
@@ -369,8 +375,8 @@ GREEDY = Decoding(temperature=0)
 def select_top_k(distribution: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Return the `count` largest values of each row, descending, and their columns.
 
-    The result equals `topk` but is faster: the row is divided into blocks, and only the `count`
-    blocks with the largest maxima are searched, because they contain these values.
+    The result equals `topk` but is faster. Each row is divided into blocks. Only the `count` blocks
+    with the largest maxima are searched, because they contain the `count` largest values.
     """
     width = distribution.shape[-1]
     # This block size balances the number of maxima and of tokens searched after them.
@@ -447,7 +453,7 @@ def draw_columns(weights: Tensor, row_of_draw: Tensor, uniforms: Tensor) -> tupl
 
     Args:
         weights: (rows, k) >= 0.
-        row_of_draw: (draws,).
+        row_of_draw: (draws,) the row of each draw.
         uniforms: (draws,) float64.
     """
     cdf = weights.cumsum(-1, dtype=torch.float64)

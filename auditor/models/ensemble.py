@@ -19,7 +19,12 @@ from auditor.models.wrapping import MappedRows
 
 
 class Ensemble(ABC):
-    """A public model and `size` private members that share one vocabulary."""
+    """A public model and `size` private member models, which share one vocabulary.
+
+    Part 0 is the public model, and parts 1 to `size` are the members.
+    unit: "record" or "user" if all data of a unit are in one shard; "" if unknown.
+    shards: names of the records that each member was trained on (None: unknown).
+    """
 
     public: LanguageModel
     size: int
@@ -28,10 +33,10 @@ class Ensemble(ABC):
     shards: Sequence[Collection[str] | None] | None = None
 
     def count_shard_overlaps(self) -> dict[str, int]:
-        """Count records in several shards (`shared_records`) and shards without a list of their
-        records.
+        """Count records that are in several shards, and shards without a list of their records.
 
-        The second key is `unlisted_shards`.
+        The keys are `shared_records` and `unlisted_shards`. A shard is the training data of a
+        member.
         """
         shards = self.shards or [None] * self.size
         n_shards_by_record = Counter[str]()
@@ -43,7 +48,9 @@ class Ensemble(ABC):
 
     @abstractmethod
     def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None) -> Rows:
-        """Start decoding rows whose `log_probs` contain every part, (rows, 1 + size, V)."""
+        """Start decoding rows whose `log_probs` contain the distribution of each part, (rows, 1 +
+        size, V).
+        """
 
     @abstractmethod
     def log_probs(
@@ -84,7 +91,7 @@ class Ensemble(ABC):
         *,
         prompt: Tensor | None = None,
     ) -> EnsembleMemberRows:
-        """Start rows from `prefixes` (B, n) that query single members.
+        """Start decoding rows that query single members, one row for each of `prefixes` (B, n).
 
         length: maximum number of tokens to append to a row.
         """
@@ -92,7 +99,10 @@ class Ensemble(ABC):
 
 
 class EnsembleMemberRows:
-    """Decoding rows that query only a few members per token; each query reads the whole row."""
+    """Decoding rows that query only a few members per token.
+
+    Each query reads the whole sequence.
+    """
 
     def __init__(self, ensemble: Ensemble, prefixes: Tensor, prompt: Tensor | None) -> None:
         self.ensemble = ensemble
@@ -108,9 +118,7 @@ class EnsembleMemberRows:
 
     @torch.no_grad()
     def distributions(self, row: Tensor, part: Tensor) -> Tensor:
-        """Return the next-token distribution of each pair: row row[i] by part part[i], (pairs, V)
-        nats.
-        """
+        """Return the next-token distribution of row row[i] by part part[i], (pairs, V) nats."""
         return self.ensemble.log_probs(self.tokens[row], part, 1, prompt=self.prompt)[:, 0]
 
 
@@ -167,11 +175,10 @@ class _SynchronisedRows(Rows):
 
 
 class PermutedEnsemble(Ensemble):
-    """An ensemble with reordered or replaced members: part i is the inner ensemble's part
-    places[i].
+    """An ensemble with reordered, replaced or removed members of the ensemble `inner`.
 
-    A member without its private data has place 0; a replaced member has the place of its
-    replacement; a removed member has no entry.
+    places: for each part, the inner part that replaces it. Inner part 0, the public model, replaces
+        a member without its private data. A removed member has no entry.
     """
 
     def __init__(self, inner: Ensemble, places: Sequence[int]) -> None:

@@ -1,8 +1,8 @@
-"""Cache the last hidden states of texts, and keys and values of texts read ahead.
+"""Cache the last hidden states of texts, and the keys and values of texts that were read ahead.
 
-A later query of a cached text computes only the model's head. A completion of a text's beginning
-that was read ahead needs no forward pass over the beginning. Weights must not change; changes are
-not detected.
+A later query of a cached text computes only the model's head. A completion of a text that was read
+ahead reuses the keys and values of its beginning. Weights must not change; changes are not
+detected.
 """
 
 from __future__ import annotations
@@ -116,8 +116,8 @@ class HiddenStateCache:
         """Return logits (B, V) after prefixes (B, n), and layers with the prefixes' keys and
         values.
 
-        Return None unless `read_ahead` with `keys` read each prefix as the beginning of a text.
-        length: the layers' capacity in positions.
+        Return None unless `read_ahead` (with `keys`) has read a text that begins with each prefix.
+        length: capacity of the layers in positions.
         """
         names = [_digest_text_key(prefix) for prefix in prefixes.cpu()]
         if not names or not all(name in self._begun for name in names):
@@ -150,8 +150,8 @@ class HiddenStateCache:
         Args:
             last: number of last positions to be queried in each text.
             keys: whether to cache keys and values too, for completions.
-            begun: how many first tokens of each text will be completed. None: all tokens up to
-                the first of the last positions.
+            begun: for each text, the number of first tokens to be completed. None: all tokens
+                up to the first of the last positions.
         """
         beginnings = begun or [
             len(text) - n_last + 1 for text, n_last in zip(texts, last, strict=True)
@@ -184,8 +184,10 @@ class HiddenStateCache:
         keys: bool,
         batch: slice,
     ) -> None:
-        """Read the longest text of each group in the batch, and cache the states of all texts in
-        the group.
+        """Read the longest text of each group in the batch, and cache all texts of these groups.
+
+        all_groups: groups of texts, in which each text begins with the previous text. keys: whether
+        to cache keys and values too. batch: the groups to read.
         """
         groups = all_groups[batch]
         longest = len(groups[-1][-1][0])
@@ -231,11 +233,10 @@ class HiddenStateCache:
     def _logits_and_hidden_states(
         self, texts: Tensor, last: int, n_logits: int, layers: list[SlotLayer] | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """Return logits of the last `n_logits` positions, and states of at least the last `last`
-        positions.
+        """Return logits of the last `n_logits` positions, and hidden states of the last positions.
 
-        The states are None if the head does not reproduce the logits. The model appends its layers
-        with keys and values to `layers`.
+        The states cover at least `last` positions. They are None if the head does not reproduce the
+        logits. The model appends its layers with keys and values to `layers`.
         """
         if self._right is False:
             return self._logits(texts, last, n_logits, layers), None
@@ -253,7 +254,7 @@ class HiddenStateCache:
         return logits, outputs[-1] if self._right else None
 
     def _hold_where_room(self, names: Sequence[bytes], states: Sequence[Tensor]) -> None:
-        """Cache all of these states if free memory suffices, else none."""
+        """Cache the states of these texts if free memory suffices for all, else cache none."""
         if (new := sum(state.nbytes for state in states)) <= self._remaining_bytes(
             states[0].device, _SHARE
         ):
@@ -270,9 +271,9 @@ class HiddenStateCache:
 
 
 def _group_by_beginning(texts: Sequence[TextRange]) -> list[list[TextRange]]:
-    """Group texts in which each text begins with the previous text; the last is the longest.
+    """Group texts so that each text of a group begins with the previous text.
 
-    The groups are sorted by the length of their last text, shortest first.
+    The last text of a group is the longest. The groups are sorted by its length, shortest first.
     """
     groups: list[list[TextRange]] = []
     before: list[int] = []
@@ -287,9 +288,10 @@ def _group_by_beginning(texts: Sequence[TextRange]) -> list[list[TextRange]]:
 
 
 def _split_by_length(groups: Sequence[list[TextRange]]) -> list[list[list[TextRange]]]:
-    """Split groups, sorted by length, into batches that padding makes at most a quarter longer.
+    """Split groups of texts into batches that padding makes at most a quarter longer.
 
-    Small batches are not split, because each forward pass has a fixed cost.
+    groups: sorted by length. Small batches are not split, because each forward pass has a fixed
+        cost.
     """
     batches: list[list[list[TextRange]]] = []
     n_tokens = shortest = 0

@@ -51,7 +51,7 @@ _CACHE_NAMES = ("past_key_values", "cache_params", "state")
 
 @dataclass
 class ModelTraffic:
-    """Count the work of models in this process.
+    """The work of all models in this process.
 
     rows: number of sequences, counted again at each step; tokens: number of tokens read.
     """
@@ -66,9 +66,9 @@ traffic = ModelTraffic()  # of this process
 class HuggingFaceRows(Rows):
     """Decoding rows of a Hugging Face causal LM, each with `width` sequences.
 
-    width: 1, or the number of ensemble parts, if `forward` computes all parts in the order (row,
-    part). All sequences of a row split together. Logits are normalised only if a caller needs the
-    whole distribution.
+    width: the number of ensemble parts if `forward` computes all parts, in the order (row, part);
+        else 1. All sequences of a row split together. Logits are normalised only if a caller needs
+        the whole distribution.
     """
 
     _logits: Tensor  # (rows, width, V)
@@ -105,8 +105,9 @@ class HuggingFaceRows(Rows):
         )
 
     def _next_logits_of_input(self, input_ids: Tensor, cache: Cache | NativeCache | None) -> Tensor:
-        """Return next-token logits (sequences, width, V) after an output of
-        `input_behind_soft_prompt`.
+        """Return next-token logits (sequences, width, V) after an input that continues the cache.
+
+        input_ids: a result of `input_behind_soft_prompt`.
         """
         self._total = None
         with self.model.activation.apply_offsets(self._offsets):
@@ -149,7 +150,7 @@ class HuggingFaceRows(Rows):
         return self._logits[places, 0, tokens] - self._log_normalisers()[places, 0]
 
     def _logit_indices(self, rows: Tensor) -> Tensor:
-        """Return the indices of these rows in the logits."""
+        """Return the indices in the logits tensor at which these rows are stored."""
         return rows
 
     def _log_normalisers(self) -> Tensor:
@@ -161,9 +162,9 @@ class HuggingFaceRows(Rows):
 
 
 class SlotRows(HuggingFaceRows):
-    """Decoding rows that cache keys and values in `SlotLayer`s.
+    """Decoding rows that cache keys and values in `SlotLayer`s, one slot per sequence.
 
-    The logits stay in slot order: sorting them by row would copy all of them.
+    The logits stay in the order of the slots, because sorting them by row would copy all of them.
     """
 
     def _start(self, prefixes: Tensor, length: int, prompt: Tensor | None) -> None:
@@ -200,9 +201,9 @@ class SlotRows(HuggingFaceRows):
         return self.slots[rows]
 
     def joined(self, others: Sequence[Rows]) -> Rows:
-        """Join rows of several lengths, so that all rows end at the same position.
+        """Join rows of several lengths, so that all sequences end at one position.
 
-        A mask excludes the empty positions before shorter rows.
+        A mask excludes the empty positions before shorter sequences.
         """
         parts = [self]
         for rows in others:
@@ -254,7 +255,7 @@ class SlotRows(HuggingFaceRows):
 
 
 class CachedRows(HuggingFaceRows):
-    """Decoding rows on the model's native cache; each split copies the row's whole state."""
+    """Decoding rows on the model's native cache; each split copies the complete state of a row."""
 
     def _start(self, prefixes: Tensor, length: int, prompt: Tensor | None) -> None:
         self.cache = NativeCache()
@@ -376,7 +377,7 @@ class HuggingFaceModel(LanguageModel):
     def cached_prefix_logits_and_layers(
         self, prefixes: Tensor, length: int
     ) -> tuple[Tensor, list[SlotLayer]] | None:
-        """Return `HiddenStateCache.logits_and_layers_behind_prefixes`; None if that cache is
+        """Return `logits_and_layers_behind_prefixes` of the hidden state cache, or None if
         disabled.
         """
         if self._seen is None:
@@ -386,10 +387,10 @@ class HuggingFaceModel(LanguageModel):
     def layers_with_shared_prefix(
         self, input_ids: Tensor, last: int, length: int, shared: bool = True
     ) -> tuple[int, list[SlotLayer]]:
-        """Return the number of cached positions and layers, from
-        `SharedPrefixCache.layers_holding_prefix`.
+        """Return the number of cached first positions, and layers with their keys and values.
 
-        Return 0 and empty layers unless `shared` is True and that cache is enabled.
+        See `SharedPrefixCache.layers_holding_prefix`. Return 0 and empty layers if `shared` is
+        False or that cache is disabled.
         """
         if self.begins is None or not shared or input_ids.requires_grad:
             return 0, [SlotLayer(length) for _ in range(self.n_layers)]
@@ -398,7 +399,8 @@ class HuggingFaceModel(LanguageModel):
     def enable_shared_prefix_cache(self, **least: int) -> None:
         """Cache the common beginning of texts from now on.
 
-        Call this only if the self-check found that the cache changes no distribution.
+        Call this only if the self-check found that the cache changes no distribution. least:
+        arguments of `SharedPrefixCache`.
         """
         # torch counts in-place writes to a weight in `_version`, except those through `.data`.
         weights = [*self.model.parameters()]
@@ -429,7 +431,11 @@ class HuggingFaceModel(LanguageModel):
         width: int = 1,
         forward: Forward | None = None,
     ) -> Rows:
-        """Start decoding rows with the cache named by `served` and `width` sequences each."""
+        """Start decoding rows with `width` sequences each, with the kind of cache that `served`
+        names.
+
+        prefixes: (B, n); length: number of further tokens; forward: computes several parts.
+        """
         return _ROWS[self.served](self, prefixes.to(self.device), length, prompt, width, forward)
 
     def row_bytes(self, positions: int, distribution: bool = True) -> int:
@@ -440,7 +446,7 @@ class HuggingFaceModel(LanguageModel):
 
     @cached_property
     def _cache_bytes_fixed_and_per_position(self) -> tuple[int, int]:
-        """Return the size in bytes of a row's cache: a fixed part, and the part per position."""
+        """Return two sizes in bytes of a row's cache: of the fixed part, and per position."""
         # Two lengths separate the part that grows with the length from the fixed part.
         two, four = (
             sum(tensor.nbytes for tensor in self._build_dummy_cache(1, n).tensors().values())
@@ -485,7 +491,7 @@ class HuggingFaceModel(LanguageModel):
         )
 
     def embedding_rows(self, count: int) -> Tensor:
-        """Return the first embedding rows as the model reads them, (count, d).
+        """Return the embeddings of the first `count` tokens as the model reads them, (count, d).
 
         Some families (Gemma, XGLM, BioGPT) scale the rows of the matrix. Raise AuditError if the
         matrix has fewer than `count` rows.
@@ -515,16 +521,19 @@ class HuggingFaceModel(LanguageModel):
     def log_probs_of_input(
         self, input_ids: Tensor, last: int, cache: Cache | NativeCache | None = None
     ) -> Tensor:
-        """Return log-probabilities (B, last, V), float32, of an input to `logits_of_input`."""
+        """Return log-probabilities (B, last, V), float32, at the last positions of an input.
+
+        input_ids, cache: see `logits_of_input`.
+        """
         return torch.log_softmax(self.logits_of_input(input_ids, last, cache), dim=-1)
 
     def logits_of_input(
         self, input_ids: Tensor, last: int, cache: Cache | NativeCache | None = None
     ) -> Tensor:
-        """Return logits (B, last, V), float32.
+        """Return logits (B, last, V), float32, at the last positions of an input.
 
-        input_ids: an output of `input_behind_soft_prompt`, which continues the tokens in the
-        cache. Raise AuditError for NaN logits.
+        input_ids: a result of `input_behind_soft_prompt`, which continues the tokens in the cache.
+        Raise AuditError for NaN logits.
         """
         if self._seen is not None and cache is None and not input_ids.is_floating_point():
             return self._seen.logits(input_ids, last)
@@ -539,10 +548,12 @@ class HuggingFaceModel(LanguageModel):
         n_logits: int | None = None,
         layers: list[SlotLayer] | None = None,
     ) -> Tensor:
-        """Return logits of whole texts; read a cached common beginning, but do not cache the
-        texts.
+        """Return logits of whole texts, which may use a cached common beginning.
+
+        The texts themselves are not cached.
 
         Args:
+            input_ids: the texts.
             last: number of last positions to read.
             n_logits: number of last positions to return; None: `last`.
             layers: receives the layers with the texts' keys and values.

@@ -1,8 +1,8 @@
 """Treat private records in the context of one model as members of an ensemble.
 
-The records are divided into batches; the beginning of a text selects its batch. Member j is the
-model with the batch's j-th record before the text; the public part reads only the text. This
-module does not depend on privacy.
+The records are divided into batches, and the beginning of a text selects its batch. Member j is the
+model with the batch's j-th record before the text. The public part reads only the text. This module
+does not depend on privacy.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from auditor.models.rows import Rows
 
 @dataclass(frozen=True)
 class InContextRecordBatches:
-    """Records in batches of at most `size`.
+    """Private records, as tokens, in batches of at most `size`.
 
     batch_by_start: maps the beginning of a text to the index of the batch that answers the text.
-    The first batch answers all other texts.
+        The first batch answers all other texts.
     """
 
     records: tuple[tuple[Tokens, ...], ...]
@@ -52,9 +52,11 @@ class InContextRecordBatches:
         ]
 
     def record(self, batch: int, part: int) -> Tokens:
-        """Return the record that this part of this batch puts before a text.
+        """Return the record that an ensemble part puts before a text; part j uses the batch's j-th
+        record.
 
-        The record is empty for part 0 and for parts beyond the batch's records.
+        batch: index of the batch. The record is empty for part 0 and for parts beyond the batch's
+            records.
         """
         batch_records = self.records[batch]
         if 0 < part <= len(batch_records):
@@ -112,9 +114,9 @@ class InContextEnsemble(Ensemble):
     def _prepend_records_by_length(
         self, contexts: Tensor, parts: Sequence[int]
     ) -> Iterator[tuple[list[int], Tensor]]:
-        """Yield groups of contexts whose records have the same length.
+        """Yield (indices, inputs) for each group of contexts whose records are equally long.
 
-        A group is the contexts' indices and the inputs: each context after its record.
+        parts: the ensemble part of each context. An input is a context after its part's record.
         """
         batch = self.batches.batch_of_each_text(contexts)
         records = [self.batches.record(b, part) for b, part in zip(batch, parts, strict=True)]

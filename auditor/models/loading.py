@@ -103,7 +103,7 @@ def _check_loaded_model(model: HuggingFaceModel) -> HuggingFaceModel:
 
 
 def read_adapter_base(name: str) -> tuple[str, str | None] | None:
-    """Return the name and revision of the base model that an adapter folder names.
+    """Return the name and revision of the base model that is stored in an adapter folder.
 
     Return None if the folder has no adapter or the adapter names no base.
     """
@@ -148,7 +148,7 @@ def _name_adapter_base(name: str, config: PeftConfig, options: LoadingOptions) -
 
 
 def _refuse_adapter_beside_weights(folder: Path) -> None:
-    """Raise AuditError for a folder with both an adapter and a whole model: it is ambiguous."""
+    """Raise AuditError for a folder with both an adapter and a whole model, which is ambiguous."""
     weights_file = next(
         (file for names in FORMATS for file in names if (folder / file).is_file()), None
     )
@@ -190,9 +190,10 @@ def translate_load_errors(name: str, description: str, options: LoadingOptions) 
 
 
 def load_tokenizer_if_present(name: str, options: LoadingOptions) -> PreTrainedTokenizerBase | None:
-    """Load the tokenizer saved with the weights; None if absent (some benchmarks use token ids).
+    """Load the tokenizer saved with the weights, or return None if there is none.
 
-    Raise AuditError for a tokenizer that cannot be read.
+    A benchmark of token ids needs no tokenizer. Raise AuditError for a tokenizer that cannot be
+    read.
     """
     folder = Path(name)
     if folder.is_dir():

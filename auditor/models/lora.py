@@ -1,4 +1,4 @@
-"""Run LoRA adapters of one base as an ensemble in mixed batches; load single adapters.
+"""Run LoRA adapters of one base model as an ensemble in mixed batches; load single adapters.
 
 This module does not depend on privacy: defenses combine the parts' distributions.
 """
@@ -97,18 +97,18 @@ class LoraEnsemble(Ensemble):
     def member_next_log_probs(self, input_ids: Tensor, part: Tensor, cache: Cache) -> Tensor:
         """Return the next-token log-probabilities of input b by part part[b], for all b: (B, V).
 
-        input_ids: (B, n [, d]), which continue the tokens in `cache`.
+        input_ids: (B, n) token ids or (B, n, d) embeddings, which continue the tokens in `cache`.
         """
         self._routing.part = part
         return self._model.log_probs_of_input(input_ids, 1, cache)[:, 0]
 
 
 class _CachedMemberRows(EnsembleMemberRows):
-    """Rows that cache keys and values of each queried (row, part) pair in a slot.
+    """Decoding rows that cache keys and values of each queried (row, part) pair in a slot.
 
-    A query reads only the positions that the pair's slot lacks. Pairs whose tokens begin alike
-    (children of a row, rows of one prefix) may share a slot. A queried pair first gets its own
-    slot; if memory is full, the pair is not cached.
+    A query reads only the positions that the pair's slot lacks. Pairs with equal first tokens may
+    share a slot: the children of a row, or rows of one prefix. A queried pair first gets its own
+    slot. If memory is full, the pair is not cached.
     """
 
     def __init__(
@@ -168,7 +168,7 @@ class _CachedMemberRows(EnsembleMemberRows):
     def _extend_member_caches(
         self, input_ids: Tensor, row: Tensor, part: Tensor, begin: int
     ) -> Tensor:
-        """Return the next-token distribution of each pair (row[i], part[i]).
+        """Return the next-token distribution of each pair (row[i], part[i]), (pairs, V).
 
         Positions from `begin` are read; earlier positions come from the cache.
         """
@@ -235,7 +235,12 @@ class _CachedMemberRows(EnsembleMemberRows):
 
 
 class MixedLoraRouting:
-    """The part that each batch row uses in all mixed layers; set before each forward pass."""
+    """The ensemble part of each batch row in all mixed layers, set before each forward pass.
+
+    part: (rows,) the part of each row; None: all parts have equally many rows.
+    blocks: parts that have one block of rows each; None: the rows are in the order (row, part),
+        with all parts.
+    """
 
     part: Tensor | None = None  # (rows,); None: equally many rows for each part
     # These parts, a block of rows each; None: all parts in turn, (row, part) interleaved.
@@ -243,10 +248,11 @@ class MixedLoraRouting:
 
 
 class MixedLora(nn.Module):
-    """A linear layer with a low-rank update for each part: a (parts, r, in), b (parts, out, r).
+    """A linear layer `base` with a low-rank update for each ensemble part.
 
-    An ensemble's part 0 has zero updates. The layer multiplies updates in the adapter's precision,
-    as PEFT does.
+    a, b: (parts, r, in) and (parts, out, r), the factors of the updates. Part 0 has zero updates.
+    merged: (parts, in, out), the layer's weight with each part's update, or None.
+    The layer multiplies updates in the adapter's precision, as PEFT does.
     """
 
     a: Tensor
@@ -293,7 +299,7 @@ class MixedLora(nn.Module):
 
 
 def _add_lora_update(y: Tensor, x: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """Return y + x a^T b^T; without gradients, add in place, as nothing else uses y."""
+    """Return y + x a^T b^T; without gradients, add in place, because no other code uses y."""
     thin = torch.bmm(x, a.mT)
     if y.dtype != x.dtype:
         return (y + torch.bmm(thin, b.mT)).to(y.dtype)
@@ -363,7 +369,7 @@ def _replace_lora_layers(base: Any, adapters: Sequence[Path], routing: MixedLora
 def _scaled_lora_matrices(peft: Any, member: str) -> dict[str, tuple[Tensor, Tensor]]:
     """Return the member's scaled LoRA matrices, (r, in) and (out, r), by the base's layer name.
 
-    Raise AuditError if the member is not a plain LoRA.
+    member: name of the adapter in `peft`. Raise AuditError if the member is not a plain LoRA.
     """
     if any(
         config.peft_type != "LORA" or getattr(config, "modules_to_save", None)
@@ -397,8 +403,8 @@ def _scaled_lora_matrices(peft: Any, member: str) -> dict[str, tuple[Tensor, Ten
 def load_lora_ensemble(folder: Path, public: HuggingFaceModel) -> Ensemble:
     """Load the adapters in the sub-folders of `folder`, in name order, as members.
 
-    Each must be an adapter of the public model. The control adapter (`find_control_adapter`) is not
-    a member. Raise AuditError if there are no members.
+    Each must be an adapter of the public model. The control adapter (`find_control_adapter`), which
+    was trained on all data, is not a member. Raise AuditError if there are no members.
     """
     if not folder.is_dir():
         raise AuditError(
@@ -473,7 +479,7 @@ def copy_sharing_weights(model: Any) -> Any:
 def _check_adapter_base_matches(adapter: Path, public: str) -> None:
     """Raise AuditError if the adapter's base is not the public model.
 
-    A base matches if its folder, name or weights are the same.
+    A base matches if its folder, name or weights equal those of the public model.
     """
     try:
         base = json.loads((adapter / "adapter_config.json").read_text()).get(

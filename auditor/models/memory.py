@@ -27,10 +27,9 @@ _SHARE = 4
 
 
 def choose_memory_budget(device: torch.device, most: int) -> int:
-    """Return how many bytes decoding rows may use: a quarter of the free memory.
+    """Return the bytes that decoding rows may use: a quarter of the free memory of `device`.
 
-    most: upper limit in bytes on a CPU, which larger batches do not speed up; no accelerator has
-    this limit.
+    most: upper limit in bytes on a CPU, because larger batches are no faster there.
     """
     share = measure_free_device_memory(device) // _SHARE
     return max(1, share if device.type in ("cuda", "mps") else min(most, share))
@@ -53,8 +52,8 @@ def measure_free_device_memory(device: torch.device) -> int:
 def release_unused_memory() -> None:
     """Return unused memory to the system and the accelerator.
 
-    glibc would keep freed memory for later `malloc` calls, so kernels compiled by oneDNN, which
-    need pages of their own, might lack memory.
+    glibc would keep freed memory for later `malloc` calls. Kernels that oneDNN compiles need pages
+    of their own, and might then lack memory.
     """
     gc.collect()
     if torch.cuda.is_available():
@@ -85,7 +84,10 @@ def wrap_threaded_work(work: Callable[[int], T]) -> Callable[[int], T]:
 
 @dataclass
 class BatchSizeLimit:
-    """A batch size that is halved for good whenever a batch does not fit into memory."""
+    """A batch size that is halved permanently whenever a batch does not fit into memory.
+
+    minimum: the smallest batch size.
+    """
 
     size: int
     minimum: int = 1
@@ -93,7 +95,8 @@ class BatchSizeLimit:
     def run_within_memory(self, work: Callable[[int], T], most: int | None = None) -> tuple[int, T]:
         """Run `work(size)`, halving the size until the batch fits; return the size and the result.
 
-        most: maximum size. Raise all errors of `work`, but out of memory only at size `minimum`.
+        most: maximum size. Raise all errors of `work`, but raise out of memory only at size
+        `minimum`.
         """
         if most is None:
             size = self.size
@@ -143,7 +146,7 @@ def group_equal_shapes(
 ) -> Iterator[list[int]]:
     """Yield batches of indices with equal (prefix, suffix) lengths, which need no padding.
 
-    batch_size: maximum batch size; None for no maximum.
+    lengths: (tokens of the prefix, tokens of the suffix). batch_size: maximum; None: no maximum.
     """
     groups: dict[tuple[int, int], list[int]] = {}
     for index, shape in enumerate(lengths):

@@ -24,11 +24,13 @@ _EDGE = 1e-6  # relative to a threshold: a token this close to it may be kept or
 
 @dataclass(frozen=True)
 class PartialDistribution:
-    """The reported part of n next-token distributions, each with one given token: (n,) or (n, K).
+    """The reported part of n next-token distributions: one given token and the K likeliest tokens.
 
-    log_probs: (n,) of the given tokens, nats; ranks: (n,) number of tokens at least as likely as
-    the given token, including itself; likeliest, top: (n, K) ids and log-probabilities of the K
-    likeliest tokens, descending; max_vocabulary: upper bound on the vocabulary size.
+    tokens: (n,) ids of the given tokens.
+    log_probs: (n,) log-probabilities of the given tokens, nats.
+    ranks: (n,) number of tokens at least as likely as the given token, including itself.
+    likeliest, top: (n, K) ids and log-probabilities of the K likeliest tokens, descending.
+    max_vocabulary: upper bound on the vocabulary size.
     """
 
     tokens: Tensor
@@ -55,8 +57,8 @@ class PartialDistribution:
 
     @property
     def _surely_ranked_higher(self) -> Tensor:
-        """Return whether each of the K likeliest tokens certainly precedes the given token, (n,
-        K).
+        """Return, (n, K), whether each of the K likeliest tokens certainly precedes the given
+        token.
         """
         log_probs = self.log_probs.unsqueeze(-1)
         ids = self.tokens.unsqueeze(-1)
@@ -66,9 +68,9 @@ class PartialDistribution:
 def reduce_to_partial_distribution(
     distribution: Tensor, tokens: Tensor, count: int
 ) -> PartialDistribution:
-    """Return the part of distributions (n, V) that a server would report for given tokens (n,).
+    """Return the part of distributions (n, V) that a server would report.
 
-    count: number of likeliest tokens to report.
+    tokens: (n,) the given tokens. count: number K of likeliest tokens to report.
     """
     log_probs = distribution.gather(-1, tokens.unsqueeze(-1))
     top, likeliest = distribution.topk(min(count, distribution.shape[-1]), dim=-1)
@@ -83,7 +85,7 @@ def reduce_to_partial_distribution(
 
 
 def concatenate_partial_distributions(parts: Sequence[PartialDistribution]) -> PartialDistribution:
-    """Concatenate partial distributions with the same K."""
+    """Concatenate partial distributions that report equally many tokens."""
     return PartialDistribution(
         torch.cat([part.tokens for part in parts]),
         torch.cat([part.log_probs for part in parts]),
@@ -131,7 +133,7 @@ def decoded_log_prob_bounds(
 def _bound_greedy_log_probs(distribution: PartialDistribution) -> tuple[Tensor, Tensor]:
     """Return the bounds for greedy decoding, which takes the likeliest token; ties: the lowest id.
 
-    The lower bound is 0 only if no unreported token can be as likely as the given one.
+    The lower bound is 0 only if no unreported token can be as likely as the given token.
     """
     first = ~distribution._surely_ranked_higher.any(-1)
     sure = first & ((distribution.ranks == 1) | (distribution.log_probs > distribution.top[:, -1]))
@@ -146,11 +148,14 @@ def _bound_greedy_log_probs(distribution: PartialDistribution) -> tuple[Tensor, 
 
 @dataclass(frozen=True)
 class _UntoldTokens:
-    """The numbers of unreported tokens, (n,), and the ranges of their shares.
+    """The unreported tokens of n distributions: their numbers, (n,), and the ranges of their
+    shares.
 
-    A share is a probability, and a mass a sum of shares, relative to the likeliest token's
-    probability. `middle` tokens have shares in [given_share, cap]; `n_less_likely` tokens have
-    shares up to `low`. A weight is a share to the power of 1 / temperature.
+    A share is a token's probability divided by that of the likeliest token; a mass is a sum of
+    shares. A weight is a share to the power of 1 / temperature.
+    power: 1 / temperature.
+    middle: number of tokens with shares in [given_share, cap].
+    n_less_likely: number of tokens with shares up to `low`.
     """
 
     power: float
@@ -161,7 +166,9 @@ class _UntoldTokens:
     low: Tensor
 
     def _total_weight_bounds(self, least: Tensor, most: Tensor) -> tuple[Tensor, Tensor]:
-        """Return bounds on the total weight, given bounds on the total mass."""
+        """Return bounds on the total weight of the unreported tokens, given bounds on their
+        mass.
+        """
         # A weight is a power of a share: convex at temperatures up to 1, which give equal shares
         # the least weight (Jensen).
         if self.power >= 1:
@@ -171,8 +178,8 @@ class _UntoldTokens:
     def _weigh_even_split(self, mass: Tensor) -> Tensor:
         """Return the total weight if the shares are as equal as their ranges allow.
 
-        By Jensen's inequality, this is the minimum if the weight is convex in the share, else the
-        maximum.
+        By Jensen's inequality, this weight is the minimum if weights are convex in the share, else
+        the maximum.
         """
         average = mass / (self.middle + self.n_less_likely).clamp(min=1)
         middle = self.middle * torch.maximum(self.given_share, average)
@@ -184,8 +191,9 @@ class _UntoldTokens:
         return count * (mass / count.clamp(min=1)).pow(self.power)
 
     def _weigh_uneven_split(self, mass: Tensor) -> Tensor:
-        """Bound the total weight if shares are as unequal as possible, by the chord over each
-        range.
+        """Bound the total weight if shares are as unequal as possible.
+
+        The bound replaces the weight over each range of shares by its chord.
         """
         width = self.cap - self.given_share
         rise = (self.cap.pow(self.power) - self.given_share.pow(self.power)) / torch.where(
@@ -204,12 +212,15 @@ class _UntoldTokens:
 
 @dataclass(frozen=True)
 class _TemperedWeights:
-    """Weights after temperature, relative to the likeliest token's; (n,), but `top` is (n, K).
+    """Weights of tokens after temperature, relative to the likeliest token; (n,) if not stated.
 
-    extra: the given token's weight if the token is not among the K, else 0. middle: number of
-    unreported tokens that are at least as likely as the given token; n_less_likely: number of less
-    likely ones. unknown: (least, greatest) total weight of unreported tokens; any_of: the greatest
-    weight of one unreported token.
+    log_own: log of the given token's weight; given_weight: that weight.
+    top: (n, K) weights of the K likeliest tokens.
+    extra: the given token's weight if it is not among these K tokens, else 0.
+    middle: number of unreported tokens at least as likely as the given token.
+    n_less_likely: number of less likely unreported tokens.
+    any_of: the greatest possible weight of one unreported token.
+    unknown: (least, greatest) total weight of the unreported tokens.
     """
 
     log_own: Tensor
@@ -311,9 +322,13 @@ def _bound_top_p_kept(
     least: Tensor,
     most: Tensor,
 ) -> _Kept:
-    """Bound, after top-p, the given token and the kept weight; top-k has already been applied.
+    """Return four bounds, (n,), on the effect of top-p after top-k.
 
     least, most: bounds on the total weight of the tokens that top-k kept.
+
+    Returns:
+        Whether the given token is certainly kept, and whether it may be kept.
+        The least and the greatest total weight of the kept tokens.
     """
     low = decoding.top_p * least * (1 - _EDGE)
     high = decoding.top_p * most * (1 + _EDGE)
@@ -335,9 +350,9 @@ def _bound_top_p_kept(
 
 
 def _nucleus_weight(top: Tensor, mass: Tensor, beyond: Tensor) -> Tensor:
-    """Return the weight of the fewest likeliest tokens whose total weight reaches `mass`.
+    """Return the total weight of the fewest likeliest tokens that together weigh at least `mass`.
 
-    Return `beyond` if even all K tokens do not reach `mass`.
+    top: (n, K) weights of the K likeliest tokens. Return `beyond` if all K tokens weigh less.
     """
     cumulative = top.cumsum(-1)
     index = (cumulative < mass.unsqueeze(-1)).sum(-1)

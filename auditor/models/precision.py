@@ -46,10 +46,11 @@ def choose_auto_dtype(config: Any, device: torch.device) -> str:
 
 
 def make_head_input_contiguous(module: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Make the head's input contiguous before each call, which avoids a copy of the weights.
+    """Return the input of the model's head as contiguous tensors, which avoids a copy of the
+    weights.
 
-    Inputs of a few float32 rows stay unchanged; otherwise the last digits of the logits would
-    differ.
+    This is a hook before each call of the head. Inputs of a few float32 rows stay unchanged;
+    otherwise the last digits of the logits would differ.
     """
     is_small = (
         inputs[0].ndim == 3 and inputs[0].shape[1] < _ROWS and inputs[0].dtype == torch.float32
@@ -60,7 +61,10 @@ def make_head_input_contiguous(module: Any, inputs: tuple[Any, ...]) -> tuple[An
 
 
 class Float32SingleQueryAttention(TorchFunctionMode):
-    """Compute attention with one query per row in float32, up to 7 times faster than in 16 bits."""
+    """A mode in which attention with one query per sequence runs in float32.
+
+    Float32 is up to 7 times faster than 16 bits here.
+    """
 
     def __torch_function__(
         self, function: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Any = None
@@ -85,7 +89,7 @@ def dtype_effect_sentence(
 ) -> str:
     """Return a sentence that compares the model's precision with float32; "" for a float32 model.
 
-    model: a `HuggingFaceModel`; texts: (prefix, suffix) pairs, of which the first are compared.
+    model: a `HuggingFaceModel`. texts: (prefix, suffix) pairs, of which the first few are compared.
     """
     plain = model.model
     quantised = getattr(plain.config, "quantization_config", None) is not None

@@ -15,8 +15,9 @@ _MODEL = ("config.json", "adapter_config.json")
 
 @dataclass(frozen=True)
 class ReferenceModels:
-    """Reference models; `saw` has, for each model, the ids of the attacked records it was trained
-    on.
+    """Reference models.
+
+    saw: for each model, the ids of the attacked records that it was trained on.
     """
 
     models: tuple[LanguageModel, ...]
@@ -25,8 +26,8 @@ class ReferenceModels:
     def check_records_seen_by_references(self, attacked: Collection[str], where: str) -> None:
         """Raise AuditError if the references cannot distinguish the attacked records.
 
-        This is so with fewer than 2 models, if a model saw all records, or if all models saw a
-        record.
+        They can do so only with at least 2 models. No model may have seen all records in training,
+        and no record may have been seen by all models. where: start of the error message.
         """
         if len(self.models) < 2:
             raise AuditError(
@@ -56,10 +57,11 @@ def find_reference_model_folders(folder: Path) -> list[Path]:
 def load_reference_models(
     folder: Path, load: Callable[[str], LanguageModel], attacked: Mapping[str, Collection[str]]
 ) -> ReferenceModels:
-    """Load the models in the sub-folders, in name order, and the records in their `shard.json`.
+    """Load the models in the sub-folders of `folder`, in name order, and read each `shard.json`.
 
-    A `shard.json` lists the SHA-256 of each attacked text (prefix and suffix) that the model saw;
-    the list may be empty. Raise AuditError for any other content. attacked: record ids by digest.
+    A `shard.json` lists the SHA-256 of each attacked text (prefix and suffix) in the model's
+    training; the list may be empty. load: loads a model. attacked: record ids by SHA-256. Raise
+    AuditError for any other content.
     """
     if not folder.is_dir():
         raise AuditError(

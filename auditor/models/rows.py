@@ -13,7 +13,7 @@ from auditor.models.decoding import Decoding
 
 
 class Rows(ABC):
-    """The state of incremental decoding: one row for each distinct partial sequence.
+    """The state of incremental decoding: one row for each distinct partial sequence of tokens.
 
     The rows themselves draw tokens, so a randomised defense can use separate randomness for each
     draw.
@@ -39,16 +39,19 @@ class Rows(ABC):
         uniforms: Tensor,
         decoding: Decoding,
     ) -> tuple[Tensor, Tensor]:
-        """Draw one token for each entry of `row_of_draw` (draws,), from the row with this index.
+        """Draw one token for each entry of `row_of_draw` (draws,), the index of its row.
 
-        uniforms: (draws, CHANNELS). Return the tokens, and whether each uniform was near a CDF
-        boundary.
+        uniforms: (draws, CHANNELS) in [0, 1). Return the tokens, (draws,), and whether each uniform
+            was near a CDF boundary, (draws,).
         """
         # The other channels are for randomised defenses.
         return decoding.draw(self.log_probs(), row_of_draw, uniforms[:, 0])
 
     def token_log_probs(self, row_of_token: Tensor, tokens: Tensor) -> Tensor:
-        """Return the log-probability of each token in its row's distribution, (tokens,) nats."""
+        """Return the log-probability of each token in the distribution of its row, (tokens,) nats.
+
+        row_of_token: (tokens,) the row of each token.
+        """
         return self.log_probs()[row_of_token, tokens]
 
     def joined(self, others: Sequence[Rows]) -> Rows:
@@ -62,10 +65,11 @@ class Rows(ABC):
 
 @dataclass(frozen=True)
 class Completions:
-    """Sampled suffixes, grouped by prefix, with the same number for each prefix.
+    """Sampled suffixes, grouped by prefix, with equally many samples for each prefix.
 
-    tokens: (draws, length); log_probs: (draws, length) nats at temperature 1 without truncation,
-    None if not requested; path: (draws,) an id that only equal samples of a prefix share;
+    tokens: (draws, length) token ids.
+    log_probs: (draws, length) nats at temperature 1 without truncation, None if not requested.
+    path: (draws,) an id that two samples of a prefix share only if they are equal.
     near_boundary: (draws,) number of tokens that rounding could have changed.
     """
 

@@ -1,9 +1,9 @@
 """Check that all ways of querying a loaded model give one distribution.
 
-The reference is transformers' own output for token ids, on random tokens and a few records.
-Outputs from input embeddings, from advanced and split rows, and of texts with more tokens must
-equal this reference; logits must be finite. A wrong way of querying is disabled with a note if
-another way is right; otherwise AuditError is raised.
+The reference is transformers' own output for token ids, on random tokens and a few records. Outputs
+from input embeddings, from advanced and split rows, and of texts with more tokens must equal this
+reference. Logits must be finite. A wrong way of querying is disabled with a note if another way is
+right; otherwise AuditError is raised.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def configure_serving(
     records: Records = (),
     cache: Path | None = None,
 ) -> tuple[str, ...]:
-    """Check the model on texts of up to `reach` tokens, and choose how it computes rows.
+    """Check the model on texts of up to `reach` tokens, and choose how the model computes rows.
 
     Earlier successful checks are not repeated.
 
@@ -86,8 +86,8 @@ def configure_serving(
         The new notes.
 
     Raises:
-        AuditError: if no way of querying the model is right, or if its distributions on texts of
-            this length depend on later tokens.
+        AuditError: if no way of querying the model is right, or if the model's distributions on
+            texts of this length depend on later tokens.
     """
     n_tokens = AT_LOAD if reach is None else reach
     room = min(n_tokens, model.max_positions or n_tokens)
@@ -153,10 +153,12 @@ def configure_serving(
 def _is_checked_base(
     model: HuggingFaceModel, other: HuggingFaceModel, reach: int | None, room: int
 ) -> bool:
-    """Return whether `other` is a checked adapter of `model`, with the same row settings.
+    """Return whether `other` is a checked adapter of `model`, with equal settings for decoding
+    rows.
 
-    Adapter and base share code and configuration. These determine how rows, prefixes and joined
-    rows are computed, so the base needs no second check of them.
+    Adapter and base share code and configuration, which determine how rows, prefixes and joined
+    rows are computed. The base therefore needs no second check of them. reach: see
+    `configure_serving`; room: tokens of the longest tested text.
     """
     is_as_fast = (
         other.served == model.served == "slots"
@@ -167,7 +169,10 @@ def _is_checked_base(
 
 
 def _check_adapter_base(model: HuggingFaceModel, adapter: HuggingFaceModel, room: int) -> None:
-    """Copy the row settings of a checked adapter to its base; check only the base's weights."""
+    """Copy the row settings of a checked adapter to its base model; check only the base's weights.
+
+    room: tokens of the longest tested text.
+    """
     reached, tolerance = _checked.get(model, (0, None))
     if not reached:
         with torch.no_grad(), wrap_library_errors(f"cannot ask {model.name!r} for a distribution"):
@@ -202,8 +207,9 @@ def _merge_adapter(model: HuggingFaceModel) -> None:
 class _SelfCheckTrial:
     """A self-check of one model on random tokens and a few records of the run.
 
+    room: tokens of the longest tested text.
     reached, tolerance: tested length and tolerance of an earlier check, whose tests are not
-    repeated.
+        repeated.
     """
 
     def __init__(
@@ -233,7 +239,7 @@ class _SelfCheckTrial:
         self.tolerance = compute_rounding_tolerance(model.model, logits)
 
     def is_same_distribution(self, log_probs: Tensor, truth: Tensor) -> bool:
-        """Return whether two batches of distributions (..., V) are equal up to rounding."""
+        """Return whether two batches of log-distributions (..., V) are equal up to rounding."""
         return compute_largest_distance(log_probs, truth) <= self.tolerance
 
     def check_causality(self) -> None:
@@ -300,10 +306,11 @@ class _SelfCheckTrial:
         return self.is_same_distribution(log_probs[0].detach(), self.own[0, half:]) and learns
 
     def limit_text_length(self, needed: bool) -> None:
-        """Limit texts to the length beyond which the model reads a whole text differently, if any.
+        """Limit texts to the length beyond which the model reads a text differently, if there is
+        one.
 
-        Stretched positions cause such a change. needed: whether the run has longer texts; then
-        raise AuditError instead.
+        For example, some models stretch positions in long texts. needed: whether the run has longer
+        texts; then raise AuditError instead.
         """
         for mark in self._new_marks():
             end = min(mark + 3, self.room)
@@ -324,7 +331,7 @@ class _SelfCheckTrial:
             return
 
     def choose_row_serving(self) -> None:
-        """Choose the fastest cache for rows that gives the same distributions as whole texts.
+        """Choose the fastest cache with which decoding rows give the distributions of whole texts.
 
         Raise AuditError if no cache does.
         """
@@ -433,7 +440,7 @@ class _SelfCheckTrial:
         )
 
     def _prefix_lengths_to_test(self) -> Iterator[int]:
-        """Yield prefix lengths so that rows cross each critical length and reach the maximum
+        """Yield prefix lengths from which rows cross each critical length and reach the maximum
         length.
         """
         lengths = [2] if not self.reached else []
@@ -444,7 +451,7 @@ class _SelfCheckTrial:
         yield from sorted({n for n in lengths if 1 <= n <= self.room - 1})
 
     def _marks(self) -> list[int]:
-        """Return the critical lengths: from each, the model may read texts differently."""
+        """Return the critical lengths, from which on the model may read texts differently."""
         return list_tested_lengths(self.model.model.config, self.room)
 
     def _new_marks(self) -> list[int]:
@@ -452,7 +459,11 @@ class _SelfCheckTrial:
         return [mark for mark in self._marks() if mark >= self.reached]
 
     def _rows_agree_behind(self, begin: int, soft: bool = False) -> bool:
-        """Return whether rows after `begin` tokens (and a soft prompt if `soft`) are exact."""
+        """Return whether rows after a prefix of `begin` tokens have the distributions of whole
+        texts.
+
+        soft: whether a soft prompt precedes the prefix.
+        """
         prompt = None
         if soft:
             if "embeddings" not in self.model.capabilities or self.room < begin + 4:
@@ -466,10 +477,10 @@ class _SelfCheckTrial:
         )
 
     def _rows_follow_invocations(self) -> bool:
-        """Return whether rows turn an activated LoRA on at the same tokens as PEFT.
+        """Return whether rows switch an activated LoRA on at the same tokens as PEFT.
 
-        Three texts are tested, because random tokens contain no invocation: with an invocation in
-        the prefix, with one right after the prefix, and without.
+        Random tokens contain no invocation of the LoRA. Three texts are therefore tested: with an
+        invocation in the prefix, with an invocation right after the prefix, and without any.
         """
         invocation = self.model.activation.invocation
         begin = len(invocation) + 1
@@ -532,7 +543,7 @@ class _SelfCheckTrial:
 
 
 def _self_check_holds_without_error(question: Callable[[], bool]) -> bool:
-    """Return the answer of `question`; False if it raises any error except out of memory."""
+    """Return the result of `question()`, or False if it raises any error except out of memory."""
     try:
         return question()
     except Exception as error:

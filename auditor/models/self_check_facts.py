@@ -111,10 +111,11 @@ def _list_settings(inner: PreTrainedModel, model: HuggingFaceModel) -> tuple[obj
 
 
 def choose_compared_records(model: HuggingFaceModel, records: Records, room: int) -> Records:
-    """Return a few records of at most `room` tokens, to complement random tokens.
+    """Return a few records of at most `room` tokens, which a self-check compares besides random
+    tokens.
 
     These are the longest record, and short records that together contain many special tokens. For
-    an activated LoRA, which depends on more, they are spread over all records.
+    an activated LoRA, which depends on more, the chosen records are spread over all records.
     """
     fitting = [
         (prefix, suffix) for prefix, suffix in records if prefix and len(prefix + suffix) <= room

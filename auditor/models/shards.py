@@ -1,4 +1,4 @@
-"""Read and write an ensemble's files: its unit of protection and each member's records."""
+"""Read and write the files of an ensemble: its unit of protection and each member's records."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ WHOLE = "whole"  # sub-folder of an ensemble: one adapter on all records, by the
 
 
 def find_control_adapter(folder: Path) -> Path | None:
-    """Return the control adapter next to the members; None if there is none.
+    """Return the control adapter in the members' folder; None if there is none.
 
-    The control was trained like a member, but on all members' records.
+    The control was trained like a member, but on the records of all members.
     """
     control = folder / WHOLE
     if (control / "adapter_config.json").is_file():
@@ -31,9 +31,9 @@ def find_control_adapter(folder: Path) -> Path | None:
 def write_ensemble_metadata(
     folder: Path, *, method: str, promise: str, unit: str, members: int
 ) -> None:
-    """Write a file with an ensemble's method, promise, unit and number of members.
+    """Write a file with an ensemble's method, promise, unit of protection and number of members.
 
-    All records of a unit are in one shard.
+    unit: `record` or `user`; all data of a unit are in one shard.
     """
     record = {
         "method": method,
@@ -46,7 +46,7 @@ def write_ensemble_metadata(
 
 
 def read_ensemble_metadata(folder: Path) -> tuple[str, int | None]:
-    """Return the unit and number of members in the ensemble's file; "" and None without a file.
+    """Return (unit, number of members) from the ensemble's file; "" and None without a file.
 
     Raise AuditError for another format.
     """
@@ -75,7 +75,7 @@ def record_digests(texts: Iterable[str]) -> list[str]:
 
 
 def write_shard_record_list(member: Path, texts: Iterable[str]) -> None:
-    """Write the digests of a member's training records to a file only its owner can read."""
+    """Write the digests of a member's training records to a file that only its owner can read."""
     disk.replace_atomically(member / SHARD, json.dumps({"records": record_digests(texts)}))
 
 

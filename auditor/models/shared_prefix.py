@@ -21,11 +21,12 @@ Read = Callable[[Tensor, int, Cache], Tensor]
 
 
 class SharedPrefixCache:
-    """A cache of the common beginning of texts.
+    """A cache of the keys and values of the common beginning of texts.
 
-    Texts are token ids (B, n), or embeddings (B, n, d) after a soft prompt. read_texts: runs the
-    model; layers: number of layers; version: returns an id of the weights, and entries of another
-    version are ignored; least: minimum length of a beginning.
+    Texts are token ids (B, n), or embeddings (B, n, d) after a soft prompt.
+    read_texts: runs the model; layers: number of layers.
+    version: returns an id of the weights; entries of another version are ignored.
+    least: minimum length of a beginning.
     """
 
     def __init__(
@@ -46,8 +47,8 @@ class SharedPrefixCache:
     ) -> tuple[int, list[SlotLayer]]:
         """Return the number of cached first positions, and layers with their keys and values.
 
-        The layers have room for `length` positions. At least `last` positions of each text stay
-        uncached. If the common beginning is too short, nothing is cached.
+        length: capacity of the layers in positions. At least `last` positions of each text stay
+            uncached. If the common beginning is too short, nothing is cached.
         """
         if self._of != (version := self._version()):
             self._held = None
@@ -73,7 +74,7 @@ class SharedPrefixCache:
         ]
 
     def _read_and_hold_prefix(self, text: Tensor, n_cached: int, count: int) -> None:
-        """Cache the first `count` positions of a text, `n_cached` of which are cached already."""
+        """Cache the first `count` positions of a text. The first `n_cached` are already cached."""
         layers = [SlotLayer(count) for _ in range(self._count)]
         if n_cached and self._held is not None:
             layers = []
@@ -89,7 +90,9 @@ class SharedPrefixCache:
 
 
 def shared_prefix_length(texts: Tensor, text: Tensor) -> int:
-    """Return how many first positions all texts (B, n [, d]) share with text (m [, d])."""
+    """Return the number of first positions that all `texts` (B, n [, d]) share with `text` (m [,
+    d]).
+    """
     if texts.shape[2:] != text.shape[1:] or texts.dtype != text.dtype:
         return 0
     size = min(texts.shape[1], len(text))

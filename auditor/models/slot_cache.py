@@ -11,10 +11,11 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 
 class SlotLayer(CacheLayerMixin):
-    """Keys and values of one layer, preallocated for `length` positions, one slot per row.
+    """Keys and values of one layer, preallocated for `length` positions, with one slot per
+    sequence.
 
-    This layer writes tokens in place and lets rows split. Transformers' DynamicCache copies the
-    whole cache at every token, and StaticLayer has a fixed batch.
+    This layer writes tokens in place and lets sequences split. Transformers' DynamicCache copies
+    the whole cache at every token, and StaticLayer has a fixed batch.
     """
 
     is_sliding = False
@@ -93,7 +94,10 @@ class SlotLayer(CacheLayerMixin):
     def put_rows_into_slots(
         self, layer: SlotLayer, rows: Tensor, slots: Tensor, capacity: int
     ) -> None:
-        """Copy rows of another layer into slots of this layer, which grows to `capacity` slots."""
+        """Copy the batch rows `rows` of another layer into `slots` of this layer.
+
+        This layer grows to `capacity` slots.
+        """
         assert layer.keys is not None and layer.values is not None
         rows = rows.to(layer.keys.device)
         slots = slots.to(layer.keys.device)
@@ -110,7 +114,7 @@ class SlotLayer(CacheLayerMixin):
 
     @classmethod
     def join_layers(cls, layers: Sequence[SlotLayer], more: int) -> SlotLayer:
-        """Join layers into one with all their slots, aligned so that all end at the same position.
+        """Join layers into one layer with all their slots, aligned so that all end at one position.
 
         more: number of positions to allocate after the end.
         """
@@ -136,7 +140,7 @@ class SlotLayer(CacheLayerMixin):
     ) -> SlotLayer:
         """Return a layer with one slot of each given layer.
 
-        filled: positions copied per slot; length: capacity in positions.
+        rows: (layer, slot). filled: positions copied per slot. length: capacity in positions.
         """
         new = cls(length, filled)
         for name in ("keys", "values"):
@@ -161,7 +165,7 @@ class SlotLayer(CacheLayerMixin):
 
 
 class PaddedCache(Cache):
-    """A cache whose slots all end at the same position.
+    """A cache in which all slots end at one position.
 
     empty: (slots,) number of unused positions at the start of each slot.
     """
@@ -171,7 +175,7 @@ class PaddedCache(Cache):
         self.empty = empty
 
     def mask_and_positions(self, length: int) -> dict[str, Tensor]:
-        """Return attention mask and position ids of `length` more tokens, as model arguments."""
+        """Return model arguments for `length` more tokens: attention mask and position ids."""
         end = self.get_seq_length() + length
         positions = torch.arange(end, device=self.empty.device) - self.empty.unsqueeze(-1)
         return {"attention_mask": (positions >= 0).long(), "position_ids": positions[:, -length:]}
@@ -180,14 +184,15 @@ class PaddedCache(Cache):
 def assign_slots(parents: Tensor, slots: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Assign a slot in 0..children-1 to each child: the first child of a row keeps the row's slot.
 
-    Other children get copies.
+    The other children get copies of it.
 
     Args:
         parents: (children,) row of each child.
         slots: (rows,) slot of each row.
 
     Returns:
-        Slot of each child, source slots and destination slots of the copies.
+        The slot of each child, (children,).
+        The source slots and the destination slots of the copies.
     """
     count = len(parents)
     old = slots[parents]

@@ -20,10 +20,11 @@ _WHOLE = (
 
 @dataclass(frozen=True)
 class TrainedLength:
-    """The number of a row's tokens that the model was trained on: the first or the last `tokens`.
+    """The maximum number of tokens of a row that a trainer uses: its first or its last `tokens`.
 
+    from_end: whether the last tokens are used. source: the setting, for messages.
     tokens_before, tokens_after: number of special tokens that the trainer adds around a text
-    without a chat template; `tokens` includes them.
+        without a chat template; `tokens` includes them.
     """
 
     tokens: int
@@ -34,7 +35,7 @@ class TrainedLength:
 
     @property
     def beyond_phrase(self) -> str:
-        """Return the reason for leaving out a part of a row, as a phrase for messages."""
+        """A phrase for messages: the reason for leaving out a part of a row."""
         side = "last" if self.from_end else "first"
         return (
             f"beyond the {side} {self.tokens:,} tokens of a row, which were trained on "
@@ -42,7 +43,7 @@ class TrainedLength:
         )
 
     def span_of(self, n_tokens: int, templated: bool = False) -> tuple[int, int]:
-        """Return the (start, end) range of a row's trained tokens.
+        """Return (start, end) of the trained tokens in a row of `n_tokens` tokens.
 
         templated: whether a chat template formatted the row.
         """
@@ -103,7 +104,7 @@ def _read_pickled_fields(path: Path) -> dict[str, Any]:
 
 
 class _Inert:
-    """A stub for any class or function in a pickle; accepts all arguments and does nothing."""
+    """A stand-in for any class or function in a pickle; it accepts all arguments."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> _Inert:
         return super().__new__(cls)

@@ -28,10 +28,10 @@ def check_tokens_within_vocabulary(
 def check_same_vocabulary_size(
     description: str, name: str, model_size: int, owner: str, size: int
 ) -> None:
-    """Raise AuditError if two models for the same tokens differ in vocabulary size.
+    """Raise AuditError if two models of one text have different vocabulary sizes.
 
-    description: how the user passed the model, such as "--public"; name: the model's name; owner:
-    the possessor of the expected `size`, such as "the target's".
+    description: the option that names the model, such as "--public". name, model_size: the model's
+    name and size. owner: the possessor of the expected `size`, such as "the target's".
     """
     if model_size != size:
         raise AuditError(

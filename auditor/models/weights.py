@@ -116,8 +116,9 @@ def resolve_model_device(device: str) -> torch.device:
 
 @dataclass(frozen=True)
 class Weights:
-    """A model with all weights of its files. notes: sentences on changes to the weights while
-    loading.
+    """A loaded model that has exactly the weights of its files.
+
+    notes: sentences on changes to the weights while loading.
     """
 
     model: PreTrainedModel
@@ -125,10 +126,11 @@ class Weights:
 
 
 def read_weights(kind: Kind, name: str, options: LoadingOptions) -> Weights:
-    """Load a model with all its weights onto its device; dtype `auto` here means float32.
+    """Load a model with all its weights onto its device.
 
-    Callers that want another meaning of `auto` call `resolve_dtype_option` first. Raise AuditError
-    for another kind of model, and for weights that are missing, extra or of the wrong shape.
+    Here dtype `auto` means float32; for another meaning, call `resolve_dtype_option` first. Raise
+    AuditError for another kind of model, and for weights that are missing, extra or of the wrong
+    shape.
     """
     device = resolve_model_device(options.device)
     options = options.resolve_auto_dtype()
@@ -203,7 +205,7 @@ def _list_stored_tensors(model: PreTrainedModel) -> Iterator[tuple[str, torch.Te
 
 
 def _quantisation_scales(module: Any, weight: Any) -> dict[str, torch.Tensor]:
-    """Return bitsandbytes' scales of a weight: one per block for 4 bits, one per row for 8 bits."""
+    """Return bitsandbytes' scales of a weight: per block for 4 bits, per row for 8 bits."""
     state = getattr(weight, "quant_state", None)
     if state is not None:
         return dict(state.as_dict(packed=True))
@@ -248,10 +250,10 @@ def _list_loading_difference_notes(
 
 
 def _weight_formats_notes(name: str) -> tuple[str, ...]:
-    """Return notes on a folder with weights in two formats, one of which may be outdated.
+    """Return notes on a folder with weights in two formats, because one format may be outdated.
 
-    Raise AuditError for a single file and shards in the same format: saving does not remove the
-    older weights, so the right ones are unknown.
+    Raise AuditError for a single file and shards in one format: saving does not remove the older
+        weights, so the right weights are unknown.
     """
     sets = [[file for file in names if (Path(name) / file).is_file()] for names in FORMATS]
     for files in sets:
