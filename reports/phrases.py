@@ -496,8 +496,8 @@ def format_single_record_epsilon(claim: Claim) -> str:
     """Return the epsilon of a record in a shard: `for a single record in it, ε 18.9 (replace)`.
 
     Adding or removing a record or user replaces the one shard with all its data (formulas B2.2,
-    F5). Users who share a record are in one shard, so a new user who shares records with two
-    others may move them. Return "" without shards of records or users.
+    F5). Users who share a record are in one shard, so a new user who shares records with two others
+    may move them. Return "" without shards of records or users.
     """
     replaced = claim.epsilon.get("replace")
     if not claim.whole or replaced is None:

@@ -194,8 +194,8 @@ def _build_page_token_views(
     measured.
 
     The token data are each suffix's codes and bits by model, and texts if given. If not all fit
-    into
-    `budget` bytes, keep the suffixes that are most likely under the first model, the undefended.
+    into `budget` bytes, keep the suffixes that are most likely under the first model, the
+    undefended.
     """
     targets = [t for t in result.targets if t.name in details.tokens]
     if not targets:

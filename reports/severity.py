@@ -1,7 +1,7 @@
 """Grade the severity of a model's leaks by a word and a reason.
 
-Severity depends only on the signals (`conclusions.signals`). The word says what can be extracted;
-a number with an interval says how much. No share is called low. An AI model is anonymous only if
+Severity depends only on the signals (`conclusions.signals`). The word says what can be extracted; a
+number with an interval says how much. No share is called low. An AI model is anonymous only if
 personal data of every person in the training data are insignificantly likely to be extracted (EDPB
 Opinion 28/2024). Extracted text counts more than inferences about text. We chose the words' order.
 """

@@ -1,12 +1,11 @@
-"""Estimate a membership AUC that does not count differences in kind between members and
-non-members.
+"""Estimate a membership AUC that is adjusted for differences in kind of members and non-members.
 
-If the two sides differ in kind, even the score of a model that saw neither distinguishes them. A
-logistic regression on what the texts alone tell (the blind baseline, and the score predicted from
-the text) gives each record its propensity e: the probability of being a member. Members weigh 1 - e
-and non-members e (overlap weights: Li, Morgan and Zaslavsky 2018). Both sides then have the same
-mean of each covariate. Zero-run auditing (arXiv 2605.14591) corrects audits by propensities too.
-Differences that the covariates miss remain.
+If members and non-members differ in kind, even a model that saw neither distinguishes them. A
+logistic regression gives each record its propensity e, the probability of being a member. The
+covariates depend on texts alone: the blind baseline, and the score predicted from the text. Members
+have weight 1 - e and non-members weight e (overlap weights: Li, Morgan and Zaslavsky 2018). Members
+and non-members then have equal weighted means of each covariate. Zero-run auditing (arXiv
+2605.14591) corrects audits by propensities too. Differences that the covariates miss remain.
 """
 
 from __future__ import annotations
@@ -36,10 +35,9 @@ _ITERATIONS = 1000
 
 @dataclass(frozen=True)
 class OverlapWeights:
-    """Weights of the records in one score's adjusted AUC, (records,).
+    """Weights of the records in one score's adjusted AUC.
 
-    The weights of members sum to 1, and so do those of non-members.
-
+    weights: (records,), with sum 1 over members and sum 1 over non-members.
     widen: factor on the standard deviation of the adjusted AUC.
     """
 
@@ -54,14 +52,17 @@ def weigh_scored_records(
     member: Bools,
     group: Ints,
 ) -> dict[str, OverlapWeights]:
-    """Return the weights of the records for each score; {} without a blind baseline.
+    """Return each score's weights of the records, by score name; {} without a blind baseline.
 
-    If a control distinguishes the two sides, the weights depend on its classifiers, so the interval
-    is widened like that of a cross-fitted AUC.
+    If a control score distinguishes members from non-members, the weights depend on its
+    classifiers. The interval is then widened like that of a cross-fitted AUC.
 
     Args:
-        scores: by name, (records,); controls: likewise, from scores that saw no target model.
-        features: from `build_text_features`; group: (records,) code shared by related records.
+        scores: (records,) arrays by name.
+        controls: (records,) arrays by name, of scores that did not use the audited model.
+        features: from `build_text_features`.
+        member: (records,) True for members.
+        group: (records,) a code that related records share.
     """
     if "blind" not in controls:
         return {}
@@ -104,9 +105,10 @@ def estimate_adjusted_auc(
     note: str = "",
     widen: float = 1.0,
 ) -> tuple[Measurement, Floats]:
-    """Return the weighted AUC, and (records,) parts whose mean over either side is the AUC.
+    """Return the weighted AUC, and (records,) parts of the AUC.
 
-    The AUC is NaN if a side's effective number of records is below `FEWEST`. widen: factor on the
+    The mean of the parts over members is the AUC, and so is their mean over non-members. The AUC is
+    NaN if the effective number of members or non-members is below `FEWEST`. widen: factor on the
     standard deviation.
     """
     member_weights = weights[member]
@@ -134,14 +136,19 @@ def estimate_adjusted_auc(
 
 
 def _count_effective_records(weights: Floats) -> float:
-    """Return the effective number of records (Kish 1965), 1 / sum of squared weights. weights sum
-    to 1."""
+    """Return the effective number of records (Kish 1965), 1 / sum of squared weights.
+
+    weights: (records,) with sum 1.
+    """
     squares = float(np.sum(weights**2))
     return 1 / squares if squares else 0.0
 
 
 def _sum_weight_below(scores: Floats, others: Floats, weights: Floats) -> Floats:
-    """Return (scores,), the total weight of the `others` below each score; ties count half."""
+    """Return the total weight of the `others` below each score, (scores,); ties count half.
+
+    others, weights: (others,) scores and their weights.
+    """
     order = np.argsort(others, kind="stable")
     sums = np.concatenate([[0.0], np.cumsum(weights[order])])
     ordered = others[order]

@@ -1,13 +1,16 @@
-"""Bound a mean by betting, at every look at the data, so that a run may stop early.
+"""Bound a mean by betting, with bounds that hold at every look at the data, so a run may stop
+early.
 
-The run queries secrets in random order. A gambler bets a share f of the capital on each number x in
-[0, 1], against a mean of at most m: capital 1 becomes prod (1 - f + f x / m). If the mean is at
-most m, this capital does not grow on average, so the probability that it ever reaches 1 / level is
-at most `level` (Ville). Waudby-Smith and Ramdas (2024, arXiv 2010.09686) choose each stake from
-earlier numbers; here all stakes of a fixed grid are played in parallel and their capitals averaged,
-as in Cover's universal portfolio (Ryu and Bhatt, 2207.12382). A bound therefore does not depend on
-the order, and can be recomputed from the recorded number of each secret. Like fixed-size bounds, it
-bounds the mean of the population from which the secrets are sampled.
+The run queries secrets in random order. A gambler starts with capital 1 and bets against the
+hypothesis that numbers x in [0, 1] have a mean of at most m. Betting a share f of the capital on
+each x multiplies the capital by 1 - f + f x / m. If the hypothesis is true, the capital does not
+grow on average. The probability that it ever reaches 1 / level is then at most `level` (Ville).
+
+Waudby-Smith and Ramdas (2024, arXiv 2010.09686) choose each stake f from earlier numbers. Here all
+stakes of a fixed grid are played in parallel and their capitals averaged, as in Cover's universal
+portfolio (Ryu and Bhatt, 2207.12382). A bound therefore does not depend on the order of the
+secrets, and can be recomputed from the recorded number of each secret. Like fixed-size bounds, the
+bounds are for the mean of the population from which the secrets are sampled.
 """
 
 from __future__ import annotations
@@ -34,7 +37,7 @@ CAPITAL = np.append(np.full(8, (1 - _ALL) / 8), _ALL)
 
 
 def yield_look_sizes(n: int) -> Iterator[int]:
-    """Yield the number of secrets queried at each look; these numbers depend only on n."""
+    """Yield the number of secrets queried before each look; these numbers depend only on n."""
     at = _FIRST
     while at < n:
         yield at
@@ -44,12 +47,13 @@ def yield_look_sizes(n: int) -> Iterator[int]:
 
 
 def log_betting_capital(values: Floats, counts: Ints, mean: float) -> Floats:
-    """Return the log of the capital, averaged over stakes, against a mean of at most `mean`:
-    (...,).
+    """Return the log of the gambler's capital, averaged over stakes, (...,).
+
+    The gambler bets against the hypothesis that the mean is at most `mean`.
 
     Args:
-        values: (v,) distinct values.
-        counts: (..., v) how often each value occurred.
+        values: (v,) distinct numbers in [0, 1].
+        counts: (..., v) the number of times that each value occurred.
     """
     with np.errstate(divide="ignore"):  # who stakes all of it has nothing left at x = 0
         log_growth = np.log(1 - STAKES + STAKES * (values / mean)[:, None])  # (v, stakes)
@@ -64,7 +68,7 @@ def log_betting_capital(values: Floats, counts: Ints, mean: float) -> Floats:
 
 @dataclass(frozen=True)
 class BettingMean:
-    """Mean of numbers in [least, 1]. Its one-sided bounds at any level hold at every look."""
+    """The mean of numbers in [minimum, 1], with one-sided bounds that hold at every look."""
 
     values: Floats
     minimum: float = 0.0
@@ -92,7 +96,7 @@ class BettingMean:
 
     @cached_property
     def _distinct_scaled_values(self) -> tuple[Floats, Ints]:
-        """Return the distinct values, scaled into [0, 1], and their counts."""
+        """Return the distinct values, scaled into [0, 1], and their counts, (v,) each."""
         distinct, counts = np.unique(
             (self.values - self.minimum) / (1 - self.minimum),
             return_counts=True,
@@ -101,8 +105,10 @@ class BettingMean:
 
 
 def _compute_lower_mean_bound(values: Floats, counts: Ints, level: float) -> float:
-    """Return the largest m for which "the mean is at most m" is refuted at `level`; 0 if none
-    is."""
+    """Return the largest m for which a mean of at most m is rejected at significance `level`.
+
+    Return 0 if no m is rejected.
+    """
     most = float(values @ counts) / max(1, int(counts.sum()))
     if not most > 0:
         return 0.0
@@ -124,11 +130,11 @@ def simulate_stopping_sizes(
     runs: int = 1000,
     seed: int = 0,
 ) -> Ints:
-    """Simulate how many secrets each run queries until it refutes a mean of at most `mean`:
-    (runs,).
+    """Simulate the number of secrets that each run queries before it rejects a mean of at most
+    `mean`.
 
-    A run that does not refute this within `most` secrets gets 2 * most. odds: (v,) the true
-    probability of each value.
+    Return (runs,) numbers; a run that does not reject within `most` secrets gets 2 * most.
+    values, odds: (v,) numbers and their true probabilities; level: the significance level.
     """
     rng = np.random.default_rng(seed)
     at = np.array([*yield_look_sizes(most)])
@@ -142,8 +148,10 @@ def simulate_stopping_sizes(
 
 @dataclass(frozen=True)
 class BettingExcess:
-    """Mean of one group minus mean of another, unpaired. Each bound combines a bound of either
-    group at half the level."""
+    """The mean of `group` minus the mean of `reference_group`, unpaired.
+
+    Each bound combines one bound of either group, at half the significance level.
+    """
 
     group: BettingMean
     reference_group: BettingMean

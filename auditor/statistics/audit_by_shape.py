@@ -1,21 +1,23 @@
-"""Bound epsilon from below by canaries of one shape that are independent given shared randomness.
+"""Bound epsilon from below under an assumption on the shape of the canaries' likelihood ratios.
 
-The shape is the distribution of a canary's log-likelihood ratio, included against excluded, under T
-steps of a Gaussian mechanism of unknown noise, sampled at rate q: DP-SGD's own shape, or with (q,
-T) = (1, 1) the Gaussian mechanism's. The bound assumes: given all randomness that the canaries
-share and the release shows, canaries are independent, and each is distinguished no better than the
-shape allows at some noise. The shared randomness may determine this noise.
+The shape is the distribution of a canary's log-likelihood ratio, included against excluded. It is
+the shape of T steps of a Gaussian mechanism of unknown noise, sampled at rate q, as in DP-SGD; (q,
+T) = (1, 1) is the Gaussian mechanism. Canaries share some randomness that the release reveals. The
+bound assumes that, given this shared randomness, canaries are independent, and each is
+distinguished no better than the shape allows at some noise. The shared randomness may determine
+this noise.
 
-Proof. Given the shared randomness Z, the number of right guesses among the r surest of m is at most
-that of the shape (order statistics; Xiang et al. 2025 put the means into a Chernoff bound, here
-they are exact). This bounds the noise, with part of the level. The mechanism's epsilon at delta
-covers all Z: delta_Z(epsilon) has a mean of at most delta, so with the other part of the level as
-error probability it is at most delta / part (Markov). The bound is epsilon of the refuted noise at
-this larger delta. It also covers a mechanism that tosses one more coin to reveal all coins or none.
+Proof. Given the shared randomness Z, take the r surest of m guesses. The number of right guesses
+among them is at most that of the shape (order statistics; Xiang et al. 2025 put the means into a
+Chernoff bound, here they are exact). This bounds the noise, with part of the significance level.
+The mechanism's epsilon at delta covers all Z, so delta_Z(epsilon) has a mean of at most delta. With
+the other part of the level as error probability, delta_Z is at most delta / part (Markov). The
+bound is the epsilon of the refuted noise at this larger delta. It also covers a mechanism that
+tosses one more coin to reveal all coins or none.
 
-The surer half of the guesses bounds the noise. The surest eighth checks the shape: if so few of
-them are right that fewer occur in less than one of twenty audits at that noise, nothing is bounded.
-This detects most other mechanisms.
+The surer half of the guesses bounds the noise. The surest eighth checks the shape: the bound is 0
+if so few of this eighth are right in less than one of twenty audits at the bounded noise. This
+check detects most other mechanisms.
 """
 
 from __future__ import annotations
@@ -60,9 +62,10 @@ _NOTHING = 1e-14  # of a distribution
 
 
 class LikelihoodRatioDistribution(NamedTuple):
-    """Distribution of the log-likelihood ratio: probabilities of the values `log_ratios` (nats).
+    """The distribution of a canary's log-likelihood ratio.
 
-    inside: for an included canary; out: for an excluded canary.
+    log_ratios: the possible values, in nats.
+    inside, out: the probability of each value for an included and for an excluded canary.
     """
 
     log_ratios: Floats
@@ -77,8 +80,10 @@ class LikelihoodRatioDistribution(NamedTuple):
         return float(max(np.maximum(more, 0).sum(), np.maximum(less, 0).sum()))
 
     def compute_guess_probabilities(self) -> tuple[Floats, Floats]:
-        """Return P[a guess is at least this sure] and P[it is also right], for each sureness,
-        highest first."""
+        """Return two cumulative probabilities for each level of sureness, highest sureness first.
+
+        They are P[a guess is at least this sure] and P[a guess is at least this sure and right].
+        """
         order = np.argsort(-np.abs(self.log_ratios), kind="stable")
         said_in = self.log_ratios[order] > 0
         inside = self.inside[order]
@@ -91,10 +96,11 @@ def compute_likelihood_ratio_distribution(
     noise: float,
     sampling: Sampling,
 ) -> LikelihoodRatioDistribution:
-    """Return the distribution for all steps, composed by Fourier transforms.
+    """Return the distribution of the log-likelihood ratio of all T steps, composed by Fourier
+    transforms.
 
-    For an included canary a step shows x ~ (1 - q) N(0, noise^2) + q N(1, noise^2), for an excluded
-    canary x ~ N(0, noise^2).
+    A step outputs x ~ (1 - q) N(0, noise^2) + q N(1, noise^2) for an included canary, and x ~ N(0,
+    noise^2) for an excluded canary. sampling: (q, T).
     """
     q, steps = sampling
     x = np.linspace(-_TAILS * noise, 1 + _TAILS * noise, _CELLS)
@@ -132,12 +138,14 @@ def compute_likelihood_ratio_distribution(
 def compute_final_model_distribution(
     noise_multiplier: float, sampling: Sampling, copies: int = 1
 ) -> LikelihoodRatioDistribution:
-    """Return what the sum of all T steps reveals about a canary with k copies.
+    """Return the distribution of the log-likelihood ratio of the sum of all T steps.
 
-    Copies clipped to C move the sum along the canary's direction by Binomial(k T, q) C; the noise
-    has deviation sqrt(T) sigma C. If the noise is well above C, this is close to two Gaussians that
-    are d = k T q / sqrt(T sigma^2 + k T q (1 - q) / 2) deviations apart: the difference of the
-    means over the root of the mean variance.
+    The sum is all that a finished model reveals about a canary with k copies. Copies clipped to C
+    move the sum along the canary's direction by Binomial(k T, q) C; the noise has deviation sqrt(T)
+    sigma C. If the noise is well above C, this is close to two Gaussians at distance d = k T q /
+    sqrt(T sigma^2 + k T q (1 - q) / 2). This is the difference of the means over the root of the
+    mean variance.
+    sampling: (q, T); noise_multiplier: sigma.
     """
     q, steps = sampling
     draws = copies * steps
@@ -160,7 +168,7 @@ def compute_final_model_distribution(
 
 
 def _compute_step_cdfs(x: Floats, noise: float, q: float) -> tuple[Floats, Floats]:
-    """Return P[a step shows at most x] for an included canary and for an excluded canary."""
+    """Return P[a step outputs at most x] for an included canary and for an excluded canary."""
     out = ndtr(x / noise)
     return (1 - q) * out + q * ndtr((x - 1) / noise), out
 
@@ -197,7 +205,8 @@ def compute_canary_shape_p_value(m: int, r: int, v: int, noise: float, sampling:
     shape.
 
     The share of canaries surer than the (r+1)-th surest is Beta(r + 1, m - r) distributed. Given
-    this share, the r guesses are independently right: a binomial tail, averaged over the share.
+    this share, the r guesses are independently right, which gives a binomial tail. The result is
+    the mean of this tail over the share.
     """
     if v > r:
         return 0.0
@@ -222,10 +231,11 @@ def bound_shape_epsilon(
     copies: int = 1,
     sampling: Sampling = GAUSSIAN,
 ) -> float:
-    """Return epsilon at delta of the smallest refuted noise; 0 if no noise is refuted, or if the
-    surest eighth contradicts the shape.
+    """Return the epsilon at delta of the smallest refuted noise.
 
-    Raise AuditError for impossible counts, for delta 0, and for several copies of sampled canaries.
+    Return 0 if no noise is refuted, or if the surest eighth of the guesses contradicts the shape.
+    right: the numbers of right guesses for each of `list_guess_counts(m)`; sampling: (q, T). Raise
+    AuditError for impossible counts, for delta 0, and for several copies of sampled canaries.
     """
     check_one_run_arguments(m, right, delta, level, copies)
     if delta == 0:
@@ -265,8 +275,8 @@ def bound_shape_epsilon(
 def bound_shape_mu(m: int, right: Counts, level: float, copies: int = 1) -> tuple[float, float]:
     """Return a two-sided interval of one record's mu, if canaries are independent and Gaussian.
 
-    The right guesses among the surer half bound mu from each side at half the level. The upper end
-    holds for these scores only: a better score may reveal more.
+    The right guesses among the surer half bound mu from each side at half the significance level.
+    The upper end holds for these scores only; a better score may reveal more.
     """
     counts = list_guess_counts(m)
     bounding = min(_BOUNDED_BY, len(counts) - 1)
@@ -278,7 +288,7 @@ def bound_shape_mu(m: int, right: Counts, level: float, copies: int = 1) -> tupl
         low = 1 / (most * copies)
 
     def leaks_more(noise: float) -> bool:
-        """Return whether P[at most v right] at this noise is below half the level."""
+        """Return whether P[at most v right] at this noise is below half the significance level."""
         return 1 - compute_canary_shape_p_value(m, r, v + 1, noise, GAUSSIAN) < level / 2
 
     least = find_largest_passing_noise(leaks_more)
@@ -289,7 +299,7 @@ def bound_shape_mu(m: int, right: Counts, level: float, copies: int = 1) -> tupl
 
 
 def convert_shape_noise(noise: float, sampling: Sampling, delta: float) -> float:
-    """Return epsilon at delta of this shape at this noise."""
+    """Return the epsilon at delta, in nats, of the mechanism with this noise and sampling."""
     distribution = compute_likelihood_ratio_distribution(noise, sampling)
     return find_largest_refuted_value(
         lambda epsilon: distribution.delta(epsilon) > delta,
@@ -299,8 +309,11 @@ def convert_shape_noise(noise: float, sampling: Sampling, delta: float) -> float
 
 
 def find_largest_passing_noise(enough: Callable[[float], bool]) -> float | None:
-    """Return the largest noise for which `enough` is True, in steps of half a percent; None if
-    there is none. `enough` must be True for all smaller noise."""
+    """Return the largest noise for which `enough` is True, in steps of half a percent.
+
+    Return None if there is none. If `enough` is True for a noise, it must be True for all smaller
+    noise.
+    """
     low = -1
     high = math.ceil(math.log(_MOST_NOISE / _LEAST_NOISE, _STEP))
     while high - low > 1:
@@ -316,8 +329,11 @@ def _find_least_refuted_noise(
     level: float,
     sampling: Sampling,
 ) -> float | None:
-    """Return the smallest refuted noise, in steps of half a percent; None if no noise is refuted.
-    All larger noise is refuted too."""
+    """Return the smallest noise that is refuted, in steps of half a percent; None if none is
+    refuted.
+
+    All larger noise is refuted too.
+    """
 
     def refuted(k: int) -> bool:
         return compute_canary_shape_p_value(m, r, v, _LEAST_NOISE * _STEP**k, sampling) < level

@@ -1,12 +1,13 @@
-"""Compute an audit's power: the smallest epsilon for which such an audit exceeds a limit with a
-wanted probability.
+"""Compute the power of an audit of epsilon.
 
-No mechanism makes every guess right, so power does not assume that. For one run, the canaries come
-from DP-SGD with the audit's own sampling rate and steps (or from a Gaussian mechanism), with less
-noise, and each is observed exactly. The distribution of right guesses among the surest is then
-known exactly (`compute_canary_shape_p_value`). Power counts only refutations by one fixed number of
-guesses. For games, the model reveals epsilon evenly, like randomised response. Scores that reveal
-less have less power, by an unknown amount.
+The power is the probability with which such an audit exceeds a limit. This module returns the
+smallest epsilon with a wanted power. No mechanism makes every guess right, so power does not assume
+right guesses only. For one run, the canaries come from DP-SGD with the audit's own sampling rate
+and steps (or from a Gaussian mechanism), with less noise. Each canary is observed exactly. The
+distribution of right guesses among the surest is then known exactly
+(`compute_canary_shape_p_value`). Power counts only refutations by one fixed number of guesses. For
+games, the model reveals epsilon evenly, like randomised response. Scores that reveal less have less
+power, by an unknown amount.
 """
 
 from __future__ import annotations
@@ -56,8 +57,11 @@ _SIMULATED = 400  # audits, of which the median is taken
 
 @lru_cache(maxsize=2**12)
 def find_detectable_epsilon(audit: Audited, limit: float, power: float = USUAL) -> float:
-    """Return the smallest epsilon, at the audit's delta, with which such audits exceed `limit` with
-    probability `power`; inf if there is none."""
+    """Return the smallest true epsilon with which such audits exceed `limit` with probability
+    `power`.
+
+    The epsilon is in nats, at the audit's delta; inf if there is none.
+    """
     if audit.best <= limit:
         return math.inf
     if audit.table is not None:
@@ -82,8 +86,11 @@ def find_detectable_epsilon(audit: Audited, limit: float, power: float = USUAL) 
 
 
 def describe_detection_power(audit: Audited, limit: float, power: float = USUAL) -> str:
-    """Return a phrase like `ε 3.51 of a Gaussian mechanism that its scores see in full would have
-    been caught with 80% probability`."""
+    """Return a phrase on the smallest detectable epsilon.
+
+    `ε 3.51 of a Gaussian mechanism that its scores see in full would have been caught with 80%
+    probability`
+    """
     epsilon = find_detectable_epsilon(audit, limit, power)
     if audit.table is not None:
         model = "a model that gives it away evenly"
@@ -99,8 +106,10 @@ def describe_detection_power(audit: Audited, limit: float, power: float = USUAL)
 
 
 def describe_audit_ceiling(audit: Audited, claim: Claim | None) -> str:
-    """Return a phrase like `of the claimed ε 4 this audit could show at most about 0.71 (...)`; ""
-    for a claim without a subsampled Gaussian mechanism."""
+    """Return a phrase like `of the claimed ε 4 this audit could show at most about 0.71 (...)`.
+
+    Return "" for a claim without a subsampled Gaussian mechanism.
+    """
     ceiling = find_audit_ceiling(audit, claim)
     if ceiling is None or claim is None:
         return ""
@@ -116,11 +125,11 @@ def describe_audit_ceiling(audit: Audited, claim: Claim | None) -> str:
 
 
 def find_audit_ceiling(audit: Audited, claim: Claim | None) -> float | None:
-    """Return the median epsilon that such audits show if the claim is true and the scores are the
-    best possible.
+    """Return the median lower bound of epsilon in such audits, if the claim is true and scores are
+    ideal.
 
     Return None for a claim without a subsampled Gaussian mechanism. An audit with recorded sampling
-    observes each step, other audits only the finished model.
+    observes each step; other audits observe only the finished model.
     """
     if claim is None or audit.table is not None or not set(claim.details) >= _MECHANISM:
         return None
@@ -150,10 +159,12 @@ def estimate_median_epsilon(
     copies: int = 1,
     sees_steps: bool = False,
 ) -> float:
-    """Return the median bound of simulated audits of DP-SGD by m canaries, with the best scores.
+    """Return the median lower bound of simulated audits of DP-SGD by m canaries with ideal scores.
 
-    sees_steps: scores are the likelihood ratios of all steps; otherwise of their sum, which the
-    finished model reveals. copies: number of insertions of each canary, as in `one_run`.
+    sampling: (sampling rate, steps).
+    copies: the number of insertions of each canary.
+    sees_steps: True if scores are the likelihood ratios of all steps. Otherwise scores are the
+    likelihood ratios of the sum of steps, which the finished model reveals.
     """
     distribution = compute_final_model_distribution(noise_multiplier, sampling, copies)
     if sees_steps:
@@ -171,8 +182,10 @@ def estimate_median_epsilon(
 
 
 def _simulate_right_counts(m: int, distribution: LikelihoodRatioDistribution) -> NDArray[np.int64]:
-    """Return how many of the surest guesses are right in simulated audits, for each number of
-    guesses in `list_guess_counts`: (audits, counts)."""
+    """Return the numbers of right guesses among the surest in simulated audits, (audits, counts).
+
+    counts: one for each number of guesses in `list_guess_counts(m)`.
+    """
     as_sure, right = distribution.compute_guess_probabilities()
     mass = np.diff(as_sure, prepend=0.0)
     chance = np.diff(right, prepend=0.0) / np.maximum(mass, 1e-300)
@@ -187,16 +200,20 @@ def _simulate_right_counts(m: int, distribution: LikelihoodRatioDistribution) ->
 def _find_needed_right_counts(
     m: int, epsilon: float, delta: float, level: float, copies: int
 ) -> Counts:
-    """Return how many right guesses refute `epsilon` of one record if each canary is `copies`
-    records."""
+    """Return the numbers of right guesses that refute `epsilon` of one record.
+
+    Each canary is `copies` records. There is one number for each of `list_guess_counts(m)`.
+    """
     return find_refuting_right_counts(
         m, copies * epsilon, compute_group_delta(epsilon, delta, copies), level
     )
 
 
 def _find_game_detectable_epsilon(audit: Audited, limit: float, power: float) -> float:
-    """Return `find_detectable_epsilon` for games. Either kind of wrong guess gets half of the
-    allowed probability of a miss (union bound)."""
+    """Return `find_detectable_epsilon` for an audit by games.
+
+    Each kind of wrong guess gets half of the allowed probability of a miss (union bound).
+    """
     assert audit.table is not None  # whoever asks has seen to it
     tp, fn, fp, tn = audit.table
     played = tp + fn

@@ -1,14 +1,15 @@
 """Compute lower bounds of epsilon from the scores and coins of one run's canaries.
 
-A higher score means more confidence that the canary was included. A score above the middle is
-guessed "in", a score below it "out". The farther from the middle, the surer the guess. Ties in
-score or distance count against the guesser, so the order of the canaries reveals nothing about
-their coins. Sureness is a distance, not a rank: high scores identify included canaries best and low
-scores hardly any, so the upper tail is longer.
+A fair coin decides whether a canary is included. A higher score means more confidence that the
+canary was included. A score above the middle is guessed "in", a score below the middle "out". A
+guess is surer the farther its score is from the middle. Ties in score or distance count against the
+guesser, so the order of the canaries reveals nothing about their coins. Sureness is a distance and
+not a rank, because high scores identify included canaries best and low scores hardly identify
+excluded canaries.
 
 All numbers of guesses in `list_guess_counts(m)` are tested together
-(`one_run.compute_one_run_p_value`), without dividing the level among them. (jax_privacy's
-Bonferroni correction is over the points of the ROC's hull, which the coins chose.)
+(`one_run.compute_one_run_p_value`), without dividing the significance level among them. jax_privacy
+divides by Bonferroni over the points of the ROC's hull, which depend on the coins.
 """
 
 from __future__ import annotations
@@ -73,11 +74,12 @@ def audit_epsilon_bounds(
     copies: int = 1,
     sampling: Sampling = GAUSSIAN,
 ) -> tuple[Audited, ...]:
-    """Return one bound per estimator, the (epsilon, delta) bound first; at delta 0 only this bound.
+    """Return one bound per estimator, with the (epsilon, delta) bound first; at delta 0 only this
+    bound.
 
-    scores, included: (canaries,). Each bound is at `level` by itself. sampling: rate and steps of
-    the shape that the last bound assumes. Raise AuditError for NaN or all equal scores, unfair
-    coins, or fewer canaries than any bound needs.
+    scores, included: (canaries,). Each bound alone holds at significance `level`. sampling: the
+    rate and the number of steps of the shape that the last bound assumes. Raise AuditError for NaN
+    or all equal scores, unfair coins, or fewer canaries than any bound needs.
     """
     _check_audit_inputs(scores, included, delta, level, copies)
     right = count_right_guesses(scores, included)
@@ -127,18 +129,20 @@ def plan_audit(
     copies: int = 1,
     sampling: Sampling = GAUSSIAN,
 ) -> Audited:
-    """Return an audit by the (epsilon, delta) bound before any guess: none is right, and nothing is
-    proved."""
+    """Return an audit by the (epsilon, delta) bound before any guess: no guess is right, epsilon is
+    0.
+    """
     _check_audit_parameters(m, delta, level, copies)
     none_right = tuple(0 for _ in list_guess_counts(m))
     return _audit_estimator(MAIN, m, none_right, delta, level, copies, sampling)
 
 
 def repeat_audit(audit: Audited, level: float) -> Audited:
-    """Recompute the audit's bound and its best provable bound at another level, such as a level
-    shared by several audits of one model.
+    """Return the audit with its bound and its best provable bound recomputed at another
+    significance level.
 
-    Raise AuditError for an audit that `audit_epsilon_bounds` cannot have made.
+    Several audits of one model may share a level, for example. Raise AuditError for an audit that
+    `audit_epsilon_bounds` cannot have made.
     """
     if audit.estimator == GAMES and audit.table is not None:
         again = games.audit_games(audit.table, audit.delta, level)
@@ -166,8 +170,9 @@ def explain_powerless_audit(audit: Audited, limit: float) -> str:
     """Return why no outcome of this audit could exceed the limit on epsilon; "" if some outcome
     could.
 
-    A game over only some of the tokens that a claim covers proves at most what these tokens reveal.
-    If that is within the limit, no guesses can contradict the claim about all tokens.
+    A game may use only some of the tokens that a claim covers. It then proves at most the epsilon
+    that these tokens reveal. If this epsilon is within the limit, no guesses can contradict the
+    claim.
     """
     if audit.best <= limit:
         return "the audit had no power to refute it: every guess right would not have exceeded it"
@@ -191,7 +196,7 @@ def explain_powerless_audit(audit: Audited, limit: float) -> str:
 
 
 def count_right_guesses(scores: NDArray[np.floating], included: Bools) -> Counts:
-    """Return how many of the surest guesses are right, for each number of `list_guess_counts`.
+    """Return the number of right guesses among the r surest, for each r of `list_guess_counts`.
 
     scores, included: (canaries,).
     """
@@ -204,8 +209,11 @@ def count_right_guesses(scores: NDArray[np.floating], included: Bools) -> Counts
 
 
 def _score_cut_nearest_middle(ordered: NDArray[np.floating]) -> float:
-    """Return the score that separates "in" from "out": of the midpoints between different
-    neighbours in the sorted scores, the one nearest the middle."""
+    """Return the score that separates guesses "in" from guesses "out".
+
+    Candidates are the midpoints between different neighbours in the sorted scores; the result is
+    the candidate nearest the middle.
+    """
     steps = np.flatnonzero(np.diff(ordered)) + 1
     if not len(steps):
         return float(ordered[0])
@@ -223,8 +231,10 @@ def compute_best_provable_epsilon(
     level: float = LEVEL,
     copies: int = 1,
 ) -> float:
-    """Return the epsilon that m canaries prove if every guess is right. They can refute no larger
-    claim."""
+    """Return the epsilon that m canaries prove if every guess is right.
+
+    The canaries can refute no larger claim.
+    """
     return epsilon_one_run(m, list_guess_counts(m), delta, level, copies)
 
 
@@ -279,8 +289,10 @@ def _find_fewest_canaries(
     level: float,
     copies: int,
 ) -> int:
-    """Return the smallest m for which `enough` is True, by bisection. Raise AuditError like
-    `count_needed_canaries`."""
+    """Return the smallest number of canaries for which `enough` is True, by bisection.
+
+    Raise AuditError like `count_needed_canaries`.
+    """
     # Doubled until it is enough, then bisected: both take it that more canaries never prove less.
     low = 1
     high = 2
@@ -297,10 +309,11 @@ def _find_fewest_canaries(
 
 
 def audit_measurements(audits: Sequence[Audited]) -> list[Measurement]:
-    """Return an audit's measurements: each bound, the best provable bound, and the right guesses.
+    """Return measurements of each bound, of the best provable bound, and of the right guesses.
 
-    A bound's interval is one-sided, [bound, inf), and its n is the number of canaries. To compare a
-    claim, use the audits themselves, which a probe returns by `Probe.audits`.
+    audits: all bounds of one audit. A bound's interval is one-sided, [bound, inf), and its n is the
+    number of canaries. To compare a claim, use the audits themselves, which a probe returns by
+    `Probe.audits`.
     """
     main = audits[0]
     measurements = list[Measurement]()

@@ -1,8 +1,9 @@
-"""Classify members by a model fitted to other records: the blind and the stacked score.
+"""Classify members by a classifier fitted to other records, for the blind and the stacked score.
 
-Scores are cross-fitted: a record's classifier is fitted to the other folds. Near-duplicates, the
-parts of one record and the records of one person share a fold, so a score never uses the label of
-its own record or of a related record. No language model is needed.
+The blind score uses texts only; the stacked score combines other scores. Scores are cross-fitted: a
+record's classifier is fitted to the other folds. Near-duplicates, the parts of one record and the
+records of one person share a fold. A score therefore never uses the label of its own or a related
+record. No language model is needed.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ def compute_cross_fit_deviation_factor(
     member: Bools,
     group: Ints,
 ) -> float:
-    """Return the factor on the standard deviation of a cross-fitted AUC; 1 if there are too few
-    groups for folds.
+    """Return the factor on the standard deviation of a cross-fitted AUC; 1 with too few groups for
+    folds.
 
-    Scores of one fold share a classifier: the variance of a mean over J folds is 1/J +
+    Scores of one fold share a classifier. The variance of a mean over J folds is therefore 1/J +
     n_test/n_train of a fold's variance, not 1/J (Nadeau and Bengio 2003). Texts of a group share
-    words, so their scores are similar: the variance is multiplied by the mean group size of a text,
-    as if a group's scores were equal (Kish 1965).
+    words, so their scores are similar. The variance is multiplied by the mean group size of a text,
+    as if a group's scores were equal (Kish 1965). member, group: (texts,).
     """
     folds = count_cross_fit_folds(member, group)
     if folds < 2:
@@ -50,13 +51,13 @@ def group_related_texts(
     texts: Sequence[Tokens],
     *origins: Sequence[Hashable | None],
 ) -> Ints:
-    """Return (texts,), the group of each text. Texts related directly or through others share a
-    group.
+    """Return the group code of each text, (texts,).
+
+    Texts that are related, directly or through other texts, share a group.
 
     Args:
-        texts: near-duplicates are texts within `compute_near_verbatim_limit` token edits of each
-        other.
-        origins: the source of each text, such as its document or person; None if unknown.
+        texts: token ids; near-duplicates are within `compute_near_verbatim_limit` token edits.
+        origins: sequences with the source of each text, such as its document; None if unknown.
     """
     limits = [compute_near_verbatim_limit(len(text)) for text in texts]
     pairs = list(index_pairs_within_edit_limits(texts, texts, limits))
@@ -73,7 +74,10 @@ def group_related_texts(
 
 
 def assign_folds(secrets: Sequence[Secret]) -> Ints:
-    """Return the (secrets,) group of each secret: by text, document, person and prompt."""
+    """Return the group code of each secret, (secrets,).
+
+    Secrets with a similar text, or with a common document, person or prompt, share a group.
+    """
     texts = [secret.prefix + secret.suffix for secret in secrets]
     prompts = _prefixes_of_few_texts([secret.prefix for secret in secrets])
     return group_related_texts(
@@ -85,11 +89,11 @@ def assign_folds(secrets: Sequence[Secret]) -> Ints:
 
 
 def _prefixes_of_few_texts(prefixes: Sequence[Tokens]) -> list[Tokens | None]:
-    """Return each prefix if it identifies an origin, such as a prompt with several answers;
-    otherwise None.
+    """Return each prefix that identifies an origin, such as a prompt with several answers, else
+    None.
 
-    A short prefix, or a prefix of more than a fifth of the texts, is a common phrase; and so many
-    texts would not fit into one fold.
+    A short prefix, or a prefix of more than a fifth of the texts, is a common phrase. A group of so
+    many texts would not fit into one fold.
     """
     counts = Counter(prefixes)
     most = len(prefixes) / FOLDS
@@ -102,17 +106,16 @@ def _prefixes_of_few_texts(prefixes: Sequence[Tokens]) -> list[Tokens | None]:
 def score_membership_blindly(features: Any, member: Bools, group: Ints) -> Floats:
     """Return (texts,) log-odds of membership from tokens and lengths, without a language model.
 
-    features: from `build_text_features`. NaN if there are too few groups for folds.
+    features: from `build_text_features`. The scores are NaN if there are too few groups for folds.
     """
     return _predict_cross_fitted_log_odds(features, member, group)
 
 
 def predict_scores_from_texts(features: Any, scores: Floats, member: Bools, group: Ints) -> Floats:
-    """Return (records, k) ranks in [0, 1] of the given (records, k) scores, predicted from the
-    texts.
+    """Predict the ranks of scores from the texts, and return (records, k) ranks in [0, 1].
 
-    The predictor is ridge regression, cross-fitted like the blind score. NaN if there are too few
-    groups for folds.
+    scores: (records, k). The predictor is ridge regression, cross-fitted like the blind score.
+    Ranks are NaN if there are too few groups for folds.
     """
     from sklearn.linear_model import Ridge
 
@@ -126,13 +129,13 @@ def predict_scores_from_texts(features: Any, scores: Floats, member: Bools, grou
 
 
 def _rank_scores(scores: Floats) -> Floats:
-    """Return (records,), for each score the share of scores that are not larger."""
+    """Return, for each score, the share of scores that are not larger, (records,)."""
     ranks: Floats = np.searchsorted(np.sort(scores), scores, side="right") / len(scores)
     return ranks
 
 
 def build_text_features(texts: Sequence[Tokens], lengths: Floats) -> Any:
-    """Return sparse (texts, features): counts of each token in a text, and sizes of the text.
+    """Return a sparse matrix (texts, features) of token counts and sizes of each text.
 
     lengths: (texts, k) further sizes of each text.
     """
@@ -154,8 +157,10 @@ def combine_membership_scores(
     member: Bools,
     group: Ints,
 ) -> Floats:
-    """Return (records,) log-odds of membership by logistic regression on finite scores (records,
-    k)."""
+    """Return (records,) log-odds of membership by logistic regression on scores.
+
+    scores: (records, k), finite.
+    """
     return _predict_cross_fitted_log_odds(standardise_columns(scores), member, group)
 
 
@@ -181,8 +186,10 @@ def _predict_cross_fitted_log_odds(
 def _split_cross_fit_folds(
     features: Any, member: Bools, group: Ints
 ) -> Iterator[tuple[Ints, Ints]]:
-    """Yield, for each fold, the records to fit and the records to score; nothing if there are too
-    few groups."""
+    """Yield, for each fold, the indices of records to fit and of records to score.
+
+    Yield nothing if there are too few groups.
+    """
     from sklearn.model_selection import StratifiedGroupKFold
 
     folds = count_cross_fit_folds(member, group)
@@ -193,8 +200,11 @@ def _split_cross_fit_folds(
 
 
 def count_cross_fit_folds(member: Bools, group: Ints) -> int:
-    """Return the number of folds, at most 5, that keeps related records together and has both sides
-    in each fold."""
+    """Return the number of folds, at most 5, that can keep each group of related records in one
+    fold.
+
+    Each fold has members and non-members.
+    """
     return min(FOLDS, *(len(np.unique(group[member == side])) for side in (True, False)))
 
 

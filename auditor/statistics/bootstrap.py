@@ -1,8 +1,8 @@
-"""Resample secrets, texts or draws: count how often each of n occurs in a resample (the bootstrap,
-Efron 1979).
+"""Resample secrets, texts or draws with replacement (the bootstrap, Efron 1979).
 
-Resamples depend only on the stream's name and n. Numbers over the same secrets therefore use the
-same resamples, and shared variation cancels in a difference.
+A resample is stored as the number of times that each of n items occurs. Resamples depend only on
+the stream's name and n. Numbers over the same secrets therefore use the same resamples, and shared
+variation cancels in a difference.
 """
 
 from __future__ import annotations
@@ -27,13 +27,17 @@ Values = Floats  # (resamples,); NaN where a resample holds nothing to take a nu
 
 
 def draw_resample_counts(noise: np.random.Generator, n: int, size: int) -> Draws:
-    """Draw n of n items with replacement, `size` times, and count each item: (size, n)."""
+    """Draw n of n items with replacement, `size` times, and return the counts of items, (size,
+    n).
+    """
     return noise.multinomial(n, np.full(n, 1 / n), size=size)
 
 
 def draw_dirichlet_weights(noise: np.random.Generator, n: int, size: int) -> Floats:
-    """Draw (size, n) weights that sum to 1 per row: Dirichlet(1, ..., 1), uniform on the simplex
-    (Rubin 1981)."""
+    """Draw (size, n) weights that sum to 1 per row, uniformly on the simplex (Rubin 1981).
+
+    The distribution is Dirichlet(1, ..., 1).
+    """
     # over their sum, exponentials are Dirichlet(1, ..., 1)
     exponentials = noise.standard_exponential((size, n))
     return exponentials / exponentials.sum(1, keepdims=True)
@@ -46,8 +50,11 @@ def draw_resample_blocks(
     at_once: int | None = None,
     draw: Callable[..., Any] = draw_resample_counts,
 ) -> Iterator[Any]:
-    """Yield `size` resamples of n items in blocks of at most `at_once` rows, by default as memory
-    permits. Block size does not change the resamples."""
+    """Yield `size` resamples of n items in blocks of at most `at_once` rows.
+
+    By default the block size depends on memory. The block size does not change the resamples.
+    stream: a name that seeds the resamples; draw: draws counts or weights, (rows, n).
+    """
     step = at_once or max(1, _COUNTS // n)
     if n * size <= _COUNTS:
         resamples = _draw_cached_resamples(n, stream, size, draw)
@@ -62,8 +69,7 @@ def draw_resample_blocks(
 
 @functools.lru_cache(maxsize=4)
 def _draw_cached_resamples(n: int, stream: str, size: int, draw: Callable[..., Any]) -> Any:
-    """Draw resamples and cache them, as they are used often and drawing takes longer than most
-    uses."""
+    """Draw resamples and cache them, because they are used often and slow to draw."""
     resamples = draw(make_keyed_generator("bootstrap", stream, n), n, size)
     resamples.flags.writeable = False  # all who ask share this array
     return resamples
@@ -77,8 +83,10 @@ def compute_resampled_statistic(
     at_once: int | None = None,
     draw: Callable[..., Any] = draw_resample_counts,
 ) -> Values:
-    """Return the statistic at every resample, (size,). statistic: a function of (rows, n) counts or
-    weights."""
+    """Return the statistic of every resample, (size,).
+
+    statistic: a function of (rows, n) counts or weights.
+    """
     return np.concatenate(
         [statistic(draws) for draws in draw_resample_blocks(n, stream, size, at_once, draw)],
     )
@@ -90,7 +98,7 @@ def compute_resampled_means(
     size: int = RESAMPLES,
     at_once: int | None = None,
 ) -> Any:
-    """Return the means at every resample: (size,), or (size, k) for values (k, n)."""
+    """Return the means of every resample: (size,), or (size, k) for values of shape (k, n)."""
     n = np.shape(values)[-1]
     return compute_resampled_statistic(
         n,
@@ -107,8 +115,8 @@ def compute_percentile_interval(
 ) -> tuple[float, float]:
     """Return the two-sided 95% percentile interval of resampled values.
 
-    method: as in `numpy.quantile`; "inverted_cdf" returns one of the values, as infinite values
-    cannot be interpolated.
+    method: as in `numpy.quantile`. Use "inverted_cdf" if values are infinite, because infinite
+    values cannot be interpolated.
     """
     low, high = np.quantile(values, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2], method=method)
     return float(low), float(high)
@@ -121,17 +129,18 @@ def estimate_rate_statistic(
     stream: str,
     size: int = RESAMPLES,
 ) -> tuple[float, float, float]:
-    """Return (value, low, high) of a smooth function of rates. A rate is `sums` over `counts`, each
-    summed over n texts (ratio estimators).
+    """Return a smooth function of rates and the ends of its 95% interval: (value, low, high).
 
-    sums: (rates, n), inf if a text makes the rate infinite; counts: (rates, n) or (1, n), above 0.
+    A rate is the sum over n texts of `sums`, divided by the sum of `counts` (ratio estimators).
+    sums: (rates, n), inf if a text makes the rate infinite.
+    counts: (rates, n) or (1, n), above 0.
     statistic: maps (rows, rates) to values (rows,) and slopes (rows, rates).
 
-    Each end of the 95% interval is the farther of two ends: Student's t with the delta-method
-    error, which is too near on the side of a long tail, and the bootstrap-t (Efron and Tibshirani
-    1993, 12.5), which is too near if there are outliers on both sides. Resamples of a single text
-    have error 0 and are left out. With one text the ends are infinite; with an infinite sum they
-    are plain quantiles of the resamples.
+    Each end of the interval is the farther of two ends. The first is by Student's t with the
+    delta-method error, and is too near on the side of a long tail. The second is by the bootstrap-t
+    (Efron and Tibshirani 1993, 12.5), and is too near with outliers on both sides. Resamples of a
+    single text have error 0 and are left out. With one text the ends are infinite; with an infinite
+    sum they are plain quantiles of the resamples.
     """
     sums = np.asarray(sums, dtype=float)
     counts = np.asarray(counts, dtype=float)

@@ -1,7 +1,8 @@
 """Bound numbers that a gate tests from one side: shares, recorded intervals, paired differences.
 
-`low(level)` is a lower bound that exceeds the truth with probability at most `level`; `high(level)`
-is likewise an upper bound. Levels are below 1/2. Inputs are counts and arrays, not rules or files.
+`low(level)` is a lower bound that exceeds the true number with probability at most `level`, a
+number below 1/2. `high(level)` is likewise an upper bound. Inputs are counts and arrays, not gate
+rules or files.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _NUISANCES = 25  # values of the nuisance parameter that the tail is maximised o
 
 
 class BoundedNumber(Protocol):
-    """A measured number with one-sided bounds at any level."""
+    """A measured number with one-sided bounds at any significance level."""
 
     @property
     def value(self) -> float: ...
@@ -65,8 +66,8 @@ class BinomialCount:
 class RecordedInterval:
     """A number of which only a two-sided 95% interval is recorded.
 
-    At levels from 2.5% up, the bounds are the ends of the interval (conservative). At lower levels
-    they move out as for a normal distribution. NaN stays NaN.
+    At significance levels from 2.5% up, the bounds are the ends of the interval (conservative). At
+    lower levels they move out as for a normal distribution. NaN stays NaN.
     """
 
     value: float
@@ -83,7 +84,9 @@ class RecordedInterval:
 
 @dataclass(frozen=True)
 class AucEitherDirection:
-    """The larger of an AUC and 1 - AUC, since consistently lower scores reveal members too."""
+    """The larger of an AUC and 1 - AUC, because consistently lower scores of members reveal them
+    too.
+    """
 
     auc: BoundedNumber
 
@@ -96,7 +99,7 @@ class AucEitherDirection:
         return self.auc.n
 
     def low(self, level: float) -> float:
-        """Return the lower bound, at half the level for each direction."""
+        """Return the lower bound, with half the significance level for each direction."""
         return max(self.auc.low(level / 2), 1 - self.auc.high(level / 2))
 
     def high(self, level: float) -> float:
@@ -106,8 +109,10 @@ class AucEitherDirection:
 
 @dataclass(frozen=True)
 class SharedLevel:
-    """The largest of `tried` numbers. The lower bound uses level / tried, the upper bound the full
-    level."""
+    """The largest of `tried` numbers, with bounds that allow for the choice.
+
+    The lower bound uses level / tried, the upper bound the full significance level.
+    """
 
     number: BoundedNumber
     tried: int
@@ -131,9 +136,10 @@ class SharedLevel:
 
 @dataclass(frozen=True)
 class ShareOfParts:
-    """Share of parts (windows, turns), widened by the interval over their records.
+    """The share of extracted parts of records, such as windows or turns.
 
-    Dependent parts (same record) make an interval over parts too narrow.
+    parts: the share of parts; records: the share of records, whose interval widens that of the
+    parts. An interval over parts alone is too narrow, because parts of one record are dependent.
     """
 
     parts: BoundedNumber
@@ -160,8 +166,9 @@ def _compute_interval_stretch(level: float) -> float:
 
 @dataclass(frozen=True)
 class DiscordantPairs:
-    """Difference of two shares of the same n secrets: `wins` are hits of only the first, `losses`
-    of only the second.
+    """The difference of two shares of the same n secrets.
+
+    wins: secrets that are hits only in the first share; losses: hits only in the second.
 
     Exact unconditional bounds invert the score test of a paired difference (Tango 1998, Statistics
     in Medicine 17:891); at a difference of 0 the statistic is McNemar's.
@@ -184,8 +191,10 @@ class DiscordantPairs:
 
 @dataclass(frozen=True)
 class ResampledNumber:
-    """A number with bootstrap draws. Its bounds always contain those of `floor`, which also cover
-    what resampling misses."""
+    """A number with bootstrap draws, (resamples,).
+
+    Its bounds always contain those of `floor`, which allow for events that no resample contains.
+    """
 
     value: float
     n: int
@@ -201,8 +210,10 @@ class ResampledNumber:
 
 @dataclass(frozen=True)
 class LeastIntervalWidth:
-    """Narrowest plausible bounds of a mean over n secrets: a rare value of `size` may be missing
-    from the sample."""
+    """The narrowest plausible bounds of a mean over n secrets.
+
+    The sample may have missed a rare value as large as `size`.
+    """
 
     value: float
     n: int
@@ -238,7 +249,10 @@ def make_measurement(
 
 
 def count_discordant_pairs(new: Bools, base: Bools) -> DiscordantPairs:
-    """Return the share of hits in `new` minus the share in `base`, both (secrets,)."""
+    """Return the share of hits in `new` minus the share of hits in `base`, as a bounded number.
+
+    new, base: (secrets,).
+    """
     return DiscordantPairs(int((new & ~base).sum()), int((base & ~new).sum()), len(new))
 
 
@@ -248,11 +262,11 @@ def count_discordant_pairs(new: Bools, base: Bools) -> DiscordantPairs:
 def compute_tango_statistic(
     wins: NDArray[Any] | float, losses: NDArray[Any] | float, n: int, delta: float
 ) -> Floats:
-    """Return Tango's z for the hypothesis that the difference is delta; 0 if variance and deviation
-    are 0.
+    """Return Tango's z for the hypothesis that the difference of shares is delta.
 
     Under the hypothesis the share q of losses is the larger root of 2n q^2 + (-wins - losses + (2n
-    - wins + losses) delta) q - losses delta (1 - delta) = 0.
+    - wins + losses) delta) q - losses delta (1 - delta) = 0. The result is 0 if the variance and
+    the deviation are 0.
     """
     wins = np.asarray(wins, dtype=float)
     losses = np.asarray(losses, dtype=float)
@@ -272,8 +286,9 @@ def compute_paired_p_value(wins: int, losses: int, n: int, delta: float) -> floa
     """Return the exact, unconditional p-value of "the difference is at most delta".
 
     This is the largest probability, over the unknown discordance, of a statistic at least as large
-    as observed. The discordance ranges over a confidence interval that misses it with probability
-    gamma, which is added to the p-value (Berger and Boos 1994, JASA 89:1012).
+    as observed. The discordance is the share of secrets that are a win or a loss. It ranges over a
+    confidence interval that misses it with probability gamma, which is added to the p-value (Berger
+    and Boos 1994, JASA 89:1012).
     """
     if delta <= -1:
         return 0.0 if wins - losses > -n else 1.0
@@ -319,8 +334,10 @@ def _find_needed_wins(
     delta: float,
     observed: float,
 ) -> Ints:
-    """Return the smallest number of wins with which the statistic reaches `observed`, for each
-    number of losses; n + 1 - losses if no number does."""
+    """Return the smallest number of wins with which the statistic reaches `observed`.
+
+    There is one number for each entry of `losses`; n + 1 - losses if no number of wins suffices.
+    """
     # The statistic rises with the wins: one bisection for all losses side by side.
     low = np.zeros_like(losses)
     high = n + 1 - losses
@@ -335,8 +352,10 @@ def _find_needed_wins(
 
 @lru_cache(maxsize=4096)
 def _bound_paired_difference(wins: int, losses: int, n: int, level: float) -> float:
-    """Return the lower bound: the largest d for which "the difference is at most d" is refuted, to
-    an accuracy of 2 / 2^16 = 3e-5."""
+    """Return the lower bound of a difference of shares, to an accuracy of 2 / 2^16 = 3e-5.
+
+    The bound is the largest d for which "the difference is at most d" is rejected at `level`.
+    """
     observed = (wins - losses) / n
     return find_largest_refuted_value(
         lambda delta: compute_paired_p_value(wins, losses, n, delta) <= level,

@@ -1,16 +1,17 @@
-"""Compare one number of the same secrets in two runs, with bounds at any level.
+"""Compare one number of the same secrets in two runs, with bounds at any significance level.
 
 The inputs are arrays `new` and `base`; each index is a resampled unit: a secret, a document or a
 person. For several comparisons at once see `statistics.holm`.
 
-A paired difference of shares always has the exact bounds of `count_discordant_pairs` (bounds.py),
-other numbers have bootstrap bounds, so gates, causes and tables show the same interval. The exact
-bounds hold at every level and n; Holm's rule asks for level/m, where a bootstrap has few resamples.
-Only a sum of several shares, or of means over seeds (conclusions/contrasts.py), is resampled: a
-secret's part in the sum takes more than three values, so wins and losses do not determine it.
+A paired difference of shares always has the exact bounds of `count_discordant_pairs` (bounds.py).
+Other numbers have bootstrap bounds. Gates, causes and tables therefore show the same interval. The
+exact bounds hold at every level and n; Holm's procedure needs level/m, where a bootstrap has few
+resamples. Only a sum of several shares, or of means over seeds (conclusions/contrasts.py), is
+resampled. A secret's part in such a sum takes more than three values, so wins and losses do not
+determine the part.
 
-Differences from non-members compare two independent groups: by Newcombe's rule for two shares
-(intervals.py), by Welch's for two changes.
+Differences from non-members compare two independent groups. Two shares are compared by Newcombe's
+interval (intervals.py), two changes by Welch's.
 """
 
 from __future__ import annotations
@@ -50,12 +51,14 @@ def compare_columns(
     errors: int | None = None,
     rate: float | None = None,
 ) -> BoundedNumber:
-    """Subtract a number in `base` from the same number in `new`. The arguments decide which number
-    and interval.
+    """Return a number of `new` minus the corresponding number of `base`, with bounds.
 
-    One column of finite numbers: their mean, with exact bounds if all are 0 or 1. (hits, scores)
-    and `errors`: recall before that many wrong guesses. (members' scores, non-members' scores) and
-    `rate`: the true-positive rate at this false-positive rate, or the AUC for rate 0.
+    new, base: tuples of columns, which determine the number together with the options:
+
+    - One column of finite numbers: the mean, with exact bounds if all are 0 or 1.
+    - (hits, scores) and `errors`: the recall before that many wrong guesses.
+    - (members' scores, non-members' scores) and `rate`: the true-positive rate at this
+      false-positive rate, or the AUC for rate 0.
     """
     if rate is not None:
         if rate:
@@ -78,8 +81,9 @@ def measure_mean_difference(
 ) -> Measurement:
     """Return the mean of `new` minus the mean of `base`, with the bounds of `compare_columns`.
 
-    For hits, the note has McNemar's exact p. floor: `new` and `base` of non-members. Their change
-    is subtracted, as the difference of two independent means of paired differences (Welch).
+    For hits, the note has McNemar's exact p. floor: `new` and `base` of non-members, whose change
+    is subtracted. The result is then the difference of two independent means of paired differences
+    (Welch).
     """
     if floor is not None:
         with np.errstate(invalid="ignore"):  # -inf less -inf
@@ -95,7 +99,7 @@ def measure_mean_difference(
 
 
 def paired_difference(new: ArrayLike, base: ArrayLike) -> Measurement:
-    """Return the mean of `new` minus that of `base` with its 95% interval.
+    """Return the mean of `new` minus the mean of `base`, with its 95% interval.
 
     new, base: (secrets,), finite, of the same secrets in the same order. Raise AuditError for other
     arrays.
@@ -126,8 +130,10 @@ def _measure_welch_difference(
     members: Floats,
     nonmembers: Floats,
 ) -> Measurement:
-    """Return the difference of two means with Welch's interval; no interval if a group has one
-    value."""
+    """Return the members' mean minus the non-members' mean, with Welch's interval.
+
+    There is no interval if a group has only one value.
+    """
     # not where a distribution gives a true token nothing
     finite = np.isfinite(members).all() and np.isfinite(nonmembers).all()
     if finite:
@@ -149,11 +155,11 @@ def compute_welch_interval(
     second: Floats,
     confidence: float = CONFIDENCE,
 ) -> tuple[float, float]:
-    """Return Welch's interval of mean(`first`) - mean(`second`); NaN if a group has one value, both
-    are constant, or a value is infinite.
+    """Return Welch's interval of mean(`first`) - mean(`second`).
 
-    The lower end is above 0 exactly if Welch's one-sided test at (1 - confidence) / 2 shows that
-    `first` has the higher mean.
+    The ends are NaN if a group has one value, both are constant, or a value is infinite. The lower
+    end is above 0 exactly if Welch's one-sided test at (1 - confidence) / 2 shows that `first` has
+    the higher mean.
     """
     finite = np.isfinite(first).all() and np.isfinite(second).all()
     if not finite or min(len(first), len(second)) < 2 or first.std() + second.std() == 0:
@@ -170,7 +176,7 @@ def compute_welch_interval(
 
 
 def resample_paired_means(new: Floats, base: Floats) -> ResampledNumber:
-    """Bootstrap mean(`new`) - mean(`base`), where both hold finite numbers of the same secrets."""
+    """Bootstrap mean(`new`) - mean(`base`), whose numbers are finite and of the same secrets."""
     delta = new - base
     n = len(delta)
     value = float(delta.mean())
@@ -184,11 +190,11 @@ def resample_paired_means(new: Floats, base: Floats) -> ResampledNumber:
 def resample_paired_recall(
     new: tuple[Bools, Floats], base: tuple[Bools, Floats], errors: int
 ) -> ResampledNumber:
-    """Bootstrap the difference, new minus base, of recall before the `errors`-th wrong guess
-    (ranking.measure_error_recall).
+    """Bootstrap the recall of `new` minus the recall of `base` (ranking.measure_error_recall).
 
-    new, base: (hits, scores). A resampled secret brings its guesses of both runs. The bounds always
-    contain those of the paired counts at the two observed thresholds.
+    Recall counts hits before the `errors`-th wrong guess. new, base: (hits, scores), (secrets,)
+    each. A resampled secret contributes its guesses of both runs. The bounds always contain those
+    of the paired counts at the two observed thresholds.
     """
     n = len(new[0])
     right = [np.zeros(len(new[0]), dtype=bool) for _ in (new, base)]

@@ -1,7 +1,7 @@
-"""Compute the exact epsilon at a delta of repeated independent draws from two known distributions.
+"""Compute the exact epsilon, at a delta, of repeated independent draws from two distributions.
 
-Epsilon covers both directions. It is compared with guessing games. A column of the distributions is
-a token.
+Epsilon covers both directions, P against Q and Q against P. Guessing games compare with this
+epsilon. A column of the distributions is a token.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _ABOVE = (0.25, 0.5, 1, 2, 4, 8, 16, 32, 64)
 
 
 def bound_game_epsilon(log_p: Floats, log_q: Floats, draws: int, delta: float) -> Floats:
-    """Bound `compute_exact_game_epsilon` from above (nats), for many pairs of distributions
-    together: (..., V) -> (...).
+    """Return an upper bound of `compute_exact_game_epsilon`, in nats, for many pairs of
+    distributions.
 
-    Uses Renyi divergences of a few orders, composed and converted (Canonne, Kamath and Steinke
-    2020, Proposition 12).
+    log_p, log_q: (..., V) in nats; the result is (...). The bound uses Renyi divergences of a few
+    orders, composed and converted (Canonne, Kamath and Steinke 2020, Proposition 12).
     """
     log_p, log_q = np.broadcast_arrays(log_p, log_q)
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
@@ -40,19 +40,22 @@ def bound_game_epsilon(log_p: Floats, log_q: Floats, draws: int, delta: float) -
 
 
 def compute_renyi_conversion_penalty(order: float, delta: float) -> float:
-    """Return the nats that turn a Renyi divergence of this order into epsilon at delta (same
-    Proposition)."""
+    """Return the nats to add to a Renyi divergence of this order for epsilon at delta.
+
+    See Canonne, Kamath and Steinke 2020, Proposition 12.
+    """
     return math.log1p(-1 / order) - (math.log(delta) + math.log(order)) / (order - 1)
 
 
 def compute_exact_game_epsilon(log_p: Floats, log_q: Floats, draws: int, delta: float) -> float:
-    """Return the smallest epsilon (nats, >= 0) for which `draws` of two distributions (V,) are
-    (epsilon, delta)-indistinguishable, in both directions.
+    """Return the smallest epsilon (nats, >= 0) that bounds `draws` draws of two distributions at
+    delta.
 
-    inf if, with probability above delta, one distribution gives outcomes impossible under the
-    other. Closed form for delta 0 and for one draw; otherwise FFT sums the privacy loss on a grid
-    that keeps its mean, accurate to about a millionth of the sum's range. Raise AuditError on bad
-    input.
+    The draws are (epsilon, delta)-indistinguishable in both directions. log_p, log_q: (V,) in nats.
+    The result is inf if outcomes of one distribution that are impossible under the other have a
+    probability above delta. Delta 0 and one draw have a closed form. Otherwise FFT sums the privacy
+    loss on a grid that keeps its mean, accurate to about a millionth of the sum's range. Raise
+    AuditError on bad input.
     """
     if draws < 1 or not 0 <= delta < 1:
         raise AuditError(f"expected draws >= 1 and delta in [0, 1), got {draws} and {delta}")
@@ -63,8 +66,10 @@ def compute_exact_game_epsilon(log_p: Floats, log_q: Floats, draws: int, delta: 
 
 
 def compute_best_game_advantage(log_p: Floats, log_q: Floats, draws: int) -> float:
-    """Return the largest advantage of any guesser: the total variation between `draws` of each
-    distribution."""
+    """Return the largest advantage of any guesser.
+
+    This is the total variation between `draws` draws of each distribution.
+    """
     total = PrivacyLossDistribution.from_log_probs(log_p, log_q)
     # Delta at epsilon 0 is the total variation.
     return _compute_summed_loss_delta(
@@ -76,9 +81,10 @@ def compute_best_game_advantage(log_p: Floats, log_q: Floats, draws: int) -> flo
 
 @dataclass(frozen=True)
 class PrivacyLossDistribution:
-    """Privacy loss log P/Q (nats) of one draw of P, and the probability of each value under P.
+    """The distribution of the privacy loss log P/Q (nats) of one draw of P.
 
-    certain: probability under P of outcomes impossible under Q.
+    values, p: the possible losses, and their probabilities under P.
+    certain: the probability under P of outcomes that are impossible under Q.
     """
 
     values: Floats
@@ -97,14 +103,16 @@ class PrivacyLossDistribution:
         )
 
     def compute_infinite_loss_probability(self, draws: int) -> float:
-        """Return the probability that any of these draws of P is impossible under Q."""
+        """Return the probability that any of `draws` draws of P is impossible under Q."""
         if self.certain >= 1:
             return 1.0
         return -math.expm1(draws * math.log1p(-self.certain))
 
     def sum_range(self, draws: int) -> tuple[float, float]:
-        """Return a range of the summed loss; each end is passed with probability at most `_CUT`
-        (Chernoff)."""
+        """Return a range of the summed loss of `draws` draws, in nats.
+
+        The sum passes each end with probability at most `_CUT` (Chernoff).
+        """
         ends = []
         for sign in (-1.0, 1.0):
             slopes = _SLOPES[:, None] * sign
@@ -155,8 +163,10 @@ def _compute_summed_loss_distribution(
     loss: PrivacyLossDistribution,
     draws: int,
 ) -> tuple[Floats, Floats]:
-    """Return the distribution of the sum of `draws` independent losses: ascending values (cells,)
-    and their probabilities."""
+    """Return the distribution of the sum of `draws` independent losses.
+
+    The result is the ascending values in nats and their probabilities, of equal length.
+    """
     if draws == 1:
         order = np.argsort(loss.values)
         return loss.values[order], loss.p[order]

@@ -1,5 +1,7 @@
-"""Measure the effect of copies: which repeat counts leak most, and how much less fewer copies
-leak."""
+"""Measure the effect of copies in the training data on leakage.
+
+The functions find the repeat counts that leak most, and predict leakage with fewer copies.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +26,11 @@ def predict_recall(
 ) -> Measurement:
     """Predict recall with fewer copies from the recall measured at the repeat counts `copies_left`.
 
-    The prediction is sum_c w_c r_c over these counts c; w_c is the share of secrets with c copies
-    left, r_c the recall at c. never: whether each untrained secret is extracted, for c = 0.
-    Interval: MOVER (Zou and Donner 2008) of the counts' exact intervals. All other secrets kept
-    their copies in the one training measured: see docs/evidence/results.md. Raise ValueError for a
+    repeats, hit: (secrets,) the copies in training and whether extracted; copies_left: (secrets,).
+    never: whether each untrained secret is extracted, for 0 copies. The prediction is sum_c w_c r_c
+    over counts c; w_c is the share of secrets with c copies left, r_c the recall at c. The interval
+    is by MOVER (Zou and Donner 2008) from the counts' exact intervals. In the one training that was
+    measured, all other secrets kept their copies (docs/evidence/results.md). Raise ValueError for a
     count that was not measured.
     """
     times = np.asarray(repeats)
@@ -50,8 +53,11 @@ def predict_recall(
 
 @dataclass(frozen=True)
 class ConcentratedLeakage:
-    """A part of the members that has more than its share of the extracted secrets. p: Fisher's
-    exact, corrected."""
+    """A part of the members that has more than its share of the extracted secrets.
+
+    hits, of_hits: extracted secrets in the part, and in all; members, of_members: likewise members.
+    p: Fisher's exact p-value, corrected for the number of parts.
+    """
 
     part: str
     hits: int
@@ -64,10 +70,10 @@ class ConcentratedLeakage:
 def find_most_concentrated_part(
     parts: Mapping[str, Bools], hit: Bools, level: float
 ) -> ConcentratedLeakage | None:
-    """Return the part with the most hits among parts hit significantly more often than other
-    members; None if there is none.
+    """Return the part with the most hits among parts that are hit more often than other members.
 
-    The test is Fisher's with Bonferroni correction. parts: by name, a mask of the members.
+    parts: by name, a mask of the members, (members,); hit: (members,). The difference must be
+    significant at `level` by Fisher's test with Bonferroni correction. Return None if no part is.
     """
     concentrated = []
     for name, inside in parts.items():

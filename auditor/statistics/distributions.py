@@ -15,17 +15,23 @@ from auditor.core.arrays import Floats, Ints
 
 
 def compute_binomial_cdf(k: ArrayLike, n: ArrayLike, p: ArrayLike) -> Floats:
-    """Return P[B <= k] for binomial B of n draws: 0 for k < 0, 1 from k = n on."""
+    """Return P[B <= k] for a binomial B of n draws with probability p.
+
+    The result is 0 for k < 0, and 1 for k >= n.
+    """
     return _compute_binomial_tail(betaincc, k, n, p, at_end=1.0)
 
 
 def compute_binomial_sf(k: ArrayLike, n: ArrayLike, p: ArrayLike) -> Floats:
-    """Return P[B > k] for binomial B of n draws: 1 for k < 0, 0 from k = n on."""
+    """Return P[B > k] for a binomial B of n draws with probability p.
+
+    The result is 1 for k < 0, and 0 for k >= n.
+    """
     return _compute_binomial_tail(betainc, k, n, p, at_end=0.0)
 
 
 def compute_binomial_pmf(k: Ints, n: int, p: Floats) -> Floats:
-    """Return P[B = k] for binomial B of n draws."""
+    """Return P[B = k] for a binomial B of n draws with probability p."""
     log_ways = gammaln(n + 1) - gammaln(k + 1) - gammaln(n - k + 1)
     return np.exp(log_ways + xlogy(k, p) + xlog1py(n - k, -p))
 
@@ -36,20 +42,27 @@ def compute_sign_test_p_value(k: int, n: int) -> float:
 
 
 def find_binomial_quantile(share: float, n: ArrayLike, p: ArrayLike) -> Ints:
-    """Return the smallest k with P[B <= k] >= share."""
+    """Return the smallest k with P[B <= k] >= share, for a binomial B of n draws with probability
+    p.
+    """
     return _find_smallest_count(lambda k: compute_binomial_cdf(k, n, p) >= share, n, p)
 
 
 def find_binomial_upper_quantile(share: float, n: ArrayLike, p: ArrayLike) -> Ints:
-    """Return the smallest k with P[B > k] <= share."""
+    """Return the smallest k with P[B > k] <= share, for a binomial B of n draws with probability
+    p.
+    """
     return _find_smallest_count(lambda k: compute_binomial_sf(k, n, p) <= share, n, p)
 
 
 def _compute_binomial_tail(
     incomplete_beta: Any, k: ArrayLike, n: ArrayLike, p: ArrayLike, at_end: float
 ) -> Floats:
-    """Return a binomial tail by the regularised incomplete beta function: P[B > k] = I_p(k + 1, n -
-    k)."""
+    """Return a binomial tail from a regularised incomplete beta function: P[B > k] = I_p(k + 1, n -
+    k).
+
+    at_end: the tail's value for k >= n.
+    """
     k, n, p = np.broadcast_arrays(k, n, p)
     inside = np.clip(k, 0, np.maximum(n - 1, 0))
     tail = incomplete_beta(inside + 1.0, np.maximum(n - inside, 1.0), p)
@@ -57,8 +70,7 @@ def _compute_binomial_tail(
 
 
 def _find_smallest_count(is_reached: Any, n: ArrayLike, p: ArrayLike) -> Ints:
-    """Return the smallest count for which `is_reached` is True, by bisection of all entries at
-    once."""
+    """Return the smallest count for which `is_reached` is True, bisecting all entries at once."""
     high = np.broadcast_arrays(np.asarray(n, dtype=np.int64), p)[0].copy()
     low = np.full_like(high, -1)
     while np.any(high - low > 1):

@@ -1,5 +1,4 @@
-"""Measure leakage by record if secrets are parts of a record: windows of a text, answers of a
-conversation.
+"""Measure leakage by record if secrets are parts of a record, such as windows or answers.
 
 Parts of one record are not independent, so an interval over secrets is too narrow. This module
 counts records.
@@ -25,8 +24,9 @@ LONGEST = "longest_block"
 class DocumentPart:
     """A secret that is a part of a document.
 
-    start: where its suffix starts in the document; length: tokens of the suffix; out: whether the
-    suffix was extracted.
+    start: the token position in the document at which the suffix starts.
+    length: the number of tokens of the suffix.
+    out: whether the suffix was extracted.
     """
 
     document: str
@@ -62,12 +62,11 @@ def _count_longest_covered_tokens(out: Sequence[DocumentPart]) -> int:
 def measure_document_recall(
     secrets: Iterable[Secret], hit: Mapping[str, bool], near: Mapping[str, bool]
 ) -> tuple[Measurement, ...]:
-    """Return the shares of documents with an extracted part, and the longest extracted block of a
-    member.
+    """Return the shares of documents with an extracted part, and members' longest extracted block.
 
     Args:
-        hit, near: whether each secret was extracted verbatim, or near-verbatim; only secrets in
-        `hit` count.
+        hit, near: by secret id, whether the secret was extracted verbatim, or near-verbatim;
+        secrets missing from `hit` do not count.
 
     Returns:
         The verbatim share of members and of non-members, the longest block in tokens, and the

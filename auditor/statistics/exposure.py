@@ -1,8 +1,8 @@
 """Compute exposure in bits from ranks, uniform references and weighted draws (formulas.md B6).
 
-exposure = log2|R| - log2 rank; rank = #{r in R: nll(r) <= nll(canary)} includes the canary, so ties
-count against exposure. For a canary that was drawn uniformly and never inserted, P(exposure >= e)
-<= 2^-e. nll is in nats.
+exposure = log2|R| - log2 rank, where R is the space of possible canaries. rank = #{r in R: nll(r)
+<= nll(canary)} includes the canary, so ties count against exposure. For a canary that was drawn
+uniformly and never inserted, P(exposure >= e) <= 2^-e. nll is in nats.
 """
 
 from __future__ import annotations
@@ -30,24 +30,29 @@ def compute_exposure(rank: float, bits: float) -> float:
 
 
 def estimate_sampled_exposure(nll: float, references: Floats) -> float:
-    """Return log2 n - log2(c + 1), where c of n uniform references have at most the canary's nll
-    (TF Privacy)."""
+    """Return log2 n - log2(c + 1), the exposure estimated from n uniform references (TF Privacy).
+
+    c is the number of references with at most the canary's nll. references: (n,) nll in nats.
+    """
     return math.log2(len(references)) - math.log2(1 + int((references <= nll).sum()))
 
 
 def compute_canary_p_value(nll: float, references: Floats) -> float:
-    """Return the exact p-value (c + 1) / (n + 1), as an uninserted canary is exchangeable with its
-    references."""
+    """Return the exact p-value (c + 1) / (n + 1) that the canary was not inserted.
+
+    An uninserted canary is exchangeable with its n references, of which c have at most its nll.
+    """
     return (1 + int((references <= nll).sum())) / (1 + len(references))
 
 
 def bound_null_exposure_tail(bits: float, n: int) -> float:
-    """Return a 95% upper bound on the share of n canaries with at least this exposure if none was
-    learnt.
+    """Return a 95% upper bound on the share of n unlearnt canaries with at least this exposure in
+    bits.
 
-    The bound holds for all `bits` at once: Dvoretzky-Kiefer-Wolfowitz, one-sided with Massart's
-    constant (1990, Theorem 1; confidence >= 1/2). For n independent draws P(the tail exceeds its
-    distribution somewhere by more than t) <= exp(-2 n t^2). The distribution is at most 2^-bits.
+    The bound holds for all `bits` at once. It is by Dvoretzky, Kiefer and Wolfowitz, one-sided with
+    Massart's constant (1990, Theorem 1; confidence >= 1/2): for n independent draws P(the tail
+    exceeds its distribution somewhere by more than t) <= exp(-2 n t^2). The distribution is at most
+    2^-bits.
     """
     return min(1.0, 2.0**-bits + math.sqrt(-math.log(1 - CONFIDENCE) / (2 * n)))
 
@@ -57,11 +62,11 @@ def bound_null_exposure_tail(bits: float, n: int) -> float:
 
 @dataclass(frozen=True)
 class WeightedDraws:
-    """n draws that estimate ranks in a large space: the first `n_from_q` from a distribution q, the
-    others uniform.
+    """Texts drawn at random to estimate ranks in a large space of `size` texts.
 
-    nll, log_q: (n,) nats; counts: (n,) True if the draw is a text of the space in the tokenizer's
-    own tokenization.
+    The first `n_from_q` draws are from a distribution q, the others uniform.
+    nll, log_q: (n,) nats, of the model and of q.
+    counts: (n,) True if the draw is a text of the space in the tokenizer's own tokenization.
     """
 
     texts: tuple[str, ...]
@@ -73,8 +78,11 @@ class WeightedDraws:
 
     @property
     def weights(self) -> Floats:
-        """Return the weight of each draw: 1/density in the mixture of q and uniform, at most
-        n/uniform * size for any q."""
+        """Return the importance weight of each draw, (n,), 0 for draws that are not in the space.
+
+        The weight is 1 / density in the mixture of q and uniform, at most n / uniform * size for
+        any q.
+        """
         n = len(self.nll)
         with np.errstate(divide="ignore"):  # no draw from one of the two
             log_share_drawn = np.log(self.n_from_q / n)
@@ -85,8 +93,9 @@ class WeightedDraws:
         return np.where(self.counts, weights, 0.0)
 
     def bound_draw_weight(self, nll: float) -> float:
-        """Return the largest weight of a draw with at most this nll, given that q >= the model's
-        probability."""
+        """Return the largest weight of a draw with at most this nll, if q >= the model's
+        probability.
+        """
         n = len(self.nll)
         uniform = len(self.nll) - self.n_from_q
         # The largest float is about e^709.
@@ -107,13 +116,12 @@ class RankEstimate:
 
 
 def estimate_canary_rank(nll: float, text: str, draws: WeightedDraws) -> RankEstimate:
-    """Return an unbiased estimate of a canary's rank: 1 + E[weight 1{nll(r) <= nll, r another
-    text}] (formulas.md A8).
+    """Return an unbiased estimate of a canary's rank, with a 95% interval (formulas.md A8).
 
-    The interval is a bootstrap interval. Its upper end also allows for a hit that n draws can miss
-    (Clopper-Pearson's bound for no hit, times the largest weight). Two bounds always hold: rank <=
-    e^nll, since texts at least as likely as the canary have a total probability of at most 1, and
-    rank <= |R|.
+    The rank is 1 + E[weight 1{nll(r) <= nll, r another text}]. The interval is a bootstrap
+    interval. Its upper end also allows for a hit that n draws can miss: Clopper-Pearson's bound for
+    no hit, times the largest weight. Two bounds always hold. First, rank <= e^nll, because texts at
+    least as likely as the canary have a total probability of at most 1. Second, rank <= |R|.
     """
     n = len(draws.nll)
     other = np.array([draw_text != text for draw_text in draws.texts], dtype=bool)
@@ -129,7 +137,11 @@ def estimate_canary_rank(nll: float, text: str, draws: WeightedDraws) -> RankEst
 
 
 def rank_upper_bound(nll: float, size: int) -> float:
-    """Return the largest possible rank of a text with this nll: probabilities sum to at most 1."""
+    """Return the largest possible rank of a text with this nll, because probabilities sum to at
+    most 1.
+
+    size: the number of texts in the space.
+    """
     return max(1.0, min(float(size), math.exp(min(nll, 700.0))))
 
 
@@ -138,15 +150,20 @@ def rank_upper_bound(nll: float, size: int) -> float:
 
 @dataclass(frozen=True)
 class SkewNormal:
-    """Skew-normal distribution fitted to the references' nll, with the p-value of its fit."""
+    """A skew-normal distribution fitted to the references' nll.
+
+    fit_p: the p-value of the hypothesis that the references are skew-normal.
+    """
 
     parameters: tuple[float, float, float]  # shape, location, scale
     # of `compute_skew_normal_p_value` of the references; small: the distribution does not fit
     fit_p: float
 
     def extrapolate_exposure(self, nll: float, most: float) -> float:
-        """Return -log2 of the fitted cdf, at most `most`; without interval, as the form of the far
-        tail is unknown."""
+        """Return -log2 of the fitted cdf at this nll, at most `most` bits.
+
+        There is no interval, because the shape of the far tail is unknown.
+        """
         _, location, scale = self.parameters
         if scale == 0:  # all references alike
             return 0.0 if nll >= location else most
@@ -154,8 +171,10 @@ class SkewNormal:
 
 
 def fit_skew_normal(references: Floats) -> SkewNormal:
-    """Fit a skew-normal by maximum likelihood, like TF Privacy. Far in the tail, estimates depend
-    only on its assumed shape."""
+    """Fit a skew-normal distribution by maximum likelihood, as TF Privacy does.
+
+    Far in the tail, estimates depend only on the assumed shape.
+    """
     references = np.minimum(references, _IMPOSSIBLE)
     if np.ptp(references) < 1e-9:
         return SkewNormal((0.0, float(references.mean()), 0.0), 0.0)
@@ -177,14 +196,14 @@ _MAYBE_SKEWEST = 0.9
 
 
 def compute_skew_normal_p_value(values: Floats, noise: np.random.Generator) -> float:
-    """Return the p-value of the hypothesis that values (n,) are independent draws of some
-    skew-normal.
+    """Return the p-value of the hypothesis that values (n,) are independent skew-normal draws.
 
     The Kolmogorov-Smirnov test against a distribution fitted to the same values almost never
-    rejects (Lilliefors 1967), and is sensitive in the middle, while exposure depends on the tail.
-    So the parameters are refitted, by moments, to each of `_SIMULATED` samples from the fitted
-    distribution. Two statistics share the level: for the tails, the absolute difference between the
-    excess kurtosis and the one that the skewness implies; and the Kolmogorov-Smirnov distance.
+    rejects (Lilliefors 1967). It is also sensitive in the middle, while exposure depends on the
+    tail. So the parameters are refitted, by moments, to each of `_SIMULATED` samples from the
+    fitted distribution. Two statistics share the significance level. For the tails, the statistic
+    is the absolute difference between the excess kurtosis and the kurtosis that the skewness
+    implies. The other statistic is the Kolmogorov-Smirnov distance.
     """
     delta, kurtosis, distance = _measure_skew_normal_misfit(values[None])
     normals = noise.normal(size=(2, _SIMULATED, len(values)))
@@ -204,8 +223,10 @@ def _compute_misfit_p_value(
     delta: float,
     normals: Floats,
 ) -> float:
-    """Return the joint p-value of both statistics for skew-normal values with this delta. normals:
-    (2, m, n) standard normal draws."""
+    """Return the joint p-value of both statistics for skew-normal values with this delta.
+
+    kurtosis, distance: the observed statistics; normals: (2, m, n) standard normal draws.
+    """
     # Azzalini 1985: delta |u| + sqrt(1 - delta^2) v of independent standard normal u, v.
     samples = delta * np.abs(normals[0]) + math.sqrt(1 - delta**2) * normals[1]
     _, kurtoses, distances = _measure_skew_normal_misfit(samples)
@@ -225,8 +246,11 @@ def _compute_exceeded_share(value: float, simulated: Floats) -> float:
 def _measure_skew_normal_misfit(
     samples: Floats,
 ) -> tuple[Floats, Floats, Floats]:
-    """Return three (m,) numbers of samples (m, n): delta, excess kurtosis minus the kurtosis that
-    delta implies, and Kolmogorov's distance."""
+    """Return three numbers of each sample, (m,) each; samples: (m, n).
+
+    They are delta, the excess kurtosis minus the kurtosis that delta implies, and Kolmogorov's
+    distance.
+    """
     z = samples - samples.mean(-1, keepdims=True)
     z /= z.std(-1, keepdims=True)
     skewness = (z**3).mean(-1)

@@ -1,5 +1,6 @@
-"""Measure the row of an attack: every metric of its guesses, also by repeat count and as a
-curve."""
+"""Measure an attack on a model: every metric of its guesses, by repeat count, and a recall
+curve.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +22,9 @@ _COMPARABLE = 0.75  # of a suffix's length: shorter ones are compared with only 
 
 
 def measure_extraction(outcome: Outcome) -> list[Measurement]:
-    """Return the measurements that these guesses determine, in the order of the metrics table."""
+    """Return the measurements that can be computed from guesses, in the order of the metrics
+    table.
+    """
     members = outcome.select_secrets(outcome.member)
     others = outcome.select_secrets(~outcome.member)
     return [
@@ -32,7 +35,9 @@ def measure_extraction(outcome: Outcome) -> list[Measurement]:
 
 
 def compute_recall_error_curve(outcome: Outcome) -> tuple[tuple[int, float], ...]:
-    """Return pairs (allowed number of wrong guesses, recall) along the ranking of guesses."""
+    """Return (allowed number of wrong guesses, recall) for each length of the ranked list of
+    guesses.
+    """
     hit, before = rank_guesses(outcome.hit, outcome.score)
     wrong = int((~hit).sum())
     allowed = sorted({round(x) for x in np.linspace(0, wrong, 60)})
@@ -41,7 +46,10 @@ def compute_recall_error_curve(outcome: Outcome) -> tuple[tuple[int, float], ...
 
 
 def compute_any_sample_probability(log_p: Floats, n: int) -> Floats:
-    """Return 1 - (1 - p)^n, the probability that any of n samples is right; precise for tiny p."""
+    """Return 1 - (1 - p)^n, the probability that any of n samples is right; precise for tiny p.
+
+    log_p: log-probability of the right sample, in nats.
+    """
     p = np.minimum(np.exp(log_p), 1.0)  # the logarithm of a sum may round to just above 0
     with np.errstate(divide="ignore"):  # p = 1
         result: Floats = -np.expm1(n * np.log1p(-p))
@@ -53,10 +61,11 @@ def compute_suffix_p_values(
 ) -> Floats:
     """Return each suffix's conformal p-value against non-members' suffixes of similar length.
 
-    A short suffix is more likely than a long one, trained on or not (arXiv 2607.12649). Each suffix
-    is therefore compared with non-members' suffixes of 3/4 of its length up to its length. If these
-    are too few for a threshold at this false-positive rate, the longest suffixes that are no longer
-    than it are used: these are likelier, so the p-value only grows. The p-value is 1 if every
+    log_p, other_log_p: log-probabilities of members' and non-members' suffixes; lengths in tokens.
+    A short suffix is more likely than a long suffix, trained on or not (arXiv 2607.12649). Each
+    suffix of length L is therefore compared with non-members' suffixes of length 3/4 L to L. If
+    these are too few for a threshold at the false-positive rate `rate`, the longest suffixes up to
+    L are used. Shorter suffixes are likelier, so the p-value only grows. The p-value is 1 if every
     non-member's suffix is longer.
     """
     p_values = np.ones(len(log_p))
@@ -77,41 +86,43 @@ def compute_suffix_p_values(
 
 
 def compute_least_window_bits(bits: Floats, length: int) -> Floats:
-    """Return the smallest sum of bits over a window of `length` tokens, (n,). bits: (n, L) by
-    token.
+    """Return the smallest sum of bits over a window of `length` tokens, (n,).
 
-    Let bits be log2 of token ranks. Given the preceding tokens, no decoder that keeps the order of
-    tokens draws a window with a probability above 2^-bits; a text is (length, bits)-inextractable
-    (2604.18697). If the text is shorter than a window, the whole text is the window.
+    bits: (n, L) by token, such as log2 of token ranks. Given the preceding tokens, no decoder that
+    keeps the order of tokens draws a window with a probability above 2^-bits. Such a text is
+    (length, bits)-inextractable (2604.18697). If the text is shorter than a window, the window is
+    the whole text.
     """
     least: Floats = _make_sliding_windows(bits, length).sum(-1).min(-1)
     return least
 
 
 def compute_greedy_window_share(bits: Floats, length: int) -> Floats:
-    """Return the share of each text's windows of `length` tokens that greedy decoding reproduces
-    from the tokens before them, (n,)."""
+    """Return the share of each text's windows that greedy decoding reproduces, (n,).
+
+    Each window of `length` tokens is decoded from the tokens before the window. bits: (n, L).
+    """
     greedy: Floats = (_make_sliding_windows(bits, length).sum(-1) == 0).mean(-1)
     return greedy
 
 
 def _make_sliding_windows(bits: Floats, length: int) -> Floats:
-    """Return the windows of tokens, (n, windows, length)."""
+    """Return all windows of `length` tokens, (n, windows, length)."""
     return np.lib.stride_tricks.sliding_window_view(bits, min(length, bits.shape[-1]), axis=-1)
 
 
 def measure_hit_shares(name: str, outcome: Outcome) -> dict[str, Measurement]:
-    """Return the share of hits at each known repeat count."""
+    """Return the share of hits at each known repeat count, by repeat count."""
     counts = sorted({r for r in outcome.repeats if r is not None})
     repeats = np.array([-1 if r is None else r for r in outcome.repeats])
     return {str(r): measure_share(name, outcome.hit[repeats == r]) for r in counts}
 
 
 def measure_group_shares(secrets: Iterable[Secret], hit: Bools) -> dict[str, Measurement]:
-    """Return the share of extracted records in each group of the data; {} for fewer than two
-    groups.
+    """Return the share of extracted records in each group that the data name.
 
-    A record is extracted if any of its parts is. hit: (secrets,).
+    A record is extracted if any of its parts is extracted. Return {} for fewer than two groups.
+    hit: (secrets,).
     """
     extracted = dict[tuple[str, str], bool]()
     for secret, is_hit in zip(secrets, hit.tolist(), strict=True):
@@ -129,8 +140,9 @@ def measure_group_shares(secrets: Iterable[Secret], hit: Bools) -> dict[str, Mea
 def group_copies_strata(
     population: Mapping[str, int], secrets: Iterable[Secret], hit: Bools
 ) -> tuple[Stratum, ...]:
-    """Group records by their number of copies, most copies first; a record is extracted if any of
-    its parts is.
+    """Group records by their number of copies, most copies first.
+
+    A record is extracted if any of its parts is extracted.
 
     Args:
         population: the number of attackable records, by copies as in `RecordCounts.by_copies`.
@@ -157,5 +169,5 @@ def group_copies_strata(
 
 
 def format_copies(copies: int | None) -> str:
-    """Format a number of copies as a key of `RecordCounts.by_copies`: "8"; "" if unknown."""
+    """Return a number of copies as a key of `RecordCounts.by_copies`: "8"; "" if unknown."""
     return "" if copies is None else str(copies)
