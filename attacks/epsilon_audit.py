@@ -123,7 +123,9 @@ class EpsilonAudit(Probe):
                 "be charged to it: prediction-audit plays this game within them"
             )
         suffixes = {secret.id: np.array(secret.suffix) for secret in secrets}
-        queries = [Query(secret.id, secret.prefix, len(secret.suffix)) for secret in secrets]
+        queries = []
+        for secret in secrets:
+            queries.append(Query(secret.id, secret.prefix, len(secret.suffix)))
         for batch in view.candidates(queries, self.sampling()):
             for query, samples in batch:
                 matches = samples.suffixes.cpu().numpy() == suffixes[query.id]

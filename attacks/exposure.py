@@ -101,7 +101,10 @@ class Exposure(Probe):
         # An interval over canaries would not show how badly the distribution fits.
         pointwise = (replace(m, low=math.nan, high=math.nan) for m in extrapolated)
         main, *others = (_scale_exposure_bits(m, most) for m in (*measured, *pointwise))
-        chosen = [o for o, inside in zip(observations, member, strict=True) if inside]
+        chosen = []
+        for o, inside in zip(observations, member, strict=True):
+            if inside:
+                chosen.append(o)
         exposed = self._significantly_exposed_canary_mask(secrets, observations)
         share = measure_share("exposed_share", exposed, f"Holm-corrected, {self.alpha:g}")
         return [_widen_exposure_interval(main, chosen), share, *others]
@@ -256,7 +259,9 @@ class _CanarySpaceRanking:
         context = self._require_token_before_canaries(tree.head)
         tails = [tokens[len(tree.head) :] for tokens in suffixes]
         nll = tries.compute_continuation_nlls(view.target, context, tails)
-        uniform = [self.tokens[text][len(tree.head) :] for text in self.references]
+        uniform = []
+        for text in self.references:
+            uniform.append(self.tokens[text][len(tree.head) :])
         references = tries.compute_continuation_nlls(view.target, context, uniform)
         # Ties count against exposure (formulas B6), including those that float noise may have
         # split.

@@ -290,7 +290,10 @@ class ExtractionProbability(DistributionProbe):
         }
         columns["near_verbatim"] = columns.pop(_NEAR)
         # Shares of greedy windows are no probabilities.
-        probabilities = {name: p for name, p in columns.items() if not name.startswith("greedy")}
+        probabilities = {}
+        for name, p in columns.items():
+            if not name.startswith("greedy"):
+                probabilities[name] = p
         return {
             f"{name}_1_in_{self.one_in}": p * self.one_in >= 1 - _ROUNDING
             for name, p in probabilities.items()
@@ -512,7 +515,9 @@ def compute_suffix_log_probs(
     greedy = {}
     for length in windows:
         greedy[f"greedy_windows_{length}"] = compute_greedy_window_share(bits.numpy(), length)
-    of_windows = {name: torch.from_numpy(values) for name, values in {**least, **greedy}.items()}
+    of_windows = {}
+    for name, values in {**least, **greedy}.items():
+        of_windows[name] = torch.from_numpy(values)
     return {"log_p": log_p, "log_p_ancestral": ancestral, "rank_bits": bits.sum(-1), **of_windows}
 
 

@@ -175,9 +175,13 @@ class Identifiers(Probe):
         )
         if self._is_too_few(len(alternatives)):
             return None
-        texts = [value.text_before + text + value.tail for text in (value.text, *alternatives)]
+        texts = []
+        for text in (value.text, *alternatives):
+            texts.append(value.text_before + text + value.tail)
         # Sorted, so that texts share beginnings as in a tree.
-        encoded = [tuple(ids) for ids in encode_without_special_tokens(view.tokenizer, texts)]
+        encoded = []
+        for ids in encode_without_special_tokens(view.tokenizer, texts):
+            encoded.append(tuple(ids))
         context = find_common_proper_prefix(encoded)
         if len(set(encoded)) < len(encoded) or not (context or view.target.prefix_token):
             return None
@@ -364,10 +368,12 @@ class RanksOfValues:
                     owners.append(owner)
                     for name, column in columns.items():
                         column.append(observation.values[f"{name}_{i}"])
-        arrays: dict[str, Any] = {
-            name: np.array(column, dtype=float) for name, column in columns.items()
-        }
-        copies = [-1 if s.repeats is None or not s.member else s.repeats for s in secrets]
+        arrays: dict[str, Any] = {}
+        for name, column in columns.items():
+            arrays[name] = np.array(column, dtype=float)
+        copies = []
+        for s in secrets:
+            copies.append(-1 if s.repeats is None or not s.member else s.repeats)
         return cls(
             **(arrays | {"kind": arrays["kind"].astype(int)}),
             member=mask_members(secrets)[owners],
@@ -411,9 +417,14 @@ class RanksOfValues:
         """Return the ranks without kinds whose control fails; all kinds share the level of this
         test."""
         by_kind = self.mask_kinds()
-        p_values = {kind: self.uniformity_p_value(mask) for kind, mask in by_kind.items()}
+        p_values = {}
+        for kind, mask in by_kind.items():
+            p_values[kind] = self.uniformity_p_value(mask)
         n_tested = sum(not np.isnan(p) for p in p_values.values())
-        refused = {k: p for k, p in p_values.items() if p * n_tested < CONTROL_LEVEL}
+        refused = {}
+        for k, p in p_values.items():
+            if p * n_tested < CONTROL_LEVEL:
+                refused[k] = p
         accepted = ~np.isin(self.kind, [_KINDS.index(kind) for kind in refused])
         columns: dict[str, Any] = {
             field.name: value[accepted]

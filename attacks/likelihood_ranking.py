@@ -70,7 +70,10 @@ class ExactProbabilityRanking(SamplingAttack):
 
     def candidate_scores(self, view: View, batch: Batch) -> list[Tensor]:
         # all candidates are leaves
-        leaves = [candidates for _, candidates in batch if isinstance(candidates, TreeLeaves)]
+        leaves = []
+        for _, candidates in batch:
+            if isinstance(candidates, TreeLeaves):
+                leaves.append(candidates)
         return [candidates.log_q for candidates in leaves]
 
 

@@ -382,7 +382,9 @@ class Membership(Probe):
 
     def _select_usable_scores(self, observations: Sequence[Observation]) -> dict[str, Floats]:
         """Return the scores that rank the records, in the table's order."""
-        all_scores = {name: _align_record_scores(name, observations) for name in SCORES}
+        all_scores = {}
+        for name in SCORES:
+            all_scores[name] = _align_record_scores(name, observations)
         return {
             name: scores
             for name, scores in all_scores.items()
@@ -530,7 +532,10 @@ class Membership(Probe):
 
 def _build_text_features(secrets: Sequence[Secret], observations: Sequence[Observation]) -> Any:
     """Return sparse (records, features) of the texts, for which no model is needed."""
-    sizes = [value_column(observations, size) for size in _SIZES if size in observations[0].values]
+    sizes = []
+    for size in _SIZES:
+        if size in observations[0].values:
+            sizes.append(value_column(observations, size))
     if sizes:
         lengths = np.column_stack(sizes)
     else:

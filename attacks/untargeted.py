@@ -96,7 +96,9 @@ class Untargeted(CorpusAttack):
             rankings = self.candidate_scores_by_ranking(view, batch)
             for i, (query, candidates) in enumerate(batch):
                 # One sample per generation, so one candidate.
-                scores_of_text = {name: float(scores[i][0]) for name, scores in rankings.items()}
+                scores_of_text = {}
+                for name, scores in rankings.items():
+                    scores_of_text[name] = float(scores[i][0])
                 # equal scores without log-probabilities
                 score = candidate_values_tensor([scores_of_text.get("perplexity", 0.0)])
                 yield replace(rank_candidates(query, candidates, score, 1), rankings=scores_of_text)

@@ -333,9 +333,10 @@ def _open_row_files(rows: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Yields a path by name: for rows in memory a file of their owner only, gone after the block;
     paths as given."""
     with disk.open_scratch_folder(Path(tempfile.gettempdir()), "records") as scratch:
-        paths = {
-            name: str(source) for name, source in rows.items() if isinstance(source, (str, Path))
-        }
+        paths = {}
+        for name, source in rows.items():
+            if isinstance(source, (str, Path)):
+                paths[name] = str(source)
         for name, row_arguments in rows.items():
             if _is_memory_argument(row_arguments):
                 paths[name] = str(scratch / f"{name}.jsonl")
@@ -390,7 +391,9 @@ def _split_plugin_arguments(
             if not isinstance(plugin, KINDS[kind]):
                 raise AuditError(f"expected {kind}s by name or as instances, got {plugin!r}")
             # not asdict(), which would copy what an option holds
-            field_values = {f.name: getattr(plugin, f.name) for f in dataclasses.fields(plugin)}
+            field_values = {}
+            for f in dataclasses.fields(plugin):
+                field_values[f.name] = getattr(plugin, f.name)
             plugin_options[plugin.name] = {**plugin_options.get(plugin.name, {}), **field_values}
         names.append(plugin if isinstance(plugin, str) else plugin.name)
     if twice := [name for name in names if names.count(name) > 1]:

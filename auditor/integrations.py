@@ -267,7 +267,10 @@ class AuditCallback(TrainerCallback):
         curves = []
         for title, names in _PANELS:
             curves.append((title, list(filter(None, map(self._curve_of_logged_value, names)))))
-        panels = [Panel(title, tuple(lines)) for title, lines in curves if lines]
+        panels = []
+        for title, lines in curves:
+            if lines:
+                panels.append(Panel(title, tuple(lines)))
         disk.replace_atomically(out / "curve.svg", draw_training_curve(panels, self.stopped_at))
 
     # --- what is looked at ---
@@ -282,7 +285,10 @@ class AuditCallback(TrainerCallback):
         return text.getvalue()
 
     def _curve_of_logged_value(self, name: str) -> Curve | None:
-        points = [(int(row["step"]), row[name]) for row in self.rows if name in row]
+        points = []
+        for row in self.rows:
+            if name in row:
+                points.append((int(row["step"]), row[name]))
         # no interval: these are exact means over a fixed set of records
         exact = []
         for step, value in points:

@@ -184,7 +184,9 @@ def _batch_and_count_faults(
                     f"{batch_size} it is another"
                 )
     recipes = attack.sample_counts_by_recipe(make_view(tiny_model(), WHITE_BOX))
-    planned = {query.id: sum(recipes.values()) * query.length for query in queries}
+    planned = {}
+    for query in queries:
+        planned[query.id] = sum(recipes.values()) * query.length
     n_drawn = {name: guesses.drawn for name, guesses in everything.items()}
     if n_drawn != planned:
         yield f"expected so many drawn tokens as samples_by_recipe() says, {planned}, got {n_drawn}"
@@ -323,7 +325,10 @@ def _defense_contract_faults(defense: Defense) -> Iterator[str]:
     if from_json(type(first), json.loads(json.dumps(to_json(first)))) != first:
         yield "expected a claim that JSON can hold"
     for relation, most in first.epsilon.items():
-        n_tokens = [claim.spent_epsilon[relation] for claim in claims if claim]
+        n_tokens = []
+        for claim in claims:
+            if claim:
+                n_tokens.append(claim.spent_epsilon[relation])
         if first.queries is None:
             if set(n_tokens) != {most}:
                 yield (
@@ -471,7 +476,9 @@ def make_test_secrets(model: LanguageModel) -> list[Secret]:
                 model, prefix, query.length, Decoding(top_p=0.7), noise
             )
             suffix = tuple(candidates.suffixes[0].tolist())
-        texts = [TwoLetterTokenizer().decode(tokens) for tokens in (query.prefix, suffix)]
+        texts = []
+        for tokens in (query.prefix, suffix):
+            texts.append(TwoLetterTokenizer().decode(tokens))
         ends = tuple(range(2, len(texts[1]) + 1, 2))
         marks = tuple(("word", texts[1][i - 2 : i]) for i in ends if texts[1][i - 2] == "A")
         wording = Wording(texts[0], texts[1], ends, marks=marks)
@@ -554,7 +561,9 @@ def make_tiny_scenario() -> Scenario:
     """Make everything that a defense may need, from tiny models."""
     target = tiny_model()
     ensemble = ModelEnsemble(target, [tiny_model(seed) for seed in (1, 2)])
-    named_prefixes = [(f"q{i}", query.prefix) for i, query in enumerate(random_queries())]
+    named_prefixes = []
+    for i, query in enumerate(random_queries()):
+        named_prefixes.append((f"q{i}", query.prefix))
     prompts = tuple(
         Prompt(name, prefix, (*prefix, 7, 8) if i % 3 else ())
         for i, (name, prefix) in enumerate(named_prefixes)

@@ -115,7 +115,9 @@ def drop_near_duplicate_texts(texts: Sequence[str], threshold: float) -> list[st
         # The library seeds its hashes with a constant: all runs keep the same texts.
         sketch = MinHash(num_perm=_PERMUTATIONS)
         sketch.update_batch([shingle.encode() for shingle in shingles])
-        candidates = [shingles_by_number[candidate] for candidate in index.query(sketch)]
+        candidates = []
+        for candidate in index.query(sketch):
+            candidates.append(shingles_by_number[candidate])
         if any(_jaccard_similarity(shingles, other) >= threshold for other in candidates):
             continue
         index.insert(number, sketch)
@@ -205,7 +207,10 @@ class DropRecords(DataVariant):
             # A shard.json names a record by the digest of its text.
             if is_frequent or (listed_names and listed_names.issuperset(record_digests([text]))):
                 dropped_texts.add(text)
-        indices = [index for index, text in enumerate(texts) if text not in dropped_texts]
+        indices = []
+        for index, text in enumerate(texts):
+            if text not in dropped_texts:
+                indices.append(index)
         return indices, (
             f"of {len(texts):,} records {len(texts) - len(indices):,} were dropped, all copies of "
             f"{len(dropped_texts):,} texts: {len(indices):,} are left"

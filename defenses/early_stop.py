@@ -107,12 +107,16 @@ class EarlyStop(Variant):
         fitting = StepwiseFineTuning(parameters, sequences, course, order)
         compute_loss = make_autocast_loss(job.half)
         _, heldout_records = self.split_heldout_records(job)
-        heldout = [loss_masks.apply_loss_mask(record) for record in heldout_records]
+        heldout = []
+        for record in heldout_records:
+            heldout.append(loss_masks.apply_loss_mask(record))
         heldout_loss = _HeldoutLoss(model, heldout, job, self.batch)
         steps = fitting.steps_per_epoch
         # The steps of an epoch after which it looks. A set: with more looks than steps, several
         # looks fall on one step.
-        look_steps = {-(-steps * (i + 1) // self.looks) for i in range(self.looks)}
+        look_steps = set()
+        for i in range(self.looks):
+            look_steps.add(-(-steps * (i + 1) // self.looks))
         losses = list[float]()  # at each look
         best: dict[str, Any] = {"loss": math.inf}
         if (state := job.checkpoint.load()) is not None:
@@ -178,7 +182,9 @@ class _HeldoutLoss:
         """Return the loss; raise AuditError if it is not finite."""
         self.model.eval()
         device = self.model.device
-        losses = [float(self.compute_loss(self.model, batch.to(device))) for batch in self.batches]
+        losses = []
+        for batch in self.batches:
+            losses.append(float(self.compute_loss(self.model, batch.to(device))))
         self.model.train()
         # Batches differ in their number of tokens with a loss: the mean is over tokens.
         total = sum(loss * weight for loss, weight in zip(losses, self.weights, strict=True))

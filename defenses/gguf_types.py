@@ -82,7 +82,10 @@ class GgufWeightMatrix:
 
 def list_matrix_types(model: Any, type: str) -> Iterator[tuple[GgufWeightMatrix, str]]:
     """Yield each weight matrix of the model, with the type that it has in a file of this type."""
-    conv_layers = [layer for layer in model.modules() if isinstance(layer, Conv1D)]
+    conv_layers = []
+    for layer in model.modules():
+        if isinstance(layer, Conv1D):
+            conv_layers.append(layer)
     transposed = {id(layer.weight) for layer in conv_layers}
     matrices = []
     for name, parameter in model.named_parameters():

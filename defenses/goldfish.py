@@ -43,8 +43,12 @@ class Goldfish(Variant):
         require_options_at_least(self, 1, "width")
 
     def select_sequences(self, job: TrainingJob) -> tuple[Sequence[Tokens], tuple[str, ...]]:
-        sequences = [loss_masks.apply_loss_mask(record) for record in job.records]
-        masked = [self.mask_dropped_tokens(sequence) for sequence in sequences]
+        sequences = []
+        for record in job.records:
+            sequences.append(loss_masks.apply_loss_mask(record))
+        masked = []
+        for sequence in sequences:
+            masked.append(self.mask_dropped_tokens(sequence))
         n_before = _count_loss_tokens(sequences)
         n_after = _count_loss_tokens(masked)
         if n_before and n_after == n_before:

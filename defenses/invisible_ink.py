@@ -312,7 +312,10 @@ def deal_records_into_context_batches(scenario: Scenario, size: int) -> InContex
             "expected private records to put into the context of the public model, got none"
         )
     batches = tuple(tuple(records[i : i + size]) for i in range(0, len(records), size))
-    where = {record: i for i, batch in enumerate(batches) for record in batch}
+    where = {}
+    for i, batch in enumerate(batches):
+        for record in batch:
+            where[record] = i
     batch_by_beginning: dict[tuple[int, ...], int] = {}
     for prompt in scenario.prompts:
         if prompt.record:

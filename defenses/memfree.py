@@ -141,7 +141,9 @@ class MemFreeModel(WrappingModel):
         prompt: Tensor | None = None,
         distribution: bool = True,
     ) -> Rows:
-        tails = [self.cut_context(tuple(prefix)) for prefix in prefixes.tolist()]
+        tails = []
+        for prefix in prefixes.tolist():
+            tails.append(self.cut_context(tuple(prefix)))
         return _MemFreeRows(self, self.model.start(prefixes, length, prompt=prompt), tails)
 
     def log_probs(self, contexts: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:

@@ -110,7 +110,9 @@ class PrivateTraining(PoissonTraining):
 
         model: folder of the trained control.
         """
-        options = {f.name: getattr(self, f.name) for f in dataclasses.fields(PoissonTraining)}
+        options = {}
+        for f in dataclasses.fields(PoissonTraining):
+            options[f.name] = getattr(self, f.name)
         return {**options, "model": model, "gradient_canaries": 0}
 
     # --- as a trainer ---

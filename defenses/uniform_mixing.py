@@ -293,7 +293,9 @@ class UniformMixingModel(WrappingModel):
         others = []
         for index in range(1 if self.public is None else 2):
             others.append(self.neighbour_model(_RELATION, index))
-        distributions = [other.log_probs(contexts, last)[:, at].double() for other in others]
+        distributions = []
+        for other in others:
+            distributions.append(other.log_probs(contexts, last)[:, at].double())
         return [Neighbours(_RELATION, torch.stack(distributions, dim=-2))]
 
     def neighbour_model(self, relation: str, index: int) -> LanguageModel:

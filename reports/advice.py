@@ -210,10 +210,14 @@ def _mask_members_per_copies(members: Outcome) -> dict[str, Bools]:
 
 
 def _mask_members_per_group(members: Outcome, facts: Mapping[str, SecretFacts]) -> dict[str, Bools]:
-    member_groups = [facts[id].group if id in facts else None for id in members.ids]
+    member_groups = []
+    for id in members.ids:
+        member_groups.append(facts[id].group if id in facts else None)
     # Skip a group of all members: Fisher's test has nothing to compare it with.
     names = sorted({name for name in member_groups if name is not None})
-    labels = {name: f"belong to the group {escaping.make_printable_line(name)}" for name in names}
+    labels = {}
+    for name in names:
+        labels[name] = f"belong to the group {escaping.make_printable_line(name)}"
     return {labels[name]: np.array([group == name for group in member_groups]) for name in names}
 
 
@@ -277,7 +281,10 @@ def describe_mildest_copy_limit(result: AuditResult, details: SecretDetails) -> 
     if not limits:
         return ""
     # Compare the upper end, as a gate does: the prediction may be too low.
-    within = [limit for limit in limits if limit[1].high <= dict(VERBATIM.limits)[RECALL]]
+    within = []
+    for limit in limits:
+        if limit[1].high <= dict(VERBATIM.limits)[RECALL]:
+            within.append(limit)
     # Limits rise: the last limit within is the mildest, the first overall the strictest.
     most, recall = within[-1] if within else limits[0]
     text = phrases.format_measurement_value(recall)
@@ -399,18 +406,22 @@ def _build_decision_blocks(result: AuditResult, details: SecretDetails) -> Seque
     """
     run = f"runs/{shlex.quote(result.name)}"
     advices = list_advice(result, details, run)
-    listed = [item for item in advices if item.kind in (WHERE, COPIES, HELPS, HIDES)]
+    listed = []
+    for item in advices:
+        if item.kind in (WHERE, COPIES, HELPS, HIDES):
+            listed.append(item)
     rows = ["", *(item.row for item in listed)]
     items = tuple(
         f"{item.kind.capitalize()}: {item.sentence}{f' ({item.row})' if item.row != row else ''}"
         for item, row in zip(listed, rows, strict=False)
     )
     # One option a line: a page breaks no line inside an option, and the block can be copied.
-    commands = [
-        item.command.replace(f" {run}", f" \\\n  {run}").replace(" --", " \\\n  --")
-        for item in advices
-        if item.command
-    ]
+    commands = []
+    for item in advices:
+        if item.command:
+            commands.append(
+                item.command.replace(f" {run}", f" \\\n  {run}").replace(" --", " \\\n  --")
+            )
     doubts = any(item.kind == RESOLVE for item in advices)
     if doubts or not commands:
         command = f"audit advise {run}"

@@ -99,7 +99,9 @@ def compare_attacks(
 
     target: the model's name; setting: the attacker's access, text-only or white-box.
     """
-    records = {secret.id: secret.document or secret.id for secret in details.secrets}
+    records = {}
+    for secret in details.secrets:
+        records[secret.id] = secret.document or secret.id
     plan_order = list(dict.fromkeys(result.plan.get("attack", ())))
     findings = [f for f in result.findings if (f.target, f.setting) == (target, setting)]
     findings.sort(
@@ -153,7 +155,9 @@ def _find_paired_difference(
         nonmembers, floors = align_rows([new, base], column, False)
         if min(len(members), len(nonmembers)) < roc.LEAST:
             return None
-        sides = [roc.orient_scores(*side) for side in zip((new_values, other), floors, strict=True)]
+        sides = []
+        for side in zip((new_values, other), floors, strict=True):
+            sides.append(roc.orient_scores(*side))
         return make_measurement("auc_difference", roc.compute_auc_difference(*sides), roc.AUC)
     if not members or not np.isfinite([new_values, other]).all():
         return None
@@ -223,7 +227,10 @@ def format_attack_lines(result: AuditResult, details: SecretDetails, most: int) 
         rows_shown = compared[: most - 2]
     names = max(len(row.title) for row in rows_shown)
     first = rows_shown[0].finding
-    bases = {row.base for row in rows_shown if row.difference is not None}
+    bases = set()
+    for row in rows_shown:
+        if row.difference is not None:
+            bases.add(row.base)
     of_all = f" from {min(bases)}" if len(bases) == 1 else ""  # stated once, above
     if bases:
         paired = f"; differences{of_all or ' are'}{',' if of_all else ''} paired by record"

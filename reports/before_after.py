@@ -66,13 +66,17 @@ def format_mitigation_lines(change: BeforeAfter) -> Iterator[str]:
         f"BEFORE AND AFTER {make_printable_line(change.method)}, trained in "
         f"{phrases.format_duration(change.seconds)}"
     )
-    rows = [_build_metric_change_row(line) for line in change.undefended_comparison.lines]
+    rows = []
+    for line in change.undefended_comparison.lines:
+        rows.append(_build_metric_change_row(line))
     lines = [
         ("", "before", "after", "difference"),
         *rows[:_MOST],
         *_build_perplexity_change_row(change),
     ]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    widths = []
+    for column in zip(*lines, strict=True):
+        widths.append(max(map(len, column)))
     for row in lines:
         yield "  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
     if len(rows) > _MOST:
@@ -199,7 +203,10 @@ def build_mitigation_document(comparison: BeforeAfter) -> Document:
         *map(make_printable_line, comparison.training_remarks),
     )
     expected = FactList("", _build_comparison_facts(comparison))
-    deltas = [line.cells[1].delta for line in undefended.lines if line.cells[1].delta is not None]
+    deltas = []
+    for line in undefended.lines:
+        if line.cells[1].delta is not None:
+            deltas.append(line.cells[1].delta)
     # Each has its own 95% interval: of twenty unchanged rows, expect one to count.
     less = sum(change.high < 0 for change in deltas)
     more = sum(change.low > 0 for change in deltas)

@@ -72,16 +72,21 @@ class Table:
         The first column is never moved. A table with a single row or with spanning cells is
         unchanged. known: column heads to leave out of the caption.
         """
-        rows = [row for group in self.groups for row in group.rows]
+        rows = []
+        for group in self.groups:
+            for row in group.rows:
+                rows.append(row)
         width = len(self.head)
         if len(rows) < 2 or any(len(row) < width for row in rows):
             return self
-        varying = [i for i in range(width) if i == 0 or len({row[i] for row in rows}) > 1]
-        constant = [
-            f"{self.head[i]}: {rows[0][i]}"
-            for i in range(width)
-            if i not in varying and rows[0][i] not in ("", "–") and self.head[i] not in known
-        ]
+        varying = []
+        for i in range(width):
+            if i == 0 or len({row[i] for row in rows}) > 1:
+                varying.append(i)
+        constant = []
+        for i in range(width):
+            if i not in varying and rows[0][i] not in ("", "–") and self.head[i] not in known:
+                constant.append(f"{self.head[i]}: {rows[0][i]}")
         groups = []
         for group in self.groups:
             kept_rows = tuple(tuple(row[i] for i in varying) for row in group.rows)

@@ -217,7 +217,9 @@ def _build_claim_audit_rows(stands: ClaimEvidence) -> tuple[tuple[str, ...], ...
         end = format_claim_verdict(stands)
     else:
         end = "nothing to hold it to"
-    lines = [(bound.row.attack, bound.audit, end) for bound in stands.bounds]
+    lines = []
+    for bound in stands.bounds:
+        lines.append((bound.row.attack, bound.audit, end))
     lines += [(other.row.attack, other.audit, other.reason) for other in stands.unheld]
     rows = tuple(
         (

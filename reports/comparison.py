@@ -27,10 +27,9 @@ NOTE = (
 def build_terminal_blocks(comparison: Comparison) -> Iterator[RichTable | Text]:
     """Yield lines for each row, so that any number of runs fits a narrow terminal."""
     names = list(map(make_printable_line, comparison.runs))
-    blocks = [
-        [(name, *_format_run_table_cells(line, i)) for i, name in enumerate(names)]
-        for line in comparison.lines
-    ]
+    blocks = []
+    for line in comparison.lines:
+        blocks.append([(name, *_format_run_table_cells(line, i)) for i, name in enumerate(names)])
     # Over all blocks, so that columns align between blocks; text wider than 30 may fold.
     widths = []
     for column in zip(*(row for rows in blocks for row in rows), strict=True):

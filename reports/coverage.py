@@ -88,7 +88,10 @@ def format_coverage(result: AuditResult) -> str:
     if counts is None:
         return ""
     rules = {"identical copies": counts.copies, **counts.left_out, **counts.not_attacked}
-    omissions = [f"{n:,} {rule}" for rule, n in rules.items() if n]
+    omissions = []
+    for rule, n in rules.items():
+        if n:
+            omissions.append(f"{n:,} {rule}")
     for rule, n in counts.parts_left_out.items():
         omissions.append(f"{format_count(n, 'part')} {rule}")
     rest = ", ".join(omissions)
@@ -107,7 +110,10 @@ def list_missing_attacks(result: AuditResult) -> list[str]:
     An attack that ran at one access level is missing only at the widest access. An attack that ran
     at no access level has a sentence without the access.
     """
-    ran = {(f.target, f.attack) for f in result.findings if _has_run(f)}
+    ran = set()
+    for f in result.findings:
+        if _has_run(f):
+            ran.add((f.target, f.attack))
     widest = list(phrases.SETTINGS)[-1]
     targets: dict[tuple[str, str, str], dict[str, None]] = {}
     for finding in result.findings:
@@ -130,7 +136,10 @@ def _has_run(finding: Finding) -> bool:
 
 def explain_missing_attack_rows(result: AuditResult) -> dict[str, str]:
     """Return the reason for each attack that queried no model, by the attack's name."""
-    ran = {f.attack for f in result.findings if _has_run(f)}
+    ran = set()
+    for f in result.findings:
+        if _has_run(f):
+            ran.add(f.attack)
     return {f.attack: f.not_applicable for f in result.findings if f.attack not in ran}
 
 

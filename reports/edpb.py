@@ -198,7 +198,10 @@ def _describe_membership(e: EdpbEvidence) -> list[str]:
 
     Add records with one copy count if they decide whether a leak is shown.
     """
-    groups = [s for s in assess_signals(e.result).signals if s.kind is MEMBERSHIP and s.count]
+    groups = []
+    for s in assess_signals(e.result).signals:
+        if s.kind is MEMBERSHIP and s.count:
+            groups.append(s)
     return [
         *_describe_highest_values(e, (name_auc(""), name_tpr_metric("", FALSE_POSITIVES[0]))),
         *_describe_highest_values(e, (ADJUSTED_AUC, RANKED)),
@@ -215,7 +218,9 @@ def _describe_greedy_recall(e: EdpbEvidence) -> list[str]:
     for count, m in recalls:
         if (count.isdecimal() or count == "all") and _has_value(m):
             known.append((count, m))
-    parts = [f"{count}: {_format_counted_value(m)}" for count, m in known]
+    parts = []
+    for count, m in known:
+        parts.append(f"{count}: {_format_counted_value(m)}")
     if parts:
         return [
             f"Greedy decoding behind the start of each record, by repeat count: {'; '.join(parts)}."
@@ -264,7 +269,10 @@ def _describe_signal_count(result: AuditResult, assessment: LeakAssessment, targ
         titles.append(group[0].kind.title.lower())
     if titles:
         return f"{title}: leakage is shown by {', '.join(titles)}."
-    untested_signals = [s for s in assessment.list_target_signals(target) if s.status == NOT_TESTED]
+    untested_signals = []
+    for s in assessment.list_target_signals(target):
+        if s.status == NOT_TESTED:
+            untested_signals.append(s)
     tested, untested = (
         len(signals.group_signals(signal_set))
         for signal_set in (assessment.list_tested_signals(target), untested_signals)

@@ -36,8 +36,14 @@ def write_edpb_title(result: AuditResult) -> str:
 
 def describe_threat(result: AuditResult) -> str:
     """Describe the attackers that the run simulated; return "" if nothing was measured."""
-    measured = {f.setting for f in result.findings if f.measurements and not f.not_applicable}
-    attackers = [attacker for setting, attacker in _ATTACKERS.items() if setting in measured]
+    measured = set()
+    for f in result.findings:
+        if f.measurements and not f.not_applicable:
+            measured.add(f.setting)
+    attackers = []
+    for setting, attacker in _ATTACKERS.items():
+        if setting in measured:
+            attackers.append(attacker)
     if attackers:
         return f"Attacker: {'; or '.join(attackers)}."
     return ""
@@ -86,7 +92,10 @@ def _format_attacked_records(result: AuditResult, side: Literal["members", "nonm
 
 def audit_scope_sentences(r: AuditResult) -> list[str]:
     """Return sentences on attacked records, methods and cost; return [] if nothing was measured."""
-    measured = [f for f in r.findings if f.measurements and not f.not_applicable]
+    measured = []
+    for f in r.findings:
+        if f.measurements and not f.not_applicable:
+            measured.append(f)
     if not measured:
         return []
     attacks = ", ".join(dict.fromkeys(f.attack for f in measured))

@@ -62,8 +62,14 @@ _UNIT_GLOSSARY = {  # by the unit of a row's main number
 
 def list_glossary_terms(result: AuditResult) -> Facts:
     """Return the words and measures that the report uses, with their meanings."""
-    units = {f.main.unit for f in result.findings if f.main}
-    measures = [term for unit, term in _UNIT_GLOSSARY.items() if unit in units]
+    units = set()
+    for f in result.findings:
+        if f.main:
+            units.add(f.main.unit)
+    measures = []
+    for unit, term in _UNIT_GLOSSARY.items():
+        if unit in units:
+            measures.append(term)
     return (*severity.GLOSSARY, *signals.GLOSSARY, *measures)
 
 
@@ -269,7 +275,10 @@ def _list_calibration_chances(
     """
 
     access_key = (finding.target, finding.setting, finding.decoding)
-    rows = [f for f in result.findings if (f.target, f.setting, f.decoding) == access_key]
+    rows = []
+    for f in result.findings:
+        if (f.target, f.setting, f.decoding) == access_key:
+            rows.append(f)
     # The probe of exact probabilities at the same target, access and decoding.
     probe = next(
         (row for f in rows if (row := details.rows.get(f.cell_key)) and EXACT in row.values),

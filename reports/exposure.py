@@ -17,7 +17,10 @@ from auditor.statistics.exposure import bound_null_exposure_tail
 
 def _build_exposure_tail_blocks(result: AuditResult, details: SecretDetails) -> list[Block]:
     # non-members show the null, not the model
-    members = {secret.id for secret in details.secrets if secret.member}
+    members = set()
+    for secret in details.secrets:
+        if secret.member:
+            members.add(secret.id)
     exposures = []
     for f in phrases.sort_findings(result):
         row = details.exposure.get(f.cell_key, {})
@@ -49,11 +52,10 @@ def _build_exposure_tail_blocks(result: AuditResult, details: SecretDetails) -> 
         )
         for f, t in tails
     )
-    titles_above = [
-        phrases.title_row(result, f)
-        for f, t in tails
-        if any(y > bound_null_exposure_tail(x, n) for x, y in t)
-    ]
+    titles_above = []
+    for f, t in tails:
+        if any(y > bound_null_exposure_tail(x, n) for x, y in t):
+            titles_above.append(phrases.title_row(result, f))
     title = "Exposure of the canaries beside its null"
     text = (
         "Share of canaries with at least so many bits of exposure. Had none been memorised, a "

@@ -20,7 +20,10 @@ _FIRST = frozenset({0})  # the column of labels
 def draw_all_figures(result: AuditResult) -> list[Figure]:
     """Return all figures of a result, text-only access before white-box access."""
     figures: list[Figure] = []
-    measured = [f for f in phrases.sort_findings(result) if not f.not_applicable]
+    measured = []
+    for f in phrases.sort_findings(result):
+        if not f.not_applicable:
+            measured.append(f)
     for setting in phrases.SETTINGS:
         findings = tuple(f for f in measured if f.setting == setting)
         figures += _draw_repeat_recall_figures(result, setting, findings)
@@ -45,7 +48,10 @@ def _draw_repeat_recall_figures(
     overlap.
     """
     best = find_strongest_attack_row(result, UNDEFENDED, setting)
-    measured = [f for f in findings if f.by_repeats and f.main and f.main.unit in SHARES]
+    measured = []
+    for f in findings:
+        if f.by_repeats and f.main and f.main.unit in SHARES:
+            measured.append(f)
     if not measured:
         return []
     # If the strongest attack has no numbers by repeats, draw no figure of another attack.
@@ -65,7 +71,10 @@ def _draw_repeat_recall_figures(
     else:
         subject = metric
     description = f"{subject}, {counted}."
-    completed = [f for f in selected if any(m.value for m in f.by_repeats.values())]
+    completed = []
+    for f in selected:
+        if any(m.value for m in f.by_repeats.values()):
+            completed.append(f)
     cells = {}
     notes = []
     for f in selected:
@@ -133,7 +142,10 @@ def _draw_wrong_guess_figure(
     )
     head = ("Wrong guesses allowed", "Recall")
     completed = [f for f in findings if any(recall for _, recall in f.curve)]
-    missed = [title_attack_row(result, f) for f in findings if f not in completed]
+    missed = []
+    for f in findings:
+        if f not in completed:
+            missed.append(title_attack_row(result, f))
     groups = tuple(
         Group(title_attack_row(result, f), tuple(_build_wrong_guess_rows(f.curve)))
         for f in completed or findings

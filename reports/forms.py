@@ -33,7 +33,9 @@ _NOTE = (
 
 
 def _build_deployed_form_blocks(result: AuditResult, details: SecretDetails) -> list[Block]:
-    names = [name_deployed_form(form) for form in result.plan.get("forms", ())]
+    names = []
+    for form in result.plan.get("forms", ()):
+        names.append(name_deployed_form(form))
     groups = list[Group]()
     spans = list[ForestSpan | None]()
     for finding in phrases.sort_findings(result):
@@ -88,7 +90,10 @@ def _build_deployed_form_table_cells(
 
     full, main: the full model's result row and its main number; name: the deployed form's name.
     """
-    rows = [f for f in result.findings if f.cell_key == full.cell_key._replace(target=name)]
+    rows = []
+    for f in result.findings:
+        if f.cell_key == full.cell_key._replace(target=name):
+            rows.append(f)
     if rows and not rows[0].not_applicable:
         measurement = rows[0].measurement(main.name)
     else:

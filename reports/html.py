@@ -35,7 +35,9 @@ def render_html_report(
     texts: private text to show, by secret id; none by default.
     """
     clean = escaping.make_printable_line
-    titles = {clean(target.name): clean(target.title) for target in result.targets}
+    titles = {}
+    for target in result.targets:
+        titles[clean(target.name)] = clean(target.title)
     return render_html_document(
         table_of_contents.build_page_document(result, details, since, texts), titles
     )

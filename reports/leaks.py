@@ -171,7 +171,10 @@ def _draw_position_probability_figures(result: AuditResult, details: SecretDetai
             means = list(enumerate(_compute_position_means(suffixes), 1))
             series.append(Series(t.title, tuple(PlotPoint(i, p) for i, p in means)))
             # The table has places 1, 2, 4, 8, … and the last.
-            listed = [(i, p) for i, p in means if i & (i - 1) == 0 or i == len(means)]
+            listed = []
+            for i, p in means:
+                if i & (i - 1) == 0 or i == len(means):
+                    listed.append((i, p))
             cells[t.title] = {f"{i:,}": f"{phrases.format_percent(p)}%" for i, p in listed}
     title = "Probability of the true token, by its place in the suffix"
     text = "Mean over the members of each token's probability, given all tokens before it."

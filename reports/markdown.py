@@ -64,8 +64,14 @@ def render_markdown_report(
     """
     result = phrases.make_result_printable(result)
     doc = build_markdown_document(result, details, texts)
-    plain = [section for section in doc.sections if section.id in _AT_ONCE]
-    rest = [section for section in doc.sections if section.id not in _AT_ONCE]
+    plain = []
+    for section in doc.sections:
+        if section.id in _AT_ONCE:
+            plain.append(section)
+    rest = []
+    for section in doc.sections:
+        if section.id not in _AT_ONCE:
+            rest.append(section)
     parts = [
         f"## {escape(phrases.shorten(doc.title, _MOST_TEXT))}",
         f"**{escape(doc.warning)}**" if doc.warning else "",

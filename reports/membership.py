@@ -132,7 +132,9 @@ def _build_membership_score_table_rows(finding: Finding) -> Iterator[tuple[str, 
         auc = finding.measurement(name_auc(name))
         if auc is None:
             continue
-        rates = [finding.measurement(name_tpr_metric(name, rate)) for rate in FALSE_POSITIVES]
+        rates = []
+        for rate in FALSE_POSITIVES:
+            rates.append(finding.measurement(name_tpr_metric(name, rate)))
         partial = finding.measurement(name_partial_auc_metric(name))
         cells = []
         for m, rate in zip(rates, FALSE_POSITIVES, strict=True):

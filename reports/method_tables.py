@@ -37,7 +37,10 @@ def _build_claim_blocks(result: AuditResult, *, with_verdicts: bool = True) -> l
     Rows differ by neighbouring relation. with_verdicts: whether to judge each claim in a sentence.
     """
     blocks: list[Block] = []
-    promised = [(target.title, target.claim) for target in result.targets if target.claim]
+    promised = []
+    for target in result.targets:
+        if target.claim:
+            promised.append((target.title, target.claim))
     if promised:
         groups = tuple(
             Group(f"{title}: {claim.theorem}", _build_claim_table_rows(claim))
@@ -46,7 +49,9 @@ def _build_claim_blocks(result: AuditResult, *, with_verdicts: bool = True) -> l
         head = ("Neighbours", "ε promised", "ε spent", "δ", "Unit", "Tokens drawn", "Status")
         caption = "Promised, and spent by this audit"
         blocks.append(Table("claims-table", caption, head, groups, frozenset({1, 2, 3})))
-    notes = [f"{title}: {_format_claim_details(claim)}." for title, claim in promised]
+    notes = []
+    for title, claim in promised:
+        notes.append(f"{title}: {_format_claim_details(claim)}.")
     # A claim for any access covers the weights, however our samples were drawn.
     if any(not claim.any_access for _, claim in promised):
         notes.append(_TRANSCRIPT)
@@ -62,10 +67,9 @@ def _build_claim_blocks(result: AuditResult, *, with_verdicts: bool = True) -> l
 
 def _format_claim_details(claim: Claim) -> str:
     """Return the unit and scope that a claim protects, and the parameters of its mechanism."""
-    details = [
-        f"{phrases.make_label(name).lower()} {phrases.format_number(value)}"
-        for name, value in claim.details.items()
-    ]
+    details = []
+    for name, value in claim.details.items():
+        details.append(f"{phrases.make_label(name).lower()} {phrases.format_number(value)}")
     return ", ".join([f"covers {claim.access}, {claim.decoding} decoding", *details])
 
 
@@ -103,7 +107,9 @@ def _build_adversary_access_blocks(result: AuditResult) -> list[Block]:
     # Keyed by every cell but the attack's: rows with equal rights share a key.
     attacks: dict[tuple[str, ...], list[str]] = {}
     for f in phrases.sort_findings(result):
-        access = [phrases.ACCESS.get(name, phrases.make_label(name)).lower() for name in f.access]
+        access = []
+        for name in f.access:
+            access.append(phrases.ACCESS.get(name, phrases.make_label(name)).lower())
         samples = str(f.options.get("samples", phrases.NOTHING))
         title = phrases.title_row(result, f)
         decoding = f.decoding or phrases.NOTHING
@@ -154,7 +160,10 @@ def _build_attacked_records_blocks(result: AuditResult) -> list[Block]:
 
 def _format_extracted_copies(result: AuditResult) -> str:
     """Return extraction by copies for each attack on the undefended model, or ""."""
-    rows = [f for f in result.findings if f.target == UNDEFENDED and len(f.strata) > 1]
+    rows = []
+    for f in result.findings:
+        if f.target == UNDEFENDED and len(f.strata) > 1:
+            rows.append(f)
     return "; ".join(f"{f.attack} ({f.setting}): {coverage.format_strata(f)}" for f in rows)
 
 
@@ -232,11 +241,12 @@ def _format_time_per_token(target: TargetRecord) -> str:
 
 def _list_further_costs(target: TargetRecord) -> list[str]:
     """Return a model's other perplexities, and its nominal epsilon, which is no promise."""
-    costs = [
-        f"{phrases.lower_first(phrases.format_metric(m.name))} "
-        f"{phrases.format_measurement_value(m)}"
-        for m in target.other_perplexities
-    ]
+    costs = []
+    for m in target.other_perplexities:
+        costs.append(
+            f"{phrases.lower_first(phrases.format_metric(m.name))} "
+            f"{phrases.format_measurement_value(m)}"
+        )
     if target.nominal_epsilon is not None:
         costs.append(f"nominal ε {phrases.format_number(target.nominal_epsilon)}, no guarantee")
     return costs

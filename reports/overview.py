@@ -13,8 +13,12 @@ def _build_changes_since_blocks(since: Comparison) -> list[Block]:
     """Return each attack's paired change since the earlier run, with intervals on a common
     scale.
     """
-    deltas = [line.cells[-1].delta for line in changes.sort_rows_leaking_more_first(since)]
-    spans = [build_forest_span(delta) if delta else None for delta in deltas]
+    deltas = []
+    for line in changes.sort_rows_leaking_more_first(since):
+        deltas.append(line.cells[-1].delta)
+    spans = []
+    for delta in deltas:
+        spans.append(build_forest_span(delta) if delta else None)
     note = Paragraph(
         "Left of the line in the middle less leaks than before, right of it more; a bar that "
         "crosses it shows neither."

@@ -26,8 +26,13 @@ _BANDS = (
 
 
 def _build_person_extraction_blocks(result: AuditResult, details: SecretDetails) -> list[Block]:
-    best = [find_strongest_attack_row(result, target.name) for target in result.targets]
-    rows = [f for f in best if f is not None and f.measurement("user_recall") is not None]
+    best = []
+    for target in result.targets:
+        best.append(find_strongest_attack_row(result, target.name))
+    rows = []
+    for f in best:
+        if f is not None and f.measurement("user_recall") is not None:
+            rows.append(f)
     if not rows:
         return _build_person_inference_blocks(result)
     intro = Paragraph(
@@ -93,7 +98,9 @@ def _build_people_spread_blocks(
         shares = np.array([out / attacked for out, attacked in counts.values()])
         # From the left: a share at the end of a band belongs to it, and only 0 to "no record".
         band = np.searchsorted([most for most, _ in _BANDS], shares)
-        parts = [measure_share(name, band == i) for i, (_, name) in enumerate(_BANDS)]
+        parts = []
+        for i, (_, name) in enumerate(_BANDS):
+            parts.append(measure_share(name, band == i))
         cells = tuple((m.name.capitalize(), phrases.format_share(m)) for m in parts)
         groups.append(Group(title_attack_row(result, finding), cells))
         spans += [build_forest_span(m) for m in parts]

@@ -99,7 +99,9 @@ def _describe_personal_kind_counts(result: AuditResult, *, with_counts: bool) ->
     with_counts: whether to give each kind's count. If False, name only kinds that occur in no
     member's suffix.
     """
-    kinds = [(format_personal_kind(k), count) for k, count in result.benchmark.kinds.items()]
+    kinds = []
+    for k, count in result.benchmark.kinds.items():
+        kinds.append((format_personal_kind(k), count))
     if with_counts:
         counted = ", ".join(f"{title} {count.members:,}" for title, count in kinds)
         counts = f"Counted, whole in a member's suffix: {counted}."

@@ -69,8 +69,14 @@ def draw_frontier(axes: Axes, block: Block, paint: Callable[[str], str] = str) -
     """
     names = list_distinct(s.label for s in block.series if s.kind != CORNERS)
     for i, name in enumerate(names):
-        group = [s for s in block.series if s.label == name and s.kind != CORNERS]
-        points = [p for s in group for p in s.points]
+        group = []
+        for s in block.series:
+            if s.label == name and s.kind != CORNERS:
+                group.append(s)
+        points = []
+        for s in group:
+            for p in s.points:
+                points.append(p)
         style = choose_target_style(i)
         colour = paint(style["color"])
         axes.plot(
@@ -100,7 +106,11 @@ def draw_frontier(axes: Axes, block: Block, paint: Callable[[str], str] = str) -
                 markerfacecolor=face,
                 markersize=5.5,
             )
-    corners = [(p.x, p.y) for s in block.series if s.kind == CORNERS for p in s.points]
+    corners = []
+    for s in block.series:
+        if s.kind == CORNERS:
+            for p in s.points:
+                corners.append((p.x, p.y))
     shape = {**_CORNERS, "color": paint(INK)}
     axes.plot(
         *zip(*_build_frontier_line(corners), strict=True),
@@ -193,7 +203,11 @@ def build_legend_entries(
         return Line2D([], [], **{**style, "color": paint(style["color"])})
 
     names = list_distinct(s.label for block in blocks for s in block.series if s.kind != CORNERS)
-    kinds = {s.label: s.kind for block in blocks for s in block.series if s.points}
+    kinds = {}
+    for block in blocks:
+        for s in block.series:
+            if s.points:
+                kinds[s.label] = s.kind
     labels = [name for name in names if name in kinds]
     handles = list[Any]()
     for name in labels:

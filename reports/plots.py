@@ -212,7 +212,10 @@ def _draw_leak_against_perplexity(axes: Axes, block: Block) -> None:
     Points of models without a privacy claim are hollow.
     """
     _draw_series(axes, block, linestyle="")
-    costs = [point.x for series in block.series for point in series.points]
+    costs = []
+    for series in block.series:
+        for point in series.points:
+            costs.append(point.x)
     if max(costs) > 10 * min(costs) > 0:
         axes.set_xscale("log")
         axes.minorticks_off()
@@ -346,7 +349,9 @@ def _build_legend_entries(block: Block, titles: Mapping[str, str]) -> tuple[list
         line = {"linestyle": ""}
     else:
         line = {}
-    handles = [Line2D([], [], **{**choose_target_style(i), **line}) for i in range(len(labels))]
+    handles = []
+    for i in range(len(labels)):
+        handles.append(Line2D([], [], **{**choose_target_style(i), **line}))
     if len(kinds) > 1:
         marked = {"marker": "o"} if line else {}
         handles += [

@@ -29,8 +29,14 @@ _NOTE = (
 
 
 def _build_probability_bracket_blocks(result: AuditResult) -> list[Block]:
-    candidates = [f for f in phrases.sort_findings(result) if f.options.get("bracket")]
-    bracketed = [finding for finding in candidates if finding.measurement("rank_bound")]
+    candidates = []
+    for f in phrases.sort_findings(result):
+        if f.options.get("bracket"):
+            candidates.append(f)
+    bracketed = []
+    for finding in candidates:
+        if finding.measurement("rank_bound"):
+            bracketed.append(finding)
     if not bracketed:
         return []
     head = (
@@ -80,7 +86,9 @@ def _rank_bound_sentence(result: AuditResult, finding: Finding) -> str:
 
 
 def _build_probability_bracket_table_rows(finding: Finding) -> Iterator[tuple[str, ...]]:
-    windows = [part.strip() for part in str(finding.options["windows"]).split(",")]
+    windows = []
+    for part in str(finding.options["windows"]).split(","):
+        windows.append(part.strip())
     near = finding.options["near_distance"]
     # By title: the metric of the mean, and the prefix of the metric of the share above the
     # threshold.

@@ -244,7 +244,9 @@ def _list_verbatim_extraction_lines(
         ]
     extracted, cost = "extracted verbatim", "perplexity" if any(row[6] for row in rows) else ""
     # Columns: 0 target, 1 access, 2 count, 3 share, 4 interval, 5 remark, 6 perplexity.
-    widths = [max(cell_len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    widths = []
+    for i in range(len(rows[0])):
+        widths.append(max(cell_len(row[i]) for row in rows))
     widths[6] = max(widths[6], len(cost))
     # The head spans columns 2 to 4 with their two gaps of two cells, and any remarks.
     widths[3] = max(widths[3], len(extracted) - widths[2] - widths[4] - 4)
@@ -312,7 +314,9 @@ def _format_nonmember_baseline(result: AuditResult, signals: Sequence[LeakSignal
     # An attack that ranks samples has only one if it decodes greedily: that sample is then its
     # extraction.
     greedily = {True: ", greedy, one sample", False: ""}
-    titles = {f.cell_key: f"{f.attack}{greedily[f.decodes_greedily]}" for f in result.findings}
+    titles = {}
+    for f in result.findings:
+        titles[f.cell_key] = f"{f.attack}{greedily[f.decodes_greedily]}"
     attacks = ", ".join(dict.fromkeys(name for key, name in titles.items() if key in used))
     if attacks:
         method = f"(attack {attacks}; 95% intervals)"
@@ -322,7 +326,10 @@ def _format_nonmember_baseline(result: AuditResult, signals: Sequence[LeakSignal
     # Short suffixes are extracted of untrained text too, at a rate that depends on their length.
     if n_tokens := result.plan.get("suffix_length"):
         length = f" (suffixes of {n_tokens} tokens)"
-    floors = [(s.target, s.baseline) for s in signals if isinstance(s.baseline, Measurement)]
+    floors = []
+    for s in signals:
+        if isinstance(s.baseline, Measurement):
+            floors.append((s.target, s.baseline))
     highest = {
         target: max((m for t, m in floors if t == target), key=lambda m: m.value)
         for target, _ in floors
@@ -521,7 +528,9 @@ def _build_limitations_screen_entry(
     most: maximum number of lines.
     """
     zero_signals = [s for s in assessment.signals if s.measured and s.measured.value == 0]
-    zeros = [[s for s in zero_signals if s.kind is kind] for kind in (VERBATIM, PERSONAL)]
+    zeros = []
+    for kind in (VERBATIM, PERSONAL):
+        zeros.append([s for s in zero_signals if s.kind is kind])
     most_open = [
         max(group, key=lambda s: s.measured.high if s.measured else 0.0) for group in zeros if group
     ]

@@ -63,8 +63,14 @@ def build_secret_list(
     texts: private text to show, by secret id.
     """
     secret_ids = {secret.id for secret in details.secrets}  # rows of generations concern no secret
-    stored = [f for f in phrases.sort_findings(result) if f.cell_key in details.rows]
-    measured = [f for f in stored if secret_ids.intersection(details.rows[f.cell_key].ids)]
+    stored = []
+    for f in phrases.sort_findings(result):
+        if f.cell_key in details.rows:
+            stored.append(f)
+    measured = []
+    for f in stored:
+        if secret_ids.intersection(details.rows[f.cell_key].ids):
+            measured.append(f)
     if not details.secrets or not measured:
         return None
     best = find_strongest_attack_row(result, UNDEFENDED) or measured[0]
@@ -143,7 +149,10 @@ def _build_page_columns(details: SecretDetails) -> dict[str, Any]:
     group_names = []
     for s in listed:
         group_names.append(None if s.group is None else escaping.make_printable_line(s.group))
-    groups = [name for name in dict.fromkeys(group_names) if name is not None]
+    groups = []
+    for name in dict.fromkeys(group_names):
+        if name is not None:
+            groups.append(name)
     return {
         "ids": [phrases.shorten(escaping.make_printable_line(s.alias), _ID) for s in listed],
         "members": "".join("1" if s.member else "0" for s in listed),
@@ -161,7 +170,10 @@ def _build_page_row(
 ) -> dict[str, Any]:
     values = details.rows[finding.cell_key]
     listed = {secret.id for secret in details.secrets}
-    place = {id: i for i, id in enumerate(values.ids) if id in listed}
+    place = {}
+    for i, id in enumerate(values.ids):
+        if id in listed:
+            place[id] = i
     order = [place.get(secret.id) for secret in details.secrets]
     codes, scores = _list_row_results(values)
     # correct tokens from the start of the suffix
@@ -201,7 +213,9 @@ def _build_page_token_views(
     if not targets:
         return {"tokens": []}, 0, 0
     listed = {s.id for s in details.secrets}
-    distributions = [_select_suffixes(details.tokens[t.name], listed) for t in targets]
+    distributions = []
+    for t in targets:
+        distributions.append(_select_suffixes(details.tokens[t.name], listed))
     ids = []
     for s in details.secrets:
         if any(s.id in distribution for distribution in distributions):

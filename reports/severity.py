@@ -73,15 +73,17 @@ def rate_severity(assessment: LeakAssessment, target: str) -> Severity:
     Otherwise return OPEN if a signal is untested or unreliable, else NONE.
     """
     shown_signals = assessment.list_shown_signals(target)
-    suspected = [s for s in assessment.list_target_signals(target) if s.suspected]
+    suspected = []
+    for s in assessment.list_target_signals(target):
+        if s.suspected:
+            suspected.append(s)
     text_signals = [s for s in shown_signals if s.kind.text]
     if text_signals:
         personal = any(s.kind is PERSONAL for s in text_signals)
-        copied = [
-            coverage.format_stratum(s.worst_stratum)
-            for s in text_signals
-            if s.worst_stratum is not None
-        ]
+        copied = []
+        for s in text_signals:
+            if s.worst_stratum is not None:
+                copied.append(coverage.format_stratum(s.worst_stratum))
         groups = []
         for s in text_signals:
             if s.worst_group is not None:
@@ -117,7 +119,10 @@ def _explain_inconclusive(assessment: LeakAssessment, target: str) -> Iterator[s
     """Yield the reasons why the model cannot have the word "none seen"."""
     kinds = {s.kind for s in assessment.list_target_signals(target)}
     # One tested access is enough: no signal of such a kind says "not tested".
-    untested = {s.kind for s in assessment.list_target_signals(target) if s.status == NOT_TESTED}
+    untested = set()
+    for s in assessment.list_target_signals(target):
+        if s.status == NOT_TESTED:
+            untested.add(s.kind)
     if suspected := [s for s in assessment.list_target_signals(target) if s.suspected]:
         names = ", ".join(dict.fromkeys(s.kind.short for s in suspected))
         yield f"something is above its baseline, not significantly ({names})"

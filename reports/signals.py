@@ -301,7 +301,10 @@ def format_proof(signals: Sequence[LeakSignal], suspected: Sequence[LeakSignal])
     best = pick_strongest_signal([s for s in signals if s.kind is first])
     access = f", {best.setting}" if best.setting else ""
     # The reason mentions personal data separately.
-    also = [kind.short for kind in kinds if kind not in (first, PERSONAL)]
+    also = []
+    for kind in kinds:
+        if kind not in (first, PERSONAL):
+            also.append(kind.short)
     few = dict.fromkeys(s.kind.short for s in suspected if s.kind not in kinds)
     parts = [f"{_format_brief_number(best)}{access}"]
     parts += [f"also {', '.join(also)}"] if also else []
@@ -350,7 +353,10 @@ def group_untested_kinds(
 
     The key () stands for every model.
     """
-    measured = [target for target in assessment.targets if assessment.list_tested_signals(target)]
+    measured = []
+    for target in assessment.targets:
+        if assessment.list_tested_signals(target):
+            measured.append(target)
     # Insert () first to keep it first.
     kinds_by_targets: dict[tuple[str, ...], list[LeakKind]] = {(): []}
     for kind in dict.fromkeys(s.kind for s in assessment.signals):

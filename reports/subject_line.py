@@ -62,11 +62,17 @@ def _format_data(result: AuditResult) -> str:
         return "records given in Python"
     if data is None and result.benchmark.is_of_builtin_lab:
         return "synthetic records"
-    names = [_shorten_model_name(str(source)) for source in (data, canaries) if source]
+    names = []
+    for source in (data, canaries):
+        if source:
+            names.append(_shorten_model_name(str(source)))
     return f"records of {' and '.join(names) or phrases.shorten(result.benchmark.name, _MOST)}"
 
 
 def _shorten_model_name(name: str) -> str:
     """Return a hub id in full, or the last two parts of a path, which identify the model."""
-    parts = [part for part in name.replace("\\", "/").split("/") if part not in ("", ".")]
+    parts = []
+    for part in name.replace("\\", "/").split("/"):
+        if part not in ("", "."):
+            parts.append(part)
     return phrases.shorten("/".join(parts[-2:]) or name, _MOST)

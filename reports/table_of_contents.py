@@ -87,7 +87,9 @@ def build_page_document(
         phrases.make_result_printable(result), details or SecretDetails(), since, texts
     )
     topics = (*list_topics(), *_list_plugin_topics(material.result))
-    sections = [_build_section(topic, topic.make, material) for topic in topics]
+    sections = []
+    for topic in topics:
+        sections.append(_build_section(topic, topic.make, material))
     return _build_report_document(material, tuple(filter(lambda s: s.blocks, sections)))
 
 
@@ -97,12 +99,13 @@ def _build_section(topic: Topic, make: Maker, material: ReportMaterial) -> Secti
     In a run with a single attack, no caption names the attack, because the report's head does.
     """
     is_named = _find_only_attack(material.result) is not None
-    blocks = [
-        block.fold_constant_columns({"Attack"} if is_named else set())
-        if isinstance(block, Table)
-        else block
-        for block in make(material)
-    ]
+    blocks = []
+    for block in make(material):
+        blocks.append(
+            block.fold_constant_columns({"Attack"} if is_named else set())
+            if isinstance(block, Table)
+            else block
+        )
     return Section(topic.id, topic.title, tuple(blocks), topic.part)
 
 

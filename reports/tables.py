@@ -144,10 +144,15 @@ def _format_latex_columns(natural: Sequence[float], words: Sequence[float]) -> s
     while wide:
         # Half of the room in equal parts, to avoid narrow paragraphs; half by content.
         total = sum(natural[i] for i in wide)
-        shares = {i: room / 2 * (1 / len(wide) + natural[i] / total) for i in wide}
+        shares = {}
+        for i in wide:
+            shares[i] = room / 2 * (1 / len(wide) + natural[i] / total)
         # Words are not broken: a paragraph narrower than its longest word takes room from the
         # others.
-        short = {i: words[i] for i in wide if shares[i] < words[i]}
+        short = {}
+        for i in wide:
+            if shares[i] < words[i]:
+                short[i] = words[i]
         paragraphs |= short or shares
         room = max(0.0, room - sum(short.values()))
         wide -= set(short or wide)

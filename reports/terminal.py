@@ -85,7 +85,9 @@ def _attack_row_lines(result: AuditResult, width: int) -> Iterator[RenderableTyp
     """Yield a line per attack, grouped by model; columns align over all groups."""
     cells = [_attack_row_cells(finding) for finding in result.findings]
     heads = ("attack", "verbatim recall", "non-members", "excess")
-    widths = [max(map(len, column)) for column in zip(heads, *cells, strict=True)]
+    widths = []
+    for column in zip(heads, *cells, strict=True):
+        widths.append(max(map(len, column)))
     # Two cells between columns if that fits the terminal, else one.
     if _INDENT + sum(widths) + 2 * (len(widths) - 1) <= width:
         gap = 2

@@ -96,7 +96,10 @@ def _describe_forgotten_records(unlearning: Unlearning) -> Iterator[str]:
     # "left": recall minus that of the model trained without the records.
     compared = [row for row in rows if "left" in row.changes]
     if compared:
-        remaining = [_format_recall_measure(row) for row in compared if row.changes["left"].low > 0]
+        remaining = []
+        for row in compared:
+            if row.changes["left"].low > 0:
+                remaining.append(_format_recall_measure(row))
         forgotten = "Asked as it is, no more of it is shown than in a model that never saw it."
         yield (
             f"Still there, more than in a model that never saw it, by {', '.join(remaining)}."
@@ -104,7 +107,10 @@ def _describe_forgotten_records(unlearning: Unlearning) -> Iterator[str]:
             else forgotten
         )
         return
-    floors = {(row.attack, row.name): row for row in unlearning.numbers if row.group == NONMEMBERS}
+    floors = {}
+    for row in unlearning.numbers:
+        if row.group == NONMEMBERS:
+            floors[(row.attack, row.name)] = row
     baselines = []
     for row in rows:
         if (row.attack, row.name) in floors:
@@ -124,7 +130,10 @@ def _describe_relearning(unlearning: Unlearning) -> Iterator[str]:
     if not unlearning.steps:
         return
     trained = f"{unlearning.steps} steps of relearning on {unlearning.texts:,} other records"
-    rows = [row for row in unlearning.numbers if row.group == FORGOTTEN and RELEARNED in row.values]
+    rows = []
+    for row in unlearning.numbers:
+        if row.group == FORGOTTEN and RELEARNED in row.values:
+            rows.append(row)
     if not rows:
         yield f"{trained} were not measured."
         return

@@ -46,7 +46,10 @@ def _build_untargeted_blocks(result: AuditResult, details: SecretDetails | None)
 
     details: values stored per record; None omits the tables of records.
     """
-    rows = [finding for finding in phrases.sort_findings(result) if finding.measurement(MEMORISED)]
+    rows = []
+    for finding in phrases.sort_findings(result):
+        if finding.measurement(MEMORISED):
+            rows.append(finding)
     if not rows:
         return []
     return [
@@ -119,7 +122,10 @@ def _build_ranking_precision_tables(
         (f, {name: m for name in RANKINGS if (m := f.measurement(f"{PRECISION}_{name}"))})
         for f in findings
     ]
-    names = [name for name in RANKINGS if any(name in precisions for _, precisions in measured)]
+    names = []
+    for name in RANKINGS:
+        if any(name in precisions for _, precisions in measured):
+            names.append(name)
     cells = tuple(
         (
             title_attack_row(result, f),

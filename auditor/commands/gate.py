@@ -300,9 +300,10 @@ def _print_secrets_needed(changes: list[str], power: float | None, rules: int | 
     from auditor.gate import power as powers
 
     power = 0.8 if power is None else power
-    files = {
-        item: policies.read_policy(Path(item)).rules for item in changes if item.endswith(".toml")
-    }
+    files = {}
+    for item in changes:
+        if item.endswith(".toml"):
+            files[item] = policies.read_policy(Path(item)).rules
     # Decisions of all items, in any order.
     rules = max([1 if rules is None else rules, *map(len, files.values())])
     needs = list[powers.SecretsNeeded]()

@@ -57,13 +57,19 @@ def list_overview_lines(found_plugins: Found, width: int | None) -> Iterator[Tex
     """
     trained = found_plugins["Trainer"]
     classes = {**found_plugins["Defense"], **trained}
-    controls = [name for name, cls in sorted(classes.items()) if cls.claims.startswith(_CONTROL)]
+    controls = []
+    for name, cls in sorted(classes.items()):
+        if cls.claims.startswith(_CONTROL):
+            controls.append(name)
     # A defense is more than the training of its name if it serves the trained model.
     served = {}
     for n, c in found_plugins["Defense"].items():
         if n not in trained or not _is_same_listed_plugin_class(c, trained[n]):
             served[n] = c
-    forms = {name: cls for name, cls in served.items() if getattr(cls, "form", False)}
+    forms = {}
+    for name, cls in served.items():
+        if getattr(cls, "form", False):
+            forms[name] = cls
     groups = (
         ("attack", found_plugins["Attack"]),
         ("probe", found_plugins["Probe"]),
@@ -73,10 +79,9 @@ def list_overview_lines(found_plugins: Found, width: int | None) -> Iterator[Tex
     for title, plugins in groups:
         for i, (name, cls) in enumerate(plugins.items()):
             yield _format_plugin_listing_line("" if i else title, name, describe_plugin(cls), width)
-    syntax = [
-        name + "".join(f":{option.upper()}" for option in get_option_defaults(cls))
-        for name, cls in forms.items()
-    ]
+    syntax = []
+    for name, cls in forms.items():
+        syntax.append(name + "".join(f":{option.upper()}" for option in get_option_defaults(cls)))
     yield _format_plugin_listing_line(
         "forms", f"{', '.join(syntax)}; models {', '.join(found_plugins['Provider'])}", "", width
     )
@@ -115,7 +120,10 @@ def _shorten_listing(text: str, room: int | None) -> str:
     """
     if room is None or len(text) <= room:
         return text
-    ends = [text[: end.start()] for end in re.finditer(r" \(|[;:.] ", text) if end.start() <= room]
+    ends = []
+    for end in re.finditer(r" \(|[;:.] ", text):
+        if end.start() <= room:
+            ends.append(text[: end.start()])
     balanced = [part for part in ends if part.count("(") == part.count(")")]
     return balanced[-1] if balanced else text
 
@@ -126,7 +134,10 @@ def _shorten_listing(text: str, room: int | None) -> str:
 
 def list_detail_lines(found_plugins: Found, name: str) -> Iterator[Text]:
     """Yield the details of all plug-ins with this name. Raise AuditError if there is none."""
-    matches = [(kind, plugins[name]) for kind, plugins in found_plugins.items() if name in plugins]
+    matches = []
+    for kind, plugins in found_plugins.items():
+        if name in plugins:
+            matches.append((kind, plugins[name]))
     if not matches:
         raise make_unknown_name_error(
             "plug-in", name, dict.fromkeys(n for plugins in found_plugins.values() for n in plugins)
@@ -162,10 +173,9 @@ def _list_option_lines(kind: str, cls: Any) -> Iterator[Text]:
         name = f"{cls.name}."
     else:
         name = ""
-    few = {
-        option: f" ({'|'.join(map(str, values))})"
-        for option, values in list_allowed_values(cls).items()
-    }
+    few = {}
+    for option, values in list_allowed_values(cls).items():
+        few[option] = f" ({'|'.join(map(str, values))})"
     listed = []
     for option, value in get_option_defaults(cls).items():
         if isinstance(value, bool):

@@ -408,7 +408,9 @@ def _exclude_flagged_risks(
     absolute.
     """
     # Values that are not paths, e.g. addresses, change alike on both sides.
-    known = {(name, os.path.abspath(str(value))) for name, value in flagged}
+    known = set()
+    for name, value in flagged:
+        known.add((name, os.path.abspath(str(value))))
     return [
         (name, value) for name, value in risks if (name, os.path.abspath(str(value))) not in known
     ]

@@ -48,7 +48,9 @@ def group_flags(command: Any, context: Any) -> dict[str, Rows]:
 
     A command's own panels are between --data and compute.
     """
-    records = [(flag, flag.get_help_record(context)) for flag in command.get_params(context)]
+    records = []
+    for flag in command.get_params(context):
+        records.append((flag, flag.get_help_record(context)))
     few = sum(flag.param_type_name == "option" for flag, _ in records) <= _FEW
     rows_by_panel: dict[str, Rows] = {}
     for flag, record in records:

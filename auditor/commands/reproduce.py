@@ -159,5 +159,7 @@ def _print_ledger(
 
 def _format_paper_plans(paper: Paper) -> str:
     wide = max(map(len, paper.plans), default=0)
-    lines = [f"{name:{wide}}  {plan.get('title', '')}" for name, plan in paper.plans.items()]
+    lines = []
+    for name, plan in paper.plans.items():
+        lines.append(f"{name:{wide}}  {plan.get('title', '')}")
     return "\n  ".join([f"{paper.name}: {paper.title}; scales: {', '.join(paper.scales)}", *lines])

@@ -115,7 +115,10 @@ def weigh_claim_against_audits(
     setting, attack: if given, only these rows count.
     """
     claim = target.claim
-    rows = [finding for finding in result.findings if finding.target == target.name]
+    rows = []
+    for finding in result.findings:
+        if finding.target == target.name:
+            rows.append(finding)
     rows = [row for row in rows if setting in (None, row.setting) and attack in (None, row.attack)]
     if claim is None:
         claimed = None

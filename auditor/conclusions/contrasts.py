@@ -48,7 +48,9 @@ def measure_seed_contrast(name: str, parts: Sequence[WeightedMetric]) -> Measure
     a perplexity of the same texts. Otherwise (an epsilon) the cells' intervals are combined as
     independent (MOVER). Raise AuditError for a metric that a cell lacks.
     """
-    of_members = [metrics.find_metric(part.metric).is_of_member_guesses for part in parts]
+    of_members = []
+    for part in parts:
+        of_members.append(metrics.find_metric(part.metric).is_of_member_guesses)
     values_by_seed = []
     for part, is_of_members in zip(parts, of_members, strict=True):
         values_by_seed.append(
@@ -59,7 +61,10 @@ def measure_seed_contrast(name: str, parts: Sequence[WeightedMetric]) -> Measure
         raise AuditError(f"no seed was run at every point that {name} compares")
     if all(of_members):
         return _measure_attack_contrast(name, parts, seeds)
-    texts = {_heldout_token_counts(part, seed) for part in parts for seed in seeds}
+    texts = set()
+    for part in parts:
+        for seed in seeds:
+            texts.add(_heldout_token_counts(part, seed))
     if len(texts) == 1 and any(texts):
         return _measure_perplexity_contrast(name, parts, seeds)
     is_same_secrets = (
@@ -73,7 +78,10 @@ def measure_seed_contrast(name: str, parts: Sequence[WeightedMetric]) -> Measure
 def _measure_attack_contrast(
     name: str, parts: Sequence[WeightedMetric], seeds: Sequence[int]
 ) -> Measurement:
-    outcomes = [part.cell.member_outcomes_by_seed[seed] for part in parts for seed in seeds]
+    outcomes = []
+    for part in parts:
+        for seed in seeds:
+            outcomes.append(part.cell.member_outcomes_by_seed[seed])
     ids = tuple(sorted({secret for outcome in outcomes for secret in outcome.ids}))
     column_by_id, draws = (
         {secret: i for i, secret in enumerate(ids)},

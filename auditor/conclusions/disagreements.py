@@ -30,7 +30,9 @@ def is_auc_above_chance(m: Measurement) -> bool:
 def has_unlike_sides(finding: Finding) -> bool:
     """Return whether a score that does not query the target separates the row's members from
     non-members."""
-    controls = [finding.measurement(name_auc(control)) for control in CONTROLS]
+    controls = []
+    for control in CONTROLS:
+        controls.append(finding.measurement(name_auc(control)))
     return any(m is not None and is_auc_above_chance(m) for m in controls)
 
 
@@ -66,7 +68,9 @@ def list_mismatch_doubts(result: AuditResult) -> tuple[Doubt, ...]:
 
 def _describe_adjustment(result: AuditResult) -> str:
     """Describe which AUC decides on membership, or that no number can be trusted."""
-    rows = [finding.measurement(ADJUSTED_AUC) for finding in result.findings]
+    rows = []
+    for finding in result.findings:
+        rows.append(finding.measurement(ADJUSTED_AUC))
     adjusted = [m for m in rows if is_measured(m)]
     if not adjusted:
         unmeasured = next((m for m in rows if m is not None), None)
@@ -91,9 +95,15 @@ def list_contradiction_doubts(
     Causes may be a filter, a truncation or another distribution. greedy: the share of secrets that
     greedy decoding of the undefended model extracts.
     """
-    rows = [f for f in result.findings if f.target == target and not f.not_applicable]
+    rows = []
+    for f in result.findings:
+        if f.target == target and not f.not_applicable:
+            rows.append(f)
     attacks = [f for f in rows if is_measured(f.measurement(RECALL))]
-    probes = [f for f in rows if any(m.name.startswith(EXACT) for m in f.measurements)]
+    probes = []
+    for f in rows:
+        if any(m.name.startswith(EXACT) for m in f.measurements):
+            probes.append(f)
     too_few = dict.fromkeys(
         _describe_too_few_hits(probe, attack) for probe in probes for attack in attacks
     )

@@ -199,7 +199,9 @@ def _measure_perplexity_ratios(models: Sequence[FrontierModel]) -> dict[str, Mea
     """
     base = models[0].heldout
     # Ratios are paired by text over all seeds: each seed needs the same number of texts.
-    tokens = {seed: tuple(losses["tokens"]) for seed, losses in base.items()}
+    tokens = {}
+    for seed, losses in base.items():
+        tokens[seed] = tuple(losses["tokens"])
     if not tokens or len({len(counts) for counts in tokens.values()}) > 1:
         return {}
     comparable = []
@@ -287,9 +289,14 @@ def _pair_model_leakages(
 
     Return nothing if such secrets are too few.
     """
-    rows = [[model.cells[row].rows[seed] for seed in seeds] for model in models]
+    rows = []
+    for model in models:
+        rows.append([model.cells[row].rows[seed] for seed in seeds])
     column = metric.scores or metric.per_secret_column_name
-    compared_rows = [seed_row for model_rows in rows for seed_row in model_rows]
+    compared_rows = []
+    for model_rows in rows:
+        for seed_row in model_rows:
+            compared_rows.append(seed_row)
     # (models, seeds, secrets)
     member_values, nonmember_values = (
         align_rows(compared_rows, column, members)[1].reshape(len(models), len(seeds), -1)
@@ -356,7 +363,12 @@ def _mark_frontier_corners(points: Sequence[FrontierPoint]) -> list[FrontierPoin
 
     Choosing at random between two models gives a point on the line between them.
     """
-    indices = [i for i, point in enumerate(points) if math.isfinite(point.ratio.value)]
-    places = [(math.log(points[i].ratio.value), points[i].leak.value) for i in indices]
+    indices = []
+    for i, point in enumerate(points):
+        if math.isfinite(point.ratio.value):
+            indices.append(i)
+    places = []
+    for i in indices:
+        places.append((math.log(points[i].ratio.value), points[i].leak.value))
     corners = {indices[i] for i in frontier.find_convex_frontier(places)}
     return [replace(point, corner=i in corners) for i, point in enumerate(points)]

@@ -210,7 +210,10 @@ def read_repeat_leaks(
 ) -> Iterator[LeakReading]:
     """Yield a reading for each repeat count, at a shared level; nothing if there is only one
     count."""
-    shares = {count: m for count, m in finding.by_repeats.items() if count.isdecimal()}
+    shares = {}
+    for count, m in finding.by_repeats.items():
+        if count.isdecimal():
+            shares[count] = m
     for count, reading in _read_shared_level(finding, shares, baseline, name):
         yield replace(reading, count=count)
 
@@ -230,7 +233,10 @@ def _read_shared_level(
     baseline: Measurement | float | None,
     name: str,
 ) -> Iterator[tuple[str, LeakReading]]:
-    measured = {part: m for part, m in shares.items() if m.name == name and is_measured(m)}
+    measured = {}
+    for part, m in shares.items():
+        if m.name == name and is_measured(m):
+            measured[part] = m
     n_looks = len(measured)
     if baseline is None or n_looks < 2:
         return

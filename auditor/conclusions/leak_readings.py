@@ -223,7 +223,9 @@ def _read_membership_leaks(finding: Finding) -> Iterator[LeakReading]:
     if is_measured(ranked):
         # Corrected over the values: without a leak, each is listed with the nominal rate.
         yield LeakReading(ranked, 0.0, row=row)
-    people_readings = [LeakReading(m, 0.5, row=row, either_way=True) for m in of_people]
+    people_readings = []
+    for m in of_people:
+        people_readings.append(LeakReading(m, 0.5, row=row, either_way=True))
     strongest, by_copies = _find_strongest_aucs(finding)
     blind = finding.measurement(name_auc("blind"))
     adjusted = finding.measurement(ADJUSTED_AUC)

@@ -87,7 +87,9 @@ class RowValuesBySecret:
             key=lambda m: m.place or math.inf,
         )
         values = {m.name: m.values(judged).astype(float) for m in per_secret_metrics if m.values}
-        parts = {kind: np.array(shares, dtype=float) for kind, shares in (kinds or {}).items()}
+        parts = {}
+        for kind, shares in (kinds or {}).items():
+            parts[kind] = np.array(shares, dtype=float)
         values[SCORE] = judged.score.astype(float)
         return cls(
             judged.ids, judged.member, judged.repeats, values, judged, parts, score_is_probability
@@ -281,7 +283,9 @@ def _build_row_values(columns: Sequence[Column]) -> RowValuesBySecret:
     Raise ValueError or a similar error for other columns.
     """
     first = columns[0]
-    values_by_name = {column.quantity: np.asarray(column.values) for column in columns}
+    values_by_name = {}
+    for column in columns:
+        values_by_name[column.quantity] = np.asarray(column.values)
     # Mostly identical objects (`table._read_columns`), which compare fast.
     if any(
         (column.ids, column.member, column.repeats) != (first.ids, first.member, first.repeats)

@@ -48,14 +48,19 @@ def read_replicates(runs: Runs) -> Iterator[Replicates]:
     for seed, (result, _) in runs.items():
         for finding in result.findings:
             by_key.setdefault(finding.cell_key, {})[seed] = finding
-    judged = {seed: read_row_values(folder) for seed, (_, folder) in runs.items()}
-    heldout = {seed: read_heldout_losses(folder) for seed, (_, folder) in runs.items()}
+    judged = {}
+    for seed, (_, folder) in runs.items():
+        judged[seed] = read_row_values(folder)
+    heldout = {}
+    for seed, (_, folder) in runs.items():
+        heldout[seed] = read_heldout_losses(folder)
     for key, findings in by_key.items():
         target = key.target
         first_finding = next(iter(findings.values()))
-        applied = {
-            seed: finding for seed, finding in findings.items() if not finding.not_applicable
-        }
+        applied = {}
+        for seed, finding in findings.items():
+            if not finding.not_applicable:
+                applied[seed] = finding
         yield Replicates(
             *key,
             rows={seed: row for seed in applied if (row := judged[seed].get(key)) is not None},

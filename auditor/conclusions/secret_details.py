@@ -83,7 +83,10 @@ def map_aliases(folder: Path) -> dict[str, str]:
 
 def read_secret_details(folder: Path) -> SecretDetails:
     """Read the details of a run folder. Raise AuditError for a file with other content."""
-    rows = {cell: row for cell, row in outcomes.read_row_values(folder).items() if row.values}
+    rows = {}
+    for cell, row in outcomes.read_row_values(folder).items():
+        if row.values:
+            rows[cell] = row
     records: dict[CellKey, dict[str, Column]] = {}
     for column in table.read_secrets_table(folder, table.RECORDS):
         records.setdefault(column.cell, {})[column.quantity] = column
@@ -181,7 +184,10 @@ def measure_length_accuracy(
         or not n_tokens_by_id
     ):
         return {}
-    member = [i for i, id in enumerate(values_by_secret.ids) if id in n_tokens_by_id]
+    member = []
+    for i, id in enumerate(values_by_secret.ids):
+        if id in n_tokens_by_id:
+            member.append(i)
     length = np.array([n_tokens_by_id[values_by_secret.ids[i]] for i in member])
     # count of correct tokens from the start of the suffix
     lead = values_by_secret.outcome.traits["lead"][member]

@@ -149,7 +149,10 @@ def wrap_library_errors(failed: str) -> Iterator[None]:
 def _get_first_sentence(error: Exception) -> str:
     """Return the first sentence of a library's message, and the error's class if it is not
     evident."""
-    lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
+    lines = []
+    for line in str(error).strip().splitlines():
+        if line.strip():
+            lines.append(line.strip())
     # A first line that ends in a colon only announces the second.
     sentence = " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1])
     # After a digit or a capital, as in "v1. The" and "U. S.", no sentence ends.

@@ -127,11 +127,10 @@ def check_batch_dependence(runs: WatchedTrainings) -> LoopCheck:
     """
     name = "each record by itself"
     would = f"logits that change by {_APART:.0%}"
-    changes = [
-        (trace.batch_effect, i)
-        for i, trace in enumerate(runs.traces)
-        if trace.batch_effect is not None
-    ]
+    changes = []
+    for i, trace in enumerate(runs.traces):
+        if trace.batch_effect is not None:
+            changes.append((trace.batch_effect, i))
     if not changes:
         return _counted_check(
             name, UNKNOWN, "no two records were read together that could be read again", would

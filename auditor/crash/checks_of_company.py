@@ -48,7 +48,11 @@ def check_company_dependence(runs: WatchedTrainings) -> LoopCheck:
     records = make_company_specimen(runs.claim.max_grad_norm).make_crash_test_records(
         runs.company[0].n
     )
-    steps = [step for trace in runs.company for step in trace.steps if step.scale and step.records]
+    steps = []
+    for trace in runs.company:
+        for step in trace.steps:
+            if step.scale and step.records:
+                steps.append(step)
     # With clipping by tensor, a record's contribution is no multiple of its gradient: its reach
     # along the gradient follows the batch's size.
     by_tensors = is_clipping_per_tensor(steps, runs.whitened_shares or {})
@@ -153,7 +157,10 @@ def _fit_company_weight(
     """
     n_tokens = np.array([len(record["input_ids"]) - 1 for record in records], dtype=float)
     kinds = sorted(set(n_tokens))
-    sizes = [len(part) for step in steps for part in (step.passes if by_pass else [step.records])]
+    sizes = []
+    for step in steps:
+        for part in step.passes if by_pass else [step.records]:
+            sizes.append(len(part))
     if not any(sizes):  # no step has noise to measure a reach by
         return None
     if weight == "records":

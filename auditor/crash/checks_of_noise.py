@@ -113,17 +113,19 @@ def _has_unequal_noise(runs: WatchedTrainings, shares: dict[str, float]) -> bool
         for name, (_, free) in step.scales.items():
             freedoms[name] += free
     # The noise of all tensors counts as known: it has far more degrees of freedom than one tensor.
-    ps = [
-        float(stats.chi2.cdf(shares[name] ** 2 * free, free))
-        for name, free in freedoms.items()
-        if free
-    ]
+    ps = []
+    for name, free in freedoms.items():
+        if free:
+            ps.append(float(stats.chi2.cdf(shares[name] ** 2 * free, free)))
     return bool(ps) and min(ps) * len(ps) < SHARE
 
 
 def check_released_gradients_finite(runs: WatchedTrainings) -> LoopCheck:
     """Check that every released number is finite, because noise does not hide an overflow."""
-    faults = [(i, *fault) for i, trace in enumerate(runs.traces) for fault in trace.overflowed]
+    faults = []
+    for i, trace in enumerate(runs.traces):
+        for fault in trace.overflowed:
+            faults.append((i, *fault))
     message = "every released number is finite"
     if faults:
         message = (
@@ -272,8 +274,13 @@ def _count_noise_freedoms(step: ObservedStep, of: slice = slice(None)) -> float:
 def _stack_shared_noise(steps: Sequence[ObservedStep]) -> tuple[Floats, float]:
     """Return the noise of tensors that every step has, (steps, d), and the smallest degrees of
     freedom."""
-    shared = [name for name in steps[0].shapes if all(name in step.shapes for step in steps)]
-    spans = [[slice(*step.shapes[name]) for name in shared] for step in steps]
+    shared = []
+    for name in steps[0].shapes:
+        if all(name in step.shapes for step in steps):
+            shared.append(name)
+    spans = []
+    for step in steps:
+        spans.append([slice(*step.shapes[name]) for name in shared])
     rows = []
     for step, slices in zip(steps, spans, strict=True):
         rows.append(np.concatenate([np.zeros(0), *(step.noise[at] for at in slices)]))
@@ -402,7 +409,9 @@ def check_noise_size_public(runs: WatchedTrainings) -> LoopCheck:
         return LoopCheck(
             name, NO_FAULT, "at each step the noise has one size in all trainings", would
         )
-    logs = [np.ptp([math.log(step.scale) for step in steps]) for steps in _group_steps(runs)]
+    logs = []
+    for steps in _group_steps(runs):
+        logs.append(np.ptp([math.log(step.scale) for step in steps]))
     message = (
         f"at one step the noise is up to {math.exp(max(logs)):.2f} times as large in one training "
         "as in another on as many records: it follows chance, as adaptive clipping's does, or the "
@@ -414,7 +423,9 @@ def check_noise_size_public(runs: WatchedTrainings) -> LoopCheck:
 def _group_steps(runs: WatchedTrainings) -> list[list[ObservedStep]]:
     """Group the steps with noise by step index; omit an index that only one training has."""
     by_place = itertools.zip_longest(*(trace.steps for trace in runs.traces))
-    places = [[step for step in steps if step is not None and step.scale] for steps in by_place]
+    places = []
+    for steps in by_place:
+        places.append([step for step in steps if step is not None and step.scale])
     return [steps for steps in places if len(steps) > 1]
 
 
@@ -437,7 +448,10 @@ def _is_noise_size_public(runs: WatchedTrainings) -> bool:
 
 def check_noise_reveals_batch_size(runs: WatchedTrainings) -> LoopCheck:
     """Check that the noise's size does not depend on the batch size, which is secret."""
-    pairs = [(len(step.records), step.scale) for step in runs.steps_with_noise if step.records]
+    pairs = []
+    for step in runs.steps_with_noise:
+        if step.records:
+            pairs.append((len(step.records), step.scale))
     if (
         runs.small_training and len({size for size, _ in pairs}) < 2
     ):  # the last batch of few records holds a single record

@@ -87,13 +87,18 @@ def estimate_noise_multiplier_interval(runs: WatchedTrainings) -> tuple[float, f
     equals the bound above. The ends are those of the 95% region of bound and clipping norm. Return
     None if reaches may rise up to the longest gradient.
     """
-    steps = [step for step in runs.steps if step.scale and step.norms.any()]
+    steps = []
+    for step in runs.steps:
+        if step.scale and step.norms.any():
+            steps.append(step)
     if not steps:
         return None
     norms = np.concatenate([step.norms[step.norms > 0] for step in steps])
     weighted = [(step, *weigh_all_records(step.gram)) for step in steps]
     grid = np.unique(np.quantile(norms, _CLIPPING_QUANTILES))
-    fits = [_fit_bound_above_clipping_norm(weighted, norm) for norm in grid]
+    fits = []
+    for norm in grid:
+        fits.append(_fit_bound_above_clipping_norm(weighted, norm))
     unclipped = fits[-1]
     if len(grid) > 2:
         best = min(max(1, int(np.argmax([fit[2] for fit in fits]))), len(grid) - 2)

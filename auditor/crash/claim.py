@@ -89,7 +89,10 @@ class LoopClaim:
         if isinstance(claim_or_pair, cls):
             return claim_or_pair
         if isinstance(claim_or_pair, Mapping) and "engine" in claim_or_pair:
-            stated = {name: value for name, value in claim_or_pair.items() if name != "engine"}
+            stated = {}
+            for name, value in claim_or_pair.items():
+                if name != "engine":
+                    stated[name] = value
             if with_epsilon:
                 delta = stated.get("delta")
             else:
@@ -99,7 +102,10 @@ class LoopClaim:
                 **stated,
             }
         fields = {field.name: field for field in dataclasses.fields(cls)}
-        needed = [name for name, field in fields.items() if field.default is dataclasses.MISSING]
+        needed = []
+        for name, field in fields.items():
+            if field.default is dataclasses.MISSING:
+                needed.append(name)
         if not isinstance(claim_or_pair, Mapping):
             raise AuditError(
                 "expected `train` to return (model, claim), a claim being a mapping with "

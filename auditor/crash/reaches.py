@@ -132,8 +132,13 @@ def estimate_tensor_reaches(
     unit gradients. All contributions add at most the sum of b(u), for any clipping. noise_shares:
     each tensor's noise over that of all tensors.
     """
-    sums = [_sum_tensor_reaches(steps, noise_shares) for steps in trainings]
-    together = [sum_of_step for part in sums for sum_of_step in part]
+    sums = []
+    for steps in trainings:
+        sums.append(_sum_tensor_reaches(steps, noise_shares))
+    together = []
+    for part in sums:
+        for sum_of_step in part:
+            together.append(sum_of_step)
     return [_average_reach_sums(part) for part in (together, *sums)]
 
 

@@ -260,10 +260,11 @@ def _replace_infinities(value: Any) -> Any:
 
 def render_crash_test_junit(test: CrashTest, again: str) -> str:
     """Return JUnit XML with a test case per check: failed if broken, skipped if undecided."""
-    cases = [
-        ET.Element("testcase", {"classname": "dp-loop", "name": check.name, "time": "0"})
-        for check in test.checks
-    ]
+    cases = []
+    for check in test.checks:
+        cases.append(
+            ET.Element("testcase", {"classname": "dp-loop", "name": check.name, "time": "0"})
+        )
     for case, check in zip(cases, test.checks, strict=True):
         if check.verdict == BROKEN:
             failure = ET.SubElement(case, "failure", {"type": BROKEN, "message": check.said})

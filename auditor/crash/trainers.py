@@ -74,12 +74,13 @@ def _copy_trainer(trainer: Any, model: Any, records: Any, folder: str) -> Any:
     copied = type(trainer)(**options)
     # A user turns it off if a record's loss must not depend on the other texts of its step.
     copied.model_accepts_loss_kwargs &= trainer.model_accepts_loss_kwargs
-    usual_kinds = {type(callback) for callback in copied.callback_handler.callbacks}
-    callbacks = [
-        callback
-        for callback in trainer.callback_handler.callbacks
-        if type(callback) not in usual_kinds
-    ]
+    usual_kinds = set()
+    for callback in copied.callback_handler.callbacks:
+        usual_kinds.add(type(callback))
+    callbacks = []
+    for callback in trainer.callback_handler.callbacks:
+        if type(callback) not in usual_kinds:
+            callbacks.append(callback)
     for callback in usual_kinds - {
         type(callback) for callback in trainer.callback_handler.callbacks
     }:
@@ -90,7 +91,9 @@ def _copy_trainer(trainer: Any, model: Any, records: Any, folder: str) -> Any:
 
 
 def _build_trainer_dataset(trainer: Any, records: Any) -> Any:
-    rows = [{"input_ids": row["input_ids"], "labels": row["input_ids"]} for row in records]
+    rows = []
+    for row in records:
+        rows.append({"input_ids": row["input_ids"], "labels": row["input_ids"]})
     if type(trainer).__module__.startswith(
         "trl."
     ):  # it takes only a `Dataset`, and makes the labels itself

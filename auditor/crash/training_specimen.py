@@ -183,7 +183,9 @@ def _make_flat_specimen(log_scale: float) -> Specimen:
 
 def _compute_median_norm(specimen: Specimen) -> float:
     model = specimen.build_crash_test_model()
-    weights = {name: value.detach() for name, value in model.named_parameters()}
+    weights = {}
+    for name, value in model.named_parameters():
+        weights[name] = value.detach()
     records = specimen.make_crash_test_records(len(_COMPANY_LENGTHS))
     gradients = SpecimenRecordGradients(model, records)
     parts = gradients.record_gradients_at_weights(weights, list(range(len(records))), list(weights))
@@ -242,11 +244,10 @@ class SpecimenRecordGradients:
         rows = pad_specimen_tokens(self.records, indices)
         # One copy of the weights for each record, so that one backward pass, which is faster than
         # `torch.func.grad` under vmap, gives each record's gradient.
-        copies = {
-            name: value.detach().expand(len(rows), *value.shape).requires_grad_()
-            for name, value in self.twin.named_parameters()
-            if name in names
-        }
+        copies = {}
+        for name, value in self.twin.named_parameters():
+            if name in names:
+                copies[name] = value.detach().expand(len(rows), *value.shape).requires_grad_()
         with torch.enable_grad():  # a training may take its steps without
             total = vmap(self._compute_mean_nll)(copies, rows).sum()
         gradients = torch.autograd.grad(total, list(copies.values()), materialize_grads=True)

@@ -126,7 +126,10 @@ class CrashTest:
 
     @property
     def epsilon(self) -> float | None:
-        epsilons = [check.epsilon for check in self.broken_checks if check.epsilon is not None]
+        epsilons = []
+        for check in self.broken_checks:
+            if check.epsilon is not None:
+                epsilons.append(check.epsilon)
         return max(epsilons) if epsilons else None
 
 
@@ -248,7 +251,9 @@ def _train_companies(
     texts."""
     if not claim.max_grad_norm:
         return ()
-    seeds = [derive_training_seed(seed, _MOST + 2 + at) for at in range(_IN_DIVIDED_COMPANY)]
+    seeds = []
+    for at in range(_IN_DIVIDED_COMPANY):
+        seeds.append(derive_training_seed(seed, _MOST + 2 + at))
 
     def train_on(specimen: training_specimen.Specimen, seed: int) -> TrainingTrace:
         return run_watched_training(
@@ -351,7 +356,10 @@ def summarise_observed_loop(runs: WatchedTrainings, checks: tuple[LoopCheck, ...
     If some kind of record, or a single record, has a larger epsilon than all records together, that
     epsilon is returned.
     """
-    broken_checks = {check.name: check for check in checks if check.verdict == BROKEN}
+    broken_checks = {}
+    for check in checks:
+        if check.verdict == BROKEN:
+            broken_checks[check.name] = check
     steps = max(len(trace.steps) for trace in runs.traces)
     if runs.steps_with_noise:
         noise = checks_of_sensitivity.estimate_noise_multiplier_interval(runs)

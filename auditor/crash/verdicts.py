@@ -80,7 +80,10 @@ class WatchedTrainings:
                 # Each step in units of its own noise, which a schedule may change.
                 squares[name] = squares.get(name, 0.0) + (scale / step.scale) ** 2 * free
                 freedoms[name] = freedoms.get(name, 0) + free
-        names = {name for step in self.steps_with_noise for name in step.shapes}
+        names = set()
+        for step in self.steps_with_noise:
+            for name in step.shapes:
+                names.add(name)
         return {
             name: math.sqrt(squares[name] / freedoms[name])
             if freedoms.get(name) and squares[name]

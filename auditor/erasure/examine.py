@@ -103,7 +103,10 @@ def examine_stores(
         facts[f"model:{model}"] = ("one run of audit: completion, ranks, likelihood",)
         verdicts += judge_model(model, records, nonmembers)
     n_deleted = len(records.deleted)
-    users = {record.name: record.user for record in records.targets if record.user is not None}
+    users = {}
+    for record in records.targets:
+        if record.user is not None:
+            users[record.name] = record.user
     return Erasure(
         n_deleted, len(records.targets) - n_deleted, records.n_kept, facts, tuple(verdicts), users
     )

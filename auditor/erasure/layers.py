@@ -172,7 +172,9 @@ def judge_places(
     """
     deleted = possible & records.deleted
     control = possible - records.deleted
-    leftovers = {records.targets[i].name: places[i] for i in sorted(deleted & set(places))}
+    leftovers = {}
+    for i in sorted(deleted & set(places)):
+        leftovers[records.targets[i].name] = places[i]
     n_seen = len(control & set(places))
     verdict = GONE
     reason = ""
@@ -207,7 +209,10 @@ def _judge_other_texts(
         for i, record in enumerate(records.targets)
         if len(tokens := words(record.text)) >= _PASSAGE
     ]
-    control = [record.text for record in records.targets if not record.deleted]
+    control = []
+    for record in records.targets:
+        if not record.deleted:
+            control.append(record.text)
     compared = [words(text) for text in (*texts[:_MOST_TEXTS], *control)]
     spans, _, _ = released_passages.find_nearest_passages(
         [record for _, record in long], compared, _PASSAGE

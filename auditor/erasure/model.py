@@ -65,7 +65,9 @@ def judge_model(
 
 def _judge_layers(label: str, run: FinishedRun, records: ErasureRecords) -> Iterator[LayerVerdict]:
     findings = {finding.attack: finding for finding in run.result.findings}
-    rows = {cell.attack: row for cell, row in read_row_values(run.folder).items()}
+    rows = {}
+    for cell, row in read_row_values(run.folder).items():
+        rows[cell.attack] = row
     readers = {
         "extraction-probability": _find_completed,
         "identifiers": _find_ranked_first,
@@ -77,7 +79,10 @@ def _judge_layers(label: str, run: FinishedRun, records: ErasureRecords) -> Iter
             yield LayerVerdict(label, layer, kind, CANNOT_TELL, 0, {}, 0, 0, reason)
             continue
         is_seen_by_record = readers[attack](run.folder, findings[attack], rows[attack], records)
-        places = {record: layer for record, is_seen in is_seen_by_record.items() if is_seen}
+        places = {}
+        for record, is_seen in is_seen_by_record.items():
+            if is_seen:
+                places[record] = layer
         yield judge_places(
             label, layer, kind, places, frozenset(is_seen_by_record), records, REMEDY
         )
@@ -113,9 +118,9 @@ def _find_ranked_first(
         for i in range(sum(name.startswith("kind_") for name in values)):
             kind = int(values[f"kind_{i}"])
             if kind >= 0 and kinds[kind] in accepted:
-                counts = [
-                    np.array([values[f"{name}_{i}"]]) for name in ("above", "tied", "alternatives")
-                ]
+                counts = []
+                for name in ("above", "tied", "alternatives"):
+                    counts.append(np.array([values[f"{name}_{i}"]]))
                 p_value = rank_tests.compute_rank_p_values(*counts)[0]
                 p_values.setdefault(_get_record(id), []).append(float(p_value))
     return _list_discoveries(p_values, records)
@@ -152,9 +157,14 @@ def _list_discoveries(
     """
     is_listed = dict[int, bool]()
     for is_deleted in (True, False):
-        group = [record for record in p_values if (record in records.deleted) == is_deleted]
+        group = []
+        for record in p_values:
+            if (record in records.deleted) == is_deleted:
+                group.append(record)
         # The least of n p-values, times n: a p-value of the record (Bonferroni).
-        values = [min(1.0, min(p_values[record]) * len(p_values[record])) for record in group]
+        values = []
+        for record in group:
+            values.append(min(1.0, min(p_values[record]) * len(p_values[record])))
         adjusted = rank_tests.adjust_false_discovery(np.array(values))
         is_listed |= dict(zip(group, (adjusted <= DISCOVERIES).tolist(), strict=True))
     return is_listed

@@ -193,7 +193,10 @@ def _read_control(path: Path) -> list[tuple[int, StoredRecord]]:
         sample = np.linspace(0, n_rows - 1, min(n_rows, CONTROL)).round().astype(int)
         sampled_rows = set(sample.tolist())
         lines = enumerate(table_blocks.stream_nonblank_lines(path))
-        chosen = [(row, line) for row, line in lines if row in sampled_rows]
+        chosen = []
+        for row, line in lines:
+            if row in sampled_rows:
+                chosen.append((row, line))
     except UnicodeDecodeError:
         raise AuditError(f"{source}: expected UTF-8") from None
     control = []

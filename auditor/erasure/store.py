@@ -223,7 +223,10 @@ def copy_store(path: Path, scratch: Path) -> Path:
 
 
 def _stat_files(files: Iterable[Path]) -> dict[Path, tuple[int, int, int]]:
-    stats = {file: file.stat() for file in files if file.exists()}
+    stats = {}
+    for file in files:
+        if file.exists():
+            stats[file] = file.stat()
     return {file: (stat.st_size, stat.st_mtime_ns, stat.st_ino) for file, stat in stats.items()}
 
 

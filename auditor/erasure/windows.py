@@ -146,7 +146,10 @@ class WindowIndex:
 
     def discard_shared(self, texts: Sequence[str], record: int | None = None) -> None:
         """Discard windows of other records that occur in these texts, which belong to `record`."""
-        forms = [form for text in texts for form in write_text_forms(text).values()]
+        forms = []
+        for text in texts:
+            for form in write_text_forms(text).values():
+                forms.append(form)
         for _, window, origin in self.find(b"\0".join(forms)):
             if origin.record != record:
                 self._shared.add(window)

@@ -171,7 +171,9 @@ def list_comparison_obstacles(run: RunOutcomes, base: RunOutcomes) -> Iterator[s
         yield from _describe_comparison_obstacle(
             f"attack settings: {name}", result.plan.get(name), base_result.plan.get(name)
         )
-    base_findings = {finding.cell_key: finding for finding in base_result.findings}
+    base_findings = {}
+    for finding in base_result.findings:
+        base_findings[finding.cell_key] = finding
     for finding in result.findings:
         if (base_finding := base_findings.get(finding.cell_key)) is not None:
             for name in dict.fromkeys((*finding.options, *base_finding.options)):

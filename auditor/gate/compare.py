@@ -63,9 +63,11 @@ def compare_finished_runs(runs: Sequence[RunOutcomes], metrics: Sequence[str] = 
         raise AuditError(f"expected at least two runs to compare, got {len(runs)}")
     for other in runs[1:]:
         check_comparable(other, runs[0], "match")
-    known = {
-        m.name for run in runs for finding in run.result.findings for m in finding.measurements
-    }
+    known = set()
+    for run in runs:
+        for finding in run.result.findings:
+            for m in finding.measurements:
+                known.add(m.name)
     for name in metrics:
         if name not in known:
             raise make_unknown_name_error("metric", name, known)
@@ -137,7 +139,9 @@ def _compare_runs(
 
 
 def _find_least_leaking_run(line: ComparisonRow) -> int:
-    values = [cell.measured.value if cell.measured else math.inf for cell in line.cells]
+    values = []
+    for cell in line.cells:
+        values.append(cell.measured.value if cell.measured else math.inf)
     # a NaN in min() would win or lose by its position
     return min(range(len(values)), key=lambda i: math.inf if math.isnan(values[i]) else values[i])
 

@@ -80,9 +80,10 @@ def _check_planned_rows(result: AuditResult) -> Iterator[tuple[CellKey, str]]:
     planned_targets = dict.fromkeys(
         (UNDEFENDED, *plan.get("defense", ()), *map(name_deployed_form, plan.get("forms", ())))
     )
-    settings = [
-        name for name in get_args(SettingName) if plan.get("setting", "both") in (name, "both")
-    ]
+    settings = []
+    for name in get_args(SettingName):
+        if plan.get("setting", "both") in (name, "both"):
+            settings.append(name)
     for name in dict.fromkeys((*planned_targets, *(target.name for target in result.targets))):
         for setting in settings if name in planned_targets else settings[-1:]:  # the widest is last
             for attack in dict.fromkeys(plan.get("attack", ())):
@@ -96,7 +97,9 @@ def _check_planned_secrets(
     """Yield differences between the result and the plan, secrets or answers in the run folder."""
     if listed.plan is not None:
         # another version may have started the run
-        blank = {name: to_json(field.default) for name, field in FIELDS.items()}
+        blank = {}
+        for name, field in FIELDS.items():
+            blank[name] = to_json(field.default)
         # a field known to only one version must have its default value
         first_plan = {**blank, **listed.plan}
         last_plan = {**blank, **result.plan}
@@ -116,7 +119,10 @@ def _check_planned_secrets(
             if reason := _describe_secret_mismatch(row_values, listed.secrets):
                 yield row, reason
     if listed.guesses is not None and listed.observations is not None:
-        members = {id for id, fact in (listed.secrets or {}).items() if fact.member}
+        members = set()
+        for id, fact in (listed.secrets or {}).items():
+            if fact.member:
+                members.add(id)
         yield from _check_answered_secrets(
             result, outcomes, members, listed.guesses, listed.observations
         )

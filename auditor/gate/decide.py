@@ -158,7 +158,10 @@ def _judge_unapplied_attacks(
     rulings = []
     for target in targets:
         for method in dict.fromkeys(result.plan.get("attack", ())):
-            rows = [f for f in result.findings if (f.target, f.attack) == (target, method)]
+            rows = []
+            for f in result.findings:
+                if (f.target, f.attack) == (target, method):
+                    rows.append(f)
             if rows and attack in (None, method) and all(row.not_applicable for row in rows):
                 reason = (
                     f"asked for and never applied ({rows[-1].not_applicable}); "
@@ -260,9 +263,10 @@ def judge_rules(
                     reason = "this run has no forms: --forms names them"
                 cases.append(_Case(row, rule, reason))
     # a case without evidence fails at every level, so it takes no share of Holm's level
-    tests = [
-        partial(_is_limit_exceeded, case) for case in cases if not isinstance(case.evidence, str)
-    ]
+    tests = []
+    for case in cases:
+        if not isinstance(case.evidence, str):
+            tests.append(partial(_is_limit_exceeded, case))
     level = adjust_test_level(tests, LEVEL)
     return [_judge_case(case, level) for case in cases]
 

@@ -194,7 +194,9 @@ def _group_comparable_runs(entries: Sequence[HistoryEntry]) -> Iterator[Comparab
             grouped.append([entry])
     for line in grouped:
         runs = tuple(reversed(line))
-        changes = [compare_finished_runs([before.run, now.run]) for before, now in pairwise(runs)]
+        changes = []
+        for before, now in pairwise(runs):
+            changes.append(compare_finished_runs([before.run, now.run]))
         # compare its last run with the first line
         obstacles = (_explain_incomparable(line[0], other) for other in grouped[0])
         yield ComparableRuns(

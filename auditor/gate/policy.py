@@ -282,7 +282,10 @@ def _parse_rule_table(table: _RuleTable, where: str) -> Rule:
     for key, value in options.items():
         if value == "":
             raise AuditError(f"{where}: expected the name of a {key}, got an empty one")
-    narrowed = {key: options.pop(key) for key in ("target", "setting", "attack") if key in options}
+    narrowed = {}
+    for key in ("target", "setting", "attack"):
+        if key in options:
+            narrowed[key] = options.pop(key)
     if (sentence := options.pop("rule", None)) is not None:
         if options:
             raise AuditError(

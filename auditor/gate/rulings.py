@@ -93,7 +93,9 @@ class Decision:
     @property
     def headline(self) -> str:
         """Return a line such as `gate held: 3 rulings held, 1 inconclusive let pass`."""
-        counts = {kind: sum(r.verdict == kind for r in self.rulings) for kind in EXIT_CODES}
+        counts = {}
+        for kind in EXIT_CODES:
+            counts[kind] = sum(r.verdict == kind for r in self.rulings)
         reading_note = {"report": "", "pass": " (let pass)", "fail": " (counted as failed)"}[
             self.inconclusive
         ]

@@ -49,7 +49,10 @@ class TokenGuide:
 
         head: the tokens that begin every text. Raise AuditError if the space is not ASCII.
         """
-        choices = [choice for block in space.choice_blocks for choice in block]
+        choices = []
+        for block in space.choice_blocks:
+            for choice in block:
+                choices.append(choice)
         if not "".join([space.format, *choices]).isascii():
             raise AuditError(
                 "expected ASCII texts in a space too large to be searched, got the format "
@@ -150,7 +153,9 @@ def draw_constrained_texts(
     distinct = sorted(set(texts))
     encodings = encode_without_special_tokens(guide.tokenizer, distinct)
     tokens_by_text = dict(zip(distinct, encodings, strict=True))
-    canonical = [tokens_by_text[texts[i]] == row for i, row in enumerate(sequences)]
+    canonical = []
+    for i, row in enumerate(sequences):
+        canonical.append(tokens_by_text[texts[i]] == row)
     return ConstrainedDraws(texts, nll, log_q, np.array(canonical, dtype=bool))
 
 
@@ -228,7 +233,10 @@ def _walk_constrained_texts(
             states = next_states
             if not len(live):
                 return
-            steps = [step for step, next_row in next_rows.items() if next_row >= 0]
+            steps = []
+            for step, next_row in next_rows.items():
+                if next_row >= 0:
+                    steps.append(step)
             parents, next_tokens = torch.tensor(steps, device=model.device).unbind(1)
             rows.advance(parents, next_tokens)
 

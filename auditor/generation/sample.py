@@ -112,7 +112,9 @@ def sample_mixed_length_batch(
     """
     lengths = [len(noise[0]) for noise in uniforms]
     max_length = max(lengths)
-    tokens = [torch.tensor(prefix, device=model.device) for prefix in prefixes]
+    tokens = []
+    for prefix in prefixes:
+        tokens.append(torch.tensor(prefix, device=model.device))
     prefix_lengths = [len(prefix) for prefix in prefixes]
     if len({*zip(prefix_lengths, lengths, strict=True)}) == 1:
         return sample_candidates(
@@ -216,7 +218,10 @@ def merge_candidates(parts: Sequence[SuffixCandidates]) -> SuffixCandidates:
     inverse = torch.from_numpy(inverse_array.reshape(-1))
     total = counts.new_zeros(len(first)).index_add_(0, inverse, counts)
     order = torch.from_numpy(np.argsort(first))
-    log_probs = [part.token_log_probs for part in parts if part.token_log_probs is not None]
+    log_probs = []
+    for part in parts:
+        if part.token_log_probs is not None:
+            log_probs.append(part.token_log_probs)
     samples = SuffixCandidates(
         suffixes,
         counts,

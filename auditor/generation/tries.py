@@ -209,7 +209,9 @@ def _load_trie(path: Path) -> Trie:
         n_levels = sum(name.startswith("nodes-") for name in arrays.files)
         levels = []
         for depth in range(n_levels):
-            columns = [torch.from_numpy(arrays[f"{f.name}-{depth}"]) for f in fields(TrieLevel)]
+            columns = []
+            for f in fields(TrieLevel):
+                columns.append(torch.from_numpy(arrays[f"{f.name}-{depth}"]))
             levels.append(TrieLevel(*columns))
         return Trie(tuple(arrays["head"].tolist()), tuple(levels), int(arrays["largest"]))
 

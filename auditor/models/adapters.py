@@ -43,7 +43,10 @@ def attach_adapter(base: Any, folder: str, adapter: str = "default", onto: Any =
         in_base_model = all(key.startswith("base_model.") for key in unexpected)
         if format_training_wrapper_names(unexpected) and in_base_model:
             report = onto.load_adapter(folder, adapter_name=adapter, key_mapping=WRAPPED)
-    unplaced = [key for key in report.unexpected_keys if not _PLACED_BY_PEFT.search(key)]
+    unplaced = []
+    for key in report.unexpected_keys:
+        if not _PLACED_BY_PEFT.search(key):
+            unplaced.append(key)
     foreign = sorted(set(unplaced) - _find_duplicate_weights(Path(folder), unplaced))
     missing = _list_unshared_missing_weights(onto, report.missing_keys)
     refuse_missing_or_foreign_weights(folder, missing, foreign, of="adapter on its base")
@@ -69,7 +72,10 @@ def _list_unshared_missing_weights(model: Any, missing: Collection[str]) -> list
     if not missing:
         return []
     tensors = dict(model.named_parameters(remove_duplicate=False))
-    loaded = {id(tensor) for name, tensor in tensors.items() if name not in missing}
+    loaded = set()
+    for name, tensor in tensors.items():
+        if name not in missing:
+            loaded.add(id(tensor))
     return [name for name in missing if id(tensors.get(name)) not in loaded]
 
 
@@ -80,7 +86,10 @@ def _find_duplicate_weights(adapter: Path, names: Sequence[str]) -> set[str]:
     """
     from safetensors import safe_open
 
-    token_weights = [name for name in names if name.partition(".token_adapter.")[2]]
+    token_weights = []
+    for name in names:
+        if name.partition(".token_adapter.")[2]:
+            token_weights.append(name)
     if not token_weights:
         return set()
     duplicates = set[str]()
@@ -135,7 +144,10 @@ def resize_embeddings(base: Any, adapter: Path) -> None:
     if n_adapter_rows == n_rows:
         return
     new_rows = set(range(n_rows, n_adapter_rows)) - set(trained_tokens)
-    incomplete = [name for name, rows in rows_by_name.items() if new_rows - set(rows)]
+    incomplete = []
+    for name, rows in rows_by_name.items():
+        if new_rows - set(rows):
+            incomplete.append(name)
     is_tied = input_weight is getattr(base.get_output_embeddings(), "weight", None)
     # With tied embeddings the rows of one matrix are enough.
     max_incomplete = len(rows_by_name) - 1 if is_tied else 0
@@ -158,7 +170,10 @@ def _read_embedding_rows(base: Any, adapter: Path) -> dict[str, range]:
 
     file = adapter / "adapter_model.safetensors"
     matrices = (base.get_input_embeddings(), base.get_output_embeddings())
-    rows = {name: range(0) for name, module in base.named_modules() if module in matrices}
+    rows = {}
+    for name, module in base.named_modules():
+        if module in matrices:
+            rows[name] = range(0)
     if not file.is_file():
         return rows
     with safe_open(str(file), framework="pt") as weights:

@@ -282,7 +282,9 @@ class LanguageModel(ABC):
         lengths = torch.tensor([len(suffix) for suffix in suffixes], device=self.device)
         longest = int(lengths.max())
         # The padding, token 0, is never read: a suffix leaves `live` at its end.
-        padded = [[*suffix, *[0] * (longest - len(suffix))] for suffix in suffixes]
+        padded = []
+        for suffix in suffixes:
+            padded.append([*suffix, *[0] * (longest - len(suffix))])
         tokens = torch.tensor(padded, device=self.device)
         row = torch.tensor(owner, device=self.device)
         total = torch.zeros(len(suffixes), dtype=torch.float64, device=self.device)

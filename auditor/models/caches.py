@@ -82,7 +82,9 @@ def _map_tensors(
     if isinstance(value, Tensor):
         result: Any = change(path, value)
     elif isinstance(value, tuple):
-        parts = [_map_tensors(part, change, (*path, i), results) for i, part in enumerate(value)]
+        parts = []
+        for i, part in enumerate(value):
+            parts.append(_map_tensors(part, change, (*path, i), results))
         if hasattr(value, "_fields"):
             result = type(value)(*parts)
         else:

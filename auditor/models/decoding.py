@@ -212,7 +212,10 @@ class Decoding:
                 pending = pending[~is_nucleus]
         scaled_total = self._compute_log_normaliser(distribution, pending, log_total)
         # Among twice top_k tokens, mostly all ties with the k-th are included.
-        widths = [n for n in _NUCLEUS_GUESSES if 2 * self.top_k <= n < vocab_size]
+        widths = []
+        for n in _NUCLEUS_GUESSES:
+            if 2 * self.top_k <= n < vocab_size:
+                widths.append(n)
         for width in (*widths, vocab_size):
             if not len(pending):
                 return

@@ -98,7 +98,10 @@ class HiddenStateCache:
         self._begun.clear()
 
     def _compute_head_logits(self, texts: Tensor, last: int, names: Sequence[bytes]) -> Tensor:
-        missing = [i for i, name in enumerate(names) if not self._has_states(name, last)]
+        missing = []
+        for i, name in enumerate(names):
+            if not self._has_states(name, last):
+                missing.append(i)
         if self._right is False or len(missing) == len(names):
             return self._read_and_hold(texts, last, list(names))
         if missing:
@@ -205,7 +208,10 @@ class HiddenStateCache:
         if states is None or not torch.isfinite(states).all():
             return
         missing = longest - states.shape[1]  # positions that were not read
-        texts = [(slot, *entry) for slot, group in enumerate(groups) for entry in group]
+        texts = []
+        for slot, group in enumerate(groups):
+            for entry in group:
+                texts.append((slot, *entry))
         # Copies: a view of a row would keep the states of the whole batch in memory.
         text_states = [states[slot, : len(text) - missing].clone() for slot, text, *_ in texts]
         self._hold_where_room([_digest_text_key(text) for _, text, *_ in texts], text_states)

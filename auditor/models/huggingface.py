@@ -219,10 +219,9 @@ class SlotRows(HuggingFaceRows):
             SlotLayer.join_layers(layers, more)
             for layers in zip(*(rows.layers for rows in parts), strict=True)
         ]
-        empty = [
-            torch.full_like(rows.slots, max(filled) - n_filled)
-            for rows, n_filled in zip(parts, filled, strict=True)
-        ]
+        empty = []
+        for rows, n_filled in zip(parts, filled, strict=True):
+            empty.append(torch.full_like(rows.slots, max(filled) - n_filled))
         new.cache = PaddedCache(new.layers, torch.cat(empty))
         new.slots = torch.arange(len(new.cache.empty), device=self.model.device)
         new._logits = torch.cat([rows._logits for rows in parts])

@@ -119,9 +119,14 @@ class InContextEnsemble(Ensemble):
         parts: the ensemble part of each context. An input is a context after its part's record.
         """
         batch = self.batches.batch_of_each_text(contexts)
-        records = [self.batches.record(b, part) for b, part in zip(batch, parts, strict=True)]
+        records = []
+        for b, part in zip(batch, parts, strict=True):
+            records.append(self.batches.record(b, part))
         for length in sorted({len(record) for record in records}):
-            indices = [i for i, record in enumerate(records) if len(record) == length]
+            indices = []
+            for i, record in enumerate(records):
+                if len(record) == length:
+                    indices.append(i)
             front = torch.tensor(
                 [records[i] for i in indices], dtype=torch.long, device=contexts.device
             )

@@ -379,11 +379,10 @@ def _scaled_lora_matrices(peft: Any, member: str) -> dict[str, tuple[Tensor, Ten
             "expected plain LoRA adapters as ensemble members, got another PEFT method or saved "
             "modules"
         )
-    layers = {
-        name: module
-        for name, module in peft.get_base_model().named_modules()
-        if isinstance(module, LoraLinear)
-    }
+    layers = {}
+    for name, module in peft.get_base_model().named_modules():
+        if isinstance(module, LoraLinear):
+            layers[name] = module
     if not layers:  # for quantised layers PEFT uses other classes
         raise AuditError(
             "expected adapters of plain linear layers as ensemble members, got a base that has "

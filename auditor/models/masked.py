@@ -112,7 +112,9 @@ def check_masked_distribution(model: HuggingFaceMaskedModel) -> None:
     ids = torch.arange(min(model.vocab_size, len(model.tokenizer)))
     ids = ids[~torch.isin(ids, special)]
     max_length = min(model.max_positions or _LONGEST, _LONGEST)
-    critical_lengths = [mark + 3 for mark in list_tested_lengths(model.model.config, max_length)]
+    critical_lengths = []
+    for mark in list_tested_lengths(model.model.config, max_length):
+        critical_lengths.append(mark + 3)
     lengths = [AT_LOAD, *critical_lengths, *([max_length] if critical_lengths else [])]
     got = f"{model.name!r} ({model.model.config.model_type})"
     kind = f"expected a masked LM, got {got}, whose distribution of a hidden token"

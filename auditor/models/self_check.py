@@ -336,7 +336,10 @@ class _SelfCheckTrial:
         Raise AuditError if no cache does.
         """
         # Rows on a native cache do not tell PEFT the position of an activated LoRA.
-        ways = [way for way in get_args(Served) if way != "cache" or not self.model.activation]
+        ways = []
+        for way in get_args(Served):
+            if way != "cache" or not self.model.activation:
+                ways.append(way)
         first = self.model.served
         for served in ways[ways.index(first) :]:
             if served != first:
@@ -392,7 +395,9 @@ class _SelfCheckTrial:
         long = min(self.room, max([AT_LOAD, *marks])) - len(STEPS)
         if long < 2:
             return False
-        contexts = [self.texts[i, :begin].tolist() for i, begin in enumerate((1, long))]
+        contexts = []
+        for i, begin in enumerate((1, long)):
+            contexts.append(self.texts[i, :begin].tolist())
         first, other = (
             self.model.start_rows_as_served(torch.tensor([text]), len(STEPS), None)
             for text in contexts

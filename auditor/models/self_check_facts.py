@@ -117,9 +117,10 @@ def choose_compared_records(model: HuggingFaceModel, records: Records, room: int
     These are the longest record, and short records that together contain many special tokens. For
     an activated LoRA, which depends on more, the chosen records are spread over all records.
     """
-    fitting = [
-        (prefix, suffix) for prefix, suffix in records if prefix and len(prefix + suffix) <= room
-    ]
+    fitting = []
+    for prefix, suffix in records:
+        if prefix and len(prefix + suffix) <= room:
+            fitting.append((prefix, suffix))
     if model.activation or not fitting:
         return tuple(fitting[:: max(1, len(fitting) // _RECORDS)][:_RECORDS])
     by_length = sorted(fitting, key=lambda record: len(record[0]))
@@ -137,7 +138,9 @@ def choose_compared_records(model: HuggingFaceModel, records: Records, room: int
 
 def self_check_digest(model: HuggingFaceModel, room: int, records: Records) -> str:
     """Return a digest of a self-check's weights, settings, libraries, device and texts."""
-    versions = [importlib.metadata.version(name) for name in ("torch", "transformers")]
+    versions = []
+    for name in ("torch", "transformers"):
+        versions.append(importlib.metadata.version(name))
     kind = f"{type(model.model).__module__}.{type(model.model).__qualname__}"
     fields = [
         _FORMAT,

@@ -255,7 +255,9 @@ def _weight_formats_notes(name: str) -> tuple[str, ...]:
     Raise AuditError for a single file and shards in one format: saving does not remove the older
         weights, so the right weights are unknown.
     """
-    sets = [[file for file in names if (Path(name) / file).is_file()] for names in FORMATS]
+    sets = []
+    for names in FORMATS:
+        sets.append([file for file in names if (Path(name) / file).is_file()])
     for files in sets:
         if len(files) > 1:
             raise AuditError(
@@ -378,7 +380,9 @@ def _parse_model_arg_flags(flags: Mapping[str, Any]) -> dict[str, Any]:
     Raise AuditError for arguments that have their own flag, and for quantisation without its
     library.
     """
-    arguments = {key: _parse_argument_value(value) for key, value in flags.items()}
+    arguments = {}
+    for key, value in flags.items():
+        arguments[key] = _parse_argument_value(value)
     for key in arguments:
         if key in ("dtype", "torch_dtype"):
             raise AuditError(f"expected --dtype in place of --model-arg {key}={flags[key]}")
@@ -386,7 +390,10 @@ def _parse_model_arg_flags(flags: Mapping[str, Any]) -> dict[str, Any]:
             raise AuditError(
                 f"--model-arg {key} cannot be given: other flags set it, or audit does"
             )
-    bits = {key: arguments.pop(key) for key in ("load_in_4bit", "load_in_8bit") if key in arguments}
+    bits = {}
+    for key in ("load_in_4bit", "load_in_8bit"):
+        if key in arguments:
+            bits[key] = arguments.pop(key)
     if any(bits.values()):
         if "quantization_config" in arguments:
             raise AuditError(

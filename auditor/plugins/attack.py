@@ -151,7 +151,9 @@ class CorpusAttack(Attack):
         queried only once.
         """
         begins = self.generation_beginnings(view)
-        digests = [hashlib.sha256(repr(begin).encode()).hexdigest()[:8] for begin in begins]
+        digests = []
+        for begin in begins:
+            digests.append(hashlib.sha256(repr(begin).encode()).hexdigest()[:8])
         sampling = self.sampling()
         is_point = sampling is not None and view.decoding_in_this_setting(sampling).is_point
         if is_point:

@@ -73,12 +73,17 @@ def _plugin_source_files_fingerprint() -> str:
             folders.add(Path(place))
     files = sorted(path for folder in folders for path in folder.rglob("*.py"))
     stats = [(str(path), path.stat()) for path in files]
-    states = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
+    states = []
+    for name, stat in stats:
+        states.append((name, stat.st_size, stat.st_mtime_ns))
     return hashlib.sha256(repr(states).encode()).hexdigest()
 
 
 def _build_plugin_class_record(cls: Any) -> dict[str, Any]:
-    attributes = {name: getattr(cls, name) for name in _ATTRIBUTES if hasattr(cls, name)}
+    attributes = {}
+    for name in _ATTRIBUTES:
+        if hasattr(cls, name):
+            attributes[name] = getattr(cls, name)
     if hasattr(cls, "__dataclass_fields__"):
         options = get_option_defaults(cls)
     else:

@@ -257,7 +257,9 @@ def mask_members(secrets: Sequence[Secret]) -> Bools:
 
 def score_records(secrets: Sequence[Secret]) -> ScoredRecords:
     """Return each record's membership, copies, and the unit (person or document) to resample."""
-    copies = {str(r): mask for r, mask in mask_repeat_counts(secrets).items()}
+    copies = {}
+    for r, mask in mask_repeat_counts(secrets).items():
+        copies[str(r)] = mask
     # A record without person and document is a unit.
     units = [s.user or s.document or s.id for s in secrets]
     if len(set(units)) < len(units):

@@ -326,7 +326,9 @@ class View:
                 prompt=prompt,
                 max_rows=max_rows,
             )
-        noise = [self._uniform_draws_of_query(query, sampling.samples, name) for query in batch]
+        noise = []
+        for query in batch:
+            noise.append(self._uniform_draws_of_query(query, sampling.samples, name))
         distribution = self.has_capability("likelihood")
         # A batch is sized for all samples of its prefixes; those of a single prefix may still be
         # too many for memory. In that case prefixes are separated first: samples of a prefix share
@@ -419,7 +421,10 @@ def _compute_shared_nlls(
     model: LanguageModel, suffixes_by_prefix: Mapping[Tokens, Sequence[Tokens]]
 ) -> dict[tuple[Tokens, Tokens], float]:
     """Return the summed nll of suffixes that share a prefix, as many at once as memory allows."""
-    prefixes = [prefix for prefix, suffixes in suffixes_by_prefix.items() if len(suffixes) > 1]
+    prefixes = []
+    for prefix, suffixes in suffixes_by_prefix.items():
+        if len(suffixes) > 1:
+            prefixes.append(prefix)
     nlls: dict[tuple[Tokens, Tokens], float] = {}
     # Only by the prefix: `suffix_log_probs` takes suffixes of several lengths.
     for indices in group_equal_shapes([(len(prefix), 0) for prefix in prefixes], _PREFIXES_AT_ONCE):

@@ -261,7 +261,9 @@ def _compute_one_way_epsilon(parameters: int, first: float, second: float, delta
     # Wang 2018, Theorem 5)
     def excess(epsilon: float) -> float:
         edge = (epsilon - parameters * math.log(second / first)) / slope
-        shares = [float(tail(edge / scale**2, parameters)) for scale in (first, second)]
+        shares = []
+        for scale in (first, second):
+            shares.append(float(tail(edge / scale**2, parameters)))
         # in logs: e^epsilon alone overflows where the share is tiny
         return shares[0] - (math.exp(epsilon + math.log(shares[1])) if shares[1] else 0.0) - delta
 

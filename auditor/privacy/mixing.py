@@ -393,7 +393,10 @@ def _add_log1p(log_terms: _Terms) -> float:
     A small sum keeps its relative accuracy.
     """
     # a weight of 0 annuls even inf
-    terms = [weight + value for weight, value in log_terms if weight > -math.inf]
+    terms = []
+    for weight, value in log_terms:
+        if weight > -math.inf:
+            terms.append(weight + value)
     top = max(terms, default=-math.inf)
     if top < 700:  # a float ends at e^709
         return math.log1p(math.fsum(map(math.exp, terms)))

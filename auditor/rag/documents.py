@@ -176,6 +176,9 @@ def choose_strangers(corpus: RagDocuments, seed: int) -> list[str | None]:
             start = ring.index(entry.owners[0]) + 1
         else:
             start = 0
-        others = [name for name in ring[start:] + ring[:start] if name not in entry.owners]
+        others = []
+        for name in ring[start:] + ring[:start]:
+            if name not in entry.owners:
+                others.append(name)
         strangers.append(others[0] if others else None)
     return strangers

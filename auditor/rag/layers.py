@@ -133,20 +133,20 @@ class RagJudge:
         self._ids = dict[str, tuple[int, ...]]()
         # The index makes equal trained texts one, and tails may be equal: all count as held out.
         sentinel = ReleasedRecord(-1, "", (0,) * PASSAGE, member=True)
-        tails = [
-            ReleasedRecord(i, entry.text, self._tokens(entry.tail), member=False)
-            for i, entry in enumerate(corpus.documents)
-        ]
+        tails = []
+        for i, entry in enumerate(corpus.documents):
+            tails.append(ReleasedRecord(i, entry.text, self._tokens(entry.tail), member=False))
         # Heads are indexed too: a run that begins another document is no sign of this one.
-        heads = [
-            ReleasedRecord(
-                record.row,
-                record.text,
-                self._tokens(entry.head) + record.tokens[: PASSAGE - 1],
-                member=False,
+        heads = []
+        for record, entry in zip(tails, corpus.documents, strict=True):
+            heads.append(
+                ReleasedRecord(
+                    record.row,
+                    record.text,
+                    self._tokens(entry.head) + record.tokens[: PASSAGE - 1],
+                    member=False,
+                )
             )
-            for record, entry in zip(tails, corpus.documents, strict=True)
-        ]
         self._records = [sentinel, *tails, *heads]
         self._owned = {
             name: np.array([name in entry.owners for entry in corpus.documents])
@@ -185,7 +185,10 @@ class RagJudge:
             return self.find_shown(exchanges, channels)
         disclosed = np.zeros(len(self.corpus.documents), dtype=np.int64)
         for name, is_own in self._owned.items():
-            replies = [exchange for exchange in exchanges if exchange.identity == name]
+            replies = []
+            for exchange in exchanges:
+                if exchange.identity == name:
+                    replies.append(exchange)
             to_count = is_own if own else ~is_own
             to_identity = self.find_shown(replies, channels)
             disclosed = np.maximum(disclosed, np.where(to_count, to_identity, 0))
@@ -256,7 +259,9 @@ class RagJudge:
         possible = inside
         if self.exchanges.control:
             possible = inside & (control | disclosed)
-        names = [self.corpus.documents[i].name for i in np.flatnonzero(inside & disclosed).tolist()]
+        names = []
+        for i in np.flatnonzero(inside & disclosed).tolist():
+            names.append(self.corpus.documents[i].name)
         n_outside = int((outside & disclosed).sum())
         p_value = compute_coin_p_value(disclosed[None, eligible], member[eligible], self.seed)
         reason = ""
@@ -372,10 +377,11 @@ class RagJudge:
         if len(self._owned) != 2:
             return compute_coin_p_value(signals, member, self.seed)
         askers = np.array([exchange.identity for exchange in self.exchanges.attack])
-        p_values = [
-            compute_coin_p_value(signals[:, askers == name], member[askers == name], self.seed)
-            for name in self._owned
-        ]
+        p_values = []
+        for name in self._owned:
+            p_values.append(
+                compute_coin_p_value(signals[:, askers == name], member[askers == name], self.seed)
+            )
         return min(1.0, 2 * min(p_values))
 
     def _measure_signals(self, exchanges: Sequence[Exchange]) -> tuple[Floats, Bools]:

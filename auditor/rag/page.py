@@ -185,6 +185,8 @@ def make_document(audit: RagAudit, command: str) -> Document:
 
 
 def format_json(audit: RagAudit) -> str:
-    layers = [{**asdict(layer), "interval": layer.interval} for layer in audit.layers]
+    layers = []
+    for layer in audit.layers:
+        layers.append({**asdict(layer), "interval": layer.interval})
     stated = {**asdict(audit), "layers": layers, "verdict": audit.verdict}
     return json.dumps(to_json(stated), indent=1, allow_nan=False) + "\n"

@@ -102,7 +102,9 @@ def read_secret_facts(folder: Path) -> dict[str, SecretFacts] | None:
             names.append(field.name)
     try:
         rows = zip(*(columns[name] for name in names), strict=True)
-        facts_by_id = {row[0]: SecretFacts(**dict(zip(names, row, strict=True))) for row in rows}
+        facts_by_id = {}
+        for row in rows:
+            facts_by_id[row[0]] = SecretFacts(**dict(zip(names, row, strict=True)))
         has_repeats = len(facts_by_id) < len(columns["id"])
     except (KeyError, TypeError, ValueError):
         raise AuditError(

@@ -229,7 +229,10 @@ class _DigestCache:
     def save_digests(self) -> None:
         if self._path is not None and self._new:
             # The later of two simultaneous runs wins: the other's digests are only computed again.
-            existing = {path: digest for path, digest in self._held.items() if os.path.exists(path)}
+            existing = {}
+            for path, digest in self._held.items():
+                if os.path.exists(path):
+                    existing[path] = digest
             with suppress(AuditError):
                 disk.replace_atomically(self._path, json.dumps(existing))
 

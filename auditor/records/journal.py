@@ -41,7 +41,9 @@ class CellJournal(Generic[Key, Record]):
         return FinishedSecrets(self._begins.setdefault(key, {}), self._read_records)
 
     def append(self, key: Key, batch: Sequence[Record]) -> None:
-        lines = [json.dumps(self.encode(key, record)) + "\n" for record in batch]
+        lines = []
+        for record in batch:
+            lines.append(json.dumps(self.encode(key, record)) + "\n")
         at = disk.append_durably(self.path, "".join(lines))
         begins = self._begins.setdefault(key, {})
         for record, line in zip(batch, lines, strict=True):
@@ -164,7 +166,10 @@ def _decode_guesses(record: dict[str, Any]) -> tuple[CellKey, Guesses]:
     ranked = tuple(Guess(tuple(suffix), *rest) for suffix, *rest in record["ranked"])
     if not ranked:
         raise ValueError("an answer without a guess")
-    rest = {name: value for name, value in record.items() if name not in ("cell", "ranked")}
+    rest = {}
+    for name, value in record.items():
+        if name not in ("cell", "ranked"):
+            rest[name] = value
     # an older line lacks the newer fields
     guesses: Guesses = from_json(Guesses, {**rest, "ranked": []})
     return CellKey.parse_cell_key(record["cell"]), replace(guesses, ranked=ranked)
@@ -179,7 +184,9 @@ def _decode_observation(record: dict[str, Any]) -> tuple[CellKey, Observation]:
         Observation, {k: v for k, v in record.items() if k != "cell"}, "observation"
     )
     # Interned: each line would otherwise have its own copy of all names.
-    values = {sys.intern(name): value for name, value in observation.values.items()}
+    values = {}
+    for name, value in observation.values.items():
+        values[sys.intern(name)] = value
     return CellKey.parse_cell_key(record["cell"]), Observation(observation.secret, values)
 
 

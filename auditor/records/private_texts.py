@@ -80,7 +80,9 @@ def _list_extracted_records(out: Out, decode: Decode) -> Iterator[dict[str, Any]
             if alias in parts_by_alias:
                 parts_by_row[row] = parts_by_alias[alias]
         longest = max((part for part, _ in parts_by_row.values()), key=len)
-        text_by_row = {row: decode(generation) for row, (_, generation) in parts_by_row.items()}
+        text_by_row = {}
+        for row, (_, generation) in parts_by_row.items():
+            text_by_row[row] = decode(generation)
         yield {
             "secret": alias,
             **asdict(

@@ -158,7 +158,9 @@ def _build_column_table(column: Column, schema: pa.Schema) -> pa.Table:
             for place, _ in enumerate(group, 1):
                 places.append(place)
         arrays_by_name["token"] = _build_array(pa.int64(), places)
-    arrays = [arrays_by_name.get(field.name, pa.nulls(n, field.type)) for field in schema]
+    arrays = []
+    for field in schema:
+        arrays.append(arrays_by_name.get(field.name, pa.nulls(n, field.type)))
     return pa.Table.from_arrays(arrays, schema=schema)
 
 
@@ -246,7 +248,9 @@ def _list_column_parts(
         if not _holds_kind(file.metadata, group, kind):
             continue
         names = file.read_row_group(group, [*_NAMES]).unify_dictionaries().combine_chunks()
-        words = {name: names[name].chunk(0).dictionary.to_pylist() for name in _NAMES}
+        words = {}
+        for name in _NAMES:
+            words[name] = names[name].chunk(0).dictionary.to_pylist()
         if quantity is not None and quantity not in words["quantity"]:
             continue
         rows = file.read_row_group(group, [*_FACTS, "value"])
@@ -254,7 +258,9 @@ def _list_column_parts(
         if any(column.null_count for column in columns):
             raise ValueError("rows without a name or a value")
         # Not `to_numpy`, which imports pandas.
-        codes = [np.from_dlpack(names[name].chunk(0).indices) for name in _NAMES]
+        codes = []
+        for name in _NAMES:
+            codes.append(np.from_dlpack(names[name].chunk(0).indices))
         change = np.any([np.diff(code) != 0 for code in codes], axis=0)
         ends = [*(np.flatnonzero(change) + 1).tolist(), rows.num_rows]
         for begin, end in itertools.pairwise([0, *ends]):

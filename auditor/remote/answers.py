@@ -81,7 +81,9 @@ class ServerAnswerStore:
     ) -> None:
         """Store the answers and add their cost to the run, in one transaction."""
         with self._lock_transaction():
-            rows = [(key, json.dumps(answer)) for key, answer in answers.items()]
+            rows = []
+            for key, answer in answers.items():
+                rows.append((key, json.dumps(answer)))
             self._file.executemany("insert or replace into answers values (?, ?)", rows)
             self._file.execute(
                 "insert into spent values (?, ?, ?, ?, ?) on conflict (run) do update set requests "

@@ -401,7 +401,9 @@ class ServerConnection:
 
 def _make_withheld_answer(count: int) -> Mapping[str, Any]:
     """Return an answer of `count` empty samples, at no cost, for a prompt that was filtered."""
-    choices = [{"index": i, "text": "", "finish_reason": _FILTERED} for i in range(count)]
+    choices = []
+    for i in range(count):
+        choices.append({"index": i, "text": "", "finish_reason": _FILTERED})
     return {"choices": choices, "usage": {"prompt_tokens": 0, "completion_tokens": 0}}
 
 

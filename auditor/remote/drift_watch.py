@@ -112,7 +112,9 @@ class ServerWatch:
 
         Raise ServerChanged if they differ so much that a change of model could not be detected.
         """
-        blank = [GreedyAnswer(context, LENGTH, "") for context in self.contexts]
+        blank = []
+        for context in self.contexts:
+            blank.append(GreedyAnswer(context, LENGTH, ""))
         # models may take turns
         answers = zip(blank, self.draw(blank), self.draw(blank[::-1])[::-1], strict=True)
         self._sentinels = [
@@ -322,7 +324,10 @@ class ServerWatch:
             pairs = list(zip(answers, self.draw(answers), strict=True))
         else:
             pairs = []
-        differing = [(answer, text) for answer, text in pairs if text != answer.text]
+        differing = []
+        for answer, text in pairs:
+            if text != answer.text:
+                differing.append((answer, text))
         self.compared, self.differed = self.compared + len(pairs), self.differed + len(differing)
         return differing
 

@@ -563,7 +563,9 @@ class _HandshakeInProgress:
         """Return the log-probabilities of a text. Raise RequestRefused or MalformedAnswer."""
         if dialect.scored == "forced":
             parts = [text[:end] for end in range(2, len(text) + 1)]
-            values = [self._ask_last_log_prob(dialect, part).log_probs[-1] for part in parts]
+            values = []
+            for part in parts:
+                values.append(self._ask_last_log_prob(dialect, part).log_probs[-1])
             return PromptLogProbs((None, *values))
         prompt = (
             list(text)

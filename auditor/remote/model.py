@@ -126,14 +126,15 @@ class RemoteModel(LanguageModel):
         A sample that ended early is padded with end-of-text tokens, which are scored like other
         tokens.
         """
-        answers = [
-            (context, answer)
-            for context, samples in zip(contexts, written_answers, strict=True)
-            for answer in samples
-        ]
+        answers = []
+        for context, samples in zip(contexts, written_answers, strict=True):
+            for answer in samples:
+                answers.append((context, answer))
         rows = [answer.tokens or () for _, answer in answers]
         filler = self.eos[0] if self.eos else 0
-        filled = [(*row[:length], *[filler] * (length - len(row))) for row in rows]
+        filled = []
+        for row in rows:
+            filled.append((*row[:length], *[filler] * (length - len(row))))
         tokens = torch.tensor(filled, dtype=torch.long).view(len(rows), length)
         if not likelihood:
             return tokens, None
@@ -145,7 +146,10 @@ class RemoteModel(LanguageModel):
                 and len(answer.log_probs) == length == len(rows[i])
             ):
                 scores[i] = answer.log_probs
-        pairs = [(answers[i][0], filled[i]) for i in range(len(answers)) if i not in scores]
+        pairs = []
+        for i in range(len(answers)):
+            if i not in scores:
+                pairs.append((answers[i][0], filled[i]))
         missing = iter(self._list_suffix_log_probs(pairs))
         return tokens, torch.tensor(
             [scores[i] if i in scores else next(missing) for i in range(len(answers))]
@@ -205,7 +209,9 @@ class RemoteModel(LanguageModel):
         self, prefixes: Tensor, owner: Sequence[int], suffixes: Sequence[Sequence[int]]
     ) -> list[float]:
         contexts = [tuple(row) for row in prefixes.tolist()]
-        pairs = [(contexts[i], tuple(suffix)) for i, suffix in zip(owner, suffixes, strict=True)]
+        pairs = []
+        for i, suffix in zip(owner, suffixes, strict=True):
+            pairs.append((contexts[i], tuple(suffix)))
         return [float(np.sum(scores)) for scores in self._list_suffix_log_probs(pairs)]
 
     def _list_suffix_log_probs(self, pairs: Sequence[tuple[Tokens, Tokens]]) -> list[list[float]]:

@@ -132,13 +132,17 @@ class RunContext:
         The checked texts are as long as this run's longest text with its soft prompt. Remarks of
         the checks are added to the benchmark's notes.
         """
-        texts = [len(query.prefix) + query.length for query in self.challenge.queries]
+        texts = []
+        for query in self.challenge.queries:
+            texts.append(len(query.prefix) + query.length)
         texts += [len(canary.prefix + canary.suffix) for canary in self.benchmark.canaries]
         texts += map(len, self.benchmark.heldout)
         # The site's model adds no prefix token, so the pairs include it.
         before = self.prefix_token.tokens
         attacked = (*self.benchmark.secrets, *self.benchmark.canaries)
-        pairs = [(before + secret.prefix, secret.suffix) for secret in attacked]
+        pairs = []
+        for secret in attacked:
+            pairs.append((before + secret.prefix, secret.suffix))
         reach = (
             self.selection.longest_soft_prompt_row_count
             + len(self.prefix_token.tokens)
@@ -241,7 +245,10 @@ class Audit(RunContext):
         The lab's own canaries count only in an epsilon audit.
         """
         canaries = self.benchmark.canaries
-        with_coin = [item for item in canaries if item.canary and item.canary.coin is not None]
+        with_coin = []
+        for item in canaries:
+            if item.canary and item.canary.coin is not None:
+                with_coin.append(item)
         return (
             *self.benchmark.secrets,
             *(canaries if self.data_fields_of_plan.canaries else with_coin),
@@ -370,7 +377,9 @@ def count_longest_context(benchmark: Benchmark, prompt_rows: int) -> int:
     prompt_rows: number of rows of the longest soft prompt.
     """
     pairs: list[Pair | Secret] = [*benchmark.known, *benchmark.secrets]
-    prompted_lengths = [prompt_rows + len(pair.prefix + pair.suffix) for pair in pairs]
+    prompted_lengths = []
+    for pair in pairs:
+        prompted_lengths.append(prompt_rows + len(pair.prefix + pair.suffix))
     # Held-out texts and canaries are read without a soft prompt.
     unprompted_lengths = [
         *map(len, benchmark.heldout),

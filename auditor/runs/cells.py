@@ -318,7 +318,10 @@ class AttackCell(Cell):
         # A view of the journal: it grows when `ask` appends, and reads the file at each access.
         finished, target = self.audit.folder.guesses.finished_secrets(self.key), self.target
         attacked = {secret.id for secret in target.secrets}
-        known = [query for query in self.audit.challenge.queries if query.id in attacked]
+        known = []
+        for query in self.audit.challenge.queries:
+            if query.id in attacked:
+                known.append(query)
         queries = self.method.queries(self.view, known)
         self._refuse_answers_about_other_secrets(
             finished, {query.id for query in queries} | self.audit.population
@@ -484,11 +487,10 @@ class ProbeCell(Cell):
         )
 
         def ask(batch: Sequence[Secret]) -> None:
-            saved = [
-                earlier[secret.id]
-                for secret in batch
-                if secret.id in earlier and secret.id not in finished
-            ]
+            saved = []
+            for secret in batch:
+                if secret.id in earlier and secret.id not in finished:
+                    saved.append(earlier[secret.id])
             if saved:
                 folder.observations.append(self.key, saved)
             for result in self._stream_answers(

@@ -49,11 +49,10 @@ def build_cause_chain(
     every model.
     """
     start, answers = base
-    measured = {
-        chain_row.target: chain_row.answers
-        for chain_row in chain_rows
-        if chain_row.answers is not None
-    }
+    measured = {}
+    for chain_row in chain_rows:
+        if chain_row.answers is not None:
+            measured[chain_row.target] = chain_row.answers
     rows = {start: answers, **measured}
     if target not in rows or not align_rows(rows.values(), name, True)[0]:
         return None

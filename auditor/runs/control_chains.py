@@ -84,7 +84,9 @@ class CauseChains:
         base = answers.get(UNDEFENDED)
         if base is None or not (steps := row.defense.cause_chain()):
             return None
-        chain_rows = [self._chain_row_for_cause(row, cause, answers) for cause in steps]
+        chain_rows = []
+        for cause in steps:
+            chain_rows.append(self._chain_row_for_cause(row, cause, answers))
         return chain_steps.build_cause_chain(row.name, (UNDEFENDED, base), chain_rows, name, unit)
 
     def _chain_row_for_cause(

@@ -210,7 +210,10 @@ class _RunPartTimer:
             (self.scene.site.model, self.scene.site.public_model, self.scene.site.reference_model)
         )
         refuse_methods_that_cannot_run(self.scene, targets.undefended)
-        members = [secret for secret in self.scene.benchmark.secrets if secret.member]
+        members = []
+        for secret in self.scene.benchmark.secrets:
+            if secret.member:
+                members.append(secret)
 
         def greedy(n: int) -> Iterator[TimedPart]:
             subset = _draw_fixed_subset(members, n, "greedy")
@@ -334,7 +337,10 @@ class _RunPartTimer:
         self, attack: Attack, target: Target, view: View, state: State, name: str, n: int
     ) -> TimedPart:
         attacked = {secret.id for secret in target.secrets}
-        known = [query for query in self.scene.challenge.queries if query.id in attacked]
+        known = []
+        for query in self.scene.challenge.queries:
+            if query.id in attacked:
+                known.append(query)
         queries = attack.queries(view, known)
         sampling = attack.sampling()
         if sampling is not None:

@@ -177,7 +177,9 @@ def judge_generations(
         return generations_by_id[row_ids[i]].ranked[0].suffix
 
     for start in range(0, len(row_ids), _AT_ONCE):
-        batch = [generations_by_id[id] for id in row_ids[start : start + _AT_ONCE]]
+        batch = []
+        for id in row_ids[start : start + _AT_ONCE]:
+            batch.append(generations_by_id[id])
         texts = [guesses.ranked[0].suffix for guesses in batch]
         # Digests count equal generations without storing their texts.
         heads.update(
@@ -249,7 +251,9 @@ def judge_generations(
 def _build_generation_columns(
     cell: CellKey, ids: Sequence[str], memorised_tokens: Sequence[MemorisedTokens]
 ) -> Iterator[Column]:
-    counts = [float(generation.memorised) for generation in memorised_tokens]
+    counts = []
+    for generation in memorised_tokens:
+        counts.append(float(generation.memorised))
     members = [True] * len(ids)
     yield Column(
         MEASURED, cell, memorised.MEMORISED, ids, [memorised.PER * n for n in counts], members

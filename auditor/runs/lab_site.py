@@ -223,7 +223,9 @@ def choose_lab_defaults(lab: type[Lab], recipe: BaseLabRecipe) -> dict[str, dict
 
     A defense that varies the target's training method copies the other options of that training.
     """
-    defaults = {name: dict(options) for name, options in lab.defense_defaults.items()}
+    defaults = {}
+    for name, options in lab.defense_defaults.items():
+        defaults[name] = dict(options)
     for name, kind in registry.list_trainers().items():
         if issubclass(kind, Variant):
             defaults[name] = recipe.target_training_options | defaults.get(name, {})

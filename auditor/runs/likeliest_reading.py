@@ -50,7 +50,9 @@ def _name_choice(model: LanguageModel, texts: Sequence[object]) -> str:
     """Return the file name of cached values: a salted hash of weights, libraries, device and
     private texts.
     """
-    versions = [importlib.metadata.version(name) for name in ("torch", "transformers")]
+    versions = []
+    for name in ("torch", "transformers"):
+        versions.append(importlib.metadata.version(name))
     subject = json.dumps([model.digest(), str(model.device), versions, __version__, texts])
     return (
         f"choice-{hmac.new(load_alias_salt(), subject.encode(), hashlib.sha256).hexdigest()}.json"

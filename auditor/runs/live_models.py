@@ -81,13 +81,18 @@ def restore_training_state(*models: Any) -> Iterator[None]:
     """
     models = tuple(model for model in models if isinstance(model, torch.nn.Module))
     # Module by module: frozen dropout or batch norms inside a training model keep their mode.
-    modes = [(module, module.training) for model in models for module in model.modules()]
-    grads = [
-        (parameter, parameter.requires_grad) for model in models for parameter in model.parameters()
-    ]
-    in_autocast = [
-        model for model in models if {"forward", "_original_forward"} <= set(vars(model))
-    ]
+    modes = []
+    for model in models:
+        for module in model.modules():
+            modes.append((module, module.training))
+    grads = []
+    for model in models:
+        for parameter in model.parameters():
+            grads.append((parameter, parameter.requires_grad))
+    in_autocast = []
+    for model in models:
+        if {"forward", "_original_forward"} <= set(vars(model)):
+            in_autocast.append(model)
     forwards = [model.forward for model in in_autocast]
     for model in in_autocast:
         model.forward = model._original_forward

@@ -89,10 +89,15 @@ class ModelLoader:
             return
         provider, request = self._provider_and_request
         has_companions = self.target.public is not None or self.target.reference is not None
-        forms = [self._resolve_form(form)[0] for form in self.target.forms if "://" in form]
-        form_fields = [
-            name for form_provider in forms if form_provider.network for name in form_provider.takes
-        ]
+        forms = []
+        for form in self.target.forms:
+            if "://" in form:
+                forms.append(self._resolve_form(form)[0])
+        form_fields = []
+        for form_provider in forms:
+            if form_provider.network:
+                for name in form_provider.takes:
+                    form_fields.append(name)
         for name in fields:
             if name not in (*provider.takes, *form_fields) and not (
                 has_companions and name in list_ruled_fields(PLACED)

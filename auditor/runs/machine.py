@@ -70,7 +70,10 @@ def _format_current_commit() -> str:
         names = filters.stdout.split("\n")
     else:
         names = []
-    off = [f"{name}={'false' if name.endswith('required') else ''}" for name in names if name]
+    off = []
+    for name in names:
+        if name:
+            off.append(f"{name}={'false' if name.endswith('required') else ''}")
     changed = _run_git_without_hooks(
         "diff",
         "--quiet",

@@ -536,7 +536,9 @@ def _write_dropped_records(
         # Map each row to its first copy: `rows` holds all copies, while ids (`member-ROW`,
         # `member-ROW-PART`) name rows of the file. Reversing makes the first copy win.
         first = dict(reversed([(row, i) for i, row in enumerate(repeat_rows(repeats))]))
-        texts = [format_data_row(rows[first[int(id.split("-")[1])]]) for id in ids]
+        texts = []
+        for id in ids:
+            texts.append(format_data_row(rows[first[int(id.split("-")[1])]]))
     write_shard_record_list(mitigation.options.out / DROPPED, texts)
 
 

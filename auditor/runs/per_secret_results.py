@@ -139,7 +139,9 @@ class PerSecretCollector:
             [*self._columns, *self._list_heldout_columns()],
             self._list_token_columns(),
         )
-        guesses = {str(key): self.folder.guesses.finished_secrets(key) for key in self._attacks}
+        guesses = {}
+        for key in self._attacks:
+            guesses[str(key)] = self.folder.guesses.finished_secrets(key)
         private_texts.write_secret_texts(
             self.folder.path, secrets, guesses, make_token_decoder(tokenizer), self._texts
         )
@@ -159,8 +161,14 @@ class PerSecretCollector:
             for batch in batch_finished_secrets(
                 finished.read_records(scored_ids), _SECRETS_AT_ONCE
             ):
-                ids = [scores.secret for scores in batch for _ in scores.log_probs]
-                values = [value for scores in batch for value in scores.log_probs]
+                ids = []
+                for scores in batch:
+                    for _ in scores.log_probs:
+                        ids.append(scores.secret)
+                values = []
+                for scores in batch:
+                    for value in scores.log_probs:
+                        values.append(value)
                 yield Column(table.TOKENS, CellKey(target, "", ""), "log_prob", ids, values)
 
 
@@ -178,7 +186,9 @@ def build_observation_row(
     probe: Probe, secrets: Sequence[Secret], observations: Observed
 ) -> RowValuesBySecret:
     columns = probe.per_secret_values(secrets, observations).items()
-    numbers = {name: np.array(values, dtype=float) for name, values in columns}
+    numbers = {}
+    for name, values in columns:
+        numbers[name] = np.array(values, dtype=float)
     ids, member, repeats = (
         tuple(getattr(s, name) for s in secrets) for name in ("id", "member", "repeats")
     )

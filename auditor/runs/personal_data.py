@@ -94,17 +94,19 @@ def find_personal_data(benchmark: Benchmark, regions: Sequence[str] = ()) -> Per
         worded[record.id] = record.wording or Wording(
             decode(record.prefix), _decode_suffix(record.prefix, record.suffix, decode), ()
         )
-    spans_by_id = {
-        id: list(_judge_personal_spans(wording, recognisers)) for id, wording in worded.items()
-    }
-    members = {secret.id for secret in benchmark.secrets if secret.member}
+    spans_by_id = {}
+    for id, wording in worded.items():
+        spans_by_id[id] = list(_judge_personal_spans(wording, recognisers))
+    members = set()
+    for secret in benchmark.secrets:
+        if secret.member:
+            members.add(secret.id)
     # True: a number that continues after the text is another number.
-    foreign = {
-        text: is_whole_word_somewhere(text, _decode_whole_text(worded[id]))
-        for id, spans in spans_by_id.items()
-        if id not in members
-        for _, text, _ in spans
-    }
+    foreign = {}
+    for id, spans in spans_by_id.items():
+        if id not in members:
+            for _, text, _ in spans:
+                foreign[text] = is_whole_word_somewhere(text, _decode_whole_text(worded[id]))
     known = (decode(pair.prefix + pair.suffix) for pair in benchmark.known)
     counted = count_text_occurrences(
         foreign, (*(worded[id].prefix_and_suffix_text for id in members), *known)

@@ -50,15 +50,16 @@ def merge_plan_values(config: Mapping[str, Any], flags: Mapping[str, Any]) -> di
 
     The options of plug-ins are merged option by option.
     """
-    present = {
-        name: value
-        for name, value in flags.items()
-        if value is not None and not (isinstance(value, list | dict | tuple) and not value)
-    }
+    present = {}
+    for name, value in flags.items():
+        if value is not None and not (isinstance(value, list | dict | tuple) and not value):
+            present[name] = value
     merged = dict(config)
     for name, value in present.items():
         if name.endswith("_options"):
-            base = {plugin: dict(options) for plugin, options in merged.get(name, {}).items()}
+            base = {}
+            for plugin, options in merged.get(name, {}).items():
+                base[plugin] = dict(options)
             for plugin, options in value.items():
                 base.setdefault(plugin, {}).update(options)
             value = base
@@ -96,7 +97,10 @@ def merge_plugin_options(
 
     The plug-in's own options override both.
     """
-    general = {option: value for option, value in options.get("", {}).items() if option in fields}
+    general = {}
+    for option, value in options.get("", {}).items():
+        if option in fields:
+            general[option] = value
     return {**defaults, **general, **options.get(name, {})}
 
 

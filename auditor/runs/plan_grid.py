@@ -100,9 +100,9 @@ def expand_plan_grid(raw: Mapping[str, Any]) -> list[GridPoint]:
     base |= {name: value for name, value in raw.items() if name not in GRID}
     variants = _check_variants(raw.get("variant", []))
     common_sweep = _check_sweep(raw.get("sweep", {}))
-    swept = {
-        name: {**common_sweep, **_check_sweep(fields.get("sweep", {}))} for name, fields in variants
-    }
+    swept = {}
+    for name, fields in variants:
+        swept[name] = {**common_sweep, **_check_sweep(fields.get("sweep", {}))}
     variants = [
         (name, {key: value for key, value in fields.items() if key != "sweep"})
         for name, fields in variants
@@ -226,7 +226,10 @@ def _check_options_are_used(base: Values, variants: Sequence[tuple[str, Values]]
     An example is an option of a misspelt attack.
     """
     for kind in ("attack", "defense"):
-        used = {name for _, fields in variants for name in fields.get(kind) or base.get(kind) or []}
+        used = set()
+        for _, fields in variants:
+            for name in fields.get(kind) or base.get(kind) or []:
+                used.add(name)
         for plugin in base.get(f"{kind}_options", {}):
             if plugin and plugin not in used:
                 raise make_unknown_name_error(f"{kind} in {kind}_options:", plugin, used)

@@ -182,7 +182,9 @@ def resolve_prefix_token(
         as_trained: whether the texts are a trainer's token ids; nothing is then chosen.
         hurried: use fewer known pairs, as in `is_choice_clear`.
     """
-    begins = [pair.prefix[: len(model.prepended)] == model.prepended for pair in known]
+    begins = []
+    for pair in known:
+        begins.append(pair.prefix[: len(model.prepended)] == model.prepended)
     if model.prepended and not (
         begins and all(begins)
     ):  # a template or the trainer's ids may begin with it
@@ -207,7 +209,10 @@ def resolve_prefix_token(
         )
     texts = [secret.prefix + secret.suffix for secret in canaries]
     # The first token is given, since a context may not be empty.
-    canary_pairs = [Pair(text[:1], text[1:]) for text in texts if len(text) > 1]
+    canary_pairs = []
+    for text in texts:
+        if len(text) > 1:
+            canary_pairs.append(Pair(text[:1], text[1:]))
     return _choose_likeliest_prefix_token(
         model, canary_pairs, longest, "canaries, those that stayed out among them"
     )
@@ -267,7 +272,10 @@ def _choose_likeliest_prefix_token(
     if not implies_capability(model.capabilities, "likelihood"):
         return chosen(default, f"{basis}; {model.name} gives no log-probabilities to choose by")
     most = max(map(len, candidates))
-    pairs = [pair for pair in known if most + len(pair.prefix) + len(pair.suffix) <= room]
+    pairs = []
+    for pair in known:
+        if most + len(pair.prefix) + len(pair.suffix) <= room:
+            pairs.append(pair)
     # Use the same pairs for every seed: the prefix token is not random.
     order = make_keyed_generator("prefix_token", len(pairs)).permutation(len(pairs))[:PAIRS]
     pairs = [Pair(pairs[i].prefix, pairs[i].suffix[:_SCORED]) for i in order.tolist()]
@@ -416,7 +424,10 @@ def _sample_fresh_canary_pairs(canaries: Sequence[Secret], tokenizer: Any) -> li
     These texts show how the model reads a format, but not which canaries were inserted. Exposure
     therefore keeps its null distribution.
     """
-    known_canaries = [secret.canary for secret in canaries if secret.canary is not None]
+    known_canaries = []
+    for secret in canaries:
+        if secret.canary is not None:
+            known_canaries.append(secret.canary)
     originals = {canary.text for canary in known_canaries}
     texts: dict[str, None] = {}
     for space in dict.fromkeys(

@@ -77,13 +77,19 @@ def build_slow_plan(plan: Plan) -> Plan:
     known = registry.list_methods()
     no_adapter = read_adapter_base(str(plan.target.model)) is None
     attacks = [name for name, kind in known.items() if kind.deep]
-    probes = [name for name in plan.attacks.attack if issubclass(known[name], Probe)]
+    probes = []
+    for name in plan.attacks.attack:
+        if issubclass(known[name], Probe):
+            probes.append(name)
     probes = [
         name
         for name in probes
         if plan.data.nonmembers is not None or not known[name].least_nonmembers
     ]
-    options = {name: dict(known[name].without_reference) for name in probes if no_adapter}
+    options = {}
+    for name in probes:
+        if no_adapter:
+            options[name] = dict(known[name].without_reference)
     usual = {}
     for name in ("setting", "known_fraction", "known_limit", "limit"):
         usual[name] = FIELDS[name].default
@@ -150,8 +156,14 @@ def _select_answerable_methods(plan: Plan, site: Site) -> tuple[Plan, Limits]:
     chosen = list[str]()
     limits = list[str]()
     sample = select_evenly_spaced(site.benchmark.secrets, SAMPLE)
-    substitutes = [name for name in plan.attacks.attack if known[name].instead_of_nonmembers]
-    unusable = [name for name in substitutes if not _has_subject(known[name], sample)]
+    substitutes = []
+    for name in plan.attacks.attack:
+        if known[name].instead_of_nonmembers:
+            substitutes.append(name)
+    unusable = []
+    for name in substitutes:
+        if not _has_subject(known[name], sample):
+            unusable.append(name)
     # Ranks of personal data show what was trained on, as membership does.
     only = " and ".join(
         f"{name} ({known[name].measures})" for name in substitutes if name not in unusable
@@ -176,13 +188,13 @@ def _select_answerable_methods(plan: Plan, site: Site) -> tuple[Plan, Limits]:
             )
         else:
             chosen.append(name)
-    extra_options = {
-        name: known[name].without_reference for name in chosen if site.reference_model is None
-    }
-    options = {
-        name: {**plan.attacks.attack_options.get(name, {}), **extra_options.get(name, {})}
-        for name in chosen
-    }
+    extra_options = {}
+    for name in chosen:
+        if site.reference_model is None:
+            extra_options[name] = known[name].without_reference
+    options = {}
+    for name in chosen:
+        options[name] = {**plan.attacks.attack_options.get(name, {}), **extra_options.get(name, {})}
     return plan.with_fields(
         attack=tuple(chosen), attack_options=_select_nonempty_options(options)
     ), tuple(limits)

@@ -133,7 +133,9 @@ def decode_greedily(model: LanguageModel, secrets: Sequence[Secret]) -> list[Tok
 
         def decoded(places: slice, batch: Sequence[int] = batch) -> list[SuffixCandidates]:
             # Greedy decoding reads no noise; its shape gives the number of tokens.
-            noise = [np.zeros((1, len(secrets[i].suffix), CHANNELS)) for i in batch[places]]
+            noise = []
+            for i in batch[places]:
+                noise.append(np.zeros((1, len(secrets[i].suffix), CHANNELS)))
             return sample_mixed_length_batch(
                 model, [secrets[i].prefix for i in batch[places]], GREEDY, noise, distribution=False
             )
@@ -181,7 +183,10 @@ def _compute_record_losses(
     Results in the run folder are reused.
     """
     texts = audit.benchmark.heldout
-    ids = [secret.id for secret in audit.benchmark.secrets if not secret.member]
+    ids = []
+    for secret in audit.benchmark.secrets:
+        if not secret.member:
+            ids.append(secret.id)
     first = context_lengths or [1] * len(texts)
     journal = audit.folder.tokens
     key = f"{target.name} held-out"
@@ -210,7 +215,10 @@ def compute_published_nlls(
     """
     nll_by_name: dict[str, list[float]] = {}
     for first in dict.fromkeys(context_lengths):
-        rows = [i for i, count in enumerate(context_lengths) if count == first]
+        rows = []
+        for i, count in enumerate(context_lengths):
+            if count == first:
+                rows.append(i)
         for name, nll in model.published_perplexity_nll(
             [texts[i] for i in rows], seed, first
         ).items():
@@ -347,7 +355,10 @@ def list_withheld_doubts(audit: Audit, target: Target) -> Iterator[Doubt]:
     """
     members = [secret for secret in target.secrets if secret.member]
     withheld = target.model.has_withheld_answer_by_prefix([secret.prefix for secret in members])
-    hidden = [secret for secret, is_withheld in zip(members, withheld, strict=True) if is_withheld]
+    hidden = []
+    for secret, is_withheld in zip(members, withheld, strict=True):
+        if is_withheld:
+            hidden.append(secret)
     if not hidden:
         return
     of = f"Answers to {len(hidden):,} of {len(members):,} attacked secrets did not come through"
@@ -362,7 +373,9 @@ def list_withheld_doubts(audit: Audit, target: Target) -> Iterator[Doubt]:
         for batch in batch_suffix_log_probs(target, hidden, audit.batch_size)
         for secret_scores in batch
     )
-    probs = [math.exp(sum(secret_scores.log_probs)) for secret_scores in scores]
+    probs = []
+    for secret_scores in scores:
+        probs.append(math.exp(sum(secret_scores.log_probs)))
     likely = sum(p > _LIKELY for p in probs)
     greedy = ""
     if implies_capability(

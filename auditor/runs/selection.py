@@ -232,7 +232,9 @@ def _default_attack_options(
     The audit's models and data decide some. Methods declare others for a model without a reference
     model or without distributions.
     """
-    defaults = {name: dict(options) for name, options in site.default_attack_options.items()}
+    defaults = {}
+    for name, options in site.default_attack_options.items():
+        defaults[name] = dict(options)
     if not site.names_reference_model:
         for name, kind in known.items():
             defaults[name] = {**defaults.get(name, {}), **kind.without_reference}

@@ -195,7 +195,11 @@ class SiteModels:
     def notes_on_models(self) -> tuple[str, ...]:
         """Sentences on the models, for a reader."""
         models = (self.model, self.public_model, self.reference_model)
-        notes = [note for model in models if model is not None for note in model.notes]
+        notes = []
+        for model in models:
+            if model is not None:
+                for note in model.notes:
+                    notes.append(note)
         if (
             self._adapter_base_and_revision is not None
             and self.target.reference is None

@@ -210,12 +210,11 @@ def build_stopping_rules(
         return dict.fromkeys(selection.list_cell_keys(), StoppingRule(width))
     if policy is None:
         raise AuditError(f"--until {DECIDED} goes by the rules of --gate POLICY, got none")
-    scoped = [
-        (rule, row)
-        for rule in policy.rules
-        for row in selection.list_cell_keys()
-        if _is_row_ruled(rule, row, selection)
-    ]
+    scoped = []
+    for rule in policy.rules:
+        for row in selection.list_cell_keys():
+            if _is_row_ruled(rule, row, selection):
+                scoped.append((rule, row))
     scoped = [(rule, row) for rule, row in scoped if _has_deciding_row(rule, row, selection)]
     # All decisions share the level, also of rules without a stopping row: the gate decides these
     # too.

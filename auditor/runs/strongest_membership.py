@@ -36,7 +36,9 @@ def add_strongest_membership(
         for key, row in family.items():
             strongest = choose_strongest_score(row.candidates, row.records, widening, len(scores))
             collector.set_row_column(key, name_score_column(""), strongest.values)
-            measured = {m.name: m for m in (*strongest.measurements, *strongest.corrected)}
+            measured = {}
+            for m in (*strongest.measurements, *strongest.corrected):
+                measured[m.name] = m
             finding = next(f for f in findings if f.cell_key == key)
             measurements = [measured.get(m.name, m) for m in finding.measurements]
             if strongest.adjusted is not None:

@@ -227,7 +227,9 @@ def _list_renderings(
             "expected --date with a template that writes the day (strftime_now), got one that does "
             "not"
         )
-    dated = [replace(form, day=days[0]) if form.writes_day else form for form in forms]
+    dated = []
+    for form in forms:
+        dated.append(replace(form, day=days[0]) if form.writes_day else form)
     # Reverse the forms: a dict keeps the last of equal digests, and the first, the requested form,
     # must give the name.
     return dated[0], list({form.digest: form for form in reversed(dated)}.values())[::-1]
@@ -249,7 +251,9 @@ def _list_plausible_days(requested_day: str | None, model: str) -> list[str]:
     file_days = sorted(
         {date.fromtimestamp(path.stat().st_mtime) for path in files}, reverse=True
     ) or [date.today()]
-    earlier_days = [file_days[-1] - timedelta(days) for days in range(1, _DAYS_BEFORE + 1)]
+    earlier_days = []
+    for days in range(1, _DAYS_BEFORE + 1):
+        earlier_days.append(file_days[-1] - timedelta(days))
     # - 1: today makes `_DAYS` in all. Equal days are merged.
     return [
         str(day)
@@ -351,7 +355,10 @@ def _render_answer_pairs(
         prefix_token = ()
     room = min(_BEFORE + n_tokens, model.max_positions or _BEFORE + n_tokens) - len(prefix_token)
     pairs = []
-    trained_answers = [answer for answer in rendered.usable_answers if not answer.no_loss]
+    trained_answers = []
+    for answer in rendered.usable_answers:
+        if not answer.no_loss:
+            trained_answers.append(answer)
     # Each form spells tool calls differently: they decide only without other answers.
     answers = [
         answer for answer in trained_answers if answer.message_key == "content"
@@ -367,7 +374,10 @@ def _render_answer_pairs(
 
 def _compute_row_nlls(model: LanguageModel, rows: Sequence[Sequence[Pair]]) -> Floats:
     """Return (rows,) mean nats per token over all answers of each row."""
-    pairs = [pair for row in rows for pair in row]
+    pairs = []
+    for row in rows:
+        for pair in row:
+            pairs.append(pair)
     if pairs:
         means = iter(compute_pair_nlls(model, pairs))
     else:
@@ -427,7 +437,9 @@ def _describe_form_choice(
         return f"text form {best.name_with_day}, {origin}: there are no rows to check it by"
     # Match by name: the day may have been chosen since.
     at = next((form for form in sample.members if form.name == best.name), best)
-    means = {form: float(values.mean()) for form, values in sample.members.items()}
+    means = {}
+    for form, values in sample.members.items():
+        means[form] = float(values.mean())
     if not settled:
         ranking = f"the most likely of the {len(means)} tried"
         if at != usual:
@@ -471,7 +483,10 @@ def _describe_form_doubts(
     if _has_likelier_members(sample, best):
         # The run reports the model's knowledge in this form (`scoring.doubt_if_members_likelier`).
         return doubts
-    remembers = [form for form in sample.members if _has_likelier_members(sample, form)]
+    remembers = []
+    for form in sample.members:
+        if _has_likelier_members(sample, form):
+            remembers.append(form)
     if remembers:
         doubts.append(
             f"members are more likely than non-members as {remembers[0].name_with_day}, but not as "

@@ -505,9 +505,10 @@ _PLACES = ("model", "data", "public", "heldout", "forget")
 
 def _encode_training_arguments(request: TrainingRequest) -> dict[str, Any]:
     """Return the arguments as JSON values, with absolute file paths."""
-    arguments: dict[str, Any] = {
-        name: to_json(value) for name, value in vars(request).items() if name not in _HERE
-    }
+    arguments: dict[str, Any] = {}
+    for name, value in vars(request).items():
+        if name not in _HERE:
+            arguments[name] = to_json(value)
     for name in _PLACES:
         if arguments[name] is not None and Path(arguments[name]).exists():
             arguments[name] = str(Path(arguments[name]).resolve())

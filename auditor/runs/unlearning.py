@@ -75,7 +75,10 @@ def list_companion_rows(
     Then return, for each unlearned model, the target names of its baselines by role. Raise
     AuditError for flags that need an unlearned model, and for conflicting flags.
     """
-    unlearning = [defense for defense in defenses if isinstance(defense, UnlearningTrainer)]
+    unlearning = []
+    for defense in defenses:
+        if isinstance(defense, UnlearningTrainer):
+            unlearning.append(defense)
     if target.before is not None and unlearning:
         raise AuditError(
             "--before says that --model is what unlearning left, and --defense "

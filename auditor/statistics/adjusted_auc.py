@@ -113,7 +113,9 @@ def estimate_adjusted_auc(
     """
     member_weights = weights[member]
     other_weights = weights[~member]
-    n_worth = [_count_effective_records(side) for side in (member_weights, other_weights)]
+    n_worth = []
+    for side in (member_weights, other_weights):
+        n_worth.append(_count_effective_records(side))
     worth = f"worth {n_worth[0]:.0f} members and {n_worth[1]:.0f} non-members"
     described = "; ".join(filter(None, (note, worth)))
     placements = _sum_weight_below(scores[member], scores[~member], other_weights)

@@ -110,7 +110,9 @@ def _audit_estimator(
         )
 
     counts = list_guess_counts(m)
-    alone = [bound_share_logit(r, v, level) for r, v in zip(counts, right, strict=True)]
+    alone = []
+    for r, v in zip(counts, right, strict=True):
+        alone.append(bound_share_logit(r, v, level))
     surest = alone.index(max(alone))  # for readers only: the bound looks at all counts
     proved = proved_by(right)
     best = proved_by(counts)

@@ -164,7 +164,9 @@ def compute_welch_interval(
     finite = np.isfinite(first).all() and np.isfinite(second).all()
     if not finite or min(len(first), len(second)) < 2 or first.std() + second.std() == 0:
         return math.nan, math.nan
-    variances = [float(side.var(ddof=1)) / len(side) for side in (first, second)]
+    variances = []
+    for side in (first, second):
+        variances.append(float(side.var(ddof=1)) / len(side))
     # Satterthwaite's degrees of freedom
     freedom = sum(variances) ** 2 / sum(
         variance**2 / (len(side) - 1)

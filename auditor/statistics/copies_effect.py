@@ -79,7 +79,9 @@ def find_most_concentrated_part(
     for name, inside in parts.items():
         # Rows: in the part or not; columns: extracted or not. "greater": more extracted in the part
         # than outside.
-        table = [[int(np.sum(rows & came)) for came in (hit, ~hit)] for rows in (inside, ~inside)]
+        table = []
+        for rows in (inside, ~inside):
+            table.append([int(np.sum(rows & came)) for came in (hit, ~hit)])
         p = min(
             1.0, len(parts) * float(scipy.stats.fisher_exact(table, alternative="greater").pvalue)
         )

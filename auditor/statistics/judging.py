@@ -164,5 +164,8 @@ def find_near_duplicate_ids(
     for s in secrets:
         limits.append(compute_near_verbatim_limit(len(s.suffix)) if distance is None else distance)
     pairs = index_pairs_within_edit_limits([secret.suffix for secret in secrets], suffixes, limits)
-    near_ids = {secrets[i].id for near, _ in pairs for i in np.unique(near)}
+    near_ids = set()
+    for near, _ in pairs:
+        for i in np.unique(near):
+            near_ids.add(secrets[i].id)
     return tuple(secret.id for secret in secrets if secret.id in near_ids)

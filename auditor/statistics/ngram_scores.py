@@ -127,7 +127,10 @@ def score_against_other_records(model: NGramCounts, records: Sequence[Tokens], s
     )
     scores = average_per_text(model.log_probs(records), records)
     for i in range(_FOLDS):
-        fold_records = [record for record, j in zip(records, fold, strict=True) if j == i]
+        fold_records = []
+        for record, j in zip(records, fold, strict=True):
+            if j == i:
+                fold_records.append(record)
         others = NGramCounts.count_ngrams(
             [record for record, j in zip(records, fold, strict=True) if j != i], model.kinds
         )

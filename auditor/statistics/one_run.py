@@ -188,7 +188,9 @@ def _bound_p_value(
         if least >= enough:
             return least
         return len(counts) * least + spare
-    needed = [_find_fewest_unlikely_right(r, math.exp(log_chances[0]), least) for r in counts]
+    needed = []
+    for r in counts:
+        needed.append(_find_fewest_unlikely_right(r, math.exp(log_chances[0]), least))
     # how many are right of those that each count, from the fewest on, adds to the one before
     steps = []
     for before, r in pairwise((0, *reversed(counts))):

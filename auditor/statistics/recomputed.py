@@ -104,7 +104,9 @@ def _repeat_strongest_auc(members: Columns, others: Columns) -> Measurement:
     n = len(members[columns[0]])
     m = len(others[columns[0]])
     member = np.arange(n + m) < n
-    scores = {c: CandidateScore(np.concatenate([members[c], others[c]]), c) for c in columns}
+    scores = {}
+    for c in columns:
+        scores[c] = CandidateScore(np.concatenate([members[c], others[c]]), c)
     usable = {c: s for c, s in scores.items() if not np.isnan(s.values).any()} or scores
     widening = compute_simultaneous_widening(list(usable.values()), ScoredRecords(member, {}))
     return bound_strongest_auc(name_auc(""), usable, member, ~member, widening)

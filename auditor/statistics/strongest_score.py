@@ -88,15 +88,18 @@ def compute_simultaneous_widening(
     divided by the normal quantile of one interval. AUC* is linear in DeLong's placements, weighted
     by a resample (Hajek's projection). An AUC of 0 or 1 has deviation 0 and counts as independent.
     """
-    entries = [
-        (
-            score,
-            members,
-            *roc.compute_delong_placements(score.values[members], score.values[~records.member]),
-        )
-        for score in scores
-        for members in records.groups.values()
-    ]
+    entries = []
+    for score in scores:
+        for members in records.groups.values():
+            entries.append(
+                (
+                    score,
+                    members,
+                    *roc.compute_delong_placements(
+                        score.values[members], score.values[~records.member]
+                    ),
+                )
+            )
     own_parts = []
     other_parts = []
     deviations = []

@@ -175,8 +175,14 @@ def _parse_paper_claim_terms(raw: Any, metric: str | None, where: str) -> tuple[
         metric_name = term.get("metric", metric)
         if not metric_name:
             raise AuditError(f"{where}: names no metric")
-        cell = {key: term[key] for key in _CELL if key in term}
-        at = {key: value for key, value in term.items() if key not in ("variant", "metric", *_CELL)}
+        cell = {}
+        for key in _CELL:
+            if key in term:
+                cell[key] = term[key]
+        at = {}
+        for key, value in term.items():
+            if key not in ("variant", "metric", *_CELL):
+                at[key] = value
         terms.append(Term(metric_name, term.get("variant"), cell, at))
     return tuple(terms)
 
@@ -290,7 +296,10 @@ def _find_term_places(term: Term, places: Sequence[Place], id: str) -> list[Plac
         raise make_unknown_name_error(
             f"variant in claim {id!r}:", term.variant, {place.variant for place in places}
         )
-    matching = [place for place in places if term.variant in (None, place.variant)]
+    matching = []
+    for place in places:
+        if term.variant in (None, place.variant):
+            matching.append(place)
     swept = list(dict.fromkeys(key for place in places for key in place.at))
     for key, value in term.at.items():
         if key == "at" and len(swept) == 1:

@@ -109,7 +109,9 @@ class MaskedTexts:
         return np.array([self._count_hidden_tokens(text) for text in self.texts])
 
     def _encode_usable_texts(self, texts: Sequence[str]) -> list[Passage]:
-        passages = [self._encode_passage(row, text) for row, text in enumerate(texts)]
+        passages = []
+        for row, text in enumerate(texts):
+            passages.append(self._encode_passage(row, text))
         usable = [passage for passage in passages if passage.open]
         check_tokens_within_vocabulary(
             "the texts",
@@ -176,7 +178,9 @@ class MaskedTexts:
 
     def _batches(self) -> Iterator[tuple[int, list[int], Tensor, Tensor]]:
         """Yield batches of texts of equal length: (restart, texts, tokens (B, n), gaps (B, m))."""
-        shapes = [(len(text.tokens), self._count_hidden_tokens(text)) for text in self.texts]
+        shapes = []
+        for text in self.texts:
+            shapes.append((len(text.tokens), self._count_hidden_tokens(text)))
         for restart in range(self.options.restarts):
             for batch in group_equal_shapes(shapes, self.batch_size):
                 tokens = torch.tensor([self.texts[i].tokens for i in batch])

@@ -69,7 +69,10 @@ class Paper:
         # Later parts override earlier parts: the paper, the paper at this scale, the plan, the plan
         # at this scale.
         for part in (self.shared, self.plans[plan]):
-            plan_fields = {name: value for name, value in part.items() if name in _PARTS}
+            plan_fields = {}
+            for name, value in part.items():
+                if name in _PARTS:
+                    plan_fields[name] = value
             raw = merge_raw_plans(
                 raw, merge_raw_plans(plan_fields, part.get("scale", {}).get(scale, {}))
             )
@@ -97,7 +100,10 @@ def load_paper(name: str) -> Paper:
     if folder is None:
         raise make_unknown_name_error("paper", name, find_bundled_paper_folders())
     shared = _read_paper_toml(folder / _PAPER, ("title", _PLANS, "scale"))
-    files = {path.stem: path for path in folder.glob("*.toml") if path.name != _PAPER}
+    files = {}
+    for path in folder.glob("*.toml"):
+        if path.name != _PAPER:
+            files[path.stem] = path
     listed = shared.get(_PLANS, sorted(files))
     # Sorted lists, not sets: a plan listed twice is refused as well.
     if sorted(listed) != sorted(files):
@@ -109,7 +115,9 @@ def load_paper(name: str) -> Paper:
             if plan not in files:
                 raise make_unknown_name_error(f"plan in {folder / _PAPER}:", plan, files)
     fields = ("title", "claim", "scale", UTILITY, PUBLISHED, *GRID)
-    plans = {plan: _read_paper_toml(files[plan], fields) for plan in listed}
+    plans = {}
+    for plan in listed:
+        plans[plan] = _read_paper_toml(files[plan], fields)
     # Resolved: for "." or a link, the name of the folder itself, which names the output.
     return Paper(folder.resolve().name, shared.get("title", name), shared, plans)
 

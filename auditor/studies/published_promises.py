@@ -356,7 +356,10 @@ def check_published_pmixed_claim(
     share = float(query.setting["q"])
     ensemble = build_fixed_ensemble(query.public, query.private, *[query.other] * (members - 1))
     plain = {"epsilon", "delta", "alpha", "queries"}
-    common = {name: value for name, value in options.items() if name in plain}
+    common = {}
+    for name, value in options.items():
+        if name in plain:
+            common[name] = value
     defenses = [
         (PMixed(**common, q=share, accounting="published"), ("add_remove", "zero_out"), False),
         (PMixed(**common, q=share, adjacency="add_remove"), ("add_remove",), True),

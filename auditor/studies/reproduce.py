@@ -33,7 +33,10 @@ def make_study(
     flags: override the plan's fields; variants and sweeps override them in turn. Raise AuditError
     if the scale needs data that were not given, or accepts no data.
     """
-    set_flags = {name: value for name, value in flags.items() if value is not None}
+    set_flags = {}
+    for name, value in flags.items():
+        if value is not None:
+            set_flags[name] = value
     raw = merge_raw_plans(paper.raw_plan_at_scale(plan, scale), set_flags)
     title = str(paper.plans[plan].get("title", plan))
     if PUBLISHED in raw:
@@ -78,14 +81,16 @@ def reproduce_paper_plans(
         The plans' tables, the ledger of all plans in `out`, and reasons of failures by plan and
         point.
     """
-    kinds = {plan: make_study(paper, plan, scale, flags) for plan in plans}
+    kinds = {}
+    for plan in plans:
+        kinds[plan] = make_study(paper, plan, scale, flags)
     if other_folder is None:
         other = None
     else:
         other = read_other_ledger(other_folder, paper)
-    claims = {
-        plan: list_claim_statements(paper, plan, scale) for plan in paper.plans_at_scale(scale)
-    }
+    claims = {}
+    for plan in paper.plans_at_scale(scale):
+        claims[plan] = list_claim_statements(paper, plan, scale)
     # Refuse a claim about a place absent from the plan before hours of runs.
     for plan, study in kinds.items():
         for statement in claims[plan]:
@@ -223,7 +228,9 @@ def _draw_perplexities(places: Sequence[Place]) -> str:
     """Return an SVG of perplexity over epsilon, and over the mean epsilon, which guarantees
     nothing.
     """
-    measured = [next(iter(place.cells[0].measured.values())) for place in places]
+    measured = []
+    for place in places:
+        measured.append(next(iter(place.cells[0].measured.values())))
     curves = []
     for name in ("epsilon", "epsilon_mean"):
         points = []

@@ -352,14 +352,20 @@ def build_sweep_table(
     several = len({(row.cell.target, row.cell.setting) for row in rows if row.cell}) > 1
     keys = list(dict.fromkeys(key for place in places for key in place.at))
     # In the order of `machine_readable_cells`.
-    bounds = [f"{name}{end}" for name in (*columns, DIFFERENCE) for end in ("", "_low", "_high")]
+    bounds = []
+    for name in (*columns, DIFFERENCE):
+        for end in ("", "_low", "_high"):
+            bounds.append(f"{name}{end}")
     # As `numbers` of a row: columns, then the difference.
     heads = (
         *columns.values(),
         "Δ recall to first",
     )
     # Columns shown to readers; files contain all.
-    filled = [i for i in range(len(heads)) if any(row.numbers[i] for row in rows)]
+    filled = []
+    for i in range(len(heads)):
+        if any(row.numbers[i] for row in rows):
+            filled.append(i)
     return tables.RowTable(
         title,
         ("point", *(["row"] if several else []), "attack", *(heads[i] for i in filled), "seeds"),
@@ -374,9 +380,19 @@ def _sweep_table_metric_headings(places: Sequence[Place]) -> dict[str, str]:
     """Return headings by metric: metrics of attacks, main numbers of probes, and varying
     numbers.
     """
-    cells = [cell for place in places for cell in place.cells if cell.measured]
-    always = {metric.name: metric.short for metric in COLUMNS if not metric.varies}
-    varying = {metric.name: metric.short for metric in COLUMNS if metric.varies}
+    cells = []
+    for place in places:
+        for cell in place.cells:
+            if cell.measured:
+                cells.append(cell)
+    always = {}
+    for metric in COLUMNS:
+        if not metric.varies:
+            always[metric.name] = metric.short
+    varying = {}
+    for metric in COLUMNS:
+        if metric.varies:
+            varying[metric.name] = metric.short
     values_by_name = {}
     for name in varying:
         values_by_name[name] = {
@@ -387,7 +403,10 @@ def _sweep_table_metric_headings(places: Sequence[Place]) -> dict[str, str]:
     for cell in cells:
         if not cell.member_outcomes_by_seed:
             mains.append(next(iter(next(iter(cell.measured.values())))))
-    probed = {name: phrases.format_metric(name) for name in mains if name not in varying}
+    probed = {}
+    for name in mains:
+        if name not in varying:
+            probed[name] = phrases.format_metric(name)
     return (
         always
         | probed

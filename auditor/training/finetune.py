@@ -85,7 +85,10 @@ def cast_frozen_linear_weights(model: Any, half: torch.dtype | None) -> None:
     """
     if half is None:
         return
-    embeddings = [module for module in model.modules() if isinstance(module, torch.nn.Embedding)]
+    embeddings = []
+    for module in model.modules():
+        if isinstance(module, torch.nn.Embedding):
+            embeddings.append(module)
     shared = {id(embedding.weight) for embedding in embeddings}
     for module in model.modules():
         if not isinstance(module, torch.nn.Linear):
@@ -151,7 +154,10 @@ def check_weights_finite(
 def list_trainable_parameters(model: Any) -> dict[str, torch.nn.Parameter]:
     """Return the parameters that require gradients, by name; raise AuditError if none does."""
     parameters = dict(model.named_parameters())
-    trainable = {name: p for name, p in parameters.items() if p.requires_grad}
+    trainable = {}
+    for name, p in parameters.items():
+        if p.requires_grad:
+            trainable[name] = p
     if not trainable:
         raise AuditError(
             "expected a model with parameters to train, got a frozen model: none of its "

@@ -184,7 +184,10 @@ def wrap_opacus(model: Any, ghost: bool) -> Any:
 
     Raise AuditError if Opacus does not support the model.
     """
-    embeddings = {type(module) for module in model.modules() if isinstance(module, nn.Embedding)}
+    embeddings = set()
+    for module in model.modules():
+        if isinstance(module, nn.Embedding):
+            embeddings.add(type(module))
     # `check_per_sample_gradients` tests whether the rule fits a subclass of Embedding.
     for embedding in embeddings - set(GradSampleModule.GRAD_SAMPLERS):
         register_grad_sampler(embedding)(_compute_embedding_gradients)
@@ -219,8 +222,12 @@ def pick_gradient_check_pairs(examples: Sequence[Tokens]) -> list[list[Tokens]]:
     """
     ordered = sorted(examples, key=len)
     # In reverse order, so that the shortest example of each octave comes last and remains.
-    shortest = {len(example).bit_length(): example for example in reversed(ordered)}
-    pairs = [[shortest[octave], ordered[-1]] for octave in sorted(shortest)]
+    shortest = {}
+    for example in reversed(ordered):
+        shortest[len(example).bit_length()] = example
+    pairs = []
+    for octave in sorted(shortest):
+        pairs.append([shortest[octave], ordered[-1]])
     return [*pairs, ordered[-2:]]
 
 
@@ -241,7 +248,9 @@ def check_buffers_unchanged(model: nn.Module, pairs: Sequence[Sequence[Tokens]],
             compute_padded_record_nlls(model, *pad_examples([example], pad, device))
         except (RuntimeError, ValueError, TypeError):
             return  # `check_per_sample_gradients` reports the reason
-        buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+        buffers = {}
+        for name, buffer in model.named_buffers():
+            buffers[name] = buffer.clone()
         for name in before:
             if not torch.equal(before[name], buffers[name]):
                 layer, _, _ = name.rpartition(".")
@@ -330,7 +339,10 @@ def _make_unsupported_error(model: nn.Module, reason: str) -> AuditError:
         is_trained = any(p.requires_grad for p in module.parameters(recurse=False))
         if is_trained and type(module) not in GradSampleModule.GRAD_SAMPLERS:
             kinds.add(type(module).__name__)
-    trained = [name for name, p in model.named_parameters() if p.requires_grad]
+    trained = []
+    for name, p in model.named_parameters():
+        if p.requires_grad:
+            trained.append(name)
     advice = "freeze or replace that layer"
     if not any("lora_" in name for name in trained):
         advice = f"train a LoRA adapter (--lora), or {advice}"

@@ -166,8 +166,12 @@ def describe_secret_coverage(training: TrainingSet, secrets: Sequence[Secret]) -
         )
     n_masked = 0
     for secret in members_present:
-        starts = [position + len(secret.prefix) for position in positions[secret.id]]
-        slices = [slice(start, start + len(secret.suffix)) for start in starts]
+        starts = []
+        for position in positions[secret.id]:
+            starts.append(position + len(secret.prefix))
+        slices = []
+        for start in starts:
+            slices.append(slice(start, start + len(secret.suffix)))
         n_masked += not any(training.has_loss[suffix].any() for suffix in slices)
     if n_masked == len(members_present):
         raise AuditError(

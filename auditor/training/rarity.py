@@ -29,7 +29,9 @@ def compute_log_perplexities(
 
     The first token of each example has no nll.
     """
-    sequences = [loss_masks.remove_loss_mask(example) for example in examples]
+    sequences = []
+    for example in examples:
+        sequences.append(loss_masks.remove_loss_mask(example))
     # (n, 2): summed nll, and the number of tokens in the sum
     nll = np.array(list(compute_text_nlls(model, sequences)), dtype=float)
     return np.asarray(nll[:, 0] / nll[:, 1])

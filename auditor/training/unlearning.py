@@ -78,7 +78,9 @@ class UnlearningTrainer(Variant):
 
     def select_sequences(self, job: TrainingJob) -> tuple[Sequence[Tokens], tuple[str, ...]]:
         """Return the records to forget, each text once."""
-        sequences = {record.text: loss_masks.apply_loss_mask(record) for record in job.forget}
+        sequences = {}
+        for record in job.forget:
+            sequences[record.text] = loss_masks.apply_loss_mask(record)
         n_retained = len(_list_retained_sequences(job))
         note = f"to forget: {len(sequences):,} distinct records; to keep: {n_retained:,} records"
         return list(sequences.values()), (note,)
@@ -163,7 +165,10 @@ class _UnlearningSteps(StepwiseFineTuning):
 def _list_retained_sequences(job: TrainingJob) -> list[Tokens]:
     """Return all records except those to forget and their copies."""
     forgotten = {record.text for record in job.forget}
-    retained = [record for record in job.records if record.text not in forgotten]
+    retained = []
+    for record in job.records:
+        if record.text not in forgotten:
+            retained.append(record)
     return [loss_masks.apply_loss_mask(record) for record in retained]
 
 
@@ -206,7 +211,9 @@ def evaluate_record_log_probs(model: Any, rows: Tensor) -> Tensor:
     The model is in training mode afterwards.
     """
     model.eval()
-    parts = [compute_record_log_probs(model, part) for part in rows.split(_AT_ONCE)]
+    parts = []
+    for part in rows.split(_AT_ONCE):
+        parts.append(compute_record_log_probs(model, part))
     model.train()
     return torch.cat(parts)
 

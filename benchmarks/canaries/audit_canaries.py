@@ -195,7 +195,9 @@ def _sample_model_canaries(
             "samples, "
             f"got {temperature:g}: what it says anyway tells nothing of training"
         )
-    special = [getattr(tokenizer, f"{kind}_token_id", None) for kind in ("bos", "eos")]
+    special = []
+    for kind in ("bos", "eos"):
+        special.append(getattr(tokenizer, f"{kind}_token_id", None))
     start = next((token for token in special if token is not None), None)
     if start is None:
         raise AuditError(
@@ -236,7 +238,9 @@ def _list_rare_words(count: int, begun: Sequence[str], model: HuggingFaceModel) 
     import torch
 
     tokenizer: Any = model.tokenizer
-    rows = [tokenizer.encode(text, add_special_tokens=False) for text in begun]
+    rows = []
+    for text in begun:
+        rows.append(tokenizer.encode(text, add_special_tokens=False))
     with torch.no_grad():
         log_probs = []
         for row in rows:

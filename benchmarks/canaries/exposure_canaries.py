@@ -105,7 +105,10 @@ class ExposureCanaryManifest:
         """Return a list with `count` copies of each canary. Raise AuditError if all counts are
         zero.
         """
-        copies = [entry for entry in self.canaries for _ in range(entry.count)]
+        copies = []
+        for entry in self.canaries:
+            for _ in range(entry.count):
+                copies.append(entry)
         if not copies:
             raise AuditError(
                 "expected canaries to insert, but every one in the manifest has zero insertions"
@@ -156,7 +159,9 @@ def make_exposure_canary_manifest(
     known = {WORDS: list_prefix_free_canary_words(), **(lists or {})}
     chosen = []
     for text in formats:
-        slots = {slot.partition(":")[0] for _, slot in parse_canary_format(text)}
+        slots = set()
+        for _, slot in parse_canary_format(text):
+            slots.add(slot.partition(":")[0])
         chosen.append(
             CanaryFormat(text, {name: words for name, words in known.items() if name in slots})
         )

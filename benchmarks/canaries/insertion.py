@@ -157,8 +157,13 @@ def _write_canary_json(copies: CanaryInsertionPlan, where: str, data: str, out: 
     copies.check_insertable(where, columns, lambda: [value.get(copies.text) for value in objects])
     # Only columns of the data: keys of JSON objects may differ, and a new key would reveal the
     # copies.
-    names = [name for name in (REPEATS, copies.group, copies.text) if name in columns]
-    new = [copies.build_canary_row(entry, names, None) for entry in copies.shuffle_canary_copies()]
+    names = []
+    for name in (REPEATS, copies.group, copies.text):
+        if name in columns:
+            names.append(name)
+    new = []
+    for entry in copies.shuffle_canary_copies():
+        new.append(copies.build_canary_row(entry, names, None))
     order = copies.order_rows(len(objects))
     if lines is None:
         json_objects = [*objects, *new]

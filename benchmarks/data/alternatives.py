@@ -70,7 +70,9 @@ class ValueFormat:
             return [text for text in texts if text is not None and text != value]
         alternatives = dict[str, None]()
         for _ in range(_TRIES * count):
-            parts = [options[int(noise.integers(len(options)))] for options in self.choices]
+            parts = []
+            for options in self.choices:
+                parts.append(options[int(noise.integers(len(options)))])
             text = self.finish(parts)
             if text is not None and text != value:
                 alternatives[text] = None
@@ -191,7 +193,10 @@ def _detect_code_format(value: str) -> ValueFormat | None:
         return ValueFormat(HASH, (digits,) * len(value), "".join)
     if not _CODE.fullmatch(value) or sum(map(str.isdigit, value)) < 4:
         return None
-    free = [place for place, character in enumerate(value) if character.isdigit()]
+    free = []
+    for place, character in enumerate(value):
+        if character.isdigit():
+            free.append(place)
     return _replace_free_characters(CODE, value, free, lambda text: True)
 
 
@@ -242,7 +247,10 @@ def _detect_iban_format(value: str) -> ValueFormat | None:
     country = value[:2].upper()
     n_bank = _BANK_CHARACTERS.get(country, _MOST_BANK_CHARACTERS)
     own_check = _OWN_CHECK_OF_COUNTRY.get(country, slice(0))
-    free = [p for p in places[4 + n_bank :] if p not in places[own_check]]
+    free = []
+    for p in places[4 + n_bank :]:
+        if p not in places[own_check]:
+            free.append(p)
 
     def finish(parts: Sequence[str]) -> str | None:
         text = _put_characters(value, free, parts)
@@ -368,7 +376,10 @@ def _detect_phone_format(value: str, regions: Sequence[str]) -> ValueFormat | No
     number = matches[0].number
     if number.extension:
         return None
-    digits = [place for place, character in enumerate(value) if character.isdigit()]
+    digits = []
+    for place, character in enumerate(value):
+        if character.isdigit():
+            digits.append(place)
     n_national = len(str(number.national_number))
     n_free = min(_LINE_DIGITS, n_national - 2)
     type_of_value = phonenumbers.number_type(number)
@@ -399,14 +410,23 @@ def _detect_email_format(value: str) -> ValueFormat | None:
     The digits before the @ vary if there are enough digits. Otherwise, the names before the @ vary.
     """
     local = value.partition("@")[0]
-    digits = [place for place, character in enumerate(local) if character.isdigit()]
+    digits = []
+    for place, character in enumerate(local):
+        if character.isdigit():
+            digits.append(place)
     if len(digits) >= _LEAST_ADDRESS_DIGITS:
         return _replace_free_characters(pii.EMAIL, value, digits, lambda text: True)
     parts = re.split(r"([^a-z]+)", local)
-    names = [(i, part) for i, part in enumerate(parts) if len(part) > 1]
+    names = []
+    for i, part in enumerate(parts):
+        if len(part) > 1:
+            names.append((i, part))
     if not names or local != local.lower():
         return None
-    choices = [_find_similar_names(part) for _, part in names if part.isalpha()]
+    choices = []
+    for _, part in names:
+        if part.isalpha():
+            choices.append(_find_similar_names(part))
     if len(choices) != len(names) or not all(choices):
         return None
     domain = value[len(local) :]

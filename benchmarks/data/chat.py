@@ -87,8 +87,13 @@ class RenderedChat:
             turns in a prompt have a loss only for `all`.
         """
         silent = [answer for answer in self.usable_answers if answer.no_loss]
-        spans = [answer.learnt for answer in self.usable_answers if not answer.no_loss]
-        mask = [any(start <= i < end for start, end in spans) for i in range(len(self.tokens))]
+        spans = []
+        for answer in self.usable_answers:
+            if not answer.no_loss:
+                spans.append(answer.learnt)
+        mask = []
+        for i in range(len(self.tokens)):
+            mask.append(any(start <= i < end for start, end in spans))
         if loss_on == "all":
             mask = [True] * len(self.tokens)
             silent = [answer for answer in silent if answer.no_loss == MARKED]
@@ -214,7 +219,10 @@ def _tokenise_rendered_chat(
     answers = tuple(
         _cut_answer(text, offsets, span) if isinstance(span, _Span) else span for span in spans
     )
-    unusable = [answer for answer in answers if isinstance(answer, UnusableConversation)]
+    unusable = []
+    for answer in answers:
+        if isinstance(answer, UnusableConversation):
+            unusable.append(answer)
     if len(unusable) == len(answers):
         raise unusable[0] if unusable else UnusableConversation(f"no {turns} turn")
     return RenderedChat(text, tuple(encoded["input_ids"]), offsets, answers, marked, tuple(remarks))
@@ -251,12 +259,11 @@ def _describe_ignored_input(
     messages: Sequence[Message],
 ) -> Iterator[str]:
     """Yield a sentence for each part of the conversation that the template does not write."""
-    kinds = {
-        key
-        for message in messages
-        for key in message
-        if key not in ("role", "content", NO_LOSS) and message[key]
-    }
+    kinds = set()
+    for message in messages:
+        for key in message:
+            if key not in ("role", "content", NO_LOSS) and message[key]:
+                kinds.add(key)
     for key in sorted(kinds):
         without = []
         for message in messages:
@@ -292,7 +299,10 @@ def _find_assistant_answer_spans(
         no_loss = message.get(NO_LOSS, "")
     else:
         no_loss = ""
-    parts = [part for part in _list_text_replacers(message) if part[1].strip()]
+    parts = []
+    for part in _list_text_replacers(message):
+        if part[1].strip():
+            parts.append(part)
     content_bounds = None
     for key, _, put in parts:
         with_mark = [*messages[:turn], put(_MARK), *messages[turn + 1 :]]
@@ -336,7 +346,10 @@ def _find_tool_call_bounds(
     """
     so_far = messages[: turn + 1]
     later = messages[turn + 1 :]
-    silent = {key: value for key, value in messages[turn].items() if key != "tool_calls"}
+    silent = {}
+    for key, value in messages[turn].items():
+        if key != "tool_calls":
+            silent[key] = value
     thought = THOUGHT.match(get_message_text(silent.get("content")) or "")
     before_calls = thought[0] if thought else ""
     text = _render_chat_or_none(rendered, so_far) or ""

@@ -266,7 +266,10 @@ def _list_chat_rendering_variant_choices(
 
     The first name of each tuple is "", which stands for no variant.
     """
-    messages = [message for conversation in rows for message in conversation.messages]
+    messages = []
+    for conversation in rows:
+        for message in conversation.messages:
+            messages.append(message)
     if any(normalise_role(message["role"]) != message["role"] for message in messages):
         yield ("", GIVEN_ROLES)
     if any(_has_reasoning(message) for message in messages):
@@ -348,9 +351,9 @@ def build_template_messages(
     conversation: a result of `apply_form`.
     """
     usual = GIVEN_ROLES not in form.variants
-    messages = [
-        dict(add_tool_calls(message) if usual else message) for message in conversation.messages
-    ]
+    messages = []
+    for message in conversation.messages:
+        messages.append(dict(add_tool_calls(message) if usual else message))
     if LINE in form.variants and conversation.kind == INSTRUCTION:
         # An instruction's turns end with its question and the answer (`parse_conversation`).
         messages[-2]["content"] = "\n".join(filter(None, conversation.plain[:2]))
@@ -442,7 +445,9 @@ def remove_loss_marks(messages: Sequence[Message]) -> list[dict[str, Any]]:
 def _format_template_error(error: Exception, messages: Sequence[Message]) -> str:
     """Return the template's error message, or only its type if it quotes the conversation."""
     words = " ".join(str(error).split())[:120]
-    texts = [(get_message_text(message.get("content")) or "").strip() for message in messages]
+    texts = []
+    for message in messages:
+        texts.append((get_message_text(message.get("content")) or "").strip())
     if any(text and text in words for text in texts) or not words:
         return type(error).__name__
     return words
@@ -461,7 +466,9 @@ def build_plain_pieces(conversation: Conversation, form: ChatRendering, end: str
             contents.append((get_message_text(message.get("content")), is_assistant(message)))
         if any(content is None for content, _ in contents):
             raise UnusableConversation("a turn that is not text, and no template to write it")
-        joined = [[("\n", False), (str(content), spoken)] for content, spoken in contents]
+        joined = []
+        for content, spoken in contents:
+            joined.append([("\n", False), (str(content), spoken)])
         return [piece for pieces in joined for piece in pieces][1:]
     questions = [text for text in conversation.plain[:-1] if text]
     if conversation.kind == INSTRUCTION:

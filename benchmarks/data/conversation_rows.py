@@ -125,7 +125,9 @@ def get_message_text(content: Any) -> str | None:
     content: a text, or a list of parts, whose texts are joined.
     """
     if isinstance(content, Sequence) and not isinstance(content, str):
-        parts = [part.get("text") if isinstance(part, Mapping) else None for part in content]
+        parts = []
+        for part in content:
+            parts.append(part.get("text") if isinstance(part, Mapping) else None)
         if all(isinstance(part, str) for part in parts):
             return "".join(map(str, parts))
         return None
@@ -325,7 +327,9 @@ def _list_normalised_messages(
     for message in messages:
         if not isinstance(message, Mapping):
             raise UnusableConversation("a message is no object")
-        renamed = {_SHAREGPT.get(str(key), str(key)): value for key, value in message.items()}
+        renamed = {}
+        for key, value in message.items():
+            renamed[_SHAREGPT.get(str(key), str(key))] = value
         if not isinstance(renamed.get("role"), str):
             raise UnusableConversation("a turn without a role")
         content = renamed.get("content")

@@ -127,7 +127,9 @@ class TextLengths:
             public = first
         places = self._cut_own_length(begin, 0)[: MOST_WINDOWS // 2]
         middles = spread_windows(first, n_tokens, MOST_WINDOWS - len(places))
-        distinct = [CutPlace(max(0, at - LENGTH), at, min(n_tokens, at + LENGTH)) for at in middles]
+        distinct = []
+        for at in middles:
+            distinct.append(CutPlace(max(0, at - LENGTH), at, min(n_tokens, at + LENGTH)))
         return [*places, distinct[0]._replace(start=max(0, first - public)), *distinct[1:]]
 
 
@@ -189,7 +191,9 @@ def find_shared_beginnings(texts: Sequence[Sequence[int]]) -> SharedBeginnings:
     """
     distinct = sorted({tuple(text) for text in texts})
     together = max(_FEWEST, round(_SHARE * len(distinct)))
-    shared = [_find_common_length(text, after) for text, after in pairwise(distinct)]
+    shared = []
+    for text, after in pairwise(distinct):
+        shared.append(_find_common_length(text, after))
     beginnings = {
         distinct[i][:length]
         for i in range(len(distinct) - together + 1)

@@ -145,7 +145,10 @@ def group_unusable_parts(
     first_reasons = dict(
         reversed([(row, reason) for row, reason in unusable if row not in usable_rows])
     )
-    parts = [(row, reason) for row, reason in unusable if row in usable_rows]
+    parts = []
+    for row, reason in unusable:
+        if row in usable_rows:
+            parts.append((row, reason))
     return group_reason_rows(sorted(first_reasons.items())), group_reason_rows(parts)
 
 

@@ -50,9 +50,9 @@ def match_nonmember_lengths(
         for band, n in sizes.items()
         if n >= _FEW_OF_MEMBERS * n_members
     )
-    n_by_band = {
-        band: min(len(rows), round(ratio * sizes.get(band, 0))) for band, rows in bands.items()
-    }
+    n_by_band = {}
+    for band, rows in bands.items():
+        n_by_band[band] = min(len(rows), round(ratio * sizes.get(band, 0)))
     n_matched = sum(n_by_band.values())
     if 2 * n_matched <= n_nonmembers:
         mix = _format_length_mix({band: len(rows) for band, rows in bands.items()})

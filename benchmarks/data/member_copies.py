@@ -39,7 +39,9 @@ def drop_member_copies(nonmembers: RecordSource, members: RecordSource) -> Recor
     counts = count_text_occurrences(
         phrases, (f" {_normalise_text_words(text)} " for text in members.texts)
     )
-    is_copy = [words is not None and counts.get(words, 0) > 0 for words in words_of_record]
+    is_copy = []
+    for words in words_of_record:
+        is_copy.append(words is not None and counts.get(words, 0) > 0)
     if not any(is_copy):
         return nonmembers
     records = tuple(
@@ -59,7 +61,10 @@ def drop_member_copies(nonmembers: RecordSource, members: RecordSource) -> Recor
     for row in dict.fromkeys(copied_rows):
         if row not in rows:
             dropped_rows.append((row, STANDS_IN_MEMBER))
-    parts = [(row, STANDS_IN_MEMBER) for row in copied_rows if row in rows]
+    parts = []
+    for row in copied_rows:
+        if row in rows:
+            parts.append((row, STANDS_IN_MEMBER))
     return replace(
         nonmembers,
         records=records,

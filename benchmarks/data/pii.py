@@ -67,7 +67,10 @@ class PiiRecognisers:
             )
         import phonenumbers
 
-        unknown = [region for region in regions if region not in phonenumbers.SUPPORTED_REGIONS]
+        unknown = []
+        for region in regions:
+            if region not in phonenumbers.SUPPORTED_REGIONS:
+                unknown.append(region)
         if unknown:
             raise AuditError(
                 "expected --phone-region as two capitals of a country, as DE or US, got "

@@ -127,7 +127,11 @@ def split_data_records_into_secrets(
     members = sources["--data"]
     known, nonmembers, forget = map(sources.get, ("--known", "--nonmembers", "--forget"))
     in_order = (members, known, nonmembers, forget)
-    notes = [note for source in in_order if source for note in _record_source_notes(source)]
+    notes = []
+    for source in in_order:
+        if source:
+            for note in _record_source_notes(source):
+                notes.append(note)
     unique = merge_duplicate_data_records(_require_usable_source_records(members))
     if forget is not None:
         lost = _list_forgotten_rows(forget, unique)
@@ -157,7 +161,9 @@ def split_data_records_into_secrets(
         attacked = [record for record in unique if record.row not in known_rows]
         notes.append(_known_fraction_note(len(known_records), len(unique), split))
     n_not_known = len(_list_distinct_row_numbers(attacked))
-    pairs = {record.prefix_suffix_pair for record in (*unique, *known_records)}
+    pairs = set()
+    for record in (*unique, *known_records):
+        pairs.add(record.prefix_suffix_pair)
     unseen, n_dropped = (
         _select_untrained_nonmembers(nonmembers, pairs, notes) if nonmembers else ([], {})
     )
@@ -231,7 +237,10 @@ def _list_unknown_members(
             f"expected {known.label} without what was to be forgotten, got {len(twice)} records of "
             f"{members.label} that are in both ({format_row_numbers(twice)})"
         )
-    attacked = [record for record in unique if record.prefix_suffix_pair not in pairs]
+    attacked = []
+    for record in unique:
+        if record.prefix_suffix_pair not in pairs:
+            attacked.append(record)
     if not attacked:
         raise AuditError(
             f"nothing is left to attack in {members.label}: every row is also in {known.label}"
@@ -357,7 +366,10 @@ def _select_untrained_nonmembers(
     trained: the pairs of members and known records. notes: receives sentences on dropped rows.
     """
     records = _require_usable_source_records(source)
-    untrained = [record for record in records if record.prefix_suffix_pair not in trained]
+    untrained = []
+    for record in records:
+        if record.prefix_suffix_pair not in trained:
+            untrained.append(record)
     if not untrained:
         raise AuditError(
             f"nothing is left of {source.label}: every row is also a member or an auxiliary record"
@@ -381,7 +393,9 @@ def _select_copied_rows(
         seed, a larger limit keeps all rows of a smaller limit.
     """
     rows = _list_distinct_row_numbers(records)
-    in_random_order = [rows[i] for i in split.draw_order(description, len(rows)).tolist()]
+    in_random_order = []
+    for i in split.draw_order(description, len(rows)).tolist():
+        in_random_order.append(rows[i])
     # stable: equals stay at random
     ordered = sorted(in_random_order, key=lambda row: -(copies.get(row) or 1))
     picked = ordered[: split.limit]
@@ -425,7 +439,9 @@ def count_row_copies(records: Sequence[DataRecord], notes: list[str]) -> dict[in
             f"{NEAR_MOST:,})"
         )
     elif records:
-        texts = [record.own_tokens or record.prefix + record.suffix for record in records]
+        texts = []
+        for record in records:
+            texts.append(record.own_tokens or record.prefix + record.suffix)
         groups = group_texts_within_edit_limits(
             texts, [int(len(text) * NEAR_SHARE) for text in texts]
         ).tolist()
@@ -437,16 +453,18 @@ def count_row_copies(records: Sequence[DataRecord], notes: list[str]) -> dict[in
             )
         # windows of one row are not copies of each other
         is_near = [len(of_group[group]) > 1 for group in groups]
-        times = [
-            sum(of_group[group].values()) if near else record.repeats
-            for record, group, near in zip(records, groups, is_near, strict=True)
-        ]
+        times = []
+        for record, group, near in zip(records, groups, is_near, strict=True):
+            times.append(sum(of_group[group].values()) if near else record.repeats)
         if any(is_near):
             notes.append(
                 f"{plural(sum(is_near), 'record')} with near copies, which count as copies of each "
                 "other"
             )
-    rows_with_own_parts = {record.row for record in records if record.own_tokens}
+    rows_with_own_parts = set()
+    for record in records:
+        if record.own_tokens:
+            rows_with_own_parts.add(record.row)
     copies_of_rows: dict[int, int | None] = {}
     for record, count in zip(records, times, strict=True):
         if not record.own_tokens and record.row in rows_with_own_parts:

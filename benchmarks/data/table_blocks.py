@@ -119,9 +119,9 @@ def _parse_json_block(path: Path, block: TableBlock, names: Sequence[str]) -> py
     with path.open("rb") as file:
         file.seek(block.start)
         data = file.read(size)
-    kinds = [
-        (name, pyarrow.int64() if name == columns.REPEATS else pyarrow.string()) for name in names
-    ]
+    kinds = []
+    for name in names:
+        kinds.append((name, pyarrow.int64() if name == columns.REPEATS else pyarrow.string()))
     try:
         table = arrow_json.read_json(
             pyarrow.BufferReader(data),

@@ -138,7 +138,9 @@ def _find_arrow_text_columns(
     empty, its first other values decide.
     """
     rows = first.to_pylist()
-    values = {name: [row[name] for row in rows] for name in first.column_names}
+    values = {}
+    for name in first.column_names:
+        values[name] = [row[name] for row in rows]
     for name, column_values in values.items():
         if not any(column_values):
             values[name] = column(name).drop_null()[:FIRST].to_pylist()
@@ -297,8 +299,13 @@ def read_json_table_objects(
     if text.lstrip().startswith("["):
         objects = parse_table_json(where, text, 0)
     else:  # not splitlines: a JSON text may hold U+2028, at which it would split
-        numbered = [(number, line) for number, line in enumerate(text.split("\n")) if line.strip()]
-        objects = [parse_table_json(where, line, number) for number, line in numbered]
+        numbered = []
+        for number, line in enumerate(text.split("\n")):
+            if line.strip():
+                numbered.append((number, line))
+        objects = []
+        for number, line in numbered:
+            objects.append(parse_table_json(where, line, number))
         lines = [line for _, line in numbered]
     for row, value in enumerate(objects):
         require_json_object(where, row, value)
@@ -350,7 +357,9 @@ def _read_parquet_table(where: str, path: Path, columns: Sequence[str]) -> Recor
             # doubles are refused later, by name
             unique_names = [name for name in columns if names.count(name) == 1]
             table = file.read(columns=unique_names)
-            values = {name: table.column(name).to_pylist() for name in unique_names}
+            values = {}
+            for name in unique_names:
+                values[name] = table.column(name).to_pylist()
             first = pyarrow.Table.from_batches(
                 list(islice(file.iter_batches(FIRST), 1)), file.schema_arrow
             )

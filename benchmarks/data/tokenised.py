@@ -281,7 +281,10 @@ def _read_tokenised_texts(
     else:
         table = tables.read_record_table(flag, name, _COLUMNS)
         count = table.rows
-        columns = {key: table.column(key) for key in _COLUMNS if key in table.columns}
+        columns = {}
+        for key in _COLUMNS:
+            if key in table.columns:
+                columns[key] = table.column(key)
     if not _has_token_ids(columns):
         raise AuditError(
             f"{title}: expected {IDS} as in --data, got none: what is compared is to be in one form"
@@ -385,10 +388,9 @@ def _split_tokenised_row_into_texts(
     uses_mask: bool | None,
     groups: _Groups,
 ) -> Iterator[_Text]:
-    values = {
-        name: _require_tokenised_whole_numbers(where, name, value)
-        for name, value in columns.items()
-    }
+    values = {}
+    for name, value in columns.items():
+        values[name] = _require_tokenised_whole_numbers(where, name, value)
     ids = values.get(IDS, [])
     for name, numbers in values.items():
         if name not in _LENGTHS and len(numbers) != len(ids):
@@ -396,9 +398,10 @@ def _split_tokenised_row_into_texts(
                 f"{where}: expected as many {name} as {IDS}, got {len(numbers)} and {len(ids)}"
             )
     loss_groups = _list_learnt_groups(where, ids, values, uses_mask, groups)
-    unpadded = [
-        at for at, is_token in enumerate(values.get(_ATTENTION, [1] * len(ids))) if is_token
-    ]
+    unpadded = []
+    for at, is_token in enumerate(values.get(_ATTENTION, [1] * len(ids))):
+        if is_token:
+            unpadded.append(at)
     if unpadded and unpadded[-1] - unpadded[0] + 1 != len(unpadded):
         raise AuditError(
             f"{where}: expected padding at the ends alone, got an {_ATTENTION} with 0 in the middle"
@@ -466,7 +469,9 @@ def _list_learnt_groups(
         completion = all_ones
     if uses_mask is None and COMPLETION_MASK in values:
         groups = _Groups(_COMPLETION, _PROMPT)
-    names = [groups.marked if marked else groups.unmarked for marked in completion]
+    names = []
+    for marked in completion:
+        names.append(groups.marked if marked else groups.unmarked)
     return [name if spoken else None for name, spoken in zip(names, assistant, strict=True)]
 
 
@@ -564,7 +569,10 @@ def _list_boundary_notes(texts: Sequence[_Text], end_of_text: int | None) -> Ite
 
     end_of_text: the token that ends a record.
     """
-    fully_learnt = [text for text in texts if not text.packed and None not in text.learnt]
+    fully_learnt = []
+    for text in texts:
+        if not text.packed and None not in text.learnt:
+            fully_learnt.append(text)
     # Padding belongs to no record: only an end with another token after it is a boundary.
     several = []
     for text in fully_learnt:

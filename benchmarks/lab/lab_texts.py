@@ -75,10 +75,17 @@ class LabTrainingTexts:
         rising = sorted(attacked.values())
         count_of_others = len(texts.nonmembers)
         # The members' repeat counts, spread evenly over the non-members.
-        repeats = [rising[i * len(rising) // count_of_others] for i in range(count_of_others)]
+        repeats = []
+        for i in range(count_of_others):
+            repeats.append(rising[i * len(rising) // count_of_others])
         attacked |= dict(zip(texts.nonmembers, noise.permutation(repeats).tolist(), strict=True))
-        common = [text for text in self.private_text_copies() if text not in attacked]
-        chosen = {text: noise.permutation(count)[: count // 2].tolist() for text in attacked}
+        common = []
+        for text in self.private_text_copies():
+            if text not in attacked:
+                common.append(text)
+        chosen = {}
+        for text in attacked:
+            chosen[text] = noise.permutation(count)[: count // 2].tolist()
         return [
             [
                 *(
@@ -119,7 +126,9 @@ def make_private_lab_texts(
     recipe: BaseLabRecipe, kinds: Mapping[str, Callable[[Faker], str]]
 ) -> LabTexts:
     """Make private text of these kinds and no public text. kinds: makers of texts by name."""
-    sizes = {times: attacked + known for times, attacked, known in recipe.repeats}
+    sizes = {}
+    for times, attacked, known in recipe.repeats:
+        sizes[times] = attacked + known
     count = sum(sizes.values()) + recipe.nonmembers + recipe.others
     marks = make_fake_texts(recipe.seed, count, tuple(kinds.values()))
     records = list(marks)
@@ -128,7 +137,9 @@ def make_private_lab_texts(
     )  # in turn, like the texts
     make_keyed_generator("lab", recipe.seed, "who is what").shuffle(records)
     unassigned = iter(records)
-    private = {times: list(itertools.islice(unassigned, size)) for times, size in sizes.items()}
+    private = {}
+    for times, size in sizes.items():
+        private[times] = list(itertools.islice(unassigned, size))
     nonmembers = list(itertools.islice(unassigned, recipe.nonmembers))
     return LabTexts([], private, list(unassigned), nonmembers, kind_of_text, marks)
 

@@ -161,7 +161,9 @@ class LabTraining:
 
     def train_reference_models(self, path: Path, count: int) -> None:
         listed = self.texts.texts_by_reference_model(count)
-        folders = [(path / f"reference-{index:03d}", texts) for index, texts in enumerate(listed)]
+        folders = []
+        for index, texts in enumerate(listed):
+            folders.append((path / f"reference-{index:03d}", texts))
         if self.recipe.private_rank:
             self._train_adapters("reference model", "private", folders)
             return

@@ -88,11 +88,10 @@ class LabParts:
         slightly.
         """
         # This or another process is still writing names that begin with a dot.
-        dependents = [
-            path
-            for path in self.folder.glob("[!.]*")
-            if path.is_dir() and path.name != self.root_part
-        ]
+        dependents = []
+        for path in self.folder.glob("[!.]*"):
+            if path.is_dir() and path.name != self.root_part:
+                dependents.append(path)
         for path in {damaged, *(dependents if damaged.name.startswith(self.foundations) else ())}:
             shutil.rmtree(path)
 

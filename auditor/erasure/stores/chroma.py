@@ -76,7 +76,10 @@ class ChromaStore(SQLiteStore):
                     include=["documents", "embeddings", "metadatas"],
                 )
                 metadatas = rows["metadatas"] or ()
-                values = [value for row in metadatas for value in (row or {}).values()]
+                values = []
+                for row in metadatas:
+                    for value in (row or {}).values():
+                        values.append(value)
                 texts = [*(rows["documents"] or ()), *values]
                 yield Piece(place, [text for text in texts if isinstance(text, str)])
                 yield Piece(place, np.asarray(rows["embeddings"]))
@@ -87,7 +90,10 @@ class ChromaStore(SQLiteStore):
                 rows = collection.query(
                     query_embeddings=vectors.astype(np.float32), n_results=1, include=["embeddings"]
                 )
-                nearest = [row[0] for row in rows["embeddings"] if len(row)]
+                nearest = []
+                for row in rows["embeddings"]:
+                    if len(row):
+                        nearest.append(row[0])
                 yield Piece(f"collection {collection.name}", np.asarray(nearest))
 
 

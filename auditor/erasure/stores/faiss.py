@@ -72,5 +72,8 @@ class FaissStore(Store):
     def search_nearest(self, vectors: Floats) -> Iterator[Piece]:
         if self._index.d == vectors.shape[1] and self._index.ntotal:
             _, ids = self._index.search(vectors.astype(np.float32), 1)
-            nearest = [self._index.reconstruct(int(i)) for i in np.unique(ids) if i >= 0]
+            nearest = []
+            for i in np.unique(ids):
+                if i >= 0:
+                    nearest.append(self._index.reconstruct(int(i)))
             yield Piece(self.path.name, np.array(nearest))

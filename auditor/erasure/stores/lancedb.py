@@ -63,7 +63,9 @@ class LanceDBStore(Store):
 
     def search_nearest(self, vectors: Floats) -> Iterator[Piece]:
         for table in self._tables:
-            sizes = {field.name: _count_dimensions(field.type) for field in table.schema}
+            sizes = {}
+            for field in table.schema:
+                sizes[field.name] = _count_dimensions(field.type)
             for column in [name for name, size in sizes.items() if size == vectors.shape[1]]:
                 search = table.search(list(vectors.astype(np.float32)), vector_column_name=column)
                 yield from read_arrow(f"table {table.name}", search.limit(1).to_arrow())

@@ -67,7 +67,9 @@ def _get_value_type(kind: pyarrow.DataType) -> pyarrow.DataType:
 
 
 def _decode_dictionaries(batch: pyarrow.RecordBatch) -> pyarrow.Table:
-    fields = [(field.name, _get_value_type(field.type)) for field in batch.schema]
+    fields = []
+    for field in batch.schema:
+        fields.append((field.name, _get_value_type(field.type)))
     return pyarrow.Table.from_batches([batch]).cast(pyarrow.schema(fields))
 
 

@@ -54,7 +54,10 @@ class QdrantStore(SQLiteStore):
                 points, offset = self._client.scroll(
                     name, limit=_AT_ONCE, offset=offset, with_payload=True, with_vectors=True
                 )
-                payloads = [value for point in points for value in (point.payload or {}).values()]
+                payloads = []
+                for point in points:
+                    for value in (point.payload or {}).values():
+                        payloads.append(value)
                 texts = [value for value in payloads if isinstance(value, str)]
                 yield Piece(f"collection {name}", texts)
                 yield from _list_vectors(f"collection {name}", points)

@@ -47,7 +47,9 @@ class SQLiteStore(Store):
 
     def describe(self) -> list[str]:
         with closing(sqlite3.connect(":memory:")) as database:
-            options = {row[0] for row in database.execute("PRAGMA compile_options")}
+            options = set()
+            for row in database.execute("PRAGMA compile_options"):
+                options.add(row[0])
         if "SECURE_DELETE" in options:
             secure = "with"
         else:
@@ -76,7 +78,10 @@ class SQLiteStore(Store):
             tables = list_tables(path)
             indexes = [name for name, sql in tables.items() if is_word_index(sql)]
             blocks = {f"{name}_data" for name in indexes}
-            plain = [n for n, sql in tables.items() if not is_virtual(sql) and n not in blocks]
+            plain = []
+            for n, sql in tables.items():
+                if not is_virtual(sql) and n not in blocks:
+                    plain.append(n)
             yield Layer(
                 f"rows{suffix}",
                 partial(read_tables, path, plain),
@@ -147,7 +152,10 @@ def read_tables(path: Path, tables: Iterable[str]) -> Iterator[Piece]:
             for table in tables:
                 rows = database.execute(f"SELECT * FROM {quote(table)}")
                 while batch := rows.fetchmany(_AT_ONCE):
-                    cells = [cell for row in batch for cell in row]
+                    cells = []
+                    for row in batch:
+                        for cell in row:
+                            cells.append(cell)
                     yield Piece(f"table {table}", [c for c in cells if isinstance(c, str)])
                     blobs = [cell for cell in cells if isinstance(cell, bytes)]
                     if blobs:
