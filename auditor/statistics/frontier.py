@@ -1,8 +1,9 @@
-"""Find the models that leak least at equal usefulness: points with two costs, their convex
-frontier, and the possible minima.
+"""Find the models that leak least at equal usefulness.
 
-All points use the same resamples of secrets, so the variation of secrets cancels in a difference of
-leakages; likewise for perplexities over held-out texts. Inputs are only numbers.
+Each model is a point with two costs: leakage and perplexity. The functions return the points'
+convex frontier, and the points that may leak least. All points use the same resamples of secrets,
+so the variation of secrets cancels in a difference of leakages. Perplexities likewise use common
+resamples of held-out texts. Inputs are only numbers.
 """
 
 from __future__ import annotations
@@ -36,10 +37,10 @@ _COUNTS = 2**20  # of a block, as of members and of non-members at once
 
 @dataclass(frozen=True)
 class ModelLeakage:
-    """Leakage of one model. parts: (secrets,) values whose mean is the leakage; draws: (resamples,)
-    bootstrap means.
+    """The leakage of one model.
 
-    If a value depends on a threshold (TPR at an FPR), `parts` use the threshold of the full sample.
+    parts: (secrets,) values whose mean is the leakage; draws: (resamples,) bootstrap means. If a
+    value depends on a threshold (TPR at an FPR), `parts` use the threshold of the full sample.
     """
 
     draws: Values
@@ -74,11 +75,11 @@ def _build_floored_bootstrap(
     draws: Values,
     *parts: Floats,
 ) -> BoundedNumber:
-    """Return a bootstrap with a minimal width for this many secrets. parts: of one model, or of two
-    paired by secret.
+    """Return a bootstrap number whose interval has a minimal width for this many secrets.
 
-    The minimum is the exact interval for shares. For other numbers it allows for a rare secret of
-    value 1 or more that the sample missed.
+    parts: (secrets,) values of one model, or of two models paired by secret. The minimum is the
+    exact interval for shares. For other numbers it allows for a rare secret of value 1 or more that
+    the sample missed.
     """
     n = len(parts[0])
     hits = [part == 1 for part in parts]
@@ -92,7 +93,9 @@ def _build_floored_bootstrap(
 
 
 def estimate_mean_leakages(values: Floats) -> list[ModelLeakage]:
-    """Return the leakage of each point: the mean of its row of (points, secrets) numbers."""
+    """Return the leakage of each point as the mean of the point's values; values: (points,
+    secrets).
+    """
     draws = bootstrap.compute_resampled_means(values, "frontier", RESAMPLES)
     return [
         ModelLeakage(model_draws, row) for model_draws, row in zip(draws.T, values, strict=True)
@@ -103,12 +106,12 @@ Scores = tuple[Floats, Floats]  # of members and of non-members
 
 
 def estimate_tpr_leakages(scores: Sequence[Sequence[Scores]], rate: float) -> list[ModelLeakage]:
-    """Return each point's leakage: the share of members found at this false-positive rate, averaged
-    over seeds.
+    """Return each point's leakage: the share of members found at a false-positive rate.
 
-    scores: by point and seed, of the same members and non-members in the same order. Each seed and
-    resample chooses its threshold and direction, because a defense that makes members less likely
-    than non-members reveals them too.
+    The share is averaged over seeds. scores: by point and seed, (members' scores, non-members'
+    scores) of the same records in the same order. Each seed and resample chooses its own threshold
+    and direction, because a defense that makes members less likely than non-members reveals them
+    too.
     """
     pieces = []
     for block in _draw_resample_sides(scores):
@@ -139,8 +142,8 @@ def estimate_tpr_leakages(scores: Sequence[Sequence[Scores]], rate: float) -> li
 def estimate_auc_leakages(scores: Sequence[Sequence[Scores]]) -> list[ModelLeakage]:
     """Return each point's leakage: the AUC of members against non-members, averaged over seeds.
 
-    scores: as in `estimate_tpr_leakages`. For each seed the direction with an AUC above 1/2 is used
-    in all resamples. A direction chosen per resample would give AUCs above 1/2 even at chance.
+    scores: as in `estimate_tpr_leakages`. For each seed, all resamples use the direction with an
+    AUC above 1/2. A direction chosen per resample would give AUCs above 1/2 even at chance.
     """
     # A resampled AUC is counts of members x who is ahead of whom x counts of non-members, over all
     # pairs.
@@ -164,7 +167,7 @@ def estimate_auc_leakages(scores: Sequence[Sequence[Scores]]) -> list[ModelLeaka
 
 
 def _draw_resample_sides(scores: Sequence[Sequence[Scores]]) -> Iterator[tuple[Draws, ...]]:
-    """Yield blocks of resample counts: of members (rows, m) and of non-members (rows, n)."""
+    """Yield blocks of resample counts of members, (rows, m), and of non-members, (rows, n)."""
     sizes = [len(side) for side in scores[0][0]]
     streams = ("frontier members", "frontier non-members")
     at_once = max(1, _COUNTS // max(sizes))
@@ -176,7 +179,9 @@ def _draw_resample_sides(scores: Sequence[Sequence[Scores]]) -> Iterator[tuple[D
 
 
 def _compare_all_pairs(members: Floats, others: Floats) -> Floats:
-    """Return (members, non-members): 1 if the member scores higher, half for a tie, else 0."""
+    """Return a matrix (members, non-members): 1 if the member scores higher, 1/2 for a tie, else
+    0.
+    """
     ahead: Floats = (members[:, None] > others) + 0.5 * (members[:, None] == others)
     return ahead if ahead.mean() >= 0.5 else 1 - ahead
 
@@ -186,7 +191,10 @@ def _mark_members_above_fpr_threshold(
     others: Floats,
     rate: float,
 ) -> Bools:
-    """Return (members,), True for members found at this rate in the direction that finds more."""
+    """Return (members,), True for members found at the false-positive rate `rate`.
+
+    The direction of scores is the direction that finds more members. others: non-members' scores.
+    """
     upwards, downwards = (
         side * member_scores > compute_conformal_threshold(side * others, rate) for side in (1, -1)
     )
@@ -212,8 +220,10 @@ def _resample_tpr(
     members: Draws,
     nonmembers: Draws,
 ) -> Values:
-    """Return `roc.tpr_at_fpr` at every resample, (resamples,). members, nonmembers: (resamples, m
-    or n) counts."""
+    """Return `roc.tpr_at_fpr` of every resample, (resamples,).
+
+    members, nonmembers: counts of each resample, (resamples, m) and (resamples, n).
+    """
     surest = np.argsort(-others)
     passed = np.cumsum(nonmembers[:, surest], axis=1) <= count_allowed_false_positives(
         len(others),
@@ -239,11 +249,11 @@ def _resample_tpr(
 
 
 def estimate_perplexity_ratios(nll: Floats, tokens: Floats, base: Floats) -> list[Measurement]:
-    """Return each point's perplexity over the base's on the same texts: geometric mean over seeds,
-    paired by text.
+    """Return each point's held-out perplexity over the base model's, paired by text.
 
-    nll: (points, seeds, texts), summed nats; base: (seeds, texts); tokens: (seeds, texts), the
-    number of predicted tokens. Infinite if a text has probability 0.
+    nll: (points, seeds, texts), nats summed over a text; base: (seeds, texts), likewise of the base
+    model. tokens: (seeds, texts), the numbers of predicted tokens. The ratio is the geometric mean
+    over seeds, and infinite if a text has probability 0.
     """
 
     def seed_mean(rates: Floats) -> tuple[Floats, Floats]:
@@ -272,13 +282,14 @@ def estimate_perplexity_ratios(nll: Floats, tokens: Floats, base: Floats) -> lis
 def select_possibly_least_leaking(
     count: int, difference: Callable[[int, int], BoundedNumber], level: float = LEVEL
 ) -> list[bool]:
-    """Return if each point may leak least of all: subset selection (Gupta 1965; Hsu 1984).
+    """Return, for each point, whether it may leak least: subset selection (Gupta 1965; Hsu 1984).
 
     difference(i, j): the leakage of i minus that of j, with bounds. A point is ruled out if it
-    leaks significantly more than some other point. Every pair is tested, each side at level / (2
-    (count - 1)) (Bonferroni), so no point is selected and tested on the same numbers. The point
-    that truly leaks least is ruled out with probability at most level / 2. If several points are
-    tied, all but one of them are ruled out with probability at most level (Markov).
+    leaks significantly more than some other point. Every pair is tested in each direction at
+    significance level / (2 (count - 1)) (Bonferroni), so no point is selected and tested on the
+    same numbers. The point that truly leaks least is ruled out with probability at most level / 2.
+    If several points are tied, all but one of these are ruled out with probability at most level
+    (Markov).
     """
     if count < 2:
         return [True] * count
@@ -296,11 +307,10 @@ def select_possibly_least_leaking(
 
 
 def find_convex_frontier(points: Sequence[tuple[float, float]]) -> list[int]:
-    """Return the lower left corners of the convex hull, from left to right: each has less of one
-    cost and more of the other than the next.
+    """Return the indices of the lower left corners of the points' convex hull, from left to right.
 
-    No point lies below the lines between corners. Of equal points only the first is returned.
-    Points must be finite.
+    Each corner has less of one cost and more of the other than the next corner. No point lies below
+    the lines between corners. Of equal points only the first is returned. Points must be finite.
     """
     corners: list[int] = []
     for i in sorted(range(len(points)), key=lambda i: (points[i], i)):
@@ -320,5 +330,5 @@ def _compute_left_turn_area(
     b: tuple[float, float],
     c: tuple[float, float],
 ) -> float:
-    """Return a number above 0 if a, b, c turn to the left."""
+    """Return a number above 0 if the path from a over b to c turns left."""
     return (b[0] - a[0]) * (c[1] - a[1]) - (b[1] - a[1]) * (c[0] - a[0])

@@ -1,9 +1,9 @@
 """Bound epsilon from below by the scores of independent games.
 
-A fair coin decides if a game is played with the model or with its neighbour. Independent games
-satisfy the assumptions of Clopper and Pearson: enough games can prove any epsilon, unlike canaries
-of one run. The first quarter of the games chooses a threshold and is not counted, so the threshold
-is fixed before the counted games.
+A fair coin decides whether a game is played with the model or with its neighbour. Independent games
+satisfy the assumptions of Clopper and Pearson. Enough games can therefore prove any epsilon, unlike
+canaries of one run. The first quarter of the games chooses a threshold and is not counted, so the
+threshold is fixed before the counted games.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def count_confusion(
     delta: float,
     level: float,
 ) -> Table:
-    """Return the confusion counts of the counted games.
+    """Return the confusion counts (tp, fn, fp, tn) of the counted games.
 
     Args:
         scores: (games,) higher scores mean more confidence that the model was used.
@@ -62,8 +62,10 @@ def make_confusion_matrix(guessed: Bools, included: Bools) -> Table:
 
 
 def audit_games(games: Table, delta: float, level: float) -> Audited:
-    """Return an audit with two epsilons: proved by the counted guesses, and provable if all were
-    right."""
+    """Return an audit with the proved epsilon, and the epsilon if every guess had been right.
+
+    games: the confusion counts (tp, fn, fp, tn).
+    """
     tp, fn, fp, tn = games
     played = tp + fn + fp + tn
     proved = epsilon_clopper_pearson(tp, fn, fp, tn, delta, level)
@@ -72,8 +74,10 @@ def audit_games(games: Table, delta: float, level: float) -> Audited:
 
 
 def _choose_best_threshold(scores: Floats, included: Bools, delta: float, level: float) -> float:
-    """Return the threshold that proves most on these games, if scaled to the number of counted
-    games."""
+    """Return the threshold that proves the largest epsilon on these games.
+
+    Counts are scaled to the number of counted games.
+    """
     if included.all() or not included.any():
         # one side alone teaches nothing: no game is then guessed to be with the model
         return math.inf
@@ -92,8 +96,10 @@ def _choose_best_threshold(scores: Floats, included: Bools, delta: float, level:
 
 
 def _select_candidate_thresholds(scores: Floats) -> Sequence[float]:
-    """Return at most `_THRESHOLDS` / 2 of the scores, denser near both ends, where few scores prove
-    most."""
+    """Return at most `_THRESHOLDS` / 2 of the scores.
+
+    The selection is denser near the lowest and highest scores, which can prove the largest epsilon.
+    """
     ordered = np.sort(scores)
     steps = np.unique(np.geomspace(1, len(ordered), _THRESHOLDS // 4).astype(int)) - 1
     return [*ordered[steps], *ordered[::-1][steps]]

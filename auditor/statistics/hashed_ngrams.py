@@ -1,4 +1,4 @@
-"""Find where runs of tokens occur in texts, by sorted hashes of n-grams.
+"""Find all occurrences of token sequences in texts, by sorted hashes of n-grams.
 
 A key holds the upper bits of the 64-bit hash of an n-gram and, in its lower bits, the position
 where the n-gram begins. Keys with equal hashes therefore keep the order of the texts. Two n-grams
@@ -26,8 +26,11 @@ _BASE = np.uint64(0x9E3779B97F4A7C15)
 
 @dataclass(frozen=True, eq=False)
 class HashedNGrams:
-    """Index of n-grams. tokens: all texts, one after another; starts: (texts + 1,) start of each
-    text, then the total length."""
+    """An index of the n-grams of texts.
+
+    tokens: all texts, one after another.
+    starts: (texts + 1,) the position where each text starts, then the total length.
+    """
 
     tokens: TokenArray
     starts: Ints
@@ -39,7 +42,9 @@ class HashedNGrams:
         return np.diff(self.starts)
 
     def find_hashes(self, hashes: Hashes, n: int) -> tuple[Ints, Ints]:
-        """Return low and high, (k,) each: keys[low:high] match the upper bits of each hash."""
+        """Return arrays (low, high), (k,) each; keys[low:high] match the upper bits of each
+        hash.
+        """
         keys = self._sort_keys(n)
         return (
             np.searchsorted(keys, hashes & ~self._place_bits),
@@ -47,7 +52,7 @@ class HashedNGrams:
         )
 
     def list_places(self, n: int, selection: Ints | slice) -> Ints:
-        """Return the positions where the selected keys' n-grams begin."""
+        """Return the positions in `tokens` where the n-grams of the selected keys begin."""
         return (self._sort_keys(n)[selection] & self._place_bits).astype(np.int64)
 
     def find_owners(self, places: Ints) -> Ints:
@@ -74,22 +79,27 @@ class HashedNGrams:
 
 
 def join_texts(texts: Sequence[Any]) -> tuple[TokenArray, Ints]:
-    """Return all tokens one after another, and (texts + 1,) the start of each text, then the total
-    length."""
+    """Return all tokens one after another, and (texts + 1,) starts.
+
+    The starts are the position where each text starts, then the total length.
+    """
     arrays = [np.asarray(text, dtype=np.uint32) for text in texts]
     starts = np.cumsum([0, *map(len, arrays)], dtype=np.int64)
     return np.concatenate([np.empty(0, np.uint32), *arrays]), starts
 
 
 def view_ngrams(tokens: TokenArray, n: int) -> TokenArray:
-    """Return a view of all n-grams, (places, n)."""
+    """Return a view of all n-grams, (positions, n)."""
     if len(tokens) < n:
         return np.empty((0, n), dtype=tokens.dtype)
     return np.lib.stride_tricks.sliding_window_view(tokens, n)
 
 
 def hash_ngrams(tokens: TokenArray, starts: Ints, n: int) -> Iterator[tuple[Ints, Hashes]]:
-    """Yield blocks: positions where n-grams begin within a text, and the n-grams' hashes."""
+    """Yield blocks of two arrays: positions where an n-gram begins, and the n-grams' hashes.
+
+    No n-gram extends over the end of a text.
+    """
     is_whole = np.ones(len(tokens), dtype=bool)
     for start, end in pairwise(starts.tolist()):
         is_whole[max(start, end - n + 1) : end] = False
@@ -100,7 +110,7 @@ def hash_ngrams(tokens: TokenArray, starts: Ints, n: int) -> Iterator[tuple[Ints
 
 
 def hash_token_pieces(pieces: TokenArray) -> Hashes:
-    """Return (n,), the hashes of pieces (n, size) of tokens."""
+    """Return the hash of each piece, (n,); pieces: (n, size) token ids."""
     # Arrays of uint64 wrap without a warning; two pieces with one hash cost a comparison, and make
     # no pair.
     total = np.zeros(len(pieces), dtype=np.uint64)

@@ -1,9 +1,8 @@
-"""Test several hypotheses at once (Holm 1979): the probability of any false rejection is at most
-the level.
+"""Test several hypotheses at once (Holm 1979).
 
-The test with the smallest of m p-values is decided at level/m, the next at level/(m - 1), and so on
-until a test does not reject. There are two functions: for tests that can be run at any level, and
-for p-values.
+The probability of any false rejection is at most the significance level. The test with the smallest
+of m p-values is decided at level/m, the next at level/(m - 1), and so on until a test does not
+reject. One function is for tests that can be run at any level, the other for p-values.
 """
 
 from __future__ import annotations
@@ -14,9 +13,9 @@ import numpy as np
 
 
 def adjust_test_level(tests: Sequence[Callable[[float], bool]], level: float) -> float:
-    """Return the level at which each test is decided.
+    """Return the significance level at which each test is decided.
 
-    tests: functions that tell whether a test rejects at a level. A test that rejects at one level
+    tests: functions that return whether a test rejects at a level. A test that rejects at one level
     must also reject at every higher level.
     """
     rejected = 0
@@ -30,8 +29,10 @@ def adjust_test_level(tests: Sequence[Callable[[float], bool]], level: float) ->
 
 
 def adjust_p_values(p_values: Sequence[float]) -> list[float]:
-    """Return the adjusted p-values, in the given order: the smallest level at which each test
-    rejects."""
+    """Return adjusted p-values in the given order.
+
+    An adjusted p-value is the smallest level at which the test rejects.
+    """
     order = np.argsort(p_values, kind="stable")
     adjusted = [0.0] * len(p_values)
     worst = 0.0

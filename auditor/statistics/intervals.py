@@ -46,8 +46,11 @@ def subtract_nonmember_share(
     members: Bools,
     nonmembers: Bools,
 ) -> Measurement:
-    """Return the members' share minus the non-members' share, with Newcombe's hybrid score interval
-    (1998, method 10)."""
+    """Return the members' share minus the non-members' share.
+
+    The interval is Newcombe's hybrid score interval (1998, method 10). members, nonmembers:
+    (secrets,).
+    """
     sides = [(len(hit), int(hit.sum())) for hit in (members, nonmembers)]
     return subtract_nonmember_mean(
         name,
@@ -68,10 +71,11 @@ def estimate_perplexity(
     texts: Sequence[tuple[float, int]],
     name: str = "perplexity",
 ) -> Measurement:
-    """Return exp of the mean nll per token. texts: (summed nll in nats, tokens) of each text.
+    """Return the perplexity, the exponential of the mean nll per token.
 
-    Infinite if a text has probability 0. The note then gives the number of such texts and the
-    perplexity of the others.
+    texts: (summed nll in nats, number of tokens) of each text. The perplexity is infinite if a text
+    has probability 0. The note then gives the number of such texts and the perplexity of the
+    others.
     """
     nll, tokens = (np.array(column, dtype=float) for column in zip(*texts, strict=True))
     n = len(nll)
@@ -95,8 +99,9 @@ def estimate_perplexity(
 
 
 def compute_mean_probability(name: str, values: Floats, note: str = "") -> Measurement:
-    """Return a mean probability with the interval of `compute_gaffke_interval`; NaN for an empty
-    array."""
+    """Return a mean probability with the interval of `compute_gaffke_interval`; NaN for no
+    values.
+    """
     n = len(values)
     if not n:
         return Measurement(name, math.nan, 0.0, 1.0, 0, "probability", note)
@@ -111,14 +116,14 @@ def compute_mean_probability(name: str, values: Floats, note: str = "") -> Measu
 
 
 def compute_gaffke_interval(values: Floats, stream: str) -> tuple[float, float]:
-    """Return the two-sided 95% interval of the mean of numbers in [0, 1] (Gaffke 2005;
-    Learned-Miller and Thomas 2019).
+    """Return the two-sided 95% interval of the mean of numbers in [0, 1].
 
-    The upper end is a quantile of weighted means of the sample and one more value 1, with weights
-    uniform on the simplex; for the lower end that value is 0. So the interval allows for a rare
-    large value that the sample missed, unlike a bootstrap. For zeros and ones it is Clopper and
-    Pearson's. Coverage is proved for these cases; no counterexample is known. stream: names the
-    random weights.
+    The method is by Gaffke 2005 and Learned-Miller and Thomas 2019. The upper end is a quantile of
+    weighted means of the sample and one added value 1, with weights uniform on the simplex. For the
+    lower end the added value is 0. So the interval allows for a rare large value that the sample
+    missed, unlike a bootstrap. For zeros and ones the interval is Clopper and Pearson's. Coverage
+    is proved only for special cases such as these; no counterexample is known. stream: a name that
+    seeds the random weights.
     """
     n = len(values)
     means = bootstrap.compute_resampled_statistic(
@@ -144,8 +149,10 @@ def estimate_mean(
     unit: str,
     note: str = "",
 ) -> Measurement:
-    """Return the mean with an interval that depends on the unit: exact for shares (0 or 1),
-    Gaffke's for probabilities, otherwise a bootstrap."""
+    """Return a mean, with an interval that depends on the unit.
+
+    The interval is exact for shares (0 or 1), Gaffke's for probabilities, otherwise a bootstrap.
+    """
     if unit == "share":
         return measure_share(name, values == 1, note)
     if unit == "probability":
@@ -154,7 +161,9 @@ def estimate_mean(
 
 
 def estimate_mean_share(name: str, values: Floats) -> Measurement:
-    """Return the mean of a share per secret; the interval is exact if all shares are 0 or 1."""
+    """Return the mean of a share that each secret has; the interval is exact if all shares are 0 or
+    1.
+    """
     return estimate_mean(
         name,
         values,
@@ -167,8 +176,10 @@ def subtract_nonmember_mean(
     members: Measurement,
     nonmembers: Measurement,
 ) -> Measurement:
-    """Return the members' mean minus the non-members', with both intervals combined by Newcombe's
-    rule."""
+    """Return the members' mean minus the non-members' mean.
+
+    The two intervals are combined by Newcombe's method.
+    """
     ends = combine_independent_intervals([(1.0, members), (-1.0, nonmembers)])
     return Measurement(name, *ends, members.n + nonmembers.n, members.unit)
 
@@ -176,10 +187,10 @@ def subtract_nonmember_mean(
 def combine_independent_intervals(
     terms: Iterable[tuple[float, Measurement]],
 ) -> tuple[float, float, float]:
-    """Return (value, low, high) of a sum of coefficient x independent number, by MOVER.
+    """Return (value, low, high) of a weighted sum of independent numbers, by MOVER.
 
-    The squared distance of the sum's end from its value is the sum of the terms' squared distances
-    on that side (Zou and Donner 2008).
+    terms: (coefficient, number with interval). The squared distance of each end of the sum from its
+    value is the sum of the terms' squared distances in that direction (Zou and Donner 2008).
     """
     value = reach_down = reach_up = 0.0
     for times, m in terms:

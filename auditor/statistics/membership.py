@@ -1,8 +1,8 @@
 """Score a text's membership from the log-probabilities of its tokens; members score higher.
 
-`log_probs`: (L,) nats, of a text's tokens under the target; `delta`: (L,) log p_target - log
-p_reference of each token, nats. No model is needed, and no labels unless a formula needs records
-known to be members or non-members.
+`log_probs`: (L,) log-probability of each token under the audited model, in nats. `delta`: (L,) log
+p_target - log p_reference of each token, in nats. No model is needed. Labels are needed only if a
+formula uses records known to be members or non-members.
 """
 
 from __future__ import annotations
@@ -40,18 +40,20 @@ _LEAST_LOSS = 2.0**-24  # what float32 tells a probability from 1 by
 
 
 def average_lowest(values: Floats, share: float) -> float:
-    """Return the mean of the lowest `share` of the values, at least one value: Min-K% of
-    log-probabilities (Shi et al. 2023)."""
+    """Return the mean of the lowest `share` of the values, but at least of one value.
+
+    For log-probabilities this is Min-K% (Shi et al. 2023).
+    """
     count = max(1, int(len(values) * share))
     return float(np.sort(values)[:count].mean())
 
 
 def standardise_log_probs(log_probs: Floats, mean: Floats, deviation: Floats) -> Floats:
-    """Standardise each token's log-probability by its distribution's mean and deviation, (L,)
-    (Min-K%++, Zhang et al. 2024).
+    """Standardise each token's log-probability, (L,) (Min-K%++, Zhang et al. 2024).
 
-    mean, deviation: (L,) of log p(v) for v drawn from the distribution itself. The result is 0 if
-    the deviation is 0, as every possible token is then as likely as the mean.
+    mean, deviation: (L,) of log p(v) for a token v drawn from the model's next-token distribution.
+    The result is 0 if the deviation is 0, because every possible token is then as likely as the
+    mean.
     """
     away = log_probs - mean
     return np.divide(
@@ -63,14 +65,14 @@ def standardise_log_probs(log_probs: Floats, mean: Floats, deviation: Floats) ->
 
 
 def score_error_zone(delta: Floats, wrong: Bools) -> float:
-    """Return EZ-MIA's P / (P + N) over tokens that are not the target's likeliest (`wrong`); texts
-    are ordered as by P / N.
+    """Return EZ-MIA's score P / (P + N), which orders texts like P / N (2601.12104).
 
-    P and N are the sums of the positive delta and of the absolute negative delta (2601.12104). If N
-    is 0, P / N is infinite: such texts score from 1 to 2, ordered by P, as P / (N + e) orders them
-    for small e. Otherwise a tenth of short non-members may be tied for first. A text without wrong
-    tokens gets the highest score, 2. The authors' code gives it the lowest, although the best
-    memorised texts have no wrong tokens.
+    wrong: (L,) True for tokens that are not the model's likeliest; only these count. P and N are
+    the sums of the positive delta and of the absolute negative delta. If N is 0, P / N is infinite.
+    Such texts score from 1 to 2, ordered by P, as P / (N + e) orders them for small e. Otherwise a
+    tenth of short non-members may be tied for first. A text without wrong tokens gets the highest
+    score, 2. The authors' code gives such a text the lowest score, although the best memorised
+    texts have no wrong tokens.
     """
     zone = delta[wrong]
     if not len(zone):
@@ -89,10 +91,10 @@ def score_error_zone(delta: Floats, wrong: Bools) -> float:
 
 
 def score_windows(delta: Floats, windows: tuple[int, ...] = WINDOWS) -> float:
-    """Return WBC: the share of windows with a positive sum of delta, averaged over window lengths
-    (2601.02751).
+    """Return WBC's score (2601.02751).
 
-    A length above the text's is reduced to the text's; a length repeated in `windows` counts
+    The score is the share of windows with a positive sum of delta, averaged over window lengths. A
+    length above the text's is reduced to the text's. A length repeated in `windows` counts
     repeatedly.
     """
     total = np.concatenate([[0.0], np.cumsum(delta)])
@@ -114,23 +116,24 @@ def compute_logit_confidence(mean_log_prob: Floats) -> Floats:
 
 
 def has_both_model_kinds(saw: Bools) -> bool:
-    """Return if every record has reference models that saw it and models that did not. saw:
-    (records, models).
+    """Return whether every record has reference models that saw it and models that did not.
 
-    The answer is for all records together: answers per record would reveal which records were ever
-    put into training.
+    saw: (records, models). The answer is for all records together, because answers per record would
+    reveal which records were ever put into training.
     """
     return bool(saw.any(1).all() and (~saw).any(1).all())
 
 
 def compute_lira_ratio(target: Floats, references: Floats, saw: Bools) -> Floats:
-    """Return (records,), LiRA's log-likelihood ratio of "saw the record" against "did not" (Carlini
-    et al. 2022).
+    """Return LiRA's log-likelihood ratio of members against non-members, (records,) (Carlini et al.
+    2022).
 
-    target: (records,), references: (records, models), from `compute_logit_confidence`. Offline: log
-    P[a model that did not see the record scores below the target]. Below 64 models all records
-    share the two deviations, each record about its own mean. NaN if no record has two models of a
-    kind, so that no deviation can be estimated.
+    target: (records,), references: (records, models), from `compute_logit_confidence`. saw:
+    (records, models) True if the reference model was trained on the record. Offline, if no model
+    saw the record, the result is log P[a model that did not see the record scores below the
+    target]. Below 64 models all records share two standard deviations, and each record has its own
+    means. The result is NaN if no record has two models of a kind, so that no deviation can be
+    estimated.
     """
     per_record = references.shape[1] >= SHADOWS
     out_mean, out_deviation = _estimate_moments(references, ~saw, per_record)
@@ -151,7 +154,10 @@ def _estimate_moments(
     chosen: Bools,
     per_record: bool,
 ) -> tuple[Floats, Floats]:
-    """Return the mean and deviation of the chosen values of each record, (records,) each."""
+    """Return the mean and the standard deviation of each record's chosen values, (records,) each.
+
+    per_record: False pools the deviation over records.
+    """
     count = chosen.sum(1)
     mean = np.divide(
         np.where(chosen, values, 0.0).sum(1),
@@ -169,13 +175,12 @@ def _estimate_moments(
 
 
 def compute_rmia_log_ratio(target: Floats, references: Floats, saw: Bools) -> Floats:
-    """Return RMIA's log p(x | target) - log p(x), (records,); p = exp(mean log-probability), as in
-    `mean_log_prob`.
+    """Return RMIA's log p(x | target) - log p(x) of each record x, (records,).
 
-    target: (records,), references: (records, models), mean log-probabilities. p(x) is the mean over
-    models that saw x and models that did not, equally many of each. Offline, p(x) is (1 + a) / 2
-    times the mean over models that did not, plus (1 - a) / 2 (Zarifzadeh et al. 2024; a:
-    `OFFLINE`).
+    target: (records,), references: (records, models), mean log-probabilities as in `mean_log_prob`;
+    p is their exponential. p(x) is the mean over models that saw x and models that did not, with
+    half of the weight each. Offline, p(x) is (1 + a) / 2 times the mean over models that did not,
+    plus (1 - a) / 2 (Zarifzadeh et al. 2024; a: `OFFLINE`).
     """
     p = np.exp(references)
     outside = np.where(saw, 0.0, p).sum(1) / (~saw).sum(1)
@@ -191,11 +196,12 @@ def compute_rmia_share(
     population: Bools,
     group: Ints,
 ) -> Floats:
-    """Return RMIA's score (records,): Pr_z[ratio(x) / ratio(z) > 1], the share of the population z
-    with a smaller ratio than x.
+    """Return RMIA's score, (records,): the share of the population z with Pr_z[ratio(x) / ratio(z)
+    > 1].
 
-    population: the known non-members. Records of x's group (itself, near-duplicates) never count
-    against x: an attacker who asks about x does not know if x is in the population.
+    ratio: (records,), from `compute_rmia_log_ratio`. population: (records,) True for the known
+    non-members. Records of x's group (x itself, near-duplicates) never count against x, because an
+    attacker who asks about x does not know whether x is in the population.
     """
     z = np.sort(ratio[population])
     of = group[population]

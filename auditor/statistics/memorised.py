@@ -1,4 +1,4 @@
-"""Measure how much of the training data generations contain, and how well rankings find it.
+"""Measure the training data in generated texts, and the precision of rankings of these texts.
 
 The input is n-grams of generations, marked if they occur in training data or in held-out text.
 """
@@ -36,10 +36,11 @@ UNIT = f"per {PER:,}"
 
 @dataclass(frozen=True)
 class NGramMatches:
-    """The k n-grams of a text that occur in other texts; arrays are (k,).
+    """The k n-grams of a generation that occur in other texts; arrays are (k,).
 
-    starts: where the n-gram starts in the text. trained, heldout: True if it occurs in training
-    data, in held-out text. record: index of the only other text that contains it; -1 if several do.
+    starts: the position in the generation where the n-gram starts.
+    trained, heldout: True if the n-gram occurs in training data, in held-out text.
+    record: the index of the only other text that contains the n-gram; -1 if several texts do.
     """
 
     starts: Ints
@@ -50,7 +51,10 @@ class NGramMatches:
 
 @dataclass(frozen=True)
 class TokenRun:
-    """A run of `length` tokens of a generation, from `start` on, that also occurs in a record."""
+    """A sequence of `length` tokens of a generation that also occurs in a record.
+
+    start: the position in the generation where the sequence starts.
+    """
 
     start: int
     length: int
@@ -60,9 +64,9 @@ class TokenRun:
 class MemorisedTokens:
     """Counts of non-overlapping n-grams in a generation.
 
-    memorised: in training data only; common: in training data and held-out text; heldout: in
-    held-out text only. records: by training record with an n-gram found in no other text, its
-    longest run; strangers: held-out records with such an n-gram.
+    memorised: n-grams in training data only; heldout: in held-out text only; common: in both.
+    records: by training record with an n-gram found in no other text, the record's longest run.
+    strangers: held-out records with such an n-gram.
     """
 
     memorised: int
@@ -90,7 +94,10 @@ def find_longest_memorised_runs(
     mask: Bools,
     n: int,
 ) -> dict[int, TokenRun]:
-    """Return the longest run of each text that is the only one with some n-gram in `mask`, (k,)."""
+    """Return the longest run of each text, by text, over n-grams that only this text contains.
+
+    mask: (k,) True for the n-grams to use.
+    """
     runs = {}
     for record in np.unique(matches.record[mask & (matches.record >= 0)]).tolist():
         at = matches.starts[mask & (matches.record == record)]
@@ -101,7 +108,7 @@ def find_longest_memorised_runs(
 
 
 def _count_disjoint_ngrams(at: Ints, n: int) -> int:
-    """Return the largest number of n-grams at these starts that do not overlap."""
+    """Return the largest number of n-grams that do not overlap, of n-grams that start at `at`."""
     # to take the first that fits is best: all are of one length, in rising order
     count = 0
     free = 0
@@ -114,8 +121,11 @@ def _count_disjoint_ngrams(at: Ints, n: int) -> int:
 
 @dataclass(frozen=True)
 class CorpusCounts:
-    """Sizes of the data. trained, heldout: positions where an n-gram starts; records, strangers:
-    training and held-out records of at least n tokens."""
+    """The sizes of the training data and of the held-out texts.
+
+    trained, heldout: the numbers of positions where an n-gram starts.
+    records, strangers: the numbers of training and held-out records of at least n tokens.
+    """
 
     trained: int
     heldout: int
@@ -130,10 +140,11 @@ def measure_generation_memorisation(
     length: int,
     firsts: Mapping[str, Sequence[int]],
 ) -> list[Measurement]:
-    """Return a row's measurements. length: tokens of a generation; firsts: by ranking, indices of
-    its `TOP` first generations.
+    """Return the measurements of an attack that generates texts without a prefix.
 
-    The baseline, n-grams in held-out text only, is scaled to the size of the training data.
+    n: the n-grams' length; length: the number of tokens of a generation. firsts: by ranking, the
+    indices of its `TOP` first generations. The baseline, n-grams in held-out text only, is scaled
+    to the size of the training data.
     """
     memorised, common, heldout_only = (
         np.array([getattr(generation, name) for generation in generations], dtype=float)
@@ -214,8 +225,10 @@ def _estimate_rate_per_thousand(
     most: float,
     note: str = "",
 ) -> Measurement:
-    """Return the mean per 1,000 with `compute_mean_probability`'s interval. most: the largest
-    possible value, which may be rare."""
+    """Return the mean of counts per 1,000, with `compute_mean_probability`'s interval.
+
+    most: the largest possible value, which may be rare.
+    """
     mean = compute_mean_probability(name, values / most, note)
     scale = PER * most
     return replace(
@@ -232,11 +245,12 @@ def select_distinct_texts(
     text: Callable[[int], Tokens],
     count: int = TOP,
 ) -> list[int]:
-    """Return indices of the surest texts (ties in given order), without near-duplicates of surer
-    texts.
+    """Return indices of texts by decreasing score, without near-duplicates of texts with a higher
+    score.
 
-    Two texts are near-duplicates if they share half of their trigrams, counted as often as they
-    occur (Carlini et al. 2021, Section 6.1); here trigrams of tokens.
+    Equal scores keep their order. Two texts are near-duplicates if they share half of their
+    trigrams of tokens, counted as often as they occur (Carlini et al. 2021, Section 6.1, with
+    trigrams of words).
     """
     order = sorted(range(len(scores)), key=lambda i: -scores[i])
     chosen = list[int]()

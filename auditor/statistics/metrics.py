@@ -1,8 +1,9 @@
-"""Define all measurements in one table: their names, units and formulas.
+"""Define all measurements in one table, with their names, units and formulas.
 
-Code that treats measurements differently reads this table: an attack's row, the pairing of runs by
-secret, a gate's bounds, a sweep's columns, a report's words. A name that is not in the table
-belongs to a plug-in: reports show the name, and comparisons pair its values by secret.
+All code that treats measurements differently reads this table. This includes an attack's
+measurements, the pairing of runs by secret, a gate's bounds, a sweep's columns and a report's
+words. A name that is not in the table belongs to a plug-in. Reports show such a name, and
+comparisons pair its values by secret.
 """
 
 from __future__ import annotations
@@ -44,11 +45,11 @@ OfSecrets = Callable[[Outcome], Floats | Bools]
 
 @dataclass(frozen=True)
 class Metric:
-    """A measurement, or a family whose names hold numbers in place of `{n}` and `{p}`.
+    """A measurement, or a family of measurements whose names contain numbers at `{n}` and `{p}`.
 
-    The fields from `values` on say how to compute the measurement from an attack's guesses; a probe
-    computes its own. It is the mean of `values` over the secrets `among`, or with `errors` the
-    recall before so many wrong guesses.
+    The fields from `values` on define how the measurement is computed from an attack's guesses. It
+    is the mean of `values` over the secrets `among`, or, with `errors`, the recall before that many
+    wrong guesses. A probe computes its measurements itself.
     """
 
     name: str
@@ -80,7 +81,7 @@ class Metric:
 
     @property
     def is_gateable(self) -> bool:
-        """Return whether a gate's rule may name this metric."""
+        """Return whether a gate may set a limit on this metric."""
         return self.bounded and not self.of_model
 
     @property
@@ -90,8 +91,9 @@ class Metric:
 
     @property
     def columns_to_recompute(self) -> tuple[str, ...]:
-        """Return the columns that a run must keep per secret, so that the metric can be
-        recomputed."""
+        """Return the columns per secret that a run must store, so that the metric can be
+        recomputed.
+        """
         if self.scores:
             return (self.scores,)
         if self.errors:
@@ -100,7 +102,7 @@ class Metric:
 
     @property
     def is_of_member_guesses(self) -> bool:
-        """Return whether the metric follows from an attack's guesses for single members."""
+        """Return whether the metric is computed from an attack's guesses for single members."""
         return (
             self.members
             and not self.signed
@@ -109,13 +111,15 @@ class Metric:
         )
 
     def compute_wrong_guess_limit(self, n: int) -> int:
-        """Return after how many wrong guesses right guesses no longer count, if n secrets are
-        ranked."""
+        """Return the number of wrong guesses after which right guesses no longer count.
+
+        n: the number of ranked secrets.
+        """
         assert self.errors is not None  # whoever asks has seen to it
         return self.errors(n, self.number)
 
     def fill_numbers(self, *numbers: str) -> Metric:
-        """Return the metric of this family whose name has these numbers."""
+        """Return the family's metric whose name contains these numbers."""
         values = dict(zip(("n", "p"), numbers, strict=False))
         return replace(
             self,
@@ -125,7 +129,9 @@ class Metric:
         )
 
     def parse_numbers(self, name: str) -> tuple[str, ...] | None:
-        """Return the numbers in a name of this family; None if the name is not in the family."""
+        """Return the numbers in a metric's name; None if the name does not belong to this
+        family.
+        """
         pattern = (
             re.escape(self.name)
             .replace(r"\{n\}", "([0-9]{1,15})")
@@ -138,7 +144,9 @@ class Metric:
     # ------------------------------------------------------------------------------------
 
     def measure(self, members: Outcome, others: Outcome) -> Measurement | None:
-        """Return the number with its interval; None if these guesses do not determine it."""
+        """Return the metric's measurement with its interval; None if these guesses do not determine
+        it.
+        """
         outcome = members if self.members else others
         if self.errors is not None:
             return measure_error_recall(
@@ -167,8 +175,11 @@ class Metric:
         return estimate_mean(self.name, chosen.astype(float), self.unit, self.note)
 
     def compute_resampled_values(self, outcome: Outcome, draws: Draws) -> Values:
-        """Return the number at every resample of the members, (resamples,), if
-        `is_of_member_guesses`."""
+        """Return the metric of every resample of the members, (resamples,), if
+        `is_of_member_guesses`.
+
+        draws: (resamples, members) counts.
+        """
         if self.errors is not None:
             return compute_resampled_recall(
                 outcome.hit, outcome.score, draws, self.compute_wrong_guess_limit(len(outcome.ids))
@@ -341,7 +352,10 @@ def _list_guess_metrics(
     name: str, title: str, unit: str, values: OfSecrets, trait: str = ""
 ) -> Iterator[Metric]:
     """Yield two metrics: the mean of `values` over right first guesses, and over wrong first
-    guesses."""
+    guesses.
+
+    trait: the trait in `Outcome.traits` that the metrics need.
+    """
     for end, among in (("right", lambda o: o.hit), ("wrong", lambda o: ~o.hit)):
         yield Metric(
             f"{name}_{end}", title.format(end), unit, trait=trait, values=values, among=among
@@ -545,7 +559,7 @@ _DECLARED: dict[str, str] = {}  # titles of plug-ins' numbers
 
 
 def register_plugin_titles(titles: Mapping[str, str]) -> None:
-    """Register titles of plug-ins' numbers by name, at a run's start or when a record is read."""
+    """Register titles of plug-ins' measurements by name, when a run starts or a record is read."""
     _DECLARED.update(titles)
     # it may have been asked before, and kept a name in place of the title
     find_metric.cache_clear()
@@ -553,10 +567,10 @@ def register_plugin_titles(titles: Mapping[str, str]) -> None:
 
 @cache
 def find_metric(name: str) -> Metric:
-    """Return the metric of this name: of the table, derived (NAME_nonmembers, excess_NAME), or a
-    plug-in's.
+    """Return the metric of this name, from the table, derived from the table, or of a plug-in.
 
-    NAME_at_least and NAME_at_most are lower and upper bounds of NAME.
+    Derived names are NAME_nonmembers and excess_NAME. NAME_at_least and NAME_at_most are lower and
+    upper bounds of NAME.
     """
     if name in _BY_NAME:
         return _BY_NAME[name]
@@ -587,19 +601,23 @@ def find_metric(name: str) -> Metric:
 
 
 def is_builtin_metric(name: str) -> bool:
-    """Return whether the name, or NAME in NAME_nonmembers, is built in. Other names may be a
-    plug-in's."""
+    """Return whether a metric of this name, or NAME in NAME_nonmembers, is built in.
+
+    Other names may be a plug-in's.
+    """
     return find_metric(name).unit != ""  # which no entry is without
 
 
 def name_nonmember_metric(name: str) -> str:
-    """Return the name of this metric for non-members."""
+    """Return the name of a metric's value for non-members."""
     return f"{name}{_OTHERS}"
 
 
 def name_upper_bound_metric(name: str) -> str:
-    """Return the name of the upper bound that belongs to this lower bound's name; "" for other
-    names."""
+    """Return the name of the upper bound that belongs to a lower bound; "" for other names.
+
+    name: the name of the lower bound.
+    """
     if name in (NEAR_PROBABILITY, name_nonmember_metric(NEAR_PROBABILITY)):
         return name.replace(NEAR_PROBABILITY, f"{NEAR_PROBABILITY}{AT_MOST}")
     if AT_LEAST in name:
@@ -608,7 +626,7 @@ def name_upper_bound_metric(name: str) -> str:
 
 
 def name_excess_metric(name: str) -> str:
-    """Return the name of this metric's difference, members minus non-members."""
+    """Return the name of a metric's excess, the members' value minus the non-members' value."""
     return f"{EXCESS}{name}"
 
 

@@ -1,8 +1,8 @@
-"""Find pairs of texts that are near in token edits, without comparing every pair.
+"""Find pairs of texts within a few token edits, without comparing every pair.
 
-If a text is cut into d + 1 pieces, every text within d edits contains a piece unchanged, near the
-same position (Li et al. 2011, PASS-JOIN). Only such texts are compared, so exactly the near pairs
-are found.
+If a text is cut into d + 1 pieces, every text within d edits contains one of the pieces unchanged,
+near its position (Li et al. 2011, PASS-JOIN). Only such texts are compared, so exactly the near
+pairs are found.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def index_pairs_within_edit_limits(
 ) -> Iterator[tuple[Ints, Ints]]:
     """Yield blocks of near pairs as two (k,) arrays: index in `texts`, index in `others`.
 
-    limits: for each text, the most token edits (Levenshtein) of a near pair.
+    limits: for each text, the maximum number of token edits (Levenshtein).
     """
     index = HashedNGrams(*join_texts(others))
     groups = _group_positions([(len(t), d) for t, d in zip(texts, limits, strict=True)])
@@ -65,14 +65,18 @@ def index_pairs_within_edit_limits(
 
 
 def group_texts_within_edit_limits(texts: Sequence[Tokens], limits: Sequence[int]) -> Ints:
-    """Return (texts,), the group of each text. Texts that are near, directly or through others,
-    share a group."""
+    """Return the group code of each text, (texts,).
+
+    Texts that are near, directly or through other texts, share a group.
+    """
     return label_connected_texts(len(texts), index_pairs_within_edit_limits(texts, texts, limits))
 
 
 def label_connected_texts(n_texts: int, pairs: Iterable[tuple[Ints, Ints]]) -> Ints:
-    """Return (texts,), the group of each text. Groups are numbered from 0 in the order of their
-    first texts."""
+    """Return the group code of each text, (texts,), where pairs connect texts into groups.
+
+    Groups are numbered from 0 in the order of their first texts.
+    """
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
 
@@ -94,11 +98,11 @@ def _group_positions(keys: Sequence[Any]) -> Mapping[Any, Ints]:
 def _find_pairs_sharing_a_piece(
     index: HashedNGrams, texts: Sequence[Tokens], ends: Sequence[int], limit: int, most: int
 ) -> tuple[Ints, Ints] | None:
-    """Return pairs of a text and an indexed text that share a piece; None if there are more than
+    """Return pairs of a text and an indexed text that have a piece in common; None for more than
     `most`.
 
-    The positions of the piece and the lengths of the two texts differ by at most `limit` tokens.
-    All `texts` have one length. ends: the start of the first piece, then the end of each piece.
+    All `texts` have one length. ends: the start of the first piece, then the end of each piece. The
+    positions of the piece and the lengths of the two texts differ by at most `limit` tokens.
     """
     tokens = np.array(texts, dtype=np.uint32)
     lengths = index.text_lengths

@@ -1,9 +1,9 @@
-"""Score membership without a model: by a record's likelihood under n-grams of other texts, or its
-similarity to them.
+"""Score membership of a record without a language model, by comparing it with other texts.
 
-Texts are word ids above 0. Scores are means over the words of a text, in nats; a higher score means
-more confidence that the source of the other texts saw the record. No labels are needed: a reference
-is made of other records, members or not.
+The score is a likelihood under n-grams of the other texts, or a similarity to them. Texts are word
+ids above 0. Likelihoods are means over the words of a text, in nats. A higher score means more
+confidence that the source of the other texts saw the record. No labels are needed: a reference is
+made of other records, members or not.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _AT_ONCE = 256  # records compared with all texts at once
 class NGramCounts:
     """Hashed counts of n-grams of orders 1 to `order`, over `kinds` distinct words.
 
-    grams: by order, (ascending hashes, counts); contexts: by order, (hashes, counts, numbers of
-    distinct next words).
+    grams: for each order, (ascending hashes, counts).
+    contexts: for each order, (hashes, counts, numbers of distinct next words).
     """
 
     grams: tuple[tuple[Hashes, Floats], ...]
@@ -52,11 +52,10 @@ class NGramCounts:
         return cls(tuple(grams), tuple(contexts), kinds)
 
     def log_probs(self, texts: Sequence[Tokens]) -> Floats:
-        """Return log p of each word given the words before it, interpolated (Witten and Bell 1991):
-        (words of all texts,).
+        """Return log p of each word given the words before it, (words of all texts,), in nats.
 
-        p_k(w|h) = (c(hw) + t(h) p_(k-1)(w|h')) / (c(h) + t(h)); t(h): number of distinct words
-        after h; p_0: uniform.
+        Orders are interpolated (Witten and Bell 1991): p_k(w|h) = (c(hw) + t(h) p_(k-1)(w|h')) /
+        (c(h) + t(h)). c counts, t(h) is the number of distinct words after h, and p_0 is uniform.
         """
         p = np.full(sum(map(len, texts)), 1 / self.kinds)
         hashes = _hash_ngrams(texts, len(self.grams))
@@ -73,8 +72,10 @@ class NGramCounts:
         return np.log(p)
 
     def average_laplace_log_prob(self, texts: Sequence[Tokens]) -> Floats:
-        """Return the mean log p by bigrams with add-one smoothing, (texts,): a published score
-        (2502.14921, Algorithm 1, which uses the sum)."""
+        """Return each text's mean log p by bigrams with add-one smoothing, (texts,), in nats.
+
+        This is a published score (2502.14921, Algorithm 1, which uses the sum).
+        """
         _, (context, gram) = _hash_ngrams(texts, 2)
         count = _look_up_hashes(gram, *self.grams[1])
         context_count = _look_up_hashes(context, *self.contexts[1][:2])
@@ -82,9 +83,9 @@ class NGramCounts:
 
 
 def _hash_ngrams(texts: Sequence[Tokens], order: int) -> Iterator[tuple[Hashes, Hashes]]:
-    """Yield two hashes per word for each order k from 1: of the k - 1 words before it, and of the k
-    words that end with it.
+    """Yield two arrays of hashes for each order k from 1, with an entry for each word.
 
+    The first hashes the k - 1 words before the word, the second the k words that end with the word.
     Zeros precede each text.
     """
     words, starts = join_texts([(*[0] * order, *text) for text in texts])
@@ -97,7 +98,10 @@ def _hash_ngrams(texts: Sequence[Tokens], order: int) -> Iterator[tuple[Hashes, 
 
 
 def _look_up_hashes(hashes: Hashes, known: Hashes, values: Floats) -> Floats:
-    """Return the value of each hash; 0 for an unknown hash."""
+    """Return the value of each hash; 0 for a hash that is not in `known`.
+
+    known, values: ascending hashes and their values.
+    """
     if not len(known):
         return np.zeros(len(hashes))
     place = np.searchsorted(known, hashes).clip(max=len(known) - 1)
@@ -105,19 +109,22 @@ def _look_up_hashes(hashes: Hashes, known: Hashes, values: Floats) -> Floats:
 
 
 def average_per_text(values: Floats, texts: Sequence[Tokens]) -> Floats:
-    """Return (texts,), the mean of each text's word values; 0 for an empty text. values: of all
-    texts, one after another."""
+    """Return the mean of each text's word values, (texts,); 0 for an empty text.
+
+    values: the word values of all texts, one after another.
+    """
     lengths = np.array([len(text) for text in texts])
     owner = np.repeat(np.arange(len(texts)), lengths)
     return np.bincount(owner, values, len(texts)) / np.maximum(lengths, 1)
 
 
 def score_against_other_records(model: NGramCounts, records: Sequence[Tokens], seed: int) -> Floats:
-    """Return (records,), the mean log p under the model's n-grams minus that under n-grams of other
+    """Return each record's mean log p under the model's n-grams, minus that under n-grams of other
     records.
 
-    Each record is compared with four fifths of the records, without itself, chosen without labels:
-    if the model saw nothing, scores of members and non-members are exchangeable.
+    The scores are (records,), in nats. The other records are four fifths of the records, without
+    the record itself, chosen without labels. If the model saw no record, scores of members and
+    non-members are therefore exchangeable.
     """
     fold = (
         make_keyed_generator("folds of released text", seed, len(records)).permutation(
@@ -141,8 +148,10 @@ def score_against_other_records(model: NGramCounts, records: Sequence[Tokens], s
 def measure_jaccard_similarity(
     records: Sequence[Tokens], texts: Sequence[Tokens], kinds: int, nearest: int = NEAREST
 ) -> Floats:
-    """Return each record's mean Jaccard similarity to its `nearest` most similar texts, as sets of
-    words: (records,), a published score (2502.14921)."""
+    """Return each record's mean Jaccard similarity to its `nearest` most similar texts, (records,).
+
+    Texts are compared as sets of words. This is a published score (2502.14921).
+    """
     record_words = _build_word_presence_matrix(records, kinds)
     text_words = _build_word_presence_matrix(texts, kinds)
     sizes = np.asarray(text_words.sum(1)).ravel()
@@ -161,7 +170,7 @@ def measure_jaccard_similarity(
 
 
 def _build_word_presence_matrix(texts: Sequence[Tokens], kinds: int) -> sparse.csr_matrix:
-    """Return a sparse (texts, kinds + 1) matrix, 1 if the text contains the word."""
+    """Return a sparse (texts, kinds + 1) matrix that is 1 if the text contains the word."""
     different = [np.unique(np.array(text, dtype=np.int64)) for text in texts]
     ends = np.concatenate([[0], np.cumsum([len(words_of_text) for words_of_text in different])])
     if different:

@@ -1,29 +1,29 @@
-"""Bound epsilon from below by one training run: m canaries, each included by a fair coin.
+"""Bound epsilon from below by one training run with m canaries, each included by a fair coin.
 
-Of the r surest guesses v(r) are right, for each r of `list_guess_counts(m)`: all, half, a quarter
-and so on, which depends only on m. Each bound exceeds the truth with probability at most `level`,
-if the coins are fair and independent and the mechanism is of the kind that the bound refutes
-(table). Guesses and scores may be of any kind. Epsilons are in nats, at delta; neighbours differ by
-the presence of a canary. Scores: see `audited`.
+Of the r surest guesses about the coins, v(r) are right. The bounds use each r of
+`list_guess_counts(m)`: all guesses, half, a quarter and so on, which depends only on m. Each bound
+exceeds the true epsilon with probability at most `level`. This requires that the coins are fair and
+independent and the mechanism is of the kind that the bound refutes. Guesses and scores may be of
+any kind. Epsilons are in nats, at delta; neighbours differ by the presence of a canary. Scores: see
+`audited`.
 
-| bound | what it refutes | source |
-|---|---|---|
-| `epsilon_one_run` | (epsilon, delta)-DP | below; Steinke, Nasr and Jagielski 2023 for one r |
-| `epsilon_fdp` | mu-GDP of every canary given the others, said as (epsilon, delta) | Mahloujifar et
-al. 2024 |
-| `audit_by_shape.bound_shape_epsilon` | canaries independent but for a common coin, of one shape |
-see there |
+- `epsilon_one_run` refutes (epsilon, delta)-DP. Source: below; Steinke, Nasr and Jagielski 2023 for
+  one r.
+- `epsilon_fdp` refutes mu-GDP of every canary given the others, expressed as (epsilon, delta).
+  Source: Mahloujifar et al. 2024.
+- `audit_by_shape.bound_shape_epsilon` refutes canaries of one shape that are independent but for a
+  common coin. Source: `audit_by_shape`.
 
 Proof of `compute_one_run_p_value`. Take the coins one by one, with an order and guesses that the
 release determines. Given the release and the earlier coins, a guess is right with probability at
-most p + (1 - p) d, where p = e^epsilon / (1 + e^epsilon) and d = max(0, P[right] - e^epsilon
+most p + (1 - p) d. Here p = e^epsilon / (1 + e^epsilon), and d = max(0, P[right] - e^epsilon
 P[wrong]). Over releases and coins, a canary's d has a mean of at most delta: half for each guess.
-Draw each guess by one uniform number. The right guesses are then those of a row B of independent
-coins with probability p, plus on average (1 - p) m delta more. A statistic that increases with
-right guesses reaches a value at most as often as with B plus that many right guesses, placed where
-they help most.
+Draw each guess by one uniform number. The right guesses are then those of a sequence B of
+independent coins with probability p, plus on average (1 - p) m delta more. Take a statistic that
+increases with right guesses. It reaches a value at most as often as with B plus that many right
+guesses, placed where they help most.
 
-copies: number of insertions of each included canary. A bound is of one record's epsilon; the
+copies: the number of insertions of each included canary. A bound is on one record's epsilon. The
 guesses are about a group of k copies, which has (k epsilon, delta (e^(k epsilon) - 1) / (e^epsilon
 - 1))-DP, or k mu.
 """
@@ -61,7 +61,10 @@ Counts = tuple[int, ...]  # one for each of `list_guess_counts(m)`
 
 
 def list_guess_counts(m: int) -> tuple[int, ...]:
-    """Return the numbers of guesses to test with m canaries, falling: m, then halves down to 16."""
+    """Return the numbers of guesses to test with m canaries, in decreasing order.
+
+    The numbers are m, m/2, m/4 and so on, down to 16.
+    """
     return tuple(m >> i for i in range(m.bit_length()) if not i or m >> i >= _FEWEST)
 
 
@@ -74,13 +77,13 @@ def epsilon_one_run(
     copies: int = 1,
 ) -> float:
     """Return the largest epsilon of `yield_epsilon_grid` up to which every (epsilon, delta)-DP is
-    refuted; 0 if none is.
+    refuted.
 
-    right: how many of the surest guesses are right, for each of `list_guess_counts(m)`. The search
-    goes up from 0 to the first epsilon that is not refuted. It cannot bisect, because the p-value
-    need not be monotone: the most surprising r changes. So the bound exceeds the truth only if the
-    first epsilon of the grid at or above the truth is refuted. Raise AuditError for impossible
-    counts.
+    Return 0 if none is refuted. right: the number of right guesses among the r surest, for each r
+    of `list_guess_counts(m)`. The search goes up from 0 to the first epsilon that is not refuted.
+    It cannot bisect, because the p-value need not be monotone: the most surprising r changes. So
+    the bound exceeds the truth only if the first epsilon of the grid at or above the truth is
+    refuted. Raise AuditError for impossible counts.
     """
     check_one_run_arguments(m, right, delta, level, copies)
     # The best single r, at delta 0 and the whole level: `compute_one_run_p_value`, which looks at
@@ -114,7 +117,7 @@ def epsilon_one_run(
 
 
 def yield_epsilon_grid() -> Iterator[float]:
-    """Yield epsilons: 0 to 2 in steps of 0.01, then in steps of half a percent."""
+    """Yield epsilons in nats, from 0 to 2 in steps of 0.01, then in steps of half a percent."""
     yield from (k / 100 for k in range(200))
     epsilon = 2.0
     while True:
@@ -129,11 +132,10 @@ def compute_one_run_p_value(
     delta: float,
     enough: float = 1.0,
 ) -> float:
-    """Return an upper bound on the probability of guesses as good as these under (epsilon,
-    delta)-DP.
+    """Return an upper bound on P[guesses at least as good as these] under (epsilon, delta)-DP.
 
-    enough: the level to compare with; a looser bound is returned if it already decides the
-    comparison.
+    enough: the significance level to compare with. A looser bound is returned if it already decides
+    the comparison. right: the number of right guesses v(r) among the r surest, for each r.
 
     The statistic is min_r P[Binomial(r, p) >= v(r)]. Its distribution follows from one row of
     independent coins, counted step by step from the surest guess.
@@ -151,10 +153,10 @@ def compute_one_run_p_value(
 
 
 def find_refuting_right_counts(m: int, epsilon: float, delta: float, level: float) -> Counts:
-    """Return how many right guesses among the surest refute (epsilon, delta)-DP, for each of
-    `list_guess_counts`.
+    """Return the numbers of right guesses among the r surest that refute (epsilon, delta)-DP.
 
-    The count is r + 1 if not even r right guesses of r refute it.
+    There is one number for each r of `list_guess_counts`. The number is r + 1 if not even r right
+    guesses of r refute it.
     """
     counts = list_guess_counts(m)
     p = 1 / (1 + math.exp(-epsilon))
@@ -175,8 +177,11 @@ def _bound_p_value(
     delta: float,
     enough: float,
 ) -> float:
-    """Bound P[the right guesses have a tail probability of at most `least` for some r]
-    (`compute_one_run_p_value`)."""
+    """Return an upper bound on P[right guesses have a tail probability of at most `least` for some
+    r].
+
+    See `compute_one_run_p_value` for the other parameters.
+    """
     # log p and log(1 - p): neither loses digits where p is near 1.
     counts = list_guess_counts(m)
     log_chances = (-np.logaddexp(0, -epsilon), -np.logaddexp(0, epsilon))
@@ -218,8 +223,10 @@ def _bound_p_value(
 
 
 def _find_fewest_unlikely_right(r: int, p: float, chance: float) -> int:
-    """Return the smallest number of right guesses of r whose upper tail is at most `chance`; r + 1
-    if there is none."""
+    """Return the smallest number of right guesses of r whose upper tail is at most `chance`.
+
+    Return r + 1 if there is none. p: the probability of a right guess.
+    """
 
     def is_unlikely(v: int) -> bool:
         return float(compute_binomial_upper_tail(v, r, np.array([p]))[0]) <= chance * (1 + _ROUNDED)
@@ -231,8 +238,11 @@ Step = tuple[int, Floats]
 
 
 def _compute_enough_right_probability(needed: Sequence[int], steps: Sequence[Step]) -> float:
-    """Return P[at least `needed` of the r surest are right, for some r], for independent
-    guesses."""
+    """Return P[at least `needed` of the r surest guesses are right, for some r].
+
+    Guesses are independent. needed: a number for each r; steps: the distributions of the right
+    guesses that each r adds to the next smaller r.
+    """
     mass = np.ones(1)
     first = 0
     reached = 0.0
@@ -252,8 +262,10 @@ def _compute_enough_right_probability(needed: Sequence[int], steps: Sequence[Ste
 
 
 def _compute_truncated_binomial_pmf(n: int, log_chances: tuple[float, float]) -> Step:
-    """Return the first count, and the probabilities from this count on, without counts beyond
-    `_FAR` standard deviations."""
+    """Return the first count of a binomial distribution, and the probabilities from this count on.
+
+    Counts beyond `_FAR` standard deviations are omitted. log_chances: log p and log(1 - p).
+    """
     right, wrong = log_chances  # log p and log(1 - p)
     mean = n * math.exp(right)
     spread = math.sqrt(n * math.exp(right + wrong))
@@ -269,11 +281,12 @@ def _compute_truncated_binomial_pmf(n: int, log_chances: tuple[float, float]) ->
 
 @lru_cache(maxsize=2**16)
 def epsilon_fdp(m: int, right: Counts, delta: float, level: float = 0.05, copies: int = 1) -> float:
-    """Return epsilon at delta of the largest refuted mu, where mu-GDP bounds each canary's
-    trade-off by the Gaussian's.
+    """Return the epsilon at delta of the largest refuted mu.
 
-    Tests all guesses, half, an eighth and a 32nd, each at its share of the level. Raise AuditError
-    for impossible counts, and for delta 0, for which no Gaussian mechanism has a finite epsilon.
+    mu-GDP bounds the trade-off of each canary by the Gaussian's. The test uses all guesses, half,
+    an eighth and a 32nd of the guesses, each at its share of the significance level. Raise
+    AuditError for impossible counts, and for delta 0, for which no Gaussian mechanism has a finite
+    epsilon.
     """
     check_one_run_arguments(m, right, delta, level, copies)
     if delta == 0:
@@ -288,7 +301,9 @@ def epsilon_fdp(m: int, right: Counts, delta: float, level: float = 0.05, copies
 
 @lru_cache(maxsize=2**16)
 def find_largest_refuted_mu(m: int, r: int, v: int, level: float = 0.05) -> float:
-    """Return the mu below which mu-GDP is refuted; 0 if none is."""
+    """Return the mu below which v right guesses of the r surest refute mu-GDP; 0 if no mu is
+    refuted.
+    """
 
     def falsified(mu: float) -> bool:
         """Return whether no mechanism with this trade-off has P[v right of r] >= level (formulas.md
@@ -325,8 +340,10 @@ def compute_binomial_upper_tail(v: int, r: int, q: Floats) -> Floats:
 
 
 def compute_gaussian_epsilon(mu: float, delta: float) -> float:
-    """Return epsilon at delta of the Gaussian mechanism with mu = sensitivity / noise (Balle and
-    Wang 2018, Theorem 8)."""
+    """Return the epsilon at delta of the Gaussian mechanism, mu = sensitivity / noise.
+
+    See Balle and Wang 2018, Theorem 8.
+    """
     if mu <= 0 or compute_gaussian_delta(0.0, mu) <= delta:
         return 0.0
     # At this upper end the first term of `compute_gaussian_delta` alone is delta, and the
@@ -338,14 +355,19 @@ def compute_gaussian_epsilon(mu: float, delta: float) -> float:
 
 
 def compute_gaussian_delta(epsilon: float, mu: float) -> float:
-    """Return Phi(mu/2 - epsilon/mu) - e^epsilon Phi(-mu/2 - epsilon/mu) (the same Theorem 8)."""
+    """Return the Gaussian mechanism's delta at epsilon (Balle and Wang 2018, Theorem 8).
+
+    delta = Phi(mu/2 - epsilon/mu) - e^epsilon Phi(-mu/2 - epsilon/mu).
+    """
     # In logs: e^epsilon overflows where Phi vanishes.
     return float(ndtr(mu / 2 - epsilon / mu) - math.exp(epsilon + log_ndtr(-mu / 2 - epsilon / mu)))
 
 
 def compute_group_delta(epsilon: float, delta: float, copies: int) -> float:
-    """Return delta of a group of k `copies` if one record has (epsilon, delta)-DP: delta (e^(k
-    epsilon) - 1) / (e^epsilon - 1)."""
+    """Return the delta of a group of k = `copies` records if one record has (epsilon, delta)-DP.
+
+    The result is delta (e^(k epsilon) - 1) / (e^epsilon - 1).
+    """
     if copies == 1:
         return delta
     # The largest float is about e^709; a delta so large refutes nothing.
@@ -363,7 +385,7 @@ def find_largest_refuted_value(
 ) -> float:
     """Return the largest refuted value in [low, high], rounded down; `low` if no value is refuted.
 
-    Bisects to an accuracy of `close`, relative above 1.
+    Bisection stops at an accuracy of `close`, relative for values above 1.
     """
     if not refuted(low):
         return low
@@ -374,8 +396,10 @@ def find_largest_refuted_value(
 
 
 def bound_share_logit(r: int, v: int, level: float) -> float:
-    """Return the logit of the Clopper-Pearson lower bound for v right of r (level^(1/r) for v =
-    r)."""
+    """Return the logit of the Clopper-Pearson lower bound for v right guesses of r.
+
+    For v = r the bound is level^(1/r).
+    """
     if v == 0:
         return 0.0
     if v == r:

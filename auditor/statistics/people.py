@@ -1,4 +1,4 @@
-"""Measure leakage by person: each person counts once and is resampled with all records.
+"""Measure leakage by person, where each person counts once and is resampled with all records.
 
 Records of one person are not independent, so an interval over records is too narrow. People are
 codes, not names.
@@ -22,10 +22,10 @@ INFERENCE_CONTROL = f"{INFERENCE}_reference_alone"
 
 
 def encode_people(secrets: Sequence[Secret]) -> Floats:
-    """Return the code of each secret's person, (secrets,); NaN if unknown.
+    """Return the code of each secret's person, (secrets,); NaN if the person is unknown.
 
-    The code is also NaN for an untrained record of a person with trained records, as such records
-    are no baseline.
+    The code is also NaN for an untrained record of a person with trained records, because such
+    records are no baseline.
     """
     names = sorted({s.user for s in secrets if s.user is not None})
     at = {name: float(i) for i, name in enumerate(names)}
@@ -41,8 +41,10 @@ def average_per_person(
     values: Floats | Bools,
     user: Floats,
 ) -> Floats:
-    """Return the mean over each person's records, (people,); empty for fewer than `LEAST`
-    people."""
+    """Return the mean over each person's records, (people,); empty for fewer than `LEAST` people.
+
+    user: (secrets,) codes from `encode_people`.
+    """
     known = ~np.isnan(user)
     people, of = np.unique(user[known], return_inverse=True)
     if len(people) < LEAST:
@@ -53,12 +55,12 @@ def average_per_person(
 def measure_user_inference(
     secrets: Sequence[Secret], scores: Mapping[str, Floats], note: str
 ) -> tuple[Measurement, ...]:
-    """Measure by AUC whether untrained records reveal whose data was trained on (Kandpal et al.
-    2024).
+    """Measure by AUC whether untrained records reveal that a person's other records were trained
+    on.
 
-    A person's score is the mean over the person's untrained records. The AUC compares people with
-    trained records and people without. scores: by metric, (secrets,). Return () if either group has
-    fewer than `LEAST` people.
+    See Kandpal et al. 2024. A person's score is the mean over the person's untrained records. The
+    AUC compares people with trained records and people without. scores: by metric, (secrets,).
+    Return () if either group has fewer than `LEAST` people.
     """
     records_by_person: dict[bool, dict[str, list[int]]] = {True: {}, False: {}}
     for i, secret in enumerate(secrets):

@@ -1,7 +1,7 @@
-"""Test by rank, exactly, whether a value stands out among others of its format.
+"""Test by rank, exactly, whether a value is more likely than alternatives of its format.
 
-If the model never saw the true value, the value and its R alternatives are exchangeable: its rank
-is uniform in 1..R + 1 and rank / (R + 1) is a p-value.
+If the model never saw the true value, the value and its R alternatives are exchangeable. The
+value's rank is then uniform in 1..R + 1, and rank / (R + 1) is a p-value.
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ LEAST_CONTROLS = 20  # ranks that are needed to look at whether they are uniform
 def count_alternatives_above(
     nll: float, tie_limit: float, alternative_nlls: Floats
 ) -> tuple[int, int]:
-    """Return how many alternatives are more likely than a value, and how many are equally likely.
+    """Return the number of alternatives that are more likely than a value, and of equally likely
+    ones.
 
-    nll: of the value, in nats; tie_limit: the largest nll that counts as equal.
+    nll: of the value, in nats; tie_limit: the largest nll that counts as equal; alternative_nlls:
+    (R,).
     """
     # Symmetric about the value: what rounding may have put before it is a tie as well.
     margin = tie_limit - nll
@@ -31,7 +33,11 @@ def count_alternatives_above(
 
 
 def compute_rank_p_values(n_above: Floats, tied: Floats, alternatives: Floats) -> Floats:
-    """Return rank / (R + 1), (values,). The true value ranks last among equally likely values."""
+    """Return rank / (R + 1) of each value, (values,).
+
+    The true value ranks last among equally likely values. n_above, tied: (values,) numbers of more
+    likely and of equally likely alternatives; alternatives: (values,) R.
+    """
     p_values: Floats = (n_above + tied + 1) / (alternatives + 1)
     return p_values
 
@@ -42,8 +48,10 @@ def compute_rank_bits(p_values: Floats) -> Floats:
 
 
 def adjust_false_discovery(p_values: Floats) -> Floats:
-    """Return the smallest false-discovery rate at which each value is listed (Benjamini and
-    Hochberg 1995)."""
+    """Return the smallest false-discovery rate at which each value is rejected.
+
+    See Benjamini and Hochberg 1995.
+    """
     if not len(p_values):
         return p_values
     adjusted: Floats = scipy.stats.false_discovery_control(p_values, method="bh")
@@ -53,9 +61,10 @@ def adjust_false_discovery(p_values: Floats) -> Floats:
 def compute_uniformity_p_value(
     n_above: Floats, tied: Floats, alternatives: Floats, noise: Floats
 ) -> float:
-    """Return the p-value of uniform ranks (Kolmogorov and Smirnov); NaN for too few ranks.
+    """Return the p-value of the hypothesis of uniform ranks (Kolmogorov and Smirnov).
 
-    noise: (values,) uniform in [0, 1); places each value among its ties and within its rank.
+    noise: (values,) uniform in [0, 1), which breaks ties and makes ranks continuous. The other
+    parameters are as in `compute_rank_p_values`. Return NaN for too few ranks.
     """
     if len(n_above) < LEAST_CONTROLS:
         return math.nan

@@ -1,4 +1,4 @@
-"""Measure the recall of ranked guesses up to a number of wrong guesses, also at every resample."""
+"""Measure the recall of ranked guesses up to a number of wrong guesses, and of every resample."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def rank_guesses(
     hit: Bools,
     score: Floats,
 ) -> tuple[Bools, Ints]:
-    """Return the hits by falling score, and the number of wrong guesses before each.
+    """Return the hits by decreasing score, and the number of wrong guesses before each guess.
 
     Among equal scores wrong guesses come first, so ties never raise recall.
     """
@@ -28,8 +28,10 @@ def rank_guesses(
 
 
 def measure_error_recall(name: str, outcome: Outcome, errors: int) -> Measurement:
-    """Return the share of secrets solved before the `errors`-th wrong guess (Recall@100:
-    errors=100)."""
+    """Return the share of secrets solved before the `errors`-th wrong guess.
+
+    Recall@100 is this share for errors=100.
+    """
     hit, _ = rank_guesses(outcome.hit, outcome.score)
     return measure_ranked_recall(name, np.arange(len(hit)), hit, len(hit), errors)
 
@@ -37,13 +39,13 @@ def measure_error_recall(name: str, outcome: Outcome, errors: int) -> Measuremen
 def measure_ranked_recall(
     name: str, secret: Ints, right: Bools, n: int, errors: int
 ) -> Measurement:
-    """Return the share of n secrets with a right guess that fewer than `errors` wrong guesses
-    precede.
+    """Return the share of n secrets with a right guess before the `errors`-th wrong guess.
 
-    secret, right: (guesses,), surest first: index of the guessed secret, below n, and True for a
-    right guess. A secret may have no guess or several; it is solved once, but each wrong guess is
-    an error. Interval: bootstrap over secrets with all their guesses. If this has no width, or
-    there are fewer errors, Clopper-Pearson of the same count.
+    secret: (guesses,) index below n of the guessed secret; right: (guesses,) True for a right
+    guess; the surest guess comes first. A secret may have no guess or several. It is solved once,
+    but each wrong guess is an error. The interval is a bootstrap over secrets with all their
+    guesses. If this interval has no width, or there are fewer errors, it is Clopper-Pearson of the
+    solved secrets.
     """
     # (solved secrets,) the guess that solves each
     solver = find_first_right_guesses(secret, right)
@@ -87,8 +89,10 @@ def find_first_right_guesses(
 
 
 def compute_resampled_recall(hit: Bools, score: Floats, draws: NDArray[Any], errors: int) -> Floats:
-    """Return the recall before `errors` wrong guesses at each resample. hit, score: (n,); draws:
-    (resamples, n) counts of each secret."""
+    """Return the recall before `errors` wrong guesses in each resample, (resamples,).
+
+    hit, score: (n,); draws: (resamples, n) counts of each secret.
+    """
     order = np.lexsort((hit, -score))  # equal scores: wrong ones first
     right = hit[order]
     ranked_draws = draws[:, order]

@@ -1,4 +1,6 @@
-"""Recompute numbers from a run's values per secret, so that a gate can check a result."""
+"""Recompute measurements from a run's stored values per secret, so that a gate can check a
+result.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +35,10 @@ from auditor.statistics.strongest_score import (
 
 
 def recompute_metric(metric: Metric, members: Columns, others: Columns) -> tuple[float, int] | None:
-    """Return the number recomputed from the kept columns, and its n; None if the columns do not
-    suffice."""
+    """Return the metric recomputed from stored columns, and its n; None if columns are missing.
+
+    members, others: the columns of members and of non-members, by name, (secrets,) each.
+    """
     columns = members if metric.members else others
     if metric.scores:
         return _recompute_membership_metric(metric, members, others)
@@ -65,8 +69,10 @@ def repeat_measurement(
     members: Columns,
     others: Columns,
 ) -> Measurement | None:
-    """Recompute the number with its interval from a probe's kept columns; None if they do not
-    suffice."""
+    """Return the measurement with its interval, recomputed from a probe's stored columns.
+
+    Return None if the columns do not suffice.
+    """
     if metric.signed and metric.name.startswith(EXCESS):
         base = metric.name.removeprefix(EXCESS)
         member_mean, floor = (
@@ -113,8 +119,10 @@ def _repeat_strongest_auc(members: Columns, others: Columns) -> Measurement:
 
 
 def list_strongest_score_columns(columns: Columns) -> list[str]:
-    """Return the score columns from which `membership_auc` takes the strongest: all named scores,
-    or the only score."""
+    """Return the score columns from which `membership_auc` takes the strongest score.
+
+    These are all named scores, or the only score.
+    """
     main = name_score_column("")
     controls = {name_score_column(control) for control in CONTROLS}
     named_columns = []

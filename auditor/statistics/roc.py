@@ -1,9 +1,8 @@
-"""Measure how well scores distinguish members from non-members: AUC and true-positive rates, with
-intervals.
+"""Measure how well scores distinguish members from non-members.
 
-Members should score higher. `members`: (members,) scores, `others`: (non-members,) scores. Ties
-never raise a result: a tie is half a win in an AUC, and a rate counts only members above the
-threshold.
+The measures are AUC and true-positive rates, with intervals. Members should score higher.
+`members`: (members,) scores, `others`: (non-members,) scores. Ties never raise a result: a tie is
+half a win in an AUC, and a rate counts only members above the threshold.
 """
 
 from __future__ import annotations
@@ -47,15 +46,16 @@ _OF_THRESHOLD = 0.8
 
 def compute_delong_placements(members: Floats, others: Floats) -> tuple[Floats, Floats]:
     """Return the share of non-members below each member, (members,), and of members above each
-    non-member, (non-members,).
+    non-member.
 
-    Ties count half. The mean of either array is the AUC (DeLong et al. 1988).
+    The second array is (non-members,). Ties count half. The mean of either array is the AUC (DeLong
+    et al. 1988).
     """
     return _compute_share_below(members, others), 1 - _compute_share_below(others, members)
 
 
 def _compute_share_below(scores: Floats, others: Floats) -> Floats:
-    """Return (scores,), the share of the others below each score; ties count half."""
+    """Return the share of `others` below each score, (scores,); ties count half."""
     if np.isnan(scores).any() or np.isnan(others).any():
         return np.full(len(scores), np.nan)
     ordered = np.sort(others)
@@ -69,8 +69,10 @@ def auc(members: Floats, others: Floats) -> float:
 
 
 def orient_scores(members: Floats, others: Floats) -> tuple[Floats, Floats]:
-    """Return both arrays, negated if members score lower, because an AUC below 1/2 separates the
-    groups too."""
+    """Return both arrays, negated if members score lower.
+
+    An AUC below 1/2 separates the groups too.
+    """
     if auc(members, others) < 0.5:
         return (-members, -others)
     return (members, others)
@@ -83,10 +85,11 @@ def estimate_auc(
     note: str = "",
     widen: float = 1.0,
 ) -> Measurement:
-    """Return the AUC; each end of its interval is the wider of DeLong's and Newcombe's.
+    """Return the AUC with a 95% interval.
 
-    DeLong's interval depends on the scores; Newcombe's has a width even at AUC 1. widen: factor on
-    the standard deviation, for scores that are less independent than they look.
+    Each end of the interval is the wider of DeLong's and Newcombe's. DeLong's interval depends on
+    the scores; Newcombe's has a width even at AUC 1. widen: factor on the standard deviation, for
+    scores that are less independent than assumed.
     """
     value = auc(members, others)
     deviation = widen * compute_delong_deviation(*compute_delong_placements(members, others))
@@ -110,8 +113,10 @@ def compute_delong_deviation(member_placements: Floats, nonmember_placements: Fl
 
 
 def _compute_delong_variance(*placed: Floats) -> float:
-    """Return an AUC's variance from its placements (DeLong et al. 1988, Eq. 5). Differences of
-    placements give the variance of a difference of AUCs."""
+    """Return an AUC's variance from its placements (DeLong et al. 1988, Eq. 5).
+
+    Differences of placements give the variance of a difference of AUCs.
+    """
     return sum(float(np.var(side, ddof=1)) / len(side) for side in placed)
 
 
@@ -121,8 +126,10 @@ def compute_newcombe_interval(
     n: int,
     widen: float = 1.0,
 ) -> tuple[float, float]:
-    """Return the interval of AUCs that this value and the group sizes do not refute (Newcombe 2006,
-    method 5)."""
+    """Return the interval of AUCs that this value does not refute (Newcombe 2006, method 5).
+
+    m, n: the numbers of members and non-members; widen: factor on the standard deviation.
+    """
 
     def reach(x: float) -> float:
         more = (m + n) / 2 - 1  # the variance of Hanley and McNeil 1982, both sizes at their mean
@@ -144,8 +151,10 @@ def compute_newcombe_interval(
 
 @dataclass(frozen=True)
 class AucDifference:
-    """Difference of two AUCs of the same records: normal, with DeLong's variance for correlated
-    AUCs."""
+    """The difference of two AUCs of the same records.
+
+    Its distribution is normal, with DeLong's variance for correlated AUCs.
+    """
 
     value: float
     n: int
@@ -161,8 +170,10 @@ class AucDifference:
 def compute_auc_difference(
     new: tuple[Floats, Floats], base: tuple[Floats, Floats]
 ) -> AucDifference:
-    """Return the AUC of `new` minus the AUC of `base`. Both hold scores of the same (members,
-    non-members)."""
+    """Return the AUC of `new` minus the AUC of `base`.
+
+    new, base: (members' scores, non-members' scores), of the same records.
+    """
     differences = []
     for new_side, base_side in zip(
         compute_delong_placements(*new),
@@ -182,11 +193,11 @@ def compute_auc_difference(
 
 @dataclass(frozen=True)
 class TprAtThreshold:
-    """Counts of members above a threshold that, in expectation, at most `rate` of all non-members
-    exceed.
+    """Counts of members and non-members above a threshold.
 
-    The threshold is a non-member's score; only scores above it count. tied: numbers of members and
-    non-members with exactly that score, not counted.
+    In expectation, at most `rate` of all non-members exceed the threshold. The threshold is a
+    non-member's score; only higher scores count. tied: the numbers of members and of non-members
+    with exactly the threshold's score, which do not count.
     """
 
     rate: float
@@ -203,30 +214,31 @@ class TprAtThreshold:
 
 
 def count_allowed_false_positives(nonmembers: int, rate: float) -> int:
-    """Return how many of these non-members may be above the threshold; -1 if there are too few for
-    a valid threshold.
+    """Return the number of these non-members that may be above the threshold; -1 if there are too
+    few.
 
     A new score exceeds the k-th highest of n exchangeable scores with probability at most k / (n +
     1). So k = floor((n + 1) rate), and k - 1 scores are above it (conformal prediction: Vovk et al.
-    2005). With the next lower score as threshold, k of n are above and the rate for other records
-    is (k + 1) / (n + 1): with 100 non-members twice the nominal 1%.
+    2005). With the next lower score as threshold, k of n would be above. The rate for other records
+    would then be (k + 1) / (n + 1), which for 100 non-members is twice the nominal 1%.
     """
     # a product that should be whole may come out just below
     return int((nonmembers + 1) * rate + _ROUNDING) - 1
 
 
 def count_threshold_nonmembers(rate: float) -> int:
-    """Return the smallest number of non-members whose highest score is a threshold of this rate: 99
-    for 1%."""
+    """Return the smallest number of non-members whose highest score is a threshold of this rate.
+
+    For a rate of 1% the number is 99.
+    """
     return math.ceil(1 / rate - 1 - _ROUNDING)
 
 
 def compute_conformal_threshold(others: Floats, rate: float) -> float:
-    """Return the lowest score that at most `count_allowed_false_positives` non-members exceed; +inf
-    for too few non-members.
+    """Return the lowest score that at most `count_allowed_false_positives` non-members exceed.
 
     A record exchangeable with the non-members exceeds this score with probability at most `rate`
-    (formulas.md A7).
+    (formulas.md A7). Return +inf for too few non-members.
     """
     may = count_allowed_false_positives(len(others), rate)
     if may >= 0:
@@ -235,15 +247,17 @@ def compute_conformal_threshold(others: Floats, rate: float) -> float:
 
 
 def compute_conformal_p_values(scores: Floats, others: Floats) -> Floats:
-    """Return (1 + #{non-member >= score}) / (n + 1) for each score."""
+    """Return the p-value (1 + #{non-member >= score}) / (n + 1) of each score."""
     n_below = np.searchsorted(np.sort(others), scores, side="left")
     result: Floats = (1 + len(others) - n_below) / (len(others) + 1)
     return result
 
 
 def tpr_at_fpr(members: Floats, others: Floats, rate: float) -> TprAtThreshold:
-    """Count the members above the threshold of these non-members; no members for too few
-    non-members."""
+    """Count the members above the threshold that the non-members determine.
+
+    With too few non-members no member counts.
+    """
     threshold = compute_conformal_threshold(others, rate)
     n_found = int((members > threshold).sum())
     false = int((others > threshold).sum())
@@ -260,8 +274,10 @@ def estimate_tpr(name: str, members: Floats, others: Floats, rate: float) -> Mea
 
 
 def describe_tpr_counts(tpr: TprAtThreshold) -> str:
-    """Describe how many members and non-members are above the threshold, and at most which share of
-    other records."""
+    """Describe the numbers of members and non-members above the threshold.
+
+    Add the largest plausible share of other records above the threshold.
+    """
     worst = clopper_pearson(tpr.false, tpr.nonmembers)[1]
     at = f"{tpr.true_positives}/{tpr.members} above {tpr.threshold:.4g}"
     realised = f"of non-members {tpr.false}/{tpr.nonmembers}, which may be {worst:.1%} of others"
@@ -277,15 +293,17 @@ def describe_tpr_counts(tpr: TprAtThreshold) -> str:
 
 @dataclass(frozen=True)
 class BoundedTprAtFpr:
-    """Share of all members above the threshold that exactly `rate` of all non-members exceed (a
-    point of the ROC), with bounds.
+    """The true-positive rate at a false-positive rate of exactly `rate`, with bounds.
 
-    With ties, the threshold is the lowest that at most `rate` exceed. Bounds cover the sampling of
-    both groups and hold for any two distributions. The number of n non-members above the true
-    threshold is binomial, which bounds the threshold by two of their scores (Clopper and Pearson
-    1934), using most of the level. Given these scores, the number of members above is binomial,
-    using the rest. Fewer than `count_bound_nonmembers` non-members may all be below the threshold:
-    the lower bound is then 0, however many members are found.
+    This is the share of all members above a threshold that exactly `rate` of all non-members exceed
+    (a point of the ROC). With ties, the threshold is the lowest that at most `rate` exceed. Bounds
+    cover the sampling of both groups and hold for any two distributions.
+
+    The number of n non-members above the true threshold is binomial, which bounds the threshold by
+    two of their scores (Clopper and Pearson 1934), using most of the significance level. Given
+    these scores, the number of members above is binomial, using the rest. If there are fewer than
+    `count_bound_nonmembers` non-members, all may be below the threshold. The lower bound is then 0,
+    however many members are found.
     """
 
     member_scores: Floats
@@ -322,13 +340,12 @@ class BoundedTprAtFpr:
 
 @dataclass(frozen=True)
 class PartialAuc:
-    """Share of members found, averaged over all false-positive rates up to `below`; half of `below`
-    by chance.
+    """The true-positive rate, averaged over all false-positive rates up to `below`.
 
-    This is the partial AUC divided by its range. Each end averages the ends of `BoundedTprAtFpr` on
-    a grid of rates, which share the level: a ROC never falls, so the mean lies between the steps
-    below and above it. The bounds hold for any two distributions. A member tied with non-members
-    counts as below them.
+    By chance the average is half of `below`. This is the partial AUC divided by its range. Each end
+    averages the ends of `BoundedTprAtFpr` on a grid of rates, which share the significance level. A
+    ROC never falls, so the mean lies between the steps below and above it. The bounds hold for any
+    two distributions. A member tied with non-members counts as below them.
     """
 
     member_scores: Floats
@@ -368,8 +385,10 @@ def estimate_partial_auc(
     others: Floats,
     max_fpr: float,
 ) -> Measurement | None:
-    """Return the partial AUC with its interval; None if there are too few non-members for a
-    threshold at `max_fpr`."""
+    """Return the partial AUC with its interval.
+
+    Return None if there are too few non-members for a threshold at `max_fpr`.
+    """
     if len(others) < count_threshold_nonmembers(max_fpr):
         return None
     return make_measurement(
@@ -380,8 +399,11 @@ def estimate_partial_auc(
 
 
 def count_bound_nonmembers(rate: float, level: float) -> int:
-    """Return the smallest number of non-members for a positive lower bound at this rate and level:
-    390 for 1% in a two-sided 95% interval."""
+    """Return the smallest number of non-members for which a lower bound of the rate can be
+    positive.
+
+    In a two-sided 95% interval at a false-positive rate of 1%, the number is 390.
+    """
     # (1 - rate)^n is the chance that none of n is above the true threshold.
     return math.ceil(math.log(level * _OF_THRESHOLD) / math.log1p(-rate))
 
@@ -392,10 +414,11 @@ def _mark_members_surely_above(
     rate: float,
     share: float,
 ) -> tuple[Bools, float]:
-    """Return (members,), True above a threshold that is too low with probability at most `share`;
-    also that probability.
+    """Return (members,), True above a threshold that is rarely too low, and the probability of too
+    low.
 
-    The k-th highest score is too low if fewer than k of n reach the true threshold.
+    This probability is at most `share`. The k-th highest of n non-member scores is too low if fewer
+    than k exceed the true threshold.
     """
     n = len(others)
     k = int(find_binomial_quantile(share, n, rate))  # the largest with P[B < k] below share
@@ -412,10 +435,11 @@ def _mark_members_possibly_above(
     rate: float,
     share: float,
 ) -> tuple[Bools, float]:
-    """Return (members,), True above a threshold that is rarely too high; see
-    `_mark_members_surely_above`.
+    """Return (members,), True above a threshold that is rarely too high, and the probability of too
+    high.
 
-    The k-th highest score is too high if k or more pass the true threshold.
+    See `_mark_members_surely_above`. The k-th highest score is too high if k or more exceed the
+    true threshold.
     """
     n = len(others)
     k = (
@@ -430,12 +454,12 @@ def _mark_members_possibly_above(
 
 @dataclass(frozen=True)
 class TprDifference:
-    """Difference of two `BoundedTprAtFpr` of the same records. new, base: (members, others),
-    paired.
+    """The difference of two `BoundedTprAtFpr` of the same records.
 
-    The same non-members bound each threshold at two fifths of the level; the shares of members
-    above the two thresholds are then a paired difference. With too few non-members for a lower
-    bound, no difference is shown.
+    new, base: (members' scores, non-members' scores), paired by record. The same non-members bound
+    each threshold at two fifths of the significance level. The shares of members above the two
+    thresholds are then a paired difference. With too few non-members for a lower bound, the
+    interval contains 0.
     """
 
     new: tuple[Floats, Floats]
@@ -470,8 +494,11 @@ class TprDifference:
 
 
 def compute_roc_curve(members: Floats, others: Floats) -> list[tuple[float, float]]:
-    """Return pairs (false-positive rate, largest true-positive rate at this rate) of these records,
-    up to (1, 1)."""
+    """Return the ROC of these records as pairs (false-positive rate, true-positive rate), up to (1,
+    1).
+
+    The true-positive rate is the largest at this false-positive rate.
+    """
     limits = np.unique(others)[::-1]  # a threshold between two of these only loses members
     false, tpr = (
         1 - np.searchsorted(np.sort(side), limits, side="right") / len(side)

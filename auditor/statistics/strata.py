@@ -1,7 +1,7 @@
-"""Estimate a share of a finite population that is queried only in part, by strata: first records
-with many copies, then a random sample.
+"""Estimate a share of a finite population of which only a part is queried.
 
-The population is all attackable records. A fully queried stratum is known; an unqueried stratum can
+The population is all attackable records, divided into strata by copies. Records with many copies
+are queried first, then a random sample. A fully queried stratum is known; an unqueried stratum can
 have any value.
 """
 
@@ -19,7 +19,10 @@ from auditor.statistics.bootstrap import CONFIDENCE
 
 @dataclass(frozen=True)
 class StratumCount:
-    """Hits among a stratum's queried records, which are a random sample of its `population`."""
+    """The hits among a stratum's queried records, which are a random sample of the stratum.
+
+    population: the number of records in the stratum.
+    """
 
     population: int
     n_queried: int
@@ -37,8 +40,8 @@ def compute_finite_population_interval(
 ) -> tuple[int, int]:
     """Return the two-sided interval of the number of hits in a whole stratum.
 
-    The interval is exact: the numbers in [hits found, population - misses found] that
-    hypergeometric tests at `tail` on either side do not reject (Buonaccorsi 1987, The American
+    The interval is exact. It has the numbers in [hits found, population - misses found] that
+    hypergeometric tests at `tail` in each direction do not reject (Buonaccorsi 1987, The American
     Statistician 41:215; Wright 1991). For a fully queried stratum it is the number of hits.
     """
     size = stratum.population
@@ -77,11 +80,12 @@ def estimate_population_share(
     """Return (value, low, high) of the share of hits in all strata together, weighted by
     population.
 
-    value: sum over strata of population x share of hits among queried records, over the total
-    population; NaN if a stratum was not queried. The interval adds up the strata's intervals. If
-    records with many copies are queried first, at most one stratum is queried in part, and the
-    interval is exact. With more such strata, each has an equal part of the tail (Bonferroni): wider
-    than the exact interval of Wendell and Schmee (1996, JASA 91:825), and valid for any sizes.
+    The value is the sum over strata of population x share of hits among queried records, over the
+    total population; NaN if a stratum was not queried. The interval adds up the strata's intervals.
+    If records with many copies are queried first, at most one stratum is queried in part, and the
+    interval is exact. With more such strata, each has an equal part of `tail` (Bonferroni). The
+    interval is then wider than the exact interval of Wendell and Schmee (1996, JASA 91:825), but
+    valid for any sizes.
     """
     population = sum(stratum.population for stratum in strata)
     in_part = sum(0 < stratum.n_queried < stratum.population for stratum in strata)

@@ -1,12 +1,10 @@
-"""Choose the membership score that distinguishes members best among all scores tried, with a valid
-interval.
+"""Choose the membership score that distinguishes members best, with a valid interval.
 
-The best AUC's own interval would be too narrow. So one factor, from a bootstrap of the maximum,
-widens all intervals of a family. Members and non-members are resampled separately. All scores and
-groups of copies use the same resamples, so scores that agree count as one. Related records (of a
-person, or parts of a document) are drawn together.
-
-The strongest score is the one whose corrected interval is farthest from chance.
+The best AUC's own interval would be too narrow, because the score is the best of all scores tried.
+So one factor, from a bootstrap of the maximum, widens all intervals of a family. Members and
+non-members are resampled separately. All scores and groups of copies use the same resamples, so
+scores that agree count as one. Related records (of a person, or parts of a document) are drawn
+together. The strongest score is the one whose corrected interval is farthest from chance.
 """
 
 from __future__ import annotations
@@ -41,11 +39,11 @@ _ALL = ""  # the group of all members
 
 @dataclass(frozen=True)
 class CandidateScore:
-    """A score of every record, (records,); members score higher.
+    """A score of every record; members score higher.
 
-    title: name in reports; widen: factor on the standard deviation of the AUC, if the scores are
-    less independent than they look; overlap: weights for the adjusted AUC, None without a blind
-    baseline.
+    values: (records,); title: the score's name in reports.
+    widen: factor on the standard deviation of the AUC, if scores are less independent than assumed.
+    overlap: weights for the adjusted AUC; None without a blind baseline.
     """
 
     values: Floats
@@ -56,10 +54,11 @@ class CandidateScore:
 
 @dataclass(frozen=True)
 class ScoredRecords:
-    """Masks of scored records, (records,): the members, and the members of each group of copies.
+    """The groups of scored records, as masks (records,).
 
-    unit: (records,) code of each record's person or document, which is resampled as a whole; None:
-    each record by itself.
+    member: the members; copies: the members with each number of copies.
+    unit: (records,) code of each record's person or document, which is resampled as a whole. None
+    resamples each record by itself.
     """
 
     member: Bools
@@ -68,7 +67,9 @@ class ScoredRecords:
 
     @property
     def groups(self) -> dict[str, Bools]:
-        """Return all members, and each smaller group of copies that is large enough."""
+        """Return the masks of all members, and of each smaller group of copies that is large
+        enough.
+        """
         large = {}
         for name, members in self.copies.items():
             if members.sum() >= roc.LEAST:
@@ -82,11 +83,12 @@ def compute_simultaneous_widening(
     scores: Sequence[CandidateScore],
     records: ScoredRecords,
 ) -> float:
-    """Return the factor, at least 1, on all intervals that makes them hold together at 95%.
+    """Return the factor, at least 1, that makes all intervals hold together at 95%.
 
-    This is the 95% quantile of the maximum over scores and groups of |AUC* - AUC| / deviation,
-    divided by the normal quantile of one interval. AUC* is linear in DeLong's placements, weighted
-    by a resample (Hajek's projection). An AUC of 0 or 1 has deviation 0 and counts as independent.
+    The factor is the 95% quantile of the maximum over scores and groups of |AUC* - AUC| /
+    deviation, divided by the normal quantile of one interval. AUC* is a resample's AUC, taken as
+    linear in DeLong's placements (Hajek's projection). An AUC of 0 or 1 has deviation 0 and counts
+    as independent.
     """
     entries = []
     for score in scores:
@@ -145,8 +147,11 @@ def _compute_placement_parts(
     unit: Ints | None,
     n: int,
 ) -> Floats:
-    """Return (records,), what each draw of a record adds to AUC* - AUC; 0 for records not in
-    `at`."""
+    """Return the contribution of each draw of a record to AUC* - AUC, (records,).
+
+    The contribution is 0 for records not in `at`. placed: the placements of the records in `at`.
+    unit: as in `ScoredRecords`; n: the number of records.
+    """
     if unit is None:
         units = len(at)
     else:
@@ -167,8 +172,10 @@ def _compute_resampled_sums(
     unit: Ints | None,
     stream: str,
 ) -> Floats:
-    """Return each entry's sum over the resampled units of a side, (resamples, entries). parts: by
-    entry, (records,)."""
+    """Return the sum of each entry of `parts` over every resample, (resamples, entries).
+
+    parts: (records,) each; side: (records,) True for the records to resample; unit: their units.
+    """
     columns = np.array(parts)[:, side]
     if unit is not None:
         units, of = np.unique(unit[side], return_inverse=True)
@@ -183,10 +190,10 @@ def _compute_resampled_sums(
 def select_strongest_auc(
     name: str, scores: Mapping[str, CandidateScore], members: Bools, others: Bools, widening: float
 ) -> tuple[str, Measurement]:
-    """Return the strongest score's name, and its AUC with a corrected interval, on these members
-    and non-members.
+    """Return the strongest score's name, and its AUC with a corrected interval.
 
-    The strongest score is the one whose interval is farthest from chance in either direction.
+    members, others: masks (records,) of the groups to compare. The strongest score is the one whose
+    interval is farthest from chance in either direction.
     """
     corrected = _estimate_corrected_aucs(name, scores, members, others, widening)
     strongest = max(
@@ -206,10 +213,10 @@ def select_strongest_auc(
 def bound_strongest_auc(
     name: str, scores: Mapping[str, CandidateScore], members: Bools, others: Bools, widening: float
 ) -> Measurement:
-    """Return the strongest score's AUC, with an interval that reaches as far as any score's, so
-    that upper limits hold.
+    """Return the strongest score's AUC, with an upper limit that holds for every score.
 
-    The truly strongest score may differ from the strongest on these records.
+    The truly strongest score may differ from the strongest on these records, so the interval
+    extends as far as the interval of any score.
     """
     reach = max(
         max(m.high, 1 - m.low)
@@ -238,11 +245,11 @@ def _estimate_corrected_aucs(
 
 @dataclass(frozen=True)
 class StrongestScore:
-    """Strongest score of a row: its values, (records,), its measurements, and its AUC by number of
-    copies.
+    """The strongest score of a membership probe on one model.
 
-    corrected: AUCs of all the row's scores, with intervals that hold together. adjusted: the
-    strongest adjusted AUC, and its (records,) parts; None without a blind baseline.
+    values: (records,) scores; measurements: of this score; by_copies: its AUC by number of copies.
+    corrected: AUCs of all the probe's scores, with intervals that hold together.
+    adjusted: the strongest adjusted AUC and its (records,) parts; None without a blind baseline.
     """
 
     values: Floats
@@ -255,8 +262,10 @@ class StrongestScore:
 def choose_strongest_score(
     scores: Mapping[str, CandidateScore], records: ScoredRecords, widening: float, tried: int
 ) -> StrongestScore:
-    """Return the strongest of a row's scores. widening: the family's factor; tried: number of
-    scores in all rows of the family."""
+    """Return the strongest of a probe's scores.
+
+    widening: the factor of the family of probes; tried: the number of scores in the whole family.
+    """
     member = records.member
     key, best = select_strongest_auc(name_auc(""), scores, member, ~member, widening)
     member_scores = scores[key].values[member]
@@ -289,8 +298,10 @@ def choose_strongest_score(
 def _select_strongest_adjusted_auc(
     scores: Mapping[str, CandidateScore], member: Bools, widening: float
 ) -> tuple[Measurement, Floats] | None:
-    """Return the adjusted AUC whose interval is farthest from chance, and its parts; None if no
-    score has weights."""
+    """Return the adjusted AUC whose interval is farthest from chance, and its (records,) parts.
+
+    Return None if no score has weights.
+    """
     adjusted = []
     for score in scores.values():
         if score.overlap is not None:
@@ -310,8 +321,10 @@ def _select_strongest_adjusted_auc(
 
 
 def _measure_shared_rates(members: Floats, others: Floats, tried: int) -> list[Measurement]:
-    """Return the true-positive rate at each false-positive rate, with intervals corrected for
-    trying `tried` scores."""
+    """Return the true-positive rate at each false-positive rate.
+
+    Intervals are corrected for trying `tried` scores.
+    """
     measurements = []
     for rate in FALSE_POSITIVES:
         if len(others) >= roc.count_threshold_nonmembers(rate):
@@ -333,8 +346,10 @@ def _measure_shared_rates(members: Floats, others: Floats, tried: int) -> list[M
 def measure_membership_score(
     name: str, scores: Floats, member: Bools, widen: float = 1.0, note: str = ""
 ) -> list[Measurement]:
-    """Return a score's AUC, and the TPRs and partial AUC for which there are enough non-members.
-    name: "" for the main score."""
+    """Return a score's AUC, and its TPRs and partial AUC if there are enough non-members.
+
+    name: "" for the main score.
+    """
     members = scores[member]
     others = scores[~member]
     rates = []

@@ -1,9 +1,9 @@
-"""Bound epsilon by independent trials: separate trainings or separate games, each with or without
-the record.
+"""Bound epsilon by independent trials with or without the record.
 
-tp, fn: trials with the record, classified as with / without it; fp, tn: trials without it,
-likewise. Fix the classification rule beforehand. Canaries that share one run are not independent
-trials: for them see `one_run`. Epsilons in nats. copies: as in `one_run`.
+A trial is a separate training or a separate game. tp, fn: numbers of trials with the record,
+classified as with it and as without it. fp, tn: numbers of trials without the record, likewise. Fix
+the classifier beforehand. Canaries that share one run are not independent trials: for them see
+`one_run`. Epsilons are in nats. copies: as in `one_run`.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from auditor.statistics.one_run import (
 def epsilon_clopper_pearson(
     tp: int, fn: int, fp: int, tn: int, delta: float, level: float = 0.05, copies: int = 1
 ) -> float:
-    """Return a lower bound that exceeds the truth with probability at most `level`; 0 if nothing is
-    refuted.
+    """Return a lower bound that exceeds the true epsilon with probability at most `level`.
 
-    The bound is the larger of log((TPR_lo - delta) / FPR_hi) and log((TNR_lo - delta) / FNR_hi),
-    one-sided Clopper-Pearson at level / 2 each: both ratios are of the same two events (formulas.md
-    B5). Raise AuditError for trials of one kind only.
+    The bound is the larger of log((TPR_lo - delta) / FPR_hi) and log((TNR_lo - delta) / FNR_hi).
+    Rates have one-sided Clopper-Pearson limits at level / 2 each, because both ratios are of the
+    same two events (formulas.md B5). Return 0 if nothing is refuted. Raise AuditError if all trials
+    are with the record, or all without.
     """
     tpr, fpr = _compute_rate_intervals(tp, fn, fp, tn, delta, level)
 
@@ -46,8 +46,10 @@ def epsilon_clopper_pearson(
 def _compute_rate_intervals(
     tp: int, fn: int, fp: int, tn: int, delta: float, level: float
 ) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Return the intervals of TPR and FPR, each end at half the level. Raise AuditError for
-    impossible counts, delta or level."""
+    """Return the intervals of TPR and FPR, each end at half the significance level.
+
+    Raise AuditError for impossible counts, delta or level.
+    """
     if min(tp, fn, fp, tn) < 0 or not (tp + fn and fp + tn):
         raise AuditError(
             f"expected trials with the record and without it, got {tp + fn} and {fp + tn}",

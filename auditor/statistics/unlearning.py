@@ -1,5 +1,7 @@
-"""Measure how much a model still knows about forgotten records, by one quantity in related
-models."""
+"""Measure how much a model still reveals of records that it was to forget.
+
+One number per secret, such as recall, is compared between related models.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ def measure_unlearning_group(
     group: str,
     columns: Mapping[str, Floats],
 ) -> GroupRecall:
-    """Return a group's mean in each model, and the changes between models.
+    """Return the mean of a group of secrets in each model, and the changes between models.
 
     columns: by model, (secrets,), finite, of the same secrets in the same order.
     """
@@ -67,11 +69,12 @@ def measure_unlearning_group(
 
 
 def _estimate_relearned_share(before: Floats, after: Floats, again: Floats) -> Measurement | None:
-    """Return the share of the forgotten quantity that relearning restored; negative if relearning
-    removed more.
+    """Return the share of unlearning's effect that relearning reversed.
 
-    None if a bootstrap cannot estimate its error: with few secrets, if nothing was restored, or if
-    nothing is forgotten in some resample.
+    The share is negative if relearning removed more. before, after, again: (secrets,) numbers
+    before unlearning, after it, and after relearning. Return None if a bootstrap cannot estimate
+    the error. This is so with few secrets, if nothing was restored, or if nothing is forgotten in
+    some resample.
     """
     forgotten = before - after
     back = again - after
