@@ -18,16 +18,15 @@ def list_samples(samples: Sequence[WrittenAnswer]) -> list[Any]:
 
 
 def is_shared_prefix(answer: str, other: str) -> bool:
-    """Return whether one text is a prefix of the other, as one answer may stop early at an end of
-    text.
-    """
+    """Return whether one answer is a prefix of the other, because an answer may stop early."""
     return answer.startswith(other) or other.startswith(answer)
 
 
 def likeliest_match_ranks(answer: PromptLogProbs, text: Tokens, count: int) -> bool:
-    """Return whether the listed likeliest tokens agree with the ranks at every position.
+    """Return whether the likeliest tokens that a server lists agree with its ranks.
 
-    At least min(rank - 1, count) other tokens must be as likely as the text's token.
+    At each position of `text`, at least min(rank - 1, count) other tokens must be as likely as the
+    text's token. count: number of tokens listed per position.
     """
     if answer.ranks is None:
         return False
@@ -46,10 +45,12 @@ def describe_log_prob_fault(
     text: Tokens,
     sampled: Sequence[float] | None,
 ) -> str:
-    """Describe a fault in the log-probabilities of a text's last tokens; "" if none.
+    """Describe a fault in a server's log-probabilities of a text's last tokens; "" if there is
+    none.
 
-    scored: the tested log-probabilities; tokens: the text's tokens as the server reports them;
-    text: the expected tokens; sampled: log-probabilities from drawing the last tokens.
+    scored: the tested log-probabilities. tokens: the text's tokens as the server reports them.
+    text: the expected tokens. sampled: log-probabilities that came with the last tokens when the
+    server drew them.
     """
     if tokens is not None and tokens[1:] != text[1:]:
         return "they are those of other tokens"

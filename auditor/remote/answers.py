@@ -1,6 +1,6 @@
 """Store paid answers of a server, so that a restarted run repeats no request.
 
-The store is an SQLite file that only its owner can read; it also counts each run's cost. An
+The store is an SQLite file that only its owner can read. It also counts each run's cost. An
 answer's key is the whole request with the sample's seed and index, so two samples are never
 confused. Only keys, JSON and counts are stored.
 """
@@ -36,11 +36,11 @@ _BUSY = 60.0  # seconds to wait for another run that writes
 
 @dataclass(frozen=True)
 class ServerUsage:
-    """The usage of one run in all its processes. retries: number of repeated requests, after
-    failures.
+    """The requests and tokens of one run, in all its processes.
 
-    prompt_tokens, answer_tokens: prompt and answer tokens, as counted by the server; if it reports
-    no count, the maximum possible.
+    retries: number of requests that were repeated after failures.
+    prompt_tokens, answer_tokens: as counted by the server; if it reports no count, the maximum
+        possible.
     """
 
     requests: int = 0
@@ -54,9 +54,9 @@ class ServerUsage:
 
 
 class ServerAnswerStore:
-    """The answer file, shared by all threads and processes.
+    """The file of a server's answers, shared by all threads and processes.
 
-    Raise AuditError if it cannot be read or written.
+    Raise AuditError if the file cannot be read or written.
     """
 
     def __init__(self, path: Path) -> None:
@@ -101,7 +101,9 @@ class ServerAnswerStore:
     # --- what became of them ---
 
     def record_used_answers(self, run: str, answers: Sequence[tuple[bytes, bytes, str]]) -> None:
-        """Record (key, context, kind) of the answers that a run used; repeated use counts once."""
+        """Record the answers that a run used, each as (key, context, kind); repeated use counts
+        once.
+        """
         with self._lock_transaction():
             rows = [(run, *answer) for answer in answers]
             self._file.executemany("insert or replace into became values (?, ?, ?, ?)", rows)
@@ -116,7 +118,7 @@ class ServerAnswerStore:
         )
 
     def list_withheld_contexts(self, runs: Sequence[str], kinds: Sequence[str]) -> set[bytes]:
-        """Return digests of the contexts for which these runs got answers of these kinds."""
+        """Return digests of the prompts for which these runs got answers of these kinds."""
         marks, others = (",".join("?" * len(column)) for column in (runs, kinds))
         statement = (
             f"select distinct context from became where run in ({marks}) and kind in ({others})"
@@ -153,5 +155,5 @@ class ServerAnswerStore:
 
 
 def digest_question(*parts: Any) -> bytes:
-    """Return the SHA-256 of JSON values."""
+    """Return the SHA-256 of a request, given as JSON values."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).digest()

@@ -33,9 +33,10 @@ _FORM = 3  # version of the stored form: older forms lack the answer's kind
 
 
 class CachedServerQueries:
-    """The queries to one model of a server. name: the model's name in messages.
+    """The queries to one model of a server, each of which is sent only once.
 
-    Raise AuditError if two answers to the same request differ too much.
+    name: the model's name in messages. Raise AuditError if two answers to equal requests differ too
+    much.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class CachedServerQueries:
         self._give_up_if_server_changed(self.watch.ask_initial_sentinels)
 
     def switch_paying_run(self, ledger: ServerTokenBudget) -> None:
-        """Charge later requests to this ledger's run."""
+        """Charge later requests to the run of this token budget."""
         self.wire.ledger = ledger
         self._runs.append(ledger.run)
 
@@ -120,7 +121,10 @@ class CachedServerQueries:
         keys: Sequence[Sequence[bytes]],
         answers: Sequence[Sequence[WrittenAnswer]],
     ) -> None:
-        """Record the kind of each answer (filtered, cut, ...) for this run and its resumptions."""
+        """Record the kind of each answer (filtered, cut, ...) for this run and its resumptions.
+
+        keys, answers: for each context, the key and the answer of each sample.
+        """
         rows = []
         for context, context_keys, samples in zip(contexts, keys, answers, strict=True):
             for key, answer in zip(context_keys, samples, strict=True):
@@ -139,7 +143,9 @@ class CachedServerQueries:
         seeds: Sequence[int],
         cached: Mapping[bytes, Any],
     ) -> Iterator[ServerRequest]:
-        """Yield requests for the missing samples, several in each if the server permits."""
+        """Yield requests for the samples that are not in `cached`, several samples in each if
+        possible.
+        """
         missing = [index for index, key in enumerate(keys) if key not in cached]
         for start in range(0, len(missing), self.dialect.several):
             indices = missing[start : start + self.dialect.several]
@@ -187,8 +193,10 @@ class CachedServerQueries:
     def _settle_greedy_readings(
         self, contexts: Sequence[Tokens], readings: Sequence[Sequence[WrittenAnswer]]
     ) -> list[list[WrittenAnswer]]:
-        """Return the greedy answers; of two possible tokenisations, keep the one that the server
-        continues.
+        """Return the greedy answers, each with one tokenisation.
+
+        readings: answers, some with two possible tokenisations. A tokenisation is kept if the
+            server continues its first token in the expected way.
         """
         unclear = [
             (i, samples[0])
@@ -227,7 +235,9 @@ class CachedServerQueries:
         return settled
 
     def _build_rest_request(self, context: Tokens, reading: Tokens) -> ServerRequest:
-        """Return the request for the greedy continuation after a tokenisation's first token."""
+        """Return a request to continue greedily after the first token of a tokenisation
+        `reading`.
+        """
         text, length = (*context, reading[0]), len(reading) - 1
         prompt = self.spelling.encode_prompt(text)
         body = self.dialect.build_sampling_body(prompt, length, GREEDY, 1, None)
@@ -243,10 +253,11 @@ class CachedServerQueries:
     def score_tokens(
         self, pairs: Sequence[tuple[Tokens, Tokens]], likeliest: int = 0
     ) -> list[tuple[list[Any], ...]]:
-        """Return (log-probabilities, ranks) of all tokens of each text; the first token has None.
+        """Return lists with a value for each token of each text (prefix and suffix).
 
-        likeliest: if positive, also return (id, log-probability) of this many tokens at each
-        position.
+        The lists are the log-probabilities in nats and the ranks. The first token has None.
+        likeliest: if positive, also return a list of (id, log-probability) of this many tokens at
+        each position.
         """
         texts = [(*prefix, *suffix) for prefix, suffix in pairs]
         shortest = min((len(prefix) for prefix, _ in pairs), default=1)
@@ -269,7 +280,9 @@ class CachedServerQueries:
     def _score_forced_tokens(
         self, pairs: Sequence[tuple[Tokens, Tokens]], likeliest: int
     ) -> list[tuple[list[Any], ...]]:
-        """Return the scores of suffixes only, with one request per token."""
+        """Return the lists of `score_tokens` with scores of suffixes only, from one request per
+        token.
+        """
         parts = [
             [(*prefix, *suffix[: i + 1]) for i in range(len(suffix))] for prefix, suffix in pairs
         ]
@@ -346,7 +359,9 @@ class CachedServerQueries:
     # --- asking ---
 
     def _ask_watched(self, questions: Sequence[ServerRequest]) -> list[Mapping[bytes, Any]]:
-        """Send all requests; between batches, check that the server is unchanged."""
+        """Send all requests and return their answers; between batches, check that the server is
+        unchanged.
+        """
         answers_by_request = list[Mapping[bytes, Any]]()
         for start in range(0, len(questions), drift_watch.EVERY):
             batch = questions[start : start + drift_watch.EVERY]
@@ -359,7 +374,9 @@ class CachedServerQueries:
     def _check_errors_are_exceptions(
         self, requests: Sequence[ServerRequest], answers: Sequence[Mapping[bytes, Any]]
     ) -> None:
-        """Raise AuditError if most requests fail, or if a request of the handshake now fails."""
+        """Raise AuditError if most requests fail, or if a request that worked in the handshake
+        fails.
+        """
         pairs = []
         for pair in zip(requests, answers, strict=True):
             if pair[0].on_error is not None:
@@ -387,8 +404,9 @@ class CachedServerQueries:
             ) from None
 
     def _give_up_if_server_changed(self, looks: Callable[[], None]) -> None:
-        """Run a check. If it finds that the server changed, invalidate stored answers and raise
-        AuditError.
+        """Run the check `looks`, which raises ServerChanged if the server changed.
+
+        In this case, invalidate the stored answers and raise AuditError.
         """
         try:
             looks()
@@ -401,7 +419,10 @@ class CachedServerQueries:
             ) from None
 
     def _redraw_greedy_texts(self, answers: Sequence[GreedyAnswer]) -> list[str]:
-        """Return new greedy answers to the same requests, without using the store."""
+        """Send the requests of these greedy answers again and return the new texts.
+
+        Neither stored answers nor the store are used.
+        """
 
         def question(answer: GreedyAnswer) -> ServerRequest:
             body = self.dialect.build_sampling_body(
@@ -429,7 +450,7 @@ class CachedServerQueries:
         ]
 
     def _rescore_texts(self, texts: Sequence[Tokens]) -> list[Sequence[float] | None]:
-        """Return new log-probabilities of all tokens of each text, without using the store.
+        """Return new log-probabilities of all tokens of each text, without using stored answers.
 
         The result is None for a text that the server would tokenise differently.
         """
@@ -451,7 +472,10 @@ class CachedServerQueries:
     # --- what became of the answers ---
 
     def count_own_answers(self) -> dict[str, int]:
-        """Return the number of answers of each kind (`withheld_answers`) that these runs used."""
+        """Return the number of answers of each kind (see `withheld_answers`) that this run used.
+
+        Runs that this run resumes are included.
+        """
         return self.wire.ledger.answers.count_used_answers(self._runs)
 
     def has_withheld_answer_by_context(self, contexts: Sequence[Tokens]) -> list[bool]:

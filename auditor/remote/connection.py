@@ -36,11 +36,11 @@ _NO_MONEY = ("insufficient_quota", "billing_hard_limit_reached")  # 429 as well,
 
 
 class MalformedAnswer(Exception):
-    """The answer does not match the request; a retry may succeed."""
+    """The error for an answer that does not match its request; a retry may succeed."""
 
 
 class RequestRefused(Exception):
-    """The server rejects this request permanently."""
+    """The error for a request that the server rejects permanently."""
 
     def __init__(self, status: int) -> None:
         super().__init__(f"it answers {status}")
@@ -49,7 +49,14 @@ class RequestRefused(Exception):
 
 @dataclass(eq=False)
 class _RetryableFailure(Exception):
-    """An attempt failed, but a retry may succeed."""
+    """The error for a failed attempt to send a request; a retry may succeed.
+
+    wait: seconds that the server asks to wait.
+    slower: whether requests came too fast.
+    billed: whether the tokens may have been paid for.
+    status: HTTP status; 0 without an answer.
+    nobody: whether no connection was made.
+    """
 
     reason: str
     _: KW_ONLY
@@ -65,11 +72,13 @@ class _RetryableFailure(Exception):
 
 @dataclass(frozen=True)
 class ServerRequest:
-    """A request and the function that parses its answer.
+    """A request to a completions server, and the function that parses its answer.
 
-    at_most: maximum tokens of prompt and answer. parse_answer: converts the JSON answer to values
-    by key, or raises MalformedAnswer. stored: whether to store these values. on_error: values to
-    return, without storing them, if every attempt gets status 500; None: the run ends instead.
+    body: the JSON request; at_most: maximum tokens of prompt and answer.
+    parse_answer: converts the JSON answer to values by key, or raises MalformedAnswer.
+    stored: whether to store these values.
+    on_error: values to return, but not to store, if every attempt gets status 500; None: the run
+        ends instead.
     """
 
     body: Mapping[str, Any]
@@ -81,8 +90,11 @@ class ServerRequest:
 
 @dataclass(frozen=True)
 class RetryPolicy:
-    """Time limits in seconds, the number of attempts, and the waits between attempts.
+    """The time limits for requests, and the number and delay of retries.
 
+    answer, connect: seconds to wait for an answer and for a connection.
+    tries: maximum number of attempts.
+    first_wait, longest_wait: seconds between attempts.
     A server that has never answered gets fewer attempts within a few seconds, because it is
     probably not restarting.
     """
@@ -98,9 +110,10 @@ PATIENCE = RetryPolicy()
 
 
 class ServerTokenBudget:
-    """The token budget of one run, which includes requests in flight.
+    """The token budget of one run.
 
-    Raise AuditError before the run would exceed `most` tokens.
+    Tokens of unanswered requests count as spent. Raise AuditError before the run would exceed
+    `most` tokens.
     """
 
     def __init__(self, answers: ServerAnswerStore, run: str, most: int | None) -> None:
@@ -196,9 +209,9 @@ class ServerConnection:
     def ask_untested_request(
         self, question: ServerRequest, tries: int = _REFUSES
     ) -> Mapping[bytes, Any]:
-        """Send a request that the server may not support.
+        """Send a request that the server may not support, and return its parsed answer.
 
-        Raise RequestRefused if `tries` attempts get status 500, and otherwise as in `ask`.
+        Raise RequestRefused if `tries` attempts get status 500; other errors are those of `ask`.
         """
         failures = 0
 
@@ -215,8 +228,9 @@ class ServerConnection:
         return self._retry_request(once)
 
     def ask_all(self, questions: Sequence[ServerRequest]) -> list[Mapping[bytes, Any]]:
-        """Send several requests at once; the first failure cancels only the requests not yet
-        sent.
+        """Send several requests at once and return their answers.
+
+        After a failure, only the requests that have not been sent are cancelled.
         """
         if len(questions) < 2:
             return [self.ask(question) for question in questions]
@@ -261,8 +275,9 @@ class ServerConnection:
         return dict(values)
 
     def _ask_request(self, body: Mapping[str, Any] | None, parse: Callable[[Any], Any]) -> Any:
-        """Send one request and return the result of `parse` on its JSON answer. body None: list
-        the models.
+        """Send one request and return the result of `parse` on its JSON answer.
+
+        If `body` is None, request the list of models.
         """
         import openai
 
@@ -400,7 +415,7 @@ class ServerConnection:
 
 
 def _make_withheld_answer(count: int) -> Mapping[str, Any]:
-    """Return an answer of `count` empty samples, at no cost, for a prompt that was filtered."""
+    """Return `count` empty samples, at no cost, as the answer to a prompt that was filtered."""
     choices = []
     for i in range(count):
         choices.append({"index": i, "text": "", "finish_reason": _FILTERED})
@@ -408,7 +423,10 @@ def _make_withheld_answer(count: int) -> Mapping[str, Any]:
 
 
 def _read_answer_usage(answer: Any, at_most: int) -> ServerUsage:
-    """Return the server's token counts; if missing, the maximum possible."""
+    """Return the token counts that the server reports.
+
+    at_most: the count if the server reports none.
+    """
     n_read, n_written = (
         read_token_count(answer, name) for name in ("prompt_tokens", "completion_tokens")
     )
@@ -418,7 +436,7 @@ def _read_answer_usage(answer: Any, at_most: int) -> ServerUsage:
 
 
 def read_token_count(answer: Any, name: str) -> int | None:
-    """Return `prompt_tokens` or `completion_tokens` of all samples; None if not reported."""
+    """Return the count `prompt_tokens` or `completion_tokens` of an answer, or None."""
     if isinstance(answer, Mapping):
         usage = answer.get("usage")
     else:

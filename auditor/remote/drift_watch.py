@@ -1,9 +1,9 @@
 """Check during a run and at its end that the server has not changed since the handshake.
 
-Sentinels are repeated handshake requests about public texts. One in a hundred of the run's own
-requests is also repeated; scored texts are then cut at another position. A server that corrupts
-some values or changes its model answers differently. The handshake measures how much the answers
-of an unchanged server differ.
+Sentinels are handshake requests about public texts, which are sent again. One in a hundred of the
+run's own requests is also sent again; scored texts are then cut at another position. If a server
+corrupts some values or changes its model, some answers differ. The handshake measures how much the
+answers of an unchanged server differ.
 """
 
 from __future__ import annotations
@@ -54,13 +54,19 @@ T = TypeVar("T")
 
 
 class ServerChanged(Exception):
-    """The server's answers changed. The message has the request, expected and new answers."""
+    """The error for a server whose answers changed.
+
+    The message has the request, the expected answer and the new answer.
+    """
 
 
 @dataclass(frozen=True)
 class GreedyAnswer:
-    """A greedy answer and its `repetition`. number: the request's number; 0 for a
-    sentinel.
+    """A greedy answer of the server.
+
+    context: tokens of the prompt; length: tokens of the answer; text: the answer.
+    number: the request's number in the run; 0 for a sentinel.
+    repetition: a sentinel's second answer.
     """
 
     context: Tokens
@@ -72,7 +78,11 @@ class GreedyAnswer:
 
 @dataclass(frozen=True)
 class ScoredText:
-    """The log-probabilities of all tokens of a text, in nats; 0 if unknown."""
+    """A text that the server scored.
+
+    log_probs: log-probability of each token, in nats; 0 if unknown.
+    number: the request's number in the run; 0 for the handshake.
+    """
 
     text: Tokens
     log_probs: tuple[float, ...]
@@ -81,9 +91,17 @@ class ScoredText:
 
 @dataclass
 class ServerWatch:
-    """A watch for changes of a server. draw, score: repeat requests without using the store.
+    """A watch for changes of a server, which repeats requests and compares their answers.
 
-    score returns None for a text that the server would tokenise differently.
+    draw: repeats greedy requests without stored answers.
+    score: returns new log-probabilities of texts; None for a text that the server would tokenise
+        differently.
+    contexts: tokens of the public texts.
+    max_difference, mean: differences of log-probabilities, in nats, that are allowed at most and on
+        average.
+    measured: largest difference in the handshake, in nats.
+    compared, differed: number of repeated greedy answers, and of those that differed.
+    rescored: number of texts that were scored again.
     """
 
     draw: Callable[[Sequence[GreedyAnswer]], Sequence[str]]
@@ -110,7 +128,8 @@ class ServerWatch:
     def ask_initial_sentinels(self) -> None:
         """Send the sentinels for the first time and measure how much repeated answers differ.
 
-        Raise ServerChanged if they differ so much that a change of model could not be detected.
+        Raise ServerChanged if the answers differ so much that a change of model could not be
+        detected.
         """
         blank = []
         for context in self.contexts:
@@ -160,8 +179,9 @@ class ServerWatch:
         self._new_scored.append(ScoredText(text, tuple(log_probs), self._requests))
 
     def count_unwatched_requests(self, requests: int) -> None:
-        """Count requests that cannot be repeated; if there are any, the run's end checks the
-        sentinels.
+        """Count requests that cannot be repeated.
+
+        If there are any, the sentinels are checked at the end of the run.
         """
         self._requests += requests
 
@@ -213,7 +233,10 @@ class ServerWatch:
         self._check_rescored_texts([*self._scored, *scored])
 
     def _pool_new_requests(self) -> tuple[list[GreedyAnswer], list[ScoredText]]:
-        """Mark the new requests as old; return a random hundredth of them to repeat."""
+        """Mark the new requests as old, and return a random hundredth of them to repeat.
+
+        The lists are the greedy answers and the scored texts.
+        """
         greedy = _choose_rechecked_answers(
             self._new, math.ceil(len(self._new) / EVERY), self._checks
         )
@@ -241,8 +264,9 @@ class ServerWatch:
     def _rescore_shortened_texts(
         self, scored_texts: Sequence[ScoredText]
     ) -> list[tuple[ScoredText, Sequence[float]]]:
-        """Score each text again without its last tokens, which must not change the other tokens'
-        scores.
+        """Score each text again without its last tokens.
+
+        The scores of the remaining tokens must not change. Return (text, new scores).
         """
         assert self.score is not None  # otherwise nothing was scored
         noise = make_keyed_generator("cut again", self._checks, len(scored_texts))
@@ -335,9 +359,10 @@ class ServerWatch:
 def _measure_answer_differences(
     answer: Sequence[float], other: Sequence[float]
 ) -> tuple[float, float]:
-    """Return the maximum and the mean difference over common tokens, in nats.
+    """Return the maximum and the mean difference of two lists of log-probabilities, in nats.
 
-    The maximum is scaled: |a - b| / (1 + min(|a|, |b|) / 10).
+    Only tokens of both lists count. Differences in the maximum are scaled: |a - b| / (1 + min(|a|,
+    |b|) / 10).
     """
     pairs = np.array(list(zip(answer, other, strict=False)), dtype=float).reshape(-1, 2)
     if not len(pairs):
@@ -350,8 +375,9 @@ def _measure_answer_differences(
 
 
 def _choose_rechecked_answers(answers: Sequence[T], count: int, check: int) -> list[T]:
-    """Return `count` random answers in random order; a fixed choice could miss models that
-    alternate.
+    """Return `count` random answers in random order; check: number that seeds the choice.
+
+    A fixed choice could miss models that alternate.
     """
     chosen = make_keyed_generator("asked again", check, len(answers)).permutation(len(answers))[
         : max(0, count)

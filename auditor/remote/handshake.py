@@ -1,4 +1,4 @@
-"""Test how a server really behaves before trusting its answers.
+"""Test how a server really behaves before its answers are trusted.
 
 The test is a dozen short requests about a public sentence. Some servers accept fields (status 200)
 but ignore them, count one token too few, shift echoed values by one, or send one sample several
@@ -79,9 +79,7 @@ _FEWER = 5  # likeliest tokens, if a server lists no more
 
 
 def _explain_unscored(dialect: ServerDialect, error: RequestRefused | MalformedAnswer) -> str:
-    """Return a phrase on why a server with this dialect returns no log-probabilities of a
-    prompt.
-    """
+    """Return a phrase on why a server with this dialect does not score a prompt's tokens."""
     if isinstance(error, RequestRefused):
         return f"{dialect.scored} is refused with {error.status}"
     if isinstance(error, IgnoredParameter):
@@ -93,7 +91,10 @@ def _explain_unscored(dialect: ServerDialect, error: RequestRefused | MalformedA
 
 
 def shake_hands(wire: ServerConnection, model: str, tokenizer: Any) -> Handshake:
-    """Test the server. Raise AuditError if it lacks this model or cannot draw samples."""
+    """Test the server with a few requests and return the results.
+
+    Raise AuditError if the server lacks this model or cannot draw samples.
+    """
     served = wire.list_served_models()
     if served and model not in served:
         raise AuditError(
@@ -134,8 +135,12 @@ class _HandshakeInProgress:
     def _detect_prompt_form(
         self, plain: ServerDialect
     ) -> tuple[ServerDialect, Tokens, WrittenAnswer]:
-        """Return the dialect, the first tokens of later prompts, and the greedy answer after these
-        tokens.
+        """Detect how to send prompts.
+
+        Returns:
+            The dialect.
+            The tokens of the test text, with the tokens that the server prepends.
+            The greedy answer to the test text.
         """
         bare, special = (self._encode(TEXT, special=special) for special in (False, True))
         plain, by_text, counted = self._ask_first_question(plain)
@@ -184,7 +189,7 @@ class _HandshakeInProgress:
     def _ask_token_ids(
         self, dialect: ServerDialect, context: Tokens, by_text: WrittenAnswer
     ) -> WrittenAnswer | None:
-        """Return the answer to the prompt as token ids.
+        """Return the answer to the prompt `context`, sent as token ids.
 
         Return None if the server refuses ids or reads them as other tokens. by_text: the answer to
         the prompt as text.
@@ -212,8 +217,8 @@ class _HandshakeInProgress:
     def _ask_first_question(
         self, plain: ServerDialect
     ) -> tuple[ServerDialect, WrittenAnswer, int | None]:
-        """Return the dialect, the greedy answer to the text, and how many tokens the server counts
-        in it.
+        """Return the dialect, the greedy answer to the test text, and the server's count of its
+        tokens.
 
         The request uses only OpenAI's fields. If the server rejects a number as `logprobs`, the
         request is repeated with a Boolean.
@@ -240,11 +245,12 @@ class _HandshakeInProgress:
         raise AssertionError("the last dialect returns or raises")
 
     def _detect_prepended_token(self, plain: ServerDialect, one_more: bool) -> Tokens:
-        """Return the token that only the server, not the tokenizer, puts before texts; () if
+        """Return the token that the server, but not the tokenizer, puts before texts; () if
         unknown.
 
-        The server then counts one token more for every text. The token is the tokenizer's BOS or,
-        without one, its end of text.
+        one_more: whether the server counts one token more than the tokenizer for the test text.
+            This must hold for every text. The token is the tokenizer's BOS or, without a BOS, its
+            end of text.
         """
         candidates = (getattr(self.tokenizer, f"{kind}_token_id", None) for kind in ("bos", "eos"))
         token = next((int(token) for token in candidates if token is not None), None)
@@ -313,7 +319,9 @@ class _HandshakeInProgress:
     def _detect_scoring(
         self, dialect: ServerDialect, context: Tokens, greedy: WrittenAnswer
     ) -> ServerDialect:
-        """Return the dialect with a trustworthy way to request log-probabilities, if any."""
+        """Return the dialect with a way to request log-probabilities that passes the tests, if
+        any.
+        """
         if (
             dialect.logprobs is True
         ):  # mlx_lm.server 0.32.2: a prompt of an earlier text and its answer ends it
@@ -380,8 +388,9 @@ class _HandshakeInProgress:
         return replace(dialect, ends=scores is not None)
 
     def _detect_likeliest_tokens(self, dialect: ServerDialect, text: Tokens) -> ServerDialect:
-        """Return the dialect with the number of likeliest tokens listed, if they agree with the
-        ranks.
+        """Return the dialect with the number of likeliest tokens that the server lists.
+
+        The number is used only if these tokens agree with the ranks in `text`.
         """
         for count in (LIKELIEST, _FEWER):
             scores = self._catch_refusal(partial(self._ask_prompt_log_probs, dialect, text, count))
@@ -393,12 +402,10 @@ class _HandshakeInProgress:
         return dialect
 
     def _forces_before_bias(self, dialect: ServerDialect, context: Tokens, answer: Tokens) -> bool:
-        """Return whether the server computes log-probabilities before the bias that forces a
-        token.
+        """Return whether the server computes log-probabilities before it forces a token by a bias.
 
-        If so, the greedy answer comes first among all tokens, and the second token has the same
-        log-probability when forced. After the bias, the forced token would come first, with
-        probability 1.
+        If so, the greedy answer has rank 1, and the second likeliest token has an unchanged
+        log-probability when forced. Otherwise the forced token would have rank 1 and probability 1.
         """
         if not answer:
             return False
@@ -417,8 +424,9 @@ class _HandshakeInProgress:
     def _list_scoring_dialects(
         self, dialect: ServerDialect, context: Tokens
     ) -> Iterator[ServerDialect]:
-        """Yield scoring dialects to test: vLLM, OpenAI, llama-cpp-python (hidden tokens) and
-        llama.cpp.
+        """Yield dialects in which the server may score prompts.
+
+        They are those of vLLM, OpenAI, llama-cpp-python (which hides tokens) and llama.cpp.
         """
         yield replace(dialect, scored="prompt_logprobs")
         yield replace(dialect, scored="echo")
@@ -515,8 +523,9 @@ class _HandshakeInProgress:
     def _has_undistorted_log_probs(
         self, dialect: ServerDialect, context: Tokens, sample: WrittenAnswer
     ) -> bool:
-        """Return whether a hot sample's log-probabilities are those of the unmodified
-        distribution.
+        """Return whether a sample's log-probabilities are those of the unmodified distribution.
+
+        sample: a sample at a high temperature.
         """
         fault = "none come"
         if sample.tokens and sample.log_probs is not None:
@@ -540,7 +549,7 @@ class _HandshakeInProgress:
         count: int,
         seed: int | None,
     ) -> tuple[list[WrittenAnswer], int | None]:
-        """Return samples and the server's count of prompt tokens.
+        """Return `count` samples and the server's count of prompt tokens.
 
         Raise RequestRefused or MalformedAnswer.
         """

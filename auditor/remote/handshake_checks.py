@@ -1,4 +1,4 @@
-"""Record a handshake: its checks, their results in words, and the access that remains."""
+"""Represent a handshake: its checks, their results in words, and the features that may be used."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ OBEYED = {"top_p": "top_p is obeyed", "top_k": "top_k is obeyed"}
 
 @dataclass(frozen=True)
 class HandshakeCheck:
-    """One check.
+    """One check of a server in a handshake.
 
     passed: None if the check was not possible; observation: the behaviour observed after a failure.
     """
@@ -52,8 +52,9 @@ class HandshakeCheck:
 class Handshake:
     """The result of a handshake.
 
-    dialect: how to address this server; answer: digest of its greedy answer, which identifies the
-    server later; room: maximum tokens in a text, None if not reported.
+    dialect: how to address this server.
+    answer: digest of the greedy answer, which identifies the server later.
+    room: maximum tokens in a text (None: not reported).
     """
 
     dialect: ServerDialect
@@ -73,7 +74,7 @@ class Handshake:
         )
 
     def notes(self) -> tuple[str, ...]:
-        """Return sentences on this access that users must know."""
+        """Return sentences on limits of this server that users must know."""
         n_held = sum(check.passed is True for check in self.checks)
         sent = "token ids" if self.dialect.ids else "text"
         return (

@@ -35,7 +35,7 @@ _NO_PROMPT = "needs a soft prompt; a model behind an API takes only tokens"
 
 
 class RemoteModel(LanguageModel):
-    """One model of one server. Raise AuditError if the handshake fails."""
+    """One model of one server. Raise AuditError if the handshake (the first tests) fails."""
 
     def __init__(self, wire: ServerConnection, model: str, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
@@ -67,7 +67,7 @@ class RemoteModel(LanguageModel):
         return self.asker.identity
 
     def switch_token_budget(self, ledger: ServerTokenBudget) -> None:
-        """Charge later requests to this ledger's run."""
+        """Charge later requests to the run of this token budget."""
         self.asker.switch_paying_run(ledger)
 
     # --- draws ---
@@ -82,9 +82,10 @@ class RemoteModel(LanguageModel):
         prompt: Tensor | None = None,
         likelihood: bool = True,
     ) -> Completions:
-        """Draw K samples of each prefix, each seeded by the bits of its first uniform.
+        """Draw K samples of each prefix; a sample's seed is the bits of its first uniform number.
 
-        The server draws the tokens, so samples match a local model's only in distribution.
+        The server draws the tokens. The samples therefore equal a local model's only in
+        distribution.
         """
         if prompt is not None:
             raise NotApplicable(_NO_PROMPT)
@@ -121,10 +122,10 @@ class RemoteModel(LanguageModel):
         length: int,
         likelihood: bool,
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the tokens, (draws, length), and their log-probabilities, None unless requested.
+        """Return the tokens, (draws, length), and their log-probabilities in nats or None.
 
-        A sample that ended early is padded with end-of-text tokens, which are scored like other
-        tokens.
+        likelihood: whether to return log-probabilities. A sample that ended early is padded with
+            end-of-text tokens, which are scored like other tokens.
         """
         answers = []
         for context, samples in zip(contexts, written_answers, strict=True):
@@ -182,11 +183,11 @@ class RemoteModel(LanguageModel):
         return torch.tensor(ranks).view(suffixes.shape)
 
     def partial_distributions_of(self, prefixes: Tensor, suffixes: Tensor) -> PartialDistribution:
-        """Return log-probabilities of the B x L suffix tokens, and the likeliest tokens at their
-        positions.
+        """Return the log-probability of each suffix token, and of the likeliest tokens at its
+        position.
 
-        Separate requests are used, because answers with the likeliest tokens are many times
-        longer.
+        prefixes: (B, n); suffixes: (B, L). Separate requests are used, because answers with the
+            likeliest tokens are many times longer.
         """
         if not self.dialect.likeliest:
             raise NotApplicable(f"needs the likeliest tokens; {self.name} does not give them")
@@ -215,7 +216,9 @@ class RemoteModel(LanguageModel):
         return [float(np.sum(scores)) for scores in self._list_suffix_log_probs(pairs)]
 
     def _list_suffix_log_probs(self, pairs: Sequence[tuple[Tokens, Tokens]]) -> list[list[float]]:
-        """Return the log-probabilities of each suffix's tokens after its nonempty prefix."""
+        """Return the log-probabilities, in nats, of each suffix's tokens after its nonempty
+        prefix.
+        """
         if not self.dialect.scored:
             raise NotApplicable(f"needs log-probabilities; {self.name} does not give them")
         scores = self.asker.score_tokens(pairs)

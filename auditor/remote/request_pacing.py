@@ -1,8 +1,7 @@
-"""Limit the number of requests in flight: raise the limit after answers, halve it after an
-overload.
+"""Limit the number of requests that wait for answers.
 
-This is additive increase, multiplicative decrease (Chiu and Jain 1989), as in TCP. If the server
-asks to wait for a time, all requests wait.
+The limit rises after answers and is halved after an overload: additive increase, multiplicative
+decrease (Chiu and Jain 1989), as in TCP. If the server asks to wait for a time, all requests wait.
 """
 
 from __future__ import annotations
@@ -25,7 +24,8 @@ _LIMITS = (
 class RequestPacing:
     """A limit that admits at most `limit` callers at once, and none during `pause_all_requests`.
 
-    Failures of requests in flight at the same time halve the limit only once.
+    start, most: first and greatest limit. If several requests fail together, the limit is halved
+        only once.
     """
 
     def __init__(self, start: int = 4, most: int = 64) -> None:
@@ -38,7 +38,9 @@ class RequestPacing:
 
     @contextmanager
     def wait_request_slot(self) -> Iterator[int]:
-        """Wait for a free slot. Yield the slot's round, for `halve_request_limit`."""
+        """Wait until a request may start. Yield the current round, an argument of
+        `halve_request_limit`.
+        """
         with self._free:
             while (remaining := self._resumes - time.monotonic()) > 0 or self._in_flight >= int(
                 self.limit
@@ -72,7 +74,7 @@ class RequestPacing:
 
 
 def retry_after_seconds(headers: Mapping[str, str]) -> float:
-    """Return how many seconds a refusal asks to wait; 0 if it names no time."""
+    """Return the number of seconds that a refusal asks to wait; 0 if it states no time."""
     if (exact := _parse_duration_seconds(headers.get("retry-after-ms", ""), "ms")) is not None:
         return exact
     header = headers.get("retry-after", "")
@@ -97,7 +99,7 @@ def read_reset_seconds(headers: Mapping[str, str]) -> float:
 
 
 def _parse_duration_seconds(text: str, unit: str) -> float | None:
-    """Return the seconds in `1.5` (in `unit`) or `6m0.5s`; None for another text."""
+    """Return the seconds in a text such as `1.5` (in `unit`) or `6m0.5s`; None for another text."""
     text = text.strip()
     if re.fullmatch(r"[0-9]{1,9}(\.[0-9]+)?", text):
         return float(text) * _UNITS[unit]

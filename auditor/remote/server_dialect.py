@@ -1,7 +1,7 @@
-"""Build a server's request bodies and parse its answers, in the server's dialect.
+"""Build the request bodies for a server and parse its answers.
 
-Completions endpoints share a schema (OpenAI's, with vLLM's extensions), but silently ignore
-unknown fields. This module sends nothing, and trusts the findings of a handshake.
+Completions endpoints share a schema (OpenAI's, with vLLM's extensions), but silently ignore unknown
+fields. This module sends nothing, and relies on the findings of a handshake.
 """
 
 from __future__ import annotations
@@ -34,17 +34,18 @@ _NAMED = "token_id:"  # vLLM's form of a token if ids are requested
 
 
 class IgnoredParameter(MalformedAnswer):
-    """The server ignored a parameter: its answer has none of the requested values."""
+    """The error for an answer that has none of the values that a parameter requests."""
 
 
 @dataclass(frozen=True)
 class WrittenAnswer:
-    """One sampled answer. tokens, log_probs: None if the server does not report them.
+    """One sampled answer of a server.
 
-    spelled: the drawn tokens' text, joined; n_tokens: number of drawn tokens; both None if not
-    reported. ended: whether the server reports that the model ended the text; kind: a kind of
-    `withheld_answers`, "" for a complete answer; readings: the text's possible tokenisations, if
-    ambiguous.
+    tokens, log_probs: the drawn tokens and their log-probabilities (None: not reported).
+    spelled: the joined texts of the drawn tokens; n_tokens: their number (None: not reported).
+    ended: whether the server reports that the model ended the text.
+    kind: a kind of `withheld_answers`, "" for a complete answer.
+    readings: the text's possible tokenisations, if ambiguous.
     """
 
     text: str
@@ -59,12 +60,13 @@ class WrittenAnswer:
 
 @dataclass(frozen=True)
 class PromptLogProbs:
-    """A server's report on the tokens of a text.
+    """A server's scores of the tokens of a text.
 
-    log_probs: one per token, None if not reported: for the first token, which has no context, for
-    tokens that the server does not echo, and for the token after those. ranks: from 1; tokens: the
-    server's token ids; both None if not reported. likeliest: (id, log-probability) of the
-    likeliest tokens at each position, descending, empty at the first.
+    log_probs: one value per token, in nats, or None if not reported. This concerns the first token,
+        which has no context, tokens that the server does not echo, and the next token after them.
+    ranks: from 1; tokens: the server's token ids; both None if not reported.
+    likeliest: for each position, (id, log-probability) of the likeliest tokens, descending; empty
+        at the first position.
     """
 
     log_probs: tuple[float | None, ...]
@@ -75,18 +77,26 @@ class PromptLogProbs:
 
 @dataclass(frozen=True)
 class ServerDialect:
-    """The abilities of a server, as detected by a handshake.
+    """The features of a server, as detected by a handshake.
 
-    ids: accepts token ids as a prompt; returned: the ids it returns are trustworthy; extended:
-    accepts `EXTENSIONS`; scored: how it scores given tokens; ranked: scores include ranks;
-    likeliest: number of likeliest tokens listed with scores; reported: log-probabilities of drawn
-    tokens are those of the unmodified distribution; several: samples per request; top_p, top_k:
-    are obeyed; adds: tokens that it puts before a text; hidden: how many of `adds` it does not
-    echo, so that it does not score the next token either; ends: scores an end of text within a
-    text like other tokens; samples: draws at random; logprobs: value of the request's field
-    `logprobs`, True if the server rejects numbers (mlx_lm.server); drawable: a token to force if
-    the wanted one is only a part of a character; configured: accepts decodings as
-    `generation_config` (`transformers serve`); trims: answers may lack their first space.
+    ids: whether the server accepts token ids as a prompt.
+    returned: whether the ids that it returns are trustworthy.
+    extended: whether it accepts the fields `EXTENSIONS`.
+    scored: the way in which it scores given tokens; None: it does not.
+    ranked: whether scores include ranks.
+    likeliest: number of likeliest tokens listed with scores.
+    reported: whether log-probabilities of drawn tokens are those of the unmodified distribution.
+    several: maximum number of samples per request.
+    top_p, top_k: whether the server obeys these fields.
+    adds: tokens that it puts before a text.
+    hidden: number of these tokens that it does not echo, so that it does not score the next token
+        either.
+    ends: whether it scores an end of text within a text like other tokens.
+    samples: whether it draws at random.
+    logprobs: value of the request's field `logprobs`; True if numbers are rejected (mlx_lm.server).
+    drawable: a token to force if the wanted token is only a part of a character.
+    configured: whether it accepts decodings as `generation_config` (`transformers serve`).
+    trims: whether answers may lack their first space.
     """
 
     model: str
@@ -110,7 +120,10 @@ class ServerDialect:
     trims: bool = False
 
     def asks_for_ranks(self, likeliest: int) -> bool:
-        """Return whether a request for scores of given tokens also returns their ranks."""
+        """Return whether a request for scores of given tokens also returns their ranks.
+
+        likeliest: number of likeliest tokens requested per position.
+        """
         return self.ranked and (self.scored != "forced" or likeliest > 0)
 
     # --- what is asked ---
@@ -159,12 +172,12 @@ class ServerDialect:
     ) -> dict[str, Any]:
         """Return the body of a request for the prompt's log-probabilities.
 
-        Some servers must also draw a token. llama.cpp, whose log-probabilities precede any bias,
-        is forced to draw the prompt's last token. It reports nothing for a token that is only a
+        Some servers must also draw a token. llama.cpp computes log-probabilities before any bias.
+        It is forced to draw the prompt's last token. It reports nothing for a token that is only a
         part of a character (`split`). For such a token, or to get the likeliest tokens, another
         token is forced, and all tokens are listed.
 
-        likeliest: number of tokens per position, from servers with vLLM's dialect.
+        likeliest: number of likeliest tokens per position, from servers with vLLM's fields.
         """
         body = {"model": self.model, "prompt": prompt, "max_tokens": 1, "temperature": 1.0, "n": 1}
         if self.scored == "forced":
@@ -183,7 +196,10 @@ class ServerDialect:
     # --- what is answered ---
 
     def parse_sampled_answers(self, answer: Any, count: int, length: int) -> list[WrittenAnswer]:
-        """Return `count` samples of at most `length` tokens, by index. Raise MalformedAnswer."""
+        """Return the `count` samples of an answer, each of at most `length` tokens, by index.
+
+        Raise MalformedAnswer for another answer.
+        """
         choices = _require_answer_list(answer, "choices")
         if len(choices) != count or {
             _require_answer_field(choice, "index") for choice in choices
@@ -210,7 +226,10 @@ class ServerDialect:
     def parse_prompt_log_probs(
         self, answer: Any, prompt: Tokens, likeliest: int = 0
     ) -> PromptLogProbs:
-        """Return the log-probabilities of the prompt's tokens. Raise MalformedAnswer."""
+        """Return the log-probabilities of the prompt's tokens from an answer.
+
+        likeliest: number of likeliest tokens requested per position. Raise MalformedAnswer.
+        """
         choice = _require_answer_list(answer, "choices")[:1]
         if not choice:
             raise MalformedAnswer("no answer came")
@@ -233,7 +252,7 @@ class ServerDialect:
 
 
 def _parse_sample_choice(choice: Any, counted: int | None) -> WrittenAnswer:
-    """Parse one sample. counted: the number of drawn tokens that the server reports, or None."""
+    """Parse one sample. counted: the server's count of drawn tokens, or None."""
     kind = withheld_answers.read_withheld_kind(choice)
     logprobs = choice.get("logprobs")
     if kind:
@@ -284,7 +303,7 @@ def _parse_sample_choice(choice: Any, counted: int | None) -> WrittenAnswer:
 
 
 def _read_generation_config(length: int, decoding: Decoding) -> str:
-    """Return a decoding as transformers' JSON; top_k is always given, because its default is 50."""
+    """Return a decoding as transformers' JSON. top_k is always given, because its default is 50."""
     config: dict[str, Any] = {
         "max_new_tokens": length,
         "do_sample": decoding.temperature > 0,
@@ -383,7 +402,10 @@ def _parse_token_scores(entry: Any) -> dict[int, tuple[float, Any]]:
 
 
 def _read_echoed_log_probs(choice: Any, n_sampled: int, hidden: Tokens) -> PromptLogProbs:
-    """Parse OpenAI's echo, which lacks `hidden` tokens and ends with `n_sampled` drawn tokens."""
+    """Parse the scores that OpenAI's `echo` returns for a prompt and its drawn tokens.
+
+    n_sampled: number of drawn tokens at the end. hidden: first tokens that the echo lacks.
+    """
     logprobs = choice.get("logprobs")
     if not isinstance(logprobs, Mapping) or not isinstance(logprobs.get("token_logprobs"), list):
         raise IgnoredParameter("no log-probabilities came")

@@ -18,7 +18,10 @@ _READ_AS_FEWER = 2
 
 @dataclass(frozen=True)
 class TokenTextCodec:
-    """A conversion between the user's tokens and the text that a server may require."""
+    """A conversion between the user's tokens and the text that a server may require.
+
+    eos: end-of-text tokens; name: the model's name in messages.
+    """
 
     tokenizer: Any
     dialect: ServerDialect
@@ -36,8 +39,9 @@ class TokenTextCodec:
         return len(text) > self.dialect.hidden + 1
 
     def encode_prompt(self, context: Tokens) -> list[int] | str:
-        """Return the prompt as the server accepts it; as text, without tokens that the server
-        adds.
+        """Return the prompt as the server accepts it: token ids, or text.
+
+        A text lacks the tokens that the server adds.
         """
         if self.dialect.ids:
             return list(context)
@@ -50,8 +54,9 @@ class TokenTextCodec:
         return self.text(context[len(adds) :])
 
     def refuse_changed_tokens(self, texts: Sequence[Tokens]) -> None:
-        """Raise NotApplicable for a text that a server without token input would tokenise
-        differently.
+        """Raise NotApplicable for texts that the server would tokenise differently.
+
+        This concerns servers without token input.
         """
         if self.dialect.ids:
             return
@@ -84,11 +89,11 @@ class TokenTextCodec:
     # --- what came back ---
 
     def read_sample(self, context: Tokens, answer: WrittenAnswer) -> WrittenAnswer:
-        """Return the answer with tokens: those of the server, or of the answer's text after the
-        context.
+        """Return the answer with tokens, from the server or from a tokenisation of the answer's
+        text.
 
         If the server may have removed a first space, both tokenisations are tried. The server's
-        token count selects one; without a count, both are kept as `readings`.
+        token count selects one of them. Without a count, both are kept as `readings`.
         """
         if answer.tokens is not None:
             return answer
@@ -117,16 +122,20 @@ class TokenTextCodec:
         return self.tokens(text)
 
     def continues_reading(self, reading: Tokens, rest: str) -> bool:
-        """Return whether `rest` continues `reading` after its first token, ignoring outer spaces.
+        """Return whether `rest` is the text of the tokens `reading` after the first, ignoring outer
+        spaces.
 
-        rest: the server's answer after that first token.
+        rest: the server's answer after the first token.
         """
         expected = self.text(reading[1:]).strip()
         text = rest.strip()
         return bool(expected and text) and (expected.startswith(text) or text.startswith(expected))
 
     def find_withheld_kind(self, context: Tokens, answer: WrittenAnswer, length: int) -> str:
-        """Return how an answer was withheld (`withheld_answers`); "" for a complete answer."""
+        """Return the way in which an answer was withheld (a kind of `withheld_answers`), or "".
+
+        length: maximum number of tokens requested.
+        """
         if answer.kind:
             return answer.kind
         prompt = "" if self.dialect.ids else self.text(context)

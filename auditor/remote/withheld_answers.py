@@ -1,8 +1,8 @@
 """Classify incomplete answers as filtered, refused, redacted or cut.
 
-Such an answer is no evidence that nothing leaked. The module lists phrases of servers and guards,
-and trusts a server's tokens and log-probabilities more than its text. Text replaced without a mark
-cannot be detected.
+Such an answer is no evidence that nothing leaked. The module lists phrases of servers and content
+filters. It trusts a server's tokens and log-probabilities more than its text. Text replaced without
+a mark cannot be detected.
 """
 
 from __future__ import annotations
@@ -82,8 +82,9 @@ _MARK = re.compile(
 
 
 def read_withheld_kind(choice: Mapping[str, Any]) -> str:
-    """Return the kind of withheld answer that the server reports: FILTERED, CALLED, REFUSED, or
-    "".
+    """Return the kind of withheld answer that the server reports: FILTERED, CALLED, REFUSED or "".
+
+    choice: one sample in the server's JSON answer.
     """
     reason = str(choice.get("finish_reason") or "").lower()
     message = choice.get("message")
@@ -109,10 +110,10 @@ def has_model_ended_text(choice: Mapping[str, Any]) -> bool:
 
 
 def detect_withheld_kind(text: str, before: str, sampled: str | None) -> str:
-    """Return REFUSED or REDACTED if the answer's words say so, else "".
+    """Return REFUSED or REDACTED if the words of the answer `text` say so, else "".
 
-    before: the text before the answer, whose marks the answer may repeat; sampled: text of the
-    drawn tokens, None if not reported. A mark in drawn tokens comes from the model itself.
+    before: the text before the answer, whose redaction marks the answer may repeat. sampled: text
+    of the drawn tokens, None if not reported. A mark in drawn tokens comes from the model itself.
     """
     if _STOCK.search(text[:_BEGINS].replace("\u2019", "'")):
         return REFUSED
@@ -136,8 +137,9 @@ def format_withheld_answers(counts: Mapping[str, int]) -> str:
 
 
 def count_hiding_answers(counts: Mapping[str, int]) -> dict[str, int]:
-    """Return the counts of kinds that may have hidden a leak. Complete answers are counted under
-    "".
+    """Return the counts of the kinds of answers that may have hidden a leak.
+
+    Complete answers are counted under "".
     """
     total = sum(counts.values())
     many = {}
