@@ -291,9 +291,7 @@ class RemoteModel(LanguageModel):
     def check_text_fits(
         self, n_prefix: int, length: int, prompt: Tensor | None = None, prefix_token: int = 0
     ) -> None:
-        """Raise AuditError for a text that is too long. There are no soft prompts with this
-        model.
-        """
+        """Raise AuditError for a text that is too long, and NotApplicable for a soft prompt."""
         super().check_text_fits(n_prefix, length, None, prefix_token)
 
     def start(

@@ -1,21 +1,20 @@
 """Clip and sum per-sample gradients with a proven sensitivity that includes rounding.
 
-If two data sets differ in one unit, their computed sums differ by at most C (1 + ROUNDING) in
-norm:
+If two data sets differ in one unit, their computed sums differ by at most C (1 + ROUNDING) in norm:
 
 - Norms are summed in float64, in which the squares are exact, in two stages of at most 2^25
-  additions each. The relative error by which a norm is too small is therefore at most 2^-27, in any
-  order (Higham 2002, Section 4.2). In float32, a sum of a large matrix in eight lanes loses every
-  value below half a unit in the last place of a lane's running sum: 13% of a norm.
+  additions each. A norm is therefore too small by a relative error of at most 2^-27, in any order
+  (Higham 2002, Section 4.2). In float32, the sum of a large matrix in eight lanes can lose 13% of a
+  norm. It loses every value below half a unit in the last place of a lane's running sum.
 - The entries of a clipped gradient are rounded to a grid of 2^-37 to 2^-36 of C before they are
-  added. This moves a gradient of d entries by at most sqrt(d) 2^-37 C: 2^-20.5 C if d is at most
-  MOST_PARAMETERS.
-- Sums are then multiples of the grid spacing, below 2^53 spacings for fewer than 2^16 units, so
-  they are exact in float64, in any order. A unit's rounding does not depend on the other units.
+  added. This moves a gradient of d entries by at most sqrt(d) 2^-37 C, which is 2^-20.5 C if d is
+  at most MOST_PARAMETERS.
+- Sums are then multiples of the grid spacing, below 2^53 spacings for fewer than 2^16 units. They
+  are thus exact in float64, in any order. A unit's rounding does not depend on the other units.
 
-Together (1 + 2^-27) (1 + 2^-52)^3 + 2^-20.5 < 1 + 2^-20. Not covered: the per-sample gradients
-themselves come from float32 kernels, whose last digits can depend on which records are computed
-together (`physical_batch=1` computes each record separately).
+Together (1 + 2^-27) (1 + 2^-52)^3 + 2^-20.5 < 1 + 2^-20. The proof does not cover the per-sample
+gradients themselves. They come from float32 kernels, whose last digits can depend on which records
+are computed together (`physical_batch=1` computes each record separately).
 """
 
 from __future__ import annotations
@@ -47,9 +46,9 @@ def choose_sum_device(device: torch.device) -> torch.device:
 
 
 def compute_gradient_norms(samples: Sequence[Tensor]) -> Tensor:
-    """Return the float64 norms of b gradients, (b,).
+    """Return the norms of b per-sample gradients in float64, (b,).
 
-    samples: parts of the gradients, (b, ...) for each parameter.
+    samples: for each parameter, its part of the gradients, (b, ...).
     """
     device = choose_sum_device(samples[0].device)
     squares = torch.zeros(len(samples[0]), dtype=torch.float64, device=device)
@@ -71,10 +70,10 @@ def add_clipped_gradients(
     factors: Tensor,
     clip: float,
 ) -> Tensor:
-    """Add the sum over b of factors (b,) times sample (b, ...) to `total`, in float64.
+    """Add the sum over b of factors[b] times sample[b] to `total`, in float64.
 
-    The summands are rounded to the grid of `clip` (inf: no rounding). `total` None starts a new
-    sum.
+    sample: (b, ...) gradients; factors: (b,). The summands are rounded to a grid that is fixed by
+        `clip` (inf: no rounding). If `total` is None, start a new sum.
     """
     device = choose_sum_device(sample.device)
     if total is None:
@@ -104,9 +103,9 @@ def _split_columns(sample: Tensor) -> Sequence[Tensor]:
 
 
 def make_dense_gradient(parameter: Tensor, clip: float) -> Tensor:
-    """Make a gradient, (1, ...), whose norm is too small if it is summed in float32.
+    """Make a gradient, (1, ...), whose norm is too small if computed in float32.
 
-    In each lane of such a sum, one entry is so large that the small entries are rounded away.
+    In each lane of a float32 sum, one entry is so large that the small entries are rounded away.
     """
     large = 2.0 ** math.ceil(math.log2(256 * clip))
     # The square of a small entry is just below half a unit in the last place (2^-24) of a large
@@ -123,12 +122,14 @@ def make_dense_gradient(parameter: Tensor, clip: float) -> Tensor:
 
 
 def check_gradient_clipping(parameters: Sequence[Tensor], clip: float, units: float) -> None:
-    """Clip a dense gradient far longer than C on this device, and check the result's norm
-    independently.
+    """Clip a dense gradient far longer than C on this device, and check the norm of the result.
+
+    The norm is computed independently.
 
     Args:
         parameters: determine the shapes and the device.
-        units: expected number in a batch.
+        clip: C, the clipping norm.
+        units: expected number of units in a batch.
 
     Raises:
         AuditError: if the clipped gradient is longer than C (1 + ROUNDING), or if the proof does

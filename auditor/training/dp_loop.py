@@ -51,10 +51,11 @@ Progress = Callable[[int, float], None]  # (steps done, mean loss of the last ba
 
 @dataclass(frozen=True)
 class PoissonSampler:
-    """Draws each of `size` units into each batch with probability `rate`, independently.
+    """A sampler that draws each of `size` units into each batch with probability `rate`,
+    independently.
 
     Epsilon is accounted for this sampling. (key, step) determines a batch, so a resumed training
-    draws the same batches.
+    draws equal batches.
     """
 
     size: int
@@ -71,8 +72,12 @@ class PoissonSampler:
 class PrivateRecipe:
     """The mechanism and the optimizer of a private training.
 
-    noise_multiplier: sigma, 0 for no noise. clip: C, the largest norm of a unit's gradient (of the
-    unit's mean loss a token); inf for no clipping. expected_batch: L, by which sums are divided.
+    noise_multiplier: sigma, 0 for no noise.
+    clip: C, the largest norm of a unit's gradient; inf for no clipping. The gradient is that of the
+        unit's mean loss per token.
+    steps: number of optimizer steps.
+    expected_batch: L, the expected units in a batch, by which sums are divided.
+    physical_batch: sequences in one forward pass.
     ghost: whether only one record's gradient is in memory at a time.
     """
 
@@ -88,8 +93,11 @@ class PrivateRecipe:
 
 @dataclass
 class PrivateModel:
-    """The outcome of a training. moved: whether any parameter changed; noise_scales: one per step;
-    watch: has the gradient canaries' scores.
+    """The result of a private training.
+
+    steps: number of steps; moved: whether any parameter changed.
+    noise_scales: the noise scale of each step.
+    watch: has the scores of the gradient canaries.
     """
 
     steps: int
@@ -99,10 +107,10 @@ class PrivateModel:
 
 
 class ScaledOptimizer(DPOptimizer):
-    """Opacus's optimizer with a clipping share for each example and a noise scale for each batch.
+    """Opacus's optimizer with a share of the clipping norm per example and a noise scale per batch.
 
     Both are 1 in DP-SGD. ADP scales the noise (Wu et al. 2022, Eq. 6: z = gamma_B N(0, C^2 sigma^2
-    I)), which voids the accounting if the scale depends on the data. Clipping shares leave the
+    I)), which voids the accounting if the scale depends on the data. Shares of at most 1 leave the
     sensitivity at C (formulas B4, variant B).
     """
 
@@ -129,9 +137,9 @@ class ScaledOptimizer(DPOptimizer):
         return factors
 
     def take_noisy_step(self) -> None:
-        """Add noise to the sums, divide by the expected batch, and take one step.
+        """Add noise to the sums, divide them by the expected batch, and take one optimizer step.
 
-        An empty batch is a step of noise only.
+        With an empty batch, the step consists of noise only.
         """
         for p in self.params:
             if p.summed_grad is None:
@@ -145,7 +153,7 @@ class ScaledOptimizer(DPOptimizer):
         self.zero_grad(set_to_none=True)  # Opacus's: clears the clipped sums too
 
     def add_noise(self) -> None:
-        """Add noise from our own stream, scaled for this batch.
+        """Add noise from the project's own stream, scaled for this batch.
 
         Opacus's own noise can be guessed (`auditor/training/noise.py`).
         """
@@ -178,11 +186,14 @@ def fit_privately(
     The training continues from the checkpoint, if any.
 
     Args:
+        sampler, recipe: the batches and the mechanism.
+        pad: id of the padding token.
         shares: for each example, a fraction in (0, 1] of the clipping norm, to which its gradient
             is clipped.
         noise_scale: maps the units of a batch to the factor on its noise.
-        canaries: extra units, sampled like the examples and numbered after them; a canary that its
+        canaries: extra units, numbered after the examples and sampled like them. A canary that its
             coin excluded contributes to no batch.
+        progress: callback(steps done, loss).
         seconds_between: seconds between two checkpoints.
 
     Raises:
@@ -246,7 +257,10 @@ def fit_privately(
 
 
 def _handle_empty_batches(noise_scale: NoiseScale | None) -> NoiseScale | None:
-    """Return the noise scale, but 1 for an empty batch, for which ADP's batch mean is undefined."""
+    """Return a noise scale that is 1 for an empty batch, for which ADP's batch mean is undefined.
+
+    noise_scale: the scale for other batches (None: return None).
+    """
     if noise_scale is None:
         return None
     return lambda units: noise_scale(units) if len(units) else 1.0
@@ -291,9 +305,10 @@ def _hook_canary_scores(
     units: Ints,
     scale: NoiseScale | None,
 ) -> RemovableHandle:
-    """Score the canaries on the gradients that the inner optimizer receives; return the hook.
+    """Install a hook that scores the canaries before an optimizer step; return the hook.
 
-    Only these gradients are released; the sums over records are not.
+    The hook reads the gradients that the inner optimizer receives. Only these gradients are
+    released, not the sums over records. units: the units in the batch.
     """
     inner = optimizer.original_optimizer
     expected_batch = optimizer.expected_batch_size
@@ -314,8 +329,8 @@ def _add_batch_gradients(
 ) -> float:
     """Add the clipped gradients of these units, one physical batch at a time.
 
-    Units numbered after the examples are canaries. Return the mean loss of the records, NaN
-    without records.
+    Units numbered after the examples are canaries. Return the mean loss of the records, or NaN if
+    the batch has no records.
     """
     total_loss = 0.0
     device = optimizer.params[0].device
@@ -357,7 +372,10 @@ def _add_clipped_gradients(
     watch: CanaryWatch,
     canaries: Sequence[int],
 ) -> None:
-    """Clip and add the per-sample gradients of a backward pass, then those of the canaries."""
+    """Clip and add the per-sample gradients of a backward pass, then the canaries' gradients.
+
+    n_records: number of records in the backward pass; shares: (n_records,).
+    """
     watch.append_canary_gradients(canaries)
     # Read before `add_clipped_samples`, which frees the samples.
     record_gradients = watch.read_record_gradients(n_records)
@@ -391,8 +409,10 @@ def _restore_training(
     optimizer: ScaledOptimizer,
     trained: PrivateModel,
 ) -> None:
-    """Restore steps, weights and moments from one file, so that the step count matches the
-    weights."""
+    """Restore the steps, weights and optimizer moments from `state`.
+
+    All are from one file, so that the step count matches the weights.
+    """
     if state["key"] != sampler.key:
         raise AuditError(
             "expected the checkpoint of this training, got one whose noise has another key",

@@ -80,7 +80,7 @@ def make_autocast_loss(half: torch.dtype | None) -> Loss:
 def cast_frozen_linear_weights(model: Any, half: torch.dtype | None) -> None:
     """Cast frozen weights of linear layers once, as autocast would do at every forward pass.
 
-    The products are the same but faster. half: None changes nothing. A head that shares the
+    The products are equal but faster. If `half` is None, change nothing. A head that shares the
     embedding's weight is not cast, because autocast does not round the embedding.
     """
     if half is None:
@@ -103,9 +103,10 @@ def pack_blocks(
     end: int,
     order: np.random.Generator,
 ) -> Tensor:
-    """Pack the sequences end to end in a new order, (blocks, block), with `end` after each.
+    """Concatenate the sequences in a new order, with `end` after each, and cut them into blocks.
 
-    The last block continues with the first tokens again.
+    Return (blocks, block) token ids. The last block is filled with the first tokens. order: draws
+    the order.
     """
     tokens = list[int]()
     for i in order.permutation(len(sequences)):
@@ -116,7 +117,7 @@ def pack_blocks(
 
 
 def refuse_trained_model(name: str, model: str) -> None:
-    """Raise AuditError if a trainer gets the option `model`, which only `audit run` uses."""
+    """Raise AuditError if a trainer gets the option `model`, because only `audit run` uses it."""
     if model:
         raise AuditError(
             f"-D model= names a trained {name} model for audit run: audit train makes it"
@@ -170,8 +171,8 @@ def list_trainable_parameters(model: Any) -> dict[str, torch.nn.Parameter]:
 class FineTuningRecipe:
     """The settings of a fine-tuning.
 
-    rate: peak learning rate; batch: blocks a step; block: tokens a block; end: the token that ends
-    a sequence.
+    rate: peak learning rate; batch: blocks in a step; block: tokens in a block; end: the token that
+        ends a sequence.
     """
 
     epochs: int
@@ -224,8 +225,10 @@ class StepwiseFineTuning:
         )
 
         def scale_rate(step: int) -> float:
-            """Return the factor on the rate: warm-up over a twentieth of the steps, then linear
-            decay to 0."""
+            """Return the factor on the learning rate at a step.
+
+            The factor rises over a twentieth of the steps, then decays linearly to 0.
+            """
             return min((step + 1) / max(1, n_steps // 20), max(0.0, 1 - step / n_steps))
 
         self._schedule = torch.optim.lr_scheduler.LambdaLR(self._optimizer, scale_rate)
@@ -244,7 +247,7 @@ class StepwiseFineTuning:
         return self._batches[self.steps]
 
     def step(self) -> None:
-        """Take one optimizer step with the gradients that the parameters have."""
+        """Take one optimizer step with the current gradients of the parameters."""
         torch.nn.utils.clip_grad_norm_(self.parameters.values(), 1.0)
         self._optimizer.step()
         self._schedule.step()
@@ -299,9 +302,10 @@ def train_packed_blocks(
     progress: Callable[[int], None] = lambda epochs_done: None,
     checkpoint: TrainerCheckpoint | None = None,
 ) -> None:
-    """Train the parameters that require gradients, in place.
+    """Train the parameters that require gradients, in place, on packed blocks.
 
-    Training continues after the last epoch of the checkpoint.
+    rate, batch, block, end: see `FineTuningRecipe`. order: draws the order of sequences. Training
+    continues after the last epoch of the checkpoint.
     """
     recipe = FineTuningRecipe(epochs, rate, batch, block, end)
     fitting = StepwiseFineTuning(list_trainable_parameters(model), sequences, recipe, order)

@@ -3,18 +3,18 @@
 A fair coin decides whether a canary is in the data. If so, it is sampled, clipped, summed and
 noised like the records. Its gradient lies along one coordinate of the trained parameters, a
 different coordinate for each canary, so that canaries do not disturb each other. The gradient is
-far longer than the clipping norm C, so it contributes exactly C if clipping works, and more if
-not. At each step the auditor reads the canary's coordinate in the gradient that the optimizer
+far longer than the clipping norm C. It therefore contributes exactly C if clipping works, and more
+if not. At each step the auditor reads the canary's coordinate in the gradient that the optimizer
 receives, and subtracts the records' contribution (Nasr et al. 2023; Steinke, Nasr and Jagielski
 2023, Section 6).
 
 The sampling rate, the noise and the steps are those of the training without canaries. The claim
-follows from them and holds for any data, including these units. Only the number of units in a
+follows from them and holds for any data, including the canaries. Only the number of units in a
 batch changes.
 
-The auditor also checks the steps themselves: their number, whether units were drawn as often as in
-Poisson sampling, and whether the noise has the right size and never repeats. This module computes
-no bound and writes no file.
+The auditor also checks the steps: their number, whether units were drawn as often as in Poisson
+    sampling, and whether the noise has the right size and never repeats. This module computes no
+    bound and writes no file.
 """
 
 from __future__ import annotations
@@ -43,8 +43,9 @@ _STATE_ARRAYS = ("scores", "sums", "drawn")
 
 @dataclass(frozen=True)
 class PlantedCanaries:
-    """The canaries to plant. `included`: which canaries are in the data, by coins drawn from the
-    seed.
+    """The gradient canaries to plant.
+
+    seed: determines by coins which canaries are in the data (`included`), and their coordinates.
     """
 
     count: int
@@ -74,7 +75,11 @@ NOTHING_PLANTED = PlantedCanaries(0)
 
 @dataclass(frozen=True)
 class AssumedMechanism:
-    """The mechanism for which scores are likelihood ratios: sigma, C, the sampling rate."""
+    """The mechanism that the auditor assumes when a canary's score is computed as a likelihood
+    ratio.
+
+    noise_multiplier: sigma; clip: C, the clipping norm; rate: sampling rate q.
+    """
 
     noise_multiplier: float
     clip: float
@@ -82,9 +87,11 @@ class AssumedMechanism:
 
 
 class CanaryWatch:
-    """A watch that plants canaries in the steps of a training and scores each release.
+    """A watch that plants canaries in the steps of a training and scores each release of gradients.
 
-    first: the number of the first canary among the units; units with lower numbers are records.
+    planted, parameters: the canaries and the trained parameters.
+    first: number of the first canary among the units; units with lower numbers are records.
+    assumed: the mechanism.
     """
 
     def __init__(
@@ -126,7 +133,7 @@ class CanaryWatch:
         return len(self.included)
 
     def drop_excluded_canaries(self, units: Ints) -> Ints:
-        """Remove the excluded canaries from the units drawn for a batch.
+        """Return the units of a batch without the canaries that are not in the data.
 
         The draws of all canaries are counted, included or not.
         """
@@ -160,8 +167,9 @@ class CanaryWatch:
     # --- reading gradients ---
 
     def read_record_gradients(self, records: int) -> Tensor:
-        """Return the first `records` per-sample gradients at the canaries' coordinates, (records,
-        count).
+        """Return the per-sample gradients of the first `records` records, (records, canaries).
+
+        Only the canaries' coordinates are returned.
         """
         gradients = torch.zeros(records, self.canary_count, dtype=torch.float64)
         for i, p in enumerate(self.parameters):
@@ -173,14 +181,14 @@ class CanaryWatch:
         return gradients
 
     def add_known_sums(self, sums: Tensor) -> None:
-        """Add a sum, (count,), to the records' known contribution at the canaries' coordinates.
+        """Add noiseless sums of records' gradients at the canaries' coordinates, (canaries,).
 
-        The sum is without noise.
+        They are the known contribution of the records, which `score_release` subtracts.
         """
         self._known_sums += sums.numpy()
 
     def read_released_gradients(self) -> Tensor:
-        """Return the parameters' gradients at the canaries' coordinates, (count,); 0 if absent."""
+        """Return the released gradients at the canaries' coordinates, (canaries,); 0 if absent."""
         gradients = torch.zeros(self.canary_count, dtype=torch.float64)
         for i, p in enumerate(self.parameters):
             canaries = torch.from_numpy(self._canaries_by_parameter[i])
@@ -198,9 +206,9 @@ class CanaryWatch:
         """Score one release: the gradients that the optimizer is about to use.
 
         Args:
-            expected_batch: the gradients are means over this number of units.
+            expected_batch: the gradients are sums divided by this number of units.
             units: the units in the batch.
-            scale: returns the noise scale for units; None if the scale does not depend on them.
+            scale: maps units to the noise scale; None if the scale does not depend on the units.
         """
         # The sum less the records' contribution is the canary's C, or 0, plus noise.
         noisy_sums = self.read_released_gradients().numpy() * expected_batch
@@ -227,7 +235,7 @@ class CanaryWatch:
         self._known_sums[:] = 0
 
     def _compute_noise_scales(self, units: Ints, scale: NoiseScale) -> tuple[Floats, Floats]:
-        """Return the noise scale with each canary in the batch and without it, (count,) each.
+        """Return the noise scale with each canary in the batch and without it, (canaries,) each.
 
         The other units of the batch stay as drawn.
         """
@@ -245,11 +253,10 @@ class CanaryWatch:
         noise_with: Floats,
         noise_without: Floats,
     ) -> Floats:
-        """Return the log-likelihood ratio of `noise_with` against `noise_without`, in nats,
-        (count,).
+        """Return for each canary the evidence in the size of this step's noise, (canaries,) nats.
 
-        The ratio is of this step's noise: what its size reveals about the units in the batch. It
-        is 0 if both deviations are equal (formulas B4, (i)).
+        The evidence is the log-likelihood ratio of the deviation `noise_with` against
+        `noise_without`. The ratio is 0 if both deviations are equal (formulas B4, (i)).
         """
         energy = 0.0
         n_values = 0
@@ -267,12 +274,13 @@ class CanaryWatch:
 
     @property
     def draw_unevenness_z(self) -> float:
-        """Return z of the canaries' summed squared deviations of their draw counts from the mean.
+        """Return a z-score for how unevenly the canaries were drawn; negative if the draws are too
+        even.
 
-        Negative values mean that draws are too even. Each count is Binomial(steps, q). z is the
-        sum minus its mean, divided by the root of the summed second moments of its terms. P[z
-        below -t] is at most exp(-t^2 / 2), for any number of nonnegative terms (Maurer 2003,
-        Theorem 2.1).
+        Each canary's count of draws is Binomial(steps, q). The statistic sums the squared
+        deviations of the counts from their mean. z is the statistic minus its mean, divided by the
+        root of the summed second moments of its terms. P[z below -t] is at most exp(-t^2 / 2), for
+        any number of nonnegative terms (Maurer 2003, Theorem 2.1).
         """
         n = self.releases
         q = self.assumed.rate
@@ -286,10 +294,11 @@ class CanaryWatch:
         return excess / math.sqrt(self.canary_count * fourth)
 
     def measure_noise(self) -> tuple[int, float, float]:
-        """Measure the noise values relative to the noise deviation that the training reports.
+        """Measure the noise at some coordinates, relative to the noise deviation that the training
+        reports.
 
-        Return their number, their root mean square and the largest correlation of two steps; (0,
-        1, 0) if no noise is reported.
+        Return the number of noise values, their root mean square, and the largest correlation of
+        two steps. Return (0, 1, 0) if no noise is reported.
         """
         if not self._noise or not len(self._witnesses):
             return 0, 1.0, 0.0
@@ -328,9 +337,12 @@ def compute_inclusion_log_ratio(
 ) -> Floats:
     """Return the log-likelihood ratio of a canary, included against excluded, in nats.
 
-    The ratio compares x ~ (1 - q) N(0, s^2) + q N(1, s^2) with N(0, s^2): log(1 - q + q exp((2 x -
-    1) / (2 s^2))), as for the subsampled Gaussian mechanism with and without one unit of gradient
-    1. x: observed values; noise: s; rate: q; other_evidence: a further log-ratio in nats.
+    The ratio compares x ~ (1 - q) N(0, s^2) + q N(1, s^2) with N(0, s^2). This is the subsampled
+    Gaussian mechanism with and without one unit of gradient 1. The value is
+        log(1 - q + q exp((2 x - 1) / (2 s^2))).
+
+    x: observed values; noise: s; rate: q.
+    other_evidence: a further log-ratio in nats, added to the exponent.
     """
     s = np.maximum(noise, _LEAST_NOISE)
     log_ratio = (2 * x - 1) / (2 * s * s) + other_evidence

@@ -1,8 +1,7 @@
-"""Mask the loss of tokens that the model reads but does not learn, e.g. a conversation's user
-turns.
+"""Mask the loss of tokens that the model reads but does not learn, such as a user's turns.
 
-Such a token is written as ~token, a negative number. So one row of numbers passes through packing,
-cutting and batching, which need no code for masks. Callers of a model get its inputs from
+Such a token is written as ~token, a negative number. One row of numbers thus passes through
+packing, cutting and batching, which need no code for masks. Callers of a model get its inputs from
 `remove_row_loss_masks` and its labels from `make_row_labels`.
 """
 
@@ -35,12 +34,18 @@ def remove_loss_mask(tokens: Tokens) -> Tokens:
 
 
 def remove_row_loss_masks(rows: Tensor) -> Tensor:
-    """Return rows of masked sequences, of any shape, as token ids."""
+    """Return the token ids of sequences in which masked tokens are written as ~token.
+
+    rows: an integer tensor of any shape.
+    """
     return rows.where(rows >= 0, ~rows)
 
 
 def make_row_labels(rows: Tensor) -> Tensor:
-    """Return the ids of tokens that have a loss, and IGNORED for all other tokens."""
+    """Return the ids of tokens that have a loss, and IGNORED for all other tokens.
+
+    rows: sequences in which tokens without a loss are written as ~token.
+    """
     return rows.masked_fill(rows < 0, IGNORED)
 
 
@@ -48,7 +53,8 @@ def make_row_labels(rows: Tensor) -> Tensor:
 
 
 def compute_learnt_token_nlls(model: Any, labels: Tensor, **inputs: Any) -> Tensor:
-    """Return the nll in nats of the k tokens that have a loss, (k,), row by row.
+    """Return the negative log-likelihood in nats of the k tokens that have a loss, (k,), row by
+    row.
 
     labels: (b, n) the tokens, `IGNORED` for tokens without a loss; inputs: passed to the model.
     """
@@ -78,10 +84,10 @@ def compute_mean_learnt_nlls(model: Any, labels: Tensor, **inputs: Any) -> Tenso
 
 @contextmanager
 def _restrict_head(model: Any, has_loss: Tensor) -> Iterator[None]:
-    """Make the head compute only positions with a loss inside this context.
+    """Let the model's head compute only positions with a loss inside this context.
 
-    A head with trained parameters still computes all positions, because per-sample gradients need
-    them.
+    has_loss: mask of these positions. A head with trained parameters still computes all positions,
+        because per-sample gradients need them.
     """
     inner = getattr(model, "_module", model)  # unwraps a model that Opacus has wrapped
     head = None

@@ -35,9 +35,9 @@ _TOKENS_A_STEP = 4096
 
 
 def assign_member_shards(units: Sequence[str], members: int) -> list[list[int]]:
-    """Return the indices of each member's records. units: the unit of each record.
+    """Return the indices of each member's records. units: the privacy unit of each record.
 
-    The hash of a record's unit determines the shard. So all records of a unit are in one shard,
+    The hash of a record's unit determines the shard. All records of a unit are thus in one shard,
     and adding or removing a unit changes only this shard.
     """
     shards: list[list[int]] = [[] for _ in range(members)]
@@ -48,12 +48,12 @@ def assign_member_shards(units: Sequence[str], members: int) -> list[list[int]]:
 
 
 def merge_units_sharing_records(units: Sequence[str], records: Sequence[str]) -> list[str]:
-    """Return the unit of each record after merging units that share a record.
+    """Return the unit of each record after merging privacy units that share a record.
 
     A merged unit has the alphabetically first name of its parts. Copies in two shards would void a
     claim about one record, so units that share a record are protected together.
 
-    units, records: parallel sequences; a record is its text.
+    units, records: the unit and the text of each record.
     """
     leader = {unit: unit for unit in units}
 
@@ -73,8 +73,9 @@ def merge_units_sharing_records(units: Sequence[str], records: Sequence[str]) ->
 
 
 def name_inseparable_units(records: Sequence[TrainingRecord]) -> list[str]:
-    """Return the unit of each record, so that a user's records and all copies of them share a
-    unit.
+    """Return the privacy unit of each record.
+
+    All records of a user, and all copies of these records, have one unit.
     """
     units = [record.unit for record in records]
     return merge_units_sharing_records(units, [record.text for record in records])
@@ -88,7 +89,8 @@ def get_member_folder(ensemble: Path, index: int) -> Path:
 class LoraAdapterRecipe:
     """A plain LoRA adapter.
 
-    layers: the attention projection that PEFT names for an architecture, or all linear layers.
+    layers: the adapted layers: the attention projection that PEFT names for an architecture, or all
+        linear layers.
     """
 
     rank: int
@@ -98,9 +100,11 @@ class LoraAdapterRecipe:
 
 @dataclass(frozen=True)
 class MemberToTrain:
-    """One adapter to train: its folder and records.
+    """One member of an ensemble to train: its folder and its records.
 
-    seed: determines the random half of the adapter's weights; stream: the key of its random order.
+    texts, sequences: the records as texts and as tokens.
+    seed: determines the random half of the adapter's weights.
+    stream: key that determines the order of the records.
     """
 
     folder: Path
@@ -153,10 +157,10 @@ def train_private_members(
     """Train the members that have no folder yet, several in each forward pass.
 
     Folders appear atomically: a folder that exists is complete. Except for rounding, a member does
-    not depend on `together` or on other members: its adapter is PEFT's after `torch.manual_seed`
-    of its seed; batches, steps, clipping and AdamW are its own; and the base runs without dropout,
-    as in use, because dropout masks would depend on the batch. A member without records learns
-    nothing and equals the public model.
+        not depend on `together` or on other members. Its adapter is PEFT's after
+        `torch.manual_seed` of its seed. Its batches, steps, clipping and AdamW are its own. The
+        base runs without dropout, as in use, because dropout masks would depend on the batch. A
+        member without records learns nothing and equals the public model.
 
     Args:
         together: largest number of members trained at once; when one ends, the next begins. 0: as
@@ -227,9 +231,10 @@ def train_private_members(
 def _choose_losses(
     base: Any, adapter: LoraAdapterRecipe, max_count: int, *, required: bool
 ) -> tuple[Callable[..., torch.Tensor], int]:
-    """Return a function for the losses of several members, and how many members one call may have.
+    """Return a function that computes the losses of several members, and the most members per call.
 
-    This number is 1 if the base's layers do not treat each row of a batch independently.
+    The number is 1 if the base's layers do not treat each row of a batch independently. Then raise
+    AuditError if `required` and `max_count` > 1.
     """
     if max_count > 1:
         joint_base = make_joint_training_base(

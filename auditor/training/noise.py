@@ -2,18 +2,18 @@
 
 An epsilon assumes noise that nobody can guess and that is Gaussian down to the last bit.
 
-A generator's seed breaks the first assumption: torch's generator on a CPU keeps 32 bits of any
-seed, so a step's noise is one of 2^32 known vectors, and an inner product with released weights
-identifies this vector. (Opacus uses this generator by default, with the same weakness on a CPU;
-torch's generator on a GPU keeps 64 bits, and neither is cryptographic.) Floating point breaks the
-second assumption: the set of possible sums depends on the value to which the noise was added
-(Mironov 2012), for Gaussian noise as for Laplace noise.
+A generator's seed breaks the first assumption. torch's generator on a CPU keeps 32 bits of any
+seed. A step's noise is thus one of 2^32 known vectors, and an inner product with released weights
+identifies this vector. Opacus uses this generator by default, with the same weakness on a CPU.
+torch's generator on a GPU keeps 64 bits, and neither is cryptographic. Floating point breaks the
+second assumption, for Gaussian noise as for Laplace noise. The set of possible sums depends on the
+value to which the noise was added (Mironov 2012).
 
 The stream is ChaCha20 (RFC 8439). Its key is 256 bits from the operating system and its nonce is
-the step. So whoever has the key can draw any step again, and nobody else can if ChaCha20 is secure
-as a cipher. A 128-bit counter generator (Philox) would be as hard to search, but was never
+the step. Whoever has the key can thus draw any step again, and nobody else can if ChaCha20 is
+secure as a cipher. A 128-bit counter generator (Philox) would be as hard to search, but was never
 designed to hide its state. Like Mironov's snapping, `add_gaussian_noise` rounds the noisy sum, not
-the noise, to a grid that does not depend on the data: the release is a function of a nearly ideal
+the noise, to a grid that does not depend on the data. The release is a function of a nearly ideal
 Gaussian's outcome, and its last bits reveal nothing.
 """
 
@@ -35,7 +35,7 @@ _GRID = 2.0**-16
 
 
 class NoiseStream:
-    """The standard Gaussian values of one step, in order, determined by (key, step)."""
+    """A stream of standard Gaussian values for one step, determined by (key, step)."""
 
     def __init__(self, key: str, step: int) -> None:
         secret = hashlib.sha256(f"noise\x1f{key}".encode()).digest()
@@ -43,11 +43,10 @@ class NoiseStream:
         self._cipher = Cipher(algorithms.ChaCha20(secret, nonce), mode=None).encryptor()
 
     def draw_standard_normals(self, count: int, device: torch.device) -> Tensor:
-        """Draw (count,) float64 values by Box-Muller, which makes two values from two 64-bit
-        words.
+        """Draw (count,) float64 values by Box-Muller, which turns two 64-bit words into two values.
 
-        Only the lowest 63 bits of a word are used. Values are at most 9.4; a true Gaussian value
-        is larger with probability 5e-21.
+        Only the lowest 63 bits of a word are used. Values are at most 9.4 in size; a true Gaussian
+        value is larger with probability 5e-21.
         """
         # Encrypting zeros gives the cipher's stream; each call continues after the previous one.
         n_bytes = 8 * (count + count % 2)
@@ -61,9 +60,10 @@ class NoiseStream:
 
 
 def add_gaussian_noise(total: Tensor, deviation: float, stream: NoiseStream) -> Tensor:
-    """Add Gaussian noise of this standard deviation; round the sum to `compute_grid_spacing`.
+    """Add Gaussian noise of standard deviation `deviation` to `total`, and round the sum.
 
-    A deviation of 0 adds no noise. The result has the dtype of `total`.
+    The sum is rounded to multiples of `compute_grid_spacing`. A deviation of 0 adds no noise. The
+    result has the dtype of `total`.
     """
     if deviation == 0:
         return total.clone()

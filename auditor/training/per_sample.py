@@ -1,8 +1,7 @@
-"""Compute per-sample gradients: the model with Opacus's hooks, gradient rules for its layers, and
-checks.
+"""Compute per-sample gradients with Opacus's hooks, with gradient rules for further layers.
 
-Before use, per-sample gradients are compared with backward passes of single records. Needs the
-`dp` extra.
+Before use, per-sample gradients are compared with backward passes of single records. Needs the `dp`
+extra.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ def pad_examples(
     pad: int,
     device: torch.device | str = "cpu",
 ) -> tuple[Tensor, Tensor]:
-    """Return token ids and labels, (b, n) each.
+    """Return token ids and labels of the sequences, (b, n) each, padded with `pad`.
 
     Padding comes last, so causal attention needs no mask.
     """
@@ -45,9 +44,9 @@ def pad_examples(
 
 
 def compute_padded_record_nlls(model: Any, tokens: Tensor, labels: Tensor) -> Tensor:
-    """Return each sequence's mean nll in nats over tokens with a loss, (b,); 0 without such tokens.
+    """Return each sequence's mean negative log-likelihood over tokens with a loss, (b,) nats.
 
-    The first token of a sequence has no loss.
+    tokens, labels: (b, n). The value is 0 without such tokens. The first token has no loss.
     """
     # Position ids of full batch size: GPT-2's own are (1, n), and their embedding would have no
     # per-sample gradient.
@@ -68,11 +67,10 @@ def wrap_checked_model(
     examples: Sequence[Tokens],
     pad: int,
 ) -> Iterator[Any]:
-    """Wrap the model with Opacus's hooks inside this context, after a check of per-sample
-    gradients.
+    """Wrap the model with Opacus's hooks inside this context, after checking per-sample gradients.
 
-    Dropout is off: the noise regularises enough, and without dropout a gradient depends only on
-    its record.
+    ghost: whether only one record's gradient is in memory at a time. Dropout is off: the noise
+        regularises enough, and without dropout a gradient depends only on its record.
     """
     _disable_dropout(model)
     pairs = pick_gradient_check_pairs(examples)
@@ -129,9 +127,7 @@ def _compute_embedding_gradients(
 
 
 class PerSampleGradientHook(GradSampleModule):
-    """A hook that stores each layer's inputs and backprops, and computes one record's gradient at
-    a time.
-    """
+    """A hook that stores each layer's inputs and backprops, and computes one record's gradient."""
 
     def __init__(self, model: Any, **options: Any) -> None:
         super().__init__(model, **options)
@@ -216,9 +212,9 @@ def _disable_dropout(model: nn.Module) -> None:
 def pick_gradient_check_pairs(examples: Sequence[Tokens]) -> list[list[Tokens]]:
     """Pair the longest record with the shortest record of each octave of lengths.
 
-    A model may compute a record differently in a longer batch (rotary embeddings beyond their
-    original length); then a short record's gradient depends on the records in its batch. The last
-    pair is the two longest records.
+    A model may compute a record differently in a longer batch, for example with rotary embeddings
+    beyond their original length. Then a short record's gradient depends on the records in its
+    batch. The last pair is the two longest records.
     """
     ordered = sorted(examples, key=len)
     # In reverse order, so that the shortest example of each octave comes last and remains.
@@ -233,8 +229,7 @@ def pick_gradient_check_pairs(examples: Sequence[Tokens]) -> list[list[Tokens]]:
 
 @torch.no_grad()
 def check_buffers_unchanged(model: nn.Module, pairs: Sequence[Sequence[Tokens]], pad: int) -> None:
-    """Raise AuditError if the model remembers its inputs, because its buffers would reveal
-    records.
+    """Raise AuditError if a forward pass changes the model's buffers, which would reveal records.
 
     Noise does not protect buffers. Buffers that no forward pass changes are allowed. The message
     names the layer.

@@ -1,7 +1,8 @@
-"""Fine-tune in Poisson batches, one example a unit: the base of private trainings and controls.
+"""Fine-tune in Poisson batches, one example per privacy unit: the base of private trainings.
 
-This module defines their options, checks and `privacy.json`, as trainers and as defenses. The loop
-is in `auditor/training/dp_loop.py`. Subclasses define noise, clipping and promises.
+Trainings without noise, which serve as controls, have this base too. The module defines their
+options, checks and `privacy.json`, as trainers and as defenses. The loop is in
+`auditor/training/dp_loop.py`. Subclasses define noise, clipping and promises.
 """
 
 from __future__ import annotations
@@ -39,10 +40,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class UnitTreatment:
-    """The treatment of each unit.
+    """The clipping and the noise that a training chooses for each privacy unit.
 
-    shares: fractions of the clipping norm, by unit; noise_scale: maps the units of a batch to the
-    batch's noise scale. None: 1 for all.
+    shares: for each unit, a fraction of the clipping norm (None: 1).
+    noise_scale: maps the units of a batch to the factor on its noise (None: 1).
+    details: (name, value) for `privacy.json`.
     """
 
     shares: Sequence[float] | None = None
@@ -52,10 +54,13 @@ class UnitTreatment:
 
 @dataclass(frozen=True)
 class MechanismTerms:
-    """The terms of a training's mechanism.
+    """The parameters of a training's mechanism, from which its promise is computed.
 
-    sigma: noise multiplier, 0 for none; clip: C, inf for none; rate: sampling rate q of `units`
-    units; steps: planned steps; base: the promise of the base model.
+    sigma: noise multiplier, 0 for no noise.
+    clip: C, the clipping norm; inf for no clipping.
+    rate: sampling rate q of the `units` units.
+    steps: planned steps; delta: that of the promise.
+    base: the promise of the base model.
     """
 
     sigma: float
@@ -69,14 +74,18 @@ class MechanismTerms:
 
 @dataclass(frozen=True)
 class PoissonTraining(Defense, Trainer):
-    """Base of trainings that draw each unit into each batch independently; each is a defense too.
+    """Base of trainings that draw each privacy unit into each batch independently.
 
-    batch: expected units in a batch. physical_batch: sequences at once. unit: the unit of sampling;
-    a `user`'s records make one sequence. units: how many there are, as far as the public may know:
-    the sampling rate follows from it (0: as many as the data have). ghost: keep the gradient of
-    only one record at a time in memory. model: a folder with a model trained this way, for
-    `audit run` outside the lab. gradient_canaries: number of planted units, each in the data or out
-    by a coin, with which `gradient-audit` checks the claim: a model to audit, not to ship.
+    Each such training is a trainer and a defense.
+    batch: expected units in a batch.
+    unit: what is sampled: a record, or all records of a user as one sequence.
+    units: public number of units, from which the sampling rate follows (0: as many as the data
+        have).
+    ghost: whether only one record's gradient is in memory at a time.
+    physical_batch: sequences in one forward pass.
+    model: a folder with a model trained this way, for `audit run` outside the lab.
+    gradient_canaries: number of planted units, each in the data or not by a coin. `gradient-audit`
+        checks the claim with them, so such a model is to audit, not to ship.
     """
 
     needs = ("trained",)
@@ -116,21 +125,26 @@ class PoissonTraining(Defense, Trainer):
     # --- as a trainer ---
 
     def choose_unit_treatment(self, job: TrainingJob, examples: Sequence[Tokens]) -> UnitTreatment:
-        """Return how the units are treated; by default all alike."""
+        """Return the clipping and noise for each unit; by default, all units are treated alike."""
         return UnitTreatment()
 
     def compute_mechanism_terms(self, job: TrainingJob, units: int) -> MechanismTerms:
-        """Return the mechanism for this many units: noise, clipping, sampling rate, steps."""
+        """Return the mechanism's parameters for this number of units: noise, clipping, rate and
+        steps.
+        """
         raise NotImplementedError
 
     def make_privacy_record(
         self, trained: PrivateModel, judgement: UnitTreatment, terms: MechanismTerms
     ) -> PrivacyRecord:
-        """Return the promise that the finished training makes."""
+        """Return the promise that the finished training makes.
+
+        judgement: the treatment of the units; terms: the mechanism's parameters.
+        """
         raise NotImplementedError
 
     def derive_randomness_key(self, job: TrainingJob) -> str:
-        """Return the key of batches and noise; it is secret if the training makes a promise."""
+        """Return the key of batches and noise, which is secret if the training makes a promise."""
         raise NotImplementedError
 
     def make_private_training_progress(
@@ -251,8 +265,9 @@ class PoissonTraining(Defense, Trainer):
         )
 
     def collect_recipe_details(self) -> dict[str, float]:
-        """Return the recipe values that are stored in `privacy.json` and compared with those of
-        controls.
+        """Return the settings of the training, by name, to store in `privacy.json`.
+
+        They are compared with the settings of controls.
         """
         details = {"expected_batch": float(self.batch), "learning_rate": self.learning_rate}
         if self.gradient_canaries:
@@ -275,9 +290,10 @@ class PoissonTraining(Defense, Trainer):
 
 @dataclass(frozen=True)
 class NonPrivateControl(PoissonTraining):
-    """Base of trainings without noise, the controls of a private training. They promise nothing.
+    """Base of trainings without noise, which serve as controls of a private training.
 
-    The seed determines the batches, which need not be secret, so controls of one seed share them.
+    They promise nothing. The seed determines the batches, which need not be secret, so controls of
+    one seed have equal batches.
     """
 
     claims = "none: the control row of private training"
@@ -322,9 +338,10 @@ class NonPrivateControl(PoissonTraining):
 
 
 def _collect_unit_sequences(job: TrainingJob, unit: str) -> tuple[list[Tokens], int]:
-    """Return one sequence for each unit, cut at the block, and how many sequences were cut.
+    """Return one sequence for each privacy unit, cut at the block length, and the number of cuts.
 
-    An end-of-text token precedes a unit's first record and follows each of its records.
+    unit: "record" or "user". An end-of-text token precedes a unit's first record and follows each
+        of its records.
     """
     sequences: dict[str, list[int]] = {}
     for i, record in enumerate(job.records):

@@ -1,7 +1,7 @@
 """Check before a training whether its training set contains the secrets that will be audited.
 
-A dose-response curve means nothing if its records are missing from the training set or have no
-loss. The checks work on token ids and labels.
+A dose-response curve (leakage against copies) means nothing if its records are missing from the
+training set or have no loss. The checks work on token ids and labels.
 """
 
 from __future__ import annotations
@@ -29,7 +29,11 @@ _COMPLETION = "completion_mask"
 
 @dataclass(frozen=True)
 class TrainingSet:
-    """The rows of a training set joined end to end: token ids, and whether each has a loss."""
+    """The rows of a training set joined end to end.
+
+    ids: token ids; has_loss: for each token, whether it has a loss.
+    rows: number of rows; copies: number of rows that equal an earlier row.
+    """
 
     ids: NDArray[np.int32]
     has_loss: Bools
@@ -44,18 +48,17 @@ def read_training_set(
     completion_only: bool = True,
     learns_prompts: bool = False,
 ) -> TrainingSet | None:
-    """Return the tokens of a data set whose rows have token ids; None if rows are tokenized
-    lazily.
+    """Return the tokens of a data set whose rows have token ids.
 
-    A row is `input_ids`, or TRL's prompt with its completions: `chosen_ids` and `rejected_ids`
-    (DPO), `completion_ids` (KTO), `chosen_input_ids` and `rejected_input_ids` (ORPO, CPO, DPO
-    before 1.16).
+    Return None if rows are tokenized lazily. A row is `input_ids`, or TRL's prompt with its
+    completions: `chosen_ids` and `rejected_ids` (DPO), `completion_ids` (KTO), `chosen_input_ids`
+    and `rejected_input_ids` (ORPO, CPO, DPO before 1.16).
 
     Args:
         max_length: TRL's collators cut a prompt with a completion to this many tokens, the first
             ones or, with `keep_end`, the last ones.
         completion_only: whether the trainer uses a `completion_mask` if there are no labels.
-        learns_prompts: whether the loss covers the prompts of chosen sides, as in TRL 1.16's ORPO.
+        learns_prompts: whether the loss covers prompts of chosen answers, as in TRL 1.16's ORPO.
     """
     masks = (_ASSISTANT, _COMPLETION) if completion_only else (_ASSISTANT,)
     sides_with_prompts = ("chosen",) if learns_prompts else ()
@@ -86,10 +89,11 @@ def read_training_set(
 def _extract_row_sequences(
     row: Mapping[str, Any], window: slice, masks: Sequence[str], sides_with_prompts: Sequence[str]
 ) -> list[tuple[NDArray[np.int32], Bools]]:
-    """Return each sequence of a row that the model reads, and its mask of tokens with a loss.
+    """Return (token ids, mask of tokens with a loss) for each sequence of a row.
 
-    Return [] if the row has no ids. sides_with_prompts: ("chosen",) if the loss covers this side's
-    prompt, even if its labels mask the prompt.
+    Return [] if the row has no ids. window: the tokens to keep of a preference sequence. masks:
+    columns that mask the loss. sides_with_prompts: ("chosen",) if the loss covers the prompt of the
+    chosen answer, even if its labels mask the prompt.
     """
     if row.get("input_ids") is not None:
         tokens = np.asarray(row["input_ids"], dtype=np.int32).ravel()
@@ -141,7 +145,7 @@ def _read_learnt_mask(
 
 
 def describe_secret_coverage(training: TrainingSet, secrets: Sequence[Secret]) -> tuple[str, ...]:
-    """Return sentences that say which of these secrets the training set contains.
+    """Return sentences on which of these secrets the training set contains.
 
     Raise AuditError if the set contains no member or contains a non-member, or if no member has a
     loss.

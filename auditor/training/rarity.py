@@ -25,9 +25,10 @@ def compute_log_perplexities(
     model: LanguageModel,
     examples: Sequence[Tokens],
 ) -> Floats:
-    """Return log P(s), the mean nll in nats a token under the public model (Eq. 3), (n,).
+    """Return log P(s) of each example under the public model (Eq. 3), (n,).
 
-    The first token of each example has no nll.
+    This is the mean negative log-likelihood, in nats a token. The first token of an example does
+    not count.
     """
     sequences = []
     for example in examples:
@@ -38,12 +39,12 @@ def compute_log_perplexities(
 
 
 def scale_perplexities_within_data(log_perplexity: Floats, normalisation: Normalisation) -> Floats:
-    """Return rho in [0, 1] (Eq. 4), (n,), which increases with perplexity and depends on all
-    records.
+    """Scale perplexities P to rho in [0, 1] (Eq. 4), (n,); each value depends on all records.
 
-    min-max: (P - min P) / (max P - min P), so that one odd record makes all others look public.
-    rank: share of the records with a smaller perplexity; ties get the middle. If all perplexities
-    are equal, rho is 1 for all, because nothing distinguishes the records.
+    log_perplexity: (n,) log P. normalisation: `min-max` is (P - min P) / (max P - min P), so one
+    odd record makes all others look public. `rank` is the share of the records with a smaller
+    perplexity; ties get the middle. If all perplexities are equal, rho is 1 for all, because
+    nothing distinguishes the records.
     """
     if len(log_perplexity) == 0:
         raise AuditError("expected records to judge, got none")
@@ -59,7 +60,7 @@ def scale_perplexities_within_data(log_perplexity: Floats, normalisation: Normal
 def scale_perplexities_within_bounds(
     log_perplexity: Floats, lowest: float, highest: float
 ) -> Floats:
-    """Return rho in [0, 1], the position of log P between two public bounds on a log scale, (n,).
+    """Scale log-perplexities to rho in [0, 1] between two public bounds, (n,).
 
     Each value depends only on its own record. lowest, highest: bounds on the perplexity. Raise
     AuditError unless 1 <= lowest < highest.
@@ -88,9 +89,10 @@ def compute_clipping_shares(
     lowest: float,
     highest: float,
 ) -> list[float]:
-    """Return each example's share of the clipping norm: 1 for common text, kappa_least for rare.
+    """Return each example's share of the clipping norm, from 1 for common text to kappa_least for
+    rare.
 
-    lowest, highest: bounds of the perplexity; 0 means 1 and the vocabulary size, respectively.
+    lowest, highest: bounds on the perplexity; 0 means 1 and the vocabulary size, respectively.
     """
     log_perplexity = compute_log_perplexities(public, examples)
     upper = highest or float(public.vocab_size)

@@ -31,9 +31,9 @@ def compute_losses_separately(adapters: Sequence[Any], rows: Sequence[Tensor]) -
 
 
 class JointAdapterTraining:
-    """A base that computes rows of several adapters in one forward pass.
+    """A base model that computes batch rows of several adapters in one forward pass.
 
-    like: a PEFT model with adapters on the same layers.
+    base: the base model; like: a PEFT model with adapters on the layers to adapt.
     """
 
     def __init__(self, base: Any, like: Any) -> None:
@@ -48,7 +48,7 @@ class JointAdapterTraining:
             self.model.set_submodule(name, mixed)
 
     def compute_losses_jointly(self, adapters: Sequence[Any], rows: Sequence[Tensor]) -> Tensor:
-        """Return the same losses as `compute_losses_separately`, with one forward pass.
+        """Return the losses of `compute_losses_separately` from one forward pass.
 
         The gradient of their sum contains, for each adapter, the gradient of its own loss.
         """
@@ -108,8 +108,7 @@ def compute_row_nlls(model: Any, rows: Tensor) -> Tensor:
 
 
 def make_joint_training_base(base: Any, adapter: Callable[[], Any]) -> JointAdapterTraining | None:
-    """Return a base for joint training of such adapters; None if a row's result depends on other
-    rows.
+    """Return a base for joint training of such adapters, or None if batch rows affect each other.
 
     A trial with two random adapters compares the distributions. It detects layers that see the
     tokens of all rows at once (experts), and kernels that read the weights without calling the

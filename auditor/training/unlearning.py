@@ -1,4 +1,4 @@
-"""Train a model to forget records that it has learnt, and relearn to see which records return.
+"""Train a model to forget records that it has learnt, and retrain it to see which records return.
 
 Subclasses define a loss that lowers the log-probabilities of whole records. Unlearning promises
 nothing: an audit must measure what the model still reveals of a record that it should have
@@ -40,11 +40,11 @@ _AT_ONCE = 16  # records evaluated together, without gradients
 
 @dataclass(frozen=True)
 class UnlearningTrainer(Variant):
-    """Base of trainings on records to forget.
+    """Base of trainings that make a model forget records.
 
     Each step takes `batch` of the records to forget, each distinct record once an epoch, and
-    equally many records to keep, drawn at random. retain: weight of the loss of the records to
-    keep; 0: none are drawn.
+    equally many records to keep, drawn at random.
+    retain: weight of the loss of the records to keep; if 0, none are drawn.
     """
 
     unlearns = True
@@ -61,7 +61,8 @@ class UnlearningTrainer(Variant):
     def compute_forgetting_loss(self, log_probs: Tensor, before: Tensor) -> Tensor:
         """Return the loss of a batch of records to forget.
 
-        log_probs, before: nats of whole records, now and before the first step, (records,) each.
+        log_probs, before: log-probabilities of whole records in nats, now and before the first
+            step, (records,) each.
         """
         raise NotImplementedError
 
@@ -141,9 +142,9 @@ class UnlearningTrainer(Variant):
 
 
 class _UnlearningSteps(StepwiseFineTuning):
-    """A fine-tuning whose batches are row indices, (at most batch, 1).
+    """A fine-tuning whose batches are the indices of records to forget, (at most batch, 1).
 
-    Each row is drawn once an epoch, in a new order.
+    Each index is drawn once an epoch, in a new order.
     """
 
     def __init__(
@@ -173,7 +174,7 @@ def _list_retained_sequences(job: TrainingJob) -> list[Tokens]:
 
 
 def pad_unlearning_records(sequences: Sequence[Tokens], block: int, end: int) -> Tensor:
-    """Return the records as rows, (records, width), cut at the block.
+    """Return the records as rows of tokens, (records, width), cut at `block` tokens and padded.
 
     As in training, an end-of-text token precedes and follows each record. The first token and the
     padding are masked, as `training.loss_masks` encodes them.
@@ -232,8 +233,8 @@ def train_relearned_copy(
 ) -> HuggingFaceModel:
     """Train a copy of the model on the texts, to see which other records return.
 
-    All weights are trained for this many steps of AdamW at a constant rate. Each step takes four
-    packed blocks of 128 tokens; the texts repeat, each time in a new order.
+    All weights are trained with `steps` steps of AdamW at the constant rate `rate`. Each step takes
+    four packed blocks of 128 tokens. The texts repeat, each time in a new order.
 
     Raises:
         AuditError: if a weight is not finite, or if the tokenizer has no end-of-text token.

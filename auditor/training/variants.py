@@ -1,6 +1,6 @@
-"""Fine-tune without privacy, and in variants: the same data and recipe with one change.
+"""Fine-tune without privacy, and in variants: equal data and recipe with one change.
 
-Training uses packed blocks and AdamW; each variant says what it changes. No variant promises
+Training uses packed blocks and AdamW, and each variant states its change. No variant promises
 anything: an audit must measure what such a model reveals of a record.
 """
 
@@ -32,11 +32,13 @@ NOTHING_PROMISED = "nothing is promised: the model may reveal all that it learnt
 
 @dataclass(frozen=True)
 class FineTuning(Trainer):
-    """Base of fine-tunings on packed blocks with AdamW. learning_rate decays linearly to 0.
+    """Base of fine-tunings on packed blocks with AdamW.
 
-    A subclass changes which sequences are learnt (`select_sequences`), which parameters are trained
-    (`prepare_model`), or how they are fitted (`fit_model`). Each method also returns sentences that
-    say what it did.
+    batch: blocks in a step. learning_rate: peak rate, which decays linearly to 0.
+
+    A subclass changes the sequences to train on (`select_sequences`), the trained parameters
+    (`prepare_model`), or the fitting (`fit_model`). Each method also returns sentences on its
+    changes, for the user.
     """
 
     epochs: int = 3
@@ -53,8 +55,8 @@ class FineTuning(Trainer):
         return [loss_masks.apply_loss_mask(record) for record in job.records], ()
 
     def prepare_model(self, job: TrainingJob) -> tuple[Any, tuple[str, ...]]:
-        """Return the model, whose trained parameters require gradients, and sentences for the
-        user.
+        """Return the model, and sentences for the user. Its trained parameters require
+        gradients.
         """
         return job.load(), ()
 
@@ -96,10 +98,10 @@ class FineTuning(Trainer):
 
 @dataclass(frozen=True)
 class Variant(Defense, FineTuning):
-    """Base of the variants; each is a defense too.
+    """Base of the variants of fine-tuning; each is a trainer and a defense.
 
-    The lab trains a variant on demand, by the target's recipe. model: a folder with a model trained
-    this way, for `audit run` outside the lab.
+    The lab trains a variant on demand, with the recipe of the attacked model. model: a folder with
+    a model trained this way, for `audit run` outside the lab.
     """
 
     needs = ("trained",)
@@ -125,7 +127,10 @@ class DataVariant(Variant):
         raise NotImplementedError
 
     def count_remaining_copies(self, copies: int) -> int | None:
-        """Return how many of a record's copies remain; None if `copies` does not determine it."""
+        """Return the number of a record's copies that remain after dropping records.
+
+        copies: the record's copies before. Return None if `copies` does not determine the number.
+        """
         return None
 
     def select_sequences(self, job: TrainingJob) -> tuple[Sequence[Tokens], tuple[str, ...]]:
