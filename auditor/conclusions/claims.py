@@ -1,10 +1,10 @@
-"""Compare a target's claim with its audits: consistent, contradicted, or too weak to tell.
+"""Compare a target's privacy claim with its audits: consistent, contradicted, or too weak to tell.
 
 Reports and gates take every verdict on a claim from this module, which reads only recorded numbers.
 
-Several audits of one target share the level equally (Bonferroni). Each bound is recomputed at its
-share of the level, and any audit can contradict the claim. A nominal epsilon is not a claim, but is
-tested in the same way.
+Several audits of a target share the significance level equally (Bonferroni). Each bound is
+recomputed at its share of the level, and any audit can contradict the claim. A nominal epsilon is
+not a claim, but is tested in the same way.
 """
 
 from __future__ import annotations
@@ -32,8 +32,13 @@ TOO_WEAK: Verdict = "audit too weak to tell"
 
 @dataclass(frozen=True)
 class BoundAgainstClaim:
-    """An audit recomputed at its share of the level, and the epsilon promised for the audit's
-    game."""
+    """Epsilon bound of an audit, next to the epsilon that the claim promises.
+
+    Args:
+        row: target, setting and probe of the audit.
+        audit: the audit, recomputed at its share of the significance level.
+        promised: epsilon that the claim promises for the delta, neighbours and unit of the audit.
+    """
 
     row: CellKey
     audit: Audited
@@ -41,13 +46,20 @@ class BoundAgainstClaim:
 
     @property
     def powerless_reason(self) -> str:
-        """Explain why the audit could not have contradicted the claim; "" if it could have."""
+        """Reason why the audit could not have contradicted the claim; "" if it could have."""
         return explain_powerless_audit(self.audit, self.promised)
 
 
 @dataclass(frozen=True)
 class UncomparableBound:
-    """An audit that cannot test the claim, because delta, relation, unit or access differ."""
+    """Audit that cannot test the claim, because delta, neighbouring relation, unit or access
+    differ.
+
+    Args:
+        row: target, setting and probe of the audit.
+        audit: the audit.
+        reason: the difference, as a phrase.
+    """
 
     row: CellKey
     audit: Audited
@@ -56,10 +68,18 @@ class UncomparableBound:
 
 @dataclass(frozen=True)
 class ClaimEvidence:
-    """A target's claim, and all evidence for and against it.
+    """A target's privacy claim, and all evidence for and against this claim.
 
-    claimed: the epsilon for the claim's relation; None without a finite claim. nominal: the epsilon
-    that a paper would print. It promises nothing, but is tested if there is no claim.
+    Args:
+        target: record of the target.
+        claimed: epsilon for the claim's neighbouring relation; None without a finite claim.
+        nominal: epsilon that a paper would print. It promises nothing, but is tested without a
+        claim.
+        bounds: audits that test the claim.
+        unheld: audits that cannot test the claim.
+        refuted: sentences on failures of the claim found without an audit.
+        unmeasured: sentences on audits that could not run.
+        usual: probe that audits this kind of claim; "" in an older record.
     """
 
     target: TargetRecord
@@ -73,9 +93,9 @@ class ClaimEvidence:
 
     @property
     def verdict(self) -> Verdict | None:
-        """Return the verdict on the claim or, without a claim, on the nominal epsilon.
+        """Verdict on the claim or, without a claim, on the nominal epsilon.
 
-        Return None if there is neither, or no evidence.
+        None without claim and nominal epsilon, or without evidence.
         """
         if self.refuted or any(bound.audit.epsilon > bound.promised for bound in self.bounds):
             return CONTRADICTED
@@ -87,8 +107,9 @@ class ClaimEvidence:
 
     @property
     def most_sensitive_bound(self) -> BoundAgainstClaim | None:
-        """Return the audit that could detect the smallest violation; None if no audit could detect
-        any."""
+        """Audit that could detect the smallest violation; None if no audit could detect a
+        violation.
+        """
         able = [bound for bound in self.bounds if not bound.powerless_reason]
         return min(
             able,
@@ -98,7 +119,7 @@ class ClaimEvidence:
 
     @property
     def has_anything_to_report(self) -> bool:
-        """Return whether there is anything about the claim to print in a report."""
+        """True if a report has anything to print about the claim."""
         return bool(self.target.claim or self.nominal is not None or self.bounds)
 
 
@@ -110,9 +131,9 @@ def weigh_claim_against_audits(
     setting: str | None = None,
     attack: str | None = None,
 ) -> ClaimEvidence:
-    """Return the evidence on one target's claim at this error level.
+    """Return the evidence on a target's claim at this significance level.
 
-    setting, attack: if given, only these rows count.
+    setting, attack: if given, only audits of this setting or probe count.
     """
     claim = target.claim
     rows = []
@@ -163,9 +184,9 @@ def weigh_claim_against_audits(
 
 
 def _select_distinct_epsilon_audits(rows: list[Finding]) -> list[tuple[Finding, Audited]]:
-    """Return each row with an (epsilon, delta) bound, and its audit.
+    """Return each finding with an (epsilon, delta) bound, paired with the audit of this bound.
 
-    Equal audits in several rows of a probe count once.
+    Equal audits in several findings of a probe count once.
     """
     findings: dict[tuple[str, str, Audited], Finding] = {}
     for row in rows:
@@ -183,9 +204,9 @@ def _select_distinct_epsilon_audits(rows: list[Finding]) -> list[tuple[Finding, 
 def _find_game_epsilon(
     claim: Claim | None, row: Finding, audit: Audited, nominal: float | None
 ) -> float | str:
-    """Return the epsilon promised for the audit's game, or why there is none.
+    """Return the epsilon that the claim promises for the audit's setup, or the reason for none.
 
-    claim: None if nothing finite is claimed.
+    claim: None without a finite claim; `nominal` then counts.
     """
     if claim is None:
         return math.inf if nominal is None else nominal
@@ -197,10 +218,10 @@ def _find_game_epsilon(
 
 
 def find_promised_epsilon(claim: Claim, relation: str, unit: str) -> float | str:
-    """Return a claim's epsilon for this relation between neighbours, or why there is none.
+    """Return the claim's epsilon for this neighbouring relation and unit, or the reason for none.
 
-    A guarantee at the claim's delta also holds at any larger delta, so an audit at a larger delta
-    can refute the claim.
+    A guarantee at the claim's delta also holds at any larger delta. An audit at a larger delta can
+    therefore refute the claim.
     """
     if claim.any_two:
         return claim.epsilon[claim.relation]

@@ -2,8 +2,8 @@
 
 Each interval resamples the secrets, not the seeds. All runs and seeds of a contrast use the same
 resamples, which cancels shared variation (a paired bootstrap). Seeds change the attack's draws, not
-the target, so the interval is about other secrets at the mean of these seeds. Functions are pure
-and need neither torch nor files.
+the target. The interval therefore covers other secrets, at the mean of these seeds. Functions are
+pure and need neither torch nor files.
 """
 
 from __future__ import annotations
@@ -32,7 +32,13 @@ _MOST_UNDEFINED = 0.05  # share of resamples; if more have no value, there is no
 
 @dataclass(frozen=True)
 class WeightedMetric:
-    """A metric of a cell, and its coefficient."""
+    """Term of a contrast: a metric times its coefficient.
+
+    Args:
+        coefficient: factor of the metric.
+        metric: name of the metric.
+        cell: results of the target, setting and method, by seed.
+    """
 
     coefficient: float
     metric: str
@@ -40,13 +46,13 @@ class WeightedMetric:
 
 
 def measure_seed_contrast(name: str, parts: Sequence[WeightedMetric]) -> Measurement:
-    """Return the sum of coefficient x metric, averaged over the seeds that all parts have, with its
-    95% interval.
+    """Return the sum of coefficient x metric with its 95% interval.
 
-    The sum is paired over secrets if every metric comes from an attack's guesses for the members,
-    or is a probe's mean over the same secrets. It is paired over held-out texts if every metric is
-    a perplexity of the same texts. Otherwise (an epsilon) the cells' intervals are combined as
-    independent (MOVER). Raise AuditError for a metric that a cell lacks.
+    The sum is averaged over the seeds that all parts have. It is paired over secrets if every
+    metric comes from an attack's guesses for the members, or is a probe's mean over the same
+    secrets. The sum is paired over held-out texts if every metric is a perplexity of the same
+    texts. Otherwise, as for an epsilon, the intervals of the parts are combined as independent
+    (MOVER). Raise AuditError if a part lacks its metric.
     """
     of_members = []
     for part in parts:
@@ -120,8 +126,7 @@ def _measure_attack_contrast(
 
 
 def _heldout_token_counts(part: WeightedMetric, seed: int) -> tuple[float, ...]:
-    """Return the token count of each held-out text if the metric is a perplexity of such texts;
-    otherwise ()."""
+    """Return the token count of each held-out text if the metric is a perplexity; otherwise ()."""
     losses = part.cell.heldout.get(seed, {})
     if part.metric in losses and part.metric != "tokens":
         return tuple(losses["tokens"])
@@ -145,7 +150,10 @@ def _measure_perplexity_contrast(
 
 
 def _map_metric_values(part: WeightedMetric, seed: int) -> dict[str, float]:
-    """Return a probe's value for each member; their mean is the metric (`exposure(count=16)`)."""
+    """Return a probe's value for each member, by secret id.
+
+    The mean of these values is the metric, for example `exposure(count=16)`.
+    """
     # Limit the digits: `int` raises for more than 4,300.
     match = re.fullmatch(r"(\w+)(?:\(count=(\d{1,15})\))?", part.metric)
     row = part.cell.rows.get(seed)
@@ -185,9 +193,9 @@ def _measure_probe_contrast(
 # Cache few matrices: over 10,000 secrets a matrix takes 160 MB.
 @functools.lru_cache(maxsize=4)
 def _draw_resample_counts(n: int) -> Draws:
-    """Return how often each resample contains each of n secrets: (1 + resamples, n).
+    """Return (1 + resamples, n): how often each resample contains each of n secrets.
 
-    The first row is the sample itself. All contrasts over n secrets share these counts.
+    Row 0 is the sample itself. All contrasts over n secrets share these counts.
     """
     return np.vstack(
         [

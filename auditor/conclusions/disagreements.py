@@ -1,5 +1,7 @@
-"""Find signs that a run hides a leak: numbers that contradict each other, and non-members unlike
-members."""
+"""Find signs that a run hides a leak.
+
+Such signs are numbers that contradict each other, and non-members that differ from members in kind.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ def has_unlike_sides(finding: Finding) -> bool:
 
 
 def list_mismatch_doubts(result: AuditResult) -> tuple[Doubt, ...]:
-    """Return a doubt if some score separates members from non-members without using the model."""
+    """Return a doubt if some score separates members from non-members without a query to the
+    model.
+    """
 
     def highest(control: str) -> Measurement | None:
         aucs = (finding.measurement(name_auc(control)) for finding in result.findings)
@@ -90,9 +94,9 @@ def _format_auc(m: Measurement) -> str:
 def list_contradiction_doubts(
     result: AuditResult, target: str, greedy: Measurement | None
 ) -> Iterator[Doubt]:
-    """Yield doubts from numbers of one target that contradict each other.
+    """Yield doubts from numbers of a target that contradict each other.
 
-    Causes may be a filter, a truncation or another distribution. greedy: the share of secrets that
+    Causes may be a filter, a truncation or another distribution. greedy: share of secrets that
     greedy decoding of the undefended model extracts.
     """
     rows = []
@@ -116,8 +120,9 @@ def list_contradiction_doubts(
 def _describe_too_few_hits(probe: Finding, attack: Finding) -> str:
     """Explain that an attack has fewer hits than the probe's probabilities allow; "" if they agree.
 
-    For k <= n p - 1 hits of independent secrets with mean probability p, the binomial tail bounds
-    the lower tail (Hoeffding 1956, Theorem 4). A match of any guess counts as a hit.
+    A binomial tail bounds the lower tail of the number of hits. This holds for k <= n p - 1 hits of
+    n independent secrets with mean probability p (Hoeffding 1956, Theorem 4). A match of any guess
+    counts as a hit.
     """
     untruncated = probe.measurement(f"{EXACT}_{_ANCESTRAL}")
     if untruncated is not None and attack.decoding.startswith(_ANCESTRAL):

@@ -1,6 +1,6 @@
-"""Compare models' leakage at equal usefulness, over a run's defenses or a grid's points.
+"""Compare models' leakage at equal perplexity, over a run's defenses or the runs of a grid.
 
-Every comparison uses the secrets that all models answered and the held-out texts that all models
+Every comparison uses the secrets attacked on all models and the held-out texts that all models
 predict. The mean over seeds is taken in each resample of secrets, as in conclusions/contrasts.py.
 """
 
@@ -31,7 +31,15 @@ Row = tuple[str, str]  # setting, attack
 
 @dataclass(frozen=True)
 class FrontierModel:
-    """A model to compare, with the results of each (setting, attack) over its seeds."""
+    """Model on a frontier of leakage against perplexity.
+
+    Args:
+        name: name of the target.
+        label: label of the point in plots.
+        line: name of the defense, whose points form a line.
+        claim: privacy claim of the defense.
+        cells: results over the seeds, by (setting, attack).
+    """
 
     name: str  # of the target
     label: str
@@ -41,11 +49,11 @@ class FrontierModel:
 
     @property
     def heldout(self) -> Mapping[int, Mapping[str, Sequence[float]]]:
-        """Return, by seed, the `tokens` and the nll (nats) of each held-out text."""
+        """The `tokens` and the nll (nats) of each held-out text, by seed."""
         return next((cell.heldout for cell in self.cells.values()), {})
 
     def is_same_model(self, other: FrontierModel) -> bool:
-        """Return whether both models have equal held-out numbers at the seeds that they share."""
+        """Test if both models have equal held-out numbers at their common seeds."""
         shared_seeds = [seed for seed in self.heldout if seed in other.heldout]
         return bool(shared_seeds) and all(
             self.heldout[seed] == other.heldout[seed] for seed in shared_seeds
@@ -59,9 +67,9 @@ class FrontierModel:
 def list_frontier_models(
     runs: Runs, variant: str = "", at: Mapping[str, Any] | None = None
 ) -> list[FrontierModel]:
-    """Return the undefended model of these runs and the defenses, without controls.
+    """Return the undefended model of these runs and the defended models, without controls.
 
-    variant, at: the grid point's name and swept options; labels of defenses show their options.
+    variant, at: name and swept options of a grid's run; labels of defenses show the options.
     """
     first, _ = next(iter(runs.values()))
     replicates = list(read_replicates(runs))
@@ -99,7 +107,10 @@ def list_frontier_models(
 
 
 def _list_swept_options(name: str, at: Mapping[str, Any], defenses: Sequence[str]) -> Iterator[str]:
-    """Yield labels of this model's options, such as `weight 0.9`."""
+    """Yield labels of this model's swept options, such as `weight 0.9`.
+
+    at: swept values by option.
+    """
     for key, value in at.items():
         plugin, dot, option = key.partition(".")
         if not dot or plugin not in defenses:
@@ -109,7 +120,7 @@ def _list_swept_options(name: str, at: Mapping[str, Any], defenses: Sequence[str
 
 
 def _find_weakest_claim(claims: Sequence[Claim | None]) -> Claim | None:
-    """Return the claim with the largest epsilon, which is true for every seed.
+    """Return the claim with the largest epsilon, which holds for every seed.
 
     Return None if a seed has no claim.
     """
@@ -122,9 +133,9 @@ def _find_weakest_claim(claims: Sequence[Claim | None]) -> Claim | None:
 def merge_frontier_models(
     places: Sequence[Sequence[FrontierModel]],
 ) -> list[FrontierModel]:
-    """Return the models of several grid points; each label, and the undefended model, appears once.
+    """Return the models of several runs of a grid, without repeated labels or undefended models.
 
-    Return nothing if the undefended models differ, because the points then have different targets.
+    Return [] if the undefended models differ, because the runs then have different targets.
     """
     bases = [place[0] for place in places]
     base = max(bases, key=lambda model: len(model.heldout), default=None)
@@ -143,7 +154,7 @@ def merge_frontier_models(
 def build_frontiers(models: Sequence[FrontierModel]) -> tuple[Frontier, ...]:
     """Return a frontier for each leakage metric of the first model, which is undefended.
 
-    Return nothing for fewer than two defenses.
+    Return () for fewer than two defenses.
     """
     if len(models) < 3:
         return ()
@@ -157,7 +168,7 @@ def build_frontiers(models: Sequence[FrontierModel]) -> tuple[Frontier, ...]:
 
 
 def _select_distinct_models(models: Sequence[FrontierModel]) -> list[FrontierModel]:
-    """Return the models; defenses with the same title get their names added to their labels."""
+    """Return the distinct models. Labels of defenses with equal titles get the defenses' names."""
     n_models_by_line = Counter(line for line, _ in {(model.line, model.name) for model in models})
     renamed = []
     for model in models:
@@ -170,9 +181,10 @@ def _select_distinct_models(models: Sequence[FrontierModel]) -> list[FrontierMod
 
 
 def _list_frontier_rows(base: FrontierModel) -> Iterator[tuple[Metric, Row]]:
-    """Yield each metric with its rows; only white-box rows if there are any.
+    """Yield each leakage metric with each (setting, attack) that measures the metric.
 
-    A probe's metric gets the row that lists it earliest.
+    Text-only settings count only if no white-box setting has the metric. A probe's metric comes
+    with the one probe that lists the metric earliest.
     """
     for name in LEAKS:
         rows = [
@@ -193,9 +205,9 @@ def _list_measured_metrics(cell: Replicates) -> list[str]:
 
 
 def _measure_perplexity_ratios(models: Sequence[FrontierModel]) -> dict[str, Measurement]:
-    """Return each model's perplexity over the undefended model's on the same texts, by label.
+    """Return each model's perplexity divided by the undefended model's on the same texts, by label.
 
-    Omit models without these texts.
+    Models without these texts are omitted.
     """
     base = models[0].heldout
     # Ratios are paired by text over all seeds: each seed needs the same number of texts.
@@ -257,7 +269,7 @@ def _explain_missing_point(
     seeds: Sequence[int],
     ratio: Mapping[str, Measurement],
 ) -> str:
-    """Explain why the model has no point on this frontier; "" if it has a point."""
+    """Return the reason why the model has no point on this frontier; "" if it has a point."""
     if model.label not in ratio:
         return "no perplexity of the texts that the undefended model predicts"
     cell = model.cells.get(row)
@@ -285,9 +297,9 @@ def _explain_missing_point(
 def _pair_model_leakages(
     models: Sequence[FrontierModel], metric: Metric, row: Row, seeds: Sequence[int]
 ) -> list[ModelLeakage]:
-    """Return each model's leakage on the secrets that all models answered at every seed.
+    """Return each model's leakage on the secrets attacked on all models at every seed.
 
-    Return nothing if such secrets are too few.
+    Return [] if such secrets are too few.
     """
     rows = []
     for model in models:
@@ -343,7 +355,9 @@ def _build_frontier_point(
 def _flag_least_leaking_points(
     points: Sequence[FrontierPoint], leaks: Sequence[ModelLeakage]
 ) -> list[FrontierPoint]:
-    """Flag, among points shown to be within the usefulness margin, those that may leak least."""
+    """Flag the points that may leak least, among the points shown to be within the perplexity
+    margin.
+    """
     indices = [i for i, point in enumerate(points) if point.within == "shown"]
 
     @cache
@@ -359,9 +373,9 @@ def _flag_least_leaking_points(
 
 
 def _mark_frontier_corners(points: Sequence[FrontierPoint]) -> list[FrontierPoint]:
-    """Mark the corners of the frontier, with the logarithm of perplexity as x.
+    """Mark the corners of the convex frontier, with the logarithm of perplexity as x.
 
-    Choosing at random between two models gives a point on the line between them.
+    A user who chooses at random between two models gets a point on the line between them.
     """
     indices = []
     for i, point in enumerate(points):

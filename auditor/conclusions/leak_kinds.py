@@ -1,4 +1,4 @@
-"""Define a kind of leak: its numbers, their baselines, and the first gate limits.
+"""Define a kind of leak: its numbers, their baselines, and default gate limits.
 
 `conclusions.leak_readings` lists the kinds.
 """
@@ -35,13 +35,20 @@ from auditor.statistics.roc import AUC
 
 @dataclass(frozen=True)
 class LeakReading:
-    """A number of a leak kind, with its baseline from non-members or chance; None without a
-    baseline.
+    """Number that measures a kind of leak, with its baseline from non-members or chance.
 
-    excess: the part above the non-members, with an interval. can_show_leak: False if the number can
-    raise suspicion but not show a leak. either_way: an AUC below one half separates members equally
-    well. looks: how many numbers share the level. max_provable: the best value that an audit could
-    have proved. blind: the same number without a model.
+    Args:
+        measured: the number with its interval.
+        baseline: the baseline; None without a baseline.
+        excess: the part above the non-members, with an interval.
+        row: target, setting and method of the measurement.
+        can_show_leak: False if the number can raise suspicion but not show a leak.
+        either_way: True for an AUC, which shows a leak below one half too.
+        part: group of the data, if not all.
+        count: repeat count of the secrets, if not all.
+        looks: numbers that share the significance level.
+        max_provable: largest value that an audit could have proved.
+        blind: the same number computed without a model.
     """
 
     measured: Measurement
@@ -64,9 +71,9 @@ class LeakReading:
 
     @property
     def is_above_baseline(self) -> bool:
-        """Return whether the number is above its baseline, given both intervals.
+        """True if the number is significantly above its baseline, given both intervals.
 
-        If `either_way`, below the baseline counts too.
+        If `either_way`, a number significantly below the baseline counts too.
         """
         m = self.corrected
         if self.excess is not None:
@@ -81,7 +88,7 @@ class LeakReading:
 
     @property
     def corrected(self) -> Measurement:
-        """Return the number with its interval corrected for all looks; this interval decides."""
+        """The number with its interval corrected for all `looks`. This interval decides."""
         return widen_leak_measurement(self.measured, self.looks)
 
     @property
@@ -90,7 +97,7 @@ class LeakReading:
 
     @property
     def is_suspected(self) -> bool:
-        """Return whether the number is above its baseline but shows no leak.
+        """True if the number is above its baseline but shows no leak.
 
         Either the difference is not significant, or the number cannot show a leak alone.
         """
@@ -104,8 +111,7 @@ class LeakReading:
 
     @property
     def smallest_detectable_value(self) -> float:
-        """Return the smallest value that would show a leak if nothing else changed; NaN if
-        unknown."""
+        """Smallest value that would show a leak if nothing else changed; NaN if unknown."""
         m = self.corrected
         if not math.isnan(self.max_provable):
             return self.max_provable
@@ -123,8 +129,10 @@ class LeakReading:
 
 
 def _find_smallest_leak_share(n: int, baseline: Measurement | float | None, looks: int) -> float:
-    """Return the smallest share of n that is significantly above the baseline; NaN if even n of n
-    is not."""
+    """Return the smallest share of n secrets that is significantly above the baseline.
+
+    Return NaN if even the share 1 is not. looks: numbers that share the significance level.
+    """
 
     factor = _compute_look_factor(looks)
 
@@ -151,13 +159,19 @@ def _find_smallest_leak_share(n: int, baseline: Measurement | float | None, look
 
 @dataclass(frozen=True)
 class LeakKind:
-    """A kind of leak.
+    """Kind of leak, such as membership.
 
-    limits: first gate limits of its numbers. read_numbers: yields its numbers in a finding. short:
-    a title of one or two words. measured_by: the `Attack.measures` of attacks and probes that
-    measure it, the usual first. main: the number that the title names. counted: nouns for counts of
-    secrets, by number. text: True if it shows text of the data. alike: True if it is invalid when
-    non-members are unlike members.
+    Args:
+        name: key of the kind.
+        title: title in reports.
+        short: title of one or two words.
+        limits: default gate limits, by number.
+        measured_by: values of `Attack.measures` that measure this kind, the usual value first.
+        read_numbers: function that yields the kind's numbers in a finding.
+        main: the number that the title names.
+        counted: nouns for counts of secrets, by number.
+        text: True if the leak shows text of the data.
+        alike: True if the numbers are invalid when non-members differ from members in kind.
     """
 
     name: str
@@ -181,9 +195,10 @@ class LeakKind:
 def read_nonmember_leaks(
     finding: Finding, name: str, *, alone: bool = True, bounds: bool = False
 ) -> Iterator[LeakReading]:
-    """Yield a reading of the number, with the non-members' number as its baseline.
+    """Yield the number with this name, with the non-members' number as its baseline.
 
-    bounds: the numbers are lower bounds, so their difference bounds nothing.
+    alone: whether the number can show a leak by itself. bounds: the numbers are lower bounds, so
+    their difference bounds nothing.
     """
     m = finding.measurement(name)
     if not is_measured(m):
@@ -221,8 +236,10 @@ def read_repeat_leaks(
 def read_group_leaks(
     finding: Finding, baseline: Measurement | float | None, name: str
 ) -> Iterator[LeakReading]:
-    """Yield a reading for each group of the data, at a shared level; nothing if there is only one
-    group."""
+    """Yield the number of each group of the data. They share a significance level.
+
+    Yield nothing if there is only one group.
+    """
     for group, reading in _read_shared_level(finding, finding.by_group, baseline, name):
         yield replace(reading, part=f"group {group}")
 
@@ -249,7 +266,9 @@ def _read_shared_level(
 
 
 def adjust_leak_readings(readings: Sequence[LeakReading]) -> list[LeakReading]:
-    """Return the readings with one level shared by all (Bonferroni) instead of a level for each."""
+    """Return the numbers with a significance level shared by all (Bonferroni), not a level for
+    each.
+    """
     # k readings that share a level over k looks use one level together.
     levels = math.ceil(sum(1 / reading.looks for reading in readings if reading.can_show_leak))
     adjusted = []
@@ -263,8 +282,9 @@ def adjust_leak_readings(readings: Sequence[LeakReading]) -> list[LeakReading]:
 
 
 def widen_leak_measurement(m: Measurement, looks: int) -> Measurement:
-    """Widen a 95% interval for this many looks (Bonferroni), as if the number were normally
-    distributed."""
+    """Widen a 95% interval for this many tests (Bonferroni), as if the number were normally
+    distributed.
+    """
     if looks < 2:
         return m
     scale = _compute_look_factor(looks)

@@ -1,8 +1,8 @@
 """List the kinds of leak, and read their numbers from a finding.
 
-The kinds concern secrets (verbatim and near-verbatim extraction, greedy decoding, extraction
-probability, personal data), canaries, membership, texts drawn without a prefix, and audited
-epsilons.
+Some kinds concern secrets: verbatim and near-verbatim extraction, greedy decoding, extraction
+probability, personal data. Others concern canaries, membership, texts drawn without a prefix, and
+audited epsilons.
 """
 
 from __future__ import annotations
@@ -66,16 +66,20 @@ def _read_verbatim_leaks(finding: Finding) -> Iterator[LeakReading]:
 
 
 def _read_record_leaks(finding: Finding, of_secrets: str, of_records: str) -> Iterator[LeakReading]:
-    """Yield the extracted share of records; the share of secrets if no secret is a part of a
-    record."""
+    """Yield the extracted share of records.
+
+    Yield the share of secrets if every secret is a whole record.
+    """
     # Parts of one record are not independent: an interval over them is too narrow to show anything.
     has_parts = is_measured(finding.measurement(of_records))
     yield from read_nonmember_leaks(finding, of_records if has_parts else of_secrets)
 
 
 def _read_copies_leaks(finding: Finding) -> Iterator[LeakReading]:
-    """Yield the extracted share of each stratum of copies, at a shared level; nothing for one
-    stratum."""
+    """Yield the extracted share of the records with each number of copies.
+
+    The shares have a common significance level. Yield nothing for a single number of copies.
+    """
     strata = [s for s in finding.strata if is_measured(s.extracted)]
     if len(strata) > 1:
         shares = {format_copies(s.copies): s.extracted for s in strata}
@@ -100,7 +104,7 @@ def _read_near_verbatim_leaks(finding: Finding) -> Iterator[LeakReading]:
 def _read_probability_leaks(finding: Finding) -> Iterator[LeakReading]:
     """Yield the mean probability that one sample, or any of n samples, extracts the secret.
 
-    Also yield the shares of likely secrets, which a mean may hide.
+    Also yield the shares of secrets with a high probability, which a mean may hide.
     """
     any_of = (
         m.name
@@ -212,10 +216,12 @@ CANARIES = LeakKind(
 
 
 def _read_membership_leaks(finding: Finding) -> Iterator[LeakReading]:
-    """Yield the ranks of personal data, then the strongest score over all members and by copies.
+    """Yield the ranks of personal data, then the strongest membership score over all members and by
+    copies.
 
     The intervals hold for all scores and groups together. If members and non-members differ in
-    kind, only the adjusted AUC decides; if that AUC is at chance, the AUC of all records is a hint.
+    kind, only the adjusted AUC decides. If that AUC is at chance, the AUC of all records is only a
+    hint.
     """
     row = finding.cell_key
     of_people = _list_person_inference(finding)
@@ -247,10 +253,11 @@ def _read_membership_leaks(finding: Finding) -> Iterator[LeakReading]:
 
 
 def _find_strongest_aucs(finding: Finding) -> tuple[Measurement | None, dict[str, Measurement]]:
-    """Return the strongest score's AUC, and its AUCs by copies if there are several groups.
+    """Return the strongest score's AUC, then its AUCs by number of copies if there are several.
 
-    The intervals are corrected. Records of older versions hold the AUC of one score chosen
-    beforehand; for these, the strongest score is selected with Bonferroni's rule, which is wider.
+    The intervals are corrected. Records of older versions hold the AUC of a score chosen
+    beforehand. For these records, the strongest score is selected with a Bonferroni correction,
+    which is wider.
     """
     main = finding.measurement(name_auc(""))
     groups = {
@@ -281,9 +288,10 @@ def _find_strongest_aucs(finding: Finding) -> tuple[Measurement | None, dict[str
 
 
 def _list_person_inference(finding: Finding) -> list[Measurement]:
-    """Return the AUC of telling whose data was trained on from a person's untrained records.
+    """Return the AUC of the test whether a person's data was trained on, from other records of the
+    person.
 
-    Return nothing if the reference model alone identifies these people.
+    Return [] if the reference model alone identifies these people.
     """
     inference, control = map(finding.measurement, (people.INFERENCE, people.INFERENCE_CONTROL))
     if not is_measured(inference) or (control is not None and is_auc_above_chance(control)):

@@ -1,8 +1,7 @@
-"""Store each row's results by secret, whose means are the measurements, and pair two runs by
-secret.
+"""Store the results of an attack or probe by secret, and pair the results of two runs by secret.
 
-`secrets.parquet` holds these results (`records/table.py`), because they are too large for the
-result that every report loads.
+The means of these results are the measurements. The results are in `secrets.parquet`
+(`records/table.py`), because they are too large for the result file that every report loads.
 """
 
 from __future__ import annotations
@@ -55,12 +54,18 @@ _ASKED = "asked"  # column of secrets without any other number
 
 @dataclass(frozen=True)
 class RowValuesBySecret:
-    """Results of one row, as arrays of shape (secrets,).
+    """Results of an attack or probe on a target in a setting, as arrays of shape (secrets,).
 
-    values: by measurement; for an attack also the "score" of first guesses. outcome: all facts by
-    which an attack's guesses are judged. kinds: by kind, the share of a secret's personal data in
-    its first guess; NaN without such data. score_is_probability: True if an attack's score is a
-    probability.
+    Args:
+        ids: secret ids.
+        member: True for members.
+        repeats: copies of each secret in the training data; None if unknown.
+        values: numbers by metric; for an attack also the "score" of first guesses.
+        outcome: judged guesses of an attack; None for a probe.
+        kinds: share of a secret's personal data in its first guess, by kind; NaN without such data.
+        score_is_probability: True if an attack's score is a probability.
+        anytime: True if the sample size depended on the results; then only betting bounds are
+        valid.
     """
 
     ids: tuple[str, ...]
@@ -80,8 +85,9 @@ class RowValuesBySecret:
         kinds: Mapping[str, Sequence[float] | NDArray[Any]] | None = None,
         score_is_probability: bool = False,
     ) -> RowValuesBySecret:
-        """Build the row from an attack's judged guesses, with all numbers whose means are
-        metrics."""
+        """Build the results from an attack's judged guesses, with all numbers whose means are
+        metrics.
+        """
         per_secret_metrics = sorted(
             (m for m in metrics.METRICS if m.per_secret and m.values),
             key=lambda m: m.place or math.inf,
@@ -96,10 +102,10 @@ class RowValuesBySecret:
         )
 
     def list_columns(self, cell: CellKey) -> Iterator[Column]:
-        """Yield the row's columns for the table.
+        """Yield the columns that store these results in the table.
 
-        For an attack these are only the facts by which guesses are judged, because they determine
-        the rest.
+        For an attack these are only the judged facts about guesses, which determine all other
+        numbers.
         """
         for name, values in self._list_stored_values().items():
             yield Column(MEASURED, cell, name, self.ids, values, self.member, self.repeats)
@@ -121,7 +127,7 @@ class RowValuesBySecret:
     def remeasure_metric(
         self, name: str, count: int | None = None, kind: str | None = None
     ) -> Measurement | None:
-        """Recompute a number of the row with its interval; None if values are missing.
+        """Recompute a metric with its interval; None if values are missing.
 
         count: only members with this repeat count; kind: only this kind of personal data. A metric
         named for non-members uses the non-members.
@@ -160,9 +166,11 @@ class RowValuesBySecret:
     def build_anytime_evidence(
         self, name: str, count: int | None = None, kind: str | None = None
     ) -> BettingMean | BettingExcess | None:
-        """Return the number with bounds that are valid at every look.
+        """Return the metric with bounds that are valid however often they are computed as secrets
+        arrive.
 
-        Return None if the number is not a mean of shares, or if there are no secrets.
+        Return None if the metric is not a mean of shares, or if there are no secrets. count, kind:
+        as in `remeasure_metric`.
         """
         metric = find_metric(name)
         if metric.signed and name.startswith(EXCESS) and count is None:
@@ -213,10 +221,7 @@ class RowValuesBySecret:
         }
 
     def keep_one_metric(self, name: str, others: bool) -> RowValuesBySecret:
-        """Return the members' row with only this number.
-
-        others: keep the non-members too.
-        """
+        """Return the members' results with only this metric. others: keep the non-members too."""
         indices = np.flatnonzero(self.member | others)
         ids = tuple(self.ids[i] for i in indices)
         repeats = tuple(self.repeats[i] for i in indices)
@@ -244,7 +249,7 @@ class RowValuesBySecret:
 def align_rows(
     rows: Iterable[RowValuesBySecret], name: str, members: bool
 ) -> tuple[list[str], Floats]:
-    """Return the k ids that have this number in all rows, and the values (rows, k).
+    """Return the k secret ids that have this metric in all `rows`, then the values (rows, k).
 
     members: True for members, False for non-members.
     """
@@ -255,7 +260,15 @@ def align_rows(
 
 @dataclass(frozen=True)
 class RunOutcomes:
-    """A finished run with its results by secret, ready to be compared with another run."""
+    """Finished run with its results by secret, ready to be compared with another run.
+
+    Args:
+        name: name of the run.
+        result: the run's `result.json`.
+        outcomes: results by target, setting and method; empty if the folder has no table.
+        listed: ids of the attacked secrets, from other files of the folder.
+        edits: changes to the folder since the run ended; None if the folder has no manifest.
+    """
 
     name: str
     result: AuditResult
@@ -266,9 +279,9 @@ class RunOutcomes:
 
 
 def read_row_values(folder: Path) -> dict[CellKey, RowValuesBySecret]:
-    """Read the rows of a run folder; {} if it has no table.
+    """Read the results by secret of a run folder; {} if the folder has no table.
 
-    Raise AuditError like `table.read_secrets_table`.
+    A key names target, setting and method. Raise AuditError like `table.read_secrets_table`.
     """
     cells: dict[CellKey, list[Column]] = {}
     for column in read_secrets_table(folder, MEASURED):
@@ -278,7 +291,7 @@ def read_row_values(folder: Path) -> dict[CellKey, RowValuesBySecret]:
 
 
 def _build_row_values(columns: Sequence[Column]) -> RowValuesBySecret:
-    """Build the row from the columns of `RowValuesBySecret.list_columns`.
+    """Build the results from the columns of `RowValuesBySecret.list_columns`.
 
     Raise ValueError or a similar error for other columns.
     """
@@ -326,7 +339,8 @@ def _build_row_values(columns: Sequence[Column]) -> RowValuesBySecret:
 
 
 def bound_row_tpr(metric: str, row: RowValuesBySecret | None) -> BoundedNumber | None:
-    """Return the TPR at a false-positive rate, or the partial AUC, with bounds at any level.
+    """Return the TPR at a false-positive rate, or the partial AUC, with bounds at any significance
+    level.
 
     Return None for other metrics, or without sufficient scores.
     """
@@ -356,11 +370,10 @@ def bound_row_tpr(metric: str, row: RowValuesBySecret | None) -> BoundedNumber |
 def compare_paired_rows(
     metric: str, count: int | None, new: RowValuesBySecret, base: RowValuesBySecret
 ) -> BoundedNumber | str:
-    """Return the metric of `new` minus that of `base`, paired by secret, or why it cannot be
-    computed.
+    """Return the metric of `new` minus that of `base`, paired by secret.
 
-    Both rows have the same secrets. count: only members with this repeat count. `_nonmembers`
-    metrics use the non-members.
+    Return the reason if the difference cannot be computed. `new` and `base` have the same secrets.
+    count: only members with this repeat count. `_nonmembers` metrics use the non-members.
     """
     compared_metric = find_metric(metric)
     if new.anytime or base.anytime:
@@ -414,7 +427,9 @@ def compare_paired_rows(
 def _compare_anytime_valid_rows(
     about: Metric, count: int | None, new: RowValuesBySecret, base: RowValuesBySecret
 ) -> BoundedNumber | str:
-    """Compare the rows on the secrets that both runs queried; a row may have stopped early."""
+    """Return the difference on the secrets that both runs queried, if a run may have stopped
+    early.
+    """
     if about.errors or about.scores or about.signed or about.unit not in SHARES:
         return (
             f"{about.name} has no bounds that hold at every look, and --until stopped one of the "

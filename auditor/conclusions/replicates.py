@@ -1,4 +1,4 @@
-"""Collect the results of runs that differ only in their seed, by configuration."""
+"""Collect the results of runs that differ only in their seed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,18 @@ Runs = Mapping[int, tuple[AuditResult, Path]]  # one point of a grid with its fo
 
 @dataclass(frozen=True)
 class Replicates:
-    """Rows and measurements of one (target, setting, attack) at one grid point, by seed."""
+    """Results of a target, setting and method over the seeds of a configuration.
+
+    Args:
+        target: name of the target.
+        setting: access setting.
+        attack: name of the attack or probe.
+        rows: results by secret, by seed.
+        measured: measurements of the finding and its target by name, by seed.
+        heldout: tokens and nll of the target's held-out texts, by seed.
+        options: options of the attack or probe.
+        not_applicable: reason if nothing was measured; otherwise "".
+    """
 
     target: str
     setting: str
@@ -34,7 +45,7 @@ class Replicates:
 
     @cached_property
     def member_outcomes_by_seed(self) -> Mapping[int, Outcome]:
-        """Return an attack's judged guesses for the members, by seed."""
+        """An attack's judged guesses for the members, by seed."""
         return {
             seed: outcome.select_secrets(outcome.member)
             for seed, row in self.rows.items()
@@ -43,7 +54,7 @@ class Replicates:
 
 
 def read_replicates(runs: Runs) -> Iterator[Replicates]:
-    """Yield each (target, setting, attack or probe), with the seeds for which it has numbers."""
+    """Yield the results of each target, setting and method, with the seeds that have numbers."""
     by_key: dict[CellKey, dict[int, Finding]] = {}
     for seed, (result, _) in runs.items():
         for finding in result.findings:
@@ -77,7 +88,7 @@ def read_replicates(runs: Runs) -> Iterator[Replicates]:
 def _map_measurements(finding: Finding, target: TargetRecord) -> dict[str, Measurement]:
     """Return all measurements of the finding and its target, by name.
 
-    A measurement for one repeat count has a name like `exposure(count=16)`.
+    A measurement for a repeat count has a name like `exposure(count=16)`.
     """
     measurements = {}
     for m in (
@@ -92,8 +103,8 @@ def _map_measurements(finding: Finding, target: TargetRecord) -> dict[str, Measu
 def _list_model_measurements(target: TargetRecord) -> Iterator[Measurement]:
     """Yield the target's held-out perplexities, claimed epsilons, and causes of lower likelihood.
 
-    Epsilons are exact: their intervals have no width. `likelihood_mixing` is a cause's share of the
-    members' likelihood advantage.
+    Epsilons are exact, so their intervals have no width. `likelihood_mixing` is a cause's share of
+    the members' likelihood advantage.
     """
     if target.perplexity:
         yield target.perplexity

@@ -30,9 +30,14 @@ from auditor.statistics import documents, intervals
 class SecretDetails:
     """Results of a run by secret; empty if the folder has no such files.
 
-    tokens: by target and secret, nats of each token of the true suffix. exposure: by row and
-    secret, proven bits: -log2 of the null p-value, which equals the exposure if the rank is exact.
-    heldout: by target, tokens and summed nll of each held-out text, in nats.
+    Args:
+        secrets: publishable facts of each secret.
+        rows: results by secret, by cell (target, setting, attack or probe).
+        tokens: log-probability in nats of each token of the true suffix, by target and secret.
+        heldout: tokens and summed nll in nats of each held-out text, by target.
+        exposure: proven bits by cell and secret, -log2 of the null p-value. They equal the exposure
+        if the rank is exact.
+        records: columns on extracted records of corpus attacks, by cell.
     """
 
     secrets: tuple[SecretFacts, ...] = ()
@@ -47,7 +52,7 @@ class SecretDetails:
 def build_fact_columns(
     secrets: Sequence[Secret], salt: str, canaries: Collection[str] = ()
 ) -> dict[str, Any]:
-    """Build the columns that `read_secret_details` reads, by key.
+    """Return the columns of `secrets.json`, by key.
 
     salt: fingerprint of the aliases' salt. canaries: ids of secrets that only probes query.
     """
@@ -74,7 +79,7 @@ def build_fact_columns(
 
 
 def map_aliases(folder: Path) -> dict[str, str]:
-    """Return the alias of each secret in reports, by secret id."""
+    """Return the alias that reports use for each secret, by secret id."""
     return {
         id: secret.alias
         for id, secret in (attacked_secrets.read_secret_facts(folder) or {}).items()
@@ -110,9 +115,10 @@ def read_secret_details(folder: Path) -> SecretDetails:
 def count_document_extractions(
     details: SecretDetails, values_by_secret: RowValuesBySecret
 ) -> dict[str, tuple[int, int, int]]:
-    """Count the extractions in each document of members.
+    """Count the extracted parts of each document of members.
 
-    Return, by document: tokens of the longest extracted block, extracted parts, attacked parts.
+    Return, by document, three counts: tokens of the longest extracted block, extracted parts,
+    attacked parts.
     """
     if values_by_secret.outcome is None:
         return {}
@@ -133,10 +139,9 @@ def count_document_extractions(
 def count_person_extractions(
     details: SecretDetails, values_by_secret: RowValuesBySecret
 ) -> dict[str, tuple[int, int]]:
-    """Count each person's extracted and attacked records; the person with most extractions comes
-    first.
+    """Return each person's number of extracted records, then of attacked records, by person.
 
-    Only people with trained records count.
+    The person with most extracted records comes first. Only people with trained records count.
     """
     if values_by_secret.outcome is None:
         return {}
@@ -171,8 +176,8 @@ def measure_length_accuracy(
     """Return, for each length L, the share of members whose first guess has the right first L
     tokens.
 
-    Only suffixes of at least L tokens count. The last L is the longest suffix, so its share equals
-    the recall if all suffixes have one length.
+    Only suffixes of at least L tokens count. The last L is the longest suffix. Its share therefore
+    equals the recall if all suffixes have the same length.
     """
     n_tokens_by_id = {}
     for secret in details.secrets:
@@ -206,7 +211,12 @@ _BINS = 10  # of equal width, over scores from 0 to 1
 
 @dataclass(frozen=True)
 class ScoreBin:
-    """Mean score of guesses with similar scores, and how many of them are right."""
+    """Guesses with similar scores.
+
+    Args:
+        score: mean score.
+        right: share of correct guesses.
+    """
 
     score: float
     right: Measurement
@@ -214,7 +224,14 @@ class ScoreBin:
 
 @dataclass(frozen=True)
 class Reliability:
-    """The calibration of a score that is a probability."""
+    """Calibration of a score that is a probability.
+
+    Args:
+        bins: guesses grouped by score.
+        error: expected calibration error: mean |score - share right| over the bins, by guesses.
+        brier: mean squared distance of the score from 1 (right) or 0 (wrong).
+        n: number of guesses.
+    """
 
     bins: tuple[ScoreBin, ...]
     error: float  # expected calibration error: mean |score - share right| over the bins, by guesses
@@ -223,7 +240,7 @@ class Reliability:
 
 
 def calibrate_guess_scores(score: Floats, right: Bools) -> Reliability:
-    """Compute the calibration of scores (n,) in [0, 1], if `right` tells which guesses are right.
+    """Compute the calibration of scores (n,) in [0, 1]. right: (n,), True for correct guesses.
 
     Bins have equal width, and empty bins are omitted. Guo et al. 2017, Eq. 3 (expected calibration
     error); Brier 1950. Raise AuditError for a score outside [0, 1].
@@ -246,8 +263,7 @@ def calibrate_guess_scores(score: Floats, right: Bools) -> Reliability:
 
 
 def compute_survival_function(values: Sequence[float]) -> list[tuple[float, float]]:
-    """Return (x, share of values >= x) for each distinct finite value x, rising. NaN values are
-    ignored."""
+    """Return (x, share of values >= x) for each distinct finite value x, rising. NaN is ignored."""
     known = np.sort([value for value in values if not math.isnan(value)])
     # Infinities count in the shares, but do not fit on an axis.
     return [(float(x), float(np.mean(known >= x))) for x in np.unique(known) if math.isfinite(x)]

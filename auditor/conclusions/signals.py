@@ -1,8 +1,9 @@
-"""Decide for each kind of leak whether it is shown, not shown, or not tested.
+"""Decide for each kind of leak whether the leak is shown, not shown, or not tested.
 
 Every text on leakage (headline, verdict, screen, page, advice, next command, EDPB answers, history)
-takes its decision from here and only words it. `shows_no_leakage` requires that no signal is above
-its baseline, that the measurements agree, and that nothing may have hidden a leak from the audit.
+takes its decision from this module and only words the decision. `shows_no_leakage` has three
+conditions. No signal is above its baseline, the measurements agree, and nothing may have hidden a
+leak from the audit.
 """
 
 from __future__ import annotations
@@ -44,14 +45,28 @@ SETTINGS = ("text-only", "white-box")
 
 @dataclass(frozen=True)
 class LeakSignal:
-    """A kind of leak of a target at an access: the number that decides, and its baseline.
+    """Decision on a kind of leak of a target in an access setting, with the deciding number.
 
-    setting: "" if no access was tested. baseline: from non-members or chance, or None. suspected:
-    the number suggests a leak, for example above the baseline without significance, but shows none.
-    smallest_detectable: the smallest number that would show a leak; NaN: unknown. part, count: the
-    subset of secrets, if not all. reason: the reason if it was not tested. blind: the same number
-    without any model. excess: the part above the non-members, if this decides. can_show_leak:
-    whether the number can show a leak by itself.
+    Args:
+        kind: the kind of leak.
+        target: name of the target.
+        setting: access setting; "" if none was tested.
+        status: whether the leak is shown, not shown, or not tested.
+        measured: the deciding number.
+        baseline: its baseline from non-members or chance; None without a baseline.
+        row: target, setting and method of the number.
+        suspected: True if the number suggests a leak without showing one, for example without
+        significance.
+        smallest_detectable: smallest number that would show a leak; NaN if unknown.
+        part: group of the data that the number covers, if not all.
+        count: repeat count of the secrets that the number covers, if not all.
+        reason: reason if the kind was not tested.
+        blind: the same number computed without any model.
+        worst_stratum: number of copies with the largest extracted share.
+        worst_group: group of the data with the largest extracted share.
+        looks: numbers that share the significance level.
+        excess: the part above the non-members, if this part decides.
+        can_show_leak: whether the number can show a leak by itself.
     """
 
     kind: LeakKind
@@ -76,9 +91,8 @@ class LeakSignal:
 
     @property
     def gate_rule(self) -> str:
-        """Return a gate rule such as `membership_auc=0.6` that fails if the signal is shown.
-
-        Return "" if there is no such rule.
+        """Gate rule such as `membership_auc=0.6` that fails if the signal is shown; "" if there is
+        none.
         """
         m = self.measured
         limits = dict(self.kind.limits)
@@ -113,8 +127,11 @@ class LeakSignal:
 class LeakAssessment:
     """Signals of the requested targets, by kind and access; the undefended target comes first.
 
-    contradictions: by target, measurements that cannot all be right; doubts: by target, reasons why
-    a leak may be hidden.
+    Args:
+        signals: a signal for each target, kind of leak and access setting.
+        contradictions: measurements that cannot all be right, by target.
+        doubts: reasons why a leak may be hidden, by target.
+        unasked: records not attacked for lack of time.
     """
 
     signals: tuple[LeakSignal, ...]
@@ -132,12 +149,13 @@ class LeakAssessment:
         return tuple(s for s in self.list_target_signals(target) if s.status != NOT_TESTED)
 
     def list_target_doubts(self, target: str) -> tuple[Doubt, ...]:
-        """Return the contradictions and doubts that forbid concluding that the target leaks
-        nothing."""
+        """Return the contradictions and doubts that forbid the conclusion that the target leaks
+        nothing.
+        """
         return (*self.contradictions.get(target, ()), *self.doubts.get(target, ()))
 
     def shows_no_leakage(self, target: str) -> bool:
-        """Return whether a report may state "no leakage seen" for the target."""
+        """Test if a report may state "no leakage seen" for the target."""
         tested = self.list_tested_signals(target)
         has_signs = any(s.status == SHOWN or s.suspected for s in tested)
         return (
@@ -152,10 +170,10 @@ class LeakAssessment:
         return tuple(dict.fromkeys(s.target for s in self.signals))
 
     def find_gate_signal(self, target: str | None = None) -> LeakSignal | None:
-        """Return the most important signal that has a gate rule; None if no signal has one.
+        """Return the most important signal that has a gate rule; None if no signal has a rule.
 
-        Leaks come first, then suspicions, then other numbers; among them, defended targets come
-        first. target: consider only this target.
+        Leaks come first, then suspicions, then other signals. Defended targets come first among
+        equals. target: consider only this target.
         """
         if target is None:
             candidates = self.signals
@@ -209,10 +227,10 @@ def assess_signals(result: AuditResult) -> LeakAssessment:
 
 
 def _assess_target_signals(result: AuditResult, target: str) -> Iterator[LeakSignal]:
-    """Yield a signal for each kind of leak and tested access.
+    """Yield a signal for each kind of leak and tested access setting.
 
-    An untested kind gives one signal, with the reason. The signals of released text answer one
-    question, so they share the level.
+    An untested kind gives a single signal, with the reason. The signals of released text share the
+    significance level, because they answer a single question.
     """
     rows = [f for f in result.findings if f.target == target]
     readings_by_kind = [
@@ -253,9 +271,9 @@ def _assess_target_signals(result: AuditResult, target: str) -> Iterator[LeakSig
 
 
 def _complete_verbatim_signal(signal: LeakSignal, rows: Sequence[Finding]) -> LeakSignal:
-    """Return the signal, with its worst stratum and worst group.
+    """Return the signal of verbatim extraction, with its worst stratum and worst group added.
 
-    Greedy decoding is judged like greedy recall: one extracted record suffices.
+    Greedy decoding is judged like greedy recall: a single extracted record suffices.
     """
     groups = [
         group
@@ -278,8 +296,11 @@ def _complete_verbatim_signal(signal: LeakSignal, rows: Sequence[Finding]) -> Le
 
 
 def _find_worst_row_stratum(rows: Sequence[Finding], setting: str) -> Stratum | None:
-    """Return the worst stratum of all attacks at this access; None if no record with copies
-    leaked."""
+    """Return the number of copies with the largest extracted share, over all attacks in this
+    setting.
+
+    Return None if no copied record leaked.
+    """
     strata = [
         row_worst
         for row in rows
@@ -293,10 +314,10 @@ def _find_worst_row_stratum(rows: Sequence[Finding], setting: str) -> Stratum | 
 def _build_signal(
     kind: LeakKind, target: str, setting: str, readings: Sequence[LeakReading]
 ) -> LeakSignal:
-    """Build the signal from the best reading: one that shows a leak, else one that raises
-    suspicion, else the highest.
+    """Build the signal from the reading (number with baseline) that says most.
 
-    Among readings of zero, the one with the widest interval is taken.
+    A reading that shows a leak comes first, then one that raises suspicion, then the highest. Among
+    readings of zero, the reading with the widest interval is taken.
     """
     significant = [r for r in readings if r.is_shown]
     if significant:
@@ -376,7 +397,10 @@ def _build_greedy_signal(result: AuditResult) -> LeakSignal:
 
 
 def _explain_unmeasured_signal(result: AuditResult, rows: Sequence[Finding], kind: LeakKind) -> str:
-    """Explain why no attack or probe measured this kind; "" if none of them was requested."""
+    """Return the reason why no attack or probe measured this kind of leak.
+
+    Return "" if no such attack or probe was requested.
+    """
     if (
         kind.alike
         and (unlike := list_mismatch_doubts(result))

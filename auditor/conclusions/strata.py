@@ -1,4 +1,7 @@
-"""Summarise a finding by copies: the weighted share of all data, and the worst stratum."""
+"""Summarise a finding by number of copies: the weighted share of all data, and the worst stratum.
+
+A stratum holds the records with the same number of copies in the training data.
+"""
 
 from __future__ import annotations
 
@@ -10,22 +13,22 @@ _TAIL = 0.025
 
 
 def count_stratum_hits(stratum: Stratum) -> int:
-    """Return the number of attacked records that were extracted."""
+    """Return the number of attacked records of the stratum that were extracted."""
     if stratum.extracted.n:
         return round(stratum.extracted.value * stratum.extracted.n)
     return 0
 
 
 def is_partly_asked(finding: Finding) -> bool:
-    """Return whether some attackable records were not attacked, by a limit or for lack of time."""
+    """Test if some attackable records were not attacked, because of a limit or lack of time."""
     return any(stratum.extracted.n < stratum.population for stratum in finding.strata)
 
 
 def measure_weighted_share(finding: Finding, tail: float = _TAIL) -> Measurement | None:
     """Return the extracted share of all attackable records, weighted by stratum.
 
-    Return None without strata. tail: error rate on each side of the interval. n is the size of the
-    whole population.
+    Return None without strata. tail: error rate on each side of the interval. The measurement's `n`
+    is the size of the whole population.
     """
     if not finding.strata:
         return None
@@ -37,7 +40,9 @@ def measure_weighted_share(finding: Finding, tail: float = _TAIL) -> Measurement
 
 
 def find_worst_stratum(finding: Finding) -> Stratum | None:
-    """Return the stratum of copied records with the largest extracted share; None if all are 0."""
+    """Return the stratum of copied records with the largest extracted share; None if all shares are
+    0.
+    """
     copied = [s for s in finding.strata if (s.copies or 1) > 1 and count_stratum_hits(s)]
     return max(
         copied, key=lambda s: (s.extracted.value, s.copies or 0, s.extracted.n), default=None
@@ -47,7 +52,7 @@ def find_worst_stratum(finding: Finding) -> Stratum | None:
 def find_worst_group(finding: Finding) -> tuple[str, Measurement] | None:
     """Return the name and extracted share of the group with the highest lower bound.
 
-    Return None if no group's interval is entirely above the share of all records.
+    Return None if no group's interval lies entirely above the share of all records.
     """
     shares = finding.by_group
     n_all = sum(m.n for m in shares.values())

@@ -1,4 +1,4 @@
-"""Summarise how well a model forgot records, from its rows' results by secret."""
+"""Summarise how well a model forgot records, from its results by secret."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ Columns = Mapping[str, RowValuesBySecret]  # by model
 def summarise_unlearning(
     result: AuditResult, folder: Path, models: Mapping[str, str], forgotten: frozenset[str]
 ) -> Unlearning:
-    """Measure what remains of the forgotten records, with white-box access if it was measured, else
-    text-only.
+    """Measure the remaining leakage of the forgotten records.
 
-    models: target name by role ("before", "after", "retrained", ...). forgotten: ids of the secrets
-    to forget. The caller adds the steps, rate and texts of relearning.
+    The white-box results count if there are any, otherwise the text-only results. models: target
+    name by role ("before", "after", "retrained", ...). forgotten: ids of the secrets to forget. The
+    caller adds the steps, rate and texts of relearning.
     """
     if any(f.setting == "white-box" for f in result.findings):
         setting = "white-box"
