@@ -1,6 +1,6 @@
-"""Represent the space of a canary: all texts of a format such as `My ID is {digits:6}`.
+"""Represent the possible texts of a canary: all texts of a format such as `My ID is {digits:6}`.
 
-No text of a space is the beginning of another text. Therefore texts can be parsed, and any
+No text of such a space is the beginning of another text. Therefore texts can be parsed, and any
 tokenisation can be searched as a tree whose leaves are the texts.
 """
 
@@ -31,10 +31,10 @@ State = tuple[int, str]  # (index of the part of the text, its characters so far
 
 @dataclass(frozen=True)
 class CanarySpace:
-    """All texts of a format. `{digits:6}` stands for six digits, `{name:3}` for three words of a
-    list.
+    """All texts of a format, in which slots stand for random characters or words.
 
-    Spaces separate the words. lists: the words of each list, by name. `{{` and `}}` are braces.
+    The slot `{digits:6}` stands for six digits, `{name:3}` for three words of the list `name`,
+    separated by spaces. `{{` and `}}` stand for braces. `lists` holds (name, words) of each list.
     Raise AuditError for an invalid format, fewer than two texts, or a text that is another text's
     beginning.
     """
@@ -62,9 +62,10 @@ class CanarySpace:
 
     @cached_property
     def _head_and_choice_blocks(self) -> tuple[str, tuple[tuple[str, ...], ...]]:
-        """Return the text before the first slot, and the blocks of choices of all slots.
+        """Text before the first slot, then blocks of choices of all slots, in order.
 
-        The choices of a slot's last block end with the text up to the next slot.
+        A block holds the possible strings of a character or word. The strings of a slot's last
+        block end with the text up to the next slot.
         """
         pieces: list[list[str]] = [[""]]
         for literal, slot in parse_canary_format(self.format):
@@ -78,8 +79,10 @@ class CanarySpace:
         return pieces[0][0], tuple(map(tuple, pieces[1:]))
 
     def _slot_choices(self, slot: str) -> list[list[str]]:
-        """Return the choices for each character or word of a slot. A list without words makes the
-        space empty."""
+        """Return, for each character or word of a slot, the possible strings.
+
+        A list without words makes the space empty.
+        """
         name, _, count = slot.partition(":")
         words = dict(self.lists).get(name)
         if words is None and name not in CHARACTERS:
@@ -106,7 +109,9 @@ class CanarySpace:
 
     @property
     def choice_blocks(self) -> tuple[tuple[str, ...], ...]:
-        """Blocks of choices in order. In a block, no choice is the beginning of another."""
+        """Possible strings of each character or word in order. None begins another string of its
+        block.
+        """
         return self._head_and_choice_blocks[1]
 
     @property
@@ -115,7 +120,7 @@ class CanarySpace:
 
     @property
     def bits(self) -> float:
-        """log2 of the number of texts: the exposure of the likeliest text."""
+        """log2 of the number of texts, which is the exposure of the likeliest text."""
         return math.log2(self.size)
 
     def __contains__(self, text: str) -> bool:
@@ -137,7 +142,9 @@ class CanarySpace:
     # --- character by character ---
 
     def state_after_text(self, text: str) -> State | None:
-        """Return the state after this text; None if no text of the space begins with it."""
+        """Return the parser's state after this text; None if no text of the space begins with this
+        text.
+        """
         state: State | None = (0, "")
         for character in text:
             if state is None:
@@ -150,7 +157,7 @@ class CanarySpace:
         return state[0] == len(self._next_characters_by_beginning)
 
     def list_transitions(self, state: State) -> Iterator[tuple[str, State]]:
-        """Yield each possible next character with the state after it."""
+        """Yield each possible next character, with the parser's state after this character."""
         if not self.is_complete_text_state(state):
             block, beginning = state
             for character in self._next_characters_by_beginning[block][beginning]:
@@ -160,8 +167,10 @@ class CanarySpace:
 
     @cached_property
     def _next_characters_by_beginning(self) -> list[dict[str, str]]:
-        """Return a map for the head and each block: from the beginning of a choice to the possible
-        next characters."""
+        """Possible next characters, by the beginning of a string.
+
+        The list holds a map for the text before the first slot, then a map for each block.
+        """
         tables: list[dict[str, str]] = []
         # No character leads out of the block of an empty head.
         for block in (
@@ -178,8 +187,10 @@ class CanarySpace:
 
 
 def parse_canary_format(format: str) -> list[tuple[str, str]]:
-    """Return pairs of text and the slot after it ("" at the end). Raise AuditError for an invalid
-    format."""
+    """Return pairs of a text and the slot after this text ("" at the end).
+
+    Raise AuditError for an invalid format.
+    """
     try:
         parsed = list(string.Formatter().parse(format))
     except ValueError as error:

@@ -33,8 +33,8 @@ _BEHIND = ".tmp"
 def replace_atomically(path: Path, content: str | bytes, *, sync: bool = False) -> None:
     """Write the content to `path` in one step, with mode 0600; create its folder if missing.
 
-    sync: the content survives a power cut once the function returns; for files on which a claim
-    depends. Raise AuditError if `path` cannot be written; the previous content then remains.
+    sync: wait until the content survives a power cut; for files on which a claim depends. Raise
+    AuditError if `path` cannot be written; the previous content then remains.
     """
     with open_atomic_replacement(path, sync=sync) as scratch:
         scratch.write_bytes(content.encode() if isinstance(content, str) else content)
@@ -42,9 +42,9 @@ def replace_atomically(path: Path, content: str | bytes, *, sync: bool = False) 
 
 @contextmanager
 def open_atomic_replacement(path: Path, *, sync: bool = False) -> Iterator[Path]:
-    """Yield an empty file next to `path`, with mode 0600, that replaces `path` after the block.
+    """Yield an empty file next to `path`, with mode 0600, which replaces `path` after the block.
 
-    An exception removes the file.
+    An exception in the block removes the new file. sync: as in `replace_atomically`.
     """
     scratch = None
     try:
@@ -72,8 +72,8 @@ def open_atomic_replacement(path: Path, *, sync: bool = False) -> Iterator[Path]
 def create_atomically(path: Path) -> Iterator[Path]:
     """Yield a free path for a file or folder, which is moved to `path` after the block.
 
-    A failure removes the file or folder. Use this for files that libraries write; only their owner
-    can read them. The caller must hold a lock on `path`.
+    An exception in the block removes the file or folder. Use this function for files that libraries
+    write. Only their owner can read them. The caller must hold a lock on `path`.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with open_scratch_folder(path.parent, path.name) as scratch:
@@ -89,10 +89,10 @@ def replace_symlink(link: Path, target: str) -> None:
 
 
 def append_durably(path: Path, text: str) -> int:
-    """Append text to a file, with mode 0600 if new, and sync the file. Return where the text
-    begins.
+    """Append text to a file and sync the file. A new file gets mode 0600.
 
-    Raise AuditError if writing fails, after removing the written part.
+    Return the position of the text in the file, in bytes. Raise AuditError if writing fails; the
+    written part is then removed.
     """
     begin = None
     try:
@@ -161,7 +161,8 @@ def remove_scratch_files(folder: Path) -> None:
 
 
 def find_cache_folder() -> Path:
-    """Return AUDIT_CACHE or the platform's cache folder (XDG_CACHE_HOME, ~/.cache).
+    """Return the folder that AUDIT_CACHE names, or the platform's cache folder (XDG_CACHE_HOME,
+    ~/.cache).
 
     Only its owner can read the folder, because it contains training text.
     """
@@ -180,11 +181,11 @@ def find_cache_folder() -> Path:
 
 @contextmanager
 def open_scratch_folder(parent: Path, name: str) -> Iterator[Path]:
-    """Yield a folder that only its owner can read, and remove it after the block.
+    """Yield a folder that only its owner can read, and remove the folder after the block.
 
     Folders of this name left by killed processes are removed too. The folder is locked during the
-    block; the system frees the lock when the process ends. All files made in the block, also by
-    libraries, are for their owner only: folders 0700, files 0600.
+    block; the system releases the lock when the process ends. Files made in the block, also by
+    libraries, are for their owner only (folders 0700, files 0600).
     """
     prefix = f".{name}.audit-scratch-"
     for leftover in parent.glob(f"{glob.escape(prefix)}*") if fcntl else ():
@@ -203,9 +204,9 @@ def open_scratch_folder(parent: Path, name: str) -> Iterator[Path]:
 
 
 class UnnamedFile:
-    """A file without a name, created in TMPDIR at the first use and deleted when closed.
+    """File without a name, created in TMPDIR at the first use and deleted when closed.
 
-    `add` raises AuditError if there is no room.
+    `add` raises AuditError if the disk is full.
     """
 
     def __init__(self) -> None:
@@ -213,7 +214,7 @@ class UnnamedFile:
         self._end = 0
 
     def add(self, data: bytes) -> tuple[int, int]:
-        """Append the data; return (begin, size), the arguments of `read`."""
+        """Append the data. Return their position and length in bytes, the arguments of `read`."""
         begin = self._end
         try:
             if self._file is None:
@@ -239,7 +240,7 @@ class UnnamedFile:
 
 @contextmanager
 def _folder_flock_context(folder: Path) -> Iterator[None]:
-    """Hold a folder's lock; do nothing on systems without locks.
+    """Hold the lock of a folder during the block. Do nothing on systems without locks.
 
     Raise BlockingIOError if another process holds the lock.
     """

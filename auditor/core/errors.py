@@ -11,23 +11,30 @@ from contextlib import contextmanager
 
 
 class AuditError(Exception):
-    """Report wrong usage or bad input: a sentence with the expected and the actual value (exit code
-    2).
+    """Error for wrong usage or invalid input (exit code 2).
+
+    The message is a sentence with the expected and the actual value.
     """
 
 
 class NotApplicable(Exception):
-    """Report that an attack cannot run at this access. Its row then says "not applicable" and why,
-    never zero."""
+    """Error for an attack or probe that cannot run with this access to the target.
+
+    The report then shows "not applicable" with the reason, never zero.
+    """
 
 
 class TargetLacks(NotApplicable):
-    """Report that the target lacks an ability that the attack needs; another target may have it."""
+    """Error for an ability that the attack needs and the target lacks. Another target may have
+    it.
+    """
 
 
 def make_unknown_name_error(kind: str, name: str, known: Iterable[str]) -> AuditError:
-    """Return the error for an unknown name. It shows the nearest known name, or all names if none
-    is near."""
+    """Return the error for an unknown name.
+
+    The message shows the nearest known name, or all names if none is near. kind: noun for the name.
+    """
     names = sorted(known)
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     if near:
@@ -76,7 +83,7 @@ def make_file_access_error(error: BaseException, program_folder: str) -> AuditEr
     """Return an AuditError for a system error on a path; None for any other error.
 
     The system error may be the cause of a library's error. program_folder: folder of this program's
-    files; a missing file in it is a bug.
+    own files. A file missing there is a bug, so the result is None.
     """
     for cause in list_causes(error):
         if isinstance(cause, OSError):
@@ -101,20 +108,22 @@ _MEMORY = re.compile(
 
 
 def is_memory_error(error: BaseException) -> bool:
-    """Check whether an error reports exhausted memory of the machine or an accelerator."""
+    """Test if an error reports that the machine or an accelerator has no memory left."""
     if isinstance(error, MemoryError) or is_onednn_memory_error(error):
         return True
     return isinstance(error, RuntimeError) and bool(_MEMORY.search(str(error)))
 
 
 def is_onednn_memory_error(error: BaseException) -> bool:
-    """Check whether oneDNN, torch's CPU library, had no memory for a kernel."""
+    """Test if oneDNN, torch's CPU library, had no memory for a kernel."""
     return isinstance(error, RuntimeError) and str(error).endswith("could not create a primitive")
 
 
 def make_memory_error(error: BaseException) -> AuditError | None:
-    """Return an AuditError if the error means that memory does not suffice even for one text;
-    otherwise None."""
+    """Return an AuditError if an error means that memory does not suffice for a single text.
+
+    Return None for any other error.
+    """
     if not any(map(is_memory_error, list_causes(error))):
         return None
     return AuditError(
@@ -124,7 +133,7 @@ def make_memory_error(error: BaseException) -> AuditError | None:
 
 
 def list_causes(error: BaseException) -> list[BaseException]:
-    """Return the error and its causes, nearest first."""
+    """Return the error, then its causes, nearest first."""
     chain = [error]  # may be a cycle: an error can be raised from its own consequence
     while (
         cause := chain[-1].__cause__ or chain[-1].__context__
@@ -135,7 +144,7 @@ def list_causes(error: BaseException) -> list[BaseException]:
 
 @contextmanager
 def wrap_library_errors(failed: str) -> Iterator[None]:
-    """Turn any library error in the block into an AuditError whose sentence starts with
+    """Replace any library error in the block by an AuditError whose message starts with
     `failed`.
     """
     try:

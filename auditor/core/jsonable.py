@@ -1,8 +1,8 @@
 """Convert records to JSON values and back, by their annotations, and read JSON files.
 
-pydantic validates records and describes their schema. This module adds names for floats without a
-JSON notation, and errors of one sentence. pydantic is imported only when a record is read, because
-`audit --help` reads none.
+pydantic validates records and describes their schema. This module adds names for floats that JSON
+cannot express, and messages of one sentence. pydantic is imported only when a record is read,
+because `audit --help` reads none.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NAMED = ["inf", "-inf", "nan"]  # floats without a JSON notation
 
 
 def to_json(value: Any) -> Any:
-    """Return a record as JSON values; non-finite floats become their names."""
+    """Return a record as JSON values. Infinite floats and NaN become their names."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: to_json(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, Mapping):
@@ -40,8 +40,8 @@ def to_json(value: Any) -> Any:
 def from_json(kind: Any, value: Any, where: str = "result", *, private: bool = False) -> Any:
     """Convert JSON values to an annotated type, the inverse of `to_json`.
 
-    private: values may be private text, so errors name only their type. Raise AuditError with the
-    path of a wrong value.
+    kind: the type. where: name of the values in messages. private: values may be private text, so
+    messages name only their type. Raise AuditError with the path of a wrong value.
     """
     from pydantic_core import ValidationError
 
@@ -91,8 +91,10 @@ _INNER = {
 
 
 def _build_written_schema(schema: Any) -> Any:
-    """Adapt pydantic's schema to what `to_json` writes: floats by name, lists for tuples, no
-    further fields."""
+    """Adapt pydantic's schema to the output of `to_json`.
+
+    Floats may be names, tuples are lists, and unknown fields are refused.
+    """
     if isinstance(schema, list):
         return [_build_written_schema(item) for item in schema]
     if not isinstance(schema, dict):  # the name of a field
@@ -138,8 +140,9 @@ _EXPECTED = {
 def _describe_validation_error(
     error: ErrorDetails, where: str, fields: Collection[str], private: bool
 ) -> str:
-    """Return a sentence with the path, the expected and the actual value. fields: all field
-    names.
+    """Return a sentence with the path, the expected and the actual value.
+
+    where: name of the values. fields: all field names. private: do not quote values.
     """
     *path, last = error["loc"] or ("",)
     parent = _format_json_path(where, path, fields, private)
@@ -171,7 +174,10 @@ def _describe_validation_error(
 def _format_json_path(
     where: str, steps: Iterable[int | str], fields: Collection[str], private: bool
 ) -> str:
-    """Return a path such as `result.json.targets[1].claim`, without private keys."""
+    """Return a path such as `result.json.targets[1].claim`.
+
+    private: hide keys outside `fields`.
+    """
     keys = (
         "..." if private and isinstance(step, str) and step not in fields else step
         for step in steps
@@ -180,7 +186,7 @@ def _format_json_path(
 
 
 def _record_field_names(schema: Any) -> Iterator[str]:
-    """Yield the field names of a record and its nested records."""
+    """Yield the field names of a record and its nested records, from pydantic's schema."""
     if isinstance(schema, list):
         for item in schema:
             yield from _record_field_names(item)
@@ -195,9 +201,10 @@ def _record_field_names(schema: Any) -> Iterator[str]:
 
 
 def read_json(path: Path, description: str) -> Any:
-    """Return the JSON value in a file. description: what the file is, for errors.
+    """Return the JSON value in a file. description: noun for the file in messages.
 
-    Raise AuditError that quotes nothing, because the file may be private.
+    Raise AuditError for an invalid file. The message quotes nothing, because the file may be
+    private.
     """
     try:
         return json.loads(path.read_text(encoding="utf-8"))
@@ -211,8 +218,10 @@ def read_json(path: Path, description: str) -> Any:
 
 
 def read_json_object(path: Path, description: str) -> dict[str, Any]:
-    """Return the JSON object in a file. Raise AuditError like `read_json`, also for other JSON
-    values."""
+    """Return the JSON object in a file. description: noun for the file in messages.
+
+    Raise AuditError like `read_json`, also for JSON values other than objects.
+    """
     value = read_json(path, description)
     if not isinstance(value, dict):
         raise AuditError(

@@ -1,6 +1,6 @@
-"""Lock folders for one process. A second process gets an error with the first process's pid.
+"""Lock folders for one process. A second process gets an error with the first process's id.
 
-The system's lock (flock) is freed whenever its process ends.
+The system releases the lock (flock) whenever the process ends.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ def acquire_folder_lock(folder: Path, patience: float = 0.0) -> FileLock:
     """Acquire the folder's lock, and remove unfinished files of killed processes.
 
     The lock is held until `release`, or until its last reference is deleted. The same process may
-    acquire it several times. patience: seconds to wait for another process. Raise AuditError if
-    another process keeps the lock, or if the folder is not writable.
+    acquire the lock several times. patience: seconds to wait for another process. Raise AuditError
+    if another process keeps the lock, or if the folder is not writable.
     """
     path = folder / LOCK
     try:
@@ -47,10 +47,10 @@ def acquire_folder_lock(folder: Path, patience: float = 0.0) -> FileLock:
 
 @contextmanager
 def lock_folder(folder: Path, mark: str) -> Iterator[None]:
-    """Hold the lock of a folder during the block; create the folder with mode 0700 if missing.
+    """Hold the lock of a folder during the block. A missing folder is created with mode 0700.
 
-    mark: a file that a valid folder has. If it is missing at the end, the lock file and a new
-    folder are removed. Raise AuditError like `acquire_folder_lock`.
+    mark: name of a file that a valid folder contains. If this file is missing after the block, the
+    lock file and a new folder are removed. Raise AuditError like `acquire_folder_lock`.
     """
     is_new = not folder.exists()
     try:

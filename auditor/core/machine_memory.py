@@ -1,5 +1,4 @@
-"""Measure how much of the machine's memory this process may still use, not counting
-accelerators."""
+"""Measure how much of the machine's memory this process may still use, without accelerators."""
 
 from __future__ import annotations
 
@@ -12,8 +11,9 @@ _NO_LIMIT = 2**60  # bytes; more than any control group reports
 
 
 def measure_free_memory() -> int:
-    """Return the bytes that this process may still use within its own limits and its
-    container's."""
+    """Return the bytes that this process may still use within its own and its container's
+    limits.
+    """
     return max(
         0,
         min(
@@ -25,9 +25,9 @@ def measure_free_memory() -> int:
 
 
 def _measure_control_group_memory() -> int:
-    """Return the free bytes of a container's or cluster job's control group (version 2).
+    """Return the free bytes of the control group (version 2) of a container or cluster job.
 
-    Inactive cached file pages count as free.
+    Inactive pages of cached files count as free.
     """
     try:
         limit, used = (

@@ -1,4 +1,6 @@
-"""Define the nouns of an audit as frozen records: secrets, attacks' inputs and outputs, claims."""
+"""Define the records that all modules share: secrets, inputs and outputs of attacks, privacy
+claims.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ UNDEFENDED = "undefended"  # the target without a defense
 
 
 class CellKey(NamedTuple):
-    """Names that identify a cell of a run and the cell's results."""
+    """Key of a cell: a target model, an access setting, and an attack or probe."""
 
     target: str
     setting: str
@@ -29,8 +31,8 @@ class CellKey(NamedTuple):
 
     @property
     def title(self) -> str:
-        """The cell's name for readers, such as `pmixed, text-only, attack ethicist`; empty parts
-        are left out.
+        """Name of the cell for readers, such as `pmixed, text-only, attack ethicist`, without empty
+        parts.
 
         The word "attack" is needed because an attack and a metric may share a name, such as
         perplexity.
@@ -40,17 +42,19 @@ class CellKey(NamedTuple):
 
     @classmethod
     def parse_cell_key(cls, text: str) -> CellKey:
-        """Parse the result of `str`. Raise ValueError for an invalid name."""
+        """Parse a cell's name from `str`. Raise ValueError for an invalid name."""
         target, setting, attack = text.split("/")
         return cls(target, setting, attack)
 
 
 @dataclass(frozen=True)
 class Canary:
-    """A text made for insertion into training data; a model can only know it by memorisation.
+    """Text made for insertion into training data. A model can know the text only by memorisation.
 
-    space: the possible texts, for exposure (None: unknown). coin: for an audit, True if the fair
-    coin included the canary (None: no coin).
+    Args:
+        text: the text.
+        space: all possible texts, for exposure; None if unknown.
+        coin: in an epsilon audit, True if the fair coin inserted the canary; None without a coin.
     """
 
     text: str
@@ -63,10 +67,14 @@ Mark = tuple[str, str]  # a kind of personal data, and a text of it
 
 @dataclass(frozen=True)
 class Wording:
-    """Original text of a secret, split at its tokens; it is never decoded from them.
+    """Original text of a secret, split at its tokens. The text is never decoded from the tokens.
 
-    ends: where each token ends in the suffix. after: the record's next characters, not attacked.
-    marks: personal data marked anywhere in the record.
+    Args:
+        prefix: text of the prefix.
+        suffix: text of the suffix.
+        ends: end of each suffix token in `suffix`, in characters.
+        after: the record's next characters, which are not attacked.
+        marks: (kind, text) of personal data marked anywhere in the record.
     """
 
     prefix: str
@@ -81,22 +89,34 @@ class Wording:
 
     @property
     def suffix_text_by_token(self) -> tuple[str, ...]:
-        """Characters of each suffix token; if a character has several tokens, it belongs to the
-        last."""
+        """Characters of each suffix token. A character with several tokens belongs to the last
+        token.
+        """
         return tuple(self.suffix[start:end] for start, end in pairwise((0, *self.ends)))
 
 
 @dataclass(frozen=True)
 class Secret:
-    """A training record that an attacker should not be able to complete.
+    """A part of a training record that an attacker should not be able to complete.
 
-    Only the benchmark and the metrics hold secrets.
+    Only the benchmark and the metrics hold secrets. Secrets with equal tokens are equal, whatever
+    their wording.
 
-    `id`: key for randomness and for files of a run; `alias`: name in reports (`records.aliases`).
-    `canary`: set if the secret was inserted into the data, `repeats` times. `wording`: None if the
-    data are only token ids; secrets with equal tokens are equal, whatever their wording.
-    `document`: id of the record that contains several secrets; `at`: start of the suffix in that
-    record.
+    Args:
+        id: key for randomness and for files of a run.
+        prefix: token ids that the attacker knows.
+        suffix: token ids to extract.
+        repeats: copies in the training data; None if unknown.
+        member: whether the record was trained on.
+        canary: the canary, if the secret was inserted into the data.
+        group: value of the column by which the user groups results.
+        wording: original text; None if the data are only token ids.
+        alias: name in reports (`records.aliases`).
+        document: id of the record if it contains several secrets.
+        at: start of the suffix in that record, in tokens.
+        user: person of the record by the user's column; None if unknown or several.
+        user_trained: whether a record of that person was trained on.
+        copies: copies of a member's record, near copies included; None if unknown.
     """
 
     id: str
@@ -120,7 +140,9 @@ class Secret:
 
 @dataclass(frozen=True)
 class Pair:
-    """A prefix and suffix that the attacker knows and may tune on."""
+    """Prefix and suffix of a record that the attacker knows. An attack may be tuned on such
+    pairs.
+    """
 
     prefix: Tokens
     suffix: Tokens
@@ -128,7 +150,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Query:
-    """A prefix that an attack completes with `length` tokens, without the answer."""
+    """Prefix that an attack completes with `length` tokens. The true suffix is not included."""
 
     id: str
     prefix: Tokens
@@ -137,7 +159,9 @@ class Query:
 
 @dataclass(frozen=True)
 class PrefixToken:
-    """The tokens before every text of a model. said: a phrase that names and explains them."""
+    """Prefix token: the tokens before every text of a model. said: a phrase that explains the
+    choice.
+    """
 
     tokens: Tokens
     said: str
@@ -145,10 +169,14 @@ class PrefixToken:
 
 @dataclass(frozen=True)
 class TextForm:
-    """The rendering of conversations: template and day, as in `--template` and `--date`.
+    """Rendering of conversations as text: template and day, as in `--template` and `--date`.
 
-    digest: hex SHA-256 of the template and all other inputs; said: a phrase that names and explains
-    them; doubts: sentences with reasons why the rendering may hide a leak.
+    Args:
+        template: name of the template.
+        day: day that the template writes; None without a day.
+        digest: hex SHA-256 of the template and all other inputs.
+        said: a phrase that explains the choice.
+        doubts: sentences with reasons why the rendering may hide a leak.
     """
 
     template: str
@@ -159,13 +187,20 @@ class TextForm:
 
     @property
     def name(self) -> str:
-        """Name in a run's record, such as `trl, 2026-01-31 (SHA-256 0123456789ab)`."""
+        """Name of the rendering in a run's record, such as `trl, 2026-01-31 (SHA-256
+        0123456789ab)`.
+        """
         return f"{self.template}{f', {self.day}' if self.day else ''} (SHA-256 {self.digest[:12]})"
 
 
 @dataclass(frozen=True)
 class Challenge:
-    """All inputs of an attack, without the answers."""
+    """All inputs of an attack, without the true suffixes.
+
+    Args:
+        known: pairs that the attacker knows.
+        queries: prefixes to complete.
+    """
 
     known: tuple[Pair, ...]
     queries: tuple[Query, ...]
@@ -173,11 +208,15 @@ class Challenge:
 
 @dataclass(frozen=True)
 class Guess:
-    """A completion of a prefix.
+    """An attack's completion of a prefix.
 
-    `score`: higher means more confident, in every attack; `count`: number of equal samples;
-    `log_prob` (sum) and `min_log_prob` (least likely token): nats under the attacked distribution,
-    None without access.
+    Args:
+        suffix: token ids of the completion.
+        score: confidence; higher means more confident, in every attack.
+        count: number of equal samples.
+        log_prob: log-probability of the suffix under the attacked distribution, in nats; None
+        without access.
+        min_log_prob: log-probability of its least likely token, in nats; None without access.
     """
 
     suffix: Tokens
@@ -189,7 +228,14 @@ class Guess:
 
 @dataclass(frozen=True)
 class Certificate:
-    """Bounds on the decoding probabilities of the suffixes that a tree search did not find."""
+    """Bounds on the decoding probabilities of the suffixes that a tree search did not find.
+
+    Args:
+        reached: whether a suffix reached the threshold.
+        certified: whether the likeliest suffix found is the likeliest of all.
+        leftover: probability mass of all suffixes not found.
+        pruned: upper bound on the probability of any suffix not found.
+    """
 
     # Whether a suffix reached the threshold; otherwise the guess did not.
     reached: bool
@@ -202,10 +248,20 @@ class Certificate:
 
 @dataclass(frozen=True)
 class Guesses:
-    """An attack's guesses for one secret, most confident first, and their cost.
+    """An attack's guesses for a secret, most confident first, and their cost.
 
-    A search draws no tokens and therefore uses no budget of a claim, because no claim covers the
-    distribution that it reads. Its cost is `rows`, and `samples` is its number of candidates.
+    A search draws no tokens. It uses no budget of a claim, because no claim covers the distribution
+    that the search reads.
+
+    Args:
+        secret: id of the secret.
+        ranked: the guesses.
+        samples: number of samples, or of a search's candidates.
+        drawn: tokens drawn from the target.
+        near_boundary: draws within 1e-6 of a CDF boundary, which float noise could have changed.
+        rows: sequences run through the target.
+        certificate: certificate of a tree search.
+        rankings: scores of the first guess by other rankings; higher is more confident.
     """
 
     secret: str
@@ -228,8 +284,9 @@ def select_evenly_spaced(secrets: Sequence[Secret], limit: int) -> list[Secret]:
 
 @dataclass(frozen=True)
 class Observation:
-    """Numbers that a probe observed for one secret, by name: `log_` names in nats, `_bits` names in
-    bits."""
+    """Numbers that a probe observed for a secret, by name. `log_` names are in nats, `_bits` names
+    in bits.
+    """
 
     secret: str
     values: dict[str, float]
@@ -237,7 +294,7 @@ class Observation:
 
 @dataclass(frozen=True)
 class TokenLogProbs:
-    """The log-probability, in nats, of each token of a secret's true suffix after its prefix."""
+    """Log-probability, in nats, of each token of a secret's true suffix after its prefix."""
 
     secret: str
     log_probs: tuple[float, ...]
@@ -245,10 +302,31 @@ class TokenLogProbs:
 
 @dataclass(frozen=True)
 class Claim:
-    """The promise of a defense, its unit and access, and the budget used by this audit, in nats.
+    """Privacy promise of a defense, and the part of its budget that this audit used. Epsilons are
+    in nats.
 
     `unit`, `theorem`, `status`, `access` and `decoding` are words for readers; the program reads
     only the other fields.
+
+    Attributes:
+        epsilon: promised epsilon, by neighbouring relation.
+        delta: promised delta.
+        relation: neighbouring relation for which the defense was set up.
+        unit: unit of protection, such as "shard".
+        queries: drawn tokens that the epsilons cover; None for any number.
+        theorem: source of the promise.
+        status: state of the proof, such as "sound" or "claim; proof has gaps".
+        sound: whether the promise follows from the procedure; otherwise reports call it only
+        claimed.
+        access: access that the promise covers.
+        any_access: whether the promise covers any access, including the weights.
+        decoding: decoding that the promise covers.
+        spent_queries: tokens that this audit drew.
+        spent_epsilon: epsilon that this audit used, by neighbouring relation.
+        any_two: whether the promise holds for any two models: every relation and unit.
+        shard: whether the unit is a shard of records.
+        whole: unit kept whole in a shard, "record" or "user"; "" if unknown.
+        details: further numbers by name.
     """
 
     epsilon: dict[str, float]  # by neighbouring relation

@@ -101,10 +101,10 @@ class Plan:
                 )
 
     def _check_unlearning(self) -> None:
-        """Raise AuditError for unlearning fields without the model that they need, and for
-        impossible relearning.
+        """Raise AuditError for unlearning fields without the model that they need.
 
-        Whether defenses are compatible is checked when they are selected.
+        Also raise AuditError for impossible relearning. Whether defenses are compatible is checked
+        when they are selected.
         """
         for name in ("before", "retrained"):
             if getattr(self.target, name) is not None and self.data.forget is None:
@@ -135,7 +135,7 @@ class Plan:
             )
 
     def _check_until_conflicts(self) -> None:
-        """Raise AuditError for --until together with fields that need all secrets."""
+        """Raise AuditError if --until is combined with fields that need all secrets."""
         if self.attacks.until is not None:
             for name in ("submission", "forget", "relearn"):
                 if self.map_field_values()[name] is not None:
@@ -146,7 +146,7 @@ class Plan:
 
     @property
     def run_folder_title(self) -> str:
-        """The part of the run folder's name after the time."""
+        """End of the run folder's name, after the time."""
         if self.target.lab == SMALL:
             lab_name = "lab"
         else:
@@ -160,7 +160,7 @@ class Plan:
 
     @property
     def is_canary_only(self) -> bool:
-        """True if a model is audited for canaries only, so there are no records to attack."""
+        """True if a model is audited only for canaries and there are no records to attack."""
         return (
             not self.target.uses_builtin_lab
             and self.data.data is None
@@ -169,8 +169,10 @@ class Plan:
 
     @property
     def model_and_secrets_fields(self) -> dict[str, Any]:
-        """Fields that decide the attacked model and the secrets. Plans that share both have equal
-        fields."""
+        """Fields that decide the attacked model and the secrets.
+
+        Plans with the same model and secrets have equal fields.
+        """
         values = self.to_json()
         return {name: values[name] for name in list_ruled_fields(SUBJECT)}
 
@@ -182,7 +184,7 @@ class Plan:
         return cls().with_fields(**values)
 
     def with_fields(self, **values: Any) -> Plan:
-        """Return a copy with these fields of any part changed."""
+        """Return a copy of the plan in which these fields of any part have new values."""
         parts: dict[str, dict[str, Any]] = {}
         for name, value in values.items():
             parts.setdefault(FIELDS[name].part, {})[name] = value
@@ -200,7 +202,7 @@ class Plan:
         }
 
     def list_changed_fields(self, rules: FieldRule) -> list[str]:
-        """Return the fields with these rules that differ from their defaults."""
+        """Return the fields with any of these rules whose values differ from their defaults."""
         values = self.map_field_values()
         return [name for name in list_ruled_fields(rules) if values[name] != FIELDS[name].default]
 
@@ -211,10 +213,10 @@ class Plan:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any], where: str = "plan") -> Plan:
-        """Convert JSON values to a plan, the inverse of `to_json`; missing fields get their
+        """Convert JSON values to a plan, the inverse of `to_json`. Missing fields get their
         defaults.
 
-        Raise AuditError for unknown fields and wrong values.
+        where: name of the values in messages. Raise AuditError for unknown fields and wrong values.
         """
         if unknown := [name for name in values if name not in FIELDS]:
             raise AuditError(f"{where}: unknown field {unknown[0]!r}")
@@ -226,10 +228,15 @@ class Plan:
 
 @dataclass(frozen=True)
 class DescribedField:
-    """A field as defined in the plan.
+    """Definition of a plan field.
 
-    part: "" for a field of the plan itself; panel: its group in --help; help: text with its
-    default.
+    Args:
+        part: part of the plan that holds the field; "" for the plan itself.
+        kind: type of the value.
+        definition: flag, notation and rules.
+        default: default value.
+        panel: group of the field in --help.
+        help: help text with the default.
     """
 
     part: str
@@ -278,7 +285,7 @@ IN_FILE = tuple(name for name in FIELDS if name not in ("command", "objects"))
 
 
 def list_ruled_fields(rules: FieldRule) -> tuple[str, ...]:
-    """Return the fields that have any of these rules, in order."""
+    """Return the names of the fields that have any of these rules, in order."""
     return tuple(
         name
         for name, described in FIELDS.items()

@@ -1,4 +1,4 @@
-"""Describe the fields of a plan apart from type and default: flag, notation and rules."""
+"""Describe flag, notation and rules of plan fields. Type and default are in the plan itself."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PANELS = (
 
 
 class FieldRule(enum.Flag):
-    """Rules on when a field of the plan may be used."""
+    """Rule on when a field of the plan may be used."""
 
     # Part of the digest of the attacked model and its secrets: plans with equal values share both.
     SUBJECT = enum.auto()
@@ -44,12 +44,19 @@ SUBJECT, COMPARED, ATTACKS, OWN, RECORDS, PROVIDED, PLACED = FieldRule
 
 @dataclass(frozen=True)
 class PlanField:
-    """Description of a field without type, default and help; its part's docstring has the help.
+    """Description of a plan field, without type, default and help text.
 
-    metavar: notation of a value. flags: instead of `--its-name`; None: no flag. panel: group in
-    --help, instead of its part's. minimum: smallest valid number. risk: danger if a plan file from
-    someone else sets this field; the command line must then name the field too. risky: text that
-    only dangerous values contain.
+    The docstring of the plan part that holds the field has the help text.
+
+    Args:
+        rules: conditions on the use of the field.
+        metavar: notation of a value.
+        flags: flags instead of `--field-name`; None for no flag.
+        panel: group in --help instead of the group of the plan part.
+        minimum: smallest valid number.
+        risk: danger if a plan file from someone else sets this field. The command line must then
+        name the field too.
+        risky: text that only dangerous values contain.
     """
 
     rules: FieldRule | None = None
@@ -62,7 +69,10 @@ class PlanField:
 
 
 def plan_field(default: Any, rules: FieldRule | None = None, **options: Any) -> Any:
-    """Return a dataclass field with this default and description; `dict` means an empty dict."""
+    """Return a dataclass field with this default and description.
+
+    The default `dict` means an empty dict. options: fields of `PlanField`.
+    """
     metadata = {PlanField: PlanField(rules, **options)}
     if default is dict:
         return dataclasses.field(default_factory=dict, metadata=metadata)

@@ -15,7 +15,14 @@ SCHEMA_VERSION = 4
 class Measurement:
     """A number with its interval and sample size.
 
-    `low`/`high`: two-sided 95% unless the note differs.
+    Attributes:
+        name: name of the metric.
+        value: the number.
+        low: lower end of the interval, two-sided 95% unless the note differs.
+        high: upper end of the interval.
+        n: sample size.
+        unit: unit of the number.
+        note: remark for readers.
     """
 
     name: str
@@ -29,10 +36,30 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Audited:
-    """A lower bound of epsilon by a rule, with its inputs (statistics/audited.py), in nats.
+    """A lower bound of epsilon, in nats, with its inputs (statistics/audited.py).
 
-    It exceeds the truth with probability at most `level`, for this `delta`, `relation` and `unit`
-    only.
+    The bound exceeds the true epsilon with probability at most `level`, for this `delta`,
+    `relation` and `unit` only.
+
+    Attributes:
+        estimator: method of the bound. "one_run" and "games" bound (epsilon, delta)-DP. "fdp"
+        bounds mu-GDP, reported as (epsilon, delta). "shape" assumes a shape.
+        epsilon: the bound.
+        delta: delta of the bound.
+        level: error probability.
+        canaries: canaries, each inserted by a fair coin; for games, the number of valid games.
+        guesses: guessed canaries, the most confident; the number that proves most.
+        right: correct guesses.
+        best: bound that all-correct guesses would give.
+        rights: correct guesses for each tested number of guesses.
+        sampling: sampling rate and number of steps of the assumed shape.
+        copies: times that each canary was inserted.
+        relation: neighbouring relation.
+        unit: unit of protection.
+        table: true positives, false negatives, false positives and true negatives of games.
+        tokens: tokens drawn in each game.
+        covered: tokens that the claim covers; None for any number or no claim.
+        exact: epsilon of these games, from both next-token distributions.
     """
 
     # "one_run", "games": (epsilon, delta)-DP; "fdp": mu-GDP, reported as (eps, delta); "shape".
@@ -60,17 +87,21 @@ class Audited:
 
     @property
     def canaries_or_games_label(self) -> str:
-        """The count with its noun: `1,000 canaries`, `768 games`."""
+        """The number of canaries or games with its noun: `1,000 canaries`, `768 games`."""
         return f"{self.canaries:,} {'canaries' if self.table is None else 'games'}"
 
 
 @dataclass(frozen=True)
 class ChainStep:
-    """A step from a target to the next in a chain that changes one thing at a time.
+    """A step of a chain, from a target to the next target, which differs by the step's causes.
 
-    causes: the changes of the step; the effect of several changes cannot be divided. before, after:
-    names of the two targets; after is "" if the second was not measured. difference: the number of
-    `after` minus that of `before`; None if undefined, with the reason in `note`.
+    Attributes:
+        causes: description of each change, by its name. The effect of several changes cannot be
+        divided.
+        before: name of the first target.
+        after: name of the second target; "" if it was not measured.
+        difference: number of `after` minus number of `before`; None if undefined.
+        note: reason why the difference is undefined.
     """
 
     causes: dict[str, str]  # description of each change, by its name
@@ -82,9 +113,13 @@ class ChainStep:
 
 @dataclass(frozen=True)
 class Chain:
-    """Stepwise differences from the undefended row to this row, on secrets that all rows answered.
+    """Steps from the undefended target to a defended target, on the secrets that all targets
+    answered.
 
-    whole: this row minus the undefended row: the sum of the steps.
+    Attributes:
+        steps: the steps, each with its difference.
+        whole: number of the defended target minus that of the undefended target, the sum of the
+        steps.
     """
 
     steps: tuple[ChainStep, ...]
@@ -93,10 +128,12 @@ class Chain:
 
 @dataclass(frozen=True)
 class StoppedEarly:
-    """Record how far a row was queried in random order (`--until`); intervals are anytime-valid.
+    """End of the queries to a target in random order (`--until`). Intervals are valid at any stop.
 
-    asked, of: asked and all secrets, members and non-members; why: "recall <= 0.05: failed", or
-    that nothing was decided.
+    Attributes:
+        asked: queried secrets, members and non-members.
+        of: all secrets, members and non-members.
+        why: reason such as "recall <= 0.05: failed", or that nothing was decided.
     """
 
     asked: int
@@ -110,10 +147,13 @@ class StoppedEarly:
 
 @dataclass(frozen=True)
 class Stratum:
-    """The records of one copy count: how many could be attacked, and the share extracted.
+    """The records with a given number of copies in the training data.
 
-    copies: near copies included; None: unknown. A record of several parts is extracted if a part
-    is.
+    Attributes:
+        copies: number of copies, near copies included; None if unknown.
+        population: records that could be attacked.
+        extracted: extracted share of the attacked records. A record is extracted if any of its
+        parts is.
     """
 
     copies: int | None
@@ -123,7 +163,40 @@ class Stratum:
 
 @dataclass(frozen=True)
 class Finding:
-    """A (target, setting, attack or probe) cell: measurements, or the reason for having none."""
+    """Result of an attack or probe on a target in an access setting.
+
+    A finding has measurements, or the reason for having none.
+
+    Attributes:
+        target: name of the target.
+        setting: access setting.
+        attack: name of the attack or probe.
+        options: options of the attack or probe.
+        access: kinds of access that the attack or probe used.
+        decoding: decoding of the samples.
+        claim_applies: whether the target's claim covers this access; None without a claim.
+        claim_reason: reason for `claim_applies`.
+        measurements: the numbers, the main number first.
+        by_repeats: main number by repeat count.
+        by_kind: share of personal data in first guesses, by kind.
+        by_kind_nonmembers: the same share for non-members, as a baseline.
+        by_group: recall by group of the data; empty for fewer than two groups.
+        curve: pairs of the number of wrong guesses allowed and the recall.
+        not_applicable: reason if nothing was measured; otherwise "".
+        notes: remarks for readers.
+        violations: observed violations of the claim, a sentence each.
+        seconds: duration.
+        drawn: tokens drawn from the target.
+        samples: samples of each prefix, drawn after only the prefix; 0 for none or after a soft
+        prompt.
+        rows: sequences run through the target, shared passes included.
+        chain: causes of the effect of a defense, if its controls were measured.
+        audits: bounds of epsilon; the (epsilon, delta) bound first.
+        strata: records by number of copies, most copies first; empty if copies were not counted.
+        scores_tried: number of membership scores of which `membership_auc` is the strongest; 0 in
+        older records.
+        stopped: early stop of the queries; None if all secrets were planned.
+    """
 
     target: str
     setting: str
@@ -172,7 +245,9 @@ class Finding:
 
     @property
     def main(self) -> Measurement | None:
-        """The main number of the row: the recall of an attack, or a probe's first measurement."""
+        """The main number of the finding: the recall of an attack, or a probe's first
+        measurement.
+        """
         if self.measurements:
             return self.measurements[0]
         return None
@@ -183,10 +258,11 @@ class Finding:
 
 @dataclass(frozen=True)
 class Doubt:
-    """A reason why a zero is no evidence: something that may have hidden a leak.
+    """A reason why zero extraction is no evidence: something that may have hidden a leak.
 
-    kind: "text form", "answers", "non-members", "likelihood" or "contradiction"; sentence: the
-    observation, for a report.
+    Attributes:
+        kind: "text form", "answers", "non-members", "likelihood" or "contradiction".
+        sentence: the observation, for a report.
     """
 
     kind: str
@@ -195,7 +271,24 @@ class Doubt:
 
 @dataclass(frozen=True)
 class TargetRecord:
-    """An attacked model: description, cost and claim."""
+    """An attacked model: description, cost and privacy claim.
+
+    Attributes:
+        name: name of the target.
+        title: title in reports.
+        description: sentence on the model.
+        perplexity: held-out perplexity of the model's own distribution.
+        milliseconds_per_token: time to draw a token.
+        peak_memory_mb: peak memory in MB.
+        training_seconds: seconds of training; None if unknown.
+        claim: privacy claim.
+        nominal_epsilon: epsilon as printed in a paper. It promises nothing; the notes explain why.
+        notes: remarks for readers.
+        other_perplexities: perplexities of the same texts, as papers count them.
+        companion: whether the target is a control that the user did not name.
+        likelihood: chain of causes for the likelihood of members' true tokens.
+        doubts: doubts about this target's answers only.
+    """
 
     name: str
     title: str
@@ -217,13 +310,19 @@ class TargetRecord:
 
 @dataclass(frozen=True)
 class GroupRecall:
-    """A number of a group of secrets for the measured models around an unlearning.
+    """A number of a group of secrets, for a model before and after unlearning and for its
+    baselines.
 
-    values: of `before`, `after` and `relearned`, and of models that never saw the forgotten
-    records, `retrained` and `retrained_relearned`. group: "forgotten", "retained" or "nonmembers".
-    changes, over the same secrets: `unlearned`, after minus before; `left`, after minus retrained;
-    `relearned`, minus after; `came_back`, that minus the effect of the same steps on the retrained
-    model; `share_back`, the share of unlearning's effect that relearning reverses.
+    Attributes:
+        attack: name of the attack or probe.
+        name: name of the metric.
+        group: "forgotten", "retained" or "nonmembers".
+        values: number of each model. The keys are `before`, `after`, `relearned`, and `retrained`
+        and `retrained_relearned` for models that never saw the forgotten records.
+        changes: differences over equal secrets. `unlearned` is after minus before, `left` is after
+        minus retrained, and `relearned` is relearned minus after. `came_back` is `relearned` minus
+        the effect of the same steps on the retrained model. `share_back` is the share of
+        unlearning's effect that relearning reverses.
     """
 
     attack: str
@@ -235,11 +334,20 @@ class GroupRecall:
 
 @dataclass(frozen=True)
 class Unlearning:
-    """The remaining leakage of records that a model was to forget.
+    """Remaining leakage of the records that a model was to forget.
 
-    models: names of targets, with the keys of `GroupRecall`. steps, rate, texts: of relearning, on
-    this many other records; 0: no relearning. perplexity: held out, by model; `ratio`: after over
-    before, paired by text.
+    Attributes:
+        target: name of the unlearned target.
+        models: names of targets, with the keys of `GroupRecall`.
+        setting: access setting.
+        forgotten: number of records to forget.
+        retained: number of other members.
+        numbers: number of each metric and group.
+        perplexity: held-out perplexity by model; `ratio` is after divided by before, paired by
+        text.
+        steps: training steps of relearning; 0 without relearning.
+        rate: learning rate of relearning.
+        texts: number of other records that relearning trains on.
     """
 
     target: str
@@ -256,11 +364,14 @@ class Unlearning:
 
 @dataclass(frozen=True)
 class KindCount:
-    """The number of personal data of a kind in suffixes; a text in two secrets counts twice.
+    """Number of items of personal data of a kind in suffixes. A text in two secrets counts twice.
 
-    members, nonmembers: complete and not in the prefix, so searched for in guesses. Other data of
-    members: `held`, already in the prefix; `cut`, cut by an end of prefix or suffix. trained: of
-    non-members, but in the training data: no floor.
+    Attributes:
+        members: complete items of members outside the prefix, which guesses are searched for.
+        nonmembers: complete items of non-members outside the prefix.
+        held: items of members that are already in the prefix.
+        cut: items of members cut by an end of prefix or suffix.
+        trained: items of non-members that are in the training data, so useless as a baseline.
     """
 
     members: int = 0
@@ -275,10 +386,21 @@ NO_TIME = "not asked for lack of time"  # a rule of `RecordCounts.not_attacked`
 
 @dataclass(frozen=True)
 class RecordCounts:
-    """Count the records (rows) of members or non-members, from the file to the attack.
+    """Counts of the records (data rows) of members or non-members, from the file to the attack.
 
     given - sum(left_out) = usable = audited + copies + sum(not_attacked). A record with usable
     parts (answers, windows) is usable; `parts_left_out` counts its other parts.
+
+    Attributes:
+        given: records in the file.
+        audited: distinct attacked records.
+        copies: usable records with the secrets of an earlier record, audited with that record.
+        left_out: unusable records, by reason.
+        not_attacked: usable distinct records that are not attacked, by reason.
+        parts_left_out: unusable parts of usable records, by reason.
+        tokens: tokens of the audited records; 0 if not counted.
+        attacked_tokens: tokens inside an attacked suffix.
+        by_copies: members that could be attacked, by number of copies; key "" if unknown.
     """
 
     given: int
@@ -301,12 +423,14 @@ class RecordCounts:
 
     @property
     def askable(self) -> int:
-        """Return the distinct records that could be attacked, without those that are auxiliary."""
+        """Number of distinct records that could be attacked, without auxiliary records."""
         return sum(self.by_copies.values()) or self.given - self.copies
 
     @property
     def rows_note(self) -> str:
-        """Return `234 rows given` if rows are more than distinct records; else ""."""
+        """A note like `234 rows given` if the file has more rows than distinct records; otherwise
+        "".
+        """
         if self.given == self.askable:
             return ""
         return f"{self.given:,} rows given"
@@ -314,7 +438,29 @@ class RecordCounts:
 
 @dataclass(frozen=True)
 class BenchmarkRecord:
-    """Numbers of the attacked data, never the text."""
+    """Numbers of the attacked data, never the text.
+
+    Attributes:
+        name: name of the data.
+        description: sentence on the data.
+        members: number of members.
+        nonmembers: number of non-members.
+        known: number of the attacker's known pairs.
+        repeats: number of members by repeat count.
+        greedy_recall: share of members that greedy decoding of the undefended model recites, by
+        repeat count.
+        greedy_nonmembers: the same share for non-members; None if no member is recited.
+        digest: digest of the secrets that reveals none (auditor/gate/comparability.py); "" in an
+        older record.
+        near_duplicates: members whose suffix is nearly a known pair's; None if not counted.
+        canaries: number of canaries by insertions; "0" for controls.
+        notes: remarks for readers.
+        kinds: counts of personal data by kind.
+        doubts: doubts about the data, and so about every finding.
+        text_form: rendering of conversations; "" without conversations.
+        unread_columns: columns with text that no secret contains.
+        records: counts of records, by "members" and "nonmembers"; empty if not counted.
+    """
 
     name: str
     description: str
@@ -349,11 +495,22 @@ class BenchmarkRecord:
 
 @dataclass(frozen=True)
 class FrontierPoint:
-    """A model in the plot of leakage against usefulness.
+    """A model in the plot of leakage against held-out perplexity.
 
-    ratio: held-out perplexity over the undefended model's, paired by text. within: whether the
-    ratio is within the margin, by its interval: shown, not shown, or shown to be beyond. least: for
-    points shown within, whether no other is shown to leak less; None for other points.
+    Attributes:
+        label: name of the model with the value of its option.
+        line: name of the defense, whose points form a line.
+        ratio: held-out perplexity divided by the undefended model's, paired by text.
+        leak: leakage.
+        within: whether the ratio is within the margin, by its interval: shown, not shown, or shown
+        to be beyond.
+        least: whether no other point within the margin is shown to leak less; None for points not
+        shown within.
+        corner: whether the point is a corner of the convex frontier.
+        epsilon: proven epsilon in nats; None without a proof.
+        delta: delta of the proof.
+        unit: unit of protection.
+        tokens: drawn tokens that the proof covers; None for any number.
     """
 
     label: str  # with the setting of its option
@@ -371,10 +528,17 @@ class FrontierPoint:
 
 @dataclass(frozen=True)
 class Frontier:
-    """Leakage, by one number, against usefulness, of models queried about the same secrets.
+    """A metric of leakage against held-out perplexity, for models attacked with the same secrets.
 
-    The undefended model is first. margin: of perplexity over the undefended model's, within which
-    leakage is compared. missing: models without a point, and the reason.
+    Attributes:
+        metric: name of the leakage metric.
+        attack: name of the attack or probe.
+        setting: access setting.
+        margin: largest perplexity ratio to the undefended model at which leakage is compared.
+        level: upper bound on the probability of an error in the comparison.
+        points: models; the undefended model is first.
+        missing: reason for each model without a point.
+        seeds: seeds of the runs.
     """
 
     metric: str
@@ -389,7 +553,10 @@ class Frontier:
 
 @dataclass(frozen=True)
 class OwnTable:
-    """A table of a plug-in's section, with final cells. Raises AuditError for unequal rows."""
+    """A table that a plug-in adds to reports, with formatted cells.
+
+    Raise AuditError for rows of unequal length.
+    """
 
     caption: str
     head: tuple[str, ...]
@@ -405,7 +572,7 @@ class OwnTable:
 
 @dataclass(frozen=True)
 class OwnSection:
-    """A plug-in's section of the reports: a title, paragraphs, then tables."""
+    """A section that a plug-in adds to reports: a title, paragraphs, then tables."""
 
     title: str
     text: tuple[str, ...] = ()
@@ -417,7 +584,33 @@ RELEASED_TEXT = "released text"  # the family of an audit without a model
 
 @dataclass(frozen=True)
 class AuditResult:
-    """The record of a whole run, as in `result.json`; reports read `secrets.parquet` as well."""
+    """Record of a whole run, as in `result.json`. Reports also read `secrets.parquet`.
+
+    Attributes:
+        name: name of the run.
+        created: time of the run (UTC, ISO 8601).
+        tool_version: version of this program.
+        command: command line.
+        plan: fields of the plan.
+        benchmark: numbers of the attacked data.
+        targets: attacked models.
+        findings: result of each target, access setting, and attack or probe.
+        environment: software and hardware.
+        timings: seconds by stage.
+        seed: seed of the run.
+        family: architecture and vocabulary of the attacked model; "" in an older record.
+        weights: SHA-256 by file name, such as "model/model.safetensors"; empty in the lab.
+        base: base model of an attacked adapter; "" for a complete model or in an older record.
+        prefix_token: phrase on the tokens before every text; "" in an older record, without such
+        tokens.
+        frontiers: leakage against perplexity, by metric; empty for fewer than two defenses.
+        unlearning: results on unlearned models.
+        methods: declared measure of each attack and probe.
+        metrics: titles of the metrics that plug-ins declare.
+        own_methods: attacks and probes from the user's plug-ins.
+        sections: sections that plug-ins add to reports, by name.
+        schema_version: version of this record's schema.
+    """
 
     name: str
     created: str  # UTC, ISO 8601
@@ -453,5 +646,5 @@ class AuditResult:
         return next(target for target in self.targets if target.name == name)
 
     def list_measuring_methods(self, *description: str) -> tuple[str, ...]:
-        """Return the attacks and probes with any of these values of `Method.measures`."""
+        """Return the attacks and probes whose `Method.measures` is any of these values."""
         return tuple(name for name, measured in self.methods.items() if measured in description)

@@ -1,6 +1,6 @@
 """Derive the random numbers of a secret by pure functions of (seed, target, recipe, secret).
 
-Results therefore do not depend on batch size, number of workers, or where a run was interrupted.
+Results therefore do not depend on batch size, number of workers, or interruptions of a run.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ def make_keyed_generator(*key: str | int) -> np.random.Generator:
 def draw_secret_uniforms(samples: int, length: int, *key: str | int) -> Floats:
     """Return (samples, length, CHANNELS) uniform numbers in [0, 1) for a secret.
 
-    The first k samples are the same for any number of samples.
+    A larger number of samples only adds samples: the first k samples do not change. key: seed,
+    target, recipe and secret.
     """
     return make_keyed_generator(*key).random((samples, length, CHANNELS))

@@ -1,11 +1,12 @@
 """Choose how many threads a run uses and how the threads wait for each other.
 
-Import this module before torch, because OpenMP reads its environment once, when torch loads it. By
-default a waiting thread spins. If other work is running, it then takes processor time from the
-thread that it waits for. A sleeping thread takes none, but sleeping at each of a small model's many
-short waits costs more than a second thread gains. So threads spin for microseconds, then sleep.
-Other work slows threads that wait for each other by more than its share, because one of them always
-waits. Therefore a run uses only as many threads as there are free processors when it begins.
+Import this module before torch, because OpenMP reads its environment once, when torch loads OpenMP.
+By default a waiting thread spins. If other work is running, a spinning thread takes processor time
+from the thread that it waits for. A sleeping thread takes none. But a small model has many short
+waits, and sleeping at each costs more than a second thread gains. So threads spin for microseconds,
+then sleep. Threads that wait for each other lose more time to other work than its share, because
+one thread always waits. A run therefore uses only as many threads as there are free processors when
+it begins.
 """
 
 from __future__ import annotations
@@ -35,10 +36,10 @@ _SPINS = "10000"
 def set_thread_count(count: int | None = None) -> None:
     """Set the number of threads, and how they wait, for this process and its children.
 
-    count: overrides OMP_NUM_THREADS. Without both, use one thread for each processor that this
-    process may use and no other process keeps busy, at least 1. The number decides how sums are
-    split, and thus the last bits of results, so a run reports it. Raise AuditError for a count
-    below 1.
+    count: overrides OMP_NUM_THREADS. Without both, use a thread for each processor that this
+    process may use and that other processes leave free, at least 1. The number decides how sums are
+    split, and thus the last bits of results. A run therefore reports the number. Raise AuditError
+    for a count below 1.
     """
     if count is not None and count < 1:
         raise AuditError(f"expected --threads >= 1, got {count}")
@@ -62,7 +63,7 @@ def set_thread_count(count: int | None = None) -> None:
 
 @contextmanager
 def limit_torch_threads(count: int | None) -> Iterator[None]:
-    """Limit torch to `count` threads in the block, for small work (None: no limit).
+    """Limit torch to `count` threads in the block, for small work; None for no limit.
 
     A fixed number splits sums in the same way on every machine, which gives equal results.
     """
@@ -92,7 +93,7 @@ def describe_threads(count: int) -> str:
 def measure_machine_gflops() -> float:
     """Return the best GFLOP/s of 3 float32 products of 1,024 x 1,024 matrices.
 
-    With this number, timings of different machines can be compared.
+    Timings of different machines can be compared by this number.
     """
     import torch
 
@@ -107,13 +108,14 @@ def measure_machine_gflops() -> float:
 
 
 def _get_loaded_torch() -> Any:
-    """Return the torch module, or None if it is not loaded."""
+    """Return the torch module; None if torch is not loaded."""
     return sys.modules.get("torch")
 
 
 def _count_idle_processors() -> float:
-    """Return the number of processors that other processes do not use; inf if unknown (no
-    /proc).
+    """Return the number of processors that other processes do not use.
+
+    Return inf if the number is unknown (no /proc).
     """
     try:
         running = []
@@ -128,9 +130,10 @@ def _count_idle_processors() -> float:
 
 
 def _read_cgroup_quota() -> float:
-    """Return the control group's processor quota (version 2 or 1); inf without a limit.
+    """Return the control group's processor quota (version 2 or 1), in processors; inf without a
+    limit.
 
-    OpenMP respects the affinity, but not this quota.
+    OpenMP respects the processor affinity of the process, but not this quota.
     """
     for names in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
         try:
