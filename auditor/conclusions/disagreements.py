@@ -30,8 +30,7 @@ def is_auc_above_chance(m: Measurement) -> bool:
 
 
 def has_unlike_sides(finding: Finding) -> bool:
-    """Return whether a score that does not query the target separates the row's members from
-    non-members."""
+    """Test if a score that does not query the target separates members from non-members."""
     controls = []
     for control in CONTROLS:
         controls.append(finding.measurement(name_auc(control)))
@@ -71,7 +70,7 @@ def list_mismatch_doubts(result: AuditResult) -> tuple[Doubt, ...]:
 
 
 def _describe_adjustment(result: AuditResult) -> str:
-    """Describe which AUC decides on membership, or that no number can be trusted."""
+    """Describe the AUC that decides on membership, or explain that no AUC can be trusted."""
     rows = []
     for finding in result.findings:
         rows.append(finding.measurement(ADJUSTED_AUC))

@@ -223,8 +223,10 @@ def read_nonmember_leaks(
 def read_repeat_leaks(
     finding: Finding, baseline: Measurement | float | None, name: str
 ) -> Iterator[LeakReading]:
-    """Yield a reading for each repeat count, at a shared level; nothing if there is only one
-    count."""
+    """Yield the number of each repeat count. They share a significance level.
+
+    Yield nothing if there is only one repeat count.
+    """
     shares = {}
     for count, m in finding.by_repeats.items():
         if count.isdecimal():

@@ -87,7 +87,9 @@ def map_aliases(folder: Path) -> dict[str, str]:
 
 
 def read_secret_details(folder: Path) -> SecretDetails:
-    """Read the details of a run folder. Raise AuditError for a file with other content."""
+    """Read the results by secret of a run folder. Raise AuditError for a file with other
+    content.
+    """
     rows = {}
     for cell, row in outcomes.read_row_values(folder).items():
         if row.values:

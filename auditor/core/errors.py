@@ -156,8 +156,10 @@ def wrap_library_errors(failed: str) -> Iterator[None]:
 
 
 def _get_first_sentence(error: Exception) -> str:
-    """Return the first sentence of a library's message, and the error's class if it is not
-    evident."""
+    """Return the first sentence of a library's message.
+
+    The error's class is appended unless the class is common, such as ValueError.
+    """
     lines = []
     for line in str(error).strip().splitlines():
         if line.strip():
