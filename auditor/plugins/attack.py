@@ -30,7 +30,11 @@ _MOST_CANDIDATES = 100_000  # of a prefix: all are in memory together
 
 @dataclass(frozen=True)
 class Attack(Method):
-    """Base class of all attacks."""
+    """Base class of all attacks, which guess the suffixes of secrets.
+
+    of_learnt: whether the attack concerns texts that the model learnt, not only the secrets.
+    control: the name of another attack that serves as a control.
+    """
 
     measures = "verbatim"
     # Whether it attacks only models trained on the data, not models that read it.
@@ -39,61 +43,64 @@ class Attack(Method):
     control: ClassVar[str] = ""
 
     def soft_prompt_rows(self) -> int:
-        """Return the number of rows of the longest soft prompt that this attack puts before a
-        prefix.
+        """Return the number of rows (vectors) of the longest soft prompt that the attack puts
+        before a prefix.
         """
         return 0
 
     def check_inputs(self, view: View, known: Sequence[Pair]) -> None:
         """Raise NotApplicable, before any query, if this run lacks an input of the attack.
 
-        known: the auxiliary data. Capabilities are checked elsewhere.
+        known: the (prefix, suffix) pairs that the attacker knows. Capabilities are checked
+            elsewhere.
         """
 
     def fit(self, view: View, known: Sequence[Pair]) -> dict[str, Any]:
-        """Tune on the known pairs; return a state (tensors and JSON values) that the run folder
-        stores.
+        """Tune the attack on the known pairs; return a state (tensors and JSON values).
 
-        Most attacks need no tuning.
+        The run folder stores the state. Most attacks need no tuning.
         """
         return {}
 
     def fit_options(self) -> dict[str, Any]:
         """Return the options that affect `fit`, by default all options.
 
-        Runs of a sweep with equal values share a state.
+        Runs of a parameter sweep share a state if these options are equal.
         """
         return dataclasses.asdict(self)
 
     def timing_stand_in(self) -> tuple[Attack, float]:
-        """Return an attack whose `fit` is timed for an estimate, and how many times as long this
-        one takes.
+        """Return (attack, ratio) to estimate the time of `fit`.
 
-        The default is this attack, with ratio 1.
+        The time of this attack is `ratio` times that of the returned attack. The default is this
+        attack and 1.
         """
         return self, 1.0
 
     def queries(self, view: View, secrets: Sequence[Query]) -> Sequence[Query]:
-        """Return the queries to this target: prefixes of secrets, or the attack's own texts."""
+        """Return the queries to the attacked model: prefixes of secrets, or the attack's own
+        texts.
+        """
         return secrets
 
     def guess(
         self, view: View, state: dict[str, Any], queries: Sequence[Query]
     ) -> Iterator[Guesses]:
-        """Answer the queries in order. The guesses for a secret must not depend on other
-        secrets.
+        """Yield the guesses for each query, in order. They must not depend on other secrets.
+
+        state: the result of `fit`.
         """
         raise NotImplementedError
 
     def sample_counts_by_recipe(self, view: View) -> dict[str, int]:
-        """Return the number of samples of each prefix, by sampling recipe.
+        """Return the number of samples of each prefix, by name of the sampling recipe.
 
-        The numbers determine query budgets. Attacks with the same recipe share a pass.
+        The numbers determine query budgets. Attacks with one recipe share their samples.
         """
         return {}
 
     def fitted_state_name(self, view: View) -> str:
-        """Return the name of the `fit` state; views with the same name share one state."""
+        """Return the name of the `fit` state; views for which it is equal share one state."""
         return view.target_name
 
     def score_is_probability(self, view: View) -> bool:
@@ -104,7 +111,7 @@ class Attack(Method):
         return False
 
     def notes(self, view: View, state: dict[str, Any]) -> tuple[str, ...]:
-        """Return sentences that a reader of this row must know."""
+        """Return sentences that a reader of this attack's results must know."""
         return ()
 
 
@@ -112,9 +119,9 @@ class Attack(Method):
 class CorpusAttack(Attack):
     """Base class of attacks that draw texts without prefixes and search them for training data.
 
-    The run, not the attack, has the index of the training data and judges the texts. Each
-    generation is a separate query with its own random numbers. generations: number of texts, each
-    of `length` tokens; n: tokens of a memorised n-gram (0: chosen by the run).
+    The run, not the attack, has the index of the training data and judges the texts. Each generated
+    text is a separate query with its own random numbers. generations: number of texts, each of
+    `length` tokens; n: tokens of a memorised n-gram (0: chosen by the run).
     """
 
     of_learnt = True
@@ -134,13 +141,15 @@ class CorpusAttack(Attack):
             )
 
     def generation_beginnings(self, view: View) -> list[Tokens]:
-        """Return the texts that generations begin with, in turn."""
+        """Return the token sequences with which generated texts begin; the texts use them in
+        turn.
+        """
         raise NotImplementedError
 
     def user_chosen_beginnings(self, view: View) -> list[Tokens]:
-        """Return the texts in the user's option `begins`.
+        """Return the token sequences in the user's option `begins`.
 
-        A text generated after a trained prompt would not be untargeted extraction.
+        A text that continues a training prompt would not be untargeted extraction.
         """
         return []
 
@@ -169,11 +178,11 @@ class CorpusAttack(Attack):
 
 @dataclass(frozen=True)
 class SamplingAttack(Attack):
-    """Base class of attacks that rank candidates.
+    """Base class of attacks that rank candidate suffixes.
 
-    Defaults: Ethicist, Section 4.2 (K=100, top-p 0.7, T 0.8). search: source of candidates:
-    `sample`; `tree`, every suffix whose probability under the decoding reaches `threshold`; or
-    `beam`, a beam search of width `beams` under the distribution without temperature and
+    Defaults: Ethicist, Section 4.2 (K=100, top-p 0.7, T 0.8). search: the source of candidates,
+    `sample`, `tree` or `beam`. A tree has every suffix whose probability under the decoding reaches
+    `threshold`. A beam search has width `beams`, and uses the distribution without temperature and
     truncation. Tree and beam need log-probabilities. temperature=0 is greedy and draws one sample,
     because all samples are equal.
     """
@@ -214,7 +223,9 @@ class SamplingAttack(Attack):
 
     @property
     def has_one_candidate(self) -> bool:
-        """True if sampling or greedy decoding gives only one candidate per prefix."""
+        """True if a sampled run gives only one candidate per prefix, such as with greedy
+        decoding.
+        """
         is_point = self.sampling().decoding.is_point
         return self.search != "beam" and (
             is_point or (self.search == "sample" and self.samples == 1)
@@ -228,7 +239,7 @@ class SamplingAttack(Attack):
         return None
 
     def candidate_scores(self, view: View, batch: Batch) -> list[Tensor]:
-        """Return a score for each candidate of each query, (distinct,); higher is more
+        """Return for each query a score per distinct candidate, (distinct,); higher is more
         confident.
         """
         raise NotImplementedError
@@ -265,10 +276,11 @@ def add_required_capability(needs: tuple[str, ...], capability: str) -> tuple[st
 def rank_candidates(
     query: Query, candidates: SuffixCandidates, score: Tensor, samples: int
 ) -> Guesses:
-    """Return candidates by descending score.
+    """Return the candidates of a query by descending score, as guesses.
 
-    Equal scores are ordered by descending likelihood if it is known (counts only estimate it),
-    then by descending count, then by first draw.
+    score: (distinct,). samples: number of samples drawn. Equal scores are ordered by descending
+    likelihood if it is known (counts only estimate it), then by descending count, then by first
+    draw.
     """
     if candidates.token_log_probs is None:
         nll = [0.0] * len(score)
@@ -302,7 +314,7 @@ def rank_candidates(
 
 
 def compute_mean_nlls(candidates: SuffixCandidates) -> Tensor:
-    """Return each candidate's mean nll in nats a token, (distinct,), from its log-probabilities."""
+    """Return each candidate's mean negative log-likelihood, (distinct,), in nats a token."""
     return candidates.nll / candidates.suffixes.shape[1]
 
 

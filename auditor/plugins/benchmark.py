@@ -1,4 +1,6 @@
-"""Define the base class of benchmarks, which own the secrets; an attack gets only a `Challenge`."""
+"""Define the base class of benchmarks, which hold the secrets; an attack gets only a
+`Challenge`.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,9 @@ from auditor.core.result import Doubt, RecordCounts
 
 
 class Benchmark:
-    """Owner of the secrets. An attack gets only `challenge()`; the run compares its guesses with
-    the answers.
+    """Base class of benchmarks, which hold the secrets and their true suffixes.
+
+    An attack gets only `challenge()`. The run compares its guesses with the true suffixes.
     """
 
     name: ClassVar[str] = ""
@@ -62,8 +65,9 @@ class Benchmark:
 
     @property
     def unattacked_training_tokens(self) -> Sequence[Tokens]:
-        """The training records, neither attacked nor to be forgotten, on which a model can
-        relearn.
+        """The training records that are neither attacked nor to be forgotten, as tokens.
+
+        A model can relearn on them.
         """
         return [pair.prefix + pair.suffix for pair in self.known]
 
@@ -75,9 +79,10 @@ class Benchmark:
         return Challenge(known=self.known, queries=queries)
 
     def texts_with_repeat_counts(self, members: bool) -> Iterator[tuple[Tokens, int | None]]:
-        """Yield each training text, or each held-out text, with its repeat count (None: unknown).
+        """Yield (tokens, copies in training) of each training text, or of each held-out text.
 
-        The default yields only attacked and known texts; a benchmark of whole records overrides it.
+        members: whether to yield the training texts. Unknown copies are None. The default yields
+            only attacked and known texts; a benchmark of whole records overrides it.
         """
         yield from (
             (s.prefix + s.suffix, s.repeats)
@@ -88,9 +93,9 @@ class Benchmark:
             yield from ((pair.prefix + pair.suffix, None) for pair in self.known)
 
     def few(self, limit: int) -> tuple[Secret, ...]:
-        """Return at most `limit` members and the same share of non-members.
+        """Return at most `limit` members and an equal share of the non-members.
 
-        They are evenly spaced, so that all repeat counts remain.
+        The secrets are evenly spaced, so all numbers of copies remain.
         """
         members = [secret for secret in self.secrets if secret.member]
         nonmembers = [secret for secret in self.secrets if not secret.member]

@@ -66,7 +66,7 @@ def _import_all_plugins(before: Callable[[], None]) -> PluginClasses:
 
 
 def _plugin_source_files_fingerprint() -> str:
-    """Return a digest that changes whenever a built-in file changes."""
+    """Return a digest that changes whenever a file of a built-in plug-in changes."""
     folders = set()
     for package in _PACKAGES:
         for place in importlib.import_module(package).__path__:

@@ -17,7 +17,18 @@ from auditor.privacy.promises import PrivacyRecord
 
 @dataclass(frozen=True)
 class Scenario:
-    """The inputs of a defense: the models around the target, and the queries to answer."""
+    """The inputs of a defense: the attacked model, models that the defense may use, and the
+    queries.
+
+    public: a public model; ensemble: an `Ensemble` of private members, or None.
+    queries: number of tokens that the text-only results will draw.
+    answer_length: tokens of one answer.
+    trained: a model trained by the defense.
+    whole: an adapter on all records of the ensemble, trained like a member.
+    prompts: the texts before the answers, with the private records that begin with them.
+    corpus: the training records known to the audit, without repeats.
+    beside: a model to show next to a model that was trained to forget.
+    """
 
     target: LanguageModel
     public: LanguageModel | None
@@ -36,10 +47,11 @@ class Scenario:
 
 @dataclass(frozen=True)
 class Prompt:
-    """The text before the answer to a secret, and the private record that begins with this text.
+    """The text before the answer to a secret, tokenised like model input.
 
-    Both are tokenised like model input. secret: the secret's id. record: () if no private record
-    begins with the text.
+    secret: id of the secret.
+    given: tokens of the text.
+    record: tokens of the private record that begins with the text; () if there is none.
     """
 
     secret: str
@@ -49,9 +61,10 @@ class Prompt:
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """A model trained to leak less, and its claim (`privacy.json`), if any.
+    """A model trained to leak less, and its privacy claim (`privacy.json`), if any.
 
-    canaries: the training's canary records for an audit. told: the trainer's notes.
+    canaries: the scores of gradient canaries in the training, for an audit.
+    told: the trainer's notes.
     """
 
     model: LanguageModel
@@ -68,7 +81,10 @@ class TrainedModel:
 
 @dataclass(frozen=True)
 class MaskedScenario:
-    """A `Scenario` with a masked LM as target. queries: maximum number of gaps in a text."""
+    """The inputs of a defense of a masked LM.
+
+    target: the attacked model; public: a public model; queries: maximum number of gaps in a text.
+    """
 
     target: MaskedModel
     public: MaskedModel | None
@@ -79,8 +95,8 @@ class MaskedScenario:
 class Defense:
     """Base class of all defenses: `protect` returns the defended model, `claim` its privacy claim.
 
-    needs: required parts of the scenario besides the target: "public", "ensemble", "trained",
-    "whole", "records", "corpus".
+    needs: required fields of the `Scenario` besides the target: "public", "ensemble", "trained",
+        "whole", "records", "corpus".
     """
 
     name: ClassVar[str] = ""
@@ -94,7 +110,7 @@ class Defense:
 
     @property
     def ensemble_folder(self) -> str:
-        """The adapter folder in the option `ensemble`; "" in the lab, which trains the adapters
+        """The folder of adapters in the option `ensemble`; "" if the lab trains the adapters
         itself.
         """
         folder: str = getattr(self, "ensemble", "")
@@ -128,39 +144,39 @@ class Defense:
         )
 
     def fixed_token_budget(self, scenario: Scenario) -> QueryBudget | None:
-        """Return the fixed number of tokens that this defense answers (None: all tokens of the
-        row).
-        """
+        """Return the fixed number of tokens that this defense answers (None: no limit)."""
         return None
 
     def budget_lots(self, scenario: Scenario) -> Mapping[str, int]:
-        """Return, for each secret id, the number of the budget (lot) that pays for it.
+        """Map each secret's id to the number of the budget (lot) that pays for its answers.
 
-        The result is empty if there is only one budget. Each lot has its own private data and is
+        The map is empty if there is only one budget. Each lot has its own private data and is
         accounted separately: a claim covers T tokens of any lot.
         """
         return {}
 
     def remarks(self, scenario: Scenario) -> tuple[str, ...]:
-        """Return sentences about the defense's set-up that a reader of every row must know."""
+        """Return sentences about the defense's set-up that a reader of its results must know."""
         return ()
 
     def cause_chain(self) -> tuple[Cause, ...]:
-        """Return a chain of rows from the undefended model; each row adds one change.
+        """Return controls that lead from the undefended model to this defense, each with one more
+        change.
 
-        A run shows these rows next to this defense's row and attributes a part of the reduction to
-        each change. Rows after the defense's row are not part of its effect: they show the leakage
-        with even less private data.
+        A run measures these controls next to the defense and attributes a part of the reduction to
+        each change. Steps after the defense itself are not part of its effect: they show the
+        leakage with even less private data.
         """
         return ()
 
 
 @dataclass(frozen=True)
 class Cause:
-    """A step of a defense's chain: the only change between its row and the row before.
+    """A step of a defense's chain of controls: one change from the previous step.
 
-    row: the control that is measured for this step (None: the defense itself). needs: input that
-    the user must give for a missing row.
+    changes: the change in words.
+    row: the control that is measured for this step (None: the defense itself).
+    needs: input that the user must give if the control is missing.
     """
 
     name: str  # "splitting"
@@ -173,16 +189,19 @@ class Cause:
 
 @dataclass(frozen=True)
 class QueryBudget:
-    """A fixed number of drawn tokens. After these, the row stops or the public model answers."""
+    """A fixed number of drawn tokens.
+
+    on_exhaustion: after these tokens, no answers are given ("stop"), or the public model answers.
+    """
 
     tokens: int
     on_exhaustion: Literal["stop", "public"]
 
 
 def count_largest_lot(n_drawn: Mapping[tuple[str, str], int], lots: Mapping[str, int]) -> int:
-    """Return the number of tokens drawn from the largest lot; without lots, from all secrets.
+    """Return the number of tokens drawn from the budget (lot) with the most drawn tokens.
 
-    n_drawn: tokens by (recipe, secret).
+    n_drawn: tokens by (recipe, secret). lots: each secret's lot; without lots, count all tokens.
     """
     tokens_by_lot: Counter[int | None] = Counter()
     for (_, secret), tokens in n_drawn.items():

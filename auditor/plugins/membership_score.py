@@ -34,7 +34,7 @@ _SCORE = "score"
 class MembershipScore(Probe):
     """Base class of membership scores. A subclass only defines `name` and `score_records`.
 
-    The base computes AUC and rates, AUC by copies, a blind baseline that sees no model, and the
+    The base computes AUC and rates, AUC by copies, a baseline that does not use the model, and the
     numbers kept for each record. `membership_auc` takes the score into account, next to the
     built-in scores.
     """
@@ -57,13 +57,14 @@ class MembershipScore(Probe):
 
     @property
     def score_name(self) -> str:
-        """The score's name in metric names: `tail_loss` in `membership_auc_tail_loss` for
-        `tail-loss`.
+        """The score's name in metric names, such as `tail_loss` in `membership_auc_tail_loss`.
+
+        It is the plug-in's name (`tail-loss`) with underscores.
         """
         return self.name.replace("-", "_")
 
     def sampling(self) -> Sampling:
-        """Return the recipe of the unmodified distribution, which the score reads."""
+        """Return the recipe of the unmodified distribution, from which the score is computed."""
         return Sampling(1, ANCESTRAL)
 
     def check_secrets(self, secrets: Sequence[Secret]) -> None:
@@ -92,8 +93,9 @@ class MembershipScore(Probe):
     def add_joint_values(
         self, secrets: Sequence[Secret], observations: Sequence[Observation]
     ) -> list[Observation]:
-        """Add the score of a classifier without a model, which measures a shift between the two
-        sets.
+        """Add to each observation the score of a classifier that does not use the model.
+
+        This score measures a shift between members and non-members.
         """
         member = mask_members(secrets)
         if self._too_few_records_reason(secrets):

@@ -14,9 +14,13 @@ from auditor.plugins.view import Sampling
 class Method:
     """Base class of attacks and probes: frozen dataclasses whose fields are their options.
 
-    The first paragraph of a subclass's docstring describes it. needs: capabilities that its default
-    options require: "draw", "likelihood", "ranks", "likeliest", "distribution", "embeddings",
-    "training". metrics: titles of the numbers that only this method reports, by name.
+    The first paragraph of a subclass's docstring describes the method.
+    measures: the kind of leak, one of `records.leak_readings.KINDS` or its own; "": none.
+    needs: capabilities that the default options require: "draw", "likelihood", "ranks",
+        "likeliest", "distribution", "embeddings", "training".
+    of: the attacked records: secrets, canaries, records included by a coin, or the method's own.
+    metrics: titles of the numbers that only this method reports, by name.
+    quick: its options in `audit check`; None: too slow for it.
     """
 
     name: ClassVar[str] = ""
@@ -50,18 +54,16 @@ class Method:
         return False
 
     def sampling(self) -> Sampling | None:
-        """Return, for the report, the recipe of the candidates or of the distribution that is
-        read.
+        """Return the recipe of the candidates, or of the distribution that the method reads.
 
-        None: the method has neither.
+        The report shows the recipe. Return None if the method has neither.
         """
         return None
 
     def report_section(self, findings: Sequence[Finding]) -> OwnSection | None:
-        """Return a section for the reports, from all of this method's rows in the run (None: no
-        section).
+        """Return a section for the reports (None: no section).
 
-        `result.json` keeps the section and reports show it unchanged, so it must not contain
-        private text.
+        findings: all results of this method in the run. `result.json` keeps the section and reports
+            show it unchanged, so it must not contain private text.
         """
         return None

@@ -1,4 +1,4 @@
-"""Describe plug-in classes and parse their options, from a command line or TOML.
+"""Describe plug-in classes and parse their options from a command line or TOML.
 
 This module does not import plug-ins.
 """
@@ -23,7 +23,8 @@ def build_plugin(
 ) -> Plugin:
     """Build a plug-in by name, with its options.
 
-    Raise AuditError for an unknown name, with the nearest known name.
+    kind: attack, defense or the like; known: the plug-ins by name. Raise AuditError for an unknown
+    name, with the nearest known name.
     """
     if name not in known:
         raise make_unknown_name_error(kind, name, known)
@@ -40,9 +41,10 @@ def build_plugin(
 
 
 def parse_plugin_option_value(where: str, kind: Any, value: Any) -> Any:
-    """Convert a command-line or TOML value to the annotated type.
+    """Convert a command-line or TOML value to the annotated type `kind`.
 
-    Raise AuditError for a value of another type, such as `samples=ten`.
+    where: start of the error message. Raise AuditError for a value of another type, such as
+    `samples=ten`.
     """
     if typing.get_origin(kind) is Literal:
         if value not in typing.get_args(kind):

@@ -1,7 +1,7 @@
-"""Define the base classes of probes: `Probe`, and `DistributionProbe`, which compares with
-non-members.
+"""Define the base classes of probes, which measure a model with access to the true suffixes.
 
-A probe sees the answers and draws no samples. Subclasses observe each secret.
+A probe draws no samples. A subclass of `Probe` observes each secret; a `DistributionProbe` reads
+decoding distributions and compares members with non-members.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ DELTA = 1e-5  # of a bound on epsilon, if neither the user nor a claim gives it
 class Observed(list[Observation]):
     """The observations of a probe, in the order of the secrets.
 
-    facts: numbers about all secrets together, such as the terms and the outcome of a game.
+    facts: numbers about all secrets together, such as the rules and the outcome of a guessing game.
     """
 
     def __init__(
@@ -44,10 +44,11 @@ class Observed(list[Observation]):
 
 @dataclass(frozen=True)
 class Probe(Method):
-    """Base class of the auditor's measurements, which see the answers.
+    """Base class of the auditor's measurements, which use the true suffixes of secrets.
 
-    of: the subjects: the benchmark's secrets, its canaries for exposure, the records that a coin
-    included or excluded, or the `textless_subjects`.
+    of: the observed records (subjects): the benchmark's secrets, its canaries for exposure, the
+        records that a coin included or excluded, or the `textless_subjects`.
+    means: names of measurements that are means of `per_secret_values`; they may end a run early.
     """
 
     needs: ClassVar[tuple[str, ...]] = ("distribution",)
@@ -55,7 +56,7 @@ class Probe(Method):
     means: ClassVar[tuple[str, ...]] = ()
 
     def textless_subjects(self, view: View) -> tuple[Secret, ...]:
-        """Return subjects without text, such as gradients: ids and their membership.
+        """Return subjects without text, such as gradients, with their ids and membership.
 
         Raise NotApplicable if there are none.
         """
@@ -79,59 +80,60 @@ class Probe(Method):
         """
 
     def observe_secrets(self, view: View, secrets: Sequence[Secret]) -> Iterator[Observation]:
-        """Yield an observation of each secret, in order. An observation must not depend on other
-        secrets.
+        """Yield an observation of each secret, in order.
+
+        An observation must not depend on other secrets.
         """
         raise NotImplementedError
 
     def facts(
         self, view: View, secrets: Sequence[Secret], observations: Sequence[Observation]
     ) -> dict[str, float]:
-        """Return numbers about all secrets together, such as terms of the claim or answers of
-        later queries.
+        """Return numbers about all secrets together, such as terms of the claim.
 
-        Called once for each row; the methods below find them in `observations.facts`. Here and
-        below, secrets and observations have the same order.
+        They may also be answers of later queries. This method is called once for each model and
+        setting; the methods below find the numbers in `observations.facts`. Secrets and
+        observations are in one order.
         """
         return {}
 
     def add_joint_values(
         self, secrets: Sequence[Secret], observations: Sequence[Observation]
     ) -> list[Observation]:
-        """Return the observations with added values that depend on all secrets, such as a
-        p-value.
-        """
+        """Return the observations with values that depend on all secrets, such as a p-value."""
         return list(observations)
 
     def measurements(self, secrets: Sequence[Secret], observations: Observed) -> list[Measurement]:
-        """Return the row's numbers, the main number first, and their NAME_nonmembers and
-        excess_NAME.
+        """Return the numbers to report, with the main number first.
+
+        For a number NAME, NAME_nonmembers is the number of non-members, and excess_NAME the
+        difference.
         """
         raise NotImplementedError
 
     def main_number_by_repeats(
         self, secrets: Sequence[Secret], observations: Observed
     ) -> dict[str, Measurement]:
-        """Return the members' main number by repeat count; empty without repeat counts."""
+        """Return the members' main number by copies in training; empty if the copies are
+        unknown.
+        """
         return {}
 
     def per_secret_values(
         self, secrets: Sequence[Secret], observations: Observed
     ) -> dict[str, list[float]]:
-        """Return, for each measurement, one number per secret, whose mean over members is the
-        measurement.
+        """Return a number for each secret, by name of a measurement that is their mean over
+        members.
 
-        Runs are paired by these numbers. A measurement without them cannot be compared with a
-        baseline.
+        Runs are compared pairwise by these numbers. A measurement without such numbers cannot be
+        compared with a baseline.
         """
         return {}
 
     def membership_candidates(
         self, secrets: Sequence[Secret], observations: Observed
     ) -> dict[str, CandidateScore]:
-        """Return membership scores by name; from these of all rows, the run selects the
-        strongest.
-        """
+        """Return membership scores by name. The run selects the strongest score of all probes."""
         return {}
 
     def epsilon_lower_bounds(
@@ -144,29 +146,28 @@ class Probe(Method):
         return ()
 
     def plan_audit(self, view: View, secrets: Sequence[Secret]) -> Audited | None:
-        """Return what the audit of epsilon will be, before any guess.
+        """Return the terms of the audit of epsilon, before any guess is made.
 
-        None: the probe bounds no epsilon, or plays games.
+        Return None if the probe bounds no epsilon, or plays a game.
         """
         return None
 
     def claim_violations(
         self, secrets: Sequence[Secret], observations: Observed
     ) -> tuple[str, ...]:
-        """Return sentences about observed violations of the target's claim; empty if there are
-        none.
-        """
+        """Return sentences about observed violations of the model's privacy claim, if any."""
         return ()
 
     def notes(self, secrets: Sequence[Secret], observations: Observed) -> tuple[str, ...]:
-        """Return sentences that a reader of this row must know."""
+        """Return sentences that a reader of the probe's results must know."""
         return ()
 
 
 @dataclass(frozen=True)
 class DistributionProbe(Probe):
-    """Base class of probes of the decoding distribution. Defaults (top-p, T): Ethicist, Section
-    4.2.
+    """Base class of probes of the decoding distribution.
+
+    Defaults (top-p, T): Ethicist, Section 4.2.
     """
 
     temperature: float = 0.8
@@ -178,7 +179,7 @@ class DistributionProbe(Probe):
         self.sampling()  # refuses a bad temperature, top_k or top_p
 
     def sampling(self) -> Sampling:
-        """Return the recipe of one sample; the probe observes its distribution."""
+        """Return the recipe of one sample, whose distribution the probe observes."""
         return Sampling(1, Decoding(self.temperature, self.top_k, self.top_p), self.eos)
 
 
@@ -191,9 +192,9 @@ OfRows = Callable[[Tensor, Tensor], tuple[Tensor, ...]]
 def observe_in_batches(
     view: View, secrets: Sequence[Secret], size: int, look: Look
 ) -> Iterator[Observation]:
-    """Yield observations of secrets grouped by shape.
+    """Yield observations of secrets, grouped by equal lengths of prefix and suffix.
 
-    size: number of secrets at once; fewer if memory does not suffice.
+    look: observes a batch. size: number of secrets at once; fewer if memory does not suffice.
     """
     # One limit for all shapes: a size that was too large for a shape is not tried on the next.
     at_once = BatchSizeLimit(view.batch_size or size)
@@ -212,10 +213,10 @@ def observe_in_batches(
 def read_token_statistics(
     model: LanguageModel, prefixes: Tensor, suffixes: Tensor, at_once: int, of_rows: OfRows
 ) -> Iterator[list[Tensor]]:
-    """Yield statistics of each token, (b, L), for a few texts at a time.
+    """Yield lists of statistics of each suffix token, (b, L) each, for b texts at a time.
 
-    of_rows: computes the statistics from distributions; gets at most `at_once` entries in each
-    call.
+    of_rows: computes the statistics from distributions and tokens; it gets at most `at_once`
+        probabilities in each call.
     """
     for batch_tokens, distribution in model.teacher_forced_distributions(prefixes, suffixes):
         # (b, L, V) -> (b L, V), a chunk at a time: the results of `of_rows` take as much memory
@@ -247,7 +248,7 @@ def value_column(observations: Sequence[Observation], name: str) -> Floats:
 
 
 def strip_observed_prefix(prefix: str, names: Iterable[str]) -> list[str]:
-    """Return the rest of each name that begins with the prefix."""
+    """Return the names that begin with `prefix`, without the prefix."""
     return [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
 
 
@@ -256,7 +257,10 @@ def mask_members(secrets: Sequence[Secret]) -> Bools:
 
 
 def score_records(secrets: Sequence[Secret]) -> ScoredRecords:
-    """Return each record's membership, copies, and the unit (person or document) to resample."""
+    """Return each record's membership, copies, and the unit (person or document) to resample.
+
+    These are the inputs of statistics on scores.
+    """
     copies = {}
     for r, mask in mask_repeat_counts(secrets).items():
         copies[str(r)] = mask
@@ -276,8 +280,10 @@ def measure_baselined_probability(
     note: str = "",
     excess: bool = True,
 ) -> list[Measurement]:
-    """Return the mean probability of members, of non-members if any, and the difference if
-    `excess`.
+    """Return the mean probability of members and, if there are any, of non-members.
+
+    name: name of the measurement; p, member: (records,). excess: whether to return the difference
+    too.
     """
     member_mean = compute_mean_probability(name, p[member], note)
     if member.all():
@@ -295,7 +301,10 @@ def measure_baselined_probability(
 def measure_repeat_probability(
     name: str, secrets: Sequence[Secret], p: Floats
 ) -> dict[str, Measurement]:
-    """Return the members' mean probability by repeat count, if known."""
+    """Return the members' mean probability by number of copies in training, if known.
+
+    name: name of the measurement; p: (records,).
+    """
     return {
         str(r): compute_mean_probability(name, p[mask])
         for r, mask in mask_repeat_counts(secrets).items()
@@ -303,7 +312,7 @@ def measure_repeat_probability(
 
 
 def mask_repeat_counts(secrets: Sequence[Secret]) -> dict[int, Bools]:
-    """Return masks of the members by ascending repeat count, if known."""
+    """Return masks of the members with each number of copies, ascending, if known."""
     # -1, which is not a count: a non-member, or a member of unknown count.
     repeats = np.array([-1 if s.repeats is None or not s.member else s.repeats for s in secrets])
     return {r: repeats == r for r in sorted(set(repeats.tolist()) - {-1})}

@@ -1,7 +1,7 @@
-"""Define providers, which load models: `--model NAME:REST` loads REST by the provider NAME.
+"""Define providers, which load models: `--model NAME:REST` loads REST with the provider NAME.
 
 A provider is a frozen dataclass in its own file. Its fields are its options (`--model-arg
-OPTION=VALUE`); the first line of its docstring is its description.
+OPTION=VALUE`). The first line of its docstring is its description.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from auditor.models.base import LanguageModel
 
 @dataclass(frozen=True)
 class RequestedModel:
-    """A request to a provider for a model; equal requests mean the same model.
+    """A request to a provider for a model; equal requests mean one model.
 
-    name: the part of --model after the prefix. run: the run that pays for the model's tokens;
-    most: the run's maximum number of tokens.
+    name: the part of --model after the prefix. base_url, tokenizer: the options of these names.
+    run: the run that pays for the model's tokens; most: the run's maximum number of tokens.
     """
 
     name: str
@@ -54,8 +54,7 @@ class Provider:
         """Prepare an already loaded model for the next run."""
 
     def list_model_sources(self, request: RequestedModel) -> Mapping[str, tuple[str, str | None]]:
-        """Return the file, folder or hub id of each part of the model, by role, with its hub
-        revision.
+        """Map the role of each part of the model to (file, folder or hub id; hub revision or None).
 
         A gate identifies the model by digests of these sources. The map is empty for a model
         without files.

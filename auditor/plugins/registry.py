@@ -73,7 +73,10 @@ def list_methods() -> dict[str, type[Attack] | type[Probe]]:
 
 
 def find_method_name(measures: str) -> str:
-    """Return the name of the first attack or probe whose `Method.measures` has this value."""
+    """Return the name of the first attack or probe that measures this kind of leak.
+
+    measures: a value of `Method.measures`.
+    """
     return next(name for name, kind in list_methods().items() if kind.measures == measures)
 
 
@@ -116,7 +119,7 @@ def resolve_model_provider(model: str, options: Mapping[str, Any]) -> tuple[Prov
 
 
 def list_plugin_classes() -> dict[str, dict[str, Any]]:
-    """Return all plug-ins by kind (such as Attack) and name."""
+    """Return all plug-ins by kind (such as Attack) and then by name."""
     return {
         "Attack": list_attacks(),
         "Probe": list_probes(),
@@ -149,7 +152,7 @@ def _find_plugin_classes(kind: Any, package: str) -> dict[str, Any]:
 
 
 def check_plugin_name(name: str) -> None:
-    """Raise AuditError for a name that cannot be part of target/setting/attack in a run's files."""
+    """Raise AuditError for a name that cannot be part of a file name of a run."""
     if not name or "/" in name:
         raise AuditError(f"expected the name of a plug-in, without '/', got {name!r}")
 

@@ -21,7 +21,13 @@ RECORD = "training.json"  # next to a trained model: its configuration
 
 @dataclass(frozen=True)
 class TrainingRecord:
-    """A private record to fine-tune on; each copy is a separate record."""
+    """A private record to fine-tune on; each copy is a separate record.
+
+    tokens: the whole text, without special tokens.
+    unit: the owner of the record: the user or group column, else the digest of the record's
+        content.
+    learnt: for each token, whether it has a loss (None: all).
+    """
 
     text: str
     tokens: Tokens  # of the whole text, without special tokens
@@ -32,7 +38,19 @@ class TrainingRecord:
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """The input of a `Trainer`: token data, a loader of the base model, and the output folder."""
+    """The inputs of a `Trainer`: the records, the base model and the output folder.
+
+    base: hub id or folder; load: loads a new transformers model whose trained parameters require
+        gradients.
+    end: the token that ends a record; block: maximum tokens of a training sequence.
+    users: whether the data name each record's owner.
+    public: a model with which trainers may judge records.
+    out: output folder; checkpoint: continues an interrupted training.
+    progress: callback(description, done, total).
+    half: dtype of torch's autocast for matrix products, if a trainer permits it.
+    heldout: records that are not trained on, by which a trainer may choose its model.
+    forget: records that the base model has learnt and must forget.
+    """
 
     base: str  # hub id or folder
     # Loads a fresh transformers model with free parameters (LoRA: the adapter's).
@@ -61,8 +79,8 @@ class TrainingJob:
 class Trainer:
     """Base class of the methods of `audit train`: a frozen dataclass like an `Attack`.
 
-    `train` writes one or several model folders to `job.out`, and continues existing parts after
-    `audit train` has checked that their configuration is the same.
+    `train` writes one or several model folders to `job.out`. It continues existing models after
+    `audit train` has checked that they have an equal configuration.
     """
 
     name: ClassVar[str] = ""
@@ -85,7 +103,7 @@ class Trainer:
     later: ClassVar[frozenset[str]] = frozenset()
 
     def options(self) -> dict[str, Any]:
-        """Return the options for a model's record; omit `later` options with their default
+        """Return the options for a model's record, without `later` options that have default
         values.
         """
         values = {}
@@ -101,8 +119,8 @@ class Trainer:
         """Raise AuditError, before anything is written, for a job that this trainer cannot do."""
 
     def separate_model_count(self, job: TrainingJob) -> int:
-        """Return the number of models that separate processes could train (0: cannot be
-        divided).
+        """Return the number of models that separate processes could train (0: no division
+        possible).
         """
         return 0
 
@@ -117,16 +135,17 @@ class Trainer:
 
 @dataclass(frozen=True)
 class TrainingSummary:
-    """The trainer of a finished model, from `training.json` next to it, and its notes."""
+    """The method and the notes of a finished training, from `training.json` in the model's folder.
+
+    told: the trainer's notes.
+    """
 
     method: str
     told: tuple[str, ...] = ()
 
 
 def read_training_summary(folder: Path) -> TrainingSummary | None:
-    """Return the summary in a model's folder; None if it is missing or the training is
-    unfinished.
-    """
+    """Return the summary in a model's folder, or None if it is missing or unfinished."""
     try:
         record = json.loads((folder / RECORD).read_text())
         summary = TrainingSummary(
@@ -138,11 +157,11 @@ def read_training_summary(folder: Path) -> TrainingSummary | None:
 
 
 class TrainerCheckpoint:
-    """A file with the state of an interrupted training, replaced atomically, readable only by its
-    owner.
+    """A file with the state of an interrupted training.
 
-    When `save` returns, the state is on disk. This matters for the noise key: if it were lost,
-    records would be used again with another key.
+    It is replaced atomically, and only its owner can read it. When `save` returns, the state is on
+    disk. This matters for the noise key: if the key were lost, records would be used again with
+    another key.
     """
 
     def __init__(self, path: Path) -> None:

@@ -1,7 +1,7 @@
-"""Define an attacker's access to a target in a setting, with the randomness of its queries.
+"""Define an attacker's access to a model in a setting, with the randomness of its queries.
 
-An attack sees the target only through a view, so no attack needs to know of a defense. Views
-contain no answers to secrets.
+An attack uses the model only through a view, so no attack needs to know of a defense. Views contain
+no true suffixes of secrets.
 """
 
 from __future__ import annotations
@@ -46,7 +46,12 @@ Search = Literal["sample", "tree", "beam"]
 
 @dataclass(frozen=True)
 class Setting:
-    """An access and a decoding. A privacy claim applies to one such pair."""
+    """The access of an attacker (`capabilities`) and the decoding. A privacy claim applies to one
+    setting.
+
+    stream: name in the keys of random numbers.
+    ancestral: whether draws come from the model's own distribution, whatever the attack's decoding.
+    """
 
     name: SettingName
     stream: str  # in the keys of random streams, unchanged since the first results
@@ -65,10 +70,11 @@ SETTINGS: Mapping[str, Setting] = {setting.name: setting for setting in (TEXT_ON
 
 @dataclass(frozen=True)
 class Sampling:
-    """A recipe for candidates: number of samples of a prefix, decoding, and end of text.
+    """A recipe for candidate suffixes: number of samples of a prefix, decoding, and end of text.
 
-    Instead of sampling, `tree` searches all suffixes whose probability under the decoding reaches
-    `threshold`, and `beam` searches with width `beams`, without temperature and truncation.
+    search: `sample`, or one of two searches. `tree` finds all suffixes whose probability under the
+        decoding reaches `threshold`. `beam` searches with width `beams`, without temperature and
+        truncation.
     """
 
     samples: int
@@ -81,11 +87,11 @@ class Sampling:
 
 @dataclass
 class ClaimTokenMeter:
-    """A count of the tokens that this run drew from a target with a claim, and of those charged.
+    """A count of the tokens that this run drew from a model with a privacy claim.
 
-    drawn: by (recipe, secret); tokens drawn again after the loss of a worker count once. A resumed
-    run draws fewer tokens than were charged. If a run draws more, the difference is still
-    uncharged.
+    drawn: tokens by (recipe, secret); tokens drawn again after the loss of a worker count once.
+    spent: tokens charged to the claim; more than drawn in a resumed run.
+    lots: the budget (lot) that pays for each secret.
     """
 
     drawn: dict[tuple[str, str], int] = field(default_factory=dict)
@@ -106,9 +112,16 @@ Batch = list[tuple[Query, SuffixCandidates]]
 
 @dataclass
 class View:
-    """An attacker's access to a target.
+    """An attacker's access to the attacked model (`target`) in a setting.
 
     `require_capability` enforces the setting for all other methods.
+    public, reference: other models of the attacker; reference_fault: why `reference` is invalid.
+    references: loads the models of the option `references`.
+    batch_size: fixed batch size (None: by memory).
+    allowance: tokens that a (recipe, secret) may still draw (None: no limit).
+    claim: the target's public privacy claim.
+    progress: callback(description, done, total).
+    training: gradient canaries of the target's training.
     """
 
     target_name: str
@@ -133,7 +146,7 @@ class View:
     _shared: dict[str, CandidatesOnDisk] = field(default_factory=dict)
 
     def require_capability(self, *capabilities: str) -> None:
-        """Raise NotApplicable if the setting or the target lacks a capability."""
+        """Raise NotApplicable if the setting or the target lacks one of the capabilities."""
         # The setting first: it restricts every target.
         for capability in capabilities:
             if not implies_capability(self.setting.capabilities, capability):
@@ -161,18 +174,21 @@ class View:
 
     @property
     def _available_capabilities(self) -> frozenset[str]:
-        """The capabilities of the target and its training record."""
+        """The capabilities of the target and of the record of its training."""
         return self.target.capabilities | (set() if self.training is None else {"training"})
 
     def recorded_gradient_canaries(self) -> GradientCanaries:
-        """Return the training's gradient canaries; raise NotApplicable if there are none."""
+        """Return the gradient canaries of the target's training; raise NotApplicable without
+        any.
+        """
         self.require_capability("training")
         assert self.training is not None  # ensured by `require_capability`
         return self.training
 
     def decoding_in_this_setting(self, sampling: Sampling) -> Decoding:
-        """Return the effective decoding: the attack's own, or ancestral if the setting requires
-        this.
+        """Return the decoding that is used: the attack's decoding, or the ancestral decoding.
+
+        The second is used if the setting requires draws from the model's own distribution.
         """
         if self.setting.ancestral:
             return ANCESTRAL
@@ -197,7 +213,7 @@ class View:
         return str(decoding)
 
     def sampling_recipe_name(self, sampling: Sampling, prompt: str) -> str:
-        """Return the name of a pass; attacks with the same recipe share the pass.
+        """Return the name of a set of samples, which attacks with an equal recipe share.
 
         prompt: name of the soft prompt.
         """
@@ -210,8 +226,7 @@ class View:
     def queries_within_allowance(
         self, sampling: Sampling, prompt: str, queries: Sequence[Query]
     ) -> list[Query]:
-        """Return the queries that are answered: the budget pays for them, or the public model
-        answers.
+        """Return the queries that are answered by the target's budget or by the public model.
 
         Without a budget, return all queries.
         """
@@ -227,8 +242,9 @@ class View:
         soft_prompt: Tensor | None = None,
         prompt: str = "",
     ) -> Iterator[Batch]:
-        """Yield candidates for each query, in batches of one shape; results of earlier passes are
-        reused.
+        """Yield (query, candidates) pairs in batches of equal lengths; earlier results are reused.
+
+        soft_prompt, prompt: rows and name of the soft prompt.
         """
         self.require_capability("draw" if sampling.search == "sample" else "distribution")
         sampling = replace(sampling, samples=self.sample_count(sampling))
@@ -272,8 +288,10 @@ class View:
     def prefix_batch_size(
         self, sampling: Sampling, queries: Sequence[Query], prompt_rows: int = 0
     ) -> int:
-        """Return how many prefixes to read per pass; it is large, as memorised text needs few
-        rows.
+        """Return the number of prefixes to read at once.
+
+        The number is large, because memorised text needs few rows. prompt_rows: rows of the soft
+        prompt.
         """
         # A tree splits a batch that outgrows its rows by itself.
         width = {"sample": sampling.samples, "beam": sampling.beams, "tree": 1}[sampling.search]
@@ -285,7 +303,7 @@ class View:
         )
 
     def _max_decoding_rows_in_memory(self, queries: Sequence[Query], prompt_rows: int) -> int:
-        """Return how many decoding rows fit in memory."""
+        """Return the number of partial sequences (decoding rows) that fit in memory."""
         longest = max((len(query.prefix) + query.length for query in queries), default=1)
         row = self.target.row_bytes(
             prompt_rows + longest, distribution=self.has_capability("likelihood")
@@ -300,8 +318,9 @@ class View:
         prompt: Tensor | None,
         rows: BatchSizeLimit,
     ) -> Sequence[SuffixCandidates]:
-        """Return drawn or searched candidates for each query. rows: limit of rows decoded at
-        once.
+        """Return sampled or searched candidates for each query.
+
+        name: name of the recipe; prompt: soft prompt; rows: limit of sequences decoded at once.
         """
         model, decoding = self.target, self.decoding_in_this_setting(sampling)
         if sampling.search != "sample":
@@ -372,10 +391,11 @@ class View:
         return noise
 
     def mean_nll(self, model: LanguageModel, pairs: Sequence[tuple[Tokens, Tokens]]) -> list[float]:
-        """Return the mean nll, in nats a token, of each (prefix, suffix) pair.
+        """Return the mean negative log-likelihood, in nats a token, of each suffix after its
+        prefix.
 
         model: the target or the reference. Suffixes of one prefix are scored together, so that
-        their common beginning is read once.
+            their common beginning is read once.
         """
         if model is self.target:
             self.require_capability("likelihood")
@@ -392,7 +412,9 @@ class View:
 def _compute_lone_nlls(
     model: LanguageModel, suffixes_by_prefix: Mapping[Tokens, Sequence[Tokens]]
 ) -> dict[tuple[Tokens, Tokens], float]:
-    """Return the summed nll of each suffix whose prefix no other suffix has."""
+    """Return the summed negative log-likelihood, in nats, of suffixes that are alone with their
+    prefix.
+    """
     pairs = [
         (prefix, suffixes[0])
         for prefix, suffixes in suffixes_by_prefix.items()
@@ -420,7 +442,10 @@ def _compute_lone_nlls(
 def _compute_shared_nlls(
     model: LanguageModel, suffixes_by_prefix: Mapping[Tokens, Sequence[Tokens]]
 ) -> dict[tuple[Tokens, Tokens], float]:
-    """Return the summed nll of suffixes that share a prefix, as many at once as memory allows."""
+    """Return the summed negative log-likelihood, in nats, of suffixes that share a prefix.
+
+    As many suffixes are scored at once as memory allows.
+    """
     prefixes = []
     for prefix, suffixes in suffixes_by_prefix.items():
         if len(suffixes) > 1:
@@ -448,7 +473,9 @@ def _compute_shared_nlls(
 def _list_summed_suffix_log_probs(
     model: LanguageModel, pairs: Sequence[tuple[Tokens, Tokens]]
 ) -> list[float]:
-    """Return the summed log-probability of each suffix; all prefixes must have one length."""
+    """Return the summed log-probability of each suffix in nats; all prefixes must be equally
+    long.
+    """
     prefixes = list(dict.fromkeys(prefix for prefix, _ in pairs))
     owner = [prefixes.index(prefix) for prefix, _ in pairs]
     tokens = torch.tensor(prefixes, device=model.device)
