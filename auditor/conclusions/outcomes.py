@@ -28,7 +28,7 @@ from auditor.records.table import (
     attribute_table_errors,
     read_secrets_table,
 )
-from auditor.statistics import metrics, roc
+from auditor.statistics import documents, metrics, roc
 from auditor.statistics.anytime import BettingExcess, BettingMean
 from auditor.statistics.bounds import BoundedNumber, SharedLevel, make_measurement
 from auditor.statistics.compare import compare_columns
@@ -139,7 +139,7 @@ class RowValuesBySecret:
                 return None
             return make_measurement(name, evidence, metric.unit, metric.note)
         if kind is not None:
-            shares = self._list_kind_shares(kind, metric.members)
+            shares = self._list_kind_shares(kind, metric)
             if len(shares):
                 return estimate_mean_share(name, shares)
             return None
@@ -182,7 +182,7 @@ class RowValuesBySecret:
         if metric.errors or metric.scores or metric.signed or metric.unit not in SHARES:
             return None
         if kind is not None:
-            values = self._list_kind_shares(kind, metric.members)
+            values = self._list_kind_shares(kind, metric)
         else:
             values = self.order_metric_values(metric.members, count).get(
                 metric.per_secret_column_name, np.empty(0)
@@ -192,14 +192,21 @@ class RowValuesBySecret:
             return BettingMean(values)
         return None
 
-    def _list_kind_shares(self, kind: str, members: bool) -> Floats:
+    def _list_kind_shares(self, kind: str, metric: Metric) -> Floats:
         """Return the extracted shares of this kind of personal data, for secrets that have such
-        data."""
-        if kind in self.kinds:
-            shares = self.kinds[kind][self.member == members]
-        else:
-            shares = np.empty(0)
-        return shares[~np.isnan(shares)]
+        data.
+
+        For a metric of records, return the highest share of each record's parts.
+        """
+        shares = self.kinds.get(kind, np.full(len(self.ids), np.nan))
+        is_selected = (self.member == metric.members) & ~np.isnan(shares)
+        if metric.trait != documents.RECORD:
+            return shares[is_selected]
+        if self.outcome is None or metric.trait not in self.outcome.traits:
+            return np.empty(0)
+        return documents.take_highest_per_record(
+            shares[is_selected], self.outcome.traits[metric.trait][is_selected]
+        )
 
     def values_by_secret(
         self, name: str, members: bool, count: int | None = None

@@ -355,11 +355,29 @@ def _build_case(
         )
     row_values = (values_by_cell or {}).get(finding.cell_key)
     number = _build_limit_evidence(rule, measured, row_values, derived)
-    of_records = finding.measurement(_OF_RECORDS.get(rule.metric, ""))
-    if of_records is not None and rule.count is None and rule.kind is None:
+    of_records = _measure_records(finding, rule, row_values)
+    if of_records is not None:
         evidence = ShareOfParts(number.evidence, compute_rule_bounds(of_records))
         number = replace(number, evidence=evidence)
     return _Case(finding.cell_key, rule, number, finding, is_of_parts=is_of_parts)
+
+
+def _measure_records(
+    finding: Finding, rule: Rule, row_values: RowValuesBySecret | None
+) -> Measurement | None:
+    """Return the share of records that belongs to a rule on parts of records; None for others.
+
+    The records are those of the rule's repeat count or kind of personal data.
+    """
+    metric = _OF_RECORDS.get(rule.metric, "")
+    recorded = finding.measurement(metric)
+    if recorded is None or row_values is None or row_values.anytime:
+        recomputed = None
+    else:
+        recomputed = row_values.remeasure_metric(metric, rule.count, rule.kind)
+    if recomputed is None and rule.count is None and rule.kind is None:
+        return recorded
+    return recomputed
 
 
 def _select_measurement(

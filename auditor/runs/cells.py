@@ -206,10 +206,9 @@ class AttackCell(Cell):
             blank,
             measurements=(
                 *extraction.measure_extraction(outcome),
-                *documents.measure_document_recall(
+                *documents.measure_longest_block(
                     self.target.secrets,
                     dict(zip(outcome.ids, map(bool, outcome.hit), strict=True)),
-                    dict(zip(outcome.ids, map(bool, outcome.is_near_verbatim), strict=True)),
                 ),
                 *self._measure_undefended_difference(),
             ),

@@ -11,13 +11,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from auditor.core.arrays import Bools, Floats
 from auditor.core.nouns import Secret
 from auditor.core.result import Measurement
-from auditor.statistics.intervals import measure_share
 
 RECALL = "document_recall"
 NEAR = "document_near_verbatim_recall"
 LONGEST = "longest_block"
+RECORD = "record"  # the trait of an outcome: a code per record, if members are parts of records
 
 
 @dataclass(frozen=True)
@@ -59,54 +60,36 @@ def _count_longest_covered_tokens(out: Sequence[DocumentPart]) -> int:
     return longest
 
 
-def measure_document_recall(
-    secrets: Iterable[Secret], hit: Mapping[str, bool], near: Mapping[str, bool]
-) -> tuple[Measurement, ...]:
-    """Return the shares of documents with an extracted part, and members' longest extracted block.
+def encode_records(secrets: Sequence[Secret]) -> Floats:
+    """Return the code of each secret's record, (secrets,)."""
+    # A record that is one secret has a code too: else the shares would be of long records only.
+    names = [secret.document or secret.id for secret in secrets]
+    codes = np.unique(np.array(names, dtype=object), return_inverse=True)[1]
+    return codes.astype(float)
 
-    Args:
-        hit, near: by secret id, whether the secret was extracted verbatim, or near-verbatim;
-        secrets missing from `hit` do not count.
 
-    Returns:
-        The verbatim share of members and of non-members, the longest block in tokens, and the
-        near-verbatim shares; () if no member is a part of a document.
+def take_highest_per_record(values: Floats | Bools, record: Floats) -> Floats:
+    """Return the highest value of each record's parts, (records,).
+
+    record: (secrets,) codes. Of hits, the highest is 1 if any part was extracted.
     """
-    attacked = [secret for secret in secrets if secret.id in hit]
-    if all(secret.document is None for secret in attacked if secret.member):
+    records, places = np.unique(record, return_inverse=True)
+    highest = np.zeros(len(records))
+    np.maximum.at(highest, places, values.astype(float))
+    return highest
+
+
+def measure_longest_block(
+    secrets: Iterable[Secret], hit: Mapping[str, bool]
+) -> tuple[Measurement, ...]:
+    """Return the members' longest extracted block, in tokens; () if no member is a part of a document.
+
+    hit: by secret id, whether the secret was extracted verbatim; secrets missing from it do not count.
+    """
+    members = [secret for secret in secrets if secret.member and secret.id in hit]
+    if all(secret.document is None for secret in members):
         return ()
-    # A record that is one secret is a document as well: without it the share would be of long
-    # records only.
-    attacked_parts = [(s.member, s.document or s.id, s) for s in attacked]
-    members, others = (
-        measure_longest_extracted_blocks(
-            DocumentPart(document, s.at, len(s.suffix), hit[s.id])
-            for member, document, s in attacked_parts
-            if member == is_member
-        )
-        for is_member in (True, False)
-    )
-    if not members:
-        return ()
-    measurements = [
-        measure_share(RECALL, np.array([block > 0 for block in members.values()])),
-    ]
-    if others:
-        measurements.append(
-            measure_share(
-                f"{RECALL}_nonmembers",
-                np.array([block > 0 for block in others.values()]),
-            ),
-        )
-    longest = float(max(members.values()))
-    measurements.append(Measurement(LONGEST, longest, longest, longest, len(members), "tokens"))
-    for is_member, suffix in ((True, ""), (False, "_nonmembers")):
-        extracted: dict[str, bool] = {}
-        for member, document, s in attacked_parts:
-            if member == is_member:
-                extracted[document] = extracted.get(document, False) or near[s.id]
-        if extracted:
-            measurements.append(
-                measure_share(f"{NEAR}{suffix}", np.array(list(extracted.values()))),
-            )
-    return tuple(measurements)
+    parts = [DocumentPart(s.document or s.id, s.at, len(s.suffix), hit[s.id]) for s in members]
+    blocks = measure_longest_extracted_blocks(parts)
+    longest = float(max(blocks.values()))
+    return (Measurement(LONGEST, longest, longest, longest, len(blocks), "tokens"),)

@@ -16,7 +16,7 @@ from rapidfuzz.distance import Levenshtein
 
 from auditor.core.arrays import Bools, Floats, Ints
 from auditor.core.nouns import Guesses, Pair, Secret
-from auditor.statistics import people
+from auditor.statistics import documents, people
 from auditor.statistics.near_pairs import index_pairs_within_edit_limits
 
 
@@ -71,6 +71,11 @@ def judge_guesses(guesses: Iterable[Guesses], secrets: Mapping[str, Secret]) -> 
         key=lambda row: row.id,
     )
     answers = [secrets[row.id] for row in rows]
+    codes = dict[str, Floats]()
+    if any(answer.user is not None for answer in answers):
+        codes[people.USER] = people.encode_people(answers)
+    if any(answer.document is not None for answer in answers if answer.member):
+        codes[documents.RECORD] = documents.encode_records(answers)
     return Outcome(
         ids=tuple(row.id for row in rows),
         hit=np.array([row.hit for row in rows], dtype=bool),
@@ -87,11 +92,7 @@ def judge_guesses(guesses: Iterable[Guesses], secrets: Mapping[str, Secret]) -> 
             name: np.array([row.traits[i] for row in rows], dtype=float)
             for i, name in enumerate(_TRAITS)
         }
-        | (
-            {people.USER: people.encode_people(answers)}
-            if any(a.user is not None for a in answers)
-            else {}
-        ),
+        | codes,
     )
 
 

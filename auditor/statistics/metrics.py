@@ -17,7 +17,7 @@ import numpy as np
 
 from auditor.core.arrays import Bools, Floats
 from auditor.core.result import Measurement
-from auditor.statistics import people, roc
+from auditor.statistics import documents, people, roc
 from auditor.statistics.bootstrap import Draws, Values
 from auditor.statistics.intervals import estimate_mean, subtract_nonmember_share
 from auditor.statistics.judging import Outcome
@@ -36,6 +36,9 @@ AT_LEAST = "_at_least"
 AT_MOST = "_at_most"
 # a lower bound; NEAR_PROBABILITY + AT_MOST is the upper one
 NEAR_PROBABILITY = "near_verbatim_probability"
+
+# traits that group secrets by person or record: such a number is of groups, not of secrets
+_CLUSTERS = (people.USER, documents.RECORD)
 
 # numbers kept of each secret, (secrets,), by what they are the mean of
 Columns = Mapping[str, Floats]
@@ -106,7 +109,7 @@ class Metric:
         return (
             self.members
             and not self.signed
-            and self.trait != people.USER
+            and self.trait not in _CLUSTERS
             and bool(self.values or self.errors)
         )
 
@@ -170,7 +173,7 @@ class Metric:
             chosen
         ).all():  # not known of some: the mean of the others would be another number
             return None
-        if not len(chosen) and (self.unit != "share" or self.trait == people.USER):
+        if not len(chosen) and (self.unit != "share" or self.trait in _CLUSTERS):
             return None
         return estimate_mean(self.name, chosen.astype(float), self.unit, self.note)
 
@@ -362,6 +365,20 @@ def _list_guess_metrics(
         )
 
 
+def _list_record_metrics(name: str, title: str, values: OfSecrets) -> Iterator[Metric]:
+    """Yield the share of records with a part for which `values` is 1, of members and of
+    non-members."""
+    metric = Metric(
+        name,
+        title,
+        exact=True,
+        trait=documents.RECORD,
+        values=lambda o: documents.take_highest_per_record(values(o), o.traits[documents.RECORD]),
+    )
+    yield metric
+    yield replace(metric, name=f"{name}{_OTHERS}", title=f"{title}, non-members", members=False)
+
+
 def _compute_person_recall(o: Outcome) -> Floats:
     return people.average_per_person(o.hit, o.traits[people.USER])
 
@@ -456,13 +473,15 @@ METRICS = (
     Metric("greedy", "Greedy decoding, no attack", of_model=True),
     Metric(people.INFERENCE, "Membership of people, by records that were not trained on", roc.AUC),
     Metric(people.INFERENCE_CONTROL, "The same by the reference alone", roc.AUC),
-    Metric("document_recall", "Records of which a part was extracted verbatim", exact=True),
-    Metric(
-        "document_near_verbatim_recall",
-        "Records of which a part was extracted near-verbatim",
-        exact=True,
+    *_list_record_metrics(
+        documents.RECALL, "Records of which a part was extracted verbatim", lambda o: o.hit
     ),
-    Metric("longest_block", "Longest extracted block of a record", "tokens"),
+    *_list_record_metrics(
+        documents.NEAR,
+        "Records of which a part was extracted near-verbatim",
+        lambda o: o.is_near_verbatim,
+    ),
+    Metric(documents.LONGEST, "Longest extracted block of a record", "tokens"),
     # of the probes
     _mean_probability("extraction_probability", "Extraction probability, mean", short="mean p"),
     _mean_probability(

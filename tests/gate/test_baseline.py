@@ -32,7 +32,9 @@ from auditor.gate.power import (
     count_pair_secrets,
     parse_planned_share_change,
 )
+from auditor.statistics.extraction import measure_extraction, measure_hit_shares
 from auditor.statistics.intervals import measure_share
+from auditor.statistics.judging import Outcome
 from validation.gates import simulation
 
 ROW = CellKey("undefended", "white-box", "a")
@@ -144,6 +146,56 @@ def test_parts_of_one_record_are_no_independent_evidence(
         parts, Policy((parse_rule("recall not worse than baseline by 0.1"),)), parts
     )
     assert "(n = 400 parts, taken as independent)" in paired.rulings[-1].reason
+
+
+@pytest.mark.parametrize(
+    ("rule", "n_parts", "value", "low", "high"),
+    [
+        ("document_recall", 0, 0.15, 0.0422, 0.3437),
+        ("document_recall(count=16)", 0, 0.2, 0.0368, 0.5069),
+        ("recall(count=16)", 200, 0.2, 0.0368, 0.5069),
+        ("recall(kind=email)", 200, 0.2, 0.0368, 0.5069),
+    ],
+)
+def test_rules_on_records_are_recomputed_from_their_parts(
+    rule: str, n_parts: int, value: float, low: float, high: float
+) -> None:
+    """400 windows of 20 records; every second record has 16 copies, and two of those leak."""
+    windows = hits(400, range(60))
+    record = np.repeat(np.arange(20.0), 20)
+    # (400,) copies by record: records 0, 2, ... have 16
+    repeats = tuple(1 if code % 2 else 16 for code in record)
+    nothing = np.zeros(400, dtype=int)
+    judged = Outcome(
+        tuple(f"s{i:05d}" for i in range(400)),
+        *(windows, windows, windows.astype(float), repeats, np.ones(400, dtype=bool)),
+        *(nothing + 9 * ~windows, nothing, {"record": record}),
+    )
+    email = np.where(record % 2, np.nan, windows)
+    values = RowValuesBySecret.from_judged_guesses(judged, {"email": email})
+    by_kind = values.remeasure_metric("recall", kind="email")
+    assert by_kind is not None and by_kind.n == 200
+    row = Finding(
+        *ROW,
+        claim_applies=None,
+        claim_reason="",
+        measurements=tuple(measure_extraction(judged)),
+        by_repeats=measure_hit_shares("recall", judged),
+        by_kind={"email": by_kind},
+        options={"samples": 4},
+        access=("draw",),
+        decoding="ancestral",
+    )
+    of_records = run(windows, findings=(row,))
+    (ruling,) = judge_rules(of_records.result, (parse_rule(f"{rule} <= 0.6"),), {ROW: values})
+    assert (ruling.verdict, ruling.value) == ("held", pytest.approx(value))
+    n_records = 20 if rule == "document_recall" else 10
+    said = f"n = {n_records} records" + (f", in {n_parts} parts" if n_parts else "")
+    assert f"({said})" in ruling.reason and ruling.n == n_records
+    assert (ruling.low, ruling.high) == (
+        pytest.approx(low, abs=1e-4),
+        pytest.approx(high, abs=1e-4),
+    )
 
 
 def test_the_order_of_the_secrets_does_not_matter() -> None:

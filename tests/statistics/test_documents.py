@@ -3,15 +3,19 @@ parts."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from auditor.core.nouns import Secret
+from auditor.core.nouns import Guess, Guesses, Secret
 from auditor.statistics.documents import (
     DocumentPart,
-    measure_document_recall,
+    measure_longest_block,
     measure_longest_extracted_blocks,
 )
+from auditor.statistics.extraction import measure_extraction
+from auditor.statistics.judging import judge_guesses
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 6), st.booleans()), max_size=8))
@@ -35,20 +39,26 @@ def secret(id: str, document: str | None, at: int = 0, member: bool = True) -> S
 def test_documents_are_counted_rather_than_parts() -> None:
     secrets = [secret("a1", "a", 0), secret("a2", "a", 3), secret("b1", "b"), secret("b2", "b", 9)]
     others = [secret("n1", "n", member=False), secret("n2", "n", 3, member=False)]
+    both = [*secrets, *others]
     hit = {"a1": True, "a2": True, "b1": False, "b2": False, "n1": False, "n2": True}
-    near = {**hit, "b2": True}
-    recall, floor, longest, close, close_floor = measure_document_recall(
-        [*secrets, *others], hit, near
-    )
-    assert (recall.name, recall.value, recall.n) == ("document_recall", 0.5, 2)
-    assert (floor.name, floor.value, floor.n) == ("document_recall_nonmembers", 1.0, 1)
+    answers = {s.id: replace(s, suffix=(1, 2, 3, 4, 5)) for s in both}
+    guesses = []
+    for s in both:
+        first = (1, 2, 3, 4, 5) if hit[s.id] else (1, 2, 3, 4, 9) if s.id == "b2" else (9,) * 5
+        guesses.append(Guesses(s.id, (Guess(first, 0.0),), 1, 1))
+    measured = {m.name: m for m in measure_extraction(judge_guesses(guesses, answers))}
+    for name, value, n in (
+        ("document_recall", 0.5, 2),
+        ("document_recall_nonmembers", 1.0, 1),
+        ("document_near_verbatim_recall", 1.0, 2),
+        ("document_near_verbatim_recall_nonmembers", 1.0, 1),
+    ):
+        assert (measured[name].value, measured[name].n) == (value, n)
+    (longest,) = measure_longest_block(both, hit)
     assert (longest.name, longest.value, longest.n) == ("longest_block", 6.0, 2)
-    assert (close.name, close.value, close.n) == ("document_near_verbatim_recall", 1.0, 2)
-    assert (close_floor.name, close_floor.value) == (
-        "document_near_verbatim_recall_nonmembers",
-        1.0,
-    )
-    assert measure_document_recall([secret("x", None)], {"x": True}, {"x": True}) == ()
-    none = {"b1": False}
+    alone = replace(secret("x", None), suffix=(1, 2))
+    outcome = judge_guesses([Guesses("x", (Guess((1, 2), 0.0),), 1, 1)], {"x": alone})
+    assert "document_recall" not in {m.name for m in measure_extraction(outcome)}
+    assert measure_longest_block([alone], {"x": True}) == ()
     # a budget that covered one document
-    assert len(measure_document_recall(secrets, none, none)) == 3
+    assert measure_longest_block(both, {"b1": False})[0].value == 0
