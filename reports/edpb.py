@@ -45,6 +45,7 @@ from auditor.statistics.metrics import (
     name_nonmember_metric,
     name_tpr_metric,
 )
+from auditor.statistics.roc import AUC
 
 _FOR_YOU = "it is not a measurement: the controller's file answers it"
 
@@ -172,25 +173,37 @@ def _format_counted_value(m: Measurement) -> str:
 
 
 def _describe_worst_repeat_count(e: EdpbEvidence) -> list[str]:
-    """Describe the highest extracted share by repeat count, for each model."""
+    """Describe, for each model, the repeat count whose interval of the extracted share begins highest.
+
+    Without extraction by repeat count, describe the one of the membership AUC.
+    """
     sentences = []
     for target in _exclude_control_targets(e):
-        rows = _pair_measurements(e, target, lambda f: f.by_repeats)
-        # Non-numeric names may come from the data and must not be published.
-        groups = [(m, count, f) for m, count, f in rows if count.isdecimal() and m.unit in SHARES]
+        groups = _list_repeat_counts(e, target, SHARES) or _list_repeat_counts(e, target, (AUC,))
         if len({count for _, count, _ in groups}) > 1:  # otherwise it repeats the mean
-            # Among several zeros, choose the widest bound.
-            m, count, row = max(
-                groups,
-                key=lambda group: (group[0].value, group[0].n if group[0].value else group[0].high),
-            )
-            # Use the deciding interval: the repeat counts of a row share the level.
-            m = widen_leak_measurement(m, sum(f is row for *_, f in groups))
+            # Among lower ends of 0, the value decides, and among zeros the upper end.
+            m, count, row = max(groups, key=lambda g: (g[0].low, g[0].value, g[0].high))
             sentences.append(
                 f"{title_attack_row(e.result, row)}: at repeat count {count}, "
                 f"{phrases.lower_first(phrases.format_metric(m.name))} {_format_counted_value(m)}."
             )
     return sentences
+
+
+def _list_repeat_counts(
+    e: EdpbEvidence, target: TargetRecord, units: Sequence[str]
+) -> list[tuple[Measurement, str, Finding]]:
+    """Return each repeat count's number if it has one of these units, with its name and its row.
+
+    The interval is the one that decides a signal: the repeat counts of a row share the level.
+    """
+    groups = []
+    for m, count, row in _pair_measurements(e, target, lambda f: f.by_repeats):
+        # Non-numeric names may come from the data and must not be published.
+        if count.isdecimal() and m.unit in units:
+            n_counts = sum(map(str.isdecimal, row.by_repeats))
+            groups.append((widen_leak_measurement(m, n_counts), count, row))
+    return groups
 
 
 def _describe_membership(e: EdpbEvidence) -> list[str]:

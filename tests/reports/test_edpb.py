@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -131,12 +132,21 @@ def test_one_repeat_count_says_nothing_about_the_worst(result: AuditResult) -> N
     assert worst.startswith("Not evaluated: repeat counts")
 
 
-def test_the_worst_repeat_count_is_the_one_of_most_records_and_its_interval_is_the_corrected_one(
-    result: AuditResult,
+@pytest.mark.parametrize(
+    "counts",
+    [
+        {"1": (3, 3), "4": (1, 40), "16": (40, 40)},
+        {"1": (3, 3), "16": (40, 40), "32": (1, 2)},
+        {"16": (40, 40), "32": (1, 1), "64": (0, 0)},
+    ],
+    ids=str,
+)
+def test_the_worst_repeat_count_is_the_one_whose_corrected_interval_begins_highest(
+    result: AuditResult, counts: dict[str, tuple[int, int]]
 ) -> None:
-    counts = {"1": (3, 3), "4": (1, 40), "16": (40, 40)}
+    """1 of 1 would be the worst by its share; it says less than 40 of 40."""
     by_repeats = {
-        n: Measurement("recall", hits / of, *clopper_pearson(hits, of), of)
+        n: Measurement("recall", hits / of if of else math.nan, *clopper_pearson(hits, of), of)
         for n, (hits, of) in counts.items()
     }
     row = replace(result.findings[0], by_repeats=by_repeats)
@@ -354,6 +364,32 @@ def test_the_officer_reads_the_number_that_decided(result: AuditResult) -> None:
         "33 members (52 parts) and 33 non-members attacked"
         in answers["What was tested: scope, quantity and quality?"]
     )
+
+
+def test_the_worst_repeat_count_of_several_attacks_is_the_worst_of_all(
+    result: AuditResult,
+) -> None:
+    first, second = (
+        {n: Measurement("recall", hits / 40, *clopper_pearson(hits, 40), 40) for n, hits in of}
+        for of in ((("1", 2), ("8", 9)), (("1", 0), ("8", 38)))
+    )
+    two = [f for f in result.findings if f.target == "undefended" and f.by_repeats][:2]
+    found = (replace(two[0], by_repeats=first), replace(two[1], by_repeats=second))
+    answers = rows(EdpbEvidence(replace(result, findings=found), ""))
+    (worst,) = [answer for asked, answer in answers.items() if "every person" in asked]
+    assert "at repeat count 8" in worst and "38/40" in worst
+
+
+def test_of_membership_only_the_repeat_count_is_by_its_auc(result: AuditResult) -> None:
+    """The page said that repeat counts in the data would answer, which the data had."""
+    groups = {
+        n: Measurement("membership_auc", value, value - 0.1, value + 0.05, 30, "AUC")
+        for n, value in (("1", 0.6), ("8", 0.9), ("16", 0.7), ("some name", 0.95))
+    }
+    row = replace(result.findings[0], attack="membership", by_repeats=groups, strata=())
+    answers = rows(EdpbEvidence(replace(result, findings=(row,)), ""))
+    (worst,) = [answer for asked, answer in answers.items() if "every person" in asked]
+    assert "at repeat count 8, membership AUC 0.900" in worst and "of 30" in worst
 
 
 def test_of_repeat_counts_without_a_hit_the_one_that_leaves_most_open_is_told(
