@@ -62,10 +62,11 @@ class ExactProbabilityRanking(SamplingAttack):
             raise AuditError(
                 f"expected search=tree, which gives exact probabilities, got search={self.search}"
             )
-        if self.temperature == 0:
+        if self.sampling().decoding.is_point:
             raise AuditError(
-                "expected temperature > 0, got 0: greedy decoding gives every suffix probability 0 "
-                "or 1"
+                f"expected a decoding with several suffixes, got temperature={self.temperature:g}, "
+                f"top_k={self.top_k}, top_p={self.top_p:g}: it gives every suffix probability 0 or "
+                "1"
             )
 
     def candidate_scores(self, view: View, batch: Batch) -> list[Tensor]:

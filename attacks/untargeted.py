@@ -30,7 +30,8 @@ class Untargeted(CorpusAttack):
     generations: how many, of `length` tokens each. n: tokens of a memorised n-gram (0: 50, or as
     many as half of the members' suffixes have, where those are shorter). temperature, top_k: of the
     distribution that tokens are drawn from; over the first `cooling` tokens the temperature falls
-    from `hot` (0: at once). prompts: a file of texts to begin with, one a line, taken in turn;
+    from `hot` (0: at once). temperature=0 is greedy from the first token on, and draws one text of
+    each beginning, because all are equal. prompts: a file of texts to begin with, one a line, taken in turn;
     without it, texts begin as the model begins one. Ranked by perplexity, zlib, lower case and a
     reference model, as far as there are log-probabilities, a tokenizer and a reference.
     """
@@ -51,7 +52,7 @@ class Untargeted(CorpusAttack):
         self.sampling()  # raises for a bad temperature or top_k
 
     def sampling(self) -> Sampling:
-        if not self.cooling:
+        if not self.cooling or self.temperature == 0:
             return Sampling(1, Decoding(self.temperature, self.top_k))
         return Sampling(1, Cooling(self.temperature, self.top_k, hot=self.hot, steps=self.cooling))
 

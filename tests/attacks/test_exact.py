@@ -63,6 +63,8 @@ def test_other_candidates_have_no_exact_probability() -> None:
         ExactProbabilityRanking(search="sample")
     with refuses("temperature", "0"):
         ExactProbabilityRanking(temperature=0)
+    with refuses("top_k=1", "probability 0 or 1"):
+        ExactProbabilityRanking(top_k=1)
 
 
 def test_it_does_not_apply_where_only_tokens_come_back(neox: HuggingFaceModel) -> None:

@@ -197,7 +197,7 @@ def test_a_decoding_with_one_answer_is_drawn_from_once(
         claim = view(neox, TEXT_ONLY)
         assert list(attack.sample_counts_by_recipe(claim).values()) == [100]
         assert not list_single_sample_remarks(claim, attack)
-    prompted = replace(Untargeted(cooling=0, generations=50), **decoding)
+    prompted = replace(Untargeted(generations=50), **decoding)
     behind = wrap_prefixed_model(neox, (1,))
     assert len(prompted.queries(view(behind), ())) == 1 and "1 text of each" in " ".join(
         prompted.notes(view(behind), {})
