@@ -31,9 +31,9 @@ class Untargeted(CorpusAttack):
     many as half of the members' suffixes have, where those are shorter). temperature, top_k: of the
     distribution that tokens are drawn from; over the first `cooling` tokens the temperature falls
     from `hot` (0: at once). temperature=0 is greedy from the first token on, and draws one text of
-    each beginning, because all are equal. prompts: a file of texts to begin with, one a line, taken in turn;
-    without it, texts begin as the model begins one. Ranked by perplexity, zlib, lower case and a
-    reference model, as far as there are log-probabilities, a tokenizer and a reference.
+    each beginning, because all are equal. prompts: a file of texts to begin with, one a line, taken
+    in turn; without it, texts begin as the model begins one. Ranked by perplexity, zlib, lower case
+    and a reference model, as far as there are log-probabilities, a tokenizer and a reference.
     """
 
     name = "untargeted"

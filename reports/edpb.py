@@ -173,7 +173,7 @@ def _format_counted_value(m: Measurement) -> str:
 
 
 def _describe_worst_repeat_count(e: EdpbEvidence) -> list[str]:
-    """Describe, for each model, the repeat count whose interval of the extracted share begins highest.
+    """Describe the repeat count whose interval of the extracted share begins highest, by model.
 
     Without extraction by repeat count, describe the one of the membership AUC.
     """

@@ -82,9 +82,9 @@ def take_highest_per_record(values: Floats | Bools, record: Floats) -> Floats:
 def measure_longest_block(
     secrets: Iterable[Secret], hit: Mapping[str, bool]
 ) -> tuple[Measurement, ...]:
-    """Return the members' longest extracted block, in tokens; () if no member is a part of a document.
+    """Return the members' longest extracted block, in tokens; () if no member is a document's part.
 
-    hit: by secret id, whether the secret was extracted verbatim; secrets missing from it do not count.
+    hit: by secret id, whether the secret was extracted verbatim; missing secrets do not count.
     """
     members = [secret for secret in secrets if secret.member and secret.id in hit]
     if all(secret.document is None for secret in members):
