@@ -1,7 +1,7 @@
-"""Build an in-toto statement (v1) about a run and its model, and check a run folder against it.
+"""Build an in-toto statement (v1) about a run and its model, and check a run folder by a statement.
 
-subject: every file of the models, by SHA-256; predicate: digests of the data, the plan, the result
-and the decision, with tool and date.
+The statement's subject is every file of the models, by SHA-256. Its predicate holds digests of the
+data, the plan, the result and the decision, with tool and date.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ def write_attestation(folder: Path, key: Path | None) -> str:
 def judge_attestation(folder: Path, attestation: Path, key: Path) -> Ruling:
     """Return a ruling that is held if the key signed the folder's current run and weights.
 
-    Otherwise the ruling is failed and has the reason. Raise AuditError for an invalid attestation
-    or key file.
+    Otherwise the ruling is failed and states the reason. Raise AuditError for an invalid
+    attestation or key file.
     """
     try:
         text = attestation.read_text(encoding="utf-8")

@@ -1,7 +1,7 @@
-"""Check whether two runs can be compared, and explain why not.
+"""Test if two runs can be compared, and explain the obstacles.
 
 The model family, the secrets and the attacks must be equal. The checkpoint, the seed, the defenses
-and their options may differ, because a comparison is about them.
+and their options may differ, because runs are compared to study these.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ _ASKED_ALIKE = (
 def digest_comparable_secrets(secrets: Sequence[Secret]) -> str:
     """Return a SHA-256 digest of the secrets' ids, prefixes, lengths, membership and repeats.
 
-    An attacker knows these facts. The digest also has 8 bits of the answers, which detect 255 of
-    256 other answer sets. More bits could confirm a guess of the last answer to anyone who knows
-    the rest.
+    An attacker knows these facts. The digest also has 8 bits of the suffixes, which detect 255 of
+    256 other sets of suffixes. With more bits, anyone who knows all suffixes but one could confirm
+    a guess of that suffix.
     """
     ordered = sorted(secrets, key=lambda s: s.id)
     # never change this: digests are compared across versions of this program
@@ -53,10 +53,10 @@ def digest_comparable_secrets(secrets: Sequence[Secret]) -> str:
 
 
 def check_comparable(run: RunOutcomes, base: RunOutcomes, description: str) -> None:
-    """Raise AuditError for incomparable runs, with the first difference and the command of a
-    comparable run.
+    """Raise AuditError for incomparable runs, with the first difference.
 
-    description: what the other run is, for example "baseline".
+    The message also has the command of a comparable run. description: noun for the run `base`, for
+    example "baseline".
     """
     for candidate in (run, base):
         if not candidate.outcomes:
@@ -136,7 +136,9 @@ def _format_flag(flag: str, value: Any) -> list[str]:
 
 
 def list_comparison_obstacles(run: RunOutcomes, base: RunOutcomes) -> Iterator[str]:
-    """Yield each difference that prevents a comparison, as `what: mine against theirs`."""
+    """Yield each difference that prevents a comparison, as a phrase with the values of `run` and
+    `base`.
+    """
     result = run.result
     base_result = base.result
     yield from _describe_comparison_obstacle(

@@ -1,8 +1,8 @@
 """Compare finished runs with the first run, paired by secret. This module renders nothing.
 
-A run is best in a row only if it leaks significantly less than every other run. The test corrects
-for the runs that could be best (Bonferroni) and for the rows (Holm), so that at most 5% of
-comparisons mark a run wrongly.
+A run is the best for a target, setting and attack only if it leaks significantly less than every
+other run. The test corrects for the runs that could be best (Bonferroni) and for the comparisons
+(Holm). At most 5% of comparisons then mark a run wrongly.
 """
 
 from __future__ import annotations
@@ -26,7 +26,13 @@ from auditor.statistics.holm import adjust_test_level
 
 @dataclass(frozen=True)
 class Comparand:
-    """A run's number in a row, and its difference from the first run's number (two-sided 95%)."""
+    """A run's number, and its difference from the first run's number.
+
+    Args:
+        measured: the number; None if the run lacks the number.
+        delta: the difference, with a two-sided 95% interval.
+        reason: reason for a missing number or difference; otherwise "".
+    """
 
     measured: Measurement | None
     delta: Measurement | None = None
@@ -35,9 +41,14 @@ class Comparand:
 
 @dataclass(frozen=True)
 class ComparisonRow:
-    """A row's metric, with one cell per run.
+    """A metric of a target, setting and method, for all compared runs.
 
-    best_run: index of the run that leaks significantly less than all others; None if there is none.
+    Args:
+        row: target, setting and method.
+        metric: name of the metric.
+        cells: the number of each run.
+        best_run: index of the run that leaks significantly less than all others; None if there is
+        none.
     """
 
     row: CellKey
@@ -54,10 +65,11 @@ class Comparison:
 
 
 def compare_finished_runs(runs: Sequence[RunOutcomes], metrics: Sequence[str] = ()) -> Comparison:
-    """Compare runs row by row, in the order of the first run.
+    """Compare runs for each target, setting and method, in the order of the first run.
 
-    metrics: the metrics to compare; empty: each row's main metric. Raise AuditError for fewer than
-    two runs, for a run that is not comparable with the first, and for a metric that no row has.
+    metrics: the metrics to compare; if empty, the main metric of each attack and probe. Raise
+    AuditError for fewer than two runs, for a run that is not comparable with the first, and for a
+    metric that no run has.
     """
     if len(runs) < 2:
         raise AuditError(f"expected at least two runs to compare, got {len(runs)}")
@@ -149,9 +161,9 @@ def _find_least_leaking_run(line: ComparisonRow) -> int:
 def _compare_rivals(
     runs: Sequence[RunOutcomes], line: ComparisonRow, candidate: int
 ) -> list[BoundedNumber]:
-    """Return the leakage of each other run minus the candidate's.
+    """Return the leakage of each other run minus the candidate's, with bounds.
 
-    Return nothing if any run cannot be compared with the candidate.
+    candidate: index of a run. Return [] if any run cannot be compared with the candidate.
     """
     outcome = runs[candidate].outcomes.get(line.row)
     excesses: list[BoundedNumber] = []
@@ -170,9 +182,9 @@ def _compare_rivals(
 
 
 def _is_leaking_less_than_all_rivals(rivals: Sequence[BoundedNumber], level: float) -> bool:
-    """Return whether the candidate leaks less than every rival. rivals: their leakage minus the
-    candidate's.
+    """Test if a candidate leaks significantly less than every rival.
 
-    level: error level, divided among the runs that could leak least.
+    rivals: leakage of each rival minus the candidate's. level: error probability, divided among the
+    runs that could leak least.
     """
     return bool(rivals) and all(other.low(level / (len(rivals) + 1)) > 0 for other in rivals)

@@ -1,7 +1,7 @@
-"""Check that a result is consistent in itself and with each row's outcomes by secret.
+"""Check that a result is consistent in itself and with the results of each secret.
 
-A gate reads a few numbers from a file that anyone may have edited or truncated, so facts recorded
-twice must be equal.
+A gate reads a few numbers from a file that anyone may have edited or truncated. Facts that are
+recorded twice must therefore be equal.
 """
 
 from __future__ import annotations
@@ -45,7 +45,11 @@ def find_result_contradictions(
     outcomes: Mapping[CellKey, RowValuesBySecret],
     listed: AnsweredSecretIds = NOT_KEPT,
 ) -> Iterator[tuple[CellKey, str]]:
-    """Yield (row, reason) for each fact of the result that cannot be true."""
+    """Yield (cell, reason) for each fact of the result that cannot be true.
+
+    A cell names target, setting and method. outcomes: results by secret. listed: ids of the
+    attacked secrets.
+    """
     yield from _check_planned_rows(result)
     yield from _check_planned_secrets(result, outcomes, listed)
     claims = {target.name: target.claim for target in result.targets}
@@ -73,8 +77,11 @@ def find_result_contradictions(
 
 
 def _check_planned_rows(result: AuditResult) -> Iterator[tuple[CellKey, str]]:
-    """Yield rows that the plan has and the result lacks. Controls have only rows of the widest
-    access."""
+    """Yield (cell, reason) for each cell (target, setting, method) of the plan that the result
+    lacks.
+
+    Controls have only cells of the widest access.
+    """
     plan = result.plan
     reported_rows = {finding.cell_key for finding in result.findings}
     planned_targets = dict.fromkeys(
@@ -94,7 +101,7 @@ def _check_planned_rows(result: AuditResult) -> Iterator[tuple[CellKey, str]]:
 def _check_planned_secrets(
     result: AuditResult, outcomes: Mapping[CellKey, RowValuesBySecret], listed: AnsweredSecretIds
 ) -> Iterator[tuple[CellKey, str]]:
-    """Yield differences between the result and the plan, secrets or answers in the run folder."""
+    """Yield (cell, reason) for differences between the result and the plan, secrets or answers."""
     if listed.plan is not None:
         # another version may have started the run
         blank = {}
@@ -131,8 +138,10 @@ def _check_planned_secrets(
 def _describe_secret_mismatch(
     values_by_secret: RowValuesBySecret, secrets: Mapping[str, SecretFacts]
 ) -> str:
-    """Describe how a row's secrets differ from the run's; "" if they agree. A probe may have its
-    own secrets."""
+    """Describe how the secrets of an attack or probe differ from the run's; "" if they agree.
+
+    A probe may have its own secrets.
+    """
     if values_by_secret.outcome is None and secrets.keys().isdisjoint(values_by_secret.ids):
         return ""
     if n_unknown := sum(id not in secrets for id in values_by_secret.ids):
@@ -187,7 +196,9 @@ def _check_answered_secrets(
 
 
 def _check_epsilon_bounds(finding: Finding) -> Iterator[str]:
-    """Yield bounds of epsilon that contradict their recorded guesses or the measurements."""
+    """Yield a sentence for each bound of epsilon that contradicts its guesses or the
+    measurements.
+    """
     for audit in finding.audits:
         name = METRICS.get(audit.estimator, audit.estimator)
         try:
@@ -221,8 +232,10 @@ def _check_epsilon_bounds(finding: Finding) -> Iterator[str]:
 
 
 def _check_claim_games(finding: Finding, claim: Claim | None) -> Iterator[str]:
-    """Yield games whose claim, exact epsilon or tokens contradict the target's claim, measurements
-    or options."""
+    """Yield a sentence for each game that contradicts the target's claim, measurements or options.
+
+    The compared facts are the claim, the exact epsilon and the tokens of the games.
+    """
     for audit in finding.audits:
         if audit.table is None:
             continue
@@ -267,7 +280,7 @@ def _list_checked_measurements(finding: Finding) -> Iterator[tuple[str, Measurem
 
 
 def explain_impossible_measurement(m: Measurement) -> str:
-    """Explain why no measurement can have these numbers; "" if one can."""
+    """Return the reason why no measurement can have these numbers; "" if a measurement can."""
     numbers = f"{m.value:.4g} between {m.low:.4g} and {m.high:.4g} (n = {m.n})"
     if m.n < 0:
         return f"{numbers}, of fewer than no secrets"
@@ -286,7 +299,7 @@ def explain_impossible_measurement(m: Measurement) -> str:
 
 
 def _check_outcomes(finding: Finding, values_by_secret: RowValuesBySecret) -> Iterator[str]:
-    """Yield numbers of the row that contradict the outcomes of its secrets.
+    """Yield a sentence for each number of the finding that contradicts the results of its secrets.
 
     Skip numbers that are not computed from secrets.
     """

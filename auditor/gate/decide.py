@@ -1,9 +1,10 @@
 """Decide rules on a finished run, alone or against a baseline: held, failed or inconclusive.
 
-A rule holds if the upper bound is within its limit, and fails if the lower bound is beyond it. A
-gate passes only if all rules hold, so upper bounds at 95% each keep the rate of false passes within
-5% (an intersection-union test). It fails if any rule fails, so lower bounds are corrected for the
-number of decisions (Holm), which keeps the rate of false alarms within 5%.
+A rule holds if the upper bound is within its limit, and fails if the lower bound is beyond the
+limit. A gate passes only if all rules hold. Upper bounds at 95% each therefore keep the rate of
+false passes within 5% (an intersection-union test). A gate fails if any rule fails. Lower bounds
+are therefore corrected for the number of decisions (Holm), which keeps the rate of false alarms
+within 5%.
 
 A lower bound of epsilon has no upper bound, because no audit shows that epsilon is small. The rule
 holds if this bound is within the limit and the audit could have exceeded the limit
@@ -66,7 +67,7 @@ _OF_RECORDS = {RECALL: documents.RECALL, NEAR: documents.NEAR}
 
 
 def read_run(folder: Path) -> RunOutcomes:
-    """Read a run folder. Raise AuditError if it holds no finished run."""
+    """Read a finished run from its folder. Raise AuditError if the folder holds no finished run."""
     from auditor.records import attacked_secrets, manifest, result_file
 
     result, rows = result_file.read_result(folder), outcomes.read_row_values(folder)
@@ -96,9 +97,10 @@ def apply_policy(
 ) -> Decision:
     """Judge all rules on a run, and return the decision.
 
-    A run that contradicts itself fails. A run also fails if a requested attack applied to no row of
-    a judged target, unless the policy allows this. attested: `gate.attest`'s ruling on the
-    attestation. Raise AuditError for an unknown metric and for a missing or incomparable baseline.
+    A run that contradicts itself fails. A run also fails if a requested attack applied in no
+    setting of a judged target, unless the policy allows this. attested: `gate.attest`'s ruling on
+    the attestation. Raise AuditError for an unknown metric and for a missing or incomparable
+    baseline.
     """
     check_policy(policy, baseline)
     check_rule_metrics(
@@ -154,7 +156,9 @@ def _judge_edits(run: RunOutcomes, description: str, is_whole: bool) -> list[Rul
 def _judge_unapplied_attacks(
     result: AuditResult, targets: Collection[str], attack: str | None
 ) -> list[Ruling]:
-    """Return a failure for each requested attack or probe that applied to no judged row."""
+    """Return a failed ruling for each requested attack or probe that applied to no judged
+    target.
+    """
     rulings = []
     for target in targets:
         for method in dict.fromkeys(result.plan.get("attack", ())):
@@ -188,7 +192,7 @@ def check_policy(policy: Policy, baseline: RunOutcomes | None) -> None:
 def check_rule_metrics(rules: Sequence[Rule], measured: Collection[str] = ()) -> None:
     """Raise AuditError if a rule's metric is neither in the table of metrics nor in `measured`.
 
-    Otherwise a rule with a mistyped name would pass.
+    Without this check, a rule with a mistyped name would pass.
     """
     for rule in rules:
         if not is_builtin_metric(rule.metric) and rule.metric not in measured:
@@ -198,7 +202,7 @@ def check_rule_metrics(rules: Sequence[Rule], measured: Collection[str] = ()) ->
 
 
 def check_ruled_rows_exist(policy: Policy, rows: Collection[CellKey]) -> None:
-    """Raise AuditError if a rule names a row that is not in `rows`."""
+    """Raise AuditError if a rule names a target, setting or attack that is not in `rows`."""
     for rule in policy.rules:
         scope = (rule.target, rule.setting, rule.attack)
         check_rule_scope_names_exist(scope, rows)
@@ -221,14 +225,16 @@ def judge_rules(
     setting: str | None = None,
     attack: str | None = None,
 ) -> list[Ruling]:
-    """Return a ruling for each rule and row of the defended targets, or of the undefended if there
-    are none.
+    """Return a ruling for each rule and each finding of the judged targets.
 
-    A rule covers the attacks and probes that measure its metric on some row; if there are none, it
-    fails on every row. Companion rows, such as the unmixed ensemble, are judged only if a rule
-    names them. An empty run, a missing metric or a NaN fails. values_by_cell: each row's outcomes
-    by secret, from which every number is recomputed; a number that cannot be recomputed holds no
-    limit; None: trust the result. baseline: the run to compare with.
+    These are the defended targets, or the undefended target if there are none. A rule covers the
+    attacks and probes that measure its metric. If none does, the rule fails on every finding.
+    Controls, such as the unmixed ensemble, are judged only if a rule names them. An empty run, a
+    missing metric or a NaN fails.
+
+    values_by_cell: results by secret, from which every number is recomputed; None to trust the
+    result. A number that cannot be recomputed holds no limit. baseline: the run to compare with.
+    target, setting, attack: judge only findings with these names.
     """
     cases: list[_Case] = []
     for rule in rules:
@@ -273,9 +279,12 @@ def judge_rules(
 
 @dataclass(frozen=True)
 class _Number:
-    """A rule's number with its bounds and wording.
+    """Number that a rule limits.
 
-    derived: True if the number was recomputed from each secret's outcomes.
+    Args:
+        evidence: the number with its bounds.
+        words: the number as a phrase.
+        derived: True if the number was recomputed from each secret's results.
     """
 
     evidence: BoundedNumber
@@ -285,16 +294,26 @@ class _Number:
 
 @dataclass(frozen=True)
 class _Claimed:
-    """A target's claim. list_evidence: returns the audits for and against the claim at a level."""
+    """Privacy claim of a target.
+
+    `list_evidence` returns the audits for and against the claim at a significance level.
+    """
 
     list_evidence: Callable[[float], claims.ClaimEvidence]
 
 
 @dataclass(frozen=True)
 class _Case:
-    """A rule on a row, with the evidence `evidence` or the reason why there is none.
+    """Rule to judge on a cell (target, setting, method), with its evidence.
 
-    If the evidence is an `Audited`, it is a lower bound of epsilon, to compare with a number.
+    Args:
+        row: the cell.
+        rule: the rule.
+        evidence: the limited number, a lower bound of epsilon (`Audited`), or the target's claim. A
+        text is the reason for missing evidence.
+        finding: the finding, for an absolute limit.
+        counts_with_a_rule: copy counts with a separate rule.
+        is_of_parts: whether the secrets are parts of records.
     """
 
     row: CellKey
@@ -309,7 +328,9 @@ class _Case:
 def _build_claim_case(
     result: AuditResult, name: str, rule: Rule, setting: str | None, attack: str | None
 ) -> _Case:
-    """Build the rule's case from all audits of a target, which share the error level."""
+    """Build the case of a rule on a target's claim. The target's audits share the significance
+    level.
+    """
     row = CellKey(name, setting or "", attack or "")
     target = next((target for target in result.targets if target.name == name), None)
     if target is None or not any(finding.target == name for finding in result.findings):
@@ -383,9 +404,9 @@ def _measure_records(
 def _select_measurement(
     finding: Finding, rule: Rule, values_by_cell: Mapping[CellKey, RowValuesBySecret] | None
 ) -> tuple[Measurement | str, bool]:
-    """Return the rule's number in this row, or why there is none.
+    """Return the number that the rule limits, or the reason for a missing number.
 
-    Also return whether the number was recomputed from each secret's outcomes.
+    Then return whether the number was recomputed from each secret's results.
     """
     count = None if rule.is_paired_difference else rule.count
     if rule.kind is not None:
@@ -454,9 +475,10 @@ def _select_epsilon_audit(finding: Finding, metric: str) -> Audited | str:
 def _build_limit_evidence(
     rule: Rule, measured: Measurement, values_by_secret: RowValuesBySecret | None, derived: bool
 ) -> _Number:
-    """Return the measured number with its bounds. A TPR is recomputed at each level.
+    """Return the measured number with its bounds, for a limit.
 
-    A lower level needs more non-members for its threshold.
+    A TPR is recomputed at each significance level. A lower level needs more non-members for the
+    TPR's threshold.
     """
     evidence: BoundedNumber | None = None
     if values_by_secret is not None and values_by_secret.anytime:
@@ -605,7 +627,7 @@ def _find_strata_objection(case: _Case) -> str:
 def _judge_epsilon_bound(row: CellKey, rule: Rule, audit: Audited) -> Ruling:
     """Judge a limit on an audited lower bound of epsilon.
 
-    A bound below the limit is inconclusive if the audit could not have exceeded it.
+    A bound below the limit is inconclusive if the audit could not have exceeded the limit.
     """
     limit = rule.limit
     weak = explain_powerless_audit(audit, limit)
@@ -639,7 +661,7 @@ def _judge_epsilon_bound(row: CellKey, rule: Rule, audit: Audited) -> Ruling:
 
 
 def _judge_epsilon_claim(row: CellKey, rule: Rule, stands: claims.ClaimEvidence) -> Ruling:
-    """Judge a target's claim: contradicted, consistent, or undecidable."""
+    """Judge a target's claim from its audits: contradicted, consistent, or undecidable."""
     claimed, bounds = stands.claimed, stands.bounds
     assert claimed is not None  # `_build_claim_case` checks it
     audit_notes = []
@@ -681,7 +703,9 @@ def _judge_epsilon_claim(row: CellKey, rule: Rule, stands: claims.ClaimEvidence)
 
 
 def compute_rule_bounds(measurement: Measurement) -> BoundedNumber:
-    """Return one-sided bounds: exact for counts, else from the recorded two-sided 95% interval."""
+    """Return one-sided bounds: exact for counts, otherwise from the recorded two-sided 95%
+    interval.
+    """
     if (
         find_metric(measurement.name).exact and measurement.unit != "probability"
     ):  # a mean of parts is not a count

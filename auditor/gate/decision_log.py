@@ -1,8 +1,8 @@
 """Store gate decisions in the run folder: rules, baseline, verdict, and the judged result.
 
 Each line holds the SHA-256 of the previous line, and a separate file holds the SHA-256 of the last
-line. This detects edited or removed lines, but not a rewrite of all files: for that, sign the run
-(`audit attest`).
+line. This detects edited or removed lines, but not a rewrite of all files. Sign the run to detect
+that (`audit attest`).
 """
 
 from __future__ import annotations
@@ -28,8 +28,14 @@ _PATIENCE = 30.0  # seconds to wait for another gate to write its line
 
 @dataclass(frozen=True)
 class KeptDecision:
-    """A decision, and the SHA-256 of the judged `result.json`, since the folder may hold a later
-    result."""
+    """A stored decision.
+
+    Args:
+        decided: time of the decision (UTC, ISO 8601).
+        result: SHA-256 of the judged `result.json`. The folder may hold a later result.
+        decision: the decision.
+        before: SHA-256 of the previous line.
+    """
 
     decided: str  # UTC, ISO 8601
     result: str
@@ -85,7 +91,7 @@ def describe_decision_edits(folder: Path) -> str:
 
 
 def judge_decision_edits(folder: Path) -> Ruling | None:
-    """Return a failed ruling if decisions were edited, else None."""
+    """Return a failed ruling if stored decisions were edited; otherwise None."""
     edits = describe_decision_edits(folder)
     if edits:
         return make_ruling(edits, "earlier decisions are as gates left them")
@@ -93,7 +99,7 @@ def judge_decision_edits(folder: Path) -> Ruling | None:
 
 
 def _read_last_decision_digests(folder: Path) -> set[str]:
-    """Return the digests that the last line may have: two during a write."""
+    """Return the valid digests of the last line. During a write, two digests are valid."""
     return {*_read_decision_file(folder / LAST).decode(errors="replace").split()} or {_FIRST}
 
 
@@ -113,7 +119,8 @@ def _read_decision_file(path: Path) -> bytes:
 
 
 def load_gate_decisions(folder: Path) -> tuple[KeptDecision, ...]:
-    """Return the decisions on the folder's current result; of repeated decisions, only the last.
+    """Return the decisions on the folder's current result. Of repeated decisions, only the last
+    counts.
 
     Raise AuditError for an invalid or edited file.
     """

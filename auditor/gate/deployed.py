@@ -1,6 +1,6 @@
-"""Check whether the judged model is the deployed model, and report how old the run is.
+"""Test if the judged model is the deployed model, and report the age of the run.
 
-The check compares file digests and dates, and loads no model.
+The test compares file digests and dates, and loads no model.
 """
 
 from __future__ import annotations
@@ -26,8 +26,11 @@ _SHOWN = 3  # files named in a sentence
 class DeployedModelMatch:
     """Result of comparing the deployed files with the audited files.
 
-    statement: sentences on the model, the run's date and age, and whether the model is here;
-    differs: differing files.
+    Args:
+        statement: sentences on the model, the run's date and age, and the model's location.
+        is_local: whether the model is on this machine.
+        age: days since the run.
+        differs: differing files; "" if there are none.
     """
 
     statement: str
@@ -46,7 +49,7 @@ def compare_deployed_files(
 ) -> DeployedModelMatch:
     """Compare the files at `place` with the files that the run read.
 
-    now: SHA-256 by `role/file` at `place`. run_time, at: times of the run and of this check.
+    now: SHA-256 by `role/file` at `place`. run_time, at: times of the run and of this comparison.
     """
     age = (at - run_time).total_seconds() / 86400
     in_memory = _MODEL in result.plan.get("objects", {})
@@ -102,8 +105,9 @@ def _format_run_age(days: float) -> str:
 
 
 def judge_deployed_model(match: DeployedModelMatch, require: Required) -> Iterator[Ruling]:
-    """Yield a failure for a different model, and a ruling for each requirement of the policy on the
-    model."""
+    """Yield a failed ruling for a different model, and a ruling for each policy requirement on the
+    model.
+    """
     if match.differs:
         reason = f"the judged model is not the deployed one: {match.statement}"
         yield make_ruling(reason, "the judged model is deployed")

@@ -16,7 +16,7 @@ IN_TOTO = "application/vnd.in-toto+json"
 
 
 class NoValidSignature(AuditError):
-    """The envelope holds no valid signature of the key."""
+    """Error for an envelope without a valid signature of the key."""
 
 
 def sign_payload_into_dsse_envelope(payload: bytes, key: Path) -> str:
@@ -35,11 +35,11 @@ def sign_payload_into_dsse_envelope(payload: bytes, key: Path) -> str:
 
 
 def verify_dsse_envelope(envelope: str, key: Path) -> tuple[bytes, str]:
-    """Return the payload, and the hex id of the key that signed it.
+    """Return the payload, then the hex id of the key that signed the envelope.
 
-    envelope: JSON. key: an Ed25519 public key, PEM. Ignore the envelope's key id: it is not signed,
-    and other tools compute other ids. Raise AuditError if the envelope's type or the key is
-    invalid, and NoValidSignature if this key did not sign.
+    envelope: JSON. key: an Ed25519 public key, PEM. The envelope's own key id is ignored, because
+    it is not signed and other tools compute other ids. Raise AuditError if the envelope's type or
+    the key is invalid. Raise NoValidSignature if this key did not sign the envelope.
     """
     public = _load_ed25519_key(key, "public")
     signed = _parse_dsse_envelope(envelope)

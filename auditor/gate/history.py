@@ -1,4 +1,4 @@
-"""Group finished runs into ordered lines of comparable runs. This module renders nothing."""
+"""Sort finished runs into lines: ordered groups of comparable runs. This module renders nothing."""
 
 from __future__ import annotations
 
@@ -26,7 +26,15 @@ _STEP = re.compile(r"(?:^|[^a-z])(?:checkpoint|step|epoch|iter)[-_]?(\d{1,15})$"
 
 @dataclass(frozen=True)
 class HistoryEntry:
-    """A finished run, its time, and its recorded label, by which runs are ordered."""
+    """Finished run in a history.
+
+    Args:
+        folder: folder of the run.
+        run: the run.
+        time: time of the run.
+        label: recorded label that orders the runs, such as a commit.
+        gates: gate decisions on the run.
+    """
 
     folder: Path
     run: RunOutcomes
@@ -37,10 +45,13 @@ class HistoryEntry:
 
 @dataclass(frozen=True)
 class ComparableRuns:
-    """A line: runs in order, of which any two can be compared.
+    """Ordered runs of which any two can be compared (a line of the history).
 
-    reason: why the runs do not fit the first line. changes: comparison of each run with the
-    previous run, paired by secret; None for the first run.
+    Args:
+        entries: the runs.
+        changes: comparison of each run with the previous run, paired by secret; None for the first
+        run.
+        reason: reason why the runs do not fit the first line of the history.
     """
 
     entries: tuple[HistoryEntry, ...]
@@ -52,7 +63,10 @@ class ComparableRuns:
 class History:
     """All lines of comparable runs.
 
-    lines: the last run's line comes first. left_out: folders in no line, and the reason for each.
+    Args:
+        by: order of the runs.
+        lines: the lines; the line of the last run comes first.
+        left_out: folders in no line, each with the reason.
     """
 
     by: By
@@ -65,9 +79,10 @@ class History:
 
 
 def build_run_history(folders: Sequence[Path], by: str = "date") -> History:
-    """Build the history of finished runs. A folder given by two names counts once.
+    """Build the history of finished runs. A folder given under two names counts once.
 
-    Raise AuditError for a folder that is not a run, for an unknown order, and if no run remains.
+    by: order of the runs. Raise AuditError for a folder that is not a run, for an unknown order,
+    and if no run remains.
     """
     if by not in get_args(By):
         raise AuditError(
@@ -115,7 +130,9 @@ def build_run_history(folders: Sequence[Path], by: str = "date") -> History:
 
 
 def _list_distinct_folders(folders: Sequence[Path]) -> list[Path]:
-    """Return each folder once, by its real path rather than a link such as runs/latest."""
+    """Return each folder once, by its real path. A link such as runs/latest is not an extra
+    folder.
+    """
     folder_by_path: dict[Path, Path] = {}
     for folder in folders:
         path = folder.resolve()
@@ -125,7 +142,10 @@ def _list_distinct_folders(folders: Sequence[Path]) -> list[Path]:
 
 
 def _explain_left_out(folder: Path) -> str:
-    """Explain why a folder may lack a result; "" if it has a result or should have one."""
+    """Return the reason why a folder may lack a result.
+
+    Return "" if the folder has a result or should have a result.
+    """
     if (folder / RESULT).exists():
         return ""
     if (folder / PLAN).is_file():
@@ -141,8 +161,10 @@ def _explain_left_out(folder: Path) -> str:
 
 
 def _find_checkpoint_label(run: RunOutcomes) -> str | None:
-    """Return the model's revision, or its folder name if this ends in a step number; otherwise
-    None."""
+    """Return the model's revision, or its folder name if this name ends in a step number.
+
+    Return None otherwise.
+    """
     sources = (run.result.plan.get("revision"), run.result.plan.get("model"))
     for name in (PurePosixPath(str(text).replace("\\", "/")).name for text in sources if text):
         if _STEP.search(name):
@@ -162,8 +184,10 @@ _WITHOUT: dict[By, str] = {
 
 
 def _sort_history_entries(entries: Sequence[HistoryEntry], by: By) -> list[HistoryEntry]:
-    """Sort the entries. Commits are sorted by their first audit, because a folder stores no commit
-    order."""
+    """Sort the runs of a history.
+
+    Commits are sorted by the time of their first audit, because a folder stores no commit order.
+    """
     dated = sorted(entries, key=lambda entry: (entry.time, str(entry.folder)))
     if by == "date":
         return dated
@@ -178,7 +202,8 @@ def _sort_history_entries(entries: Sequence[HistoryEntry], by: By) -> list[Histo
 
 
 def _group_comparable_runs(entries: Sequence[HistoryEntry]) -> Iterator[ComparableRuns]:
-    """Yield lines of runs: each run joins the first line whose runs are all comparable with it.
+    """Yield lines of runs. Each run joins the first line whose runs are all comparable with this
+    run.
 
     The last run opens the first line.
     """

@@ -1,6 +1,6 @@
-"""Find reasons to doubt that a row's number is really within its limit.
+"""Find reasons to doubt that a number is really within its limit.
 
-Reasons are the run's doubts, strata of copies, and records that were not attacked.
+Reasons are the run's doubts, records with many copies, and records that were not attacked.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from auditor.statistics.bounds import LEVEL, BinomialCount
 def downgrade_doubtful_ruling(
     result: AuditResult, assessment: LeakAssessment, ruling: Ruling
 ) -> Ruling:
-    """Return the ruling, inconclusive instead of held if its number is in doubt.
+    """Return the ruling, with `inconclusive` instead of `held` if its number is in doubt.
 
-    Doubts on leakage: an uncertain text form. Doubts on drawn answers: withheld answers, or fewer
-    hits than the model's probabilities predict.
+    An uncertain text form casts doubt on leakage. Withheld answers, or fewer hits than the model's
+    probabilities predict, cast doubt on drawn answers.
     """
     cell = (ruling.target, ruling.setting, ruling.attack)
     is_drawn = any(row.cell_key == cell and row.drawn for row in result.findings)
@@ -47,7 +47,7 @@ def downgrade_doubtful_ruling(
 
 
 def add_audited_share(result: AuditResult, ruling: Ruling) -> Ruling:
-    """Return the ruling; its reason also states how many records were audited, if not all were."""
+    """Return the ruling. Its reason states how many records were audited, if some were not."""
     counts = result.benchmark.records.get("members")
     if counts is None or not ruling.n or counts.audited == counts.given:
         return ruling
@@ -60,10 +60,11 @@ def add_audited_share(result: AuditResult, ruling: Ruling) -> Ruling:
 def find_strata_objection(
     finding: Finding, limit: float, counts_with_a_rule: Collection[int]
 ) -> str:
-    """Explain why, counted by strata, the extracted share may exceed the limit; "" if no stratum
-    objects.
+    """Return the reason why the extracted share of some records may exceed the limit; "" if none
+    may.
 
-    counts_with_a_rule: numbers of copies that have a rule of their own.
+    The records are grouped into strata by number of copies. counts_with_a_rule: numbers of copies
+    that have a rule of their own.
     """
     weighted_share = measure_weighted_share(finding, LEVEL)
     if weighted_share is not None and weighted_share.high > limit:

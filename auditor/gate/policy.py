@@ -61,11 +61,22 @@ CLAIM = "claim"  # instead of a number: the epsilon that the target claims
 
 @dataclass(frozen=True)
 class Rule:
-    """A limit on a metric, or on its increase over the baseline, in all or some judged rows.
+    """Limit on a metric, or on its increase over the baseline, in all or some judged findings.
 
-    against_undefended: limits the increase over the same run's undefended row. of_forms: limits the
-    main number (a share or an AUC) of each row of every deployed form. of_claim: the limit is the
-    target's claim, and `limit` is infinite.
+    Args:
+        metric: name of the metric.
+        limit: largest allowed value or increase.
+        against_baseline: whether the limit is on the increase over the baseline.
+        count: only secrets with this repeat count.
+        kind: kind of personal data; the metric is then its extracted share.
+        target: only this target.
+        setting: only this access setting.
+        attack: only this attack or probe.
+        of_claim: whether the limit is the target's claim; `limit` is then infinite.
+        against_undefended: whether the limit is on the increase over the same run's undefended
+        target.
+        of_forms: whether the limit is on the main number (a share or an AUC) of each finding on a
+        deployed form.
     """
 
     metric: str
@@ -83,7 +94,7 @@ class Rule:
 
     @property
     def is_paired_difference(self) -> bool:
-        """Return whether the rule limits a difference paired by secret."""
+        """True if the rule limits a difference paired by secret."""
         return self.against_baseline or self.against_undefended
 
     @property
@@ -111,11 +122,16 @@ NO_WORSE = Rule(RECALL, 0.02, against_baseline=True)  # the default rule of a ba
 
 @dataclass(frozen=True)
 class Required:
-    """Coverage that a run needs to be judged, because an untested limit means nothing.
+    """Coverage that a run needs to be judged, because a limit without a test means nothing.
 
-    attacks, access: attacks that must run, at this access (None: any), on every judged target.
-    secrets, nonmembers: the minimum of each in every such row. attestation: the run must be signed.
-    model_here: the judged model must be on this machine. max_age: days since the run; None: any.
+    Args:
+        attacks: attacks that must run on every judged target.
+        access: setting of these attacks; None for any.
+        secrets: minimum number of members in each required attack.
+        nonmembers: minimum number of non-members in each required attack.
+        attestation: whether the run must be signed.
+        model_here: whether the judged model must be on this machine.
+        max_age: most days since the run; None for any.
     """
 
     attacks: tuple[str, ...] = ()
@@ -141,7 +157,10 @@ class Policy:
 
 @dataclass(frozen=True)
 class _RuleTable:
-    """A [[rule]] table of a file: a sentence or fields, and the rows that the rule covers."""
+    """A [[rule]] table of a policy file: a sentence (`rule`) or fields.
+
+    `target`, `setting` and `attack` restrict the rule to some findings.
+    """
 
     rule: str | None = None
     metric: str | None = None
@@ -243,7 +262,8 @@ def parse_limits(
 ) -> tuple[Rule, ...]:
     """Parse items such as `recall=0.05` and `recall(count=16)=0.5`.
 
-    Raise AuditError for another form or a repeated limit.
+    flag: the flag in messages. against_baseline: limits are on the increase over the baseline.
+    Raise AuditError for other text or a repeated limit.
     """
     rules = []
     for item in items:
@@ -314,10 +334,10 @@ def _parse_rule_table(table: _RuleTable, where: str) -> Rule:
 
 
 def _split_rule_metric(metric: str, table: Mapping[str, Any], where: str) -> str:
-    """Return a metric with its part, such as `recall(count=16)`, from the metric's text or the
-    table's fields.
+    """Return a metric with its part, such as `recall(count=16)`.
 
-    Raise AuditError if both state the part.
+    The part comes from the metric's text or from the table's fields. Raise AuditError if both state
+    a part.
     """
     parts = [key for key in ("count", "kind") if key in table]
     if table.get("count", 0) < 0:
@@ -345,7 +365,7 @@ def _validate_rule(name: str, limit: Any, complaint: str, against_baseline: bool
     """Build the rule for a metric and its limit, a number or the claim.
 
     name: `recall`, `recall(count=16)` or `recall(kind=email)`, already validated. Raise AuditError
-    for a rule that holds whatever leaks.
+    for a rule that holds whatever the model leaks.
     """
     match = _METRIC.fullmatch(name)
     assert match is not None

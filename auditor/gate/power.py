@@ -1,4 +1,4 @@
-"""Compute how many secrets a gate needs for a decision (`audit gate --plan`), without a run."""
+"""Compute, without a run, how many secrets a gate needs for a decision (`audit gate --plan`)."""
 
 from __future__ import annotations
 
@@ -24,9 +24,13 @@ _CHANGE = re.compile(r"([a-z][a-z0-9_.]*)=([^:=]+):([^:=]+)(?::([^:=]+))?", re.I
 
 @dataclass(frozen=True)
 class ShareChange:
-    """A share that changes from `share_before` to `share_after`.
+    """Planned change of a metric that is a share of secrets.
 
-    discordant: share of secrets whose answer changes in either direction.
+    Args:
+        metric: name of the metric.
+        share_before: share before the change.
+        share_after: share after the change.
+        discordant: share of secrets whose answer changes in either direction.
     """
 
     metric: str
@@ -37,10 +41,13 @@ class ShareChange:
 
 @dataclass(frozen=True)
 class SecretsNeeded:
-    """Number of secrets that answer a question with this power.
+    """Number of secrets needed to answer a question with the requested power.
 
-    stopping: number that suffices with `--until decided`; half: number that suffices for half of
-    the runs.
+    Args:
+        question: the question.
+        secrets: number for a fixed sample.
+        stopping: number that suffices with `--until decided`.
+        half: number with which half of such runs have stopped.
     """
 
     question: str
@@ -53,8 +60,8 @@ def parse_planned_share_change(item: str) -> ShareChange:
     """Parse `recall=0.05:0.10` or `recall=0.05:0.10:0.08`.
 
     The third number is the share of secrets whose answer changes. By default, the two runs' answers
-    are independent, the most that chance can change. Raise AuditError for other text, and for a
-    metric that is not a share of secrets.
+    are independent, which is the largest change by chance. Raise AuditError for other text, and for
+    a metric that is not a share of secrets.
     """
     match = _CHANGE.fullmatch(item)
     complaint = (
@@ -90,10 +97,11 @@ def parse_planned_share_change(item: str) -> ShareChange:
 
 
 def count_change_secrets(change: ShareChange, power: float, rules: int) -> list[SecretsNeeded]:
-    """Count the secrets needed to detect the change by a limit, and by comparison with a baseline.
+    """Return the numbers of secrets needed to detect the change, by a limit and against a baseline.
 
-    rules: number of decisions that share the level. Raise AuditError for a power outside (0, 1), or
-    if more than a million secrets are needed.
+    power: probability of detecting the change. rules: number of decisions that share the
+    significance level. Raise AuditError for a power outside (0, 1), or if more than a million
+    secrets are needed.
     """
     check_gate_power(power, rules)
     name = change.metric
@@ -140,9 +148,10 @@ def count_change_secrets(change: ShareChange, power: float, rules: int) -> list[
 def count_policy_secrets(
     rules: Sequence[Rule], power: float, decisions: int
 ) -> list[SecretsNeeded]:
-    """Count the secrets that each limit of a policy needs: to fail at twice the limit, and to hold.
+    """Return the numbers of secrets that each limit of a policy needs, to fail and to hold.
 
-    Holding assumes a leak of half the limit, or none. Raise AuditError if no rule has such a
+    To fail, the leak is twice the limit. To hold, the leak is half the limit, or zero. decisions:
+    number of decisions that share the significance level. Raise AuditError if no rule has such a
     number.
     """
     check_gate_power(power, decisions)
@@ -168,7 +177,9 @@ def count_policy_secrets(
 
 
 def explain_missing_number(rule: Rule) -> str:
-    """Explain why no number of secrets can be given for this rule; "" if one can."""
+    """Return the reason why no number of secrets can be computed for this rule; "" if there is a
+    number.
+    """
     if rule.is_paired_difference:
         return "how often answers change decides it: say --plan METRIC=A:B"
     if rule.of_claim:
@@ -206,9 +217,11 @@ def _count_holding_policy_secrets(
 def _simulate_gate_sizes(
     values: Sequence[float], odds: Sequence[float], mean: float, level: float, power: float
 ) -> tuple[int, int]:
-    """Return by how many secrets a share `power` of runs, and half of runs, have refuted a limit.
+    """Return the number of secrets after which a share `power` of runs have refuted a limit.
 
-    mean: the limit on the mean of the values.
+    Then return the number after which half of the runs have. values, odds: possible values of a
+    secret and their probabilities. mean: the limit on the mean of the values. level: significance
+    level.
     """
     # (runs,); a run that does not stop within _MOST counts as 2 * _MOST
     sizes = simulate_stopping_sizes(
@@ -233,8 +246,10 @@ def check_gate_power(power: float, rules: int) -> None:
 
 
 def count_failing_secrets(limit: float, truth: float, level: float, power: float) -> int:
-    """Return the smallest number of secrets with which a limit fails with this power (exact
-    binomial test)."""
+    """Return the smallest number of secrets with which a limit fails with this power.
+
+    limit: limit on a share. truth: true share. level: significance level of an exact binomial test.
+    """
     # the quantile is the last count that does not reject
     return _find_fewest_secrets(
         lambda n: compute_binomial_sf(find_binomial_upper_quantile(level, n, limit), n, truth),
@@ -245,7 +260,8 @@ def count_failing_secrets(limit: float, truth: float, level: float, power: float
 def count_holding_secrets(limit: float, truth: float, level: float, power: float) -> int:
     """Return the smallest number of secrets with which a limit holds with this power.
 
-    By symmetry with `count_failing_secrets`, this tests that the share of misses exceeds 1 - limit.
+    By symmetry with `count_failing_secrets`, the test shows that the share of misses exceeds 1 -
+    limit.
     """
     return count_failing_secrets(1 - limit, 1 - truth, level, power)
 
@@ -253,10 +269,12 @@ def count_holding_secrets(limit: float, truth: float, level: float, power: float
 def count_pair_secrets(
     truth: float, margin: float, discordant: float, level: float, power: float
 ) -> int:
-    """Count the secrets needed to tell a true paired difference of `truth` from `margin`.
+    """Return the number of secrets needed to tell a true paired difference of `truth` from
+    `margin`.
 
-    Uses the normal distribution with a discrete step. The variances per secret are the truth's, and
-    that of the nearest distribution on the margin with the same discordance.
+    The computation uses the normal distribution with a discrete step. It takes the variance per
+    secret of the true distribution and of the nearest distribution whose difference is the margin.
+    Both have the share `discordant` of secrets whose answer changes.
     """
     distance = abs(truth - margin)
     # Var d = E d^2 - (E d)^2 of d in {-1, 0, 1}: E d^2 is the discordant share, which is at least
@@ -273,7 +291,10 @@ def count_pair_secrets(
 
 
 def _find_fewest_secrets(curve: Callable[[Ints], Floats], power: float) -> int:
-    """Return the smallest n from which on the sawtooth curve stays at or above this power."""
+    """Return the smallest n from which on the power in `curve` never falls below `power`.
+
+    The curve is a sawtooth, because counts are discrete.
+    """
     size = 1024
     while size <= 2 * _MOST:
         # (size,): all sizes at once, because a sawtooth cannot be bisected

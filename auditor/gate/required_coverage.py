@@ -1,6 +1,6 @@
 """Check that a run covered its policy's required attacks, access, secrets and non-members.
 
-Coverage is counted from the outcomes of each secret, not read from the result.
+The coverage is counted from the results of each secret, not read from the result file.
 """
 
 from __future__ import annotations
@@ -67,7 +67,9 @@ def _judge_required_attack(
 
 
 def _count_attacked_secrets(run: RunOutcomes, key: CellKey) -> tuple[int, int]:
-    """Count the members and non-members with outcomes in the row."""
+    """Return the number of members, then of non-members, with results. key: target, setting and
+    method.
+    """
     row_values = run.outcomes.get(key)
     # by id: a repeated secret counts once
     if row_values is None:

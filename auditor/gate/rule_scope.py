@@ -1,4 +1,4 @@
-"""Find the rows of a run that a rule applies to."""
+"""Find the findings of a run that a rule applies to."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def check_rule_scope_names_exist(scope: Sequence[str | None], rows: Collection[C
 
 
 def list_judged_targets(result: AuditResult, rule: Rule) -> list[str]:
-    """Return the targets that a rule covers if it names none.
+    """Return the targets that a rule covers if the rule names none.
 
     These are all defenses and deployed forms, plus the undefended model if there is no defense.
     """
@@ -43,10 +43,10 @@ def list_judged_targets(result: AuditResult, rule: Rule) -> list[str]:
 def pair_rule_rows(
     rule: Rule, rows: list[Finding], result: AuditResult
 ) -> list[tuple[Finding, Rule]]:
-    """Return each row that a rule applies to, paired with the rule.
+    """Return each finding that a rule applies to, paired with the rule.
 
-    These are the rows of attacks that measure the metric; all rows if there are none. A rule on
-    `forms` becomes a rule on each row's main number.
+    These are the findings of attacks that measure the metric, or all findings if no attack does. A
+    rule on `forms` becomes a rule on each finding's main number.
     """
     if not rule.of_forms:
         measuring = set()
@@ -65,7 +65,7 @@ def pair_rule_rows(
 def select_strongest_group(finding: Finding, rule: Rule) -> Rule:
     """Return the rule, narrowed to the group of copies whose members are easiest to identify.
 
-    This applies to a limit on the membership AUC if a group is easier to identify than all members
+    This applies to a limit on the membership AUC, if a group is easier to identify than all members
     together. Groups whose interval contains chance are ignored. If members and non-members differ
     in kind, the limit is on the adjusted AUC.
     """
@@ -94,7 +94,9 @@ def select_strongest_group(finding: Finding, rule: Rule) -> Rule:
 
 
 def select_findings(result: AuditResult, scope: Mapping[str, str | None]) -> list[Finding]:
-    """Return the applicable rows with this target, setting and attack; None matches any."""
+    """Return the applicable findings with this target, setting and attack; None matches any
+    name.
+    """
     return [
         f
         for f in result.findings
@@ -104,8 +106,11 @@ def select_findings(result: AuditResult, scope: Mapping[str, str | None]) -> lis
 
 
 def suggest_metrics(metric: str, known: Sequence[str]) -> str:
-    """Return text that suggests metrics for an unknown name: the row's main metric, similar names,
-    and how many others there are."""
+    """Return text that suggests metrics for an unknown name.
+
+    The text has the main metric (the first of `known`), similar names, and the number of other
+    names.
+    """
     suggestions = dict.fromkeys((*known[:1], *difflib.get_close_matches(metric, known, n=2)))
     if len(known) > len(suggestions):
         others = f" and {len(known) - len(suggestions)} others"

@@ -1,5 +1,6 @@
-"""Define a gate's `Decision`, from which exit code, terminal output, Markdown and JUnit are
-made."""
+"""Define a gate's `Decision`, which exit code, terminal output, Markdown and JUnit are made
+from.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +18,24 @@ EXIT_CODES: dict[Verdict, int] = {"held": 0, "failed": 1, "inconclusive": 4}
 
 @dataclass(frozen=True)
 class Ruling:
-    """A rule's verdict on a row.
+    """Verdict of a rule on a target, setting and attack.
 
-    low, high: one-sided bounds of the metric, or of its difference from the baseline.
+    Args:
+        target: name of the target; "" for a ruling on the whole run.
+        setting: access setting.
+        attack: attack or probe.
+        metric: name of the metric.
+        limit: limit of the rule.
+        low: one-sided lower bound of the metric, or of its difference from the baseline.
+        high: one-sided upper bound.
+        verdict: held, failed or inconclusive.
+        reason: reason for the verdict, as a sentence.
+        rule: the rule as a sentence.
+        value: the measured number.
+        n: sample size.
+        unmeasured: whether the ruling is inconclusive because nothing was measured; it never
+        passes.
+        missed: if held, a leak or difference of this size is missed at most once in twenty.
     """
 
     target: str
@@ -46,13 +62,21 @@ class Ruling:
 def make_ruling(
     reason: str, rule: str, verdict: Verdict = "failed", row: CellKey = WHOLE_RUN
 ) -> Ruling:
-    """Return a ruling without a metric; without `row`, it is about the whole run."""
+    """Return a ruling without a metric. Without `row`, the ruling is about the whole run."""
     return Ruling(*row, "", math.nan, math.nan, math.nan, verdict, reason, rule)
 
 
 @dataclass(frozen=True)
 class Decision:
-    """All rulings on a run, and the verdict that inconclusive rulings get."""
+    """All rulings of a gate on a run.
+
+    Args:
+        run: name of the run.
+        baseline: name of the baseline run; "" without.
+        rulings: the rulings.
+        inconclusive: treatment of inconclusive rulings: report, pass or fail.
+        about: the judged model, the date, and whether the model is on this machine.
+    """
 
     run: str
     baseline: str
@@ -61,7 +85,7 @@ class Decision:
     about: str = ""  # the judged model, the date, and whether it is the model on this machine
 
     def resolve_verdict(self, ruling: Ruling) -> Verdict:
-        """Return the ruling's verdict, with the caller's choice instead of inconclusive.
+        """Return the ruling's verdict. `Decision.inconclusive` may replace an inconclusive verdict.
 
         A ruling without a measurement never passes.
         """
@@ -75,9 +99,10 @@ class Decision:
 
     @property
     def verdict(self) -> Verdict:
-        """Return failed if any rule failed, otherwise inconclusive if any is, otherwise held.
+        """`failed` if any ruling failed, otherwise `inconclusive` if any is inconclusive, otherwise
+        `held`.
 
-        Without rulings, return failed.
+        Without rulings, the verdict is `failed`.
         """
         outcomes = {self.resolve_verdict(ruling) for ruling in self.rulings}
         if "failed" in outcomes or not outcomes:
@@ -92,7 +117,7 @@ class Decision:
 
     @property
     def headline(self) -> str:
-        """Return a line such as `gate held: 3 rulings held, 1 inconclusive let pass`."""
+        """A line such as `gate held: 3 rulings held, 1 inconclusive let pass`."""
         counts = {}
         for kind in EXIT_CODES:
             counts[kind] = sum(r.verdict == kind for r in self.rulings)

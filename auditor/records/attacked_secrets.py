@@ -1,7 +1,6 @@
-"""Read which secrets were attacked, from the files next to `secrets.parquet`: journals of answers,
-secrets, plan.
+"""Read which secrets a run attacked, from the journals of answers, the secrets and the plan.
 
-Only the ids of the answers are read.
+These files are next to `secrets.parquet`. Of the answers, only the ids are read.
 """
 
 from __future__ import annotations
@@ -30,8 +29,21 @@ Answers = Mapping[CellKey, frozenset[str]]
 
 @dataclass(frozen=True, slots=True)
 class SecretFacts:
-    """Publishable facts of a secret. alias: name in reports; canary: True if it is not attacked and
-    a probe measures its exposure."""
+    """Publishable facts of a secret.
+
+    Args:
+        id: id of the secret.
+        alias: name in reports.
+        member: whether the record was trained on.
+        repeats: copies in the training data; None if unknown.
+        length: tokens of the suffix.
+        group: value of the column by which the user groups results.
+        canary: True if only a probe of exposure queries the secret.
+        document: document of the secret, by the alias of the document's first part.
+        at: start of the suffix in the document, in tokens.
+        user: alias of the secret's person.
+        user_trained: whether a record of that person was trained on.
+    """
 
     id: str
     alias: str
@@ -49,9 +61,13 @@ class SecretFacts:
 
 @dataclass(frozen=True)
 class AnsweredSecretIds:
-    """Ids of attacked secrets: the plan, the facts of secrets, and by row the ids with an answer.
+    """Ids of attacked secrets in a run folder. A field is None if the folder lacks its file.
 
-    None: the folder lacks that file, as a baseline in CI does.
+    Args:
+        plan: plan of the run.
+        secrets: facts of the secrets by id.
+        guesses: ids of the secrets that each attack guessed, by cell.
+        observations: ids of the secrets that each probe observed, by cell.
     """
 
     plan: Mapping[str, Any] | None = None
@@ -60,7 +76,7 @@ class AnsweredSecretIds:
     observations: Answers | None = None
 
     def with_missing_parts_empty(self) -> AnsweredSecretIds:
-        """Return a copy with {} instead of None, for a folder that must be complete."""
+        """Return a copy with {} instead of None, for a folder in which no file may be missing."""
         return AnsweredSecretIds(
             self.plan or {}, self.secrets or {}, self.guesses or {}, self.observations or {}
         )
@@ -70,7 +86,9 @@ NOT_KEPT = AnsweredSecretIds()
 
 
 def read_answered_secret_ids(folder: Path) -> AnsweredSecretIds:
-    """Read the ids in the folder. Raise AuditError for a file with other content."""
+    """Read the ids of attacked secrets in the folder. Raise AuditError for a file with other
+    content.
+    """
     if (folder / PLAN).exists():
         plan = read_json_object(folder / PLAN, "the plan of a run")
     else:
@@ -85,8 +103,10 @@ def read_answered_secret_ids(folder: Path) -> AnsweredSecretIds:
 
 
 def read_secret_facts(folder: Path) -> dict[str, SecretFacts] | None:
-    """Return the facts by id; None if the folder lacks them. Raise AuditError like
-    `read_answered_secret_ids`."""
+    """Return the facts of the secrets by id; None if the folder lacks their file.
+
+    Raise AuditError like `read_answered_secret_ids`.
+    """
     path = folder / SECRETS
     if not path.exists():
         return None
@@ -137,8 +157,10 @@ def _list_journal_secrets(path: Path) -> dict[CellKey, frozenset[str]] | None:
 
 
 def _parse_answer_names(line: bytes) -> tuple[str, str]:
-    """Return the cell and the secret of an answer. Raise ValueError or a similar error for another
-    line."""
+    """Return the name of an answer's cell (target, setting, method), then the secret's id.
+
+    Raise ValueError or a similar error if the line is no answer.
+    """
     if match := _ANSWER.fullmatch(line):
         return match[1].decode(), match[2].decode()
     record = json.loads(line)

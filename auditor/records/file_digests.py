@@ -1,7 +1,7 @@
 """Identify a run's weights by the SHA-256 of every file of its models, adapters and tokenizers.
 
-Files can change under the same path: a resumed run, or a repeated sweep, is refused with the name
-of any file that has changed. Models are not loaded.
+Files can change under the same path. A resumed run or repeated sweep is then refused with the name
+of a changed file. Models are not loaded.
 """
 
 from __future__ import annotations
@@ -36,8 +36,10 @@ _SETTLED = 2.0
 def digest_model_files(
     models_by_role: Mapping[str, tuple[str, str | None]],
 ) -> dict[str, str]:
-    """Return the SHA-256 of each `role/file`. models_by_role: each role's model (folder or hub id)
-    and its hub revision."""
+    """Return the SHA-256 of each `role/file`.
+
+    models_by_role: each role's model (folder or hub id) and its hub revision.
+    """
     cache = _DigestCache()
     digests = {}
     for name, path in _list_role_files(models_by_role):
@@ -50,10 +52,10 @@ def compute_model_digests(
     models_by_role: Mapping[str, tuple[str, str | None]],
     progress: Callable[[str, int, int], None] = lambda *step: None,
 ) -> dict[str, str]:
-    """Return `digest_model_files`, read from every byte, because a decision must not trust dates or
-    cached digests.
+    """Return the SHA-256 of each `role/file`, computed from every byte.
 
-    progress: callback(description, done, total).
+    A decision must not trust dates or cached digests. models_by_role: as in `digest_model_files`.
+    progress: called with (description, done, total).
     """
     paths = dict(_list_role_files(models_by_role))
     digests = {}
@@ -89,10 +91,11 @@ def _list_role_files(
 def check_model_files_unchanged(
     recorded: Mapping[str, str] | None, now: Mapping[str, str], description: str
 ) -> None:
-    """Raise AuditError if a file changed, vanished or appeared since `description`; name the file.
+    """Raise AuditError, with the file's name, if a file changed, vanished or appeared.
 
-    recorded: the digests in `description`; None if it has none. A model without any file on one
-    side is not compared: loading it fails anyway.
+    recorded: earlier digests; None if there are none. description: source of these digests in the
+    message. A model with files in only one of `recorded` and `now` is not compared, because loading
+    this model fails anyway.
     """
     if recorded is None:
         if now:
@@ -114,7 +117,10 @@ def check_model_files_unchanged(
 def find_changed_files(
     recorded: Mapping[str, str], now: Mapping[str, str]
 ) -> Iterator[tuple[str, str]]:
-    """Yield (file, how it changed) for models with files on both sides."""
+    """Yield (file, description of the change) for each changed file.
+
+    A model with files in only one of `recorded` and `now` is skipped.
+    """
     shared_roles = list_model_roles(recorded) & list_model_roles(now)
     for name in sorted({*recorded, *now}):
         if recorded.get(name) != now.get(name) and list_model_roles([name]) <= shared_roles:
@@ -133,8 +139,10 @@ def list_model_roles(names: Iterable[str]) -> set[str]:
 
 
 def _list_loaded_files(place: str, revision: str | None) -> Iterator[tuple[str, Path]]:
-    """Yield (name, path) of all files of a model, an adapter or an ensemble's members; `place` may
-    also be one file."""
+    """Yield (name, path) of all files of a model, an adapter or an ensemble's members.
+
+    place: folder, hub id or a single file.
+    """
     if Path(place).is_file():
         yield Path(place).name, Path(place)
         return
@@ -165,7 +173,7 @@ def _list_visible_entries(folder: Path) -> list[Path]:
 
 
 def _find_adapter_base(config: Path) -> str | None:
-    """Return the base model named by an adapter."""
+    """Return the name of an adapter's base model; None if the file names none."""
     try:
         base_name = json.loads(config.read_text(encoding="utf-8")).get("base_model_name_or_path")
     except (OSError, ValueError, AttributeError):
@@ -176,8 +184,7 @@ def _find_adapter_base(config: Path) -> str | None:
 
 
 def _find_hub_snapshot(name: str, revision: str | None) -> Path | None:
-    """Return the folder of the model's files in the hub's cache, by commit; None if none is
-    cached."""
+    """Return the folder of the model's files in the hub's cache; None if no files are cached."""
     from huggingface_hub import try_to_load_from_cache  # takes a while to import
 
     for file in ("config.json", "adapter_config.json"):
@@ -190,11 +197,11 @@ def _find_hub_snapshot(name: str, revision: str | None) -> Path | None:
 
 
 class _DigestCache:
-    """Digests by path, size, times and inode, in the cache folder, so that gigabytes are read once.
+    """Cache of digests by path, size, times and inode, so that gigabytes are read once.
 
-    ctime is included: it changes with every write, even if mtime is restored. Files changed within
-    the last moments are not cached: they could change again without a trace. If the cache cannot be
-    written, every file is read again.
+    The file is in the cache folder. ctime is part of the key, because every write changes ctime,
+    even if mtime is restored. Files changed within the last moments are not cached, because they
+    could change again without a trace. If the cache cannot be written, every file is read again.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,6 @@
-"""Manage the run folder: answers appended as secrets finish, the plan to resume from, files for
-reports.
+"""Manage the run folder: answers, the plan to resume from, and files for reports.
 
-Files have mode 0600.
+Answers are appended as secrets finish. Files have mode 0600.
 """
 
 from __future__ import annotations
@@ -39,11 +38,11 @@ Item = TypeVar("Item")
 
 
 class RunFolder:
-    """Folder of a run. `create` starts a run, `reopen` continues an interrupted run; both lock out
-    other processes.
+    """Folder of a run, locked against other processes.
 
-    guesses, observations: by cell, finished secrets of attacks and of probes. tokens: by target,
-    secrets whose suffix is scored token by token.
+    `create` starts a run and `reopen` continues an interrupted run. `guesses` and `observations`
+    hold the finished secrets of attacks and probes, by cell (target, setting, method). `tokens`
+    holds the secrets with scored suffix tokens, by target.
     """
 
     def __init__(self, path: Path) -> None:
@@ -56,8 +55,10 @@ class RunFolder:
 
     @classmethod
     def create(cls, out: Path | None, name: str, plan: dict[str, Any]) -> RunFolder:
-        """Create a folder with the plan. Raise AuditError if it cannot be written or already holds
-        a run."""
+        """Create a folder with the plan. out: the folder; None for a new folder in runs/.
+
+        Raise AuditError if the folder cannot be written or already holds a run.
+        """
         path = out or find_unused_path(name)
         folder = cls(path)
         try:
@@ -85,8 +86,10 @@ class RunFolder:
 
     @classmethod
     def reopen(cls, path: Path) -> RunFolder:
-        """Open a folder that `create` made, and read its finished secrets; a line cut off by a
-        crash is dropped."""
+        """Open a folder that `create` made, and read its finished secrets.
+
+        A line that a crash cut off is dropped.
+        """
         if not (path / PLAN).is_file():
             raise AuditError(f"expected a run folder to resume, but {str(path)!r} holds no {PLAN}")
         folder = cls(path)
@@ -98,7 +101,7 @@ class RunFolder:
         return folder
 
     def close(self) -> None:
-        """Release the lock, so that other processes can write."""
+        """Release the lock, so that other processes can write to the folder."""
         if self._lock is not None:
             self._lock.release()
 
@@ -133,8 +136,9 @@ class RunFolder:
 
     @property
     def identity(self) -> str:
-        """Return the folder's path and start time, which only this run has, in all its
-        processes."""
+        """Folder's path and start time, which are unique to this run and equal in all its
+        processes.
+        """
         # written once, by `create`
         return f"{self.path.resolve()} {(self.path / PLAN).stat().st_mtime_ns}"
 
@@ -142,16 +146,20 @@ class RunFolder:
         return read_json_object(self.path / PLAN, "the plan of a run")
 
     def pin_secrets(self, fingerprint: str) -> None:
-        """Record the fingerprint of the secrets. Raise AuditError if the folder's answers are about
-        other secrets."""
+        """Record the fingerprint of the secrets.
+
+        Raise AuditError if the folder's answers are about other secrets.
+        """
         complaint = (
             f"expected the secrets that {str(self.path)!r} was started on, but the data has changed"
         )
         self._pin_digest(_SECRETS, fingerprint, complaint)
 
     def pin_stopping_rules(self, digest: str) -> None:
-        """Record the digest of the rows' stopping rules ("": no row stops). Raise AuditError if
-        another digest is recorded."""
+        """Record the digest of the stopping rules; "" if no queries may stop early.
+
+        Raise AuditError if another digest is recorded.
+        """
         complaint = (
             f"expected the rules and baseline by which {str(self.path)!r} was to stop (--until), "
             "got others"
@@ -167,7 +175,10 @@ class RunFolder:
             disk.replace_atomically(path, digest)
 
     def refuse_changed_weights(self, now: Mapping[str, str]) -> None:
-        """Raise AuditError, with a file's name, if the folder's answers are about other weights."""
+        """Raise AuditError, with a file's name, if the folder's answers are about other weights.
+
+        now: current SHA-256 by `role/file`.
+        """
         digests = self._read_optional_json(_WEIGHTS, dict[str, str], "the digests of weights")
         if digests is not None or any(
             (self.path / name).exists() for name in (GUESSES, OBSERVATIONS)
@@ -180,14 +191,14 @@ class RunFolder:
         disk.replace_atomically(self.path / _WEIGHTS, json.dumps(now, indent=1))
 
     def save_prefix_token(self, prefix_token: PrefixToken) -> None:
-        """Save the token before every text, so that a resumed run does not choose again."""
+        """Save the prefix token, so that a resumed run does not choose again."""
         disk.replace_atomically(self.path / _PREFIX_TOKEN, json.dumps(to_json(prefix_token)))
 
     def prefix_token(self) -> PrefixToken | None:
-        """Return the prefix token; None in a new folder.
+        """Prefix token of the run; None in a new folder.
 
-        Raise AuditError if the token is lost: results under different prefix tokens must not be
-        mixed.
+        Raise AuditError if the saved token is lost, because results with different prefix tokens
+        must not be mixed.
         """
         prefix = self._read_optional_json(_PREFIX_TOKEN, PrefixToken, "the prefix token of a run")
         if prefix is None and (self.path / _SECRETS).is_file():
@@ -198,12 +209,15 @@ class RunFolder:
         return prefix
 
     def save_text_form(self, form: TextForm) -> None:
-        """Save how conversations are rendered, so that a resumed run does not choose again, perhaps
-        on another day."""
+        """Save the rendering of conversations, so that a resumed run does not choose again on
+        another day.
+        """
         disk.replace_atomically(self.path / _TEXT_FORM, json.dumps(to_json(form)))
 
     def text_form(self) -> TextForm | None:
-        """Return the saved text form; None in a new folder, and for data that need no rendering."""
+        """Saved rendering of conversations; None in a new folder, and for data that need no
+        rendering.
+        """
         return self._read_optional_json(_TEXT_FORM, TextForm, "the text form of a run")
 
     def _read_optional_json(self, name: str, kind: type[Item], description: str) -> Item | None:
@@ -214,16 +228,20 @@ class RunFolder:
         return item
 
     def save_secret_facts(self, facts: dict[str, Any]) -> None:
-        """Save the publishable facts of each secret, one column per key and no text
-        (`secret_details.build_fact_columns`)."""
+        """Save the publishable facts of each secret, without text.
+
+        facts: a column for each key, from `secret_details.build_fact_columns`.
+        """
         disk.replace_atomically(self.path / SECRETS, json.dumps(facts))
 
     def read_probe_facts(self, cell: CellKey) -> dict[str, float]:
-        """Return what `save_probe_facts` saved for this cell; {} if nothing."""
+        """Return the numbers that `save_probe_facts` saved for this cell; {} if there are none."""
         return self._read_all_probe_facts().get(str(cell), {})
 
     def save_probe_facts(self, cell: CellKey, facts: Mapping[str, float]) -> None:
-        """Save a probe's results on a whole cell rather than on single secrets."""
+        """Save a probe's numbers on all secrets together, by name. cell: target, setting and
+        probe.
+        """
         if facts:
             known = {**self._read_all_probe_facts(), str(cell): dict(facts)}
             disk.replace_atomically(self.path / _FACTS, json.dumps(to_json(known)))
@@ -242,16 +260,17 @@ class RunFolder:
 
 
 def remove_latest_link() -> None:
-    """Remove runs/latest before a new run, so that it shows no older run if the new run is
-    refused."""
+    """Remove the link runs/latest before a new run.
+
+    A refused run then leaves no link to an older run.
+    """
     latest = _RUNS / _LATEST
     if latest.is_symlink():
         latest.unlink()
 
 
 def find_unused_path(name: str) -> Path:
-    """Return runs/<UTC time>-<name>, or a free variant if another run started in the same
-    second."""
+    """Return the path runs/<UTC time>-<name>, with a suffix if this path exists."""
     path = free = _RUNS / f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{name}"
     count = 1
     # Only a first check: if two processes get the same free name, the lock in `create` admits
@@ -263,6 +282,6 @@ def find_unused_path(name: str) -> Path:
 
 
 def batch_finished_secrets(stream: Iterator[Item], size: int) -> Iterator[list[Item]]:
-    """Yield finished secrets in small lists, so that several are appended with one flush."""
+    """Yield finished secrets in lists of at most `size`, so that a single flush appends several."""
     while batch := list(islice(stream, size)):
         yield batch

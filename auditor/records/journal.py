@@ -1,4 +1,4 @@
-"""Append records to a file as secrets finish, and read them back when a run resumes."""
+"""Append records to a file as secrets finish, and read the records when a run resumes."""
 
 from __future__ import annotations
 
@@ -24,11 +24,18 @@ Record = TypeVar("Record", Guesses, Observation, TokenLogProbs)
 
 @dataclass
 class CellJournal(Generic[Key, Record]):
-    """Finished secrets by cell (or target), one JSON line each. Lines are written at once and read
-    on demand.
+    """File of finished secrets by cell (target, setting, method) or target, with a JSON line for
+    each.
 
-    Memory holds only where each line starts, because the guesses of all secrets may be larger than
-    any model. A second record of a secret replaces the first.
+    Lines are written at once and read on demand. Memory holds only the start of each line, because
+    the guesses of all secrets may be larger than any model. A second record of a secret replaces
+    the first.
+
+    Args:
+        path: path of the file.
+        encode: function from key and record to JSON values.
+        decode: function from JSON values to key and record.
+        _begins: start of each secret's line in bytes, by key and secret id.
     """
 
     path: Path
@@ -51,8 +58,10 @@ class CellJournal(Generic[Key, Record]):
             at += len(line)  # this JSON is ASCII: a character is a byte
 
     def index_written_lines(self) -> None:
-        """Find where each line starts; cut off a half-written last line. Raise AuditError for a
-        line of another kind."""
+        """Find the start of each line, and remove a half-written last line.
+
+        Raise AuditError for a line that holds no record of this journal.
+        """
         if not self.path.exists():
             return
         at = 0
@@ -70,7 +79,9 @@ class CellJournal(Generic[Key, Record]):
         disk.truncate(self.path, at)
 
     def _read_records(self, begins: Iterable[int]) -> Iterator[Record]:
-        """Yield the record at each given start. Raise AuditError if the file has changed."""
+        """Yield the record that starts at each given byte. Raise AuditError if the file has
+        changed.
+        """
         places = list(begins)
         if not places:  # nothing was written: perhaps there is no file
             return
@@ -83,7 +94,10 @@ class CellJournal(Generic[Key, Record]):
             raise AuditError(f"{self.path}: cannot be read: {error.strerror}") from error
 
     def _parse_journal_line(self, line: bytes, number: int | None = None) -> tuple[Key, Record]:
-        """Decode a line. Raise AuditError for a line of another kind."""
+        """Return the key and record of a line. number: line number in messages.
+
+        Raise AuditError for a line that holds no record of this journal.
+        """
         try:
             return self.decode(json.loads(line))
         except (
@@ -106,10 +120,13 @@ class CellJournal(Generic[Key, Record]):
 
 @dataclass(eq=False)
 class FinishedSecrets(Mapping[str, Record]):
-    """Finished secrets of a cell, in the order in which they finished; each record is read on
-    demand.
+    """Records of finished secrets by secret id, in the order in which they finished.
 
-    begins: where each secret's line starts; passed to `read_lines`.
+    Each record is read from the file on demand.
+
+    Args:
+        begins: start of each secret's line in the file, in bytes.
+        read_lines: function that yields the records at these starts.
     """
 
     begins: dict[str, int]
@@ -128,7 +145,7 @@ class FinishedSecrets(Mapping[str, Record]):
         return next(self.read_lines([self.begins[secret]]))
 
     def read_records(self, secrets: Iterable[str]) -> Iterator[Record]:
-        """Yield the records of these secrets; the file is opened once."""
+        """Yield the records of these secrets. The file is opened once."""
         return self.read_lines(self.begins[secret] for secret in secrets)
 
 
@@ -139,8 +156,9 @@ def open_journals(
     CellJournal[CellKey, Observation],
     CellJournal[str, TokenLogProbs],
 ]:
-    """Return the journals of attacks' answers, of probes' observations, and of suffixes scored
-    token by token."""
+    """Return three journals: answers of attacks, observations of probes, and scored suffix
+    tokens.
+    """
     return (
         CellJournal(folder / GUESSES, _encode_guesses, _decode_guesses),
         CellJournal(

@@ -1,8 +1,7 @@
-"""Write and check `manifest.json`, the SHA-256 of every record of a run, to detect later changes of
-the folder.
+"""Write and check `manifest.json`, the SHA-256 of every file of a finished run.
 
-The manifest reveals files that were damaged, lost, or edited alone. An editor can also rewrite the
-manifest: against that, sign the run (`audit attest`).
+The manifest reveals damaged or lost files, and files edited without the manifest. An editor can
+also rewrite the manifest. Sign the run (`audit attest`) to detect this.
 """
 
 from __future__ import annotations
@@ -32,14 +31,22 @@ _LATER = (MANIFEST, ATTESTATION, "frontier.json")  # added to a finished run, or
 
 @dataclass(frozen=True)
 class FolderEdits:
-    """Files of a folder that changed or were added since its run ended."""
+    """Changes of a run folder since its run ended.
+
+    Args:
+        changed: names of files that changed or were added.
+        gone: names of missing files.
+    """
 
     changed: tuple[str, ...] = ()
     gone: tuple[str, ...] = ()
 
     def describe_edits(self, is_whole: bool = True) -> list[str]:
-        """Return a sentence for each change. is_whole: missing files count, unlike for a baseline
-        in CI, which has only two files."""
+        """Return a sentence for each change.
+
+        is_whole: whether missing files count. They do not for a baseline in CI, which has only two
+        files.
+        """
         if is_whole:
             gone = [f"{name} is gone" for name in self.gone]
         else:
@@ -51,8 +58,10 @@ NO_EDITS = FolderEdits()
 
 
 def read_gate_digests(folder: Path) -> dict[str, str]:
-    """Return the SHA-256, by file name, of the files that a gate reads. Raise AuditError for
-    unreadable files."""
+    """Return the SHA-256, by file name, of the files that a gate reads.
+
+    Raise AuditError for unreadable files.
+    """
     paths = sorted(
         path for path in (*folder.glob("*.json"), folder / TABLE) if path.name not in _LATER
     )
@@ -64,8 +73,9 @@ def _digest_journals(folder: Path) -> dict[str, str]:
 
 
 def write_manifest(folder: Path, result: bytes) -> None:
-    """Write the manifest of a finished run. result: the content of `result.json`, which is written
-    afterwards."""
+    """Write the manifest of a finished run. result: content of `result.json`, which is written
+    afterwards.
+    """
     private = {_RANDOM: secrets.token_hex(32), **_digest_journals(folder)}
     # Write it first: the manifest holds the digest of this file too.
     disk.replace_atomically(folder / PRIVATE, json.dumps(private, indent=1))
@@ -74,8 +84,10 @@ def write_manifest(folder: Path, result: bytes) -> None:
 
 
 def find_folder_edits(folder: Path) -> FolderEdits | None:
-    """Return what changed in the folder since the run ended; None without a manifest. Raise
-    AuditError for a damaged manifest."""
+    """Return the changes of the folder since the run ended; None without a manifest.
+
+    Raise AuditError for a damaged manifest.
+    """
     path = folder / MANIFEST
     if not path.exists():
         return None

@@ -1,7 +1,7 @@
-"""Store the private part of a run folder: the secrets' texts for `--reveal`, which only the owner
-can read.
+"""Store the secrets' texts, the private part of a run folder, for `--reveal`.
 
-A secret's text is stored as its owner wrote it. Guesses are tokens, which `decode` turns into text.
+Only the owner can read the file. A secret's text is stored as its owner wrote the text. Guesses are
+tokens, which `decode` turns into text.
 """
 
 from __future__ import annotations
@@ -25,11 +25,15 @@ CONTEXT = 8  # tokens before a text that affect the decoding of its first token
 
 @dataclass(frozen=True)
 class SecretText:
-    """Text of a secret. pieces: text that each suffix token adds; guesses: the first guess of each
-    row.
+    """Text of a secret.
 
-    Rows are named `target/setting/attack`; verbatim: rows whose first guess is the suffix. decoded:
-    True if the data hold only token ids, which a tokenizer decoded.
+    Args:
+        alias: name of the secret in reports.
+        prefix: text of the prefix.
+        pieces: text that each suffix token adds.
+        guesses: text of the first guess, by cell `target/setting/attack`.
+        verbatim: cells whose first guess is the suffix.
+        decoded: True if a tokenizer decoded the text, because the data hold only token ids.
     """
 
     alias: str
@@ -56,8 +60,10 @@ def write_secret_texts(
     decode: Decode,
     out: Out = MappingProxyType({}),
 ) -> None:
-    """Write texts.jsonl. guesses: by row and secret id; only the first guess of each secret is
-    written."""
+    """Write texts.jsonl. guesses: guesses by cell and secret id; only the first guess is written.
+
+    out: extracted text and its generation by alias, by cell of a corpus attack.
+    """
     with (
         # Created with 0600; opening it again keeps that mode.
         disk.open_atomic_replacement(folder / TEXTS) as scratch,
@@ -70,8 +76,10 @@ def write_secret_texts(
 
 
 def _list_extracted_records(out: Out, decode: Decode) -> Iterator[dict[str, Any]]:
-    """Yield records extracted from generations, as secrets without a prefix: the extracted part and
-    its generation."""
+    """Yield the records extracted from generations, as secrets without a prefix.
+
+    The suffix is the extracted part, and the guess is the whole generation.
+    """
     for alias in dict.fromkeys(
         alias for parts_by_alias in out.values() for alias in parts_by_alias
     ):
@@ -128,14 +136,17 @@ def _list_secret_texts(
 
 
 def decode_added_text(decode: Decode, context: Sequence[int], tokens: Sequence[int]) -> str:
-    """Return the text that the tokens add after the context; without context, some tokenizers lose
-    a leading space."""
+    """Return the text that the tokens add after the context.
+
+    Without context, some tokenizers lose a leading space.
+    """
     return decode([*context, *tokens])[len(decode(context)) :]
 
 
 def decode_token_texts(decode: Decode, context: Sequence[int], tokens: Sequence[int]) -> list[str]:
-    """Return the text that each token adds; if a character has several tokens, the last of them
-    adds it."""
+    """Return the text that each token adds. A character with several tokens belongs to the last
+    token.
+    """
     pieces = []
     n_characters = len(decode(context))
     for count in range(1, len(tokens) + 1):
@@ -149,8 +160,9 @@ def decode_token_texts(decode: Decode, context: Sequence[int], tokens: Sequence[
 
 
 def read_secret_texts(folder: Path) -> dict[str, SecretText]:
-    """Return the texts by secret id, in the order of the run. Raise AuditError if the folder has
-    none."""
+    """Return the texts by secret id, in the order of the run. Raise AuditError without a file of
+    texts.
+    """
     path = folder / TEXTS
     try:
         # `json.dumps` writes ASCII: a U+2028 in a text cannot split a line.

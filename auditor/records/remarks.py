@@ -1,5 +1,4 @@
-"""Store the lines that an audit's command adds to its first screen, so that reports can show them
-too."""
+"""Store the lines that a command adds to its first screen, so that reports can show them too."""
 
 from __future__ import annotations
 
@@ -15,10 +14,12 @@ REMARKS = "remarks.json"
 
 @dataclass(frozen=True)
 class CommandRemarks:
-    """Sentences and next commands that the command adds to the reports.
+    """Sentences and next commands that a command adds to the reports.
 
-    limits: sentences on what the run cannot show; deeper: the next command if nothing was found;
-    your_own: the next command after a demonstration.
+    Args:
+        limits: sentences on questions that the run cannot answer.
+        deeper: next command if nothing was found.
+        your_own: next command after a demonstration.
     """
 
     limits: tuple[str, ...] = ()
@@ -32,7 +33,7 @@ def write_command_remarks(folder: Path, remarks: CommandRemarks) -> None:
 
 
 def read_command_remarks(folder: Path) -> CommandRemarks:
-    """Return the remarks of the run folder; empty if it has none."""
+    """Return the remarks in the run folder; empty remarks if the folder has none."""
     path = folder / REMARKS
     if not path.is_file():
         return CommandRemarks()

@@ -17,8 +17,7 @@ RESULT = "result.json"
 
 
 def read_result(folder: Path) -> AuditResult:
-    """Read the result of a run folder. Raise AuditError, in one sentence, if this version cannot
-    read it."""
+    """Read the result of a run folder. Raise AuditError if this version cannot read the result."""
     path = folder / RESULT
     raw = _load_result_json(folder, path)
     if not isinstance(raw, dict):
@@ -63,8 +62,10 @@ def _load_result_json(folder: Path, path: Path) -> Any:
 
 
 def creation_time(result: AuditResult, where: str) -> datetime:
-    """Return the UTC time of the run. Raise AuditError, which names `where`, for an invalid
-    date."""
+    """Return the UTC time of the run. where: name of the run in messages.
+
+    Raise AuditError for an invalid date.
+    """
     try:
         at = datetime.fromisoformat(result.created)
     except ValueError:

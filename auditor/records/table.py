@@ -1,10 +1,9 @@
-"""Read and write `secrets.parquet`: the numbers of each secret, one row per configuration, secret
-and quantity.
+"""Read and write `secrets.parquet`: the numbers of each secret, a row for each number.
 
-The file holds ids and numbers, no text. `kind` says what a row is about: MEASURED, a
-configuration's results (the numbers whose means are the measurements); OBSERVED, a probe's
-observations; TOKENS, the log-probability of each true token under a target, in nats; HELDOUT, the
-losses of held-out texts; RECORDS, training records extracted without a prompt.
+The file holds ids and numbers, no text. Each number has a kind. MEASURED numbers are results of
+attacks and probes, whose means are the measurements. OBSERVED numbers are a probe's observations.
+TOKENS numbers are the log-probabilities of true tokens under a target, in nats. HELDOUT numbers are
+losses of held-out texts. RECORDS numbers describe training records extracted without a prompt.
 """
 
 from __future__ import annotations
@@ -48,10 +47,16 @@ _FACTS = ("secret", "member", "repeats")
 
 @dataclass(frozen=True)
 class Column:
-    """A quantity of a configuration, (n,). An id with a row per token repeats, in token order.
+    """Values (n,) of a quantity for n secrets, or for n tokens of secrets.
 
-    cell: without setting and attack if the quantity belongs to a target. member, repeats: empty, or
-    None for an entry, if not applicable.
+    Args:
+        kind: kind of number, as described for the module.
+        cell: target, setting and method; without setting and method for a quantity of a target.
+        quantity: name of the quantity.
+        ids: (n,) secret ids; an id repeats for each token, in token order.
+        values: (n,) numbers.
+        member: (n,) whether the secret is a member; empty, or None for an entry, if not applicable.
+        repeats: (n,) copies in the training data; empty, or None for an entry, if not applicable.
     """
 
     kind: str
@@ -66,10 +71,10 @@ class Column:
 def write_secrets_table(
     folder: Path, columns: Iterable[Column], token_columns: Iterable[Column] = ()
 ) -> None:
-    """Write all columns. A row group has at most `_ROWS_AT_ONCE` rows of one kind and target, so
-    that readers can skip row groups.
+    """Write all columns to the run folder's table.
 
-    token_columns: of kind TOKENS, ordered by target, made while they are written.
+    A row group has at most `_ROWS_AT_ONCE` rows, of a single kind and target, so that readers can
+    skip row groups. token_columns: columns of kind TOKENS by target, made while they are written.
     """
     import pyarrow.parquet as pq
 
@@ -87,8 +92,7 @@ def write_secrets_table(
 
 
 def _split_column(column: Column) -> Iterator[Column]:
-    """Yield the column in parts of at most `_ROWS_AT_ONCE` rows; a column of tokens is not
-    split."""
+    """Yield parts of the column with at most `_ROWS_AT_ONCE` rows. Columns of tokens stay whole."""
     if column.kind == TOKENS:  # a part would not know the positions of its tokens
         yield column
         return
@@ -104,8 +108,10 @@ def _split_column(column: Column) -> Iterator[Column]:
 
 
 def _batch_column_tables(parts: Iterable[Column], schema: pa.Schema) -> Iterator[pa.Table]:
-    """Yield tables of at most `_ROWS_AT_ONCE` rows, each of adjacent parts of one kind and
-    target."""
+    """Yield tables of at most `_ROWS_AT_ONCE` rows, of a single kind and target.
+
+    Each joins adjacent parts.
+    """
     import pyarrow as pa
 
     for _, group in itertools.groupby(parts, key=lambda part: (part.kind, part.cell.target)):
@@ -165,7 +171,7 @@ def _build_column_table(column: Column, schema: pa.Schema) -> pa.Table:
 
 
 def _build_string_array(data: bytes, lengths: NDArray[np.int64]) -> pa.Array:
-    """Build an array of texts from their UTF-8, one after another, and their lengths in bytes.
+    """Build an array of texts from their joined UTF-8 bytes and the length of each text in bytes.
 
     `pa.array` would import pandas, which takes longer than all writing of a short audit.
     """
@@ -199,7 +205,7 @@ def _build_column_key(column: Column) -> tuple[str, ...]:
 
 
 def read_secrets_table(folder: Path, kind: str, quantity: str | None = None) -> list[Column]:
-    """Read the columns of a kind, in the order of writing; [] if the folder has no table.
+    """Return the columns of a kind, in the order of writing; [] if the folder has no table.
 
     quantity: read only columns of this quantity. Raise AuditError for a file of another version,
     and for content that no run writes.
@@ -230,7 +236,7 @@ def _open_current_table(path: Path, categories: Sequence[str] = _NAMES) -> Itera
 
 
 def _holds_kind(metadata: Any, group: int, kind: str) -> bool:
-    """Return whether a row group holds this kind. Raise ValueError for a group of two kinds."""
+    """Test if a row group holds this kind. Raise ValueError for a group of two kinds."""
     statistics = metadata.row_group(group).column(0).statistics
     if statistics is None or statistics.min != statistics.max:
         raise ValueError("expected a row group of one kind")
@@ -240,9 +246,10 @@ def _holds_kind(metadata: Any, group: int, kind: str) -> bool:
 def _list_column_parts(
     file: pq.ParquetFile, kind: str, quantity: str | None = None
 ) -> Iterator[tuple[tuple[str, ...], pa.Table]]:
-    """Yield (key, table) for adjacent rows with one key. Only one row group is in memory.
+    """Yield (key, table) for each run of adjacent rows with equal keys.
 
-    Raise ValueError for rows without a name or a value.
+    A key holds the kind, cell names and quantity. Memory holds only one row group. Raise ValueError
+    for rows without a name or a value.
     """
     for group in range(file.num_row_groups):
         if not _holds_kind(file.metadata, group, kind):
@@ -270,8 +277,10 @@ def _list_column_parts(
 
 
 def _join_column_parts(parts: Iterable[tuple[tuple[str, ...], pa.Table]]) -> Iterator[Column]:
-    """Yield columns joined from adjacent parts. Raise ValueError if the rows of a quantity are not
-    adjacent."""
+    """Yield columns joined from adjacent parts.
+
+    Raise ValueError if the rows of a quantity are not adjacent.
+    """
     import pyarrow as pa
 
     keys = set[tuple[str, ...]]()
@@ -293,7 +302,7 @@ def _join_column_parts(parts: Iterable[tuple[tuple[str, ...], pa.Table]]) -> Ite
 
 
 def _list_ids(secrets: pa.ChunkedArray) -> list[str]:
-    """Return the ids of all rows; equal ids are one object."""
+    """Return the secret ids of all rows. Equal ids share an object, to save memory."""
     encoded = secrets.combine_chunks().dictionary_encode()
     words = np.array(encoded.dictionary.to_pylist(), dtype=object)
     ids: list[str] = words[np.from_dlpack(encoded.indices)].tolist()
@@ -302,7 +311,7 @@ def _list_ids(secrets: pa.ChunkedArray) -> list[str]:
 
 @contextmanager
 def attribute_table_errors(path: Path) -> Iterator[None]:
-    """Turn errors in the block into an AuditError saying that the file is unreadable or damaged."""
+    """Replace errors in the block by an AuditError that the file is unreadable or damaged."""
     try:
         yield
     except OSError as error:
@@ -321,8 +330,10 @@ def attribute_table_errors(path: Path) -> Iterator[None]:
 
 
 def read_heldout_losses(folder: Path) -> dict[str, dict[str, list[float]]]:
-    """Return by target, for each held-out text, the number of `tokens` and the summed nll by
-    perplexity name."""
+    """Return, by target, the number of `tokens` and the summed nlls in nats of each held-out text.
+
+    Keys are `tokens` and the names of perplexities.
+    """
     losses: dict[str, dict[str, list[float]]] = {}
     for column in read_secrets_table(folder, HELDOUT):
         losses.setdefault(column.cell.target, {})[column.quantity] = np.asarray(
@@ -333,9 +344,12 @@ def read_heldout_losses(folder: Path) -> dict[str, dict[str, list[float]]]:
 
 @dataclass(frozen=True, eq=False)
 class SuffixLogProbs(Mapping[str, tuple[float, ...]]):
-    """Log-probability of each token of the true suffix, in nats, by secret.
+    """Log-probability of each token of the true suffix, in nats, by secret id.
 
-    nats: (tokens,), secret after secret; ends: (secrets,) where each secret ends in `nats`.
+    Args:
+        ids: secret ids.
+        ends: (secrets,) end of each secret in `nats`.
+        nats: (tokens,) log-probabilities, secret after secret.
     """
 
     ids: tuple[str, ...]
@@ -366,14 +380,15 @@ class SuffixLogProbs(Mapping[str, tuple[float, ...]]):
         return self.ends - self._begins
 
     def take_position(self, position: int) -> tuple[Ints, Floats]:
-        """Return the indices of secrets with a token at this position (from 0), and the token's
-        nats."""
+        """Return the indices of secrets with a token at this position (from 0), then these tokens'
+        nats.
+        """
         places = np.flatnonzero(self.lengths > position)
         return places, self.nats[self._begins[places] + position]
 
     @cached_property
     def sums(self) -> Floats:
-        """Log-probability of each suffix, (secrets,); tokens are added in their order."""
+        """Log-probability of each suffix in nats, (secrets,). Tokens are added in their order."""
         totals = np.zeros(len(self.ids))
         for position in range(int(self.lengths.max(initial=0))):
             places, terms = self.take_position(position)
@@ -420,7 +435,7 @@ def _join_suffix_parts(parts: Iterable[pa.Table]) -> SuffixLogProbs:
 
 
 def read_probe_observations(folder: Path) -> Seen:
-    """Return the numbers that probes observed, by name."""
+    """Return the numbers that probes observed, by cell and name."""
     observations: Seen = {}
     for column in read_secrets_table(folder, OBSERVED):
         for secret, value in zip(column.ids, np.asarray(column.values).tolist(), strict=True):
@@ -429,8 +444,10 @@ def read_probe_observations(folder: Path) -> Seen:
 
 
 def read_dataframe(folder: Path, aliases: Mapping[str, str]) -> pd.DataFrame:
-    """Read the whole file, with aliases instead of ids. Raise AuditError like `read_secrets_table`,
-    and if there is no file."""
+    """Return the whole file as a data frame, with aliases instead of ids.
+
+    Raise AuditError like `read_secrets_table`, and if there is no file.
+    """
     path = folder / TABLE
     categories = [*_NAMES, "secret"]
     with attribute_table_errors(path), _open_current_table(path, categories) as file:
