@@ -1,4 +1,6 @@
-"""Create the engine that the options name. Ray is imported only if needed."""
+"""Create the engine (this process or a cluster) that the options name. Import Ray only if
+needed.
+"""
 
 from __future__ import annotations
 

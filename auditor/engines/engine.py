@@ -1,7 +1,7 @@
 """Do the work of a run in this process or on a cluster's workers.
 
-Work describes a task over items. A workplace is the models and data that a task needs. Each worker
-loads its workplace once; after that, only work, items and results are sent.
+Work is a task over items. A workplace is the models and data that a task needs. Each worker loads
+its workplace once; after that, only work, items and results are sent.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from auditor.core.errors import AuditError
 
 
 class Work(Protocol):
-    """A task over items. Each item's result is independent of the other items."""
+    """The interface of a task over items. Each item's result is independent of the other items."""
 
     @property
     def portion(self) -> int:
-        """Number of items sent to a worker together; they are repeated together if the worker is
+        """Number of items that are sent to a worker together, and repeated together if it is
         lost.
         """
 
@@ -33,26 +33,28 @@ class Work(Protocol):
 
 
 class Engine(Protocol):
-    """The interface for running work."""
+    """The interface of an engine, which processes the items of a task in one or several
+    processes.
+    """
 
     @property
     def workers(self) -> int:
-        """Number of processes besides this one."""
+        """Number of worker processes besides this process."""
 
     @property
     def description(self) -> str:
         """A phrase for the place where work runs, such as "this process"."""
 
     def set_work_context(self, local_place: Any, make_place: Callable[[], Any]) -> None:
-        """Set the workplace (models and data) of later work.
+        """Set the workplace (models and data) that later tasks use.
 
-        local_place: the workplace in this process; make_place: creates one on each worker.
+        local_place: the workplace in this process; make_place: creates a workplace on each worker.
         """
 
     def stream_results(self, work: Work, items: Sequence[Any]) -> Iterator[Any]:
         """Yield the result of each item once, as it arrives.
 
-        The same item always goes to the same worker.
+        Equal lists of items are divided among the workers in an equal way.
         """
 
     def stream_long_results(self, work: Work, items: Sequence[Any]) -> Iterator[Any]:
@@ -83,7 +85,7 @@ class LocalEngine:
 
 @dataclass(frozen=True)
 class WorkerStart:
-    """The version and working folder that a worker must have.
+    """The working folder and the version of the program that each worker must have.
 
     The run's relative paths start at this folder.
     """
@@ -93,9 +95,9 @@ class WorkerStart:
     version: str = __version__
 
     def enter_folder(self) -> None:
-        """Change to the folder.
+        """Change the worker's current folder to `folder`.
 
-        Raise AuditError if the folder does not exist or this worker has another version.
+        Raise AuditError if the folder does not exist or the worker has another version.
         """
         if self.version != __version__:
             raise AuditError(

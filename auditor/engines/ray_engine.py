@@ -263,7 +263,10 @@ def _find_ray_socket_folder() -> Path:
 
 
 def _find_cluster_process_ids() -> list[int]:
-    """Return the process ids of our own cluster; Ray ends this process if one of them is lost."""
+    """Return the process ids of the cluster that this process started.
+
+    If one process is lost, Ray ends this process.
+    """
     pids = []
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
@@ -278,7 +281,7 @@ def _find_cluster_process_ids() -> list[int]:
 
 
 def _find_raylet_process_ids(node: str) -> list[int]:
-    """Return the ids of this node's raylets, through which this process reaches a running
+    """Return the ids of a node's raylet processes, which connect this process to a running
     cluster.
     """
     processes = psutil.process_iter(["name", "cmdline"])
@@ -318,15 +321,18 @@ def _watch_ray_processes(pids: Sequence[int]) -> Iterator[None]:
 
 
 class _Worker:
-    """A cluster process with its own workplace. Ray restarts the process if it is lost."""
+    """A process of the cluster with its own models and data. Ray restarts the process if it is
+    lost.
+    """
 
     def __init__(self, make_place: Callable[[], Any]) -> None:
         self.make_place = make_place
 
     @cached_property
     def models_and_data(self) -> Any:
-        """The workplace; it is loaded with the first work, so that the caller gets any loading
-        errors.
+        """The models and data that the worker's tasks need.
+
+        They are loaded with the first task, so that the caller gets any loading errors.
         """
         return self.make_place()
 

@@ -32,8 +32,9 @@ _MOST_CANDIDATES = 100_000  # of a prefix: all are in memory together
 class Attack(Method):
     """Base class of all attacks, which guess the suffixes of secrets.
 
-    of_learnt: whether the attack concerns texts that the model learnt, not only the secrets.
-    control: the name of another attack that serves as a control.
+    of_learnt: whether the attack works only on models trained on the data, not on models that get
+        the data as input.
+    control: the name of a defense that a run adds for comparison, if available.
     """
 
     measures = "verbatim"

@@ -1,9 +1,8 @@
-"""Load GGUF files by llama.cpp in this process (llama-cpp-python), with distributions at all
-positions.
+"""Load GGUF files with llama.cpp in this process (llama-cpp-python), with all distributions.
 
-Tokens are read one by one. In a batch llama.cpp rounds differently (a logit of a 4-bit model moves
-by up to 1), so the other texts of a batch would change the samples. Read one by one, the same text
-always gives the same bits.
+Tokens are read one by one. In a batch, llama.cpp rounds differently (a logit of a 4-bit model moves
+by up to 1), so the other texts of a batch would change the samples. Read one by one, a text always
+gives the same bits.
 """
 
 from __future__ import annotations
@@ -35,8 +34,9 @@ _SAMPLE_TEXTS = (
 
 
 class LlamaModel(LanguageModel):
-    """A GGUF file. llama: the loaded `llama_cpp.Llama`, whose cache has the text that was read
-    last.
+    """A model from a GGUF file.
+
+    llama: the loaded `llama_cpp.Llama`, whose cache has the text that was read last.
     """
 
     capabilities = frozenset({"draw", "distribution"})
@@ -105,8 +105,8 @@ class LlamaCpp(Provider):
     """A GGUF file by llama.cpp in this process: llama:FILE.gguf. positions: the most tokens that a
     text may have.
 
-    threads: 0: llama.cpp chooses; gpu_layers: -1: all. The tokenizer is the file's own unless
-    --tokenizer names another.
+    threads: number of threads (0: llama.cpp chooses). gpu_layers: number of layers on the GPU (-1:
+    all). The tokenizer is the file's own unless --tokenizer names another.
     """
 
     name = "llama"
@@ -174,7 +174,9 @@ def _load_chosen_tokenizer(request: RequestedModel) -> Any:
 
 
 def _check_tokenizer(llama: Any, model: LlamaModel) -> None:
-    """Raise AuditError if the chosen tokenizer and the model's own split a text differently."""
+    """Raise AuditError if the chosen tokenizer splits a text differently from the file's
+    tokenizer.
+    """
     for text in _SAMPLE_TEXTS:
         token_ids: Sequence[int] = model.tokenizer(text, add_special_tokens=False)["input_ids"]
         model_token_ids: Sequence[int] = llama.tokenize(text.encode(), add_bos=False, special=True)

@@ -1,4 +1,4 @@
-"""Ask models behind an OpenAI-compatible API: nothing is loaded, and requests may cost money."""
+"""Query models behind an OpenAI-compatible API. Nothing is loaded, and requests may cost money."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class OpenAI(Provider):
     def _make_token_budget(self, request: RequestedModel) -> ServerTokenBudget:
         """Return the token budget of this run.
 
-        Its store has the answers of this server to all runs on this machine.
+        Its store has this server's answers to all runs on this machine.
         """
         # OpenAI.name, also in `Served`: both share the answers of one model.
         address_digest = hashlib.sha256(

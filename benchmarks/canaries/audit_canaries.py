@@ -1,9 +1,8 @@
-"""Make the canaries of an audit: a fair coin decides whether the training data include each
-canary.
+"""Make the canaries of an audit; a fair coin decides whether a canary is in the training data.
 
 The audit tests whether a model reveals the coins. Texts, ids and order are fixed before the coins
-and with other randomness, so that only the inclusion depends on the coins. Only the secret after
-the prefix is scored: the prefix is ordinary text, whose score would hide the secret's score.
+and with other random numbers, so that only the inclusion depends on the coins. Only the secret
+after the prefix is scored: the prefix is ordinary text, whose score would hide the secret's score.
 """
 
 from __future__ import annotations
@@ -46,7 +45,10 @@ Halves = tuple[str, str]  # prefix and secret of a text
 
 @dataclass(frozen=True)
 class CoinedCanary:
-    """A canary. included: the result of its coin; prefix: the unscored text before the secret."""
+    """A canary whose inclusion in the training data was decided by a coin.
+
+    prefix: the text before the secret, which is not scored. included: the result of the coin.
+    """
 
     id: str
     prefix: str
@@ -60,11 +62,11 @@ class CoinedCanary:
 
 @dataclass(frozen=True)
 class AuditCanaryManifest:
-    """The canaries of an audit. times: copies of each included canary; seed: determines texts and
-    coins.
+    """The canaries of an audit of epsilon.
 
-    Raise AuditError for an unknown version, duplicate ids or texts, a canary without a secret, or
-    coins that are too unlikely for fair coins.
+    times: copies of each included canary; seed: determines texts and coins. Raise AuditError for an
+    unknown version, too few canaries, duplicate ids or texts, a canary without a secret, or coins
+    that are too unlikely for fair coins.
     """
 
     schema_version: int
@@ -138,16 +140,18 @@ def make_audit_canary_texts(
     model: HuggingFaceModel | None = None,
     temperature: float = 1.0,
 ) -> list[Halves]:
-    """Make `count` different canary texts of one kind.
+    """Make `count` different canary texts of one kind, as (prefix, secret).
 
-    words: random words. prefixed: random words after the beginning of one of the `texts`. sampled:
-    text that the `model` writes without a prompt. rare-tokens: the beginning of one of the
-    `texts`, then one of the tokens that the `model` expects least there, different in each canary.
+    words: random words.
+    prefixed: random words after the beginning of one of the `texts`.
+    sampled: text that the `model` writes without a prompt.
+    rare-tokens: the beginning of one of the `texts`, then one of the tokens that the `model`
+    expects least there, different in each canary.
     new-tokens: such a beginning, then one token that occurs nowhere else
     (`new_canary_token_texts`).
 
     length: words of a secret; for `sampled`, a third of its tokens. Scoring needs a prefix, so a
-    text without a prefix uses its first word as one. Raise AuditError for too few texts.
+    text without a prefix uses its first word as a prefix. Raise AuditError for too few texts.
     """
     if count < 1 or length < 1 + (kind == "words"):
         raise AuditError(
@@ -230,10 +234,10 @@ def _sample_model_canaries(
 
 
 def _list_rare_words(count: int, begun: Sequence[str], model: HuggingFaceModel) -> list[str]:
-    """Return one-token words, the rarest first, by mean log-probability (nats) after the texts
-    `begun`.
+    """Return `count` one-token words, the rarest first, that the model expects least after texts.
 
-    They replace the new tokens of Panda et al. 2025 if the vocabulary is fixed.
+    begun: the texts. The order is by mean log-probability. These words replace the new tokens of
+        Panda et al. 2025 if the vocabulary is fixed.
     """
     import torch
 

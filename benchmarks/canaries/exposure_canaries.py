@@ -27,7 +27,7 @@ WORDS = "words"  # a list that every format may draw from
 
 @dataclass(frozen=True)
 class CanaryFormat:
-    """A canary format and the word lists that fill it."""
+    """A format of canary texts, and the word lists that fill it, by name."""
 
     format: str
     lists: dict[str, tuple[str, ...]] = field(default_factory=dict)
@@ -38,8 +38,9 @@ class CanaryFormat:
 
 @dataclass(frozen=True)
 class ManifestEntry:
-    """A canary. space: index of its format in the manifest; count: copies to insert, 0 for a
-    control.
+    """A canary in a manifest.
+
+    space: index of its format in the manifest; count: copies to insert, 0 for a control.
     """
 
     id: str
@@ -50,9 +51,10 @@ class ManifestEntry:
 
 @dataclass(frozen=True)
 class ExposureCanaryManifest:
-    """The canaries for exposure.
+    """The canaries that measure exposure.
 
-    Raise AuditError for an unknown version, duplicate ids, or a canary outside its space.
+    Raise AuditError for an unknown version, duplicate ids, or a canary that does not fit its
+    format.
     """
 
     schema_version: int
@@ -133,11 +135,12 @@ def make_exposure_canary_manifest(
     lists: Mapping[str, tuple[str, ...]] | None = None,
     seed: int = 0,
 ) -> ExposureCanaryManifest:
-    """Draw `each` canaries for every format and count, and `controls` canaries that are never
-    inserted.
+    """Draw canaries from formats and return their manifest.
 
-    Canaries are drawn uniformly, without repetition. Raise AuditError if nothing would be inserted
-    or a space is too small, and the errors of `CanarySpace`.
+    Draw `each` canaries for every format and number of copies (`counts`), and `controls` canaries
+    that are never inserted. lists: word lists by name. Canaries are drawn uniformly, without
+    repetition. Raise AuditError if nothing would be inserted or a format has too few texts, and the
+    errors of `CanarySpace`.
     """
     if not counts or min(counts) < 1:
         raise AuditError(
@@ -194,7 +197,7 @@ def _draw_distinct_canary_texts(space: CanarySpace, count: int, seed: int) -> li
 
 
 def list_prefix_free_canary_words() -> tuple[str, ...]:
-    """Return English words of which none is the beginning of another."""
+    """Return English words such that no word is the beginning of another."""
     # late: `audit canaries --help` does not need it
     from faker.providers.lorem.en_US import Provider
 

@@ -32,9 +32,10 @@ from auditor.core.secret_randomness import make_keyed_generator
 
 @dataclass(frozen=True)
 class CanaryInsertionPlan:
-    """The definition of an insertion.
+    """The settings for inserting canaries into a data set.
 
-    text: the column of texts; group: the column with a row's person or group, or "".
+    text: the column of texts; group: the column with a row's person or group, or "". seed:
+    determines the order.
     """
 
     manifest: ExposureCanaryManifest | AuditCanaryManifest
@@ -49,9 +50,10 @@ class CanaryInsertionPlan:
         return [copies[i] for i in order]
 
     def order_rows(self, rows: int) -> list[int]:
-        """Return a new order of all rows and copies; copies are numbered after the `rows` rows.
+        """Return a new order of all rows and canary copies, as numbers.
 
-        The rows keep their order; the copies get random places.
+        The data's `rows` rows have the first numbers and keep their order. The copies follow in
+        number and get random positions.
         """
         copies = len(self.manifest.canary_copies_to_insert())
         # The first entries of a random permutation: every set of places is equally likely.
@@ -67,10 +69,10 @@ class CanaryInsertionPlan:
     def check_insertable(
         self, where: str, columns: Sequence[str], texts: Callable[[], Sequence[Any]]
     ) -> None:
-        """Raise AuditError for missing columns, texts that are no strings, or data that contain
-        canaries.
+        """Raise AuditError if canaries cannot be inserted into the data.
 
-        where: names the data in messages; texts: returns the values of the text column.
+        The reason is a missing column, a text that is no string, or a canary in the data. where:
+        names the data in messages; texts: returns the values of the text column.
         """
         for column in filter(None, (self.text, self.group)):
             if columns.count(column) != 1:

@@ -1,7 +1,7 @@
 """Read and write canary manifests, and convert their canaries to secrets of a model.
 
-A manifest of version 1 lists texts of known spaces, for exposure. A manifest of version 2 lists
-canaries with coins, for an audit.
+A manifest of version 1 lists texts of known formats, for exposure. A manifest of version 2 lists
+canaries that were included by coins, for an audit.
 """
 
 from __future__ import annotations
@@ -48,8 +48,9 @@ def read_canary_manifest(path: Path) -> ExposureCanaryManifest | AuditCanaryMani
 
 
 def read_exposure_canary_manifest(path: Path) -> ExposureCanaryManifest:
-    """Read a manifest for exposure. Raise AuditError for audit canaries, which have no
-    known space.
+    """Read a manifest for exposure.
+
+    Raise AuditError for a manifest of audit canaries, which have no known format.
     """
     manifest = read_canary_manifest(path)
     if isinstance(manifest, AuditCanaryManifest):
@@ -91,7 +92,7 @@ def build_manifest_secrets(
 
 
 class Canaries(Benchmark):
-    """Canaries of a manifest and nothing else: what `--canaries` without `--data` is held to."""
+    """The canaries of a manifest alone: the data of `--canaries` without `--data`."""
 
     name = "canaries"
 

@@ -2,8 +2,9 @@
 
 A GPT-NeoX-style model (rotary positions) learns public text. One LoRA adapter is fine-tuned on
 private records that occur 1 to 64 times, to about its best held-out perplexity. The same recipe
-fine-tunes an ensemble on disjoint shards of these records. Each part is built when a run needs it,
-and cached by the hash of its recipe and library versions. The lab needs no hub, download or GPU.
+fine-tunes an ensemble on disjoint shards of these records. Each part (a model or file) is built
+when a run needs it, and cached by the hash of its recipe and library versions. The lab needs no
+hub, download or GPU.
 """
 
 from __future__ import annotations
@@ -127,8 +128,9 @@ class Lab(Benchmark):
         limit: int | None = None,
         makes: bool = True,
     ):
-        """Open the lab. makes: whether to build parts that the cache lacks; if not, raise an error
-        for them.
+        """Open the lab.
+
+        makes: whether to build parts that the cache lacks; if not, such a part is an error.
         """
         self.recipe = recipe or self.recipe_kind()
         self.recipe.check()
@@ -186,9 +188,7 @@ class Lab(Benchmark):
         )
 
     def _further_package_versions(self) -> dict[str, str]:
-        """Return versions of packages that affect this lab's weights, besides the libraries of
-        every lab.
-        """
+        """Return versions of packages that affect the weights of this lab, but not of every lab."""
         return {}
 
     def _load_or_train_tokenizer(self, texts: LabTexts) -> PreTrainedTokenizerFast:
@@ -198,7 +198,7 @@ class Lab(Benchmark):
         return self.parts.load_or_build(_TOKENIZER, build, PreTrainedTokenizerFast.from_pretrained)
 
     def _set_heldout_texts(self) -> None:
-        """Set the non-member texts that measure utility."""
+        """Set the texts of non-members with which utility is measured."""
         self.heldout = tuple(
             secret.prefix + secret.suffix for secret in self.secrets if not secret.member
         )
@@ -207,9 +207,10 @@ class Lab(Benchmark):
         self.notes += (note,)
 
     def _add_audit_canaries(self) -> None:
-        """Add canaries with coins to the exposure canaries.
+        """Add canaries for the audit of epsilon to the canaries for exposure.
 
-        In every training, each included canary is a separate record.
+        A coin decides whether an audit canary is included. In every training, each copy of an
+        included canary is a separate record.
         """
         recipe = self.recipe
         build = partial(self.training.write_audit_canary_manifest, public=self.lab_public_model)
@@ -303,10 +304,9 @@ class Lab(Benchmark):
         return self.folder / f"ensemble{name_ensemble_suffix(self.recipe)}"
 
     def model_with_adapter_on_all_records(self) -> HuggingFaceModel:
-        """Return a model with one LoRA adapter on all records, trained like the ensemble's
-        members.
+        """Return a model with one LoRA adapter on all records, trained like the ensemble's members.
 
-        This is the target if the target was trained in the same way.
+        If the attacked model was trained in this way, return the attacked model.
         """
         if self.recipe.is_target_trained_like_members:
             return self.lab_target_model()
@@ -323,8 +323,10 @@ class Lab(Benchmark):
         )
 
     def reference_models(self, count: int) -> ReferenceModels:
-        """Return `count` models trained like the target, on half of the attacked records and all
-        others.
+        """Return `count` models trained like the attacked model, but without half of the attacked
+        records.
+
+        Each model has another half.
         """
         # A model's folder lists its records by digest, never their text.
         public, name_of = (
@@ -353,8 +355,8 @@ class Lab(Benchmark):
         return references
 
     def model_trained_by_trainer(self, trainer: Trainer) -> TrainedModel:
-        """Return the public model fine-tuned on the private records by this trainer, and its
-        claims.
+        """Return the public model fine-tuned by this trainer on the private records, and its
+        privacy claim.
         """
 
         def build(path: Path) -> None:
@@ -364,12 +366,12 @@ class Lab(Benchmark):
         return self.parts.load_or_build(name_trained_model_folder(trainer), build, load)
 
     def lab_training_job(self, trainer: Trainer, path: Path) -> TrainingJob:
-        """Return the job that trains this trainer's model into a folder."""
+        """Return the job with which this trainer trains a model into the folder `path`."""
         public = self.lab_public_model()
         if trainer.unlearns:
             self.lab_target_model()
         return self.training.lab_training_job(trainer, path, public, self.cut.forgotten_texts)
 
     def training_seconds_of_trainer(self, trainer: Trainer) -> float:
-        """Return the seconds that this trainer needed."""
+        """Return the time in seconds that this trainer needed."""
         return self.parts.seconds[name_trained_model_folder(trainer)]

@@ -39,8 +39,9 @@ def digest_lab_cache(
 ) -> str:
     """Return the name of the cache folder, from the recipe, the texts and library versions.
 
-    The texts are included because an audit must not use weights trained on other records. Excluded
-    are fields that do not affect the weights (how records are cut), and the ensemble's fields.
+    The texts are included because an audit must not use weights trained on other records. Fields
+    that do not affect the weights (how records are cut) are excluded, and so are the ensemble's
+    fields. more: further versions by package.
     """
     versions = {}
     for name in ("torch", "transformers", "peft", "faker", "tokenizers"):
@@ -57,7 +58,7 @@ def digest_lab_cache(
 def select_digest_fields(recipe: BaseLabRecipe) -> dict[str, Any]:
     """Return the recipe fields that affect the weights.
 
-    Fields of audit canaries are included only if there are such canaries.
+    Fields of audit canaries are included only if the recipe has audit canaries.
     """
     fields = dataclasses.asdict(
         _fill_recipe_defaults(recipe, "prefix_length", "suffix_length", *ENSEMBLE)

@@ -34,10 +34,18 @@ _MOST = {"seed": 2**63 - 1, "vocab_size": 100_000, "layers": 100, "hidden": 4096
 
 @dataclass(frozen=True)
 class BaseLabRecipe:
-    """All inputs of a lab's weights, and the lengths of prefix and suffix.
+    """The settings that determine the weights of a lab's models, and the lengths of secrets.
 
-    The recipe's hash names the cache. Every lab has these fields; the defaults are those of the
-    small lab.
+    Every lab has these settings; the defaults are those of the small lab. The recipe's hash names
+    the cache.
+    block, prefix_length, suffix_length: lengths in tokens.
+    repeats: (copies of a record, number of attacked records, further records that the attacker
+        knows).
+    others: number of private records that occur once and are not attacked.
+    private_*: training of the attacked model (rank 0: all parameters); lora_*: training of the
+        ensemble's `members`.
+    canaries: (text, copies).
+    audit_*: further canaries for the audit of epsilon, each included by a coin.
     """
 
     longest_prefix: ClassVar[int] = CUT
@@ -81,12 +89,14 @@ class BaseLabRecipe:
 
     @property
     def repeat_counts(self) -> tuple[int, ...]:
-        """The numbers of copies of attacked records."""
+        """The numbers of copies that attacked records have."""
         return tuple(times for times, _, _ in self.repeats)
 
     @property
     def target_training_options(self) -> dict[str, Any]:
-        """The target's training options, as defaults for a trainer that changes some options."""
+        """The training options of the attacked model: defaults for trainers that change some
+        options.
+        """
         return {
             "epochs": self.private_epochs,
             "batch": self.private_batch,
@@ -95,7 +105,9 @@ class BaseLabRecipe:
 
     @property
     def is_target_trained_like_members(self) -> bool:
-        """Whether the target is one adapter on all records, trained like the ensemble's members."""
+        """True if the attacked model is one adapter on all records, trained like the ensemble's
+        members.
+        """
         return all(
             getattr(self, f"private_{name}") == getattr(self, f"lora_{name}") for name in TRAINING
         )
@@ -141,8 +153,9 @@ class BaseLabRecipe:
                 )
 
     def first_suffix_token_index(self, text: str, offsets: Sequence[tuple[int, int]]) -> int:
-        """Return the index of a record's first suffix token. offsets: character range of each
-        token.
+        """Return the index of the first suffix token of a record.
+
+        offsets: the character range of each token.
         """
         return CUT
 

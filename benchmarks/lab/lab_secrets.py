@@ -17,10 +17,11 @@ from auditor.core.secret_randomness import make_keyed_generator
 
 @dataclass(frozen=True)
 class LabSecrets:
-    """The secrets of a lab.
+    """The records of a lab, cut into prefixes and suffixes.
 
+    known: (prefix, suffix) pairs that the attacker knows.
     texts: complete texts, by id, of known, attacked and non-member records and canaries.
-    forgotten: ids of the records to forget.
+    forgotten: ids of the records that an unlearned model must forget.
     """
 
     secrets: tuple[Secret, ...]
@@ -36,9 +37,10 @@ class LabSecrets:
 
 
 def cut_lab_secrets(recipe: BaseLabRecipe, texts: LabTexts, tokenizer: Any) -> LabSecrets:
-    """Return attacked members by repeat count, known pairs and non-members.
+    """Cut the records of a lab into prefixes and suffixes.
 
-    Raise AuditError for a record that is too short.
+    The attacked members are in the order of their numbers of copies. Known pairs and non-members
+    are cut too. Raise AuditError for a record that is too short.
     """
     text_of: dict[str, str] = {}
 
@@ -92,8 +94,8 @@ def _cut_lab_text_into_secret(
 def _select_forgotten_ids(recipe: BaseLabRecipe, canaries: Sequence[Secret]) -> frozenset[str]:
     """Return ids of the secrets that an unlearned model must forget.
 
-    These are a random half of the attacked records of each repeat count, rounded up, and every
-    second canary in descending order of copies.
+    Of the attacked records with each number of copies, a random half, rounded up, is forgotten. Of
+    the canaries, every second is forgotten, in descending order of copies.
     """
     chosen = set[str]()
     for times, attacked, _ in recipe.repeats:

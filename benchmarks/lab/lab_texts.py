@@ -21,8 +21,9 @@ _WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday",
 
 @dataclass(frozen=True)
 class LabTrainingTexts:
-    """A selection of the training texts of each model. coined: one text per copy of an audit
-    canary.
+    """A selection of the training texts of each model of a lab.
+
+    coined: the texts of included audit canaries, one for each copy.
     """
 
     recipe: BaseLabRecipe
@@ -30,7 +31,9 @@ class LabTrainingTexts:
     coined: tuple[str, ...] = ()
 
     def private_text_copies(self) -> list[str]:
-        """Return the private training texts, each record once per repeat, and the canaries."""
+        """Return the private training texts, each record as often as it is repeated, and the
+        canaries.
+        """
         copies = []
         for repeats, texts in self.lab_texts.private.items():
             for text in texts:
@@ -56,12 +59,12 @@ class LabTrainingTexts:
         return [[copies[i] for i in chosen] for chosen in assign_member_shards(copies, count)]
 
     def texts_by_reference_model(self, count: int) -> list[list[str]]:
-        """Return the training texts of `count` reference models: half of the attacked records and
-        all others.
+        """Return the training texts of each of `count` reference models.
 
         Each attacked record, with all its copies, is given to half of the models. Each non-member
-        is given to half of the reference models, and to no other model, with a member's number of
-        copies drawn at random, so that the number of copies does not reveal members.
+        is also given to half of these models, and to no other model. Its number of copies is that
+        of a random member, so that the number does not reveal members. All other records are given
+        to each model.
         """
         recipe = self.recipe
         texts = self.lab_texts
@@ -114,7 +117,7 @@ class LabTexts:
 def make_lab_texts(recipe: LabRecipe) -> LabTexts:
     """Make public text, and private text about other people; no record occurs in both.
 
-    One public record in sixty is of a private kind. So the public model knows such text, but
+    One public record in sixty is of a private kind. The public model thus knows such text, but
     fine-tuning still improves utility, and a defense has a cost.
     """
     # Another seed makes other people than in the private records.
@@ -125,7 +128,9 @@ def make_lab_texts(recipe: LabRecipe) -> LabTexts:
 def make_private_lab_texts(
     recipe: BaseLabRecipe, kinds: Mapping[str, Callable[[Faker], str]]
 ) -> LabTexts:
-    """Make private text of these kinds and no public text. kinds: makers of texts by name."""
+    """Make private text, and no public text. kinds: maps names of kinds to functions that make
+    texts.
+    """
     sizes = {}
     for times, attacked, known in recipe.repeats:
         sizes[times] = attacked + known
@@ -147,7 +152,7 @@ def make_private_lab_texts(
 def make_fake_texts(
     seed: int, count: int, kinds: Sequence[Callable[[Faker], str]]
 ) -> dict[str, tuple[Mark, ...]]:
-    """Make `count` texts of the kinds in turn, and the personal data in each."""
+    """Make `count` texts of the kinds in turn; return each text with its personal data."""
     fake = Faker("en_US")
     # Not Faker.seed, which all instances of a process share.
     fake.seed_instance(seed)

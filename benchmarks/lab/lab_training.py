@@ -73,12 +73,13 @@ _HELDOUT = 120
 
 @dataclass(frozen=True)
 class LabTraining:
-    """A training on the lab's texts with its recipe.
+    """A training of the models of a lab, on its texts with its recipe.
 
-    folder: contains the parts from which a training starts. kinds: makers of private text.
-    together: maximum number of adapters trained at once (0: the fastest number). threads: maximum
-    threads of a training (None: all); a step of the small lab takes 33 ms with one thread and 45
-    ms with two.
+    folder: contains the models from which a training starts.
+    kinds: functions that make private text.
+    together: maximum number of adapters trained at once (0: the fastest number).
+    threads: maximum threads of a training (None: all); a step of the small lab takes 33 ms with one
+        thread and 45 ms with two.
     """
 
     kinds: ClassVar[tuple[Callable[[Faker], str], ...]] = PRIVATE_KINDS
@@ -125,8 +126,9 @@ class LabTraining:
         model.save_pretrained(path)
 
     def train_target_model(self, path: Path, texts: Sequence[str] | None = None) -> None:
-        """Train with the target's recipe. texts: None means all private texts, which make the
-        target.
+        """Train a model with the recipe of the attacked model.
+
+        texts: None means all private texts, which give the attacked model.
         """
         recipe, training_texts = (
             self.recipe,
@@ -142,7 +144,7 @@ class LabTraining:
         model.save_pretrained(path)
 
     def train_without_forgotten(self, path: Path, forgotten: Sequence[str]) -> None:
-        """Train like the target, without the texts in `forgotten`."""
+        """Train like the attacked model, without the texts in `forgotten`."""
         excluded = set(forgotten)
         self.train_target_model(
             path, [text for text in self.texts.private_text_copies() if text not in excluded]
@@ -176,7 +178,10 @@ class LabTraining:
     def write_audit_canary_manifest(
         self, path: Path, public: Callable[[], HuggingFaceModel]
     ) -> None:
-        """Write the manifest of the audit canaries. public: loads the model that some kinds use."""
+        """Write the manifest of the audit canaries to `path`.
+
+        public: loads the public model, with which some kinds of canaries are made.
+        """
         recipe = self.recipe
         kind, count, seed = recipe.audit_kind, recipe.audit_canaries, recipe.seed
         texts = audit_canaries.make_audit_canary_texts(
@@ -213,12 +218,12 @@ class LabTraining:
     def lab_training_job(
         self, trainer: Trainer, path: Path, public: HuggingFaceModel, forgotten: Sequence[str]
     ) -> TrainingJob:
-        """Build this trainer's job, which starts from the public model or, for unlearning, from
-        the target.
+        """Build the job of a trainer, which starts from the public model or, to unlearn, from the
+        target.
 
-        The job trains the parameters that the target's training changed: a new adapter, or all.
-        All parameters are trained if the trainer is `whole` or unlearns. forgotten: texts to
-        unlearn.
+        The target is the attacked model. The job trains the parameters that the target's training
+        changed: a new adapter, or all. All parameters are trained if the trainer is `whole` or
+        unlearns. forgotten: texts to unlearn.
         """
         recipe = self.recipe
         if trainer.unlearns:
@@ -269,7 +274,7 @@ class LabTraining:
         )
 
     def load_model_of_trainer(self, trainer: Trainer, path: Path) -> TrainedModel:
-        """Load the model that this trainer saved in the folder."""
+        """Load the model that this trainer saved in the folder `path`."""
         adapter = (path / "adapter_config.json").is_file()
         if adapter:
             model = self._model_with_merged_adapter(path)
@@ -409,9 +414,7 @@ class LabTraining:
         ]
 
     def _sequences_with_loss_mask(self, texts: Sequence[str]) -> list[Tokens]:
-        """Return the training sequences, with masked tokens as `training.loss_masks` encodes
-        them.
-        """
+        """Return the training sequences, with masked tokens encoded as in `training.loss_masks`."""
         return [loss_masks.apply_loss_mask(record) for record in self._training_records(texts)]
 
 
@@ -441,9 +444,9 @@ def load_audit_canary_manifest(path: Path) -> AuditCanaryManifest:
 
 
 def compute_bfloat16_lab_causal_loss(model: Any, blocks: Tensor) -> Tensor:
-    """Compute the model's loss with float32 weights.
+    """Compute the causal loss of a model with float32 weights.
 
-    Matrix products are in bfloat16 if the processor supports this natively.
+    Matrix products are in bfloat16 if the processor supports bfloat16 natively.
     """
     with torch.autocast("cpu", torch.bfloat16, enabled=has_native_bfloat16(CPU)):
         return compute_causal_loss(model, blocks)

@@ -1,9 +1,9 @@
-"""Provide the small lab's masked language model, which learns to fill gaps in public, then private
-text.
+"""Provide the small lab's masked language model, which learns to fill gaps in text.
 
-It adds two parts to the lab's cache. The encoder is a small ModernBERT, with rotary positions and
-normalisation before each layer. With learned positions, a BERT of this size guesses by token
-frequency for longer; this model already uses the context.
+It is trained on public text, then on private text. It adds two parts to the lab's cache. The
+encoder is a small ModernBERT, with rotary positions and normalisation before each layer. A BERT of
+this size with learned positions would guess by token frequency for longer; this model already uses
+the context.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _PUBLIC = "masked-public"
 
 @dataclass(frozen=True)
 class MaskedLabRecipe:
-    """The inputs of the masked parts besides the lab's recipe (width, heads) and texts.
+    """The settings of the masked models, in addition to the lab's recipe (width, heads) and texts.
 
-    Its hash names the parts.
+    share: share of hidden tokens. The recipe's hash names the folders of the models.
     """
 
     layers: int = 3
@@ -69,11 +69,11 @@ def add_mask_token(tokenizer: PreTrainedTokenizerFast, end: str) -> PreTrainedTo
 
 @dataclass(frozen=True)
 class MaskedLoss:
-    """A loss: the mean nll (nats) of hidden tokens, a random share of each block, drawn at every
-    step.
+    """The loss of a masked LM: the mean negative log-likelihood (nats) of hidden tokens.
 
-    The mask replaces every hidden token, as in `HuggingFaceMaskedModel`; BERT's recipe keeps or
-    exchanges a fifth of them.
+    share: share of tokens to hide, drawn at every step; mask, end: token ids. The mask replaces
+        every hidden token, as in `HuggingFaceMaskedModel`; BERT's recipe keeps or exchanges a fifth
+        of them.
     """
 
     share: float

@@ -1,4 +1,4 @@
-"""Cache the slow parts of a lab; each part is a folder that is complete and unchanged, or
+"""Cache the slow parts of a lab. Each part is a folder that is complete and unchanged, or
 absent.
 """
 
@@ -29,11 +29,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class LabParts:
-    """The lab's parts in one folder.
+    """The parts of a lab (models and files), each in a sub-folder of one folder.
 
-    makes: whether to build missing parts; if not, raise an error. root_part: the part from which
-    all other parts are built. foundations: name prefixes of parts that other parts need. notify:
-    receives messages for the user. progress: shows the wait for another process.
+    makes: whether to build missing parts; if not, a missing part is an error.
+    root_part: the part from which all other parts are built.
+    foundations: name prefixes of parts that other parts need.
+    notify: receives messages for the user.
+    progress: shows the wait for another process.
+    seconds: build time by part.
     """
 
     folder: Path
@@ -75,7 +78,7 @@ class LabParts:
         return load(final)
 
     def _acquire_part_lock(self, final: Path) -> AcquireReturnProxy:
-        """Take the lock on a part; write a message if another process has the lock."""
+        """Lock a part; write a message if another process has the lock."""
         lock = FileLock(self.folder / f"{final.name}.lock")
         try:
             return lock.acquire(timeout=_PATIENCE)
@@ -84,7 +87,9 @@ class LabParts:
             return lock.acquire()
 
     def _remove_damaged_parts(self, damaged: Path) -> None:
-        """Remove a part and all parts built from it, because rebuilt weights may differ
+        """Remove a damaged part.
+
+        If other parts are built from it, remove them too, because rebuilt weights may differ
         slightly.
         """
         # This or another process is still writing names that begin with a dot.

@@ -156,6 +156,6 @@ class RealLab(Lab):
         return self.training.load_lab_model(smollm2.find_smollm2_folder(), smollm2.NAME)
 
     def lab_public_model(self) -> HuggingFaceModel:
-        """Return the pretrained model, which has seen no text of the lab."""
+        """Return the pretrained model, which was not trained on any text of the lab."""
         self.parts.seconds["public"] = 0.0  # its publisher reports no training time
         return self._loaded_public_model

