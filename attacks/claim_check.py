@@ -1,7 +1,8 @@
-"""Check a defense's claim for one query against the divergence measured after given prefixes.
+"""Check a defense's privacy claim for one query against the divergence of its output distributions.
 
-The target provides its claim and its measured values. A claim that holds here is not proven,
-because other contexts and neighbours remain. A claim that fails here is refuted.
+The defended model provides its claim, and the divergence from its neighbours after given prefixes.
+A claim that holds here is not proven, because other contexts and neighbours remain. A claim that
+fails here is refuted.
 """
 
 from __future__ import annotations
@@ -43,13 +44,16 @@ _SEEN = ("realised", "claimed", "order", "neighbour", "position")
 
 @dataclass(frozen=True)
 class ClaimCheck(Probe):
-    """Realised divergence of neighbouring outputs against the claim; teacher-forced on every
-    suffix.
+    """Compare the measured divergence of neighbouring output distributions with the claimed
+    divergence.
 
-    positions: how many positions of a suffix are looked at, evenly spaced (0: all); order: of the
-    divergence (0: the claimed one); draws: tokens drawn behind each prefix, to see that they have
-    the distribution that the claim is about. These are the auditor's own: they are neither
-    released nor charged.
+    Each suffix is read teacher-forced.
+
+    positions: the number of evenly spaced positions of a suffix to check; 0 checks all.
+    order: the order of the Renyi divergence; 0 takes the claimed order.
+    draws: the number of tokens drawn after each prefix, to test that draws have the distribution
+    that the claim is about. These draws are the auditor's own: they are neither released nor
+    charged.
     """
 
     name = "claim-check"
@@ -64,8 +68,7 @@ class ClaimCheck(Probe):
         require_options_at_least(self, 0, "positions", "order", "draws")
 
     def sampling(self) -> Sampling:
-        """Return ancestral draws, whatever the setting, because no claim covers another
-        decoding."""
+        """Return ancestral sampling at every access, because no claim covers another decoding."""
         return Sampling(1, ANCESTRAL)
 
     def check_inputs(self, view: View, secrets: Sequence[Secret]) -> None:
@@ -101,8 +104,9 @@ class ClaimCheck(Probe):
     def facts(
         self, view: View, secrets: Sequence[Secret], observations: Sequence[Observation]
     ) -> dict[str, float]:
-        """Return counts on which the claim depends besides distributions, such as uncharged
-        tokens."""
+        """Return counts of events that break a premise of the claim, such as uncharged tokens, by
+        name.
+        """
         premises = {
             **view.target.claim_premise_counts(),
             "uncharged_tokens": view.meter.uncharged_token_count,
@@ -116,7 +120,8 @@ class ClaimCheck(Probe):
         """Return the sum of p(y) - E p(Y) over each secret's drawn tokens y, and its variance, (B,)
         each.
 
-        Y is distributed as p, the model's distribution; the variance assumes that y is too.
+        Y is distributed as p, the model's next-token distribution. The variance assumes that y has
+        this distribution too. prefixes: (B, n).
         """
         model = view.target
         key = (view.seed, view.target_name, self.name)
@@ -237,10 +242,11 @@ def space_suffix_positions(positions: int, length: int) -> list[int]:
 def summarise_text_checks(
     checks: Sequence[DivergenceCheck], row: int, at: Sequence[int]
 ) -> dict[str, float]:
-    """Summarise the checks of a text: for each relation, the values nearest to a violation; and the
-    number of violations.
+    """Summarise the divergence checks of one text by the number of violations and the worst values.
 
-    A relation without a claim gets the total cost of all positions.
+    Each claimed neighbouring relation gets its values nearest to a violation. A relation without a
+    claim gets the total cost of all positions. row: the text's index in the batch; at: the
+    positions.
     """
     is_violated = torch.zeros(len(at), dtype=torch.bool, device="cpu")
     worst: dict[str, tuple[float, dict[str, float]]] = {}
@@ -279,18 +285,20 @@ def summarise_text_checks(
 
 
 def list_claimed_relations(observations: Sequence[Observation]) -> list[str]:
-    """Return the relations for which there is a claim, in the order of the checks."""
+    """Return the neighbouring relations for which there is a claim, in the order of the checks."""
     return strip_observed_prefix("claimed_", observations[0].values if observations else ())
 
 
 def list_unclaimed_relations(observations: Sequence[Observation]) -> list[str]:
-    """Return the measured relations for which there is no claim, in the order of the checks."""
+    """Return the measured neighbouring relations without a claim, in the order of the checks."""
     return strip_observed_prefix("loss_", observations[0].values if observations else ())
 
 
 def compose_query_epsilons(observations: Sequence[Observation], relation: str) -> float:
-    """Return epsilon (nats) at `DELTA` of all checked queries together, from their measured
-    divergences."""
+    """Return the epsilon (nats) at `DELTA` of all checked queries together.
+
+    The epsilon follows from the measured divergences for one neighbouring relation.
+    """
     loss = float(value_column(observations, f"loss_{relation}").sum())
     order = observations[0].values[f"order_{relation}"]
     # Identical distributions cost 0, without the constant that the conversion to epsilon adds
@@ -361,5 +369,5 @@ def _compute_realised_ratio(realised: float, claimed: float) -> float:
 
 
 def _measure_checked_queries(name: str, value: float, n: int, unit: str, note: str) -> Measurement:
-    """Return a number that concerns only the checked queries, so that its interval is a point."""
+    """Return a number about the checked queries only, whose interval is therefore a point."""
     return Measurement(name, value, value, value, n, unit, note)

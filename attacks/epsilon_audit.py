@@ -1,9 +1,9 @@
-"""Audit epsilon as a black box: guess which canaries the training data of a model included.
+"""Bound epsilon from below by guessing which canaries the training data of a model included.
 
-The guesses bound epsilon from below. A fair coin decided whether each canary was inserted. The
-bound is valid for any guesses, because only the data depend on the coins; a poor score only lowers
-it. No baseline is therefore subtracted. As a control, a model trained without canaries must give no
-bound above 0. The bounds are computed in `audited.py`.
+This needs only black-box access. A fair coin decided whether each canary was inserted. The bound is
+valid for any guesses, because only the data depend on the coins; a poor score only lowers the
+bound. No baseline is therefore subtracted. As a control, a model trained without canaries must give
+no bound above 0. The bounds are computed in `audited.py`.
 """
 
 from __future__ import annotations
@@ -38,15 +38,17 @@ _SAME = 1e-5  # nats a token: two models that differ by less everywhere are the 
 
 @dataclass(frozen=True)
 class EpsilonAudit(Probe):
-    """Lower bound of epsilon, guessing which canaries a coin put in (Steinke et al. 2023).
+    """Bound epsilon from below by guessing which canaries a coin inserted (Steinke et al. 2023).
 
-    by: what is looked at of a canary's secret: its `loss`, or how far each of `samples` drawn
-    completions of its prefix agrees with it, which takes sampled tokens alone. score, of the loss:
-    minus that under the reference model (`difference`), or by itself (`loss`); `auto` is the
-    difference where there is a reference model that is not the target. delta: that of the bound (0:
-    that of the target's claim, else 1e-5); level: how often the bound may be too high. unit: `user`
-    where all copies of a canary are of one person (`audit canaries insert --group`): what is
-    protected is then all of them together.
+    by: the measurement of each canary's secret. `loss` is its mean nll. `samples` is the mean
+    number of its first tokens that `samples` drawn completions of its prefix reproduce, for which
+    sampled tokens suffice.
+    score: `loss` uses the loss alone, `difference` subtracts the loss under the reference model.
+    `auto` chooses `difference` if there is a reference model that is not the audited model.
+    delta: the bound's delta; 0 takes the claim's delta, or 1e-5 without a claim.
+    level: the probability with which the bound may exceed the true epsilon.
+    unit: `user` if all copies of a canary are of one person (`audit canaries insert --group`), so
+    that the claim protects all copies together.
     """
 
     name = "epsilon-audit"
@@ -101,8 +103,7 @@ class EpsilonAudit(Probe):
     def _observe_canary_losses(
         self, view: View, secrets: Sequence[Secret]
     ) -> Iterator[Observation]:
-        """Yield each secret's mean nll after its prefix, in nats per token; the prefix is not
-        scored."""
+        """Yield each secret's mean nll given its prefix, in nats per token."""
         models = {"nll": view.target}
         if self.score != "loss" and view.reference is not None:
             models["reference_nll"] = view.reference
@@ -116,7 +117,9 @@ class EpsilonAudit(Probe):
     def _observe_canary_agreement(
         self, view: View, secrets: Sequence[Secret]
     ) -> Iterator[Observation]:
-        """Yield how many leading tokens a sample shares with the secret, averaged over samples."""
+        """Yield the number of first tokens that a sample and the secret have in common, averaged
+        over samples.
+        """
         if view.setting is TEXT_ONLY and view.claim is not None and view.claim.queries is not None:
             raise NotApplicable(
                 f"the claim is for {view.claim.queries:,} drawn tokens, and these draws would not "
@@ -138,8 +141,9 @@ class EpsilonAudit(Probe):
     def facts(
         self, view: View, secrets: Sequence[Secret], observations: Sequence[Observation]
     ) -> dict[str, float]:
-        """Return the bound's delta, and the claimed epsilon for the same unit and relation, if
-        any."""
+        """Return the bound's delta, and the claimed epsilon if the claim has this unit and
+        add/remove.
+        """
         claim = view.claim
         delta = self.delta or (claim.delta if claim is not None and claim.delta > 0 else DELTA)
         # A claim for a user holds for each record of that user.
@@ -170,8 +174,10 @@ class EpsilonAudit(Probe):
         return value_column(observations, "reference_nll") - nll
 
     def _has_reference(self, observations: Sequence[Observation]) -> bool:
-        """Check whether losses are compared with a reference; with `auto`, a model is not compared
-        with itself."""
+        """Return whether losses are compared with a reference model.
+
+        With `auto`, a model is not compared with itself.
+        """
         if self.draws_samples or "reference_nll" not in observations[0].values:
             return False
         differences = np.abs(
@@ -199,10 +205,10 @@ class EpsilonAudit(Probe):
         return plan_audit(len(secrets), delta, self.level, self._count_unit_copies(secrets))
 
     def _count_unit_copies(self, secrets: Sequence[Secret]) -> int:
-        """Return how many privacy units the copies of an inserted canary are.
+        """Return the number of privacy units among the copies of an inserted canary.
 
-        All copies of a user are one unit, so the bound is not divided by their number, as a group's
-        is.
+        All copies of a user are one unit, so the bound of a user is not divided by the number of
+        copies.
         """
         if self.unit == "user":
             return 1
@@ -251,9 +257,10 @@ class EpsilonAudit(Probe):
 def _bound_canary_epsilon(
     scores: tuple[float, ...], coins: tuple[bool, ...], delta: float, level: float, copies: int
 ) -> tuple[Audited, ...]:
-    """Return the bounds, cached because each row needs them three times.
+    """Return the bounds of epsilon, cached because each result needs them three times.
 
-    Raise NotApplicable for scores that no bound can use, so that the run continues.
+    scores, coins: one per canary. Raise NotApplicable for scores that no bound can use, so that the
+    run continues.
     """
     try:
         return audit_epsilon_bounds(np.array(scores), np.array(coins), delta, level, copies)

@@ -1,4 +1,7 @@
-"""Tune soft prompts with a smoothing loss and rank by calibrated confidence (Zhang et al. 2023)."""
+"""Tune soft prompts with a smoothing loss, and rank guesses by calibrated confidence.
+
+The method is by Zhang et al. 2023.
+"""
 
 from __future__ import annotations
 
@@ -38,14 +41,18 @@ _PAIRS_AT_ONCE = 32  # in one pass of tuning
 class Ethicist(SamplingAttack):
     """Extract by a tuned soft prompt, K samples and calibrated confidence (Ethicist, Eq. 1-4).
 
-    The defaults are the paper's (Section 4.2, Appendix B; means, not sums, as in the authors'
-    code). `warmup_steps`: 0 takes the paper's share, 500 of its 8,440 steps: 500 would outlast a
-    tuning on few pairs. `tune_on`: which model the prompt is tuned on; `auto` takes the target
-    where gradients are to be had, else the public model, else no prompt. In a setting that gives no
-    log-probabilities, candidates are ranked by their share of the samples, r_i/K; those of a tree
-    by their exact probability under the decoding distribution; beams, and single candidates, by
-    nll. The paper's ablations: `alpha=0` (w/o smooth), `confidence=perplexity` (w/o calibrated) or
-    `reference` (comparing (LM)), `tune_on=none` (w/o prompt tuning).
+    The defaults are the paper's (Section 4.2, Appendix B); losses are means, not sums, as in the
+    authors' code. `warmup_steps`: 0 takes the paper's share, 500 of its 8,440 steps, because 500
+    steps would outlast a tuning on few pairs. `tune_on`: the model on which the prompt is tuned.
+    `auto` takes the audited model if the attack has its gradients, else the public model, else no
+    prompt.
+
+    Sampled candidates are ranked by `confidence`. Without log-probabilities, they are ranked by
+    their share of the samples, r_i/K. Candidates of a tree search are ranked by their exact
+    probability under the decoding distribution; beams and single candidates by nll.
+
+    The paper's ablations are `alpha=0` (w/o smooth), `confidence=perplexity` (w/o calibrated) or
+    `reference` (comparing (LM)), and `tune_on=none` (w/o prompt tuning).
     """
 
     name = "ethicist"
@@ -85,8 +92,10 @@ class Ethicist(SamplingAttack):
         return self.prompt_length
 
     def choose_tuning_model_label(self, view: View) -> str:
-        """Return which model the prompt is tuned on. Raise NotApplicable for an impossible
-        choice."""
+        """Return the model on which the prompt is tuned: "target", "public" or "none".
+
+        Raise NotApplicable for an impossible choice.
+        """
         if self.tune_on == "target":
             view.require_capability("embeddings")
         if self.tune_on == "public" and view.public is None:
@@ -142,8 +151,10 @@ class Ethicist(SamplingAttack):
         }
 
     def timing_stand_in(self) -> tuple[Attack, float]:
-        """Return a copy that tunes for one epoch, to be timed, and how many epochs a full tuning
-        takes at most."""
+        """Return a copy of the attack that tunes for one epoch, and the maximum number of epochs.
+
+        A run times the copy to predict the time of the full tuning.
+        """
         return dataclasses.replace(self, epochs=1), float(self.epochs)
 
     def soft_prompt(self, state: dict[str, Any]) -> Tensor | None:
@@ -156,10 +167,10 @@ class Ethicist(SamplingAttack):
             split_tuning_pairs(known, self.validation, view.seed)
 
     def fit(self, view: View, known: Sequence[Pair]) -> dict[str, Any]:
-        """Tune a prompt (P, d); return the prompt of the best epoch, and the losses that selected
-        the epoch.
+        """Tune a soft prompt, and return the prompt (P, d) of the best epoch by validation loss.
 
-        Return no prompt if there is no model to tune on.
+        The dictionary also has the losses that selected the epoch. Without a model to tune, no
+        prompt is returned.
         """
         on = self.choose_tuning_model_label(view)
         if on == "none":
@@ -248,10 +259,10 @@ class Ethicist(SamplingAttack):
         size: int,
         learn: Callable[[Tensor], None],
     ) -> float:
-        """Return the mean loss over the pairs, `size` pairs per pass. `learn` receives each pass's
-        part.
+        """Return the mean loss over the pairs, computed with `size` pairs per forward pass.
 
-        All passes of a group of pairs query the same ensemble members, as a single pass would.
+        `learn` receives each pass's part of the mean loss. All passes of a group of pairs query the
+        same members of an ensemble, as a single pass would.
         """
         total = 0.0
         for share, group in _list_tuning_groups(pairs, len(prompt)):
@@ -312,8 +323,9 @@ class Ethicist(SamplingAttack):
         )
 
     def _choose_ranking(self, view: View) -> tuple[str, Callable[[Any], Tensor]]:
-        """Return a description of the ranking, and the function that scores a prefix's
-        candidates."""
+        """Return a description of the ranking, and the function that scores the candidates of a
+        prefix.
+        """
         if self.confidence != "calibrated":
             if self.confidence == "reference":
                 words = "perplexity against the reference model's"
@@ -344,21 +356,21 @@ class Ethicist(SamplingAttack):
 
 
 def compute_prompt_tuning_loss(nll: Tensor, smooth_tokens: int, alpha: float) -> Tensor:
-    """Return L_MLE + alpha L_smooth of each pair (Ethicist, Eq. 1-3).
+    """Return L_MLE + alpha L_smooth of each pair, (pairs,), in nats (Ethicist, Eq. 1-3).
 
-    nll: (pairs, length) nats; result: (pairs,). L_smooth is the mean of the `smooth_tokens` largest
-    token losses (fewer for a shorter suffix), selected again at every step.
+    nll: (pairs, length) nats. L_smooth is the mean of the `smooth_tokens` largest token losses
+    (fewer for a shorter suffix), selected again at every step.
     """
     worst = nll.topk(min(smooth_tokens, nll.shape[-1]), dim=-1).values
     return nll.mean(-1) + alpha * worst.mean(-1)
 
 
 def calibrate_confidence(candidates: SuffixCandidates) -> Tensor:
-    """Return (distinct,), C_i = r_i exp(-nll_i) / sum_j r_j exp(-nll_j) over distinct samples
-    (Ethicist, Eq. 4).
+    """Return the calibrated confidence of each distinct sample, (distinct,) (Ethicist, Eq. 4).
 
-    nll_i is a sum; the authors' exp(-50 * mean loss) is equal for 50 tokens. Computed in log space
-    to avoid 0/0.
+    C_i = r_i exp(-nll_i) / sum_j r_j exp(-nll_j), where r_i is the number of samples equal to
+    sample i. nll_i is a sum; the authors' exp(-50 * mean loss) is equal for 50 tokens. Computed in
+    log space to avoid 0/0.
     """
     return torch.softmax(candidates.counts.double().log() - candidates.nll, dim=-1)
 
@@ -366,7 +378,10 @@ def calibrate_confidence(candidates: SuffixCandidates) -> Tensor:
 def split_tuning_pairs(
     known: Sequence[Pair], validation: float, seed: int
 ) -> tuple[list[Pair], list[Pair]]:
-    """Split known pairs at random into training and validation pairs, at least one each."""
+    """Split the attacker's pairs at random into training and validation pairs, at least one each.
+
+    validation: the share of validation pairs.
+    """
     if len(known) < 2:
         raise NotApplicable(
             "needs at least 2 auxiliary records to tune a prompt (train and validation), got "
@@ -387,11 +402,11 @@ def count_warmup_steps(steps: int) -> int:
 
 
 def _list_tuning_groups(pairs: Sequence[Pair], rows: int) -> Iterator[tuple[float, list[Pair]]]:
-    """Yield groups of pairs, each for one pass: the group's share of all pairs, and its pairs.
+    """Yield groups of pairs for one pass each, as (the group's share of all pairs, the pairs).
 
-    The groups' means, weighted by the shares, sum to the mean over all pairs. In a group, suffixes
-    have one length and prefixes a similar length: with the `rows` of a prompt, the longest text is
-    at most an eighth longer than the shortest.
+    The groups' mean losses, weighted by the shares, sum to the mean over all pairs. Suffixes of a
+    group have equal length, and prefixes have a similar length. With a prompt of `rows` tokens, the
+    longest text of a group is at most an eighth longer than the shortest.
     """
     group: list[Pair] = []
     for pair in sorted(pairs, key=lambda pair: (len(pair.suffix), len(pair.prefix))):
@@ -410,10 +425,9 @@ def _list_tuning_groups(pairs: Sequence[Pair], rows: int) -> Iterator[tuple[floa
 
 
 def _compute_prompt_learning_rate_factor(warmup: int, steps: int, step: int) -> float:
-    """Return the learning-rate factor of a step: linear warm-up over `warmup` steps, then linear
-    decay.
+    """Return the factor on the learning rate at a step.
 
-    The decay reaches zero at `steps`.
+    The factor rises linearly over `warmup` steps, then falls linearly to zero at `steps`.
     """
     # `LambdaLR` counts from 0: the first step has 1 / warmup of the rate instead of 0.
     if step < warmup:

@@ -1,5 +1,8 @@
-"""Measure the exposure of canaries: the inserted text's rank by the model among all possible
-texts."""
+"""Measure the exposure of canaries.
+
+The exposure depends on the inserted text's rank, by the model's likelihood, among all possible
+texts.
+"""
 
 from __future__ import annotations
 
@@ -33,15 +36,17 @@ from auditor.statistics.intervals import measure_share
 
 @dataclass(frozen=True)
 class Exposure(Probe):
-    """Exposure of canaries in bits: log2|R| - log2 rank among every text each could have been
-    (Carlini et al. 2019).
+    """Measure the exposure of canaries in bits (Carlini et al. 2019).
 
-    Exact by search of the space, however many tokens a text takes; with `nodes` > 0 the search of
-    each canary stops after so many forward rows, and what it says is a certified upper bound.
-    Spaces of more than `enumerate` texts are estimated from `draws` texts that the model itself
-    writes in the format and from the `references`. `references`: texts drawn uniformly, from which
-    exposure is extrapolated for comparison. `alpha`: level at which a canary counts as exposed,
-    Holm-corrected over the canaries.
+    Exposure is log2|R| - log2 rank, where R is all texts that the canary could have been. The rank
+    is exact, by a search of R, even if texts have many tokens. With `nodes` > 0, the search of each
+    canary stops after this many inputs of the model, and the result is a certified upper bound. If
+    R has more than `enumerate` texts, the rank is estimated from `draws` texts that the model
+    writes in the format, and from the `references`.
+
+    `references`: texts drawn uniformly, from which exposure is also extrapolated for comparison.
+    `alpha`: the significance level at which a canary counts as exposed, with Holm's correction over
+    the canaries.
     """
 
     name = "exposure"
@@ -62,7 +67,7 @@ class Exposure(Probe):
             raise AuditError(f"expected alpha in (0, 1), got {self.alpha}")
 
     def sampling(self) -> Sampling:
-        """Return the recipe of the distribution to inspect, without truncation."""
+        """Return decoding without truncation, because the probe inspects the full distribution."""
         return Sampling(1, ANCESTRAL)
 
     def check_inputs(self, view: View, secrets: Sequence[Secret]) -> None:
@@ -215,7 +220,7 @@ _FITTED = (
 
 
 class _CanarySpaceRanking:
-    """Ranking of the canaries of one space on one target."""
+    """The ranking, on one model, of the canaries that share a space of possible texts."""
 
     def __init__(self, probe: Exposure, view: View, space: CanarySpace) -> None:
         self.probe = probe
@@ -241,9 +246,10 @@ class _CanarySpaceRanking:
             yield Observation(secret.id, values)
 
     def _require_token_before_canaries(self, head: Tokens) -> Tokens:
-        """Return `head`, the common beginning of all texts.
+        """Return `head`, the tokens with which all texts of the space begin.
 
-        Raise NotApplicable if no token precedes a text's first token, which then cannot be scored.
+        Raise NotApplicable if no token precedes the first token of a text, which then has no
+        probability.
         """
         if not (self.view.target.prefix_token or head):
             raise NotApplicable(
@@ -388,7 +394,7 @@ def _scale_exposure_bits(m: Measurement, most: float) -> Measurement:
 
 
 def _widen_exposure_interval(m: Measurement, observations: Sequence[Observation]) -> Measurement:
-    """Widen the interval to include the mean lower and upper bounds of the exposures.
+    """Widen the interval of the mean exposure to include the mean lower and mean upper bounds.
 
     The bounds differ from the exposures for incomplete searches and estimated ranks.
     """

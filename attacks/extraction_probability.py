@@ -1,5 +1,7 @@
-"""Compute, without sampling, the exact probability that one sample, or any of n, equals the
-secret."""
+"""Compute the exact probability that one sample, or any of n samples, equals the secret.
+
+The computation draws no samples.
+"""
 
 from __future__ import annotations
 
@@ -55,20 +57,23 @@ _ROUNDING = 1e-12  # tolerance for float noise in an exact probability
 
 @dataclass(frozen=True)
 class ExtractionProbability(DistributionProbe):
-    """Exact probability of each suffix under the decoding distribution; any-of-n for every n (Hayes
-    et al. 2024).
+    """Compute the exact probability of each suffix under the decoding distribution (Hayes et al.
+    2024).
 
-    Of a target that tells its likeliest tokens alone, each probability is bracketed: at least, and
-    at most. One teacher-forced pass gives log p_z = sum_t log q_t(z_t), -inf where a token is cut
-    (formulas.md A4). `n`: numbers of samples; `p`: a secret is (n, p)-discoverable when one of n
-    samples is right with probability p or more; `alpha`:
-    level of the conformal threshold that non-members set (A7), by the length of the suffix.
+    One teacher-forced pass gives log p_z = sum_t log q_t(z_t), which is -inf if a token is cut
+    (formulas.md A4). If the model returns only its likeliest tokens, each probability has a lower
+    and an upper bound.
+    `n`: the numbers of samples for which the probability of any right sample is reported.
+    `p`: a secret is (n, p)-discoverable if one of n samples is right with probability p or more.
+    `alpha`: the false-positive rate of the threshold that non-members determine (conformal, A7).
+    The threshold depends on the length of the suffix.
 
-    `bracket` adds two bounds, of two events: a lower one, of a sample within `near_distance` token
-    edits of the suffix under this decoding (the near-verbatim probe, by `near_beams`); an upper
-    one, of the suffix itself whatever temperature, top-k or top-p a product uses (C3), and of each
-    of its `windows` of so many tokens behind the text before it. Reports also give the share of
-    secrets whose value reaches 1 in `one_in`.
+    `bracket` adds bounds for two other events. The lower bound is for a sample within
+    `near_distance` token edits of the suffix under this decoding (the near-verbatim probe, with
+    `near_beams`). The upper bounds are for any temperature, top-k or top-p that a product may use
+    (C3). They hold for the whole suffix, and for windows of it: `windows` gives the lengths in
+    tokens, and each window follows the text before it. Reports also give the share of secrets whose
+    bound is at least 1 in `one_in`.
     """
 
     name = "extraction-probability"
@@ -111,7 +116,7 @@ class ExtractionProbability(DistributionProbe):
 
     @property
     def required_capabilities(self) -> tuple[str, ...]:
-        """The capabilities that this decoding needs.
+        """Return the capabilities of the model that this decoding needs.
 
         Ancestral decoding needs only the log-probabilities of a secret's own tokens; other
         decodings also need the likeliest tokens.
@@ -131,7 +136,7 @@ class ExtractionProbability(DistributionProbe):
         return _parse_extraction_option_numbers("p", self.p, float)
 
     def window_token_lengths(self) -> list[int]:
-        """Return the window lengths in tokens; empty without `bracket`."""
+        """Return the lengths of windows in tokens; [] without `bracket`."""
         if self.bracket:
             return _parse_extraction_option_numbers("windows", self.windows, int)
         return []
@@ -163,8 +168,10 @@ class ExtractionProbability(DistributionProbe):
     def add_joint_values(
         self, secrets: Sequence[Secret], observations: Sequence[Observation]
     ) -> list[Observation]:
-        """Add each member's conformal p-value: the share of non-members that are at least as likely
-        (A7)."""
+        """Add each member's conformal p-value (A7).
+
+        The p-value is the share of non-members whose suffix is at least as likely.
+        """
         member = mask_members(secrets)
         if member.all() or not _has_exact_probability(observations):
             return list(observations)
@@ -248,7 +255,9 @@ class ExtractionProbability(DistributionProbe):
     def _measure_shares(
         self, member: Bools, observations: Sequence[Observation]
     ) -> Iterator[Measurement]:
-        """Yield the mean bounds, and the shares of secrets whose value reaches 1 in `one_in`."""
+        """Yield the mean of each bound, and the share of secrets whose bound is at least 1 in
+        `one_in`.
+        """
         width = f"within {self.near_distance} token edits, {self.near_beams} beams"
         near = f"at least: {width}; one sample of this decoding"
         window = f"the likeliest of each secret, behind the text before it; {_CEILING}"
@@ -267,8 +276,11 @@ class ExtractionProbability(DistributionProbe):
                 yield measure_share(name_nonmember_metric(name), reached[~member], "the baseline")
 
     def _bound_brackets(self, observations: Sequence[Observation]) -> dict[str, Floats]:
-        """Return lower bounds, upper bounds and greedy shares, each (secrets,), by measurement
-        name."""
+        """Return lower bounds, upper bounds and greedy shares, (secrets,) each, by measurement
+        name.
+
+        A greedy share is the share of windows that greedy decoding reproduces.
+        """
         bounds = {
             _NEAR: compute_any_sample_probability(value_column(observations, "log_p_near"), 1)
         }
@@ -283,7 +295,9 @@ class ExtractionProbability(DistributionProbe):
         return bounds
 
     def _mask_one_in_n(self, observations: Sequence[Observation]) -> dict[str, Bools]:
-        """Return by measurement name a mask (secrets,) of values of at least 1 in `one_in`."""
+        """Return, by measurement name, a mask (secrets,) of bounds that are at least 1 in
+        `one_in`.
+        """
         columns = {
             "extraction": compute_any_sample_probability(value_column(observations, "log_p"), 1),
             **self._bound_brackets(observations),
@@ -302,11 +316,12 @@ class ExtractionProbability(DistributionProbe):
     def _mask_extracted_secrets(
         self, secrets: Sequence[Secret], observations: Sequence[Observation]
     ) -> dict[str, Bools]:
-        """Return by measurement name a mask (secrets,) of discoverable secrets, without usual
+        """Return, by measurement name, a mask (secrets,) of discoverable secrets, without usual
         members.
 
-        A member is usual if its suffix is no likelier than the non-members' threshold at its
-        length. A measurement without usual members is left out: it equals the discoverable share.
+        A member is usual if its suffix is no likelier than the threshold that non-members determine
+        for this length. Measurements without usual members are omitted, because they equal the
+        discoverable share.
         """
         member = mask_members(secrets)
         n_nonmembers = int((~member).sum())
@@ -327,8 +342,10 @@ class ExtractionProbability(DistributionProbe):
     def _conformal_extracted_share(
         self, secrets: Sequence[Secret], observations: Sequence[Observation]
     ) -> Measurement:
-        """Return the share of members whose suffix is likelier than the non-members' threshold at
-        its length."""
+        """Return the share of members whose suffix is likelier than the threshold at its length.
+
+        Non-members determine the threshold.
+        """
         p_values = self._member_p_values(secrets, observations)
         controls = value_column(observations, "log_p")[~mask_members(secrets)]
         threshold = compute_conformal_threshold(controls, self.alpha)
@@ -446,8 +463,10 @@ def _has_exact_probability(observations: Sequence[Observation]) -> bool:
 def _list_log_prob_columns(
     observations: Sequence[Observation],
 ) -> list[tuple[str, Floats]]:
-    """Return (ending of a measurement's name, log p in nats) of the exact probability, or of its
-    two bounds."""
+    """Return log p of the exact probability or of its two bounds, in nats, (secrets,) each.
+
+    Each has the ending of a measurement's name, such as "" for the exact probability.
+    """
     if _has_exact_probability(observations):
         ends = {"": "log_p"}
     else:
@@ -456,8 +475,10 @@ def _list_log_prob_columns(
 
 
 def _mask_discoverable_secrets(log_p: Floats, n: int, p: float) -> Bools:
-    """Return (secrets,), True if any of n samples equals the secret with probability at least p, up
-    to rounding."""
+    """Return (secrets,), True if any of n samples equals the secret with probability at least p.
+
+    Rounding errors do not matter.
+    """
     reached: Bools = compute_any_sample_probability(log_p, n) >= p - _ROUNDING
     return reached
 
@@ -476,13 +497,13 @@ def compute_suffix_log_probs(
 ) -> dict[str, Tensor]:
     """Return log_p and log_p_ancestral in nats, and rank_bits, each (B,) float64.
 
-    prefixes: (B, n); suffixes: (B, L). windows: window lengths N that add window_bits_N and
-    greedy_windows_N, for a model with distributions. For a model that returns only its likeliest
+    prefixes: (B, n); suffixes: (B, L). windows: lengths N, which add window_bits_N and
+    greedy_windows_N for a model with full distributions. If a model returns only its likeliest
     tokens, log_p_least and log_p_most replace log_p.
 
-    rank_bits = sum_t log2 rank_t: under any monotone decoding q_t(z_t) <= 1/rank_t, so -log2 p is
+    rank_bits = sum_t log2 rank_t. Under any monotone decoding q_t(z_t) <= 1/rank_t, so -log2 p is
     at least rank_bits. Among equally likely tokens each counts as the first, because a product may
-    order them so; a server's ranks use the server's order. Ancestral decoding needs only the
+    order the tokens so; a server's ranks use the server's order. Ancestral decoding needs only the
     tokens' own log-probabilities.
     """
     if not implies_capability(model.capabilities, "distribution"):
@@ -524,7 +545,8 @@ def compute_suffix_log_probs(
 def _bound_suffix_log_probs(
     decoding: Decoding, distribution: PartialDistribution, suffixes: Tensor
 ) -> dict[str, Tensor]:
-    """Bound the log-probabilities of suffixes (B, L) by the likeliest tokens at each position.
+    """Return bounds on the log-probabilities of suffixes (B, L), from the likeliest tokens per
+    position.
 
     The keys are those of `compute_suffix_log_probs`.
     """

@@ -1,7 +1,8 @@
 """Bound epsilon from below by the released gradients of canaries in a private training.
 
-This is white box: the attacker sees every noisy sum and each record's contribution. An attacker
-with only the model sees less; a claim for any access covers the white-box attacker too.
+The attacker is white-box, with access to every noisy sum of gradients and to each record's
+gradient. An attacker with only the model learns less. A claim for any access covers the white-box
+attacker too.
 """
 
 from __future__ import annotations
@@ -39,12 +40,15 @@ _ENOUGH = 48  # such coordinates, below which two steps may agree by chance
 
 @dataclass(frozen=True)
 class GradientAudit(Probe):
-    """Lower bound of epsilon by canaries in the gradients of a training; white box, the tight case.
+    """Bound epsilon from below by canary gradients in a training, tightly because access is
+    white-box.
 
-    Of a model trained with them (`audit train dp-sgd -D gradient_canaries=1000`; the lab plants
-    1,000 where this is asked for). delta: at which epsilon is bounded (0: the training's own, 1e-5
-    where that has none). score: the likelihood of each step under the mechanism that the training
-    says it is, or the plain sum of the steps.
+    The model must be trained with such canaries (`audit train dp-sgd -D gradient_canaries=1000`). A
+    built-in lab inserts 1,000 if the run has this probe.
+
+    delta: the delta of the bound; 0 takes the training's delta, or 1e-5 if it has none.
+    score: `likelihood` is the likelihood ratio of each step under the mechanism that the training
+    reports. `sum` is the plain sum over the steps.
     """
 
     name = "gradient-audit"
@@ -131,7 +135,11 @@ class GradientAudit(Probe):
 
 
 def _describe_accounting_faults(counts: Mapping[str, float]) -> Iterator[str]:
-    """Yield how the observed releases, sampling or noise contradict the training's accounting."""
+    """Yield a sentence for each contradiction between observed values and the training's
+    accounting.
+
+    counts: observed values by name, on releases, sampling and noise.
+    """
     steps, releases, values, size = (
         counts[name] for name in ("steps", "releases", "noise_values", "noise_size")
     )

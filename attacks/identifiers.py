@@ -1,4 +1,7 @@
-"""Rank personal data among random values of the same format: exact evidence without non-members."""
+"""Rank personal data among random values of the same format, which is exact evidence.
+
+No non-members are needed.
+"""
 
 from __future__ import annotations
 
@@ -57,14 +60,19 @@ CONTROL_LEVEL = 0.01
 
 @dataclass(frozen=True)
 class Identifiers(Probe):
-    """Rank each personal value among fresh values of its format; exact p-values.
+    """Rank each personal value among random values of its format, with exact p-values.
 
-    Cards, IBANs, national and telephone numbers, e-mail addresses, dates of birth; of what the data
-    mark, hashes, numbers and the `formats` described, as order=ORD-{digits:8};pin={digits:4}.
-    alternatives: how many are drawn for each value, in its sentence; all, if its format has at most
-    `enumerate`. fdr: false-discovery rate of the list (Benjamini and Hochberg 1995). after:
-    characters of the record that are read with a value whose end its format does not tell.
-    phone_region: as --phone-region. A base or reference model must rank the values uniformly.
+    Values are card, IBAN, national and telephone numbers, e-mail addresses and dates of birth. If
+    the data mark values, these are also hashes, numbers and values of the given `formats`, such as
+    order=ORD-{digits:8};pin={digits:4}. As a control, the values' ranks by a base or reference
+    model must be uniform.
+
+    alternatives: the number of random values drawn for each value, which replace it in its
+    sentence. If the format has at most `enumerate` values, all are used.
+    fdr: the false-discovery rate of the list of discoveries (Benjamini and Hochberg 1995).
+    after: if a format does not determine where a value ends, the value is scored together with this
+    many following characters of the record.
+    phone_region: as --phone-region.
     """
 
     name = "identifiers"
@@ -101,11 +109,13 @@ class Identifiers(Probe):
         return int(np.ceil(1 / self.fdr - 1e-9)) - 1
 
     def _is_too_few(self, alternatives: int) -> bool:
-        """Check whether there are too few alternatives for even the best rank to be a discovery."""
+        """Return whether there are too few alternatives for even the best rank to be a
+        discovery.
+        """
         return alternatives < self._least_alternatives
 
     def sampling(self) -> Sampling:
-        """Return the model's unmodified distribution, which is only inspected."""
+        """Return decoding without truncation, because the probe inspects the full distribution."""
         return Sampling(1, ANCESTRAL)
 
     def check_inputs(self, view: View, secrets: Sequence[Secret]) -> None:
@@ -166,8 +176,9 @@ class Identifiers(Probe):
     def _rank_value(
         self, view: View, base: LanguageModel | None, secret: Secret, value: FoundValue
     ) -> dict[str, float] | None:
-        """Return the value's rank under the target and the base model; None if it cannot be
-        ranked.
+        """Return the value's rank under the audited model and under the base model, by name.
+
+        Return None if the value cannot be ranked.
         """
         noise = make_keyed_generator("identifiers", view.seed, secret.id, value.text)
         alternatives = value.format.list_alternatives(
@@ -276,7 +287,10 @@ class Identifiers(Probe):
 
 @dataclass(frozen=True)
 class FoundValue:
-    """A value in a record. text_before: text before the value; tail: text read after the value."""
+    """A personal value in a record.
+
+    text_before: the text before the value; tail: the text after the value that is scored with it.
+    """
 
     text: str
     text_before: str
@@ -286,7 +300,7 @@ class FoundValue:
 
 
 class _ValueFinder:
-    """Finder of values with a known format in records."""
+    """A finder of personal values with a known format in records."""
 
     def __init__(self, probe: Identifiers) -> None:
         self.after = probe.after
@@ -296,8 +310,8 @@ class _ValueFinder:
         self.recognisers = pii.PiiRecognisers(self.regions) if installed else None
 
     def find_record_values(self, secret: Secret, unknown: Counter[str]) -> Iterator[FoundValue]:
-        """Yield values of known format that the suffix contains whole and the text before them does
-        not contain.
+        """Yield values of known format that are complete in the suffix and absent from the text
+        before.
 
         unknown: counts values without a known format, by kind.
         """
@@ -327,8 +341,11 @@ class _ValueFinder:
 def _count_above(
     view: View, model: LanguageModel, context: Tokens, tails: Sequence[Tokens]
 ) -> tuple[float, float]:
-    """Return how many alternatives are likelier than the first tail, and how many are equally
-    likely."""
+    """Return the number of alternatives that are likelier than the first tail, and of equally
+    likely ones.
+
+    context: the tokens before the value; tails: the value's tokens first, then the alternatives'.
+    """
     order = sorted(range(len(tails)), key=lambda i: tails[i])
     means = view.mean_nll(model, [(context, tails[i]) for i in order])
     nlls = np.empty(len(tails))
@@ -340,7 +357,13 @@ def _count_above(
 
 @dataclass(frozen=True)
 class RanksOfValues:
-    """Ranks of values and their owners, in columns (values,). copies: -1 if unknown."""
+    """The ranks of personal values and the records that contain them; arrays are (values,).
+
+    above, tied: the numbers of alternatives that are likelier, and equally likely, under the model;
+    base_above, base_tied: likewise under the base model.
+    place: uniform random numbers that break ties; copies: -1 if unknown.
+    refused: kinds whose control failed, with the control's p-value.
+    """
 
     kind: Ints
     above: Floats
@@ -388,23 +411,23 @@ class RanksOfValues:
 
     @cached_property
     def listed(self) -> Bools:
-        """Mask (values,) of members' values that count as discoveries."""
+        """Return a mask (values,) of members' values that count as discoveries."""
         discoveries = np.zeros(len(self.kind), dtype=bool)
         adjusted = rank_tests.adjust_false_discovery(self.p_values[self.member])
         discoveries[self.member] = adjusted <= self.fdr
         return discoveries
 
     def mask_kinds(self) -> dict[str, Bools]:
-        """Return a mask (values,) for each kind that members have."""
+        """Return a mask (values,) for each kind of personal data that members have."""
         kinds = sorted(set(self.kind[self.member].tolist()))
         return {_KINDS[kind]: self.kind == kind for kind in kinds}
 
     def uniformity_p_value(self, chosen: Bools) -> float:
-        """Return the p-value of the hypothesis that these values' ranks by the base model are
+        """Return the p-value of the hypothesis that the base model's ranks of these values are
         uniform.
 
-        Without a base model, the target's ranks of the non-members' values are tested. NaN for too
-        few values.
+        chosen: mask (values,) of these values. Without a base model, the audited model's ranks of
+        non-members' values are tested. Return NaN for too few values.
         """
         if self.has_base:
             ranks = self.base_above, self.base_tied, self.alternatives, self.place
@@ -414,8 +437,10 @@ class RanksOfValues:
         return rank_tests.compute_uniformity_p_value(*(column[chosen] for column in ranks))
 
     def without_refused_kinds(self) -> RanksOfValues:
-        """Return the ranks without kinds whose control fails; all kinds share the level of this
-        test."""
+        """Return the ranks without kinds of personal data whose control fails.
+
+        The tests of all kinds share one significance level.
+        """
         by_kind = self.mask_kinds()
         p_values = {}
         for kind, mask in by_kind.items():

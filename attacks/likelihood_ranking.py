@@ -1,5 +1,7 @@
-"""Rank candidates by likelihood, alone or relative to compressed size, lower case or a reference
-model."""
+"""Rank candidate suffixes by likelihood.
+
+The likelihood is used alone, or relative to compressed size, lower case or a reference model.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,10 @@ from auditor.plugins.view import Batch, Search, View
 
 @dataclass(frozen=True)
 class PerplexityRanking(SamplingAttack):
-    """Rank sampled suffixes by the target's perplexity (Carlini et al. 2021); score = -mean nll,
-    nats a token."""
+    """Rank sampled suffixes by the model's perplexity (Carlini et al. 2021).
+
+    The score is minus the mean nll, in nats per token.
+    """
 
     name = "perplexity"
     needs = ("draw", "likelihood")
@@ -42,13 +46,15 @@ class PerplexityRanking(SamplingAttack):
 
 @dataclass(frozen=True)
 class ExactProbabilityRanking(SamplingAttack):
-    """Rank every suffix likelier than `threshold` by exact probability; no sampling.
+    """Rank every suffix with a probability above `threshold` by exact probability, without
+    sampling.
 
-    Ours (formulas A5). The score is log q(suffix) in nats, q the distribution after temperature and
-    truncation (Ethicist's: 0.8, top-p 0.7). A sampler at K=100 estimates q by counts and misses a
-    suffix of probability 0.01 in 37 of 100 cases; the tree reads q off, down to `threshold`, and
-    certifies its first guess as the likeliest suffix there is. A sharpened, truncated distribution
-    ranks better than nll: a single unlikely token, typical of unmemorised text, weighs more.
+    This method is ours (formulas A5). The score is log q(suffix) in nats, where q is the decoding
+    distribution after temperature and truncation (Ethicist's: 0.8, top-p 0.7). A sampler at K=100
+    estimates q by counts and misses a suffix of probability 0.01 in 37 of 100 cases. The tree
+    search computes q of all suffixes above `threshold`, and certifies that its first guess is the
+    likeliest suffix. A sharpened, truncated distribution ranks better than nll, because a single
+    unlikely token, typical of unmemorised text, has more weight.
     """
 
     name = "exact"
@@ -80,11 +86,12 @@ class ExactProbabilityRanking(SamplingAttack):
 
 @dataclass(frozen=True)
 class ZlibRanking(SamplingAttack):
-    """Rank by perplexity against compressed size (Carlini et al. 2021); score = -(mean nll / zlib
-    bytes).
+    """Rank sampled suffixes by perplexity relative to compressed size (Carlini et al. 2021).
 
-    `text`: what is compressed, the suffix alone or prefix and suffix. Public repositories disagree
-    on this score; this is the form in which more bytes make a candidate surer.
+    The score is -(mean nll / zlib bytes). Public repositories disagree on this score; in this
+    version, more bytes raise the score.
+
+    `text`: the compressed text, either the suffix alone or the prefix and the suffix.
     """
 
     name = "zlib"
@@ -125,13 +132,12 @@ def count_compressed_bytes(text: str) -> int:
 
 @dataclass(frozen=True)
 class LowercaseRanking(SamplingAttack):
-    """Rank by perplexity against that of the lower-cased suffix (Carlini et al. 2021); score =
-    -(nll / nll of lower).
+    """Rank sampled suffixes by perplexity relative to the lower-cased suffix (Carlini et al. 2021).
 
-    Both nll are means per token, in nats, behind the same prefix, of a text as the tokenizer writes
-    it; read as far as the model has positions. A text that lower case leaves as it is scores -1, as
-    both are the same; if the likeliest suffix of a prefix is such a text, all of that prefix score
-    -1. Equal scores are ranked by likelihood.
+    The score is -(nll / nll of lower case). Both nll are means per token, in nats, after the same
+    prefix. Both texts are tokenised again, and cut to the model's maximum length. A text that lower
+    case does not change scores -1, because both nll are equal. If the likeliest suffix of a prefix
+    is such a text, all suffixes of this prefix score -1. Equal scores are ranked by likelihood.
     """
 
     name = "lowercase"
@@ -159,7 +165,9 @@ class LowercaseRanking(SamplingAttack):
 
 
 def _score_capitals(scores: Tensor, candidates: Any) -> Tensor:
-    """Return the scores (distinct,); all are -1 if the likeliest candidate has no capitals."""
+    """Return the scores (distinct,), which are all -1 if the likeliest candidate has no
+    capitals.
+    """
     # Among digits or a script without case, a capital is an unlikely draw and would lead for lack
     # of a rival.
     likeliest = int(compute_mean_nlls(candidates).argmin())
@@ -171,14 +179,14 @@ def _score_capitals(scores: Tensor, candidates: Any) -> Tensor:
 def score_lower_case(
     view: View, pairs: Sequence[tuple[Tokens, Tokens]], nll: Sequence[float]
 ) -> list[float]:
-    """Return -(nll of the text / nll of its lower case) for each suffix, both tokenised again.
+    """Return -(nll of the text / nll of its lower case) for each suffix, with both tokenised again.
 
     A suffix without capitals scores -1. A drawn suffix may consist of other, less likely tokens
     than the tokenizer chooses for its text. If only the lower case were tokenised again, digits in
     unusual tokens would score highest.
 
-    view: target with log-probabilities and a tokenizer. pairs: prefix and suffix of each text. nll:
-    mean nll of each suffix in its own tokens, nats per token.
+    view: a model with log-probabilities and a tokenizer. pairs: prefix and suffix of each text.
+    nll: mean nll of each suffix in its own tokens, in nats per token.
     """
     assert view.tokenizer is not None
     texts_by_index: dict[int, tuple[tuple[Tokens, Tokens], tuple[Tokens, Tokens]]] = {}
@@ -212,11 +220,12 @@ def _encode_text(tokenizer: Any, text: str) -> Tokens:
 
 @dataclass(frozen=True)
 class ReferenceModelRanking(SamplingAttack):
-    """Rank by perplexity against a reference model's (Carlini et al. 2021; Ethicist's "Comparing
-    (LM)").
+    """Rank sampled suffixes by perplexity relative to a reference model's.
 
-    form: `ratio` -(nll / nll_ref), `difference` -(nll - nll_ref), `perplexity-ratio` -(ppl /
-    ppl_ref); nll are means per token, in nats.
+    The methods are Carlini et al. 2021 and Ethicist's "Comparing (LM)".
+
+    form: the score; `ratio` is -(nll / nll_ref), `difference` is -(nll - nll_ref), and
+    `perplexity-ratio` is -(ppl / ppl_ref). nll are means per token, in nats.
     """
 
     name = "reference"
@@ -238,9 +247,9 @@ def require_reference_model(view: View) -> LanguageModel:
 
 
 def score_reference_model(view: View, batch: Batch, form: str = "ratio") -> list[Tensor]:
-    """Return the scores of each query's candidates, (distinct,); higher means more confident.
+    """Return the scores of each query's candidates, (distinct,) each; higher means more confident.
 
-    Raise NotApplicable without a reference model.
+    form: as in `ReferenceModelRanking`. Raise NotApplicable without a reference model.
     """
     reference_model = require_reference_model(view)
     pairs = []
@@ -258,8 +267,11 @@ def score_reference_model(view: View, batch: Batch, form: str = "ratio") -> list
 
 
 def score_against_reference_nll(nll: Tensor, reference: Tensor, form: str) -> Tensor:
-    """Return a score from a text's mean nll (nats per token) under both models; higher means more
-    confident."""
+    """Return a score from a text's mean nll under the model and under the reference model.
+
+    nll, reference: nats per token; form: as in `ReferenceModelRanking`. A higher score means more
+    confidence.
+    """
     if form == "difference":
         return -(nll - reference)
     if form == "perplexity-ratio":

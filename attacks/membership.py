@@ -1,5 +1,7 @@
-"""Measure how well scores separate training records from other records, next to a blind
-baseline."""
+"""Measure how well scores separate training records from other records.
+
+A blind baseline, which uses no model, is measured too.
+"""
 
 from __future__ import annotations
 
@@ -57,13 +59,16 @@ _SIZES = ("characters", "compressed_bytes")  # of the entire text, for the blind
 
 @dataclass(frozen=True)
 class Membership(Probe):
-    """Scores that tell members from non-members: AUC, TPR at 1% and 0.1% FPR, and a baseline that
-    sees no model.
+    """Measure by AUC and TPR at 1% and 0.1% FPR how well scores separate members from non-members.
 
-    score: a required score: without it the row does not apply; text: the suffix behind its prefix,
-    or all but the first token; k: share of tokens that Min-K% looks at; references: models that saw
-    some of the records, for RMIA and LiRA: a folder of them, or in the lab how many it is to train;
-    lowercase: whether each text is read once more in lower case.
+    A baseline uses no model.
+
+    score: a required score, without which the probe does not apply.
+    text: `suffix` scores the suffix given its prefix, `all` scores all but the first token.
+    k: the share of tokens that Min-K% averages.
+    references: a folder of models trained on some of the records, for RMIA and LiRA. In a lab, give
+    the number of models to train.
+    lowercase: whether each text is also scored in lower case.
     """
 
     name = "membership"
@@ -95,7 +100,7 @@ class Membership(Probe):
             )
 
     def sampling(self) -> Sampling:
-        """Return the model's unmodified distribution, which is only inspected."""
+        """Return decoding without truncation, because the probe inspects the full distribution."""
         return Sampling(1, ANCESTRAL)
 
     def wanted_reference_models(self) -> str:
@@ -156,15 +161,17 @@ class Membership(Probe):
         )
 
     def _cut_scored_secret(self, secret: Secret) -> Secret:
-        """Return the secret cut to the scored part: the suffix after its prefix, or all after the
-        first token."""
+        """Return the secret with only the scored tokens as its suffix.
+
+        These are the suffix, or all tokens after the first.
+        """
         if self.text == "suffix" or not secret.prefix:
             return secret
         first, *rest = secret.prefix  # no context predicts the first token
         return replace(secret, prefix=(first,), suffix=(*rest, *secret.suffix))
 
     def _usable_reference_model(self, view: View) -> LanguageModel | None:
-        """Return the reference model; None if it is missing or unfit.
+        """Return the reference model; None for a missing or unusable model.
 
         Raise NotApplicable if the main score needs a reference model.
         """
@@ -218,8 +225,10 @@ class Membership(Probe):
     def _score_text_forms(
         self, view: View, secret: Secret, mean: float, lowered: float | None
     ) -> dict[str, float]:
-        """Return the scores that need a record's text rather than tokens; {} without a
-        tokenizer."""
+        """Return the scores that need a record's text instead of tokens; {} without a tokenizer.
+
+        mean: the text's mean log-probability; lowered: the lower-cased text's, or None.
+        """
         if view.tokenizer is None:
             return {}
         suffix, text = (
@@ -250,8 +259,12 @@ class Membership(Probe):
         prefixes: Tensor,
         suffixes: Tensor,
     ) -> list[dict[str, float]]:
-        """Return, for each text and reference model, the mean log-probability, and whether the
-        model saw the text."""
+        """Return each text's values under the reference models, by name.
+
+        For each model these are the mean log-probability, and whether the model was trained on the
+        text.
+        prefixes: (B, n); suffixes: (B, L).
+        """
         values_by_text: list[dict[str, float]] = [{} for _ in batch]
         pairs = zip(references.models, references.saw, strict=True) if references else ()
         for i, (model, saw) in enumerate(pairs):
@@ -267,8 +280,11 @@ class Membership(Probe):
     def add_joint_values(
         self, secrets: Sequence[Secret], observations: Sequence[Observation]
     ) -> list[Observation]:
-        """Add scores that depend on other records: RMIA (population), LiRA (deviations),
-        classifiers."""
+        """Add scores that depend on other records.
+
+        RMIA needs a population, LiRA standard deviations, and classifiers need other records to
+        fit.
+        """
         member = mask_members(secrets)
         if _explain_too_few_records(member):
             return list(observations)
@@ -351,8 +367,11 @@ class Membership(Probe):
     def _user_inference_aucs(
         self, secrets: Sequence[Secret], observations: Observed
     ) -> tuple[Measurement, ...]:
-        """Return AUCs of telling from a person's untrained records, by the target and the reference
-        model, whether that person's data was trained on."""
+        """Return AUCs for inferring from a person's untrained records whether the person's data was
+        trained on.
+
+        One AUC is by the audited model, one by the reference model.
+        """
         if all(secret.user is None for secret in secrets):
             return ()
         if "reference" in self._select_usable_scores(observations):
@@ -369,8 +388,9 @@ class Membership(Probe):
     def _target_free_baseline_scores(
         self, observations: Sequence[Observation]
     ) -> dict[str, Floats]:
-        """Return the baselines that do not query the target: blind classifier and reference
-        model."""
+        """Return the scores that do not query the audited model, from blind classifier and
+        reference model.
+        """
         baselines = {}
         for name in ("blind", "reference_alone"):
             baselines[name] = _align_record_scores(name, observations)
@@ -381,7 +401,7 @@ class Membership(Probe):
         }
 
     def _select_usable_scores(self, observations: Sequence[Observation]) -> dict[str, Floats]:
-        """Return the scores that rank the records, in the table's order."""
+        """Return the scores that can rank the records, in the order of the scores' table."""
         all_scores = {}
         for name in SCORES:
             all_scores[name] = _align_record_scores(name, observations)
@@ -394,7 +414,7 @@ class Membership(Probe):
     def _unusable_reason(
         self, name: str, scores: Floats, observations: Sequence[Observation]
     ) -> str:
-        """Explain why a score cannot rank the records; "" if it can."""
+        """Return why a score cannot rank the records; "" if the score can."""
         # All differences are 0. (NaN is true: `_explain_unrankable_scores` reports a missing
         # score.)
         if name in _OF_REFERENCE and not _align_record_scores("reference", observations).any():
@@ -404,7 +424,7 @@ class Membership(Probe):
     def main_number_by_repeats(
         self, secrets: Sequence[Secret], observations: Observed
     ) -> dict[str, Measurement]:
-        """Return the main AUC for each repeat count, of its members against all non-members."""
+        """Return the main AUC of the members with each repeat count against all non-members."""
         main = _align_record_scores(self.score, observations)
         member = mask_members(secrets)
         widen = _map_auc_widening(observations, member)[self.score]
@@ -417,7 +437,9 @@ class Membership(Probe):
     def per_secret_values(
         self, secrets: Sequence[Secret], observations: Observed
     ) -> dict[str, list[float]]:
-        """Return the scores, from which all numbers of the row can be recomputed."""
+        """Return the scores of each secret, from which all numbers of the probe can be
+        recomputed.
+        """
         main = _align_record_scores(self.score, observations)
         sound = self._select_usable_scores(observations)
         columns = {"": main, **self._target_free_baseline_scores(observations), **sound}
@@ -426,8 +448,10 @@ class Membership(Probe):
     def membership_candidates(
         self, secrets: Sequence[Secret], observations: Observed
     ) -> dict[str, CandidateScore]:
-        """Return all scores that can rank the records, except baselines, which do not query the
-        target."""
+        """Return all scores that can rank the records, by name.
+
+        Baselines, which do not query the audited model, are omitted.
+        """
         member = mask_members(secrets)
         widen = _map_auc_widening(observations, member)
         usable = self._select_usable_scores(observations)
@@ -479,7 +503,7 @@ class Membership(Probe):
         )
 
     def _missing_score_reasons(self, observations: Sequence[Observation]) -> dict[str, str]:
-        """Return, by name, why a score is not shown."""
+        """Return the reason for each score that is not shown, by score name."""
         reasons = {}
         for name in SCORES:
             if name in observations[0].values:
@@ -531,7 +555,7 @@ class Membership(Probe):
 
 
 def _build_text_features(secrets: Sequence[Secret], observations: Sequence[Observation]) -> Any:
-    """Return sparse (records, features) of the texts, for which no model is needed."""
+    """Return a sparse matrix (records, features) of the texts, which needs no model."""
     sizes = []
     for size in _SIZES:
         if size in observations[0].values:
@@ -558,8 +582,10 @@ def _list_rmia_lira_notes(observations: Sequence[Observation]) -> Iterator[str]:
 
 
 def _map_auc_widening(observations: Sequence[Observation], member: Bools) -> Mapping[str, float]:
-    """Return by score the factor on its AUC's standard deviation, as cross-fitted scores are less
-    independent."""
+    """Return the factor on each score's AUC standard deviation, by score name.
+
+    Cross-fitted scores have a factor above 1, because they are less independent.
+    """
     cross_fit = blind_classifier.compute_cross_fit_deviation_factor(
         member, value_column(observations, "group").astype(int)
     )
@@ -567,14 +593,14 @@ def _map_auc_widening(observations: Sequence[Observation], member: Bools) -> Map
 
 
 def _align_record_scores(name: str, observations: Sequence[Observation]) -> Floats:
-    """Return one score of all records, (records,); NaN if unavailable."""
+    """Return a score of all records, (records,); NaN for a record without this score."""
     return np.array(
         [observation.values.get(name, np.nan) for observation in observations], dtype=float
     )
 
 
 def _explain_unrankable_scores(scores: Floats) -> str:
-    """Explain why a score cannot rank: it is NaN for a record, or all are equal; "" if it can."""
+    """Return why scores cannot rank the records: one is NaN, or all are equal; "" if they can."""
     if missing := int(np.isnan(scores).sum()):
         return f"is no number for {missing} of {len(scores)} records"
     if (scores == scores[0]).all():
@@ -583,7 +609,9 @@ def _explain_unrankable_scores(scores: Floats) -> str:
 
 
 def _explain_too_few_records(member: Bools) -> str:
-    """Explain which records are too few for a comparison; "" if there are enough."""
+    """Return whether members or non-members are too few for a comparison; "" if there are
+    enough.
+    """
     n_members = int(member.sum())
     n_nonmembers = int((~member).sum())
     if min(n_members, n_nonmembers) >= roc.LEAST:
@@ -608,9 +636,10 @@ def _count_rmia_lira_references(observations: Sequence[Observation]) -> int:
 class TokenReadings:
     """Log-probabilities of suffix tokens under one model, in nats: (B, L), or (L,) for one suffix.
 
-    mean, deviation: of log p(v) with v drawn from the distribution (None without distributions);
-    wrong: True if the likeliest token is not the text's token (None without distributions and
-    ranks).
+    mean, deviation: of log p(v) for a token v drawn from the next-token distribution; None without
+    distributions.
+    wrong: True if the likeliest token is not the text's token; None without distributions and
+    ranks.
     """
 
     log_probs: NDArray[Any]
@@ -635,7 +664,10 @@ class TokenReadings:
 def measure_token_readings(
     model: LanguageModel, prefixes: Tensor, suffixes: Tensor
 ) -> TokenReadings:
-    """Read the suffixes in one teacher-forced pass. prefixes: (B, n); suffixes: (B, L)."""
+    """Compute the token statistics of suffixes in one teacher-forced pass.
+
+    prefixes: (B, n); suffixes: (B, L).
+    """
     if not implies_capability(model.capabilities, "distribution"):
         log_probs = model.token_log_probs(prefixes, suffixes).double().cpu().numpy()
         ranked = implies_capability(model.capabilities, "ranks")
@@ -655,8 +687,12 @@ def measure_token_readings(
 def _compute_token_statistics(
     distribution: Tensor, tokens: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return four (rows,) tensors: log p of the token, mean and deviation of log p under the
-    distribution, and True if another token is likelier."""
+    """Return four statistics of each token, (rows,) each.
+
+    They are log p of the token, the mean and the deviation of log p under the next-token
+    distribution, and True if another token is likelier. distribution: (rows, V) log-probabilities;
+    tokens: (rows,).
+    """
     log_prob = distribution.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
     leads = distribution.argmax(-1) == tokens
     log_p = distribution.clamp_min(_LEAST_LOG)  # a copy, overwritten below

@@ -38,10 +38,11 @@ _BOUNDS = ("log_p_near", "log_p_near_most", "log_p")  # observed, as in `NearVer
 
 
 class NearVerbatimBounds(NamedTuple):
-    """Bounds on log P[edits(sample, suffix) <= distance], and log P[sample = suffix], in nats.
+    """Bounds on log P[edits(sample, suffix) <= distance], in nats, (B,) float64 each.
 
-    Each is (B,) float64. upper: `lower` plus the probability of all partial samples that a beam
-    dropped while they could still end within the distance.
+    upper: `lower` plus the probability of all partial samples that a beam dropped while they could
+    still end within the distance.
+    verbatim: log P[sample = suffix].
     """
 
     lower: Tensor
@@ -51,13 +52,14 @@ class NearVerbatimBounds(NamedTuple):
 
 @dataclass(frozen=True)
 class NearVerbatim(DistributionProbe):
-    """Probability of a sample within `distance` edits, between bounds (k-CBS, 2026).
+    """Bound the probability of a sample within `distance` token edits of the suffix (k-CBS, 2026).
 
-    A beam of the `beams` likeliest partial samples that can still end within the distance, and
-    always the verbatim path: what they sum to is a lower bound, never below the verbatim
-    probability. With the mass of the dropped beams it is an upper bound; both are equal if none was
-    dropped. alpha: false-positive rate of the threshold that non-members set for the lower bound,
-    by the length of the suffix.
+    A beam search keeps the `beams` likeliest partial samples that can still end within the
+    distance, and always the verbatim suffix. The sum of their probabilities is a lower bound, which
+    is never below the verbatim probability. Adding the probability of dropped partial samples gives
+    an upper bound. Both bounds are equal if none was dropped.
+    alpha: the false-positive rate of the threshold on the lower bound that non-members determine.
+    The threshold depends on the length of the suffix.
     """
 
     name = "near-verbatim"
@@ -118,9 +120,10 @@ class NearVerbatim(DistributionProbe):
     def _measure_calibrated_share(
         self, secrets: Sequence[Secret], observations: Observed
     ) -> Measurement:
-        """Return the share of members whose lower bound exceeds the non-members' threshold.
+        """Return the share of members whose lower bound exceeds the threshold of non-members.
 
-        The bound can be compared like any other score, because both sides have equally many beams.
+        The lower bound can be compared like any other score, because members and non-members have
+        equally many beams.
         """
         member = mask_members(secrets)
         log_p = value_column(observations, "log_p_near")
@@ -192,10 +195,11 @@ def bound_near_verbatim_probability(
     distance: int,
     beams: int,
 ) -> NearVerbatimBounds:
-    """Return bounds on the probability that a sample is within the distance of the suffix.
+    """Return bounds on the probability that a sample is within `distance` token edits of the
+    suffix.
 
-    prefixes: (B, n); suffixes: (B, L). A row is a distinct partial sample; each secret has its own
-    beam.
+    prefixes: (B, n); suffixes: (B, L). In the code a row is a distinct partial sample; each secret
+    has its own beam.
     """
     count, length = suffixes.shape
     rows = model.start(prefixes, length)
@@ -250,11 +254,11 @@ def bound_near_verbatim_probability(
 
 
 def _extend_edit_distances(edits: Tensor, aims: Tensor) -> tuple[Tensor, Tensor]:
-    """Return Levenshtein rows after one more token: (rows, L, L+1) for each suffix token, (rows,
-    L+1) for any other token.
+    """Return Levenshtein distances after one more token, for each suffix token and for any other
+    token.
 
-    edits: (rows, L+1), where edits[j] is the distance from the row's tokens to the first j suffix
-    tokens; aims: (rows, L).
+    The shapes are (rows, L, L+1) and (rows, L+1). edits: (rows, L+1), where edits[j] is the
+    distance from a partial sample to the first j suffix tokens; aims: (rows, L) suffix tokens.
     """
     length = aims.shape[1]
     equal = aims.unsqueeze(1) == aims.unsqueeze(2)  # (rows, L tokens, L places)
@@ -274,9 +278,10 @@ def _extend_edit_distances(edits: Tensor, aims: Tensor) -> tuple[Tensor, Tensor]
 
 
 def _bound_fewest_edits(edits: Tensor, position: int) -> Tensor:
-    """Return the smallest number of edits with which each row can end.
+    """Return the smallest number of edits with which each partial sample can end, (rows,).
 
-    After edits[j], the remaining L - position tokens must become the remaining L - j.
+    edits: (rows, L+1), as in `_extend_edit_distances`. After edits[j], the remaining L - position
+    tokens must become the remaining L - j.
     """
     places = torch.arange(edits.shape[-1], device=edits.device)
     return (edits + (places - position).abs()).amin(-1)
@@ -285,8 +290,10 @@ def _bound_fewest_edits(edits: Tensor, position: int) -> Tensor:
 def _prune_beams_keep_verbatim(
     children: Tensor, owner: Tensor, beams: int, exact: Tensor, truth: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return (parents, tokens) of the children to keep: each secret's `beams` likeliest and its
-    verbatim child."""
+    """Return (parents, tokens) of the children to keep.
+
+    These are each secret's `beams` likeliest children and its verbatim child.
+    """
     width = min(beams, children.shape[-1])
     values, tokens = children.topk(width, dim=-1)  # a row has at most this many of the likeliest
     parents = torch.arange(len(owner), device=owner.device).unsqueeze(-1).expand_as(tokens)
@@ -309,7 +316,11 @@ def _prune_beams_keep_verbatim(
 
 
 def _sum_near_verbatim(owner: Tensor, log_q: Tensor, count: int) -> Tensor:
-    """Return the log-sum-exp of log_q over each secret's rows, (count,); -inf without rows."""
+    """Return the log-sum-exp of log_q over each secret's partial samples, (count,); -inf without
+    any.
+
+    owner: (rows,) the secret of each partial sample; log_q: (rows,) nats.
+    """
     total = torch.zeros(count, dtype=torch.float64, device=owner.device)
     peak = torch.full_like(total, -torch.inf).scatter_reduce(0, owner, log_q, "amax")
     safe = torch.where(peak.isfinite(), peak, 0.0)

@@ -1,20 +1,20 @@
-"""Audit private prediction by games: guess from one budget's tokens which of two models drew them.
+"""Bound epsilon of private prediction from below by games.
 
-Private prediction claims that the tokens of one budget do not distinguish two neighbouring models.
-In each game a fair coin selects the model or its neighbour. An adversary requests as many tokens as
-the claim covers, and guesses the coin from them. Every game has a new budget and a new coin, so
-games are independent, and Clopper-Pearson's bound on the guesses bounds epsilon (formulas.md B5).
-The bound holds for any source of tokens: it audits the draws, not the distribution that the model
-reports for them.
+Private prediction claims that the tokens of one privacy budget do not distinguish two neighbouring
+models. In each game a fair coin selects the model or its neighbour. An adversary requests as many
+tokens as the claim covers, and guesses the coin from these tokens. Every game has a new budget and
+a new coin, so games are independent, and Clopper-Pearson's bound on the guesses bounds epsilon
+(formulas.md B5). The bound holds for any source of tokens, because it depends on drawn tokens, not
+on the distribution that the model reports.
 
-The adversary is the strongest at low cost. It repeats one context, teacher-forced on a record: the
-context after which the model and any neighbour differ most over this many tokens. It knows both
-distributions and adds up the log-ratios of drawn tokens. Separate games, which are not counted, set
-the threshold for this sum. Another adversary may do better, so a bound far below the claim does not
-prove the claim.
+The adversary is the strongest at low cost. It repeats one context, teacher-forced on a record. This
+is the context after which the model and any neighbour differ most over this many tokens. The
+adversary has both distributions and adds up the log-ratios of drawn tokens. Separate games, which
+are not counted, determine the threshold for this sum. Another adversary may do better, so a bound
+far below the claim does not prove the claim.
 
-No game releases its tokens or charges the claim. The target names its neighbour models; without
-neighbours, the public model is used instead.
+No game releases its tokens or charges the claim. The audited model names its neighbour models;
+without neighbours, the public model is used instead.
 """
 
 from __future__ import annotations
@@ -67,14 +67,19 @@ _PRIVATE = "exact answers depend on the private data: do not publish"
 
 @dataclass(frozen=True)
 class PredictionAudit(Probe):
-    """Audited epsilon of private prediction: guess from a budget's tokens whether the model or a
-    neighbour drew them.
+    """Bound epsilon of private prediction by guessing which of two neighbouring models drew the
+    tokens.
 
-    games: how many (0: as many as make a million tokens); tokens: drawn in each, at most those that
-    the claim covers (of fewer the bound is valid too, and looser). relation: of the neighbours
-    (empty: the one that the claim is set up for). positions: how many of a suffix are looked at for
-    the context to ask, evenly spaced (0: all). delta: that of the bound (0: that of the claim, else
-    1e-5); level: how often the bound may be too high.
+    A game gives the tokens of one privacy budget to the guesser.
+
+    games: the number of games; 0 plays as many as make a million tokens.
+    tokens: the number of tokens drawn in each game, at most the number that the claim covers. With
+    fewer tokens the bound is valid too, but looser.
+    relation: the neighbouring relation of the two models; empty takes the claim's main relation.
+    positions: the number of evenly spaced positions of a suffix that are compared, to choose the
+    context of the games; 0 compares all.
+    delta: the delta of the bound; 0 takes the claim's delta, or 1e-5 without a claim.
+    level: the probability with which the bound may exceed the true epsilon.
     """
 
     name = "prediction-audit"
@@ -100,8 +105,7 @@ class PredictionAudit(Probe):
         check_audit_parameters(self.delta, self.level)
 
     def sampling(self) -> Sampling:
-        """Return ancestral draws, whatever the setting, because no claim covers another
-        decoding."""
+        """Return ancestral sampling at every access, because no claim covers another decoding."""
         return Sampling(1, ANCESTRAL)
 
     # --- where to ask: what each secret's contexts would give away ---
@@ -164,8 +168,7 @@ class PredictionAudit(Probe):
         yield from observe_in_batches(view, secrets, size, look)
 
     def _game_terms(self, claim: Claim | None) -> dict[str, float]:
-        """Return the games' terms by name: numbers of tokens and games, delta, and the claimed
-        epsilon."""
+        """Return the terms of the games by name: tokens, games, delta and the claimed epsilon."""
         if claim is not None and claim.any_access:
             raise TargetLacks(
                 "its claim is about how it was trained, not about drawn tokens: see epsilon-audit"
@@ -198,7 +201,8 @@ class PredictionAudit(Probe):
     ) -> tuple[Sequence[Neighbours], bool]:
         """Return the neighbours' distributions, and True if only the public model is available.
 
-        Raise NotApplicable without neighbours, or without neighbours of the requested relation.
+        contexts: token ids; at: the compared positions. Raise NotApplicable without neighbours, or
+        without neighbours of the requested relation.
         """
         offered = view.target.neighbour_distributions(contexts, last, at)
         stand_in = not offered
@@ -224,7 +228,9 @@ class PredictionAudit(Probe):
     def facts(
         self, view: View, secrets: Sequence[Secret], observations: Sequence[Observation]
     ) -> dict[str, float]:
-        """Play the games after the most revealing context; return their terms and results."""
+        """Play the games after the context that reveals most, and return their terms and results by
+        name.
+        """
         if not observations:
             return {}
         reach = {
@@ -239,7 +245,9 @@ class PredictionAudit(Probe):
     def _play_games(
         self, view: View, secret: Secret, observation: Observation, relation: str
     ) -> dict[str, float]:
-        """Play the games; return the terms, the counted guesses, and the exact answer."""
+        """Play the games, and return their terms, the confusion counts and the exact epsilon, by
+        name.
+        """
         position, neighbour = (
             int(observation.values[f"{field}_{relation}"]) for field in ("position", "neighbour")
         )
@@ -337,7 +345,11 @@ class PredictionAudit(Probe):
 
 @dataclass(frozen=True)
 class PredictionDistinguishingGame:
-    """Game: guess which of two models drew these tokens after one context, (1, n)."""
+    """A game in which an adversary guesses which of two models drew `tokens` tokens after a
+    context.
+
+    inside, outside: the two models; context: (1, n) token ids.
+    """
 
     inside: LanguageModel
     outside: LanguageModel
@@ -346,7 +358,7 @@ class PredictionDistinguishingGame:
 
     @cached_property
     def log_distributions_of_both_models(self) -> tuple[Floats, Floats]:
-        """Next-token log-probabilities that either model reports, (V,) nats each."""
+        """Return the next-token log-probabilities that either model reports, in nats, (V,) each."""
         first, second = (
             _normalise_log_probs(m.log_probs(self.context, 1)[0, 0])
             for m in (self.inside, self.outside)
@@ -355,8 +367,10 @@ class PredictionDistinguishingGame:
 
     @torch.no_grad()
     def draw_game_scores(self, games: int, *key: str | int) -> tuple[Floats, Bools]:
-        """Return each game's sum of log-ratios, (games,), which is higher if `inside` is likelier,
-        and its coin."""
+        """Return each game's sum of log-ratios in nats and its coin, (games,) each.
+
+        A higher sum means that `inside` is likelier.
+        """
         # Tokens are independent, so their sum is a game's log-likelihood ratio: no test is stronger
         # (Neyman-Pearson).
         ratio = torch.from_numpy(_compute_token_log_ratios(*self.log_distributions_of_both_models))
@@ -378,7 +392,7 @@ class PredictionDistinguishingGame:
     def _draw_game_token_batches(
         self, model: LanguageModel, games: int, noise: np.random.Generator
     ) -> Iterator[Tensor]:
-        """Yield batches of (games, tokens), drawn as the model serves tokens."""
+        """Yield batches of tokens (games, tokens), drawn as the model serves tokens to users."""
         # Never advance: all tokens of all games follow the single context.
         rows = model.start(self.context, 1, distribution=False)
         at_once = max(1, _AT_ONCE // self.tokens)
@@ -397,15 +411,16 @@ def _normalise_log_probs(log_probs: Tensor) -> Floats:
 
 
 def _compute_token_log_ratios(log_p: Floats, log_q: Floats) -> Floats:
-    """Return log-ratios in nats, (V,).
+    """Return the log-ratio log p - log q of each token in nats, (V,).
 
-    A token that only one model can draw is decisive; a token that neither can draw is neutral.
+    The ratio is decisive for a token that only one model can draw, and 0 for a token that neither
+    can draw.
     """
     with np.errstate(invalid="ignore"):
         return np.nan_to_num(log_p - log_q, nan=0.0, posinf=_SURE, neginf=-_SURE)
 
 
 def _choose_relation(observations: Observed) -> str:
-    """Return the relation between the neighbours in the games."""
+    """Return the neighbouring relation of the two models in the games."""
     (relation,) = strip_observed_prefix("exact_", observations.facts)
     return relation

@@ -1,4 +1,4 @@
-"""Extract training data without prefixes: draw texts and compare them with all training data."""
+"""Extract training data without prefixes, by comparing drawn texts with all training data."""
 
 from __future__ import annotations
 
@@ -25,15 +25,19 @@ from auditor.plugins.view import Batch, Sampling, View
 
 @dataclass(frozen=True)
 class Untargeted(CorpusAttack):
-    """Draw texts without a prefix, look for training data in all of them (Carlini et al. 2021).
+    """Draw texts without a prefix, and find training data in them (Carlini et al. 2021).
 
-    generations: how many, of `length` tokens each. n: tokens of a memorised n-gram (0: 50, or as
-    many as half of the members' suffixes have, where those are shorter). temperature, top_k: of the
-    distribution that tokens are drawn from; over the first `cooling` tokens the temperature falls
-    from `hot` (0: at once). temperature=0 is greedy from the first token on, and draws one text of
-    each beginning, because all are equal. prompts: a file of texts to begin with, one a line, taken
-    in turn; without it, texts begin as the model begins one. Ranked by perplexity, zlib, lower case
-    and a reference model, as far as there are log-probabilities, a tokenizer and a reference.
+    generations: the number of texts, with `length` tokens each.
+    n: the number of tokens of a memorised n-gram. 0 takes 50 tokens, or fewer if half of the
+    members' suffixes are shorter.
+    temperature, top_k: of the distribution from which tokens are drawn. The temperature falls from
+    `hot` over the first `cooling` tokens (0: at once). temperature=0 is greedy from the first token
+    on, and draws one text of each beginning, because all are equal.
+    prompts: a file of texts with which generations begin, one a line, used in turn. Without a file,
+    texts begin as the model begins a text.
+
+    Texts are ranked by perplexity, zlib, lower case and a reference model. The rankings need
+    log-probabilities, and some need a tokenizer or a reference model.
     """
 
     name = "untargeted"
@@ -60,8 +64,10 @@ class Untargeted(CorpusAttack):
         return {view.sampling_recipe_name(self.sampling(), ""): 1}
 
     def generation_beginnings(self, view: View) -> list[Tokens]:
-        """Return the tokens with which generations begin. Raise AuditError for unreadable
-        prompts."""
+        """Return the tokens with which generations begin.
+
+        Raise AuditError for unreadable prompts.
+        """
         if self.prompts:
             return read_untargeted_prompts(Path(self.prompts), view.tokenizer)
         if view.target.prefix_token:
@@ -105,8 +111,10 @@ class Untargeted(CorpusAttack):
                 yield replace(rank_candidates(query, candidates, score, 1), rankings=scores_of_text)
 
     def candidate_scores_by_ranking(self, view: View, batch: Batch) -> Mapping[str, list[Tensor]]:
-        """Return the candidates' scores by ranking. A ranking needs likelihoods, and some a
-        tokenizer or reference model too."""
+        """Return the scores of each query's candidates, by ranking.
+
+        A ranking needs likelihoods, and some rankings need a tokenizer or reference model too.
+        """
         if not view.has_capability("likelihood"):
             return {}
         rankings = {"perplexity": PerplexityRanking().candidate_scores(view, batch)}

@@ -147,8 +147,8 @@ class Metric:
     # ------------------------------------------------------------------------------------
 
     def measure(self, members: Outcome, others: Outcome) -> Measurement | None:
-        """Return the metric's measurement with its interval; None if these guesses do not determine
-        it.
+        """Return the metric's measurement with its interval; None if the guesses are
+        insufficient.
         """
         outcome = members if self.members else others
         if self.errors is not None:
