@@ -1,7 +1,8 @@
-"""Check a training's steps against its claim, with one check per fault.
+"""Check the steps of a training against its privacy claim, with one check per fault.
 
-Each check returns the measured number and the smallest violation that the check could detect. This
-file checks which records are read and what the claim accounts for. Other files check the rest.
+A check returns the measured number and the smallest violation that it could detect. This file
+checks which records are read and whether the claim's accounting is right. Other files have the
+other checks.
 """
 
 from __future__ import annotations
@@ -120,9 +121,9 @@ def check_sampling_rate(runs: WatchedTrainings) -> LoopCheck:
 
 
 def check_poisson_batch_sizes(runs: WatchedTrainings) -> LoopCheck:
-    """Check that batch sizes vary as under Poisson sampling.
+    """Check that batch sizes vary as in Poisson sampling.
 
-    Shuffled batches of one size give less privacy than the accounting assumes.
+    Shuffled batches of a fixed size give less privacy than the accounting assumes.
     """
     q, n = runs.claim.sample_rate, runs.first_training.n
     sizes = np.array([len(step.records) for step in runs.steps_but_first_of_each_training])
@@ -154,9 +155,9 @@ def check_poisson_batch_sizes(runs: WatchedTrainings) -> LoopCheck:
 
 
 def _bound_shuffled_epsilon(runs: WatchedTrainings) -> float:
-    """Return an upper bound of epsilon at the claimed noise if each record is read once per pass.
+    """Return an upper bound of epsilon if each pass over the data reads each record once.
 
-    The bound holds for any order of the records.
+    The noise is the claimed noise. The bound holds for any order of the records.
     """
     return runs.compute_noise_epsilon(runs.claim.noise_multiplier, quick=True, sampling="shuffled")
 
@@ -245,10 +246,9 @@ def check_claimed_epsilon(runs: WatchedTrainings) -> LoopCheck:
 
 
 def check_step_choice(runs: WatchedTrainings) -> LoopCheck:
-    """Check that the returned weights are the last step's, not chosen by evaluating private
-    records.
+    """Check that the returned weights are those of the last step.
 
-    Without a gradient, such an evaluation is outside the claim.
+    Weights chosen by evaluating private records without a gradient are outside the claim.
     """
     name = "evaluation on private records"
     would = "a step but the last given back, of trainings that evaluate"

@@ -1,4 +1,4 @@
-"""Check for leaks outside the noisy gradient: batch companions, returned weights, prints, seeds."""
+"""Check for leaks outside the noisy gradient: batch effects, returned weights, prints, seeds."""
 
 from __future__ import annotations
 
@@ -78,8 +78,9 @@ def _list_guessable_normals() -> Floats:
 
 
 def _find_likeliest_seed(runs: WatchedTrainings) -> tuple[int, float, str]:
-    """Return the seed that best explains a tensor's first noise, its p-value, and the tensor's
-    name."""
+    """Return the seed that best explains the first noise of a tensor, its p-value, and the
+    tensor.
+    """
     # torch draws 16 normal numbers at a time, and draws the last 16 of a tensor again if its size
     # is no multiple of 16.
     first = runs.first_training.steps[0]
@@ -122,7 +123,7 @@ _counted_check = functools.partial(LoopCheck, source=COUNTED)
 def check_batch_dependence(runs: WatchedTrainings) -> LoopCheck:
     """Check that a record's logits do not depend on the other records of its batch.
 
-    If they do, clipping cannot bound how far the record moves a gradient. Causes are batch norm,
+    If they do, clipping cannot bound the effect of the record on a gradient. Causes are batch norm,
     attention to padding, and experts of fixed capacity.
     """
     name = "each record by itself"
@@ -146,7 +147,7 @@ def check_batch_dependence(runs: WatchedTrainings) -> LoopCheck:
 def check_weights_follow_steps(runs: WatchedTrainings) -> LoopCheck:
     """Check that the returned weights depend on the steps only.
 
-    The same steps must give the same model when the last record is missing.
+    If the last record is missing, equal steps must give an equal model.
     """
     name = "weights follow the steps"
     would = "any other change by the record that was left out"
@@ -200,8 +201,10 @@ def _is_weight_equal_ignoring_nan(weight: torch.Tensor, other: torch.Tensor) -> 
 
 
 def check_printed_output_leaks(runs: WatchedTrainings) -> LoopCheck:
-    """Check that printed text depends on the steps only, not on a private record's loss, for
-    example."""
+    """Check that printed text depends on the steps only.
+
+    A fault would be the loss of a private record, for example.
+    """
     name = "printed text"
     would = "a number, of standard output or a log, that follows the record that was left out"
     if len(runs.first_training.steps) != len(runs.fewer.steps):
@@ -223,8 +226,10 @@ def check_printed_output_leaks(runs: WatchedTrainings) -> LoopCheck:
 
 
 def _list_mixed_steps(runs: WatchedTrainings) -> list[ObservedStep]:
-    """Return the steps whose batches hold both records and foreign rows, without each training's
-    first step."""
+    """Return the steps whose batches have both given records and other texts.
+
+    The first step of each training is omitted.
+    """
     return [step for step in runs.steps_but_first_of_each_training if step.foreign and step.records]
 
 
@@ -247,8 +252,7 @@ def check_rows_are_records(runs: WatchedTrainings) -> LoopCheck:
 
 
 def check_empty_batch_noise(runs: WatchedTrainings) -> LoopCheck:
-    """Check that an empty batch of Poisson sampling gives a step with noise like any other
-    batch."""
+    """Check that a step with an empty batch of Poisson sampling has the usual noise."""
     name = "empty batches"
     would = "one that is left out, is filled with a made-up row, or has no noise"
     if runs.few_error:

@@ -3,7 +3,7 @@
 If the loss is a mean over the tokens of a batch, a record's weight is its share of the batch's
 tokens. If the training does not undo this mean, the weight is also divided by the batch's number of
 records. Clipping hides both effects if gradients exceed the clipping norm. If gradients are
-shorter, one more text shortens all of them: the record then moves the sum by more than its own
+shorter, one more text shortens all of them. The record then moves the sum by more than its own
 clipped gradient.
 """
 
@@ -36,7 +36,7 @@ _DIVIDED = 1.5  # clipping norms: longer gradients were made so for a mean that 
 
 
 def check_company_dependence(runs: WatchedTrainings) -> LoopCheck:
-    """Check that a record's clipped gradient is the same whatever other texts are in its batch."""
+    """Check that a record's clipped gradient does not depend on the other texts of its batch."""
     would = "a loss that is a mean over the tokens or the records of a batch"
     if not runs.company:
         return LoopCheck(
@@ -108,11 +108,11 @@ def _list_least_errors(
     fits: dict[tuple[str, str], tuple[float, float]],
     claim: LoopClaim,
 ) -> list[float]:
-    """Return the smallest standard error for each kind of batch mean that these gradients can
-    reveal.
+    """Return the smallest standard error for each kind of batch mean that can be detected.
 
-    Long gradients can reveal a mean that the training does not undo; other gradients, one that it
-    undoes.
+    Gradients much longer than the clipping norm show a mean that the training does not undo. Other
+    gradients show a mean that it undoes. fits: coefficient and error for each (kind of mean, kind
+    of batch).
     """
     norms = np.concatenate([step.norms for step in steps])
     is_divided = np.median(norms) > _DIVIDED * claim.max_grad_norm
@@ -124,10 +124,10 @@ def _list_least_errors(
 
 
 def measure_reach_share(trace: TrainingTrace, claim: LoopClaim) -> float:
-    """Return the mean reach over the mean reach that the claim's clipping would give.
+    """Return the mean length of records' contributions, relative to the length under the claim.
 
-    Return 1 if the share may be at least a half. It is never below the share under a mean over a
-    batch.
+    The claim's clipping determines the expected length. Return 1 if the ratio may be at least a
+    half. The ratio is never below its value under a mean over a batch.
     """
     steps = [step for step in trace.steps if step.scale and step.records]
     estimate = estimate_mean_reach(steps)
@@ -148,12 +148,12 @@ def _fit_company_weight(
     weight: str,
     by_pass: bool,
 ) -> tuple[float, float] | None:
-    """Fit reaches on the effect of a mean over a batch; return the coefficient and its error, in
-    units of the noise.
+    """Fit records' contributions on the effect of a mean over a batch.
 
-    The fit also allows for a constant and the clipped norm at each length: a record's own gradient
-    and length, or a constant divisor, are no fault. Return None if no batch differs from the
-    others.
+    weight: kind of mean, from `_WEIGHTS`; by_pass: whether a batch is one forward pass instead of a
+        step. Return the coefficient and its error, in units of the noise. The fit also allows for a
+        constant and the clipped norm at each length, because a record's own gradient and length, or
+        a constant divisor, are no fault. Return None if all batches are equal.
     """
     n_tokens = np.array([len(record["input_ids"]) - 1 for record in records], dtype=float)
     kinds = sorted(set(n_tokens))
@@ -200,10 +200,10 @@ def _fit_company_weight(
 def _weigh_company(
     parts: Sequence[Sequence[int]], records: Sequence[int], n_tokens: Floats, weight: str
 ) -> Floats | None:
-    """Return each gradient's weight if the loss is a mean over its batch, by a rule of `_WEIGHTS`:
-    (records,).
+    """Return each gradient's weight, (records,), if the loss is a mean over its batch.
 
-    Return None if a record was read twice.
+    parts: the records of each batch; weight: kind of mean, from `_WEIGHTS`. Return None if a record
+        was read twice.
     """
     weights = dict[int, float]()
     for part in parts:

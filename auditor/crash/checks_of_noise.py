@@ -1,4 +1,4 @@
-"""Check that every tensor's noise is Gaussian, fresh, and of a size independent of secrets."""
+"""Check that every tensor's noise is Gaussian, fresh, and of a size that reveals no secrets."""
 
 from __future__ import annotations
 
@@ -38,8 +38,10 @@ _SURELY_SILENT = 3
 
 
 def check_noise_every_tensor(runs: WatchedTrainings) -> LoopCheck:
-    """Check that every tensor has noise, of any size, because reaches are in units of this
-    noise."""
+    """Check that every tensor has noise, of any size.
+
+    This noise is the unit in which a record's contribution is measured.
+    """
     name = "noise in every tensor"
     would = "a tensor without noise"
     if not runs.steps_with_noise:
@@ -71,7 +73,7 @@ def check_noise_every_tensor(runs: WatchedTrainings) -> LoopCheck:
 
 
 def _find_tensors_without_noise(runs: WatchedTrainings) -> set[str]:
-    """Return tensors with no noise in any step, or in a step where noise would surely show."""
+    """Return tensors without noise in all steps, or in a step in which noise would surely show."""
     silent = set()
     largest: dict[str, float] = {}
     freedoms: dict[str, int] = {}
@@ -89,7 +91,7 @@ def _find_tensors_without_noise(runs: WatchedTrainings) -> set[str]:
 def whiten_unequal_noise(runs: WatchedTrainings) -> WatchedTrainings:
     """Return the trainings with each tensor divided by its noise, if tensors have unequal noise.
 
-    Tensors with equal noise stay: dividing by estimated scales would add error.
+    Trainings with equal noise stay unchanged, because dividing by estimated scales would add error.
     """
     shares = runs.noise_shares
     if not _has_unequal_noise(runs, shares):
@@ -191,7 +193,7 @@ def check_gaussian_noise(runs: WatchedTrainings) -> LoopCheck:
 
 
 def check_noise_independence(runs: WatchedTrainings) -> LoopCheck:
-    """Check that noise is independent between tensors, and between steps of all trainings.
+    """Check that the noise is independent between tensors, and between steps of all trainings.
 
     Every training has its own seed.
     """
@@ -244,11 +246,11 @@ def check_noise_independence(runs: WatchedTrainings) -> LoopCheck:
 
 
 def _find_largest_correlation(noises: Floats, free: float) -> tuple[float, float, tuple[int, int]]:
-    """Return the largest correlation of two rows, its p-value among all pairs, and the two row
+    """Return the largest correlation of two rows, its p-value among all pairs, and the rows'
     indices.
 
-    Given one row, the other row's direction is uniform in its own dimensions, at least `free` many.
-    Its correlation is then at most that between a uniform and a fixed direction.
+    noises: (rows, d). Given one row, the direction of the other row is uniform in at least `free`
+        dimensions. Their correlation is then at most that between a uniform and a fixed direction.
     """
     if free <= 1:  # no tensor is trained in every step
         return 0.0, 1.0, (0, 0)
@@ -264,16 +266,17 @@ def _find_largest_correlation(noises: Floats, free: float) -> tuple[float, float
 
 
 def _count_noise_freedoms(step: ObservedStep, of: slice = slice(None)) -> float:
-    """Return the degrees of freedom of a step's noise outside the span of the records' gradients.
+    """Return the degrees of freedom of a step's noise, outside the span of the records' gradients.
 
-    of: the elements to count.
+    of: the elements of the noise to count.
     """
     return float((step.spread[of] ** 2).sum())
 
 
 def _stack_shared_noise(steps: Sequence[ObservedStep]) -> tuple[Floats, float]:
-    """Return the noise of tensors that every step has, (steps, d), and the smallest degrees of
-    freedom."""
+    """Return the noise of tensors that every step has, (steps, d), and the least degrees of
+    freedom.
+    """
     shared = []
     for name in steps[0].shapes:
         if all(name in step.shapes for step in steps):
@@ -294,8 +297,10 @@ _Pair = tuple[Floats, Floats, float]  # noise, noise, and the first one's dimens
 
 
 def _select_shared_noise(step: ObservedStep, other: ObservedStep) -> _Pair:
-    """Return both steps' noise on the tensors that both have, and the first step's degrees of
-    freedom there."""
+    """Return the noise of both steps, restricted to the tensors that both steps have.
+
+    The third value is the degrees of freedom of the first step's noise there.
+    """
     shared = [name for name in step.shapes if name in other.shapes]
     slices = [slice(*step.shapes[name]) for name in shared]
     other_slices = [slice(*other.shapes[name]) for name in shared]
@@ -308,7 +313,10 @@ def _select_shared_noise(step: ObservedStep, other: ObservedStep) -> _Pair:
 
 
 def _pair_noises(step: ObservedStep) -> Iterator[_Pair]:
-    """Yield pairs of equally large tensors, whose noise is equal if the generator is reseeded."""
+    """Yield the noise of pairs of equally large tensors, and the first noise's degrees of freedom.
+
+    The noise of a pair is equal if the generator is reseeded for each tensor.
+    """
     spans = sorted(step.shapes.values(), key=lambda span: span[1] - span[0])
     for (a, b), (c, d) in itertools.pairwise(spans):
         if b - a == d - c:
@@ -316,12 +324,12 @@ def _pair_noises(step: ObservedStep) -> Iterator[_Pair]:
 
 
 def _pool_noise_correlations(pairs: Sequence[_Pair]) -> tuple[float, float]:
-    """Return the correlation over all pairs (a, b, degrees of freedom of a) and its p-value; (0, 1)
-    without pairs.
+    """Return the correlation over all pairs and its p-value; (0, 1) without pairs.
 
-    Given b, the variance of a @ b is at most b @ b times the variance of an element of a. That
-    variance is a @ a divided by a's degrees of freedom, not by its length, because two tensors with
-    similar gradients have lost the same directions.
+    pairs: (noise a, noise b, degrees of freedom of a). Given b, the variance of a @ b is at most b
+        @ b times the variance of an element of a. This variance is a @ a divided by a's degrees of
+        freedom, not by its length, because two tensors with similar gradients have lost the same
+        directions.
     """
     # A tensor whose records span all its dimensions has no noise to correlate.
     pairs = [pair for pair in pairs if pair[2] > 0.5]
@@ -338,7 +346,9 @@ def _pool_noise_correlations(pairs: Sequence[_Pair]) -> tuple[float, float]:
 
 
 def check_training_reveals_record_count(runs: WatchedTrainings) -> LoopCheck:
-    """Check that a missing record changes only its gradient, not steps, rates or noise size."""
+    """Check that a missing record changes only the gradients, not the steps, rates or noise
+    size.
+    """
     name, a, b = "number of records", runs.first_training, runs.fewer
     if runs.claim.public_size:
         return LoopCheck(name, UNKNOWN, "the claim says that it is public", "")
@@ -394,7 +404,8 @@ def check_noise_size_public(runs: WatchedTrainings) -> LoopCheck:
     """Check that the noise's size follows a public schedule.
 
     Trainings with equally many records must have equal noise at each step. Otherwise the size
-    depends on chance, as in adaptive clipping, or on the records: the test cannot tell which.
+    depends on chance, as in adaptive clipping, or on the records. The test cannot distinguish these
+    two causes.
     """
     name = "noise by a schedule"
     would = "noise whose size differs between trainings"
@@ -421,7 +432,10 @@ def check_noise_size_public(runs: WatchedTrainings) -> LoopCheck:
 
 
 def _group_steps(runs: WatchedTrainings) -> list[list[ObservedStep]]:
-    """Group the steps with noise by step index; omit an index that only one training has."""
+    """Group the steps with noise by their index in the training.
+
+    An index that only one training has is omitted.
+    """
     by_place = itertools.zip_longest(*(trace.steps for trace in runs.traces))
     places = []
     for steps in by_place:
@@ -432,7 +446,7 @@ def _group_steps(runs: WatchedTrainings) -> list[list[ObservedStep]]:
 def _is_noise_size_public(runs: WatchedTrainings) -> bool:
     """Test whether trainings agree on each step's noise scale, up to estimation error.
 
-    The log of a scale has variance 1 / (2 freedom).
+    The log of an estimated scale has variance 1 / (2 degrees of freedom).
     """
     total = 0.0
     freedom = 0

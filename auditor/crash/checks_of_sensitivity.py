@@ -1,4 +1,6 @@
-"""Check each record's reach: how far it moves a released gradient, in units of the noise."""
+"""Check each record's reach: the length of its contribution to a gradient, in units of the
+noise.
+"""
 
 from __future__ import annotations
 
@@ -37,9 +39,10 @@ _Columns = Callable[[ObservedStep], Floats]
 
 
 def check_record_sensitivity(runs: WatchedTrainings) -> LoopCheck:
-    """Check that a record moves the gradient by at most 1 / noise multiplier units of noise.
+    """Check that a record's contribution to the gradient is at most the claimed clipping norm.
 
-    The check covers each model and all models together.
+    In units of the noise, this bound is 1 / noise multiplier. The check covers each model and all
+    models together.
     """
     name, promised = "one record's reach", 1 / runs.claim.noise_multiplier
     kinds = len(SPECIMENS)
@@ -80,9 +83,10 @@ def check_record_sensitivity(runs: WatchedTrainings) -> LoopCheck:
 
 
 def estimate_noise_multiplier_interval(runs: WatchedTrainings) -> tuple[float, float, float] | None:
-    """Return the observed noise multiplier and its 95% interval; None if reaches show no bound.
+    """Return the observed noise multiplier and its 95% interval, or None.
 
-    The multiplier is 1 / (the bound of a reach). The mean reach is below the bound if gradients are
+    The multiplier is 1 / (the bound of a reach). A record's reach is the length of its contribution
+    to the gradient, in units of the noise. The mean reach is below the bound if gradients are
     short. Assume that a reach rises with its gradient's norm up to an unknown clipping norm, and
     equals the bound above. The ends are those of the 95% region of bound and clipping norm. Return
     None if reaches may rise up to the longest gradient.
@@ -135,11 +139,11 @@ _OUTSIDE = float(stats.chi2.isf(0.05, 2))
 def _fit_bound_above_clipping_norm(
     weighted: Sequence[tuple[ObservedStep, Floats, float]], clipping_norm: float
 ) -> tuple[float, float, float]:
-    """Fit the bound of reaches that rise with the gradient's norm up to this clipping norm.
+    """Fit the bound of contributions that rise with the gradient's norm up to this clipping norm.
 
-    weighted: (step, weights of its mean reach, standard deviation of that mean). Return the bound,
-    its standard error, and the squared reaches explained by the least squares fit, in units of the
-    noise.
+    weighted: (step, weights of its mean contribution, standard deviation of this mean). Return the
+        bound, its standard error, and the squared contributions explained by the least squares fit,
+        in units of the noise.
     """
     share_sum = reach_sum = square = product = 0.0
     for step, weights, deviation in weighted:
@@ -156,14 +160,17 @@ def _fit_bound_above_clipping_norm(
 
 
 def _estimate_longest_reach(runs: WatchedTrainings) -> tuple[float, float] | None:
-    """Estimate the mean reach of records whose gradient norms are in the top quarter of their
-    training so far."""
+    """Estimate the mean contribution of records with long gradients, in units of the noise.
+
+    A gradient is long if its norm is in the top quarter of its training so far. Return the mean and
+    its standard error.
+    """
     ranks = rank_training_norms(runs.traces)
     return estimate_mean_reach(runs.steps, lambda step: ranks[id(step)] >= 0.75)
 
 
 def check_kind_sensitivity(runs: WatchedTrainings) -> LoopCheck:
-    """Check that no kind of record has a longer reach than the others.
+    """Check that no kind of record contributes more to a gradient than the claim permits.
 
     Kinds: long, short, first, last and lone records, and records at the edge of a batch.
     """
@@ -206,9 +213,10 @@ _KINDS: dict[str, _Chosen] = {
 def _find_worst_violation(
     runs: WatchedTrainings, mean: float, chosen: _Chosen = lambda record, step: True
 ) -> WorstViolation:
-    """Return the record whose reach exceeds the bound by the most standard errors.
+    """Return the record whose contribution exceeds the bound by the most standard errors.
 
-    mean: the mean reach, in units of the bound, for the message.
+    mean: the mean contribution, in units of the bound, for the message. chosen: selects the
+    records.
     """
     violations = []
     for step in (
@@ -242,9 +250,9 @@ def _find_worst_violation(
 
 
 def check_per_record_clipping(runs: WatchedTrainings) -> LoopCheck:
-    """Check that a record's reach depends on neither its gradient's norm nor its batch.
+    """Check that a record's contribution depends on neither its gradient's norm nor its batch.
 
-    A reach below the bound may rise with the norm, because clipping leaves short gradients
+    A contribution below the bound may rise with the norm, because clipping leaves short gradients
     unchanged.
     """
     name, promised = "clipped by record", 1 / runs.claim.noise_multiplier
@@ -297,10 +305,11 @@ def check_per_record_clipping(runs: WatchedTrainings) -> LoopCheck:
 
 
 def _fit_norm_rise(runs: WatchedTrainings, promised: float) -> tuple[float, float] | None:
-    """Estimate whether reach rises with the gradient's norm and exceeds the bound at large norms.
+    """Estimate whether contributions rise with the gradient's norm and exceed the bound `promised`.
 
     Return (estimate, standard error) of the less significant of two numbers: the slope, and the top
-    quarter's reach minus the bound. Both are needed, because a reach below the bound may rise.
+    quarter's contribution minus the bound. Both are needed, because a contribution below the bound
+    may rise.
     """
     slope = _fit_log_norm_slope(runs.steps)
     top = _estimate_longest_reach(runs)
@@ -328,13 +337,13 @@ _COMPANY: dict[str, Callable[[ObservedStep], Sequence[Sequence[int]]]] = {
 def _fit_share_rise(
     steps: Sequence[ObservedStep], parts: Callable[[ObservedStep], Sequence[Sequence[int]]]
 ) -> tuple[float, float] | None:
-    """Return the slope of reach against a record's share of its part's gradient, and the slope's
-    error.
+    """Return the slope of contributions against a record's share of a summed gradient.
 
-    If a sum is clipped as a whole, the reach is this share; if each record is clipped, it is
-    constant. Return None if the constant is at least a third of the slope (some records may be
-    clipped harder), if the record's norm or log norm explains reach equally well (records below the
-    clipping norm), or if all shares are equal (records read singly).
+    parts: the records of each sum. Return the slope and its error. If a sum is clipped as a whole,
+        the contribution is this share; if each record is clipped, it is constant. Return None if
+        the constant is at least a third of the slope (some records may be clipped harder). Also
+        return None if the record's norm or log norm explains contributions equally well (records
+        below the clipping norm), or if all shares are equal (records read singly).
     """
     fit = _fit_sensitivity_line(steps, lambda step: _compute_record_shares(step, parts(step)))
     norm_fits = [
@@ -355,21 +364,27 @@ def _fit_share_rise(
 def _fit_sensitivity_line(
     steps: Sequence[ObservedStep], column: Callable[[ObservedStep], Floats]
 ) -> tuple[Floats, Floats] | None:
-    """Apply `_fit_least_squares` to this column and a column of ones."""
+    """Fit the contributions on a column and a column of ones (see `_fit_least_squares`)."""
     return _fit_least_squares(
         steps, lambda step: np.stack([column(step), np.ones(len(step.norms))], 1)
     )
 
 
 def _compute_explained_deviation(fit: tuple[Floats, Floats]) -> float:
-    """Return how much a fit reduces the squared deviations, in units of the noise."""
+    """Return the squared length of a fit's values, in units of the noise.
+
+    fit: coefficients and covariance.
+    """
     coefficients, covariance = fit
     # The inverse covariance is X' G X: this is the squared length of the fitted values.
     return float(coefficients @ np.linalg.solve(covariance, coefficients))
 
 
 def _compute_record_shares(step: ObservedStep, parts: Sequence[Sequence[int]]) -> Floats:
-    """Return each gradient's norm over the norm of its part's summed gradient: (records,)."""
+    """Return the norm of each gradient divided by the norm of a summed gradient, (records,).
+
+    parts: the records of each sum.
+    """
     records = sorted(set(step.records))
     shares = np.ones(len(step.norms))
     # (records, records) inner products before clipping: a part's block adds up to the squared norm
@@ -401,11 +416,11 @@ def _estimate_first_coefficient(
 def _fit_least_squares(
     steps: Sequence[ObservedStep], columns: _Columns
 ) -> tuple[Floats, Floats] | None:
-    """Fit all reaches on these columns; return the nonzero columns' coefficients and their
-    covariance.
+    """Fit the contributions of all steps on columns; return the coefficients and their covariance.
 
-    The fit is generalised least squares: the covariance of a step's reaches is the inverse Gram
-    matrix of its records' unit gradients. Return None if the fit is undetermined.
+    columns: for a step, (records, columns). Columns of zeros are dropped. The fit is generalised
+        least squares: the covariance of a step's contributions is the inverse Gram matrix of its
+        records' unit gradients. Return None if the fit is undetermined.
     """
     rows = []
     for step in steps:

@@ -19,14 +19,17 @@ SAMPLING = ("poisson", "shuffled", "allocation")
 
 @dataclass(frozen=True)
 class LoopClaim:
-    """The claim of one training, for one record added or removed.
+    """The privacy claim of one training, for one record added or removed.
 
-    noise_multiplier: standard deviation of the noise over the clipping norm; max_grad_norm:
-    clipping norm of a record's gradient; sample_rate: probability that a step reads a given record;
-    steps: updates of the weights; epsilon: the reported epsilon at delta, None to compute it from
-    the other fields. sampling: how a batch is drawn; under `allocation`, each record joins randomly
-    and independently as many steps of a pass as the rate says. public_size: True if the number of
-    records is public (epsilon then holds for replacing one record by an empty record).
+    noise_multiplier: standard deviation of the noise over the clipping norm.
+    max_grad_norm: clipping norm of a record's gradient.
+    sample_rate: probability that a step reads a given record.
+    steps: number of updates of the weights.
+    epsilon: the reported epsilon at delta; None: computed from the other fields.
+    sampling: how a batch is drawn, one of `SAMPLING`. Under `allocation`, each record joins
+        randomly and independently as many steps of a pass as the rate says.
+    public_size: whether the number of records is public; epsilon then holds for replacing one
+        record by an empty record.
     """
 
     noise_multiplier: float
@@ -80,9 +83,9 @@ class LoopClaim:
     def from_stated_claim(cls, claim_or_pair: Any, with_epsilon: bool = True) -> Self:
         """Build a claim from a LoopClaim, a mapping of its fields, or a pair (model, claim).
 
-        A mapping may hold `engine`, an Opacus engine whose accountant supplies missing fields.
-        with_epsilon: also read the engine's epsilon, which takes a second. Raise AuditError if the
-        claim is invalid.
+        A mapping may have the key `engine`, an Opacus engine whose accountant supplies missing
+        fields. with_epsilon: whether to read the engine's epsilon too, which takes a second. Raise
+        AuditError if the claim is invalid.
         """
         if isinstance(claim_or_pair, tuple) and len(claim_or_pair) == 2:
             claim_or_pair = claim_or_pair[1]
@@ -122,12 +125,11 @@ class LoopClaim:
         return cls(**claim_or_pair)
 
     def compute_implied_epsilon(self, quick: bool = False) -> float:
-        """Return the epsilon that follows from the claim's noise, rate, steps and sampling; quick:
-        10% higher.
+        """Return the epsilon that follows from the claim's noise, rate, steps and sampling.
 
-        In shuffled batches no record is hidden among others, so each pass counts as one step that
-        reads all data. Allocation counts the same way, but hides more: its result is an upper
-        bound.
+        quick: whether to compute a value that is 10% higher. In shuffled batches no record is
+            hidden among others, so each pass counts as one step that reads all data. Allocation
+            counts in this way too, but hides more, so its result is an upper bound.
         """
         rate = self.sample_rate
         steps = self.steps

@@ -22,10 +22,11 @@ _Lines = dict[str, list[tuple[str, ...]]]
 
 @dataclass
 class PrintedText:
-    """Text from standard output, standard error and the root logger.
+    """The text that a training printed on standard output, standard error and the root logger.
 
-    before_step: True after the model's forward pass and before its step. Such text may describe the
-    gradient that the step will release, so it is stored separately.
+    before_step: whether the training is between the model's forward pass and its step.
+    early: text printed in that time. It may describe the gradient that the step will release, so it
+        is stored separately.
     """
 
     before_step: bool = False
@@ -86,11 +87,10 @@ class _Handler(logging.Handler):
 
 
 def find_differing_line(first_text: str, other: str, again: str) -> tuple[str, str] | None:
-    """Return the first line whose numbers differ between two texts, as in each of them; None if all
-    agree.
+    """Return the first line whose numbers differ between two texts, from each text, or None.
 
-    again: the text of a repeated training. Numbers that differ there too, such as times, are
-    ignored.
+    again: the text of a repeated training. Numbers that differ from this text too, such as times,
+        do not count.
     """
     first, second, third = map(_read_line_numbers, (first_text, other, again))
     for line, rows in first.items():

@@ -1,8 +1,8 @@
-"""Estimate each record's reach: how far it moves a released gradient, in units of the noise.
+"""Estimate each record's reach: the length of its contribution to a gradient, in noise units.
 
 Reaches are coefficients of the least squares fit of a step's released gradient on its records' unit
 gradients. Each estimate is unbiased, whatever the other reaches are. If every reach is within the
-bound, a sum of reaches with nonnegative weights is at most the bound times the sum of weights; the
+bound, a sum of reaches with nonnegative weights is at most the bound times the sum of weights. The
 reaches need not be equal. Weights depend only on gradients computed before the step's noise.
 """
 
@@ -35,8 +35,10 @@ def choose_all_records(step: ObservedStep) -> Chosen:
 def estimate_mean_reach(
     steps: Sequence[ObservedStep], choose: ChooseRecords = choose_all_records
 ) -> Estimate | None:
-    """Estimate the mean reach of the chosen records, whatever the other reaches are; None without
-    noise."""
+    """Return the mean reach of the chosen records and its standard error; None without noise.
+
+    The estimate is unbiased, whatever the other records' reaches are.
+    """
     sums = []
     for step in steps:
         if step.scale and step.records:
@@ -49,8 +51,8 @@ def _sum_chosen_reaches(
 ) -> tuple[float, float] | None:
     """Return the sum of the chosen records' weights, and the weighted sum of their reaches.
 
-    Both are divided by the standard deviation of the weighted sum. Return None if no record is
-    chosen.
+    gram: (records, records) of unit gradients; reaches, chosen: (records,). Both sums are divided
+        by the standard deviation of the weighted sum. Return None if no record is chosen.
     """
     if not chosen.any():
         return None
@@ -61,17 +63,20 @@ def _sum_chosen_reaches(
 
 
 def weigh_all_records(gram: Floats) -> tuple[Floats, float]:
-    """Return nonnegative weights (records,) for the most precise mean reach, and the standard
-    deviation of the weighted sum."""
+    """Return weights for the most precise mean reach, and the standard deviation of the weighted
+    sum.
+
+    The weights are nonnegative, (records,). gram: (records, records) of unit gradients.
+    """
     return _weigh_chosen_records(gram, np.ones(len(gram), dtype=np.bool_))
 
 
 def _average_reach_sums(sums: Sequence[tuple[float, float]]) -> Estimate | None:
-    """Average the sums of all steps.
+    """Average the weighted sums of all steps; return the mean reach and its standard error.
 
-    Given all earlier steps, a step's weighted sum of reaches over its standard deviation has
-    variance 1. The sum over T steps has variance T exactly, although earlier noise changed the
-    weights.
+    sums: for each step, (sum of weights, weighted sum of reaches). Given all earlier steps, the
+        second sum has variance 1. The total over T steps has variance T exactly, although earlier
+        noise changed the weights.
     """
     total_weight = sum(weight for weight, _ in sums)
     if not total_weight > 0:
@@ -80,12 +85,12 @@ def _average_reach_sums(sums: Sequence[tuple[float, float]]) -> Estimate | None:
 
 
 def _weigh_chosen_records(gram: Floats, chosen: Chosen) -> tuple[Floats, float]:
-    """Return nonnegative weights for the chosen records' most precise mean reach, and the standard
-    deviation of the weighted sum.
+    """Return weights for the chosen records' most precise mean reach, and its weighted sum's
+    deviation.
 
     gram: (records, records) of unit gradients, the inverse of the reaches' covariance. The weights
-    are those of the generalised least squares mean if all are positive, otherwise of the
-    constrained mean.
+        are nonnegative. They are those of the generalised least squares mean if all are positive,
+        otherwise of the constrained mean.
     """
     precision = gram[np.ix_(chosen, chosen)]
     if not chosen.all():
@@ -109,8 +114,10 @@ def _weigh_chosen_records(gram: Floats, chosen: Chosen) -> tuple[Floats, float]:
 
 
 def rank_training_norms(traces: Sequence[Trace]) -> dict[int, Floats]:
-    """Rank each gradient norm among the norms of its training so far: step `id` -> (records,)
-    shares below."""
+    """Return for each step, by `id`, the ranks of its gradient norms, (records,).
+
+    A rank is the share of smaller norms in the training so far.
+    """
     ranks = {}
     for trace in traces:
         earlier = np.zeros(0)
@@ -123,14 +130,14 @@ def rank_training_norms(traces: Sequence[Trace]) -> dict[int, Floats]:
 def estimate_tensor_reaches(
     trainings: Sequence[Sequence[ObservedStep]], noise_shares: Mapping[str, float]
 ) -> list[Estimate | None]:
-    """Estimate a record's reach if each tensor has its own bound: in all trainings together, then
-    in each.
+    """Estimate a record's mean reach if each tensor is clipped separately.
 
-    With clipping by tensor, each tensor's part of a contribution is a multiple of that tensor's
-    gradient. If the contribution has a length of at most 1, it adds at most b(u) along a direction
-    u: the root of the sum over tensors of squared positive inner products of u with the record's
-    unit gradients. All contributions add at most the sum of b(u), for any clipping. noise_shares:
-    each tensor's noise over that of all tensors.
+    The first estimate is for all trainings together, the others are for each training.
+    noise_shares: each tensor's noise over that of all tensors. With clipping by tensor, each
+    tensor's part of a contribution is a multiple of that tensor's gradient. If the contribution has
+    a length of at most 1, it adds at most b(u) along a direction u. b(u) is the root of the sum
+    over tensors of squared positive inner products of u with the record's unit gradients. All
+    contributions add at most the sum of b(u), for any clipping.
     """
     sums = []
     for steps in trainings:
@@ -145,10 +152,11 @@ def estimate_tensor_reaches(
 def _sum_tensor_reaches(
     steps: Sequence[ObservedStep], noise_shares: Mapping[str, float]
 ) -> list[tuple[float, float]]:
-    """Return for each step the sum of its records' bounds b(u), and the released gradient along u.
+    """Return for each step (sum of its records' bounds b(u), released gradient along u).
 
-    u is a unit vector. In each tensor it points along the sum of the records' unit gradients. Its
-    length there depends on the tensor's reach in earlier steps, never on the step's own noise.
+    b(u): see `estimate_tensor_reaches`. u is a unit vector. In each tensor it points along the sum
+    of the records' unit gradients. Its length there depends on the tensor's contributions in
+    earlier steps, never on the step's own noise.
     """
     sums = []
     products: dict[str, float] = {}
@@ -179,8 +187,8 @@ def _sum_tensor_reaches(
 def _project_tensor_sums(step: ObservedStep, shares: Floats) -> tuple[Floats, Floats]:
     """Project the released gradient and all unit gradients on each tensor's summed gradient.
 
-    shares: (tensors,). Return (tensors,) in units of each tensor's noise, and (tensors, records)
-    with negative values set to 0.
+    shares: (tensors,) noise. Return (tensors,) in units of each tensor's noise, and (tensors,
+        records) with negative values set to 0.
     """
     norms = np.sqrt(np.diagonal(step.tensor_grams, axis1=1, axis2=2))
     inverse = np.where(norms > 0, 1 / np.where(norms > 0, norms, 1.0), 0.0)
@@ -200,8 +208,8 @@ def is_clipping_per_tensor(
 ) -> bool:
     """Test whether a step combines tensors' gradients in other proportions than the records do.
 
-    If it does not, the part of a step that is explained only by treating tensors separately is
-    noise, and chi-squared.
+    If not, only noise explains the part of a step that needs separate tensors, and this part is
+    chi-squared.
     """
     excess = 0.0
     freedom = 0
@@ -221,11 +229,11 @@ def is_clipping_per_tensor(
 
 
 def _explain_products(grams: Floats, products: Floats) -> tuple[float, int]:
-    """Return how much of a unit-noise gradient lies in a span (squared length), and the span's
-    dimension.
+    """Return the squared length of a gradient's part in a span, and the span's dimension.
 
-    grams: (parts, records, records) inner products of the spanning gradients; products: (parts,
-    records), theirs with the unit-noise gradient. Both results are summed over parts.
+    The gradient has unit noise. grams: (parts, records, records) inner products of the spanning
+    gradients; products: (parts, records), inner products with the unit-noise gradient. Both results
+    are summed over parts.
     """
     values, vectors = np.linalg.eigh(grams)
     used = values > _ROUNDING * np.maximum(values[:, -1:], 1e-300)

@@ -98,8 +98,7 @@ def describe_observed_loop(test: CrashTest) -> str:
 
 
 def describe_one_run_bound(test: CrashTest) -> str:
-    """Describe the bound of epsilon from one training, and the largest bound that it could have
-    shown."""
+    """Describe the lower bound of epsilon from one training, and the largest possible bound."""
     bound = test.one_run
     if bound is None:
         return "no time was left for a bound of epsilon from one training."

@@ -1,4 +1,6 @@
-"""Crash-test a Hugging Face Trainer, with its settings and callbacks, on our model and records."""
+"""Test a Hugging Face Trainer's privacy, with its settings and callbacks, on our model and
+records.
+"""
 
 from __future__ import annotations
 
@@ -149,7 +151,7 @@ def catch_trainer_before_training_context(trainers: list[Any]) -> Iterator[None]
 
 
 def find_trainer(entry: Callable[[], Any]) -> Any:
-    """Return the Trainer that an entry point returns or is about to train.
+    """Return the Trainer that a user's function returns or is about to train.
 
     Raise AuditError if there is none.
     """

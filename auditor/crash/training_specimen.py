@@ -33,10 +33,11 @@ class Specimen:
     """The model and the records that a crash test gives to a training.
 
     scales: (end of a weight's name, factor); large factors move much of a gradient into some
-    tensors, so that a tensor missing from the clipped norm is noticed. alike: all records have one
-    text, so their gradients are parallel and a batch moves the model as far as possible. one_hot:
-    whether one entry holds 88% of the squared norm of a gradient, so that a norm over only some
-    entries is noticed.
+        tensors, so that a tensor missing from the clipped norm is noticed.
+    alike: whether all records have one text, so that their gradients are parallel and a batch moves
+        the model as far as possible.
+    one_hot: whether one entry holds 88% of the squared norm of a gradient, so that a norm over only
+        some entries is noticed.
     lengths: tokens of the records' texts, used in turn.
     """
 
@@ -197,8 +198,8 @@ def make_crash_records(
 ) -> list[Record]:
     """Make records of token ids, each with a unique first token that identifies the record.
 
-    is_same_rest: the other tokens are the beginning of one shared text. lengths: numbers of other
-    tokens, used in turn.
+    is_same_rest: whether the other tokens are the beginning of one shared text. lengths: numbers of
+    other tokens, used in turn.
     """
     generator = torch.Generator().manual_seed(seed)
     text = torch.randint(1, _WORDS, (max(lengths),), generator=generator).tolist()
@@ -214,7 +215,7 @@ def make_crash_records(
 
 
 def find_row_records(ids: Tensor) -> list[int | None]:
-    """Return the record index of each row of ids, (b, n); None for a row that is not a record."""
+    """Return for each row of `ids` (b, n) the index of its record, or None if it is no record."""
     # argmax of a row without such a token is 0, and that token names no record either.
     firsts = ids.gt(_WORDS - 1).float().argmax(1)
     tokens = ids.gather(1, firsts.unsqueeze(1)).squeeze(1).tolist()
@@ -223,7 +224,10 @@ def find_row_records(ids: Tensor) -> list[int | None]:
 
 @dataclass(frozen=True)
 class SpecimenRecordGradients:
-    """Reference gradients of single records, at any given weights of a model."""
+    """Reference gradients of single records, for given weights of a model.
+
+    twin: a copy of the model.
+    """
 
     # the model as the training changed it (an adapter, for example), without any hooks
     twin: nn.Module
@@ -232,9 +236,10 @@ class SpecimenRecordGradients:
     def record_gradients_at_weights(
         self, weights: dict[str, Tensor], indices: list[int], names: list[str]
     ) -> dict[str, Tensor]:
-        """Return the gradient of each record's mean nll, by tensor name: (records wanted, *shape).
+        """Return by tensor name the gradients of some records' losses, (len(indices), *shape).
 
-        The nll is in nats, over all tokens except the record's first.
+        weights: weights of the model; indices: the records; names: the tensors. A loss is the mean
+            negative log-likelihood in nats, over all tokens except the record's first.
         """
         with (
             torch.no_grad()
@@ -254,7 +259,7 @@ class SpecimenRecordGradients:
         return dict(zip(copies, gradients, strict=True))
 
     def _compute_mean_nll(self, weights: dict[str, Tensor], row: Tensor) -> Tensor:
-        """Return the mean nll of one record, without an attention mask.
+        """Return the mean negative log-likelihood of one record, without an attention mask.
 
         Padding follows the record, and a causal model does not look ahead.
         """
@@ -264,7 +269,7 @@ class SpecimenRecordGradients:
 
 
 def pad_specimen_tokens(records: list[Record], indices: list[int]) -> Tensor:
-    """Return padded token ids of these records: (records wanted, longest)."""
+    """Return padded token ids of some records, (len(indices), longest)."""
     rows = [records[i]["input_ids"] for i in indices]
     width = max(map(len, rows))
     return torch.tensor([[*row, *[PAD] * (width - len(row))] for row in rows])
@@ -272,7 +277,7 @@ def pad_specimen_tokens(records: list[Record], indices: list[int]) -> Tensor:
 
 @contextmanager
 def empty_draws_context(n: int) -> Iterator[None]:
-    """Make every fourth torch draw of n uniform numbers select no record (all just below 1).
+    """Make every fourth torch draw of `n` uniform numbers select no record (all just below 1).
 
     Poisson sampling can make such a draw, so a training must handle it.
     """

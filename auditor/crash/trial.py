@@ -1,4 +1,6 @@
-"""Run the crash test: about eight trainings on our specimens, then every check."""
+"""Run the crash test of a private training: about eight trainings on tiny models, then all
+checks.
+"""
 
 from __future__ import annotations
 
@@ -46,11 +48,12 @@ _LEAST = len(training_specimen.SPECIMENS)  # trainings, if there is time
 
 @dataclass(frozen=True)
 class ObservedLoop:
-    """The observed behaviour of the loop.
+    """The observed noise, sampling rate and steps of a training loop.
 
     epsilon: our accountant's result at the observed noise, rate and steps; inf: unbounded.
-    noise_multiplier and epsilon are None if no reach was observed. low, high: the 95% interval of
-    epsilon, from the intervals of noise multiplier and sampling rate.
+    low, high: the 95% interval of epsilon, from the intervals of noise multiplier and sampling
+        rate.
+    noise_multiplier and epsilon are None if no record's contribution was observed.
     """
 
     noise_multiplier: float | None
@@ -63,9 +66,12 @@ class ObservedLoop:
 
 @dataclass(frozen=True)
 class OneRun:
-    """A lower bound of epsilon with 95% confidence. best: the bound if every guess were right.
+    """A lower bound of epsilon with 95% confidence, from guesses about one training.
 
-    claimed: the claimed epsilon of this training, which received half of the records.
+    Half of the records were in the training.
+    best: the bound if every guess were right.
+    claimed: the claimed epsilon of this training.
+    canaries, guesses, right: number of records, of guesses and of right guesses.
     """
 
     epsilon: float
@@ -78,8 +84,11 @@ class OneRun:
 
 @dataclass(frozen=True)
 class CrashTest:
-    """The verdict on a private training.
+    """The results of the crash test of a private training.
 
+    checks: result of each check; loop: the observed training loop.
+    seconds: duration; seed: seed of the test.
+    one_run: a lower bound of epsilon from one training (None: time ran out).
     epsilon: a lower bound of the real epsilon; None if there is no evidence against the claim.
     """
 
@@ -106,7 +115,11 @@ class CrashTest:
 
     @property
     def verdict(self) -> str:
-        """Return `broken`, `no fault seen` or `cannot tell` (no reach observed), not "private"."""
+        """Return `broken`, `no fault seen`, or `cannot tell` if no record's contribution was
+        observed.
+
+        A test cannot show that a training is private.
+        """
         if self.broken_checks:
             return BROKEN
         by_name = {check.name: check.verdict for check in self.checks}
@@ -143,11 +156,13 @@ def crash_test(
     """Run `train(model, records)` on tiny models and records, and check the training's claim.
 
     train: trains the model in place with a torch.optim optimizer, or is a transformers Trainer,
-    copied for each training. records: a list of {"input_ids": [token, ...]}. claim: a `LoopClaim`
-    or a mapping of its fields; None if `train` returns (model, claim). tell: called with the number
-    of finished trainings and the total. The test repeats trainings until it has about a thousand
-    gradients, and uses every specimen if half of the time suffices. Raise AuditError if the
-    training ignores its model or its records, states no claim, or exceeds the minutes.
+        which is copied for each training. Its records are a list of {"input_ids": [token, ...]}.
+    claim: a `LoopClaim` or a mapping of its fields; None if `train` returns (model, claim).
+    minutes: time limit.
+    tell: called with the number of finished trainings and the total.
+    The test repeats trainings until it has about a thousand gradients, and uses every specimen if
+    half of the time suffices. Raise AuditError if the training ignores its model or its records,
+    states no claim, or exceeds the minutes.
     """
     start = time.monotonic()
     until = start + 60 * minutes
@@ -205,9 +220,9 @@ def crash_test(
 def _replay_shifted_seed(
     train: Train, first: TrainingTrace, seed: int, until: float
 ) -> ObservedStep:
-    """Replay the first step under seed + 2^32.
+    """Replay the first step with seed + 2^32, and return it.
 
-    Raise AuditError if the original seed does not reproduce its first step.
+    until: time limit. Raise AuditError if the original seed does not reproduce its first step.
     """
     original = first.steps[0]
     again = run_watched_training(train, seed, training_specimen.RECORDS, until, most=1)[0].steps[0]
@@ -228,10 +243,10 @@ def _replay_shifted_seed(
 def _replay_shortened_training(
     train: Train, claim: LoopClaim, first: TrainingTrace, seed: int, until: float
 ) -> tuple[TrainingTrace, TrainingTrace | None]:
-    """Replay the first training's steps without its last record, or with another last record if n
-    is public.
+    """Replay the steps of the first training without its last record.
 
-    If the printed text differs, also return a replay on the original records.
+    If the number of records is public, the last record is replaced instead. If the printed text
+    differs, also return a replay on the original records. until: time limit.
     """
     n = training_specimen.RECORDS - (not claim.public_size)
     fewer, _ = run_watched_training(
@@ -247,8 +262,10 @@ def _replay_shortened_training(
 def _train_companies(
     train: Train, claim: LoopClaim, seed: int, until: float
 ) -> tuple[TrainingTrace, ...]:
-    """Run trainings with gradients below the claimed clipping norm, on one long text among short
-    texts."""
+    """Run trainings with one long text among short texts.
+
+    Their gradients are below the claimed clipping norm. until: time limit.
+    """
     if not claim.max_grad_norm:
         return ()
     seeds = []
@@ -278,8 +295,10 @@ def _train_companies(
 
 
 def _measure_company_share(trace: TrainingTrace, clipping_norm: float) -> float:
-    """Return the median norm of the first step's gradients over the intended norm; 1 without
-    gradients."""
+    """Return the median gradient norm of the first step, relative to the intended norm.
+
+    Return 1 without gradients.
+    """
     norms = next((step.norms for step in trace.steps if step.norms.any()), None)
     if norms is None:
         return 1.0
@@ -289,11 +308,11 @@ def _measure_company_share(trace: TrainingTrace, clipping_norm: float) -> float:
 def _train_few_records(
     train: Train, stated: object, first: TrainingTrace, seed: int, until: float
 ) -> tuple[TrainingTrace | None, int | None, str]:
-    """Train on one record more than a batch holds on average; return the trace, claimed steps and
-    error.
+    """Train on one record more than a batch holds on average.
 
-    At the claimed rate, a batch then holds one record or none. If the training raises an exception,
-    as many loops do on an empty batch, the trace is None and the error holds the message.
+    Return the trace, the claimed steps and an error message. At the claimed rate, a batch then
+    often holds one record or none. If the training raises an exception, as many loops do on an
+    empty batch, the trace is None and the message is that of the exception.
     """
     n = 1 + round(sum(len(step.records) for step in first.steps) / len(first.steps))
     if n > training_specimen.RECORDS // 2:
@@ -318,8 +337,9 @@ def _train_few_records(
 def bound_loop_epsilon(train: Train, claim: object, seed: int, until: float) -> OneRun:
     """Bound epsilon by guessing which records a training read (`statistics/one_run.py`).
 
-    A fair coin includes each record; the guess is "in" for records of the largest reach. claim: for
-    all trainings; None: use the claim that this training returns.
+    A fair coin includes each record. The guess is "included" for records with the largest
+    contributions to gradients. claim: for all trainings; None: use the claim that this training
+    returns. until: time limit.
     """
     coins = np.random.default_rng(seed).random(training_specimen.RECORDS) < 0.5
     chosen = [int(i) for i in np.flatnonzero(coins)]
@@ -341,19 +361,19 @@ def bound_loop_epsilon(train: Train, claim: object, seed: int, until: float) -> 
 
 
 def derive_training_seed(seed: int, training: int) -> int:
-    """Return the 32-bit seed of a training (numbered from 0) of a test. No person would choose such
-    a seed.
+    """Return the 32-bit seed of a training (numbered from 0), which no person would choose.
 
-    Different test seeds give different training seeds.
+    seed: the seed of the test. Different tests have different training seeds.
     """
     # an odd factor: injective
     return (seed * (_MOST + 2 + _IN_DIVIDED_COMPANY) + training + 1) * 2654435769 % 2**32
 
 
 def summarise_observed_loop(runs: WatchedTrainings, checks: tuple[LoopCheck, ...]) -> ObservedLoop:
-    """Return the loop's observed numbers; epsilon follows from its noise, rate, sampling and steps.
+    """Return the observed noise, rate and steps of the loop, and the epsilon that follows from
+    them.
 
-    If some kind of record, or a single record, has a larger epsilon than all records together, that
+    If some kind of record, or a single record, has a larger epsilon than all records together, this
     epsilon is returned.
     """
     broken_checks = {}
@@ -397,10 +417,10 @@ def summarise_observed_loop(runs: WatchedTrainings, checks: tuple[LoopCheck, ...
 def _bound_observed_epsilon(
     runs: WatchedTrainings, noise: tuple[float, float, float], epsilon: float, more: dict[str, Any]
 ) -> tuple[float, float]:
-    """Return the 95% interval of epsilon, from the errors of the noise multiplier and the sampling
-    rate.
+    """Return the 95% interval of epsilon, from the intervals of noise multiplier and sampling rate.
 
-    The errors are independent. Each gives a ratio of two epsilons of the quick accountant.
+    noise: the noise multiplier and its interval. more: fields of the claim. The errors are
+    independent. Each gives a ratio of two epsilons of the quick accountant.
     """
 
     middle = runs.compute_noise_epsilon(noise[0], quick=True, **more)

@@ -1,8 +1,8 @@
-"""Define what all checks share: watched trainings, verdicts, and one significance level.
+"""Define the shared parts of all checks: watched trainings, verdicts, and the significance level.
 
-Every p-value is one-sided against the claim. Bonferroni's rule divides the level among the checks,
-which bounds the probability of calling an honest training broken. Estimates are sums over thousands
-of noise elements, so approximately normal.
+Every p-value is one-sided against the claim. Bonferroni's rule divides the significance level among
+the checks. This bounds the probability of calling an honest training broken. Estimates are sums
+over thousands of noise elements, so approximately normal.
 """
 
 from __future__ import annotations
@@ -30,7 +30,18 @@ PLANTED = "by a planted fault"
 
 @dataclass(frozen=True)
 class WatchedTrainings:
-    """Watched trainings with several seeds and all specimens; one of them lacks a record."""
+    """The observed trainings of a crash test, with several seeds and all specimens.
+
+    traces: the trainings for most checks.
+    fewer: a replay of the first training's steps without its last record, or with another last
+        record if the number of records is public.
+    repeated_training: a replay of the first training, if `fewer` prints other text.
+    small_training: a training on one record more than a batch holds; few_claimed: the steps that it
+        claims; few_error: message of its exception.
+    other_seed: the first step under a seed with equal lowest 32 bits.
+    company: trainings with gradients shorter than the clipping norm, on texts of unequal lengths.
+    whitened_shares: by tensor, the noise that divided the tensor (None: undivided).
+    """
 
     claim: LoopClaim
     traces: tuple[TrainingTrace, ...]
@@ -60,8 +71,10 @@ class WatchedTrainings:
 
     @property
     def steps_but_first_of_each_training(self) -> list[ObservedStep]:
-        """All steps but each training's first, as records read before that step may only try out
-        the model."""
+        """All steps except the first of each training.
+
+        Records that are read before the first step may serve only to try out the model.
+        """
         return [step for trace in self.traces for step in trace.steps[1:]]
 
     @property
@@ -70,7 +83,10 @@ class WatchedTrainings:
 
     @property
     def noise_shares(self) -> dict[str, float]:
-        """Each tensor's noise over that of all tensors, pooled over steps by degrees of freedom."""
+        """For each tensor, its noise divided by that of all tensors.
+
+        The noise is pooled over steps by degrees of freedom.
+        """
         if self.whitened_shares is not None:
             return self.whitened_shares
         squares: dict[str, float] = {}
@@ -93,7 +109,7 @@ class WatchedTrainings:
 
     @property
     def observed_sampling_rate(self) -> float:
-        """The share of steps that read a record, averaged over records."""
+        """The share of steps in which a record is read, averaged over records."""
         # Allocation reads each record equally often only over whole trainings: a missing first step
         # would leave incomplete passes.
         if self.claim.sampling == "allocation":
@@ -105,8 +121,10 @@ class WatchedTrainings:
 
     @property
     def sampling_rate_interval(self) -> tuple[float, float]:
-        """Clopper and Pearson's exact 95% interval of the sampling rate; a point if batches are not
-        drawn at random."""
+        """Clopper and Pearson's exact 95% interval of the sampling rate.
+
+        Both ends are equal if batches are not drawn at random.
+        """
         rate = self.observed_sampling_rate
         if self.claim.sampling != "poisson" or rate >= 1:
             return rate, rate
@@ -143,9 +161,10 @@ class WatchedTrainings:
 
 @dataclass(frozen=True)
 class WorstViolation:
-    """Where in the trainings the largest violation occurred.
+    """The position in the trainings at which the largest violation occurred.
 
-    training, step, record: indices from 0; None if the violation concerns the entire training.
+    measured, expected: the observed and the permitted value, in words. training, step, record:
+    indices from 0; None if the violation concerns the entire training.
     """
 
     measured: str
@@ -158,7 +177,14 @@ class WorstViolation:
 
 @dataclass(frozen=True)
 class LoopCheck:
-    """The verdict of one check. epsilon: the real epsilon that it implies; inf: unbounded."""
+    """The result of one check.
+
+    verdict: BROKEN, NO_FAULT or UNKNOWN; said: the observation.
+    would_see: the smallest violation that the check detects with 80% probability; source: how this
+        is known.
+    epsilon: the real epsilon that a violation implies; inf: unbounded.
+    witness: the worst violation, if broken.
+    """
 
     name: str
     verdict: str
@@ -180,8 +206,9 @@ def judge_p_value(
     epsilon: Callable[[], float] | None = None,
     source: str = STATISTIC,
 ) -> LoopCheck:
-    """Return a check, broken if p is below the check's share of the level.
+    """Return a check, which is broken if p is below its share of the significance level.
 
+    fault, fine: the observation if the check is broken or not. would_see: see `LoopCheck`. witness,
     epsilon: called only for a broken check, because accounting takes a second.
     """
     if p < SHARE:
@@ -217,7 +244,7 @@ def get_unbounded_epsilon() -> float:
 def count_detectable_errors(among: int = 1) -> float:
     """Return the violation, in standard errors, that is detected with 80% probability.
 
-    among: number of tests that share the level.
+    among: number of tests that share the check's significance level.
     """
     # From 0 to the critical value, plus the margin that puts POWER of the estimates beyond it.
     return float(stats.norm.isf(SHARE / among) + stats.norm.ppf(POWER))

@@ -1,4 +1,4 @@
-"""Watch a training from outside: which records the model reads, and each step's gradient.
+"""Watch a training from outside: the records that the model reads, and each step's gradient.
 
 The watch uses torch's hooks and does not edit the training. It decomposes every privatised
 gradient:
@@ -6,8 +6,8 @@ gradient:
     gradient = scale * (sum over the batch's records of (reach * unit gradient) + noise)
 
 A gradient has about 5,000 dimensions, and the records of a batch span only a few. The rest is
-noise, so one step gives the noise's size to 1%. Reaches are in units of the noise, so later scaling
-(by batch size, learning rate or norm) does not change them.
+noise, so one step gives the noise's size to 1%. A reach is in units of the noise, so later scaling
+(by batch size, learning rate or norm) does not change it.
 """
 
 from __future__ import annotations
@@ -51,9 +51,19 @@ _SILENT = 1e-5  # of a single-precision gradient: smaller noise is rounding
 
 @dataclass(frozen=True)
 class ObservedStep:
-    """An observed update of the weights.
+    """An observed update of the weights, decomposed into contributions of records and noise.
 
-    noise: the part of the gradient outside the span of the records' gradients, by tensor.
+    records: records read since the previous step, with repeats; passes: those of each forward pass.
+    rate: the learning rate.
+    scale: the noise's standard deviation per element (0: only rounding); scales: by tensor, its
+        deviation and degrees of freedom.
+    reaches: (records,) lengths of the contributions, in units of the noise.
+    gram: (records, records) of the unit gradients; norms: (records,) before clipping.
+    noise: (d,) the part of the gradient outside the span of the records' gradients.
+    spread: (d,) each element's standard deviation over the noise's.
+    shapes: by tensor, its elements in `noise`.
+    foreign: number of rows read, other than records.
+    tensor_grams, tensor_products: inner products of the gradients, by tensor.
     """
 
     records: tuple[int, ...]  # records read since the previous step, with repeats
@@ -83,7 +93,17 @@ class ObservedStep:
 
 @dataclass
 class TrainingTrace:
-    """The observed steps of one training."""
+    """The observations of one training.
+
+    n: number of records; steps: its updates of the weights.
+    evaluated: records read without a gradient.
+    elsewhere: the first step whose weights differ from those after the previous step.
+    returned: the step whose weights were returned (None: no step's).
+    overflowed: (step, tensor) with numbers that are not finite.
+    released: each step's gradients, by tensor; state: the final weights and buffers.
+    printed: printed text.
+    batch_effect: relative change of a record's logits with the rest of its batch.
+    """
 
     n: int
     steps: list[ObservedStep] = field(default_factory=list)
@@ -104,8 +124,10 @@ class TrainingTrace:
 
 
 class StepWatch:
-    """Watch that decomposes every step of a training. Raise AuditError if the training exceeds its
-    time."""
+    """A watch that decomposes every step of a training.
+
+    Raise AuditError if the training exceeds its time.
+    """
 
     def __init__(
         self,
@@ -118,9 +140,9 @@ class StepWatch:
     ) -> None:
         """Create a watch of a training.
 
-        until: time limit; most: maximum number of steps. everyone: measure every record's reach,
-        whether it was read or not. replayed: gradients that the optimizer receives instead of the
-        real ones, which are still observed.
+        until: time limit; most: maximum number of steps. everyone: whether to measure the
+        contributions of all records, including records that were not read. replayed: gradients that
+        the optimizer receives instead of the real gradients, which are still observed.
         """
         self._model = model
         self._records = records
@@ -204,8 +226,7 @@ class StepWatch:
             self._together = ids.detach().cpu(), logits.detach().cpu()
 
     def _measure_logit_change(self, weights: dict[str, Tensor], twin: nn.Module) -> float | None:
-        """Return the largest difference of a record's logits between its batch and the record
-        alone."""
+        """Return the largest difference between a record's logits in its batch and alone."""
         if self._together is None:
             return None
         changes = []
@@ -284,8 +305,10 @@ class StepWatch:
                 gradients[name].copy_(value)
 
     def _take_back_outer_step(self) -> None:
-        """Discard an optimizer's step that calls its base class's step, as a subclass may clip and
-        add noise first."""
+        """Discard the step of an optimizer that calls its base class's step.
+
+        A subclass may clip and add noise before this call, so only the inner step counts.
+        """
         outer = self.trace.steps.pop()
         self.trace.released.pop()
         self.trace.overflowed = [
@@ -308,8 +331,9 @@ class StepWatch:
         return torch.cat([value.detach().flatten() for value in self._parameters])
 
     def find_final_step(self) -> None:
-        """Store the returned weights and find the latest step that left the model with these
-        weights."""
+        """Store the returned weights, and find the latest step after which the model had these
+        weights.
+        """
         self.trace.state = {
             name: value.detach().clone() for name, value in self._model.state_dict().items()
         }
@@ -415,8 +439,10 @@ class StepWatch:
 
 
 def _let_hooks_see_base_steps() -> None:
-    """Make hooks see steps of torch's own optimizers when subclasses, which may add noise first,
-    call them."""
+    """Make hooks see the steps of torch's own optimizers when subclasses call them.
+
+    Subclasses may add noise before the call.
+    """
     kinds: list[Any] = [kind for kind in vars(torch.optim).values() if isinstance(kind, type)]
     for kind in kinds:
         if "step" in vars(kind) and not hasattr(kind.step, "hooked"):
@@ -425,12 +451,11 @@ def _let_hooks_see_base_steps() -> None:
 
 
 def copy_watched_model_without_hooks(model: nn.Module) -> nn.Module:
-    """Copy the model without hooks: Opacus hooks every layer, and our own hooks would count our
-    reads.
+    """Copy the model without hooks.
 
-    Trainers may replace the model's `forward` by a function bound to the original (autocast, TRL's
-    chunked loss). Batch norms use running statistics, because with batch statistics no record has a
-    gradient of its own.
+    Opacus hooks every layer, and our own hooks would count our reads. Trainers may replace the
+    model's `forward` by a function bound to the original (autocast, TRL's chunked loss). Batch
+    norms use running statistics, because with batch statistics no record has a gradient of its own.
     """
     twin = copy.deepcopy(model)
     twin.__dict__.pop("forward", None)
@@ -481,11 +506,11 @@ def _project_out_record_gradients(
 
 
 def fit_reaches(inner_products: _Array, products: _Array) -> tuple[_Array, _Array, _Array]:
-    """Fit a gradient on unit gradients by least squares; return coefficients, Gram matrix and
-    norms.
+    """Fit a gradient on unit gradients by least squares.
 
+    Return the coefficients (reaches), the Gram matrix of the unit gradients, and the norms.
     inner_products: (..., records, records) of the records' gradients; products: (..., records), of
-    the records' gradients with the fitted gradient. The returned Gram matrix is of unit gradients.
+    the records' gradients with the fitted gradient.
     """
     norms = np.sqrt(np.diagonal(inner_products, axis1=-2, axis2=-1))
     # a gradient of 0, as of LoRA's first matrix initially, stays 0
@@ -512,16 +537,19 @@ def run_watched_training(
     specimen: training_specimen.Specimen | None = None,
     empty_draws: bool = False,
 ) -> tuple[TrainingTrace, Any]:
-    """Run one training under the given seed on n records; return its trace and its return value.
+    """Run one training on n records under a seed; return its trace and its return value.
 
-    training: the index that selects model and records. chosen: give the training only these
-    records, but measure the reaches of all n. most: end the training after so many steps and return
-    None. replayed: as in `StepWatch`. other_last: reorder the last record's words. specimen: model
-    and records, instead of the index's. empty_draws: as in `empty_draws_context`.
+    training: index that selects model and records.
+    chosen: the only records that the training gets; the contributions of all n are measured.
+    most: end the training after this number of steps and return None.
+    replayed: see `StepWatch`.
+    other_last: whether to reorder the last record's words.
+    specimen: model and records, instead of those of the index.
+    empty_draws: whether to use `empty_draws_context`.
 
     Raise AuditError if the training reads none of its records, takes no observed step, returns
-    another model, or exceeds its time. Afterwards all processes that the training left running are
-    ended.
+    another model, or exceeds its time limit `until`. Afterwards all processes that the training
+    left running are ended.
     """
     specimen = specimen or training_specimen.build_specimen(training)
     model = specimen.build_crash_test_model()
@@ -579,11 +607,11 @@ class _OutOfTime(BaseException):
 
 @contextmanager
 def _training_time_limit_context(until: float) -> Iterator[None]:
-    """End the code in the block and its processes at `until` (`time.monotonic`), and raise
-    AuditError.
+    """End the code in the block and its processes at the time `until`, and raise AuditError.
 
-    An alarm repeats every few seconds in case the training catches it. Python has alarms only in
-    the main thread: in other threads, the model's next forward pass ends the training.
+    until: on the clock `time.monotonic`. An alarm repeats every few seconds in case the training
+        catches it. Python has alarms only in the main thread: in other threads, the model's next
+        forward pass ends the training.
     """
     over = False
 
